@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/quota and daemon/quota_rules: which limit applies to whom, what a refusal says, groups,
- * and limits that change while something is in use. */
+/* Tests of daemon/quota and daemon/quota_rules: the limit that applies to a user, the message of a
+ * refusal, groups, and limits that change while memory is in use. */
 #include "daemon/quota.h"
 #include "tests/lib/suite.h"
 
@@ -15,7 +15,7 @@ static struct cst_quota_rules rules;
 static struct cst_quota quota;
 static struct cst_quota_account *alice, *bob;
 static struct cst_err err;
-static unsigned pool; /* the host device's resource */
+static unsigned pool; /* the resource of pools in host memory */
 
 static void set(const char *section, const char *key, const char *value)
 {
@@ -37,7 +37,7 @@ static struct cst_quota_account *account_of(uid_t uid, gid_t gid)
     return account;
 }
 
-/* A daemon with 1000 bytes of host memory, 800 of pools, 10 jobs, 1 day to live. */
+/* A daemon with 1000 bytes of host memory, 800 bytes for pools, 10 jobs, and a ttl of one day. */
 static void start(void)
 {
     cst_quota_init(&quota, &rules, NULL);
@@ -76,8 +76,8 @@ static void take(struct cst_quota_account *account, unsigned resource, uint64_t 
 
 /* -- which limit ---------------------------------------------------------------------------- */
 
-/* Without a word in the configuration a user may hold half of everything, to the byte, and another
- * user's use does not count. */
+/* Without a limit in the configuration a user may hold half of everything, to the byte. The use of
+ * other users does not count. */
 START_TEST(half_is_the_default)
 {
     start();
@@ -100,8 +100,8 @@ START_TEST(half_is_the_default)
 }
 END_TEST
 
-/* The default is nobody's who could raise it, nor his who is alone. What is written in [quota] is
- * everybody's. */
+/* The default does not apply to users who could raise it, nor to a user who is alone. The limits in
+ * [quota] apply to all users. */
 START_TEST(the_default_is_for_others)
 {
     const uid_t sole = ALICE;
@@ -128,7 +128,7 @@ START_TEST(the_default_is_for_others)
 }
 END_TEST
 
-/* A user's own section goes before [quota], key by key. */
+/* A user's own section overrides [quota], key by key. */
 START_TEST(a_users_own_section_wins)
 {
     set("quota", "jobs", "2");
@@ -149,7 +149,7 @@ START_TEST(a_users_own_section_wins)
 }
 END_TEST
 
-/* A percentage of something is never nothing; "none" has no end. */
+/* A percentage is never rounded to nothing, and "none" is no limit. */
 START_TEST(values)
 {
     set("quota", "jobs", "1%");
@@ -165,7 +165,8 @@ START_TEST(values)
     cst_quota_set_total(&quota, CST_QUOTA_DESCRIPTORS, 20);
     ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_REQUESTS), 125);
     ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_SEARCHES), 3);
-    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_DESCRIPTORS), 16); /* those of one reply */
+    /* As many as one reply needs. */
+    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_DESCRIPTORS), 16);
     ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_DESCRIPTORS), 16);
     ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_JOBS), 1);
     ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), CST_QUOTA_NONE);
@@ -179,8 +180,8 @@ START_TEST(values)
 }
 END_TEST
 
-/* The longest ttl is not taken, only looked at. Its default is seven days, or what the daemon
- * itself gives to who asks for none. */
+/* The longest ttl is not a resource that is charged. Its default is seven days, or the ttl that the
+ * daemon gives to jobs that ask for none. */
 START_TEST(longest_ttl)
 {
     start();
@@ -198,7 +199,7 @@ END_TEST
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-/* Members of a limited group share its limit, and each has his own beside it. */
+/* Members of a limited group share its limit, and each also has a limit of his own. */
 START_TEST(a_group_is_limited_together)
 {
     set("quota gid:80002", "host", "600");
@@ -215,8 +216,8 @@ START_TEST(a_group_is_limited_together)
 }
 END_TEST
 
-/* Once seen in a group, a user stays in it with all that he holds, whatever group he comes with
- * next. */
+/* A user who was seen in a group stays in it with everything that he holds, whatever group he
+ * connects with next. */
 START_TEST(nobody_leaves_a_group)
 {
     const gid_t groups[] = {USERS, STAFF};
@@ -242,7 +243,7 @@ END_TEST
 
 /* -- change --------------------------------------------------------------------------------- */
 
-/* New limits count what is held already. What is over stays, and nothing is added to it. */
+/* New limits count what is already held. What exceeds them stays, and nothing can be added. */
 START_TEST(reload_counts_what_is_held)
 {
     start();

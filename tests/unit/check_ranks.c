@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The core by hand: who takes part, and what becomes of a step when somebody no longer does. */
+/* Tests of ranks in the core: which ranks take part in an attempt, and what happens to a step when
+ * one leaves or dies. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -18,7 +19,7 @@ static bool says(uint64_t tag, const char *words)
     return strstr(rig_answer(&rig, tag)->err.text, words) != NULL;
 }
 
-/* Sync again, all of them, and use the new attempt. */
+/* Sync all ranks again, and use the new attempt. */
 static void sync_all(uint32_t world)
 {
     uint64_t tag = 0;
@@ -37,8 +38,8 @@ static uint64_t cancel(uint32_t rank, uint64_t tag)
 
 /* -- attempts --------------------------------------------------------------------------------- */
 
-/* Before the first sync nothing can be asked; a sync waits for all ranks and tells them attempt and
- * step. */
+/* Before the first sync no request is accepted. A sync waits for all ranks and tells them attempt
+ * and step. */
 START_TEST(sync_first)
 {
     uint64_t early;
@@ -64,7 +65,7 @@ START_TEST(sync_first)
 }
 END_TEST
 
-/* Bad input costs nothing but its answer: ranks, chunks and attempts that are not there. */
+/* Invalid ranks, chunks and attempts are refused and have no other effect. */
 START_TEST(bad_numbers)
 {
     rig_open(&rig, 4, 2, 3, 0);
@@ -81,7 +82,7 @@ START_TEST(bad_numbers)
 }
 END_TEST
 
-/* A rank that syncs in the middle of a step gives it up for all: the others are told so,
+/* A rank that syncs during a step ends the attempt for all: the other ranks are told, and
  * contributions are dropped. */
 START_TEST(sync_gives_the_step_up)
 {
@@ -104,8 +105,8 @@ END_TEST
 
 /* -- death ------------------------------------------------------------------------------------ */
 
-/* A hang-up stops everything for that rank but its leases, which are quarantined; its death frees
- * them. The others get the words, at once and for whatever they ask later. */
+/* A hang-up refuses all requests of that rank and quarantines its leased blocks; the rank's death
+ * frees them. The other ranks get the error at once, and from every later request. */
 START_TEST(hangup_then_death)
 {
     uint64_t mine;
@@ -136,8 +137,8 @@ START_TEST(hangup_then_death)
 }
 END_TEST
 
-/* A survivor's blocks stay leased until it syncs: only then is it known that it no longer touches
- * them. */
+/* The blocks of a surviving rank stay leased until it syncs: only then is it known that the rank no
+ * longer uses them. */
 START_TEST(survivors_keep_leases_until_sync)
 {
     rig_open(&rig, 4, 2, 4, 0);
@@ -148,12 +149,12 @@ START_TEST(survivors_keep_leases_until_sync)
     ck_assert_uint_eq(rig_books(&rig, 0).leased, 2);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
     ck_assert_uint_eq(rig_books(&rig, 0).leased, 0);
-    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1); /* the weights are still good */
+    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1); /* the weights are still valid */
     ck_assert_uint_eq(rig_books(&rig, 0).free, 3);
 }
 END_TEST
 
-/* A new process attaches as the dead rank; after a sync of all the step is done again. */
+/* A new process attaches as the dead rank. After a sync of all ranks the step is repeated. */
 START_TEST(a_new_worker_takes_over)
 {
     rig_open(&rig, 4, 2, 3, 0);
@@ -172,7 +173,7 @@ START_TEST(a_new_worker_takes_over)
 }
 END_TEST
 
-/* When a rank dies, a reduction of its attempt may be under way. The next attempt's waits for it,
+/* When a rank dies, a sum of its attempt may be under way. The sum of the next attempt waits for it
  * and is not mistaken for it. */
 START_TEST(reduction_outlives_its_attempt)
 {
@@ -199,8 +200,8 @@ START_TEST(reduction_outlives_its_attempt)
 }
 END_TEST
 
-/* So may a gradient that moves to its grad row be: its block is free when it is there, and the next
- * attempt's gradient is not touched. */
+/* When a rank dies, a gradient may be on its way to the grad row. Its block becomes free when the
+ * copy is done, and the next attempt's gradient is not affected. */
 START_TEST(staging_outlives_its_attempt)
 {
     uint64_t old;
@@ -212,7 +213,7 @@ START_TEST(staging_outlives_its_attempt)
         (void)rig_hand_in(&rig, 1, c, rig_get_grad(&rig, 1, c));
     }
     (void)rig_fetch(&rig, 1, 4);
-    old = rig_command(&rig, CST_COMMAND_COPY, 0)->ticket; /* chunk 2's */
+    old = rig_command(&rig, CST_COMMAND_COPY, 0)->ticket; /* copy of chunk 2 */
     (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
     (void)rig_rank_event(&rig, CST_EV_ATTACH, 0);
     sync_all(2);
@@ -226,8 +227,8 @@ START_TEST(staging_outlives_its_attempt)
 }
 END_TEST
 
-/* When all ranks have asked for the step, it needs none of them any more: it is committed, whoever
- * dies, and then the attempt is over. */
+/* After all ranks have asked for the step, it needs none of them any more: it is committed even if
+ * ranks die, and then the attempt is over. */
 START_TEST(death_does_not_stop_a_step_that_closes)
 {
     uint64_t survivor;
@@ -250,7 +251,7 @@ START_TEST(death_does_not_stop_a_step_that_closes)
 }
 END_TEST
 
-/* A committed step is never undone: updates go on when everybody is gone. */
+/* A committed step is never undone: updates go on when all ranks are gone. */
 START_TEST(updates_outlive_everybody)
 {
     rig_open(&rig, 4, 2, 3, 0);
@@ -269,8 +270,8 @@ START_TEST(updates_outlive_everybody)
 }
 END_TEST
 
-/* A rank that leaves in good order gives its leases back; who is still in the step is told at once.
- * Its hang-up afterwards is nothing. */
+/* A rank that leaves gives its leases back, and ranks that are still in the step are told at once.
+ * A hang-up after the leave has no effect. */
 START_TEST(leave)
 {
     uint64_t waiting;
@@ -293,8 +294,8 @@ START_TEST(leave)
 }
 END_TEST
 
-/* Ranks that leave after a step, the first of them after a last look at the weights, leave an idle
- * job: nothing is void, nothing is worth a line in the log, and others can go on. */
+/* If ranks leave after a step, the first of them after reading weights again, the job becomes idle:
+ * no attempt is interrupted, nothing is logged, and other ranks can go on. */
 START_TEST(leave_between_steps)
 {
     uint64_t late;
@@ -318,8 +319,8 @@ START_TEST(leave_between_steps)
 }
 END_TEST
 
-/* A rank that leaves while another is in the step, or with a gradient of its own, interrupts it.
- * _i: who has begun. */
+/* A rank that leaves while another rank is in the step, or while it has opened a gradient itself,
+ * interrupts the step. _i: which rank has begun. */
 START_TEST(leave_in_a_step)
 {
     rig_open(&rig, 4, 2, 3, 0);
@@ -337,8 +338,8 @@ START_TEST(leave_in_a_step)
 }
 END_TEST
 
-/* A rank that dies after the last step and comes back only to leave: in the end nothing is lost.
- * _i: a gradient was, so the job stays interrupted. */
+/* A rank dies after the last step and comes back only to leave: the job becomes idle. _i: a
+ * gradient was lost, so the job stays interrupted. */
 START_TEST(death_that_is_made_good)
 {
     rig_open(&rig, 4, 2, 3, 0);
@@ -359,7 +360,8 @@ END_TEST
 
 /* -- lateness --------------------------------------------------------------------------------- */
 
-/* A sync that waits too long says for whom and why, and can be asked again. */
+/* A sync that waits too long gets an error that says for which rank and why, and can be
+ * repeated. */
 START_TEST(sync_times_out)
 {
     uint64_t tag;
@@ -383,8 +385,8 @@ START_TEST(sync_times_out)
 }
 END_TEST
 
-/* A step that waits too long for another rank ends the attempt; one that only engines keep waiting
- * is not late. */
+/* A step that waits too long for another rank ends the attempt. A step that waits only for engines
+ * does not time out. */
 START_TEST(step_times_out)
 {
     uint64_t tag;
@@ -408,7 +410,7 @@ START_TEST(step_times_out)
 }
 END_TEST
 
-/* A fetch that finds no block in time says where the blocks are. */
+/* A fetch that gets no block in time is told where the blocks are. */
 START_TEST(fetch_times_out)
 {
     uint64_t tag;
@@ -429,7 +431,8 @@ END_TEST
 
 /* -- cancel ----------------------------------------------------------------------------------- */
 
-/* A waiting fetch, one that waits for its copy, and a sync are answered before the cancel is. */
+/* A fetch that waits for a block, one that waits for its copy, and a sync are answered before the
+ * cancel is. */
 START_TEST(cancel_what_waits)
 {
     uint64_t joined;
@@ -450,12 +453,13 @@ START_TEST(cancel_what_waits)
     (void)cancel(0, queued);
     ck_assert_int_eq(rig_status(&rig, queued), CST_ECANCELLED);
     rig_drain(&rig);
-    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1); /* nobody's copy is kept all the same */
+    /* The copy is kept although no fetch waits for it. */
+    ck_assert_uint_eq(rig_books(&rig, 0).cached, 1);
     ck_assert_uint_eq(rig_books(&rig, 0).leased, 2);
 }
 END_TEST
 
-/* Nobody cancels another rank's request, nor one that has its answer. */
+/* A rank cannot cancel another rank's request, nor a request that was answered. */
 START_TEST(cancel_what_is_not_there)
 {
     uint64_t sync;
@@ -471,8 +475,8 @@ START_TEST(cancel_what_is_not_there)
 }
 END_TEST
 
-/* A step can be taken back until the last rank has asked for it. What others' gradients were summed
- * without is closed. */
+/* A step can be cancelled until the last rank has asked for it. Chunks that were summed meanwhile
+ * without the rank's contribution are closed. */
 START_TEST(cancel_a_step)
 {
     uint64_t tag;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rates in files: what is written is read again, parts of several engines add up, what makes no
- * sense is refused by its place. */
+/* Tests of rates in files: a file is read as it was written, the rates of several engines are
+ * combined, and errors are reported with their place. */
 #include "proto/fingerprint.h"
 #include "proto/rates_json.h"
 #include "tests/lib/suite.h"
@@ -22,7 +22,7 @@ static int add(struct cst_rates *rates, const char *text, struct cst_err *err)
     return rc;
 }
 
-/* Every field survives a file, in a directory that the writer makes. */
+/* Every field is kept in a file, in a directory that the writer creates. */
 START_TEST(test_round_trip)
 {
     char directory[] = "/tmp/cistern-check.XXXXXX", inner[64], path[96];
@@ -60,12 +60,12 @@ START_TEST(test_round_trip)
     ck_assert_double_eq(again.disk_write, 1.5e9);
     ck_assert_double_eq(again.request_s, 1.25e-5);
     ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(rmdir(inner), 0); /* nothing is left beside it */
+    ck_assert_int_eq(rmdir(inner), 0); /* no other file is left */
     ck_assert_int_eq(rmdir(directory), 0);
 }
 END_TEST
 
-/* What engines say one after another is one set of rates; a failure changes nothing. */
+/* The rates of several engines are combined into one set. A failure changes nothing. */
 START_TEST(test_add)
 {
     struct cst_rates rates = {.n_nodes = 0};
@@ -105,7 +105,7 @@ START_TEST(test_refused)
 }
 END_TEST
 
-/* What an engine prints is one more node or device, whatever else it says. */
+/* The output of an engine adds one node or device, whatever else is in it. */
 START_TEST(test_engine)
 {
     static const char node[] = "{\"node\": 0, \"isa\": \"avx2\", \"cores\": 2, \"update\": 3}",
@@ -134,7 +134,7 @@ START_TEST(test_engine)
 }
 END_TEST
 
-/* A machine's print is the same each time, and its GPUs are in it, in whatever order. */
+/* The fingerprint of a machine is the same each time, and includes its GPUs in any order. */
 START_TEST(test_fingerprint)
 {
     static const char *const gpus[] = {"GPU-1", "GPU-2"}, *const turned[] = {"GPU-2", "GPU-1"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The record of what a job did: commands by their tickets, steps, a ring that forgets the oldest.
- */
+/* Tests of the record of a job's activity: commands by their tickets, steps, and a ring that drops
+ * the oldest entries. */
 #include "daemon/record.h"
 #include "tests/lib/suite.h"
 
@@ -19,7 +19,7 @@ static uint64_t count(const struct cst_record *record)
     return end - first;
 }
 
-/* A command is one interval, with the engine's times and what it waited before. */
+/* A command is one interval, with the engine's times and the wait before. */
 START_TEST(test_command)
 {
     struct cst_record *record = cst_record_open();
@@ -28,7 +28,7 @@ START_TEST(test_command)
     issue(record, 5, 10);
     ck_assert_uint_eq(count(record), 0);
     cst_record_done(record, 5, 2, 30, 40);
-    cst_record_over(record, 5, 99); /* told already */
+    cst_record_over(record, 5, 99); /* reported before */
     ck_assert_uint_eq(count(record), 1);
     i = cst_record_get(record, 0);
     ck_assert_uint_eq(i->kind, CST_RECORD_LOAD);
@@ -42,14 +42,14 @@ START_TEST(test_command)
 }
 END_TEST
 
-/* Of an engine that does not say when it worked, a command took from its issue to its end. */
+/* If an engine does not report times, a command's interval is from its issue to its end. */
 START_TEST(test_untimed)
 {
     struct cst_record *record = cst_record_open();
 
     issue(record, 5, 10);
     cst_record_over(record, 5, 99);
-    cst_record_over(record, 6, 99); /* never heard of */
+    cst_record_over(record, 6, 99); /* an unknown ticket */
     ck_assert_uint_eq(count(record), 1);
     ck_assert_uint_eq(cst_record_get(record, 0)->began, 10);
     ck_assert_uint_eq(cst_record_get(record, 0)->ended, 99);
@@ -57,8 +57,8 @@ START_TEST(test_untimed)
 }
 END_TEST
 
-/* All updates of a step may be under way at once: each is recorded, in whatever order they end, and
- * those that come when many have ended are, too. */
+/* All updates of a step can be under way at a time. Each is recorded in any order of their ends,
+ * and so are those that are issued after many have ended. */
 START_TEST(test_many)
 {
     enum { MANY = 9 * 1000, STRIDE = 7 };
@@ -85,13 +85,14 @@ START_TEST(test_many)
 }
 END_TEST
 
-/* A step lasts from the sync, or the commit before, to its commit; all ranks tell of it once. */
+/* A step lasts from the sync or the previous commit to its commit. All ranks report it, and it is
+ * recorded once. */
 START_TEST(test_steps)
 {
     struct cst_record *record = cst_record_open();
     uint64_t ns;
 
-    cst_record_commit(record, 1, 50, &ns); /* no sync was seen: how long is not known */
+    cst_record_commit(record, 1, 50, &ns); /* no sync was seen, so the duration is not known */
     ck_assert_uint_eq(ns, 0);
     cst_record_begin(record, 1, 100);
     cst_record_commit(record, 2, 130, &ns);
@@ -108,7 +109,7 @@ START_TEST(test_steps)
 }
 END_TEST
 
-/* The last ones are kept, and numbers go on. */
+/* The newest entries are kept, and their numbers go on. */
 START_TEST(test_ring)
 {
     struct cst_record *record = cst_record_open();
@@ -127,8 +128,8 @@ START_TEST(test_ring)
 }
 END_TEST
 
-/* A copy is told by where it goes: arenas are 12, 10 and 11, the table 13, slabs 14 and 15, a room
- * 16. */
+/* The kind of a copy follows from its destination. Segments: 12, 10 and 11 are arenas, 13 the
+ * table, 14 and 15 slabs, 16 a room. */
 START_TEST(test_kinds)
 {
     static const uint32_t list[] = {12, 10, 11, 13, 14, 15, 16};
@@ -147,10 +148,10 @@ START_TEST(test_kinds)
     copy.src[0].segment = 12;
     copy.dst[0].segment = 99;
     ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_READ);
-    copy.src[0].segment = 10; /* a chunk's row goes up to be updated */
+    copy.src[0].segment = 10; /* a chunk's row is copied to the accelerator for an update */
     copy.dst[0].segment = 16;
     ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_UP);
-    copy.src[0].segment = 15; /* so does a gradient that is up already */
+    copy.src[0].segment = 15; /* a gradient that is on the accelerator is copied to the room */
     ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_UP);
     copy.src[0].segment = 16;
     copy.dst[0].segment = 12;
@@ -159,7 +160,7 @@ START_TEST(test_kinds)
 }
 END_TEST
 
-/* Without memory for it, nothing is recorded and nothing breaks. */
+/* Without memory for the record nothing is recorded, and nothing else fails. */
 START_TEST(test_none)
 {
     uint64_t first, end, ns = 1;

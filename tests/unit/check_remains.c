@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that was dropped and that processes may still hold. */
+/* Tests of memory that was dropped, but that processes may still hold. */
 #include "daemon/remains.h"
 #include "tests/lib/suite.h"
 
@@ -43,7 +43,7 @@ static uint64_t size_of(int fd)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* A segment with all of its memory; *fd: what a worker has of it, a descriptor of its own. */
+/* Make a segment with all of its memory. *@fd: a descriptor of it as a worker has one. */
 static struct cst_segment *make(int *fd)
 {
     struct cst_segment *segment;
@@ -68,7 +68,7 @@ static char *map(int fd)
     return bytes;
 }
 
-/* What no worker has, or has any more, is closed. */
+/* A segment that no worker holds, or holds any more, is closed. */
 START_TEST(nobody_has_it)
 {
     int theirs = -1, fd;
@@ -85,7 +85,8 @@ START_TEST(nobody_has_it)
 }
 END_TEST
 
-/* Whoever keeps the file or a mapping of it keeps no memory, and the budget has it all back. */
+/* A process that keeps the file or a mapping of it keeps no memory: the budget gets all of it
+ * back. */
 START_TEST(it_is_empty)
 {
     int fd;
@@ -106,8 +107,8 @@ START_TEST(it_is_empty)
 }
 END_TEST
 
-/* What is written after that is charged, with words for who does not get it, and taken away again.
- */
+/* Memory that is written afterwards is charged to the budget and taken away again. A refusal of
+ * other memory meanwhile mentions it. */
 START_TEST(what_comes_back_is_charged)
 {
     int fd;
@@ -127,7 +128,7 @@ START_TEST(what_comes_back_is_charged)
     memset(bytes, 1, BYTES);
     cst_remains_look(&remains);
     ck_assert_uint_eq(budget.used, BYTES);
-    cst_remains_look(&remains); /* it has not been written again */
+    cst_remains_look(&remains); /* the memory has not been written again */
     ck_assert_uint_eq(budget.used, 0);
     (void)munmap(bytes, BYTES);
     (void)close(fd);
@@ -136,7 +137,8 @@ START_TEST(what_comes_back_is_charged)
 }
 END_TEST
 
-/* Files of many jobs may be filled again beyond the budget: it says so and gives nothing more. */
+/* The files of several jobs may be written again beyond the budget: nothing more is granted, with a
+ * message. */
 START_TEST(beyond_the_budget)
 {
     char *bytes[3];
@@ -164,7 +166,7 @@ START_TEST(beyond_the_budget)
 }
 END_TEST
 
-/* A descriptor that was passed on to another process counts as any other. */
+/* A descriptor that was passed to another process counts like any other. */
 START_TEST(another_process_has_it)
 {
     int fd, ends[2], status;
@@ -174,8 +176,8 @@ START_TEST(another_process_has_it)
 
     ck_assert_int_eq(pipe(ends), 0);
     pid = fork();
-    if (pid ==
-        0) { /* has fd until it is told to end; what the daemon has it closes, as exec would */
+    /* The child keeps fd until it is told to end, and closes what the daemon has, as exec would. */
+    if (pid == 0) {
         (void)close(ends[1]);
         (void)close(segment->fd);
         (void)close(segment->worker_fd);
@@ -194,7 +196,7 @@ START_TEST(another_process_has_it)
 }
 END_TEST
 
-/* Somebody looks without being asked, as long as there is something to look at. */
+/* A timer looks at the remains as long as there are some. */
 START_TEST(it_is_looked_after)
 {
     int fd;
@@ -202,9 +204,9 @@ START_TEST(it_is_looked_after)
 
     cst_segment_unref(segment);
     ck_assert(uv_is_active((uv_handle_t *)&remains.timer));
-    uv_ref((uv_handle_t *)&remains.timer); /* it alone does not keep the loop */
+    uv_ref((uv_handle_t *)&remains.timer); /* the timer alone does not keep the loop running */
     (void)close(fd);
-    (void)uv_run(&loop, UV_RUN_DEFAULT); /* until it stops */
+    (void)uv_run(&loop, UV_RUN_DEFAULT); /* runs until the timer stops */
     ck_assert_uint_eq(remains.n, 0);
     uv_unref((uv_handle_t *)&remains.timer);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A step under the virtual clock: bytes are the core's, times are what rates say, the same twice.
- */
+/* Tests of the simulator: bytes are those that the core counts, times follow from the rates, and
+ * results are reproducible. */
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 
@@ -43,8 +43,8 @@ static const struct {
     {"cistern-gpt", 1, false, false, 0.3, 4}, {"cistern-gpt", 2, true, false, 0.3, 3},
 };
 
-/* Whatever the device, the pool and the number of ranks: what commands and copies move is what the
- * core has counted. */
+/* For each device, pool and number of ranks, the bytes that commands and copies move are those that
+ * the core has counted. */
 START_TEST(bytes_are_the_cores)
 {
     struct cst_replay_result r;
@@ -61,13 +61,14 @@ START_TEST(bytes_are_the_cores)
     r = plan_rig_run(&rig);
     ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
     ck_assert_uint_eq(r.moved_down, r.total.bytes_down);
-    /* Gradients come down once for each micro-batch and rank. */
+    /* Gradients are copied to the host once for each micro-batch and rank. */
     ck_assert_uint_eq(r.bytes_down, weight_bytes() * cases[_i].world * cases[_i].micro_batches);
     ck_assert_uint_ge(r.bytes_up, weight_bytes() * cases[_i].world);
 }
 END_TEST
 
-/* With room for all, weights come up once a step, because the update made them new. */
+/* In a pool for the whole model, weights are copied in once per step, because the update has
+ * changed them. */
 START_TEST(room_for_all)
 {
     struct cst_replay_result r;
@@ -80,7 +81,8 @@ START_TEST(room_for_all)
 }
 END_TEST
 
-/* Blocks in use at once: never more than there are, and all of them where the pool is small. */
+/* The largest number of blocks in use is never more than the pool has, and is all of them in a
+ * small pool. */
 START_TEST(peaks)
 {
     struct cst_replay_result r;
@@ -93,7 +95,7 @@ END_TEST
 
 /* -- times ---------------------------------------------------------------------------------- */
 
-/* The same replay gives the same numbers to the last nanosecond. */
+/* Two replays with equal input agree to the nanosecond. */
 START_TEST(deterministic)
 {
     struct cst_replay_result a, b;
@@ -105,7 +107,7 @@ START_TEST(deterministic)
 }
 END_TEST
 
-/* A step is compute, waits and a tail, and the reply on its way. */
+/* A step consists of compute, waits, a tail, and the way of the reply. */
 START_TEST(parts_add_up)
 {
     struct cst_replay_result r;
@@ -119,8 +121,8 @@ START_TEST(parts_add_up)
 }
 END_TEST
 
-/* Where computing takes long, a GPU waits for the first weights, the last gradient and little else.
- */
+/* If compute takes long, a GPU waits for the first weights and the last gradient, and for little
+ * else. */
 START_TEST(slow_compute_hides_copies)
 {
     struct cst_replay_result r;
@@ -132,7 +134,7 @@ START_TEST(slow_compute_hides_copies)
 }
 END_TEST
 
-/* Where it takes no time, the step is what the processor's update takes, or longer. */
+/* If compute takes no time, the step takes at least as long as the processor's update. */
 START_TEST(fast_compute_shows_updates)
 {
     struct cst_replay_result r;
@@ -147,7 +149,7 @@ START_TEST(fast_compute_shows_updates)
 }
 END_TEST
 
-/* Recomputing makes three passes of flops into four. */
+/* Recomputation makes four passes of flops out of three. */
 START_TEST(recompute_costs_a_pass)
 {
     struct cst_replay_result a, b;
@@ -160,7 +162,7 @@ START_TEST(recompute_costs_a_pass)
 }
 END_TEST
 
-/* One rank that stands for four moves the bytes of four and takes about as long. */
+/* One rank that represents four moves the bytes of four and takes about as long. */
 START_TEST(representatives)
 {
     const uint32_t four = 4;
@@ -177,7 +179,7 @@ START_TEST(representatives)
 }
 END_TEST
 
-/* States on the device: nothing of them crosses its link, and the processor updates nothing. */
+/* States in device memory do not cross the link, and the processor updates nothing. */
 START_TEST(states_on_the_device)
 {
     struct cst_replay_result host, device;
@@ -195,7 +197,7 @@ START_TEST(states_on_the_device)
 }
 END_TEST
 
-/* States on disk make updates as slow as the disk. */
+/* With states on disk, updates are as slow as the disk. */
 START_TEST(states_on_disk)
 {
     struct cst_replay_result r;
@@ -216,8 +218,8 @@ START_TEST(states_on_disk)
 }
 END_TEST
 
-/* GPUs that exchange pieces of weights: less comes up each link, the rest from peers, and all is
- * counted. */
+/* GPUs exchange pieces of weights: each link carries fewer bytes from the host, other GPUs supply
+ * the rest, and all bytes are counted. */
 START_TEST(gathered)
 {
     struct cst_replay_result alone, together;
@@ -235,12 +237,12 @@ END_TEST
 /* -- intervals ------------------------------------------------------------------------------ */
 
 struct seen {
-    uint64_t busy[CST_LANE_WAIT + 1]; /* ns, of the last step */
+    uint64_t busy[CST_LANE_WAIT + 1]; /* ns in the last step */
     uint64_t last_end[CST_LANE_WAIT + 1];
     uint32_t n[CST_LANE_WAIT + 1];
 };
 
-/* Lanes of one rank that do one thing after the other. */
+/* Lanes of one rank whose intervals do not overlap. */
 static void note(void *arg, const struct cst_interval *interval)
 {
     struct seen *seen = arg;
@@ -256,7 +258,7 @@ static void note(void *arg, const struct cst_interval *interval)
     }
 }
 
-/* The intervals tell the same story as the numbers. */
+/* The intervals agree with the statistics. */
 START_TEST(intervals)
 {
     struct seen seen = {0};
@@ -277,7 +279,7 @@ END_TEST
 
 /* -- ends ----------------------------------------------------------------------------------- */
 
-/* A replay of too many events is given up. */
+/* A replay with too many events gives up. */
 START_TEST(gives_up)
 {
     struct cst_replay_result r;
@@ -289,7 +291,7 @@ START_TEST(gives_up)
 }
 END_TEST
 
-/* A rate that is not known is named. */
+/* A missing rate is named. */
 START_TEST(names_the_rate)
 {
     struct cst_replay_result r;
@@ -305,7 +307,7 @@ START_TEST(names_the_rate)
 }
 END_TEST
 
-/* What differs from a real run is said with both numbers. */
+/* Differences from a real run are reported with both numbers. */
 START_TEST(differs)
 {
     struct cst_replay_counts a = {.bytes_up = 1000, .bytes_down = 500}, b = a;

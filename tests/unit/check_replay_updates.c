@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates under the virtual clock: early and delayed ones, those that go through rooms of
- * accelerators, states that stay there, formats of moments. */
+/* Tests of updates in the simulator: early and delayed updates, device updates, states in device
+ * memory, formats of moments. */
 #include "offload/buffers.h"
 #include "offload/plan/rooms.h"
 #include "tests/lib/suite.h"
@@ -20,9 +20,9 @@ static void teardown(void)
 }
 
 #define N_LAYERS 48
-#define LAYER (3 << 20) /* elements: a chunk of its own */
+#define LAYER (3 << 20) /* elements of a layer, which is a chunk of its own */
 
-/* A chain of layers of one chunk each, that compute for as long as @flops take. */
+/* Open a chain of layers of one chunk each. The compute of a layer takes as long as @flops. */
 static void open_chain(uint32_t world, bool gpu, double share, double flops)
 {
     struct cst_model model;
@@ -52,7 +52,7 @@ static const struct {
     double share;
     uint32_t micro_batches;
     double chain; /* flops of each layer; 0: GPT-2 */
-    bool slow;    /* updates: at a tenth of their rate */
+    bool slow;    /* updates have a tenth of their rate */
 } cases[] = {
     {1, false, 0.5, 1, 0, false},   {2, false, 0.4, 1, 0, false}, {3, false, 1, 1, 0, false},
     {1, true, 0.5, 1, 0, false},    {2, false, 1, 3, 0, false},   {2, true, 0.5, 2, 0, false},
@@ -88,8 +88,8 @@ static struct cst_replay_result run_overlap(enum cst_overlap overlap)
     return r;
 }
 
-/* Updates that need not wait for the commit make no step longer, and those that are a step late do
- * not, either, also where updates are what takes longest; the same gradients come down. */
+/* Early updates make no step longer, and delayed updates do not either, even if updates take
+ * longest. Equally many bytes of gradients are copied. */
 START_TEST(early_is_not_slower)
 {
     struct cst_replay_result commit, early, delayed;
@@ -112,8 +112,8 @@ START_TEST(early_is_not_slower)
 }
 END_TEST
 
-/* Where computing takes longer than the updates, early ones are hidden under the backward pass but
- * for the last chunk's, and delayed ones altogether. */
+/* If compute takes longer than the updates, early updates are hidden behind the backward pass
+ * except for the last chunk's, and delayed updates are hidden completely. */
 START_TEST(hidden)
 {
     struct cst_replay_result r;
@@ -136,18 +136,18 @@ static struct cst_interleave machine(void)
     return m;
 }
 
-/* A host whose accelerator updates ten times as fast as its processor and has a link of its own. */
+/* A host whose accelerator has its own link and updates ten times as fast as the processor. */
 static void open_accelerated(uint32_t world, uint32_t n_rooms, uint32_t k)
 {
     open_chain(world, false, 1, 0);
     rig.rates.devices[rig.rates.n_devices++] = (struct cst_rates_device){
         .name = "accelerator", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
-    rig.rates.nodes[0].cores = 1000; /* nothing but the links and updates takes time */
+    rig.rates.nodes[0].cores = 1000; /* only links and updates take time */
     rig.rates.nodes[0].pass = rig.rates.nodes[0].copy = 1e13;
     plan_rig_rooms(&rig, n_rooms, cst_buffers_want(&rig.layout), k, 0);
 }
 
-/* The update phase takes as long as offload/interleave.h says, for each k. */
+/* For each k the update phase takes the time that offload/interleave.h predicts. */
 START_TEST(as_interleave_says)
 {
     uint32_t n_rooms = _i < 8 ? 1 : 2, k = (uint32_t)_i % 8;
@@ -178,8 +178,8 @@ static uint64_t bytes_of(uint32_t c, int first, int last)
     return bytes;
 }
 
-/* What goes up and comes down is the layout's rows, in each format; in the pools' own memory or on
- * the host. */
+/* The rows that are copied to accelerators and back have the layout's bytes in each format, with
+ * pools in the same memory or on the host. */
 START_TEST(bytes_are_the_layouts)
 {
     static const struct cst_layout_states states[] = {
@@ -199,7 +199,8 @@ START_TEST(bytes_are_the_layouts)
         open_chain(2, true, 0.5, 0);
     }
     plan_rig_updates(&rig, &states[_i / 3 % 5], overlap);
-    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout), 1, 0); /* keeps no gradients */
+    /* A room that keeps no gradients. */
+    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout), 1, 0);
     rig.replay.n_steps = 4;
     r = plan_rig_run(&rig);
     for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
@@ -208,7 +209,8 @@ START_TEST(bytes_are_the_layouts)
     }
     ck_assert_uint_eq(r.moved_up, r.total.bytes_up);
     ck_assert_uint_eq(r.moved_down, r.total.bytes_down);
-    if (overlap == CST_OVERLAP_COMMIT) { /* in others a step's updates end in the next */
+    /* With other overlaps, a step's updates end in the next step. */
+    if (overlap == CST_OVERLAP_COMMIT) {
         ck_assert_uint_eq(r.states_up, up);
         ck_assert_uint_eq(r.states_down, down);
         ck_assert_uint_eq(r.device_updates, rig.layout.n_chunks);
@@ -226,7 +228,7 @@ static void draw(void *arg, const struct cst_interval *interval)
     drawn[interval->lane] += interval->lane != CST_LANE_UPDATE || interval->number == 1;
 }
 
-/* Each row that goes up or comes down is an interval of the accelerator's, and so is its update. */
+/* Each copy of a row to or from the accelerator is an interval there, and so is each update. */
 START_TEST(rooms_are_drawn)
 {
     open_accelerated(1, 1, 2);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights in a pool's blocks, a rule at a time: what comes, what goes, what is loaded ahead. What
- * happens when everything happens at once is tests/sim's. */
+/* Tests of weights in a pool's blocks, one rule at a time: fetches, eviction, prefetch. tests/sim
+ * tests what happens in combination. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -16,8 +16,8 @@ static void teardown(void)
 
 /* -- weights ---------------------------------------------------------------------------------- */
 
-/* A miss is a copy of the chunk's whole weight row into a block of the rank, and is answered when
- * that is done. */
+/* A miss copies the chunk's whole weight row into a block of the rank, and is answered when the
+ * copy is done. */
 START_TEST(miss_is_copied)
 {
     struct cst_command copy;
@@ -45,8 +45,8 @@ START_TEST(miss_is_copied)
 }
 END_TEST
 
-/* A hit is answered at once; a second lease has the same generation, and the block is cached only
- * when both are released. */
+/* A hit is answered at once. A second lease has the same generation, and the block is cached only
+ * when both leases are released. */
 START_TEST(hit_is_a_lease_more)
 {
     uint64_t first;
@@ -69,8 +69,8 @@ START_TEST(hit_is_a_lease_more)
 }
 END_TEST
 
-/* A generation that is not the lease's is stale, and so is any generation of a chunk that is not
- * leased. */
+/* A release with another generation than the lease's is stale, and so is any release of a chunk
+ * that is not leased. */
 START_TEST(wrong_generation_is_stale)
 {
     uint64_t weight;
@@ -89,7 +89,7 @@ START_TEST(wrong_generation_is_stale)
 }
 END_TEST
 
-/* Where a pool is told to, the victim is the block that was used longest ago. */
+/* With the policy CST_EVICT_LRU the block that was used longest ago is evicted. */
 START_TEST(evicts_lru)
 {
     const struct cst_core_policy policy = {.prefetch_depth = CST_CORE_NO_PREFETCH,
@@ -100,7 +100,7 @@ START_TEST(evicts_lru)
     for (uint32_t c = 0; c < 3; c++) {
         (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
     }
-    (void)rig_release(&rig, 0, 0, rig_get(&rig, 0, 0)); /* 1 is the oldest now */
+    (void)rig_release(&rig, 0, 0, rig_get(&rig, 0, 0)); /* chunk 1 is the oldest now */
     (void)rig_release(&rig, 0, 3, rig_get(&rig, 0, 3));
     ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 0)), CST_OK);
     ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 2)), CST_OK);
@@ -109,9 +109,9 @@ START_TEST(evicts_lru)
 }
 END_TEST
 
-/* The victim is the block whose next use is farthest, in the first step (_i = 0) by the declared
- * order: at the turn from forward to backward the chunks used last stay, where LRU would keep
- * missing. */
+/* The block whose next use is farthest is evicted, in the first step (_i = 0) by the declared
+ * order. At the turn from forward to backward the last used chunks stay; LRU would miss all of
+ * them. */
 START_TEST(evicts_farthest)
 {
     rig_open(&rig, 6, 1, 4, 0);
@@ -122,8 +122,9 @@ START_TEST(evicts_farthest)
     for (uint32_t c = 0; c < 4; c++) {
         (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
     }
-    (void)rig_release(&rig, 0, 4, rig_get(&rig, 0, 4)); /* of 0..3, 0 is wanted last in backward */
-    (void)rig_release(&rig, 0, 5, rig_get(&rig, 0, 5)); /* and then 1 */
+    /* Of chunks 0 to 3, chunk 0 is used last in backward. */
+    (void)rig_release(&rig, 0, 4, rig_get(&rig, 0, 4));
+    (void)rig_release(&rig, 0, 5, rig_get(&rig, 0, 5)); /* then chunk 1 */
     ck_assert(!rig_waits(&rig, rig_fetch(&rig, 0, 2)));
     ck_assert(!rig_waits(&rig, rig_fetch(&rig, 0, 3)));
     ck_assert(!rig_waits(&rig, rig_fetch(&rig, 0, 4)));
@@ -131,8 +132,8 @@ START_TEST(evicts_farthest)
 }
 END_TEST
 
-/* A fetch that finds no block waits, is counted, and is served when one is released; demands come
- * before what is asked ahead. */
+/* A fetch without a free block waits, is counted, and is served when a block is released. Demand
+ * fetches are served before prefetches. */
 START_TEST(waits_for_a_block)
 {
     uint64_t held[3];
@@ -164,7 +165,7 @@ START_TEST(waits_for_a_block)
 }
 END_TEST
 
-/* A fetch behind one that waits goes on if it needs no block: its chunk is there. */
+/* A fetch of a chunk that is in the pool is served although an earlier fetch waits for a block. */
 START_TEST(a_hit_waits_for_nobody)
 {
     uint64_t waiting;
@@ -180,8 +181,8 @@ START_TEST(a_hit_waits_for_nobody)
 }
 END_TEST
 
-/* A copy that the engine gives up fails that fetch with the engine's words, and the block is free.
- */
+/* A copy that the engine fails fails its fetch with the engine's error, and the block becomes
+ * free. */
 START_TEST(copy_fails)
 {
     uint64_t tag;
@@ -199,8 +200,8 @@ END_TEST
 
 /* -- prefetch --------------------------------------------------------------------------------- */
 
-/* What is on its way is late if the worker comes to wait for it, and a hit if it is there before;
- * the time that the worker waits for weights is counted, whatever they were. */
+/* A prefetch that the worker has to wait for counts as late, and one that is done before counts as
+ * a hit. The time for which the worker waits for weights is counted in each case. */
 START_TEST(late_is_no_hit)
 {
     struct cst_rank_stats stats;
@@ -208,7 +209,7 @@ START_TEST(late_is_no_hit)
     rig_open(&rig, 4, 1, 4, 1);
     rig_start(&rig, 1);
     rig.now = 100;
-    (void)rig_fetch(&rig, 0, 0); /* it is being loaded */
+    (void)rig_fetch(&rig, 0, 0); /* chunk 0 is being loaded */
     rig.now = 130;
     rig_drain(&rig);
     stats = rig_rank_stats(&rig, 0);
@@ -216,7 +217,7 @@ START_TEST(late_is_no_hit)
     ck_assert_uint_eq(stats.late, 1);
     ck_assert_uint_eq(stats.weight_wait_ns, 30);
     rig.now = 200;
-    (void)rig_fetch(&rig, 0, 1); /* loaded while chunk 0 was waited for */
+    (void)rig_fetch(&rig, 0, 1); /* loaded while the worker waited for chunk 0 */
     (void)rig_fetch_ahead(&rig, 0, 2);
     rig.now = 250;
     rig_drain(&rig);
@@ -228,8 +229,8 @@ START_TEST(late_is_no_hit)
 }
 END_TEST
 
-/* In the first step the declared order predicts: the next operator's chunk is loaded, and a fetch
- * of it is a hit once it is there. */
+/* In the first step the declared order is the prediction: the next operator's chunk is loaded, and
+ * its fetch is a hit when the load is done. */
 START_TEST(prefetch_by_declaration)
 {
     uint64_t tag;
@@ -237,15 +238,15 @@ START_TEST(prefetch_by_declaration)
     rig_open(&rig, 4, 1, 4, 1);
     rig_start(&rig, 1);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).priority,
-                      CST_PRIORITY_PREFETCH); /* chunk 0, at the sync */
+                      CST_PRIORITY_PREFETCH); /* chunk 0, since the sync */
     rig_drain(&rig);
     tag = rig_fetch(&rig, 0, 0);
     ck_assert(rig_answer(&rig, tag)->hit);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).src[0].offset,
                       rig.layout.chunks[1].rows[0].offset);
-    tag = rig_fetch(&rig, 0, 1); /* not there yet: it joins the copy */
+    tag = rig_fetch(&rig, 0, 1); /* not loaded yet: the fetch joins the copy */
     ck_assert(rig_waits(&rig, tag));
-    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 2); /* and 2 is loaded already */
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 2); /* chunk 2 is already being loaded */
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
     ck_assert(!rig_answer(&rig, tag)->hit);
@@ -256,14 +257,14 @@ START_TEST(prefetch_by_declaration)
 }
 END_TEST
 
-/* A fetch that joined a copy that is overtaken by a write waits anew, and not for ever. */
+/* A fetch that joined a copy which a write overtakes waits for the new copy, with a deadline. */
 START_TEST(an_overtaken_fetch_has_a_deadline)
 {
     uint64_t tag, load;
 
     rig_open(&rig, 4, 1, 4, 1);
     rig_start(&rig, 1);
-    load = rig_only(&rig, CST_COMMAND_COPY).ticket; /* chunk 0, at the sync */
+    load = rig_only(&rig, CST_COMMAND_COPY).ticket; /* chunk 0, since the sync */
     (void)rig_event(&rig,
                     (struct cst_event){.kind = CST_EV_WRITE, .row = CST_ROW_MASTER, .n_elems = 1});
     tag = rig_fetch(&rig, 0, 0);
@@ -277,13 +278,13 @@ START_TEST(an_overtaken_fetch_has_a_deadline)
 }
 END_TEST
 
-/* From the second step on the record of the last one predicts, whatever was declared. */
+/* From the second step on the record of the last step is the prediction, whatever was declared. */
 START_TEST(prefetch_by_trace)
 {
     rig_open(&rig, 4, 1, 8, 1);
     rig_start(&rig, 1);
     rig_drain(&rig);
-    for (uint32_t c = 4; c-- > 0;) { /* the wrong way round */
+    for (uint32_t c = 4; c-- > 0;) { /* in reverse order */
         (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
     }
     (void)rig_step(&rig, 0);
@@ -291,18 +292,19 @@ START_TEST(prefetch_by_trace)
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->chunk,
-                      3); /* in the next forward's order */
+                      3); /* in the order of the next forward */
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 3)->chunk, 0);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).src[0].offset,
                       rig.layout.chunks[3].rows[0].offset);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).n_after,
-                      1); /* behind the update of its chunk */
+                      1); /* after the update of its chunk */
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).after[0],
                       rig_command(&rig, CST_COMMAND_UPDATE, 0)->ticket);
 }
 END_TEST
 
-/* Nothing is loaded that is not used before the commit, when it would be out of date. */
+/* Weights are not loaded if they are used only after the commit, because they would be out of
+ * date. */
 START_TEST(no_prefetch_past_the_commit)
 {
     rig_open(&rig, 4, 1, 8, 2);
@@ -322,7 +324,8 @@ START_TEST(no_prefetch_past_the_commit)
 }
 END_TEST
 
-/* Prefetch leaves a block for the gradient that is opened before the weights it would load. */
+/* Prefetch leaves a block free for a gradient that is opened before the use of the weights that
+ * would be loaded. */
 START_TEST(prefetch_leaves_room_for_gradients)
 {
     uint64_t grad;
@@ -335,20 +338,20 @@ START_TEST(prefetch_leaves_room_for_gradients)
     for (uint32_t c = 0; c < 4; c++) {
         (void)rig_release(&rig, 0, c, rig_get(&rig, 0, c));
     }
-    (void)rig_get(&rig, 0,
-                  3); /* backward begins: next come its gradient and chunk 2, which is cached */
+    /* Backward begins: the next uses are the gradient and chunk 2, which is cached. */
+    (void)rig_get(&rig, 0, 3);
     (void)rig_get(&rig, 0, 2);
     rig_drain(&rig);
     before = rig_rank_stats(&rig, 0).prefetches;
     ck_assert_uint_eq(rig_books(&rig, 0).leased, 2);
-    grad = rig_fetch_grad(&rig, 0, 3); /* the third block was kept for it */
+    grad = rig_fetch_grad(&rig, 0, 3); /* the third block was kept for the gradient */
     ck_assert_int_eq(rig_status(&rig, grad), CST_OK);
     ck_assert_uint_eq(rig_rank_stats(&rig, 0).prefetches, before);
 }
 END_TEST
 
-/* A rank that is ahead of the others: gradients that wait for them leave its pool before the
- * weights that come next are asked for, so that no fetch waits for a block. */
+/* The gradients of a rank that is ahead, which wait for other ranks, are spilled before the next
+ * weights are fetched, so that no fetch waits for a block. */
 START_TEST(gradients_make_room_for_what_comes)
 {
     rig_open(&rig, 8, 2, 4, 3);
@@ -372,7 +375,7 @@ START_TEST(gradients_make_room_for_what_comes)
 }
 END_TEST
 
-/* What comes out of order is counted and served, and prediction goes on behind it. */
+/* A fetch out of order is counted and served, and prediction continues after it. */
 START_TEST(surprises_are_counted)
 {
     rig_open(&rig, 6, 1, 12, 1);
@@ -384,13 +387,13 @@ START_TEST(surprises_are_counted)
     (void)rig_get(&rig, 0, 3);
     ck_assert_uint_eq(rig_rank_stats(&rig, 0).surprises, 1);
     rig_drain(&rig);
-    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 4)), CST_OK); /* was loaded ahead */
+    ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 0, 4)), CST_OK); /* loaded by prefetch */
     ck_assert_uint_eq(rig_rank_stats(&rig, 0).surprises, 1);
 }
 END_TEST
 
-/* Hints are answered at once: PREFETCH loads if there is room, EVICT frees what nobody leases, and
- * neither can fail. */
+/* Hints are answered at once and cannot fail. PREFETCH loads if a block is free, and EVICT frees a
+ * block that is not leased. */
 START_TEST(hints)
 {
     struct cst_event hint = {.kind = CST_EV_PREFETCH, .rank = 0, .chunk = 2};

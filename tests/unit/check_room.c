@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates that go through a room: which, in which commands, and what waits for which of them. And
- * how a room is divided. */
+/* Tests of device updates in the core: which chunks, with which commands and dependencies, and how
+ * a room is divided. */
 #include "tests/lib/suite.h"
 #include "tests/unit/room_rig.h"
 
@@ -30,7 +30,7 @@ static void open_room(uint32_t n_chunks, uint64_t bytes, uint32_t k)
 
 /* -- which ------------------------------------------------------------------------------------ */
 
-/* Of each k chunks in the order of the updates the last one goes through the room. */
+/* Of every k chunks in the order of updates, the last one uses the room. */
 START_TEST(every_kth)
 {
     open_room(7, 3 * ROOM_BUFFER, (uint32_t)_i);
@@ -46,8 +46,8 @@ START_TEST(every_kth)
 }
 END_TEST
 
-/* Of two nodes' chunks, which take turns, each k-th of either goes up: both engines have as many
- * left. */
+/* With the chunks of two nodes, which alternate, every k-th chunk of each node uses the room: both
+ * engines have equally many left. */
 START_TEST(every_kth_per_node)
 {
     struct cst_core_room room = {
@@ -75,9 +75,7 @@ START_TEST(every_kth_per_node)
 }
 END_TEST
 
-/* k is set for the commits to come; what it is shows in the numbers, as does what was updated
- * where.
- */
+/* A new k holds from the next commit on. Statistics show k and where chunks were updated. */
 START_TEST(k_changes)
 {
     struct cst_core_stats stats;
@@ -97,7 +95,7 @@ START_TEST(k_changes)
     room_commit(&rig, 4);
     cst_core_stats(rig.core, &stats);
     ck_assert_uint_eq(stats.interleave, 4);
-    ck_assert_uint_eq(stats.n_rounds, 1); /* the time that is known is of the updates before */
+    ck_assert_uint_eq(stats.n_rounds, 1); /* the known time is that of the updates before */
     ck_assert_uint_eq(stats.last_interleave, 2);
     ck_assert_uint_eq(room_update(&rig, 1)->node, 0);
     ck_assert_uint_eq(room_update(&rig, 3)->node, ROOM_ENGINE);
@@ -110,7 +108,8 @@ START_TEST(k_changes)
 }
 END_TEST
 
-/* A room that is too small for a chunk is no room: the node updates it, and says why. */
+/* A room that is too small for a chunk is not used: the node updates the chunk, and Explain gives
+ * the reason. */
 START_TEST(too_small)
 {
     char lines[16][192];
@@ -129,7 +128,7 @@ START_TEST(too_small)
 }
 END_TEST
 
-/* Rooms take turns. */
+/* Rooms are used in turn. */
 START_TEST(rooms_take_turns)
 {
     struct cst_core_room rooms[] = {
@@ -154,8 +153,9 @@ END_TEST
 
 /* -- in which commands ------------------------------------------------------------------------ */
 
-/* Up, update, down: each row comes from where the table says it is and goes back there, the weights
- * first; what overwrites waits until what it overwrites was told to be complete. */
+/* The commands are copies in, the update, and copies out. Each row comes from its place in the
+ * table and goes back there, the weights first. A command that overwrites waits until the
+ * completion of the commands that read the old content was reported. */
 START_TEST(chain)
 {
     static const enum cst_row down[] = {CST_ROW_WEIGHT, CST_ROW_MASTER, CST_ROW_EXP_AVG,
@@ -165,7 +165,7 @@ START_TEST(chain)
     open_room(1, 3 * ROOM_BUFFER, 1);
     room_commit(&rig, 1);
     update = room_update(&rig, 0);
-    ck_assert(update->told); /* its engine forgets which COPY failed, when it dies */
+    ck_assert(update->told); /* its engine forgets which COPY has failed when it dies */
     ck_assert_uint_eq(update->n_after, 4);
     for (unsigned i = 0; i < 4; i++) {
         const struct cst_command *up = room_copy(&rig, 0, true, i);
@@ -196,7 +196,7 @@ START_TEST(chain)
 }
 END_TEST
 
-/* With room for n buffers the chunk that is n behind waits for all copies out of the first's. */
+/* With n buffers, the n-th next chunk waits for all copies out of the first chunk's buffer. */
 START_TEST(buffers_take_turns)
 {
     uint32_t n = (uint32_t)_i;
@@ -218,7 +218,7 @@ END_TEST
 
 /* -- what waits for what ---------------------------------------------------------------------- */
 
-/* A fetch waits for the weights alone, a read for all that comes down, and so does the next sum. */
+/* A fetch waits only for the weights. A read, and the next sum, wait for all copies out. */
 START_TEST(waiting)
 {
     uint64_t weight, tag, lease;
@@ -260,7 +260,7 @@ START_TEST(waiting)
 }
 END_TEST
 
-/* Between the weights and the last of the states the chunk is being updated still. */
+/* Between the copies of the weights and the last state, the chunk still counts as being updated. */
 START_TEST(states_are_behind)
 {
     struct cst_core_stats stats;
@@ -282,8 +282,9 @@ START_TEST(states_are_behind)
 }
 END_TEST
 
-/* A gradient that is complete while states of the update before still come down is summed first,
- * and its early update comes behind that: a copy that failed can be made again, and both count. */
+/* If a gradient is complete while states of the previous update are still being copied out, it is
+ * summed first, and its early update follows. A copy that failed can then be repeated, and both
+ * updates count. */
 START_TEST(early_behind_states)
 {
     struct cst_core_room room = {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands of updates in rooms that fail: the update is made without the room, the job goes on, and
- * a room that fails too often is given up. */
+/* Tests of commands of device updates that fail: the node makes the update, the job goes on, and a
+ * room that fails too often is given up. */
 #include "tests/lib/suite.h"
 #include "tests/unit/room_rig.h"
 
 #include <check.h>
 #include <string.h>
 
-#define MAX_FAILURES 3 /* until a room is given up */
+#define MAX_FAILURES 3 /* failures after which a room is given up */
 
 static struct rig rig;
 
@@ -16,7 +16,8 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* @n_held: places for gradients, of a rank whose pool is on the accelerator. */
+/* Open a job with a room, and a rank whose pool is on the accelerator. @n_held: gradients that the
+ * room can keep. */
 static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
 {
     static const uint32_t engines[] = {ROOM_ENGINE};
@@ -35,7 +36,7 @@ static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
     rig_start(&rig, 1);
 }
 
-/* What a driver does: who comes after @ticket fails with it, or waits for what came instead. */
+/* Do what the driver does: commands that wait for @from wait for @to. */
 static void rename_after(uint64_t from, uint64_t to)
 {
     for (unsigned i = 0; i < rig.n_commands; i++) {
@@ -47,7 +48,7 @@ static void rename_after(uint64_t from, uint64_t to)
     }
 }
 
-/* The command that names @ticket in `instead`; NULL: none does. */
+/* The command that has @ticket in `instead`, or NULL. */
 static const struct cst_command *replacement(uint64_t ticket)
 {
     for (unsigned i = 0; i < rig.n_commands; i++) {
@@ -71,7 +72,7 @@ static const struct cst_command *find(uint64_t ticket)
     return NULL;
 }
 
-/* @ticket fails, and what comes after it, as a driver would have it. */
+/* Fail @ticket and the commands that wait for it, as the driver would. */
 static void give_back(uint64_t ticket, int status)
 {
     bool forgiven = find(ticket)->forgiven;
@@ -94,7 +95,7 @@ static void give_back(uint64_t ticket, int status)
     }
 }
 
-/* The first command that may begin is done, again and again. */
+/* Complete the first command that may begin, until none is left. */
 static void drain_in_order(void)
 {
     while (rig.n_commands > 0) {
@@ -121,7 +122,7 @@ static uint64_t ticket_of(enum cst_command_kind kind, unsigned n)
     return rig_command(&rig, kind, n)->ticket;
 }
 
-/* The update of that chunk by its node's engine, in place. */
+/* The update of @chunk in place by its node's engine. */
 static const struct cst_command *home_update(uint32_t chunk)
 {
     for (unsigned i = 0; rig_command(&rig, CST_COMMAND_UPDATE, i) != NULL; i++) {
@@ -134,8 +135,9 @@ static const struct cst_command *home_update(uint32_t chunk)
     return NULL;
 }
 
-/* A COPY up fails (_i of 4), or the UPDATE (4): the node's engine updates the chunk in place, with
- * the same step, hyper-parameters and target, after nothing. A fetch and a sum wait for that. */
+/* If a COPY to the room (_i of 4) or the UPDATE (_i = 4) fails, the node's engine updates the chunk
+ * in place, with the same step, hyper-parameters and target row, and without dependencies. A fetch
+ * and a sum wait for that update. */
 START_TEST(nothing_came_down)
 {
     const struct cst_command *update, *load = NULL;
@@ -180,8 +182,8 @@ START_TEST(nothing_came_down)
 }
 END_TEST
 
-/* The buffer is free for the next chunk that goes there, as soon as the node has updated the one
- * that failed, and later ones wait for nothing. */
+/* The buffer can be used by the next chunk as soon as the node has updated the one that failed.
+ * Later chunks need not wait. */
 START_TEST(buffer_goes_on)
 {
     const struct cst_command *up = NULL;
@@ -199,7 +201,8 @@ START_TEST(buffer_goes_on)
 }
 END_TEST
 
-/* Where nobody is behind it yet, the next one there does not name what came to nothing. */
+/* If no chunk waits for the buffer yet, the next one there does not depend on the failed
+ * commands. */
 START_TEST(nobody_behind)
 {
     uint64_t first, last;
@@ -208,7 +211,7 @@ START_TEST(nobody_behind)
     room_commit(&rig, 3);
     first = ticket_of(CST_COMMAND_UPDATE, 0);
     give_back(first, CST_EIO);
-    last = first + 4; /* its copies down */
+    last = first + 4; /* the copies out of the last chunk */
     drain_in_order();
     room_commit(&rig, 3);
     for (unsigned i = 0; i < rig.n_commands; i++) {
@@ -221,7 +224,8 @@ START_TEST(nobody_behind)
 }
 END_TEST
 
-/* A COPY down fails: it is copied again, out of the same place; what waits for it waits on. */
+/* A COPY out of the room that fails is repeated from the same place. Commands that wait for it go
+ * on waiting. */
 START_TEST(copied_again)
 {
     const struct cst_command *again;
@@ -251,7 +255,7 @@ START_TEST(copied_again)
 }
 END_TEST
 
-/* The third time it fails the row is lost, and the job with it. */
+/* After the third failure the row is lost, and the job fails. */
 START_TEST(never_copied)
 {
     open_room((struct rig_job){0}, 1, 0);
@@ -271,8 +275,8 @@ START_TEST(never_copied)
 }
 END_TEST
 
-/* After some failures the room is given up: nothing goes there any more, whatever k, and the
- * numbers say so. */
+/* After some failures the room is given up: no chunk uses it any more, whatever k is, and the
+ * statistics show that. */
 START_TEST(given_up)
 {
     open_room((struct rig_job){0}, 4, 0);
@@ -301,9 +305,9 @@ START_TEST(given_up)
 }
 END_TEST
 
-/* The accelerator is gone, however that is said (_i % 2) and whichever command is the first to fail
- * for it, a COPY up or the UPDATE (_i / 2): the node makes the updates, nothing goes there any
- * more, and the job goes on. */
+/* The accelerator is gone, in one of several ways (_i % 2), and a COPY in or the UPDATE is the
+ * first command that fails (_i / 2). The node makes the updates, the room is not used any more, and
+ * the job goes on. */
 START_TEST(gone)
 {
     int status = _i % 2 == 0 ? CST_ELOST : CST_EENGINE;
@@ -313,7 +317,7 @@ START_TEST(gone)
     for (unsigned i = 0; _i / 2 == 1 && i < 4; i++) {
         rig_done(&rig, ticket_of(CST_COMMAND_COPY, 0), CST_OK, NULL);
     }
-    for (unsigned i = 0; i < rig.n_commands;) { /* all that the engine has and gets */
+    for (unsigned i = 0; i < rig.n_commands;) { /* all commands that the engine has and receives */
         if (rig.commands[i].node == ROOM_ENGINE) {
             give_back(rig.commands[i].ticket, status);
             ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
@@ -337,8 +341,8 @@ START_TEST(gone)
 }
 END_TEST
 
-/* It is gone when some chunks' rows come down, after _i of those of the last: the job fails, and
- * says which, and no others. */
+/* The accelerator is gone while rows of some chunks are being copied out, after _i rows of the last
+ * chunk. The job fails and names these chunks, and no others. */
 START_TEST(gone_with_rows)
 {
     static const char lost[] = "home: 0-1";
@@ -376,7 +380,7 @@ START_TEST(gone_with_rows)
 }
 END_TEST
 
-/* An accelerator that fails states which it alone has, or is gone with them, ends the job. */
+/* The job fails if an accelerator fails or loses states that only it has. */
 START_TEST(fatal)
 {
     struct cst_layout_device device = {.engine = ROOM_ENGINE,
@@ -394,8 +398,8 @@ START_TEST(fatal)
 }
 END_TEST
 
-/* With two weight rows the update that comes instead writes the one that the first was to write,
- * though fetches have turned to it since. */
+/* With two weight rows the replacing update writes the row that the failed one was to write,
+ * although fetches read that row since the commit. */
 START_TEST(other_row)
 {
     struct cst_place target;
@@ -406,7 +410,7 @@ START_TEST(other_row)
         const struct cst_command *copy = rig_command(&rig, CST_COMMAND_COPY, i);
 
         ck_assert(copy != NULL);
-        if (copy->src[0].segment == ROOM_SEGMENT) { /* the weights are the first to come */
+        if (copy->src[0].segment == ROOM_SEGMENT) { /* the weights are copied out first */
             target = copy->dst[0];
             break;
         }
@@ -419,8 +423,8 @@ START_TEST(other_row)
 }
 END_TEST
 
-/* A worker that copies weights itself is told that they are there when the update is done that came
- * instead. */
+/* A worker that copies weights itself is told that they are available when the replacing update is
+ * done. */
 START_TEST(worker_copies)
 {
     uint64_t fetch;
@@ -435,8 +439,8 @@ START_TEST(worker_copies)
 }
 END_TEST
 
-/* A gradient that could not be kept up: its sum is made as it would have been, and it comes up with
- * the states. */
+/* If a gradient cannot be kept in the room, its sum is made as usual, and is copied to the room
+ * with the states. */
 START_TEST(not_kept)
 {
     uint64_t lease, keep;
@@ -459,8 +463,8 @@ START_TEST(not_kept)
 }
 END_TEST
 
-/* Of two rooms one is given up: no gradient is kept there any more, and what went through it goes
- * through the other one. */
+/* One of two rooms is given up: it keeps no gradients any more, and its chunks use the other
+ * room. */
 START_TEST(keeps_nothing)
 {
     static const uint32_t engines[] = {ROOM_ENGINE};
@@ -483,7 +487,7 @@ START_TEST(keeps_nothing)
     while (rig_count(&rig, CST_COMMAND_UPDATE) > 1) {
         rig_done(&rig, rig.commands[0].ticket, CST_OK, NULL);
     }
-    for (unsigned i = 0; n < MAX_FAILURES; n++) { /* of chunk 0, each row once */
+    for (unsigned i = 0; n < MAX_FAILURES; n++) { /* for chunk 0: each row once */
         while (rig.commands[i].src[0].segment != ROOM_SEGMENT) {
             i++;
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stays in an accelerator's memory between updates: gradients that its room keeps for the next
- * one, and chunks whose states live there. */
+/* Tests of data that stays in device memory between updates: gradients that a room keeps for the
+ * next update, and states in device memory. */
 #include "tests/lib/suite.h"
 #include "tests/unit/room_rig.h"
 
@@ -16,7 +16,8 @@ static void teardown(void)
 
 /* -- gradients that stay up ------------------------------------------------------------------- */
 
-/* One rank whose pool is on the accelerator, and place for @n_held gradients behind the buffers. */
+/* Open one rank whose pool is on the accelerator. The room keeps @n_held gradients in addition to
+ * its buffers. */
 static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint32_t k)
 {
     static const uint32_t engines[] = {ROOM_ENGINE, ROOM_ENGINE};
@@ -34,7 +35,7 @@ static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint
     rig_start(&rig, world);
 }
 
-/* The copy of a gradient from the pool into the room, if there is one. */
+/* The copy of the chunk's gradient from the pool to the room, or NULL. */
 static const struct cst_command *keep_of(uint32_t chunk)
 {
     const struct cst_command *copy = room_copy(&rig, chunk, true, 0);
@@ -51,8 +52,8 @@ static void hand_in_all(uint32_t n_chunks, uint32_t rank)
     }
 }
 
-/* A chunk that went through the room keeps its gradient there, as long as there is place; its sum
- * waits for that copy, and its next update reads it there instead of a copy of the grad row. */
+/* A chunk that used the room keeps its gradient there as long as there is space. Its sum waits for
+ * that copy, and its next update reads the gradient there instead of copying the grad row. */
 START_TEST(gradient_stays_up)
 {
     const struct cst_command *keep, *update;
@@ -67,7 +68,7 @@ START_TEST(gradient_stays_up)
 
         ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, c, lease)), CST_OK);
         keep = keep_of(c);
-        ck_assert_msg((keep != NULL) == (c == 1), "chunk %u", c); /* 3: no place is left */
+        ck_assert_msg((keep != NULL) == (c == 1), "chunk %u", c); /* chunk 3: no space is left */
         if (keep != NULL) {
             ck_assert_uint_eq(keep->dst[0].offset, 3 * ROOM_BUFFER);
             ck_assert_uint_eq(keep->node, ROOM_ENGINE);
@@ -86,7 +87,7 @@ START_TEST(gradient_stays_up)
 }
 END_TEST
 
-/* The sum of two ranks is not one of their contributions: nothing is kept. */
+/* The sum of two ranks differs from each contribution, so no gradient is kept. */
 START_TEST(sums_come_down)
 {
     open_device(1, 2, 1, 1);
@@ -99,7 +100,8 @@ START_TEST(sums_come_down)
 }
 END_TEST
 
-/* k has changed, or the attempt is over: what was kept is given up, and its place is free again. */
+/* When k has changed, or the attempt is over, kept gradients are given up, and their space is free
+ * again. */
 START_TEST(kept_in_vain)
 {
     for (int i = 0; i < 3; i++) {
@@ -146,8 +148,8 @@ static void open_states(uint64_t bytes, uint32_t k)
     rig_start(&rig, 1);
 }
 
-/* As many chunks as fit have their states there, the last ones: segments of the accelerator's,
- * whole grains, that are no arenas. Weights and gradients are where they always were. */
+/* As many of the last chunks as fit have their states in device memory: segments of the accelerator
+ * with a multiple of the grain, which are not arenas. Weights and gradients stay in host memory. */
 START_TEST(last_chunks_stay)
 {
     uint64_t states = 12ull * RIG_CHUNK_ELEMS;
@@ -177,8 +179,8 @@ START_TEST(last_chunks_stay)
 }
 END_TEST
 
-/* Whatever k: the accelerator updates them. Only the gradient comes up and the weights go down; the
- * states are copied back home there. */
+/* The accelerator updates these chunks whatever k is. Only the gradient is copied in and the
+ * weights are copied out. The states are copied back to their rows within the device. */
 START_TEST(updated_where_they_are)
 {
     const struct cst_command *update;
@@ -198,7 +200,7 @@ START_TEST(updated_where_they_are)
         ck_assert(room_waits_for(down, update->ticket) && down->told);
         ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : ROOM_ENGINE);
     }
-    for (uint32_t c = 0; c < 2; c++) { /* the others are counted without it */
+    for (uint32_t c = 0; c < 2; c++) { /* other chunks are counted without it */
         ck_assert_uint_eq(room_update(&rig, c)->node,
                           _i > 0 && (c + 1) % (uint32_t)_i == 0 ? ROOM_ENGINE : 0);
     }
@@ -214,8 +216,8 @@ static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
             .kind = kind, .tensor = tensor, .row = row, .n_elems = 10, .place = {.segment = 7}});
 }
 
-/* Its engine reads and writes them. A write of master weights: those and zeros there, and then the
- * weights by the node's engine, which ends it. */
+/* The accelerator's engine reads and writes these states. A write of master weights writes them and
+ * zeroed moments there; then the node's engine writes the weights, which completes the write. */
 START_TEST(read_and_written_there)
 {
     uint64_t tag;
@@ -247,7 +249,8 @@ START_TEST(read_and_written_there)
 }
 END_TEST
 
-/* Without a room on that accelerator nobody could update them. */
+/* States in device memory without a room on that accelerator are refused, because they could not be
+ * updated. */
 START_TEST(no_room_for_states)
 {
     struct cst_core_config config = {.world = 1, .model = &rig.model, .layout = &rig.layout};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans in files: what is written is read, and what is no plan, or another job's, is refused with
- * the field and its values. */
+/* Tests of plans in files: a plan is read as it was written. An invalid plan, or a plan of another
+ * job, is refused with the field and its values. */
 #include "offload/digest.h"
 #include "offload/plan/saved.h"
 #include "tests/lib/suite.h"
@@ -40,7 +40,7 @@ static void teardown(void)
     search_rig_teardown();
 }
 
-/* What is read is what was written, and decides what the search has decided. */
+/* A plan is read as it was written, and the job gets the choices of the search. */
 START_TEST(round_trip)
 {
     struct cst_saved_plan read;
@@ -62,7 +62,7 @@ START_TEST(round_trip)
 }
 END_TEST
 
-/* Another job is refused with the field and both values. */
+/* A plan of another job is refused with the field and both values. */
 START_TEST(another_job)
 {
     static const struct {
@@ -90,7 +90,7 @@ START_TEST(another_job)
 }
 END_TEST
 
-/* Ranks bring the same plan: what differs is named. */
+/* All ranks must have equal plans: a difference is named. */
 START_TEST(another_plan)
 {
     struct cst_saved_plan other = plan;
@@ -118,7 +118,7 @@ static void change(const char *object, const char *key, json_t *value)
     json_decref(root);
 }
 
-/* What is no plan is refused with its place. */
+/* An invalid plan is refused with its place. */
 START_TEST(no_plan)
 {
     struct cst_saved_plan read;
@@ -165,7 +165,7 @@ START_TEST(no_plan)
 }
 END_TEST
 
-/* A plan of what the daemon cannot do is not written for a job. */
+/* A plan with choices that the daemon does not support cannot be written for a job. */
 START_TEST(what_if)
 {
     struct cst_err err;
@@ -175,7 +175,7 @@ START_TEST(what_if)
 }
 END_TEST
 
-/* All that layouts depend on counts for the digest, and hints do not. */
+/* The digest covers everything on which a layout depends, but not hints. */
 START_TEST(digest)
 {
     const int64_t shape[] = {8, 16};

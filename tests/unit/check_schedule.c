@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups, frozen chunks and what is left out, by hand, a rule at a time. Micro-batches are
- * check_micro's. */
+/* Tests of groups, frozen chunks and missing gradients in the core, one rule at a time. check_micro
+ * tests micro-batches. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -23,7 +23,7 @@ static uint64_t io(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
             .kind = kind, .tensor = tensor, .row = row, .n_elems = 10, .place = {.segment = 7}});
 }
 
-/* A request of chunk @chunk that is refused with @status, in words that have @word in them. */
+/* Check that a request for @chunk is refused with @status and a message that contains @word. */
 static void refused(enum cst_event_kind kind, uint32_t rank, uint32_t chunk, int status,
                     const char *word)
 {
@@ -45,7 +45,8 @@ static void hand_in(uint32_t rank, uint32_t chunk)
 
 /* -- groups ----------------------------------------------------------------------------------- */
 
-/* Chunk 0 is everybody's, 1 of ranks 0 and 1, 2 of rank 2 alone, 3 of ranks 1 and 2. */
+/* Chunk 0 belongs to all ranks, chunk 1 to ranks 0 and 1, chunk 2 to rank 2, chunk 3 to ranks 1 and
+ * 2. */
 static void open_groups(void)
 {
     static const uint64_t ranks[] = {0, 0x3, 0x4, 0x6};
@@ -54,7 +55,7 @@ static void open_groups(void)
     rig_start(&rig, 3);
 }
 
-/* A sum waits for its group, in which each rank counts, and for nobody else. */
+/* A sum waits for all ranks of its group, and for no other rank. */
 START_TEST(sum_waits_for_its_group)
 {
     const struct cst_command *reduce;
@@ -69,7 +70,7 @@ START_TEST(sum_waits_for_its_group)
     ck_assert_uint_eq(reduce->src[0].segment, RIG_POOL_SEGMENT);
     ck_assert_uint_eq(reduce->src[1].segment, RIG_POOL_SEGMENT + 1);
     ck_assert(!reduce->accumulate);
-    hand_in(2, 2); /* alone */
+    hand_in(2, 2); /* the only rank of the group */
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 2);
     rig_drain(&rig);
     hand_in(0, 0);
@@ -80,7 +81,8 @@ START_TEST(sum_waits_for_its_group)
 }
 END_TEST
 
-/* Who is not in a chunk's group neither fetches nor hands it in, and hears whose it is. */
+/* A rank outside of a chunk's group can neither fetch nor hand in, and the error names the
+ * group. */
 START_TEST(others_are_refused)
 {
     static const enum cst_event_kind kinds[] = {CST_EV_FETCH_WEIGHT, CST_EV_FETCH_GRAD,
@@ -96,8 +98,8 @@ START_TEST(others_are_refused)
 }
 END_TEST
 
-/* The step is everybody's: it waits for ranks that have nothing to do with what was handed in. The
- * norm is over all chunks, and each is updated. */
+/* A step waits for all ranks, including those outside of the groups that have handed in. The norm
+ * covers all chunks, and each chunk is updated. */
 START_TEST(step_is_everybodys)
 {
     uint64_t tag[3];
@@ -111,7 +113,8 @@ START_TEST(step_is_everybodys)
     rig_drain(&rig);
     ck_assert(rig_waits(&rig, tag[0]) && rig_waits(&rig, tag[1]));
     tag[2] = rig_step(&rig, 2);
-    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 3); /* zeros for what nobody handed in */
+    /* Zeros for chunks that no rank handed in. */
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 3);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_REDUCE, 0)->n_src, 0);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_NORM), 0);
     while (rig_count(&rig, CST_COMMAND_REDUCE) > 0) {
@@ -126,7 +129,7 @@ START_TEST(step_is_everybodys)
 }
 END_TEST
 
-/* A death ends the step for ranks outside of the dead one's groups too. */
+/* A death ends the attempt for all ranks, including those outside of the dead rank's groups. */
 START_TEST(death_is_everybodys)
 {
     uint64_t tag;
@@ -138,7 +141,8 @@ START_TEST(death_is_everybodys)
 }
 END_TEST
 
-/* Where a pool is short, what a group of two waits for is moved out and added by the sum. */
+/* If the pool lacks blocks, a gradient that waits for the other rank of its group is spilled, and
+ * the sum adds it from the grad row. */
 START_TEST(group_is_staged)
 {
     static const uint64_t ranks[] = {0x6, 0x6, 0x6, 0};
@@ -155,7 +159,7 @@ START_TEST(group_is_staged)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
-    hand_in(1, 2); /* of which rank 2's was moved, the last one that it handed in */
+    hand_in(1, 2); /* the last gradient of rank 2 was spilled */
     reduce = rig_command(&rig, CST_COMMAND_REDUCE, 0);
     ck_assert(reduce != NULL && reduce->chunk == 2 && reduce->n_src == 2);
     ck_assert_uint_eq(reduce->src[0].segment, RIG_POOL_SEGMENT + 1);
@@ -164,8 +168,8 @@ START_TEST(group_is_staged)
 }
 END_TEST
 
-/* An expert for which no tokens came: nothing of it is fetched or handed in, by some ranks or by
- * all, and the step is whole; it is no surprise in the next one. */
+/* An expert without tokens is neither fetched nor handed in, by some or all ranks. The step is
+ * complete, and the expert is no surprise in the next step. */
 START_TEST(idle_expert_is_zero)
 {
     static const uint32_t patterns[] = {CST_PATTERN_SHARD, CST_PATTERN_EXPERT, CST_PATTERN_EXPERT};
@@ -205,8 +209,8 @@ static void open_frozen(bool with_base)
     rig_start(&rig, 2);
 }
 
-/* A frozen chunk has no gradient to fetch or hand in, no sum, no update; the norm does not wait for
- * it; its weights stay where they are when others' are updated. */
+/* A frozen chunk has no gradient to fetch or hand in, no sum and no update, and the norm does not
+ * wait for it. Its cached weights stay valid when others are updated. */
 START_TEST(frozen_is_not_trained)
 {
     uint64_t tag;
@@ -235,7 +239,7 @@ START_TEST(frozen_is_not_trained)
 }
 END_TEST
 
-/* A job of frozen chunks alone steps: no sums, a norm of nothing. */
+/* A job with frozen chunks only can step: there are no sums, and the norm is zero. */
 START_TEST(all_frozen)
 {
     static const uint32_t patterns[] = {CST_PATTERN_FROZEN};
@@ -252,7 +256,7 @@ START_TEST(all_frozen)
 }
 END_TEST
 
-/* Its weights are read; states and gradients, which it has not, are not. */
+/* The weights of a frozen chunk can be read. It has no states or gradients to read. */
 START_TEST(frozen_rows_are_read)
 {
     uint64_t tag;
@@ -266,12 +270,12 @@ START_TEST(frozen_rows_are_read)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 1);
     rig_drain(&rig);
     ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
-    ck_assert(rig_waits(&rig, io(CST_EV_READ, 0, CST_ROW_MASTER))); /* a trained one's */
+    ck_assert(rig_waits(&rig, io(CST_EV_READ, 0, CST_ROW_MASTER))); /* the chunk is trained */
     rig_drain(&rig);
 }
 END_TEST
 
-/* Master weights that are written to a frozen tensor become its weights, and nothing else. */
+/* A write of master weights to a frozen tensor sets its weights and nothing else. */
 START_TEST(frozen_master_sets_weights)
 {
     const struct cst_layout_row *row;
@@ -295,7 +299,7 @@ START_TEST(frozen_master_sets_weights)
 }
 END_TEST
 
-/* What is the base job's is read like one's own and never written. */
+/* The base job's chunks can be read like others, but never written. */
 START_TEST(base_is_not_written)
 {
     uint64_t tag;
@@ -313,8 +317,8 @@ START_TEST(base_is_not_written)
 }
 END_TEST
 
-/* The job table: a frozen chunk has the place of its weights alone and no spans; the others' spans
- * follow one another. */
+/* In the job table a frozen chunk has the place of its weights and no spans. The spans of other
+ * chunks are consecutive. */
 START_TEST(table_of_frozen)
 {
     struct cst_table_header size;
@@ -359,7 +363,8 @@ static bool says(uint32_t chunk, const char *words)
     return false;
 }
 
-/* Explain says whose a chunk is, how it is held, and who is waited for; not a word of others. */
+/* Explain says which ranks hold a chunk, with which pattern, and for which ranks it waits. It does
+ * not mention other ranks. */
 START_TEST(explain_says_whose)
 {
     open_groups();
@@ -386,8 +391,7 @@ END_TEST
 
 /* -- numbers ---------------------------------------------------------------------------------- */
 
-/* The numbers of reductions pass over those whose low half is 0, which a tile could not tell from
- * none. */
+/* The numbers of sums skip those whose low half is 0, because in a tile's mark 0 means none. */
 START_TEST(marks)
 {
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 1,

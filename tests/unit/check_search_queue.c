@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which plan search goes first. */
+/* Tests of the order of plan searches. */
 #include "daemon/search_queue.h"
 #include "tests/lib/suite.h"
 
@@ -38,7 +38,7 @@ static void done(struct cst_search_turn *turn, uint64_t ns)
     cst_search_queue_done(&queue, turn, ns);
 }
 
-/* Of one user's searches the smallest runs first, and of equal ones the oldest. */
+/* Of one user's searches the smallest one runs first, and of equal ones the oldest. */
 START_TEST(smallest_first)
 {
     struct cst_search_turn *c = add(0, ALICE, 30), *a = add(1, ALICE, 10), *b = add(2, ALICE, 10);
@@ -53,7 +53,7 @@ START_TEST(smallest_first)
 }
 END_TEST
 
-/* However many large searches one user has, another user's begins at once, large or small. */
+/* A user's search begins at once, large or small, however many large searches another user has. */
 START_TEST(nobody_takes_all_threads)
 {
     struct cst_search_turn *first, *small, *large;
@@ -70,13 +70,13 @@ START_TEST(nobody_takes_all_threads)
     ck_assert_ptr_eq(next(), large);
     ck_assert_ptr_null(next());
     done(large, 1);
-    ck_assert_ptr_null(next()); /* the free thread is not for the user who has one */
+    ck_assert_ptr_null(next()); /* the free thread is not for the user who already has one */
     done(first, 1);
     ck_assert_ptr_eq(next(), &turns[1]);
 }
 END_TEST
 
-/* A small search does not wait for large ones, not even for those of its own user. */
+/* A small search does not wait for large ones, even of its own user. */
 START_TEST(small_ones_have_threads_of_their_own)
 {
     struct cst_search_turn *small;
@@ -94,11 +94,11 @@ START_TEST(small_ones_have_threads_of_their_own)
 }
 END_TEST
 
-/* Where more users wait than there are threads, the one goes first whose searches took least time,
- * and over a long time all get as much. */
+/* If more users wait than there are threads, the user whose searches took the least time is next.
+ * Over a long time all users get equal time. */
 START_TEST(least_time_first)
 {
-    const uint64_t cost[] = {90, 30, 10}; /* of one search of each user */
+    const uint64_t cost[] = {90, 30, 10}; /* time of one search of each user */
     uint64_t spent[3] = {0}, now = 0, ends[CST_SEARCH_THREADS] = {0};
     struct cst_search_turn *running[CST_SEARCH_THREADS] = {NULL};
 
@@ -126,8 +126,9 @@ START_TEST(least_time_first)
 }
 END_TEST
 
-/* Who comes late owes nothing and is owed nothing: no user is passed by for the time that others
- * took before, nor can a user begin a new account by waiting for a moment without searches. */
+/* A user who comes late has neither credit nor debt: no user is passed over because of the time
+ * that others used before, and no user can reset the account by waiting for a moment without
+ * searches. */
 START_TEST(accounts)
 {
     struct cst_search_turn *a = add(0, ALICE, LARGE), *b, *c;
@@ -135,16 +136,16 @@ START_TEST(accounts)
     ck_assert_ptr_eq(next(), a);
     b = add(1, BOB, LARGE);
     ck_assert_ptr_eq(next(), b);
-    done(a, 1000); /* Alice has nothing that waits now */
+    done(a, 1000); /* user a has nothing that waits now */
     a = add(0, ALICE, LARGE);
     c = add(2, MALLORY, LARGE);
-    ck_assert_ptr_eq(next(), c); /* whose account begins where Bob's was when he was chosen */
+    ck_assert_ptr_eq(next(), c); /* the account of c begins where that of b was when b was chosen */
     done(b, 10);
     ck_assert_ptr_eq(next(), a);
 }
 END_TEST
 
-/* A search that is not wanted any more is not run, and is not waited for. */
+/* A search that was cancelled is not run, and nothing waits for it. */
 START_TEST(removed)
 {
     struct cst_search_turn *a = add(0, ALICE, 10), *b = add(1, ALICE, 20);
@@ -153,7 +154,7 @@ START_TEST(removed)
     ck_assert_ptr_eq(next(), b);
     done(b, 1);
     ck_assert_uint_eq(queue.n_waiting, 0);
-    ck_assert(LIST_EMPTY(&queue.users)); /* nothing is left of an idle queue */
+    ck_assert(LIST_EMPTY(&queue.users)); /* an idle queue remembers no users */
 }
 END_TEST
 

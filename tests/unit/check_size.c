@@ -16,8 +16,8 @@ static uint64_t size_of(const char *text, uint64_t whole)
     return bytes;
 }
 
-/* Units are powers of 1024, with or without "B" or "iB", in either case; they may have a fraction.
- */
+/* Units are powers of 1024, with or without "B" or "iB", in upper or lower case. Numbers may have a
+ * fraction. */
 START_TEST(sizes_are_read)
 {
     ck_assert_uint_eq(size_of("0", 0), 0);
@@ -27,14 +27,14 @@ START_TEST(sizes_are_read)
     ck_assert_uint_eq(size_of("1.5G", 0), G + G / 2);
     ck_assert_uint_eq(size_of("1.5GiB", 0), G + G / 2);
     ck_assert_uint_eq(size_of("0.25gib", 0), G / 4);
-    ck_assert_uint_eq(size_of("1.3K", 0), 1331); /* down to whole bytes */
+    ck_assert_uint_eq(size_of("1.3K", 0), 1331); /* rounded down to whole bytes */
     ck_assert_uint_eq(size_of("2T", 0), 2 * T);
     ck_assert_uint_eq(size_of("8388608T", 0), UINT64_C(1) << 63);
     ck_assert_uint_eq(size_of("9007199254740993", 0), UINT64_C(9007199254740993)); /* 2^53 + 1 */
 }
 END_TEST
 
-/* Percentages are of the whole, where there is one. */
+/* A percentage is of the whole, if there is one. */
 START_TEST(percentages_are_of_the_whole)
 {
     double percent = -1;
@@ -65,8 +65,7 @@ static const struct {
     {"5%K", 9},   {"K", 0},        {"1.5.5G", 0},
 };
 
-/* What is no size is refused with the text, and with what can be written; the output stays as it
- * was. */
+/* An invalid size is refused with the text and the valid forms. The output is not changed. */
 START_TEST(the_rest_is_refused)
 {
     uint64_t bytes = 77;
@@ -79,7 +78,7 @@ START_TEST(the_rest_is_refused)
 }
 END_TEST
 
-/* A word may stand for a size; the words of the error then have it. */
+/* A given word can stand for a size. The error then mentions the word. */
 START_TEST(a_word_may_stand_for_a_size)
 {
     uint64_t bytes = 0;

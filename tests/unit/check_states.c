@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The core by hand: reading and writing states, what it tells of itself, and the job table. */
+/* Tests of states in the core: reads and writes, Explain, and the job table. */
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -25,8 +25,8 @@ static const struct cst_layout_row *row_of(uint32_t chunk, enum cst_row row)
     return &rig.layout.chunks[chunk].rows[row];
 }
 
-/* A read copies the asked elements from their place in the row, and is answered when that is done.
- */
+/* A read copies the requested elements from their place in the row, and is answered when the copy
+ * is done. */
 START_TEST(read_copies)
 {
     const struct cst_command *copy;
@@ -48,7 +48,7 @@ START_TEST(read_copies)
 }
 END_TEST
 
-/* Tensors, rows and ranges that are not there are refused; so is writing gradients. */
+/* Tensors, rows and ranges that do not exist are refused, and so are writes of gradients. */
 START_TEST(bad_ranges)
 {
     rig_open(&rig, 4, 1, 3, 0);
@@ -66,7 +66,7 @@ START_TEST(bad_ranges)
 }
 END_TEST
 
-/* Master weights are written with the weights and cleared moments, by one command; other rows by a
+/* One command writes master weights, the weights and cleared moments. Other rows are written by a
  * copy. */
 START_TEST(write_master)
 {
@@ -93,7 +93,7 @@ START_TEST(write_master)
 }
 END_TEST
 
-/* Two writes to one chunk are done one behind the other. */
+/* Two writes to one chunk are executed one after the other. */
 START_TEST(writes_are_chained)
 {
     rig_open(&rig, 4, 1, 3, 0);
@@ -108,8 +108,8 @@ START_TEST(writes_are_chained)
 }
 END_TEST
 
-/* States are written between steps: once a rank has fetched or asked for the step it is too late,
- * after the commit it is time again. */
+/* States can be written between steps only: after a rank has fetched or asked for the step a write
+ * is refused, and after the commit it is accepted again. */
 START_TEST(writes_between_steps)
 {
     uint64_t held;
@@ -128,13 +128,13 @@ START_TEST(writes_between_steps)
     rig_drain(&rig);
     (void)rig_get(&rig, 0, 0);
     (void)rig_rank_event(&rig, CST_EV_SYNC,
-                         0); /* the step is given up, a new attempt has done nothing yet */
+                         0); /* the attempt is over, and a new one has not begun to fetch */
     ck_assert(rig_waits(&rig, io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, 1)));
     rig_drain(&rig);
 }
 END_TEST
 
-/* Written weights replace cached ones, and a fetch waits until all writes to its chunk are done. */
+/* Written weights replace cached ones. A fetch waits until all writes to its chunk are done. */
 START_TEST(written_weights_are_fetched)
 {
     struct cst_event hint = {.kind = CST_EV_PREFETCH, .chunk = 1};
@@ -159,7 +159,7 @@ START_TEST(written_weights_are_fetched)
 }
 END_TEST
 
-/* A step that closes waits for writes that were accepted before it began. */
+/* A step that closes waits for writes that were accepted before. */
 START_TEST(commit_waits_for_writes)
 {
     uint64_t write;
@@ -181,8 +181,8 @@ START_TEST(commit_waits_for_writes)
 }
 END_TEST
 
-/* A read that a commit overtakes is done again behind the update: it sees all committed steps, and
- * nothing half written. */
+/* A read that a commit overtakes is repeated after the update: it sees all committed steps, and no
+ * partial write. */
 START_TEST(overtaken_read_is_repeated)
 {
     uint64_t copy;
@@ -204,7 +204,7 @@ START_TEST(overtaken_read_is_repeated)
 }
 END_TEST
 
-/* A gradient row that holds one rank's contribution is not shown as a sum. */
+/* A grad row that holds one rank's contribution cannot be read as a sum. */
 START_TEST(torn_gradient_is_not_read)
 {
     rig_open(&rig, 6, 2, 3, 0);
@@ -213,7 +213,7 @@ START_TEST(torn_gradient_is_not_read)
         (void)rig_hand_in(&rig, 1, c, rig_get_grad(&rig, 1, c));
     }
     (void)rig_fetch(&rig, 1, 4);
-    rig_drain(&rig); /* chunk 2's is in the grad row */
+    rig_drain(&rig); /* the contribution to chunk 2 is in the grad row */
     ck_assert_int_eq(rig_status(&rig, io(CST_EV_READ, 2, CST_ROW_GRAD, 0, 1)), CST_EBUSY);
     ck_assert(rig_waits(&rig, io(CST_EV_READ, 1, CST_ROW_GRAD, 0, 1)));
     (void)rig_rank_event(&rig, CST_EV_DEAD, 0);
@@ -222,8 +222,8 @@ START_TEST(torn_gradient_is_not_read)
 }
 END_TEST
 
-/* A read that fails says so and nothing else happens; a conversion that fails leaves states nobody
- * knows: the job is over. */
+/* A read that fails reports the error and has no other effect. A conversion that fails leaves
+ * states undefined, so the job fails. */
 START_TEST(io_fails)
 {
     struct cst_core_stats stats;
@@ -263,8 +263,8 @@ static bool explained(uint32_t chunk, const char *words)
     return false;
 }
 
-/* Sentences name the home, the blocks, what is waited for and the last eviction; never more than
- * there is room for. */
+/* Explain names the chunk's home, its blocks, what it waits for, and the last eviction. It never
+ * writes more lines than the caller has space for. */
 START_TEST(explain)
 {
     char lines[1][192];
@@ -275,7 +275,8 @@ START_TEST(explain)
     ck_assert_uint_eq(cst_core_explain(rig.core, 0, lines, 1), 1);
     ck_assert(explained(0, "chunk 0 of 6"));
     ck_assert(explained(4, "of 4096 elements used"));
-    rig.layout.classes[1].capacity = 8192; /* of another size class, it is told that one's size */
+    /* For another size class, Explain reports that class's size. */
+    rig.layout.classes[1].capacity = 8192;
     rig.layout.chunks[4].size_class = 1;
     ck_assert(explained(4, "of 8192 elements used"));
     rig.layout.chunks[4].size_class = 0;
@@ -299,7 +300,7 @@ START_TEST(explain)
 }
 END_TEST
 
-/* A gradient that all ranks have handed in waits for a move, and no rank is called missing. */
+/* If a gradient that all ranks have handed in waits for a copy, Explain calls no rank missing. */
 START_TEST(explain_a_gradient_that_moves)
 {
     rig_open(&rig, 6, 2, 3, 0);
@@ -314,7 +315,7 @@ START_TEST(explain_a_gradient_that_moves)
 }
 END_TEST
 
-/* A core does not open over a pool that cannot run the model, nor with no ranks or too many. */
+/* A core cannot be opened with a pool that cannot run the model, nor with no ranks or too many. */
 START_TEST(open_refuses)
 {
     struct cst_core_pool pool = {.parts[0] = {.n_blocks = 2, .blocks_per_slab = 2},
@@ -336,8 +337,8 @@ START_TEST(open_refuses)
 }
 END_TEST
 
-/* The job table says where rows are, by segment id, and which span of a chunk is which tensor's,
- * with its tiles. */
+/* The job table has the places of rows by segment id, and for each span of a chunk its tensor and
+ * tiles. */
 START_TEST(job_table)
 {
     struct cst_table_header sizes;

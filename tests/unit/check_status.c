@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/status: the list of errors and the words of a cause. */
+/* Tests of proto/status: the list of statuses, and messages. */
 #include "cistern/status.h"
 #include "proto/text.h"
 #include "tests/lib/suite.h"
@@ -8,8 +8,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Every status has its own number, name and words; the numbers are the wire's and count up from 0.
- */
+/* Every status has its own number, name and description. The numbers are used in messages and count
+ * up from 0. */
 START_TEST(the_list_is_dense)
 {
     int expected = 0;
@@ -24,7 +24,7 @@ START_TEST(the_list_is_dense)
 }
 END_TEST
 
-/* A number that is not in the list has a name and words, and trying again does not help. */
+/* A number that is not in the list has a name and a description, and is not temporary. */
 START_TEST(unknown_numbers_have_words)
 {
     ck_assert_str_eq(cst_status_name(-9999), "?");
@@ -34,7 +34,7 @@ START_TEST(unknown_numbers_have_words)
 }
 END_TEST
 
-/* Words are kept with their status, and a caller's prefix comes before them. */
+/* A message is kept with its status, and a caller's prefix comes before it. */
 START_TEST(words_are_prefixed)
 {
     struct cst_err err = {0};
@@ -49,7 +49,7 @@ START_TEST(words_are_prefixed)
 }
 END_TEST
 
-/* Words that are too long are cut, never written beyond their place; nobody needs to want them. */
+/* A message that is too long is cut and never written beyond its buffer. The buffer may be NULL. */
 START_TEST(words_are_bounded)
 {
     struct {
@@ -75,7 +75,8 @@ START_TEST(words_are_bounded)
 }
 END_TEST
 
-/* What a terminal could obey, and what is no UTF-8, is shown by its bytes; all else stays. */
+/* Control characters and invalid UTF-8 are shown as hexadecimal bytes. Everything else is
+ * unchanged. */
 START_TEST(words_are_clean)
 {
     static const struct {
@@ -84,12 +85,12 @@ START_TEST(words_are_clean)
         {"gew\xc3\xb6hnlich \xe2\x82\xac \xf0\x9f\x92\xa7 'q\\'",
          "gew\xc3\xb6hnlich \xe2\x82\xac \xf0\x9f\x92\xa7 'q\\'"},
         {"\x1b[31mred\r\n", "\\x1b[31mred\\x0d\\x0a"},
-        {"\x7f\xc2\x9b", "\\x7f\\xc2\\x9b"},          /* DEL, C1 */
-        {"\xe2\x80\xae", "\\xe2\\x80\\xae"},          /* right to left from here */
-        {"\xff\xc3", "\\xff\\xc3"},                   /* none, and cut short */
-        {"\xc0\xaf", "\\xc0\\xaf"},                   /* longer than need be */
-        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half of a surrogate pair */
-        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last character */
+        {"\x7f\xc2\x9b", "\\x7f\\xc2\\x9b"}, /* DEL and a C1 control */
+        {"\xe2\x80\xae", "\\xe2\\x80\\xae"}, /* right-to-left override */
+        {"\xff\xc3", "\\xff\\xc3"},          /* an invalid byte, and an incomplete character */
+        {"\xc0\xaf", "\\xc0\\xaf"},          /* an overlong encoding */
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"}, /* half of a surrogate pair */
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last code point */
     };
     struct cst_err err = {0};
     char many[600];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trace files: valid JSON in the form that Perfetto takes, whatever the names; exact times; nothing
- * overlaps on a lane. */
+/* Tests of trace files: they are valid JSON in Perfetto's form with any names, times are exact, and
+ * intervals on a lane do not overlap. */
 #include "client/cli/timeline.h"
 #include "tests/lib/suite.h"
 
@@ -27,7 +27,7 @@ static void add(struct cli_timeline *timeline, uint32_t lane, const char *name, 
     cli_timeline_add(timeline, &span);
 }
 
-/* The array of events that is written. */
+/* The array of events in the written file. */
 static json_t *written(struct cli_timeline *timeline)
 {
     struct cst_err err = {0};
@@ -59,7 +59,7 @@ static double number_of(const json_t *event, const char *key)
     return json_number_value(json_object_get(event, key));
 }
 
-/* Nothing at all is valid, too. */
+/* A file without events is valid. */
 START_TEST(test_empty)
 {
     struct cli_timeline timeline;
@@ -73,8 +73,8 @@ START_TEST(test_empty)
 }
 END_TEST
 
-/* Names with quotes and control characters, times to the nanosecond from the first begin, arguments
- * where there are some, in order of begin. */
+/* Names may have quotes and control characters. Times have nanoseconds and count from the first
+ * begin. Arguments are written if there are some, and events are in the order of their begin. */
 START_TEST(test_events)
 {
     struct cli_timeline timeline;
@@ -104,8 +104,8 @@ START_TEST(test_events)
 }
 END_TEST
 
-/* Intervals of one lane that overlap get lanes of their own; those that follow share one. Each is
- * named. */
+/* Overlapping intervals of one lane get lanes of their own, and consecutive ones share a lane. Each
+ * lane is named. */
 START_TEST(test_overlap)
 {
     struct cli_timeline timeline;
@@ -148,8 +148,8 @@ static off_t size_of(const char *path)
     return st.st_size;
 }
 
-/* A file that cannot be written whole leaves the one before it, and nothing beside it; the next one
- * replaces it. A link is written through. */
+/* If a file cannot be written completely, the previous file stays, and no other file is left. The
+ * next complete file replaces it. A symbolic link is followed. */
 START_TEST(test_replaced)
 {
     char dir[] = "/tmp/cst-timeline-XXXXXX", path[64], beside[72], link[64];
@@ -185,7 +185,7 @@ START_TEST(test_replaced)
 }
 END_TEST
 
-/* What cannot be written is told. */
+/* A write error is reported. */
 START_TEST(test_full)
 {
     struct cli_timeline timeline;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The trace: what is expected before the first record, what a record predicts, what an unexpected
- * use does, and what becomes of what was learned when a rank does something else meanwhile. */
+/* Tests of the trace: the prediction before the first record, and from a record; unexpected uses;
+ * and what stays of a learned record when a rank does something else for a while. */
 #include "offload/trace.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 #include <string.h>
 
-#define N 12 /* chunks, of one operator each but the last operator, which has two */
+#define N 12 /* number of chunks; each has one operator, but the last operator uses two chunks */
 
 static struct cst_model model;
 static struct cst_layout layout;
@@ -47,7 +47,7 @@ static void use_all(uint32_t n, const uint32_t *v)
     }
 }
 
-/* Weights of all chunks, first to last, but for those in the bits of @without. */
+/* Use the weights of all chunks in ascending order, except those in the bit mask @without. */
 static void go_forward(uint32_t without)
 {
     for (uint32_t c = 0; c < trace.n_chunks; c++) {
@@ -57,7 +57,7 @@ static void go_forward(uint32_t without)
     }
 }
 
-/* Last to first, with their gradients. */
+/* Use the weights and gradients of all chunks in descending order. */
 static void go_backward(uint32_t without)
 {
     for (uint32_t c = trace.n_chunks; c-- > 0;) {
@@ -75,7 +75,7 @@ static void train(uint32_t without)
     cst_trace_end_step(&trace);
 }
 
-/* How far off @chunk's next use is, in requests. */
+/* Distance in requests of @chunk's next use. */
 static uint64_t wait_for(uint32_t chunk)
 {
     uint64_t next = cst_trace_next_use(&trace, chunk);
@@ -83,9 +83,9 @@ static uint64_t wait_for(uint32_t chunk)
     return next == CST_TRACE_NEVER ? next : next - cst_trace_now(&trace);
 }
 
-/* Before the first step: forward over the operators, then backward, where gradients are opened too;
- * what the operator before still has is not fetched again. Other ranks' operators are not expected,
- * nor gradients of what is frozen. */
+/* Before the first step the prediction is forward over the operators, then backward, in which
+ * gradients are opened too. Weights that the previous operator still has are not expected again,
+ * nor are other ranks' operators, or gradients of frozen chunks. */
 START_TEST(declared_order)
 {
     static const uint32_t expected[] = {CST_TRACE_ENTRY(0, false), CST_TRACE_ENTRY(2, false),
@@ -102,12 +102,12 @@ START_TEST(declared_order)
     ck_assert_mem_eq(cst_trace_expected(&trace, &n), expected, sizeof expected);
     ck_assert_uint_eq(n, 7);
     cst_trace_use(&trace, 3, false);
-    ck_assert_uint_eq(trace.surprises, 0); /* nothing is known: nothing is a surprise */
+    ck_assert_uint_eq(trace.surprises, 0); /* nothing is known, so nothing is a surprise */
 }
 END_TEST
 
-/* A worker that fetches for ever without a step, and never the same twice, costs no more memory for
- * it: such a record is given up, and the one before predicts on. */
+/* A worker that fetches without ever stepping or repeating itself needs no more memory for that:
+ * such a record is dropped, and the previous record stays the prediction. */
 START_TEST(record_is_bounded)
 {
     uint64_t random = 1;
@@ -127,7 +127,8 @@ START_TEST(record_is_bounded)
 }
 END_TEST
 
-/* A complete step's record predicts the next; a step begun anew forgets what it recorded. */
+/* The record of a complete step predicts the next one. A step that begins again drops what it has
+ * recorded. */
 START_TEST(record_predicts)
 {
     uint32_t n;
@@ -148,12 +149,13 @@ START_TEST(record_predicts)
     ck_assert_uint_eq(wait_for(1), CST_TRACE_NEVER); /* before the commit */
     ck_assert_uint_eq(wait_for(0), 0);
     cst_trace_use(&trace, 0, false);
-    ck_assert_uint_eq(wait_for(0), CST_TRACE_NEVER); /* its gradient is not its weights */
+    /* The use of a gradient is not a use of the weights. */
+    ck_assert_uint_eq(wait_for(0), CST_TRACE_NEVER);
     ck_assert_uint_eq(trace.surprises, 0);
 }
 END_TEST
 
-/* An unexpected use is counted, and what follows is expected again: from its next place on. */
+/* An unexpected use is counted, and the prediction continues at the next place of that use. */
 START_TEST(resynchronises)
 {
     open_trace(3);
@@ -167,9 +169,8 @@ START_TEST(resynchronises)
 }
 END_TEST
 
-/* What comes a little early leaves out what lay between: time goes past it. What comes far too
- * early does not, but makes prediction begin anew there. Both are surprises; what should come is
- * none. */
+/* A use that comes slightly early skips the uses in between. A use that comes much too early lets
+ * prediction begin anew at its place. Both are surprises, and the expected use is none. */
 START_TEST(skips_are_short)
 {
     uint64_t now, epoch;
@@ -179,7 +180,7 @@ START_TEST(skips_are_short)
     ck_assert(cst_trace_use(&trace, 0, false));
     now = cst_trace_now(&trace);
     epoch = trace.epoch;
-    ck_assert(!cst_trace_use(&trace, 3, false)); /* without 1 and 2 */
+    ck_assert(!cst_trace_use(&trace, 3, false)); /* without chunks 1 and 2 */
     ck_assert_uint_eq(cst_trace_now(&trace), now + 3);
     ck_assert_uint_eq(trace.epoch, epoch);
     ck_assert(!cst_trace_use(&trace, 5, true));
@@ -191,7 +192,7 @@ START_TEST(skips_are_short)
 }
 END_TEST
 
-/* Where something comes at several places, what came before it says which is meant. */
+/* If a use occurs at several places, the uses before it determine the place. */
 START_TEST(context_decides)
 {
     open_trace(9);
@@ -205,7 +206,7 @@ START_TEST(context_decides)
 }
 END_TEST
 
-/* What the record does not have at all changes nothing but the count. */
+/* A use that the record does not contain is counted and changes nothing else. */
 START_TEST(never_seen)
 {
     open_trace(3);
@@ -220,7 +221,7 @@ START_TEST(never_seen)
 }
 END_TEST
 
-/* A record longer than any before it; a step in which nothing was asked for teaches nothing. */
+/* A record may be longer than any before. A step without requests changes no record. */
 START_TEST(any_length)
 {
     uint32_t n;
@@ -239,9 +240,9 @@ START_TEST(any_length)
 }
 END_TEST
 
-/* An evaluation goes forward only, as often as it likes, and then training goes on: it is cut off
- * from the step that follows, is expected to go on until it does not, and training is expected as
- * before. Each turn costs one surprise. */
+/* An evaluation consists of any number of forward passes, after which training goes on. The
+ * evaluation is separated from the step that follows. It is expected to go on until it ends, and
+ * training is then expected as before. Each change costs one surprise. */
 START_TEST(evaluation_destroys_nothing)
 {
     uint64_t before;
@@ -256,7 +257,7 @@ START_TEST(evaluation_destroys_nothing)
     go_forward(0);
     train(0);
     before = trace.surprises;
-    ck_assert_uint_le(before, 4); /* the first time it is learned */
+    ck_assert_uint_le(before, 4); /* the first time, the evaluation is learned */
     train(0);
     train(0);
     ck_assert_uint_le(trace.surprises, before + 1);
@@ -264,7 +265,7 @@ START_TEST(evaluation_destroys_nothing)
     go_forward(0);
     go_forward(0);
     go_forward(0);
-    ck_assert_uint_eq(wait_for(0), 0); /* and again, it seems */
+    ck_assert_uint_eq(wait_for(0), 0); /* another evaluation is expected */
     train(0);
     ck_assert_uint_le(trace.surprises, before + 2);
     before = trace.surprises;
@@ -277,8 +278,8 @@ START_TEST(evaluation_destroys_nothing)
 }
 END_TEST
 
-/* Two sequences of operators in turn are both known: each step predicts the one that followed it
- * the last time. */
+/* Two sequences of operators that alternate are both known: each step predicts the one that
+ * followed it the last time. */
 START_TEST(sequences_take_turns)
 {
     static const uint32_t a[] = {0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0};
@@ -300,8 +301,8 @@ START_TEST(sequences_take_turns)
 }
 END_TEST
 
-/* A step that runs each operator's forward again before its backward is a record like any other,
- * after one step. */
+/* A step that runs each operator's forward again before its backward is a normal record after one
+ * step. */
 START_TEST(recomputation)
 {
     open_trace(N);
@@ -321,8 +322,8 @@ START_TEST(recomputation)
 }
 END_TEST
 
-/* An expert that is left out is no surprise, nor is one that comes back. One that comes more often
- * than not is expected, one that hardly ever comes is not. */
+/* An expert that is left out is no surprise, nor is one that comes back. An expert that runs in
+ * most steps is expected, and one that hardly ever runs is not. */
 START_TEST(experts_come_and_go)
 {
     for (uint32_t c = 2; c < 6; c++) {
@@ -343,7 +344,7 @@ START_TEST(experts_come_and_go)
 }
 END_TEST
 
-/* Frozen weights outlive the commit, so their next use may lie in the next step. */
+/* Frozen weights stay valid after the commit, so their next use may be in the next step. */
 START_TEST(frozen_weights_are_wanted_again)
 {
     chunks[0].pattern = CST_PATTERN_FROZEN;
@@ -362,7 +363,7 @@ START_TEST(frozen_weights_are_wanted_again)
 }
 END_TEST
 
-/* Time never goes back, whatever is asked for (seeded), and what is expected has its chunk. */
+/* With random requests, predicted time never decreases, and each expected use has a chunk. */
 START_TEST(time_goes_on)
 {
     uint64_t random = (uint64_t)_i + 1;

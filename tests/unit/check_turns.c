@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order in which the daemon reads the requests of its users. */
+/* Tests of the order in which the daemon reads the requests of its users. */
 #include "daemon/turns.h"
 #include "tests/lib/suite.h"
 
@@ -57,8 +57,8 @@ START_TEST(a_late_user_waits_for_one_request)
 }
 END_TEST
 
-/* A session that is reported readable again has one place in the line, and comes back to it after
- * its turn. */
+/* A session that is reported readable again has only one place in the queue, and returns to it
+ * after its turn. */
 START_TEST(a_session_is_in_line_once)
 {
     add_hers(1);
@@ -70,14 +70,14 @@ START_TEST(a_session_is_in_line_once)
 }
 END_TEST
 
-/* A session that ends leaves the line, and its user with it when that was the only one. */
+/* A session that ends leaves the queue. Its user leaves too if it was the user's only one. */
 START_TEST(a_session_leaves_the_line)
 {
     add_hers(2);
     cst_turns_add(&line, &bob, &his[0]);
     cst_turns_remove(&line, &hers[0]);
     cst_turns_remove(&line, &his[0]);
-    cst_turns_remove(&line, &his[1]); /* it never was in the line */
+    cst_turns_remove(&line, &his[1]); /* this session never was in the queue */
     ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
     ck_assert_ptr_null(cst_turns_next(&line));
     cst_turns_remove(&line, &hers[1]);

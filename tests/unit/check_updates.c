@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/updates: when a job looks for another k. */
+/* Tests of daemon/updates: when the daemon chooses another k for a job. */
 #include "daemon/updates.h"
 
 #include "daemon/daemon.h"
@@ -12,7 +12,7 @@ static struct cst_config config;
 static struct cst_daemon daemon_of_all;
 static struct cst_job job;
 
-/* There is no core: who looks at it now fails. */
+/* There is no core: a choice that uses it now would crash. */
 static void setup(void)
 {
     config = (struct cst_config){.interleave = CST_CONFIG_INTERLEAVE_AUTO};
@@ -21,8 +21,8 @@ static void setup(void)
     job = (struct cst_job){.daemon = &daemon_of_all, .memory.n_rooms = 1};
 }
 
-/* A step makes nobody wait for the choice of another k: it comes when the turn ends, once, or not
- * at all where the job goes before. */
+/* The choice of another k after a step delays no reply: it is made once, at the end of the event
+ * loop's turn, or not at all if the job ends before. */
 START_TEST(at_the_end_of_the_turn)
 {
     cst_updates_step(&job);
@@ -35,7 +35,7 @@ START_TEST(at_the_end_of_the_turn)
 }
 END_TEST
 
-/* Without rooms, or with k as configured, there is nothing to choose. */
+/* Without rooms, or with a configured k, nothing is chosen. */
 START_TEST(nothing_to_choose)
 {
     job.memory.n_rooms = 0;

@@ -12,7 +12,7 @@ static const struct option table[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* What getopt_long makes of the one word (or two) of a command line, and our words for it. */
+/* The argument of getopt_long's errors for one or two words of a command line, and our message. */
 static const struct {
     const char *first, *second, *words;
 } lines[] = {
@@ -51,7 +51,7 @@ static unsigned apart(const char *given, const char *name)
     return cst_usage_nearer(given, name, &best) ? best : CST_USAGE_FAR;
 }
 
-/* Letters that are missing, too many, wrong or swapped count one each. */
+/* Missing, additional, wrong and swapped letters count one each. */
 START_TEST(near_words_are_found)
 {
     ck_assert_uint_eq(apart("stat", "stat"), 0);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which block is given up, and the books of what is wanted before an edge. */
+/* Tests of the choice of the block to evict, and of the count of blocks that are used before an
+ * edge. */
 #include "offload/trace.h"
 #include "offload/victim.h"
 #include "tests/lib/suite.h"
@@ -34,7 +35,8 @@ static uint32_t choose(uint64_t limit)
     return cst_victims_choose(&victims, 100, limit);
 }
 
-/* The one that is wanted last; of those not wanted again the one that was used longest ago. */
+/* The block whose next use is farthest is chosen, and of those without a next use the one used
+ * longest ago. */
 START_TEST(farthest_goes_first)
 {
     ck_assert_uint_eq(choose(CST_VICTIM_ANY), NONE);
@@ -53,7 +55,8 @@ START_TEST(farthest_goes_first)
 }
 END_TEST
 
-/* Half the bytes to bring back weigh as much as being wanted twice as late. */
+/* A block with half as many bytes to load again is chosen like one whose next use is twice as
+ * late. */
 START_TEST(bytes_weigh)
 {
     put(0, CST_VICTIM_DEAR, 100 + 50, 1);
@@ -64,8 +67,8 @@ START_TEST(bytes_weigh)
 }
 END_TEST
 
-/* What stays goes last, and never for what nobody has asked for yet, nor does what is wanted before
- * that. */
+/* Blocks of patterns that stay are evicted last, and never for a prefetch. Nor is a block evicted
+ * for a prefetch that is used later than the block. */
 START_TEST(limits)
 {
     put(0, CST_VICTIM_STAYS, CST_TRACE_NEVER, 1);
@@ -78,7 +81,7 @@ START_TEST(limits)
 }
 END_TEST
 
-/* LRU looks at nothing but the last use. */
+/* LRU considers only the last use. */
 START_TEST(lru)
 {
     victims.eviction = CST_EVICT_LRU;
@@ -91,8 +94,8 @@ START_TEST(lru)
 }
 END_TEST
 
-/* Blocks that are wanted before the edge are inside, whether they came before it did or after; it
- * goes back where none of them is left behind it. */
+/* Blocks whose next use is before the edge are inside, whether they came before the edge moved or
+ * after. The edge moves back if no block is behind it. */
 START_TEST(edge)
 {
     cst_victims_reset_edge(&victims, 100);
@@ -112,7 +115,7 @@ START_TEST(edge)
     cst_victims_remove(&victims, 1);
     ck_assert(cst_victims_retreat(&victims, 102));
     ck_assert_uint_eq(victims.n_inside, 2);
-    put(0, CST_VICTIM_DEAR, 110, 1); /* it was used */
+    put(0, CST_VICTIM_DEAR, 110, 1); /* the block was used */
     ck_assert_uint_eq(victims.n_inside, 1);
     cst_victims_reset_edge(&victims, 102);
     ck_assert_uint_eq(victims.n_inside, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/waits: commands that wait for tickets of other engines. */
+/* Tests of daemon/waits: commands that wait for tickets of other engines. */
 #include "daemon/waits.h"
 #include "tests/lib/suite.h"
 
@@ -45,7 +45,7 @@ static void expect(uint64_t ticket, int status)
     ck_assert_int_eq(err.status, status);
 }
 
-/* A command comes out whole, without `after`, when its one ticket is done, and not before. */
+/* A command is released whole, without `after`, when its only ticket is done, and not before. */
 START_TEST(one)
 {
     HOLD(5, 2);
@@ -64,7 +64,7 @@ START_TEST(one)
 }
 END_TEST
 
-/* It waits for the last of its tickets, in whatever order they end. */
+/* A command waits for the last of its tickets, in whatever order they end. */
 START_TEST(several)
 {
     HOLD(9, 2, 258, 514); /* all in one bucket */
@@ -77,7 +77,7 @@ START_TEST(several)
 }
 END_TEST
 
-/* One ticket frees many, in order of their submission; others stay. */
+/* One ticket releases many commands in the order of their submission. Others stay. */
 START_TEST(many)
 {
     for (uint64_t t = 300; t < 310; t++) {
@@ -95,8 +95,8 @@ START_TEST(many)
 }
 END_TEST
 
-/* A failure cancels, with the words, once nothing else is waited for; the first one's words stay.
- */
+/* A failure cancels the command, with the failure's message, when its other tickets have ended. The
+ * message of the first failure stays. */
 START_TEST(failure)
 {
     HOLD(4, 1, 2, 3);
@@ -113,7 +113,7 @@ START_TEST(failure)
 }
 END_TEST
 
-/* What waits can be waited for: the caller passes on how it ended. */
+/* A command that waits can be waited for. The caller reports how it ended. */
 START_TEST(chain)
 {
     HOLD(2, 1);
@@ -130,13 +130,13 @@ START_TEST(chain)
 }
 END_TEST
 
-/* Who waits for a ticket that will come to nothing waits for another one, for its other tickets as
- * before; the first one's end does not matter to it any more. */
+/* Commands that wait for a ticket which is replaced wait for its replacement and their other
+ * tickets. The end of the replaced ticket does not affect them. */
 START_TEST(renamed)
 {
     HOLD(10, 2);
     HOLD(11, 2, 258, 3);
-    HOLD(12, 258); /* same bucket */
+    HOLD(12, 258); /* in the same bucket */
     cst_waits_rename(&waits, 2, 9);
     cst_waits_done(&waits, 2, CST_EIO, "failed");
     expect_none();
@@ -148,14 +148,14 @@ START_TEST(renamed)
     cst_waits_done(&waits, 3, CST_OK, NULL);
     expect(11, CST_OK);
     HOLD(13, 5, 6);
-    cst_waits_rename(&waits, 5, 6); /* the same one twice */
+    cst_waits_rename(&waits, 5, 6); /* the ticket occurs twice */
     cst_waits_done(&waits, 6, CST_OK, NULL);
     expect(13, CST_OK);
 }
 END_TEST
 
-/* A job goes: its commands are forgotten, held or due, and nothing is left of what they waited for.
- */
+/* When a job ends, its commands are forgotten, whether they wait or are released, and nothing is
+ * left of their tickets. */
 START_TEST(forget)
 {
     HOLD(1 << 8 | 1, 1 << 8 | 7, 1 << 8 | 8);
@@ -171,7 +171,7 @@ START_TEST(forget)
 }
 END_TEST
 
-/* Closing frees what is held and what is due (a leak checker's business). */
+/* Closing frees the commands that wait or are released; leak checkers verify this. */
 START_TEST(closed)
 {
     HOLD(2, 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which engine does what when ranks are on GPUs: the choice of a reduction's way, and the core's
- * commands. Engine 0 is the host's; 1 and 2 are GPUs. */
+/* Tests of which engine does what when ranks are on GPUs: the choice of a sum's reduce site, and
+ * the core's commands. Engine 0 is the host's; engines 1 and 2 are GPUs. */
 #include "offload/way.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
@@ -19,7 +19,7 @@ static void teardown(void)
 
 /* -- the choice ------------------------------------------------------------------------------ */
 
-/* What lies in host memory is summed by the engine of the chunk's home. */
+/* Contributions in host memory are summed by the engine of the chunk's home node. */
 START_TEST(host_alone)
 {
     const uint32_t engines[] = {0, NOTHING, 0};
@@ -32,7 +32,7 @@ START_TEST(host_alone)
 }
 END_TEST
 
-/* Nobody has a gradient: zeros, made where the chunk is at home. */
+/* Without contributions the sum is zeros, which the engine of the home node writes. */
 START_TEST(nothing_at_all)
 {
     const uint32_t engines[] = {NOTHING, NOTHING};
@@ -43,7 +43,7 @@ START_TEST(nothing_at_all)
 }
 END_TEST
 
-/* Ranks on one GPU, and some in host memory: that GPU, whatever the chunk. */
+/* If ranks are on one GPU, and others in host memory, that GPU sums every chunk. */
 START_TEST(one_gpu)
 {
     const uint32_t engines[] = {2, 0, 2};
@@ -59,8 +59,8 @@ START_TEST(one_gpu)
 }
 END_TEST
 
-/* Several GPUs take turns, chunk by chunk; a rank without a contribution leaves its turn to the
- * next one that has one on a GPU. */
+/* Several GPUs take turns chunk by chunk. A turn of a rank without a contribution goes to the next
+ * rank on a GPU that has one. */
 START_TEST(turns)
 {
     const uint32_t all[] = {1, 2}, gap[] = {1, NOTHING, 0, 4};
@@ -81,7 +81,8 @@ END_TEST
 
 /* -- the core -------------------------------------------------------------------------------- */
 
-/* Weights of a rank on a GPU are copied by its engine, those of one on the host by the host's. */
+/* The engine of a rank's GPU copies the rank's weights; the host's engine copies those of ranks on
+ * the host. */
 START_TEST(loads)
 {
     rig_open_on(&rig, 4, 2, 4, 0, (const uint32_t[]){2, 0});
@@ -94,8 +95,8 @@ START_TEST(loads)
 }
 END_TEST
 
-/* The whole of a step: reductions on GPUs in turns, norm and updates on the host, and the next
- * step's loads wait for updates of another engine. */
+/* In a whole step, sums are on GPUs in turn, norm and updates on the host, and the loads of the
+ * next step wait for updates of another engine. */
 START_TEST(step)
 {
     const struct cst_command *load, *update;
@@ -130,8 +131,8 @@ START_TEST(step)
 }
 END_TEST
 
-/* A gradient that makes room goes to the grad row by its GPU's engine; the sum is then made on the
- * GPU of another rank that still has its own in its pool. */
+/* A GPU's engine spills a gradient to the grad row. The sum is then made on the GPU of another rank
+ * whose contribution is still in its pool. */
 START_TEST(staged)
 {
     const struct cst_command *stage, *reduce;
@@ -158,7 +159,7 @@ START_TEST(staged)
 }
 END_TEST
 
-/* Reads and writes of states are the host's, also behind a reduction on a GPU. */
+/* Reads and writes of states are executed by the host's engine, also after a sum on a GPU. */
 START_TEST(states)
 {
     const struct cst_command *reduce;
@@ -188,7 +189,7 @@ START_TEST(states)
 }
 END_TEST
 
-/* Explain tells the way and the engine; for ranks on the host there is nothing to tell. */
+/* Explain names the reduce site and its engine. If ranks are on the host, it says nothing of it. */
 START_TEST(explained)
 {
     char lines[16][192];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker's steps through libcistern against a daemon in a thread: what is sent, what the worker
- * sees, what is refused. */
+/* Tests of a worker's steps through libcistern with a simulated daemon in a thread: what is sent,
+ * what the worker sees, what is refused. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -11,7 +11,7 @@ static struct fake_job f;
 /* -- the order of calls
  * ---------------------------------------------------------------------------- */
 
-/* Calls before their time are refused with words that say what comes first. */
+/* Calls that come too early are refused with a message that names the missing call. */
 START_TEST(test_order)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -48,8 +48,8 @@ END_TEST
 
 /* -- a step ----------------------------------------------------------------------------------- */
 
-/* Two chunks of two tensors: the worker reads the weights, its gradients arrive, and the messages
- * are the fewest there are. */
+/* With two chunks of two tensors, the worker reads the weights, its gradients arrive, and the
+ * number of messages is the smallest possible. */
 START_TEST(test_step)
 {
     struct cst_hyper_params params = {.lr = 0.5f, .loss = 1.5};
@@ -90,8 +90,8 @@ START_TEST(test_step)
 }
 END_TEST
 
-/* A chunk of which one tensor has a gradient goes in with zeros for the other, though its block
- * came full of rubbish. */
+/* If only one tensor of a chunk has a gradient, the chunk is handed in with zeros for the other
+ * one, although the block had other contents. */
 START_TEST(test_partial_step)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -110,8 +110,8 @@ START_TEST(test_partial_step)
 }
 END_TEST
 
-/* A tensor that no operator uses shares the chunk of one that does: its stretch goes in as zeros.
- */
+/* If a tensor that no operator uses shares a chunk with one that is used, zeros are handed in for
+ * it. */
 START_TEST(test_unused_tensor)
 {
     struct cst_err err = {0};
@@ -134,7 +134,7 @@ START_TEST(test_unused_tensor)
 }
 END_TEST
 
-/* Of a tensor that two operators use, the second backward is told to add. */
+/* For a tensor that two operators use, the second backward is told to add. */
 START_TEST(test_accumulate)
 {
     struct cst_err err = {0};
@@ -164,7 +164,7 @@ START_TEST(test_accumulate)
 }
 END_TEST
 
-/* With one credit and batches of one item everything still works, one request after the other. */
+/* Everything works with one credit and batches of one item, one request after the other. */
 START_TEST(test_one_credit)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -192,7 +192,7 @@ END_TEST
  */
 
 struct failing {
-    uint32_t at; /* batch, counted from 0 */
+    uint32_t at; /* number of the batch, counted from 0 */
     uint32_t n;
     int status;
 };
@@ -222,8 +222,8 @@ static bool hook_fail(struct fake_daemon *fake, const struct cst_frame *request,
     return true;
 }
 
-/* A dead peer makes the step void: every call says so until a sync, and then the step can be done
- * again. */
+/* The death of another rank makes the step void: every call reports that until a sync, and then the
+ * step can be repeated. */
 START_TEST(test_peer_died)
 {
     struct failing failing = {.at = 0, .status = _i == 0 ? CST_EPEERDIED : CST_ESTALE};
@@ -248,7 +248,7 @@ START_TEST(test_peer_died)
 }
 END_TEST
 
-/* A fetch that fails for a reason of its own is reported once and can be tried again. */
+/* A fetch that fails for another reason is reported once and can be repeated. */
 START_TEST(test_engine_failed)
 {
     struct failing failing = {.at = 0, .status = CST_EENGINE};
@@ -265,8 +265,7 @@ START_TEST(test_engine_failed)
 }
 END_TEST
 
-/* Gradients whose hand-in fails behind the worker's back are not lost in silence: the step is void.
- */
+/* If a hand-in fails after the call returned, the loss is reported: the step is void. */
 START_TEST(test_hand_in_failed)
 {
     struct failing failing = {.at = 1, .status = CST_EENGINE};
@@ -288,8 +287,8 @@ END_TEST
 /* -- states ---------------------------------------------------------------------------------------
  */
 
-/* More elements than the staging segment holds go through it in pieces, in both directions, for
- * both sizes of element. */
+/* More elements than the staging segment holds are read and written in pieces, with both sizes of
+ * elements. */
 START_TEST(test_states)
 {
     struct cst_err err = {0};
@@ -318,10 +317,10 @@ START_TEST(test_states)
 }
 END_TEST
 
-/* Hints about weights that the begun operator uses, about nothing that is declared, of no known
- * kind, and while another call is pending are refused in words. The others are sent; what is held
- * is given back before it is said to be unwanted, and what is held or asked for is not asked to be
- * brought. */
+/* A hint is refused if the begun operator uses the weights, if the tensor is not declared, if
+ * the kind is unknown, and while another call is pending. Other hints are sent. A lease is given
+ * back before EVICT is sent, and PREFETCH is not sent for weights that are leased or already
+ * requested. */
 START_TEST(test_hints)
 {
     const struct cst_hyper_params params = {.lr = 1e-3f};
@@ -338,13 +337,13 @@ START_TEST(test_hints)
     CK_OK(cst_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err));
     ck_assert_int_eq(cst_hint(f.job, 0, CST_EVICT, &err), CST_EBUSY);
     ck_assert_ptr_nonnull(strstr(err.text, "'o0', which is begun"));
-    CK_OK(cst_hint_tensor(f.job, 0, CST_PREFETCH, &err)); /* it is held */
+    CK_OK(cst_hint_tensor(f.job, 0, CST_PREFETCH, &err)); /* the weights are leased */
     CK_OK(cst_op_end(f.job, 0, &err));
     CK_OK(cst_hint(f.job, 0, CST_EVICT, &err));
     CK_OK(cst_hint(f.job, 0, CST_EVICT, &err));
     CK_OK(cst_hint_tensor(f.job, 0, CST_PREFETCH, &err));
     fake_job_expect_log(&f, "p0 W0 r0 e0 e0 p0");
-    (void)pthread_mutex_lock(&f.fake.mutex); /* no answer comes */
+    (void)pthread_mutex_lock(&f.fake.mutex); /* no reply can come */
     ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
     ck_assert_int_eq(cst_hint(f.job, 0, CST_PREFETCH, &err), CST_EBUSY);
     ck_assert_ptr_nonnull(strstr(err.text, "another call is pending"));
@@ -354,8 +353,9 @@ START_TEST(test_hints)
 }
 END_TEST
 
-/* With CISTERN_DEBUG=poison a gradient that the worker forgot is named with its operator, and may
- * still be written; without, it is taken as it lies. Other words are refused. */
+/* With CISTERN_DEBUG=poison a gradient that the worker forgot to write is reported with its
+ * operator, and may still be written. Without it the block is handed in as it is. Other values of
+ * the variable are refused. */
 START_TEST(test_poison)
 {
     struct cst_err err = {0};
@@ -385,7 +385,7 @@ START_TEST(test_poison)
 }
 END_TEST
 
-/* This rank's numbers come out of the daemon's reply about the job. */
+/* cst_stat returns this rank's entry of the daemon's reply about the job. */
 START_TEST(test_stat)
 {
     struct cst_rank_stat stat;

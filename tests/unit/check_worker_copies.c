@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool whose worker copies weights in itself: when it may, and what is known of its blocks. */
+/* Tests of a pool whose worker copies weights itself: when the worker may copy, and what the core
+ * knows of the blocks. */
 #include "tests/unit/core_rig.h"
 #include "tests/lib/suite.h"
 
@@ -16,7 +17,8 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* @tag has been granted, and its weights are to be copied from the chunk's row. */
+/* Check that @tag was granted and its weights are to be copied from the chunk's row. Returns the
+ * generation. */
 static uint64_t to_be_filled(uint64_t tag, uint32_t chunk)
 {
     const struct cst_reply *reply = rig_answer(&rig, tag);
@@ -40,8 +42,8 @@ static uint64_t filled(uint64_t tag)
     return reply->generation;
 }
 
-/* A miss is answered at once with the row's place, and no engine hears of it; once released, the
- * block is cached: the next fetch is a hit. */
+/* A miss is answered at once with the row's place, and no engine gets a command. After the release
+ * the block is cached: the next fetch is a hit. */
 START_TEST(miss_names_the_row)
 {
     uint64_t generation;
@@ -59,8 +61,8 @@ START_TEST(miss_names_the_row)
 }
 END_TEST
 
-/* Who fetches the chunk again before a release gets the place again; one release says that the
- * weights are there. */
+/* A second fetch of the chunk before a release gets the place again. One release says that the
+ * weights are in the block. */
 START_TEST(nothing_is_known_before_a_release)
 {
     uint64_t first;
@@ -75,7 +77,7 @@ START_TEST(nothing_is_known_before_a_release)
 }
 END_TEST
 
-/* A fetch waits for its own chunk's update, in a block of its own, and for no other chunk's. */
+/* A fetch keeps a block and waits for the update of its own chunk, and of no other chunk. */
 START_TEST(waits_for_its_update)
 {
     uint64_t tag;
@@ -97,7 +99,8 @@ START_TEST(waits_for_its_update)
 }
 END_TEST
 
-/* Nobody waits for the update any more: the block that was kept is free when it ends. */
+/* If no fetch waits for the update any more, the block that was kept becomes free when the update
+ * ends. */
 START_TEST(cancelled_while_it_waits)
 {
     uint64_t tag;
@@ -117,7 +120,7 @@ START_TEST(cancelled_while_it_waits)
 }
 END_TEST
 
-/* The update fails: who waited for it hears that the job has. */
+/* If the update fails, the fetches that wait for it are told that the job has failed. */
 START_TEST(update_fails)
 {
     uint64_t tag;
@@ -136,7 +139,7 @@ START_TEST(update_fails)
 }
 END_TEST
 
-/* States are written before the fetch: it waits for that. */
+/* A fetch waits for an earlier write of the states. */
 START_TEST(waits_for_a_write)
 {
     uint64_t tag;
@@ -155,8 +158,8 @@ START_TEST(waits_for_a_write)
 }
 END_TEST
 
-/* A sync ends leases and says nothing about copies: what was not released is free, what was is
- * cached. */
+/* A sync ends leases and does not report copies: blocks that were not released are free, and those
+ * that were are cached. */
 START_TEST(sync_forgets_what_was_not_released)
 {
     uint64_t generation;
@@ -173,8 +176,8 @@ START_TEST(sync_forgets_what_was_not_released)
 }
 END_TEST
 
-/* Of a worker that died (0), or left (1), nothing stays; of one that hung up (2), not before it is
- * dead. */
+/* Nothing remains of a worker that died (0) or left (1). Blocks of one that hung up (2) stay until
+ * it is dead. */
 START_TEST(who_goes_leaves_nothing)
 {
     static const enum cst_event_kind how[] = {CST_EV_DEAD, CST_EV_LEAVE, CST_EV_HANGUP};
@@ -194,8 +197,8 @@ START_TEST(who_goes_leaves_nothing)
 }
 END_TEST
 
-/* What a worker has not released at the commit is out of date, whatever comes of its copy: another
- * fetch gets another block. */
+/* Weights that a worker has not released at the commit are out of date, whatever its copy brought.
+ * Another fetch gets another block. */
 START_TEST(commit_overtakes_a_copy)
 {
     uint64_t old, tag;
@@ -215,7 +218,8 @@ START_TEST(commit_overtakes_a_copy)
 }
 END_TEST
 
-/* Nobody else loads anything: neither the trace nor a hint. Whole steps go without a copy up. */
+/* Only the worker loads weights: the trace and hints do not. Whole steps need no copy of weights by
+ * an engine. */
 START_TEST(no_prefetch)
 {
     rig_open_worker_copies(&rig, 4, 2, 4, 1);

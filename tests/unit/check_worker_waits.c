@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker that waits, through libcistern against a daemon in a thread: replies late and out of
- * order, calls that do not wait, and what the daemon hears of it. */
+/* Tests of a worker that waits, through libcistern with a simulated daemon in a thread: late
+ * replies, replies out of order, calls that do not wait, and what the daemon is told. */
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -13,9 +13,9 @@ static struct fake_job f;
  */
 
 struct held {
-    uint32_t which; /* keep back the reply to this batch, counted from 0 ... */
-    uint32_t until; /* ... until this one is answered */
-    uint32_t n;     /* batches so far */
+    uint32_t which; /* number of the batch whose reply is kept back, counted from 0 */
+    uint32_t until; /* number of the batch after whose reply it is sent */
+    uint32_t n;     /* number of batches so far */
     struct cst_frame frame;
     uint8_t body[4096];
 };
@@ -41,7 +41,7 @@ static bool hook_hold(struct fake_daemon *fake, const struct cst_frame *request,
     return true;
 }
 
-/* The hand-in of a chunk is answered after the fetch behind it: both are understood. */
+/* The hand-in of a chunk is answered after the next fetch. Both replies are understood. */
 START_TEST(test_out_of_order)
 {
     struct held held = {.which = 1, .until = 2};
@@ -60,8 +60,8 @@ START_TEST(test_out_of_order)
 }
 END_TEST
 
-/* The reply to a fetch ahead comes after the sync that made it void: it is dropped, and the chunk
- * is fetched again. */
+/* The reply to a prefetch comes after the sync that made it void: it is dropped, and the chunk is
+ * fetched again. */
 START_TEST(test_late_ahead)
 {
     struct held held = {.which = 1, .until = 2};
@@ -97,8 +97,8 @@ static int finish_begin(int op, struct cst_io *io, struct cst_err *err)
     return rc;
 }
 
-/* The try forms go through a worker's life with poll; another call in between is refused and spoils
- * nothing. */
+/* The forms that do not wait can run a whole worker with poll. Another call in between is refused
+ * and has no effect. */
 START_TEST(test_try)
 {
     struct cst_hyper_params params = {.lr = 1.0f, .loss = NAN}, other = {.lr = 2.0f};
@@ -123,7 +123,8 @@ START_TEST(test_try)
         ck_assert_int_eq(poll(&pfd, 1, -1), 1);
     }
     CK_OK(rc);
-    /* The first try sends and cannot have the answer: the daemon's lock is held. */
+    /* The first call sends the request and cannot get the reply, because the test holds the
+     * daemon's lock. */
     (void)pthread_mutex_lock(&f.fake.mutex);
     ck_assert_int_eq(cst_try_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EAGAIN);
     ck_assert_int_eq(cst_try_op_begin(f.job, 0, CST_FORWARD, &io, 1, &err), CST_EAGAIN);
@@ -150,8 +151,8 @@ START_TEST(test_try)
 }
 END_TEST
 
-/* What would take in the reply of a pending call is refused meanwhile, so that the fd tells of it:
- * the reply is never read behind the poller's back. */
+/* A call that would read the reply of a pending call is refused meanwhile. Otherwise the descriptor
+ * would not signal the reply to the caller's poll. */
 START_TEST(test_try_alone)
 {
     struct cst_hyper_params params = {.lr = 1.0f};
@@ -180,12 +181,12 @@ END_TEST
  */
 
 struct patience {
-    struct cst_frame held; /* a fetch ahead without its answer */
+    struct cst_frame held; /* a prefetch that is not answered */
     uint8_t body[64];
     unsigned n_wants;
 };
 
-/* What is asked ahead is answered when the worker says that it waits. */
+/* A prefetch is answered when the worker says that it waits. */
 static bool hook_patience(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
 {
     struct patience *p = arg;
@@ -216,8 +217,8 @@ static bool hook_patience(struct fake_daemon *fake, const struct cst_frame *requ
     return true;
 }
 
-/* An operator whose chunk was asked ahead and has not come: the daemon hears, once, that the worker
- * waits for it now. */
+/* If an operator's prefetched chunk has not come, the daemon is told once that the worker waits for
+ * it now. */
 START_TEST(test_wants)
 {
     struct patience patience = {.n_wants = 0};
@@ -228,7 +229,7 @@ START_TEST(test_wants)
     f.fake.hook_arg = &patience;
     fake_job_start(&f, 4);
     fake_job_run(&f, 0, CST_FORWARD, 0);
-    fake_job_run(&f, 1, CST_FORWARD, 0); /* of the same chunk */
+    fake_job_run(&f, 1, CST_FORWARD, 0); /* an operator that uses the same chunk */
     ck_assert_uint_eq(patience.n_wants, 0);
     CK_OK(cst_op_begin(f.job, 2, CST_FORWARD, &io, 1, &err));
     ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4001);
@@ -237,7 +238,7 @@ START_TEST(test_wants)
 }
 END_TEST
 
-/* A daemon that is older than WANT is never sent it, however long the worker waits. */
+/* WANT is never sent to a daemon that does not support it, however long the worker waits. */
 START_TEST(test_never_wants)
 {
     struct patience patience = {.n_wants = 0};
@@ -250,7 +251,7 @@ START_TEST(test_never_wants)
     fake_job_start(&f, 4);
     fake_job_run(&f, 0, CST_FORWARD, 0);
     fake_job_run(&f, 1, CST_FORWARD, 0);
-    CK_OK(cst_ping(f.client, NULL, &err)); /* all that was asked before is served */
+    CK_OK(cst_ping(f.client, NULL, &err)); /* all earlier requests are served now */
     for (int i = 0; i < 5; i++) {
         ck_assert_int_eq(cst_try_op_begin(f.job, 2, CST_FORWARD, &io, 1, &err), CST_EAGAIN);
     }
