@@ -19,7 +19,8 @@ struct gpt_device_ops {
     /* Attach the device to @job, a job in the daemon that is open and not yet committed.
      * CST_ENOTFOUND: this process does not see the job's device. */
     int (*join)(struct gpt_device *device, struct cst_job *job, struct cst_err *err);
-    /* Allocate the states of all ranks of this process, for --store=local. close() frees them. */
+    /* Prepare the states of all ranks of this process, for --store=local. close() frees them.
+     * @model is borrowed until then. CST_EUNSUPPORTED, CST_ENOMEM. */
     int (*open_states)(struct gpt_device *device, const struct gpt_model *model,
                        struct cst_err *err);
     /* Open the store of @rank over the states of open_states. The thread of this rank calls it. */
@@ -58,7 +59,8 @@ struct gpt_device {
 
 /* Open the device that --device names. @options is borrowed until ops->close, which frees the
  * device. Passes and stores must be closed before. CST_EUNSUPPORTED: the program was built without
- * this device, the device does not exist, or it cannot do what the options ask for. */
+ * this kind of device, the machine has no driver or GPU, or the device cannot do what the options
+ * ask for. CST_ENOTFOUND: there is no device of this name. CST_ENOMEM. */
 int gpt_device_open(struct gpt_device **out, const struct gpt_options *options,
                     struct cst_err *err);
 

@@ -74,7 +74,7 @@ struct gpt_exchange_watch {
     /* Called when the exchange is joined. The memory holds the header and the regions of all
      * ranks. */
     void (*came)(void *arg, void *base, size_t bytes);
-    /* Called before the memory at @base goes away: it is unmapped after this call returns. */
+    /* Called before the memory at @base goes away. It may be unmapped after this call. */
     void (*goes)(void *arg, void *base);
     void *arg; /* argument of all callbacks */
 };

@@ -2,7 +2,7 @@
 /* Internals of the local store: the states of all ranks of one process. local_states.c allocates
  * the states, local_step.c does the work of the barriers, and store_local.c has the ranks' handles.
  *
- * Delayed updates, from step d = delay_from on; weights(i) are the result of update i:
+ * Delayed updates, from step d = delay_from on; w(i) are the weights after update i:
  *
  *   step              ...  d-1        d          d+1        d+2
  *   operators use          w(d-2)     w(d-1)     w(d-1)     w(d)

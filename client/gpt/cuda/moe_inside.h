@@ -108,8 +108,8 @@ int gpt_cuda_peers_fetch(const struct gpt_cuda_moe *moe, const struct gpt_cuda_m
                          CUdeviceptr to, struct cst_err *err);
 
 /* Return the rows of @results that belong to other ranks and wait for all ranks. Then copy the
- * results of this rank's away rows behind the kept rows of @results. Without peers it does
- * nothing. */
+ * results of this rank's away rows to the places after the kept rows of @results. Without peers it
+ * does nothing. */
 int gpt_cuda_peers_return(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                           CUdeviceptr results, struct cst_err *err);
 
