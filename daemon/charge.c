@@ -110,6 +110,7 @@ int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wi
         rc = check_machine(daemon, host_bytes(daemon, wish, arena_bytes), name, err);
         host = rc != CST_OK;
     }
+    /* Removing jobs that are done frees host memory only; they have no pools. */
     if (host && account != NULL) {
         cst_done_suggest(daemon, account->uid, wish->manager, err);
     }

@@ -196,6 +196,7 @@ static void start_populating(struct cst_job *job)
 
     if (populate_as_planned(job, &err) != CST_OK) {
         cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);
+        /* The job stays in DECLARING, and the ranks may commit again. */
         cst_commit_break(job, &err);
         return;
     }
@@ -391,12 +392,13 @@ static void go_on(struct cst_job *job)
     int rc = cst_devices_await(job, &err);
     bool given = rc == CST_OK && cst_given_has(job);
 
+    /* A given plan replaces the search. */
     rc = given ? cst_given_take(job, &err) : rc;
     if (given && rc == CST_OK) {
         start_populating(job);
     } else if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
         start_populating(job);
-    } else if (rc != CST_OK && rc != CST_EAGAIN) {
+    } else if (rc != CST_OK && rc != CST_EAGAIN) { /* EAGAIN: cst_commit_resume continues. */
         cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);
         cst_commit_break(job, &err);
     }
@@ -481,12 +483,16 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
         rc = err.status;
     }
     if (rc == CST_OK && job->state == CST_JOB_READY) {
+        /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
+         * that exists. */
         rc = cst_share_check(worker, &err);
     }
     if (rc == CST_OK) {
         rc = cst_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
     }
     if (rc != CST_OK) {
+        /* The reply comes first, because cst_declare_disagree tells the other ranks and drops the
+         * model. */
         cst_session_error(session, id, &err);
         if (rc == CST_EMISMATCH) {
             cst_declare_disagree(job, worker, &err);

@@ -267,6 +267,7 @@ static int set_gpu_pool(struct cst_config *config, const char *value, void *fiel
                         struct cst_err *err)
 {
     uint64_t bytes = 0;
+    /* Any total will do, because only the form is checked here. */
     int rc = cst_size_parse(value, UINT64_C(1) << 40, &bytes, err);
 
     (void)field;
@@ -516,6 +517,7 @@ int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *o
 
 static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
 {
+    /* Not NULL, because set_socket only accepts absolute paths. */
     const char *slash = strrchr(config->socket, '/');
     int dir = (int)(slash - config->socket);
 
@@ -538,6 +540,7 @@ static int finish_budgets(struct cst_config *config, struct cst_err *err)
 {
     uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;
 
+    /* Divided, because the product above may have wrapped. */
     if (config->n_paced > 0 && config->paced_memory > left / config->n_paced) {
         return cst_err_set(
             err, CST_EBUDGET,

@@ -174,6 +174,7 @@ static void init_parts(struct cst_daemon *daemon, const struct cst_config *confi
     cst_later_init(&daemon->later);
     cst_later_init(&daemon->spare);
     cst_actions_init(&daemon->actions);
+    /* The epoch tells clients that the daemon was restarted; it need not be secret. */
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
         daemon->epoch = daemon->started_ns;
     }
@@ -220,6 +221,7 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
     /* The loop has active handles now. A failure from here on must end them as a shutdown does. */
     rc = cst_engines_start(&daemon->engines, err);
     if (rc != CST_OK) {
+        /* Engines that were started already must end. */
         cst_daemon_drain(daemon);
         cst_daemon_run(daemon);
         cst_daemon_close(daemon);

@@ -52,6 +52,7 @@ static const char *name_others(const struct cst_worker *me, did_fn did, uint32_t
         }
     }
     if (n == 0) {
+        /* The ranks that declared it have left. */
         (void)snprintf(out, RANKS_TEXT, "the job");
     } else if (n <= NAMED_RANKS) {
         (void)snprintf(out, RANKS_TEXT, "rank%s %s", n > 1 ? "s" : "", list);
@@ -105,6 +106,7 @@ static int declare_group(struct cst_worker *worker, const Cistern__GroupDecl *de
                          struct cst_err *err)
 {
     struct cst_model *model = &worker->job->model;
+    /* Group 0 is predefined: all ranks. */
     uint32_t i = worker->n_groups + 1;
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
     uint64_t ranks = 0;

@@ -43,6 +43,7 @@ void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, uns
     if (cst_engine_is_gpu(engine)) {
         (void)uv_timer_init(engines->loop, &engine->idle);
         engine->idle.data = engine;
+        /* The timer alone must not keep the loop running. */
         uv_unref((uv_handle_t *)&engine->idle);
     }
 }
@@ -118,6 +119,8 @@ static void send_setup(struct cst_engine *engine)
     setup.undo_bytes = engine->undo->bytes;
     setup.has_traffic_slots = 1;
     setup.traffic_slots = CST_ARENA_MAX_ENGINES;
+    /* Accelerators' engines announce their copies in the table of traffic. Nodes' engines leave
+     * memory bandwidth to these copies. */
     setup.has_traffic_slot = cst_engine_is_gpu(engine);
     setup.traffic_slot = engine->index;
     (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, fds, 2);
@@ -205,6 +208,7 @@ static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
     engine->threads = ready->threads;
     engine->copy_threads = ready->copy_threads;
     (void)snprintf(engine->isa, sizeof engine->isa, "%s", ready->isa);
+    /* Not 0, which means that the engine has not been up. */
     engine->granularity = ready->granularity > 0 ? ready->granularity : 1;
     engine__ready__free_unpacked(ready, NULL);
     cst_log(CST_LOG_INFO, "engine %u: ready on %s%sNUMA node %u, %u threads, %u copy threads, %s",
@@ -240,9 +244,11 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
         if (cst_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
             engine->deaths = (struct cst_deaths){0};
+            /* Reported before the completion, which ends the command's entry in the record. */
             if (c->has_ended_ns && engines->on_timed != NULL) {
                 engines->on_timed(engines->arg, c->ticket, engine->index, c->began_ns, c->ended_ns);
             }
+            /* Statuses are 0 or negative. */
             cst_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
                                  c->value, c->text, forgiven);
         }
@@ -313,6 +319,7 @@ void cst_engine_flush(struct cst_engine *engine)
     struct cst_commands_item *upto = NULL;
     size_t n;
 
+    /* Not in MOUNTING: commands need the segments that are being mapped again. */
     while (engine->state == CST_ENGINE_READY && engine->commands.unsent != NULL &&
            (n = cst_commands_pack(&engine->commands, body, CST_FRAME_MAX_BODY, &upto)) > 0) {
         struct cst_frame frame = {
@@ -345,8 +352,7 @@ void cst_engine_ping(struct cst_engine *engine)
         cst_log(CST_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
                 MAX_UNANSWERED);
         cst_process_kill(engine->process);
-        /* A process that is starting cannot answer yet, but its silence counts. */
-    } else if (cst_engine_is_up(engine)) {
+    } else if (cst_engine_is_up(engine)) { /* A process that is starting cannot answer yet. */
         (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
     }
 }
@@ -393,6 +399,7 @@ static void refuse_all(struct cst_engine *engine)
         (void)cst_commands_remove(&engine->commands, ticket);
         cst_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why, false);
     }
+    /* Commits that wait for this engine must fail now. */
     if (cst_engine_is_gpu(engine)) {
         engines->on_up(engines->arg);
     } else if (engine->commands.n > 0) {

@@ -31,6 +31,7 @@ static int find_programs(struct cst_engines *engines, struct cst_err *err)
     if (rc == CST_OK && strcmp(config->gpu_devices, "none") != 0) {
         rc = cst_program_find("cistern-engine-cuda", config->gpu_engine, "CISTERN_ENGINE_CUDA",
                               engines->gpu_program, sizeof engines->gpu_program, err);
+        /* Without the program there are no GPUs. */
         rc = rc == CST_EAGAIN ? CST_OK : rc;
     }
     return rc;
@@ -56,6 +57,7 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
     if (hwloc_topology_init(&topology) != 0) {
         return cst_err_set(err, CST_EINTERNAL, "hwloc_topology_init");
     }
+    /* hwloc keeps NUMA nodes whatever the filter; no other objects are needed. */
     (void)hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
     if (hwloc_topology_load(topology) == 0) {
         while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
@@ -252,6 +254,8 @@ static bool maps(const struct cst_engines *engines, const struct cst_segment *se
 void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment)
 {
     list_segment(engines, segment);
+    /* Count all engines before the first one is asked, or an early answer would look like the last
+     * one. */
     for (unsigned i = 0; i < engines->n; i++) {
         if (maps(engines, segment, i)) {
             segment->mounts[i] = CST_MOUNT_WANTED;
@@ -269,6 +273,7 @@ void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment)
 
 void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segment)
 {
+    /* Keeps the segment while cst_mounts_drop releases the references of engines. */
     cst_segment_ref(segment);
     for (unsigned i = 0; i < engines->n; i++) {
         if (segment->mounts[i] != CST_MOUNT_NONE) {
@@ -440,6 +445,8 @@ bool cst_engines_alive(struct cst_engines *engines)
     for (unsigned i = 0; i < engines->n; i++) {
         struct cst_engine *engine = &engines->v[i];
 
+        /* An engine in FAILED keeps commands but cannot make progress, and restarting the daemon
+         * would lose the states. */
         if (engine->commands.n > 0 && engine->progress == engine->progress_seen &&
             engine->state != CST_ENGINE_FAILED) {
             alive = false;

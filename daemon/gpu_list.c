@@ -44,6 +44,7 @@ static int parse_list(const json_t *root, struct cst_gpu_list *list, struct cst_
     if (n == 0) {
         return cst_err_set(err, CST_EPROTO, "neither GPUs nor an error in it");
     }
+    /* More GPUs than the list can hold are ignored. */
     for (size_t i = 0; i < n && i < CST_GPU_MAX && rc == CST_OK; i++) {
         rc = parse_gpu(json_array_get(gpus, i), &list->v[i], err);
         list->v[i].index = (unsigned)i;

@@ -55,6 +55,7 @@ static void serve(struct cst_daemon *daemon, const struct cst_gpus_wish *wish)
     }
     id = request->id;
     cst_session_drop(daemon, request);
+    /* A session that is closing must not attach to a job. */
     if (session->state == CST_SESSION_DOOMED) {
         return;
     }

@@ -298,6 +298,7 @@ void cst_job_check_idle(struct cst_job *job)
     if (job->idle_since_ns == 0) {
         job->idle_since_ns = uv_hrtime();
     }
+    /* A process that has hung up may connect again and commit. */
     if (job->state == CST_JOB_DECLARING && !present) {
         (void)cst_err_set(&why, CST_ENOTFOUND,
                           "job '%s': it was not committed and nobody is attached", job->name);

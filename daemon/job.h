@@ -161,9 +161,9 @@ void cst_jobs_init(struct cst_jobs *jobs);
 /* Returns the living job of owner @uid with this @name, or NULL. */
 struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *name);
 
-/* Create a job with @wish's name for the user of @session, without workers. CST_ENOTFOUND,
- * CST_EINVAL: the base job (see cst_base_find); CST_EBUDGET: too many jobs, or the time to live
- * exceeds the user's limit; CST_ENOMEM: out of memory. */
+/* Create a job with @wish's name for the user of @session, without workers. CST_ENOTFOUND:
+ * there is no such base job. CST_EINVAL: the base job cannot be used (see cst_base_find), or the
+ * time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory. */
 int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, struct cst_job **out,
                  struct cst_err *err);
 

@@ -259,6 +259,7 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
     out->world = job->world;
     out->state = (char *)(uintptr_t)cst_job_state_name(job);
     out->n_params = job->model.n_params;
+    /* Without segments the numbers are left from an earlier commit. */
     out->arena_bytes = job->memory.n_segments > 0 ? job->memory.arena_bytes : 0;
     out->has_populated_bytes = 1;
     out->populated_bytes = job->memory.n_segments > 0 ? job->memory.populated : 0;
@@ -372,6 +373,7 @@ static char *waits_for(const struct cst_job *job, char *text, size_t size)
     } else {
         (void)snprintf(text, size, "rank ");
         cst_commit_missing(job, text + strlen(text), size - strlen(text));
+        /* Drop the word "rank" if no rank follows. */
         text[0] = text[strlen("rank ")] != '\0' ? text[0] : '\0';
     }
     return text[0] != '\0' ? text : NULL;

@@ -62,6 +62,7 @@ void cst_lingers_close_socket(struct cst_lingers *lingers, int fd, struct cst_un
         (void)close(fd);
         return;
     }
+    /* The client sees the end of the connection and can still read what was sent. */
     (void)shutdown(fd, SHUT_RDWR);
     *linger = (struct cst_linger){.fd = fd, .unread = *unread};
     unread->n = 0;

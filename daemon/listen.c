@@ -61,6 +61,7 @@ static int take_lock(struct cst_listen *listener, struct cst_err *err)
 
     lock_path(listener, path);
     for (;;) {
+        /* O_NOFOLLOW: the file is overwritten, and the directory may belong to another user. */
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) {
             int errnum = errno;
@@ -131,6 +132,7 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
     rc = connect(fd, (const struct sockaddr *)address, sizeof *address);
     saved = errno;
     (void)close(fd);
+    /* Only a refused connection proves that nobody listens. */
     if (rc == 0 || saved != ECONNREFUSED) {
         return cst_err_set(err, CST_EBUSY, "%s: a living process listens there", address->sun_path);
     }

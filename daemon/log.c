@@ -147,6 +147,7 @@ static void write_to_stderr(enum cst_log_level level, const char *words)
     size_t n = write_head(level, line, sizeof line);
 
     (void)snprintf(line + n, sizeof line - n, "%s\n", words);
+    /* There is nobody to report a failure to. */
     if (poll(&room, 1, 0) != 1 || write(STDERR_FILENO, line, strlen(line)) < 0) {
         return;
     }

@@ -51,6 +51,7 @@ static void on_progress(struct cst_segment *segment)
 
     count(memory, segment);
     step = step > log_step_bytes ? log_step_bytes : step;
+    /* No lines for small jobs, which are populated in a moment. */
     if (memory->populated >= memory->logged + step && memory->populated < total &&
         step >= log_step_bytes / 16) {
         memory->logged = memory->populated;
@@ -180,6 +181,7 @@ static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *w
         const struct cst_layout_segment *s = &layout->segments[i];
 
         if (s->node >= memory->daemon->engines.n_nodes) {
+            /* States on an accelerator are used by its own engine alone. */
             rc = add_device_segment(memory, s->bytes,
                                     cst_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
             continue;
@@ -393,6 +395,7 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wis
     memory->started_ns = uv_hrtime();
     memory->n_open = memory->n_waiting = memory->n_segments;
     for (uint32_t i = 0; i < memory->n_segments; i++) {
+        /* Set only now, because after a failure above nobody waits for on_gone. */
         memory->segments[i]->on_gone = on_segment_gone;
         cst_engines_mount(&memory->daemon->engines, memory->segments[i]);
     }
@@ -460,6 +463,7 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
                            "the job has a pool on; %s is none",
                            rank, memory->name, gpu->uuid);
     }
+    /* n may be 0, and calloc(0) may return NULL. */
     old = calloc(n + 1u, sizeof(struct cst_segment *));
     if (old == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
@@ -546,6 +550,7 @@ int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout
     }
     memory->parked = false;
     memory->err = (struct cst_err){0};
+    /* Deaths during an earlier population do not count against this one. */
     memory->population = (struct cst_population){0};
     for (uint32_t i = first; i < end; i++) {
         mount(memory, memory->segments[i]);

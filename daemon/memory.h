@@ -92,10 +92,9 @@ struct cst_memory_wish {
     uint32_t n_rooms;                    /* At most CST_CORE_MAX_ROOMS. */
     /* A manager asks; a refusal may name jobs of other users. */
     bool manager;
-    const struct cst_memory
-        /* Memory of the base job, which is ready and has the base's segments of the layout; NULL:
-         * no base. */
-        *base;
+    /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
+     * base. */
+    const struct cst_memory *base;
 };
 
 /* Create the memory that @wish describes and have it populated. The engines of its accelerators

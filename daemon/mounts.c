@@ -101,6 +101,7 @@ static void send_add(struct cst_engine *engine, struct cst_segment *segment)
     add.populate = first && !segment->device && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
     add.lock = first && segment->lock;
     add.has_device = add.has_create = add.device = segment->device;
+    /* A new process imports the accelerator memory that its predecessor allocated. */
     add.create = segment->device && segment->fd < 0;
     set_mount(engine, segment,
               mount_of(engine, segment) == CST_MOUNT_REMOUNT ? CST_MOUNT_REMOUNTING
@@ -201,6 +202,7 @@ void cst_mounts_drop(struct cst_engine *engine, struct cst_segment *segment)
 {
     switch (mount_of(engine, segment)) {
     case CST_MOUNT_WANTED:
+        /* The owner unmaps the segment itself and needs no call of on_mounted. */
         segment->n_waiting--;
         let_go(engine, segment);
         break;
@@ -442,6 +444,8 @@ void cst_mounts_fail(struct cst_engine *engine)
 
     for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
         next = TAILQ_NEXT(segment, link);
+        /* Segments in REMOUNT stay. Their owners use them already, and a later process maps
+         * them. */
         if (mount_of(engine, segment) == CST_MOUNT_WANTED) {
             cst_segment_ref(segment);
             (void)cst_err_set(&segment->err, CST_EENGINE, "%s", engine->why);
@@ -465,6 +469,7 @@ void cst_mounts_renew(struct cst_engine *engine)
         enum cst_mount_state state = mount_of(engine, segment);
 
         if (state == CST_MOUNT_REMOUNT || state == CST_MOUNT_WANTED) {
+            /* Commands cannot refer to a segment in WANTED yet. */
             engine->n_remounting += state == CST_MOUNT_REMOUNT;
             cst_mounts_add(engine, segment);
         }

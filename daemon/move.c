@@ -71,6 +71,7 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
     int rc;
 
     if (!is_elsewhere(worker, wish)) {
+        /* The pool stays on its device, but may have been given back when the job was done. */
         return cst_done_resume(job, err);
     }
     /* Pools of a job that is done do not exist, and cannot move before they are made again. */
