@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the core has to say: commands, replies, log lines. Room is made before an event is digested,
- * so nothing here can fail. */
+/* The core's output: commands, replies and log lines. Memory is reserved before an event is
+ * processed, so that nothing here can fail. */
 #include "offload/parts.h"
 #include "proto/text.h"
 
@@ -39,7 +39,7 @@ static int reserve_actions(struct cst_actions *actions, size_t n)
 int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
 {
     /* Each waiting request can cause a reply, a load and a staging copy; each chunk a reduction or
-     * an update; each rank a prefetch, a reply and a log line. */
+     * an update; each rank some prefetches, a reply and a log line. */
     size_t fixed = 2 * (size_t)core->n_chunks +
                    (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
     /* A write of states on an accelerator has four parts. */
@@ -51,7 +51,8 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
         fixed += CST_ROOM_COMMANDS * (size_t)core->n_chunks;
         in_flight += CST_ROOM_COMMANDS * (size_t)core->n_chunks;
     }
-    /* Gathered, a block takes a copy from each GPU; each group has all blocks but one foreseen. */
+    /* A gathered block receives a copy from each GPU, and in each group all blocks but one are
+     * foreseen. */
     fixed += (size_t)core->world * CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT * 2 * gpus;
     in_flight += core->n_blocks * gpus;
 
@@ -84,7 +85,8 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     memset(command, 0, sizeof *command);
     command->kind = kind;
     command->node = node;
-    core->last_ticket += cst_table_is_mark(core->last_ticket + 1) ? 1 : 2; /* it may be one */
+    /* A ticket can also serve as a mark in the job table: skip tickets that are no valid marks. */
+    core->last_ticket += cst_table_is_mark(core->last_ticket + 1) ? 1 : 2;
     command->ticket = core->last_ticket;
     command->chunk = flight->chunk;
     flight->ticket = command->ticket;
@@ -110,6 +112,7 @@ struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag)
         return NULL;
     }
     reply = &add(core, CST_ACT_REPLY)->reply;
+    /* Clear the message only up to its first byte: the rest is long and is not read. */
     memset(reply, 0, offsetof(struct cst_reply, err.text) + 1);
     reply->tag = tag;
     return reply;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether what one rank declares is what another one declared. */
+/* Comparison of what two ranks declared. */
 #include "offload/layout.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Both have one: their patterns are the same. */
+/* Both tensors have a box, because their patterns are equal. */
 static int same_box(const struct cst_layout_tensor *t, const struct cst_layout_tensor *other,
                     const char *mine, const char *theirs, struct cst_err *err)
 {
@@ -73,6 +73,7 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
             return status;
         }
     }
+    /* Compare the bits: ranks must agree exactly, not only numerically. */
     if (memcmp(&t->lr_scale, &other->lr_scale, sizeof t->lr_scale) != 0) {
         return cst_err_set(err, CST_EMISMATCH, "tensor '%s': lr_scale is %g in %s and %g in %s",
                            t->name, (double)other->lr_scale, mine, (double)t->lr_scale, theirs);

@@ -11,10 +11,10 @@
 
 static const struct {
     const char *name;
-    unsigned next;   /* states that may follow, a bit each */
-    bool has_ticket; /* a command moves it */
-    bool is_weight;  /* weight_of points at it */
-    bool is_grad;    /* grad_of may point at it */
+    unsigned next;   /* States that may follow, one bit each. */
+    bool has_ticket; /* A command moves the block's contents. */
+    bool is_weight;  /* weight_of points to the block. */
+    bool is_grad;    /* grad_of may point to the block. */
 } states[CST_BLOCK_STATES] = {
     [CST_BLOCK_FREE] = {"free", TO(LOADING) | TO(OPEN), false, false, false},
     [CST_BLOCK_LOADING] = {"loading", TO(RESIDENT) | TO(FREE), true, true, false},
@@ -152,7 +152,7 @@ uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state)
     return n;
 }
 
-/* What bringing the weights of @chunk back into a block costs. */
+/* Cost class of loading the weights of @chunk into a block again. */
 static enum cst_victim_cost cost_of(const struct cst_pool *pool, uint32_t chunk)
 {
     const struct cst_layout_chunk *c = &pool->chunks[chunk];
@@ -207,7 +207,8 @@ uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32
     return b;
 }
 
-/* Something is done with @block now; what was done before came before it on both clocks. */
+/* Note that something is done with @block now, after everything that was done before on both
+ * clocks. */
 static void note_time(const struct cst_pool *pool, struct cst_block *block)
 {
     block->last.at = pool->now.at;
@@ -413,7 +414,8 @@ static const char *check_block(const struct cst_pool *pool, uint32_t b, uint32_t
     return NULL;
 }
 
-/* The lists of a part have its blocks by state, each once, and its numbers are theirs. */
+/* Check that the lists of a part contain its blocks by state, each once, and that its counters are
+ * right. */
 static const char *check_part(const struct cst_pool *pool, uint32_t k)
 {
     const struct cst_part *part = &pool->parts[k];

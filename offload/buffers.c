@@ -5,7 +5,8 @@
 
 #define PAGE_BYTES 4096
 
-/* The grad row of its own or, where it has none, what lies over the weights. */
+/* Bytes of a row, also of a gradient that has no row of its own: it is copied to the room
+ * nevertheless. */
 static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_elems)
 {
     uint64_t bytes = row == CST_ROW_GRAD
@@ -28,8 +29,8 @@ static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint
     }
 }
 
-/* Elements of the largest chunk with states that is smaller than @limit; 0: there is none in that
- * class or below. */
+/* Elements of the largest chunk with states in the size classes whose capacity is below @limit; 0:
+ * there is none. */
 static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
 {
     uint64_t most = 0;
@@ -45,8 +46,8 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     return most;
 }
 
-/* Elements of the largest chunk with states of which a buffer takes at most @bytes; 0: there is
- * none. *covered: elements of all chunks that are no larger. */
+/* Elements of the largest chunk with states that fits a buffer of at most @bytes; 0: there is none.
+ * *covered: elements of all chunks that fit. */
 static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, uint64_t *covered)
 {
     uint64_t most = 0;
@@ -67,10 +68,10 @@ static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, 
     return most;
 }
 
-/* How many buffers, for the chunks of how many elements: what takes most through per time. Its
- * three stages (up, update, down) taken as equally long, a room with n buffers takes n chunks
- * through in the time of three stages, of the elements that fit a buffer. Of equals the one with
- * more buffers. The result has no bytes where no chunk fits. */
+/* Choose the number of buffers and the size of their chunks so that most elements pass per time. If
+ * the three stages (up, update, down) take equally long, a room with n buffers processes n chunks
+ * in the time of three stages, but only chunks that fit a buffer. Of equal choices take the one
+ * with more buffers. The result has n = 0 if no chunk fits. */
 static struct cst_buffers choose(const struct cst_layout *layout, uint64_t room_bytes)
 {
     struct cst_buffers best = {0}, b;

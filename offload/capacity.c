@@ -10,17 +10,17 @@
 #include <string.h>
 
 enum {
-    MAX_WORK = 16 << 20, /* items and uses looked at, over all candidates */
+    MAX_WORK = 16 << 20, /* Maximum number of items and uses to look at, over all candidates. */
     MIN_CANDIDATES = 16,
 };
 
-/* Sizes, and what they cost. */
+/* Capacities and their costs. */
 struct candidate {
     struct cst_sizes sizes;
     struct cst_layout_need need;
-    uint64_t waste;   /* elements that chunks do not fill */
-    uint64_t further; /* bytes of the blocks needed, of classes behind the first */
-    uint64_t bytes;   /* of all blocks needed */
+    uint64_t waste;   /* Elements that the chunks do not fill. */
+    uint64_t further; /* Bytes of the necessary blocks of the classes after the first. */
+    uint64_t bytes;   /* Bytes of all necessary blocks. */
 };
 
 static uint64_t block_bytes(uint64_t capacity)
@@ -53,8 +53,8 @@ static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
         s->bytes - pool_bytes, cst_layout_percent(packing->model, s->bytes));
 }
 
-/* What @c's sizes cost; with @cut they are first cut down to what chunks fill, which changes no
- * chunk. */
+/* Compute the costs of @c's capacities. With @cut they are first reduced to what the fullest chunks
+ * need, which does not change the chunks. */
 static void cost(struct cst_packing *packing, bool cut, struct candidate *c)
 {
     struct cst_sizes *sizes = &c->sizes;
@@ -85,7 +85,7 @@ static int check_limit(uint64_t elems, struct cst_err *err)
     return CST_OK;
 }
 
-/* The further classes that @config gives. */
+/* Read the further classes from @config. */
 static int take_given(const struct cst_layout_config *config, struct cst_sizes *sizes,
                       struct cst_err *err)
 {
@@ -170,19 +170,19 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
 
 /* -- chosen --------------------------------------------------------------------------------- */
 
-/* What is being chosen from. */
+/* The state of a choice between candidates. */
 struct choice {
     struct cst_packing *packing;
-    struct cst_outliers outliers; /* sizes above `low` */
-    struct candidate *list;       /* owned; by capacity of the first class */
+    struct cst_outliers outliers; /* Sizes above `low`. */
+    struct candidate *list;       /* Ordered by the capacity of the first class; owned. */
     uint32_t n;
     uint32_t max_classes;
-    uint64_t low, high; /* capacities of the first class */
-    uint64_t price;     /* of a further class, elements */
+    uint64_t low, high; /* Range of capacities of the first class. */
+    uint64_t price;     /* Elements that a further class must save. */
 };
 
-/* Trying one takes time in proportion to items and each rank's uses, and the daemon waits for it:
- * fewer for models of very many. */
+/* The time of a candidate is proportional to the items and to the uses of each leader, and the
+ * daemon waits for it. So large models get fewer candidates. */
 static uint32_t max_candidates(const struct cst_packing *packing)
 {
     uint32_t n_leaders = (uint32_t)__builtin_popcountll(packing->leaders);
@@ -198,7 +198,7 @@ static bool same_sizes(const struct cst_sizes *a, const struct cst_sizes *b)
     return a->n == b->n && memcmp(a->v, b->v, a->n * sizeof *a->v) == 0;
 }
 
-/* The candidate of capacity @first, unless it comes to the same as the one before. */
+/* Add the candidate with capacity @first, unless it is equal to the one before. */
 static void add_candidate(struct choice *choice, uint64_t first)
 {
     struct candidate *c = &choice->list[choice->n];
@@ -208,8 +208,8 @@ static void add_candidate(struct choice *choice, uint64_t first)
     choice->n += choice->n == 0 || !same_sizes(&c->sizes, &c[-1].sizes);
 }
 
-/* Each by the same factor larger than the one before, and by a step at least: (1 + 1/d)^d >= 2, so
- * d of them for each doubling are enough. */
+/* Each capacity is larger than the one before by the same factor, and by at least one step. As (1 +
+ * 1/d)^d >= 2, d capacities for each doubling are enough. */
 static void list_candidates(struct choice *choice)
 {
     uint32_t max = max_candidates(choice->packing), n_doublings = 1, n_tried = 0;
@@ -251,7 +251,8 @@ static int open_choice(struct choice *choice, struct cst_packing *packing, uint3
     return CST_OK;
 }
 
-/* What is lost, the price of further classes included; little is as good as nothing. */
+/* Elements lost, including the price of further classes. A small loss counts as none, so that it
+ * does not decide against a better capacity. */
 static uint64_t loss(const struct choice *choice, const struct candidate *c)
 {
     uint64_t lost = c->waste + (c->sizes.n - 1) * choice->price;
@@ -259,7 +260,7 @@ static uint64_t loss(const struct choice *choice, const struct candidate *c)
     return lost > CST_CAPACITY_LITTLE * choice->price ? lost : 0;
 }
 
-/* How far a capacity is from the one that is neither too small nor too large, as a factor. */
+/* How far the capacity is from the best one, as a factor. */
 static double distance(const struct candidate *c)
 {
     double factor = (double)c->sizes.v[0] / (double)CST_CAPACITY_GOOD_ELEMS;
@@ -267,7 +268,7 @@ static double distance(const struct candidate *c)
     return factor < 1 ? 1 / factor : factor;
 }
 
-/* @b is better than @a, or @a is NULL. */
+/* True if @b is better than @a, or if @a is NULL. */
 static bool is_better(const struct choice *choice, const struct candidate *a,
                       const struct candidate *b, uint64_t pool_bytes)
 {
@@ -312,7 +313,8 @@ static const struct candidate *find_least(const struct choice *choice)
     return least;
 }
 
-/* No pool is given: as if it held all weights and gradients, but it is never too small. */
+/* If no pool is given, choose as if it held all weights and gradients; it is then never too
+ * small. */
 static int choose(struct cst_packing *packing, const struct cst_layout_config *config,
                   struct cst_sizes *sizes_out, struct cst_err *err)
 {

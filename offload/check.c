@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The invariants of the core as a whole, for tests. */
+/* The invariants of the core as a whole. For tests. */
 #include "offload/updates.h"
 
 #include <stdlib.h>
 
-/* Requests in @queue; each must say that it is there. */
+/* Number of requests in @queue. Each must say that it is there. */
 static uint32_t count_queue(const struct cst_core *core, const struct cst_queue *queue,
                             enum cst_request_where where, uint32_t rank, const char **what)
 {
@@ -59,7 +59,7 @@ static const char *check_tags(const struct cst_core *core)
     return what;
 }
 
-/* A STEP that only engines keep waiting is not late, nor is a fetch whose copy is under way. */
+/* A STEP that waits only for engines has no deadline, nor has a fetch whose copy is in flight. */
 static bool can_be_late(const struct cst_core *core, const struct cst_request *request)
 {
     return request->deadline != CST_CORE_NEVER &&
@@ -134,10 +134,10 @@ static const char *check_block_tickets(const struct cst_core *core)
             }
             if (block->state == CST_BLOCK_REDUCING &&
                 block->ticket == core->chunks[block->chunk].update_ticket) {
-                kind = CST_FLIGHT_UPDATE; /* which makes the sum, too */
+                kind = CST_FLIGHT_UPDATE; /* An update that also makes the sum. */
             }
             if (block->n_pieces > 0) {
-                continue; /* its own piece may be there already */
+                continue; /* The block's own piece may have arrived before those of its peers. */
             }
             if (block->ticket != 0 && !is_flying(core, block->ticket, kind)) {
                 return "a block moves by a command that is under way";
@@ -176,7 +176,7 @@ static const char *check_flights(const struct cst_core *core)
 }
 
 /* A contribution that was handed in for the micro-batch that the chunk collects, and not added yet,
- * is in a block or in the grad row, in one of them. */
+ * is either in a block or in the grad row. */
 static const char *check_contribution(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -212,7 +212,8 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     return NULL;
 }
 
-/* Who is not in the group has nothing of the chunk, and nobody a gradient of a frozen one. */
+/* Ranks outside the group have nothing of the chunk, and no rank has a gradient of a frozen
+ * chunk. */
 static const char *check_group(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -236,7 +237,7 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
     return NULL;
 }
 
-/* The sum goes micro-batch by micro-batch, in each rank by rank. */
+/* Contributions are added by micro-batch, and in each micro-batch by rank. */
 static const char *check_sum(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -272,7 +273,7 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
     return NULL;
 }
 
-/* Which row is read, which was written, and what of it is committed. */
+/* Which weight row is read, which one was written, and which part of that is committed. */
 static const char *check_rows(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commit point: every rank has asked, all chunks are reduced -> NORM -> commit -> UPDATE of
- * each chunk that is not frozen or has had its own, in the order of the next forward. Before it a
- * step can be lost; after it nothing but the engine can stop it. */
+/* The commit: all ranks have asked for the step and all chunks are reduced -> NORM -> commit ->
+ * UPDATE of each chunk that is not frozen and not already updated, in the order of the next forward
+ * pass. Until the commit a step can be lost. After it, only a failed engine can prevent the
+ * updates. */
 #include "offload/clip.h"
 #include "offload/updates.h"
 
@@ -10,7 +11,7 @@
 
 /* -- commit ----------------------------------------------------------------------------------- */
 
-/* A bit for the first rank of each chunk's group: together they fetch everything. */
+/* A bit for the first rank of each chunk's group. Together these ranks fetch everything. */
 static uint64_t find_leaders(const struct cst_core *core)
 {
     uint64_t leaders = 0;
@@ -29,8 +30,8 @@ static void put_in_order(struct cst_core *core, uint32_t c, uint32_t *n)
     }
 }
 
-/* Chunks in the order in which the groups' first ranks fetched their weights in the last step, a
- * fetch of each rank in turn; then the others. */
+/* Order the chunks as the groups' first ranks fetched their weights in the last step, taking one
+ * fetch of each rank in turn; then the remaining chunks. */
 static void order_updates(struct cst_core *core)
 {
     uint64_t leaders = find_leaders(core);
@@ -57,7 +58,7 @@ static void order_updates(struct cst_core *core)
     }
 }
 
-/* The updates of a step that is not skipped. */
+/* Issue the updates of a step that is not skipped. */
 static void issue_updates(struct cst_core *core, float factor, bool guard)
 {
     struct cst_update update = {
@@ -93,7 +94,8 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, boo
         r->prepared = false;
         r->wants_prefetch = true;
         cst_trace_end_step(&r->trace);
-        if (r->step == CST_NO_REQUEST) { /* its process is gone */
+        /* The rank's process is gone: nobody waits for the reply. */
+        if (r->step == CST_NO_REQUEST) {
             continue;
         }
         reply = cst_core_reply(core, core->requests.v[r->step].tag);
@@ -156,7 +158,7 @@ static void commit(struct cst_core *core, double sum_squares)
         core->adam_step++;
         issue_updates(core, clip.factor, guard);
     }
-    cst_schedule_drop(core); /* nothing is left in it: the next collection begins */
+    cst_schedule_drop(core); /* No contribution is left: begin the next collection. */
     if (core->interrupt_later) {
         struct cst_err why = core->why;
 
@@ -169,6 +171,7 @@ void cst_commit_close(struct cst_core *core)
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection};
 
+    /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
     if (!core->closing || core->norm_issued || core->n_reduced < core->n_trained ||
         core->n_writes > 0) {
         return;
@@ -194,7 +197,7 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- step ------------------------------------------------------------------------------------ */
 
-/* All ranks' hyper-parameters are the same to the bit. */
+/* Check that all ranks' hyper-parameters have the same bits. */
 static int compare_hypers(const struct cst_core *core, struct cst_err *err)
 {
     char name[32];
@@ -219,7 +222,7 @@ static bool all_stepped(const struct cst_core *core)
     return true;
 }
 
-/* From now on only engines keep the ranks waiting: nobody is late. */
+/* Stop the deadlines of the waiting STEPs: from now on they wait only for engines. */
 static void begin_closing(struct cst_core *core)
 {
     core->closing = true;
@@ -271,7 +274,8 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         cst_schedule_reduce(core, c);
     }
     if (core->grad_fp32) {
-        cst_schedule_wake(core); /* those behind it in rank order may be added now */
+        /* Contributions after this rank's in rank order may now be added. */
+        cst_schedule_wake(core);
     }
     cst_commit_close(core);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The core's doors: open, step, numbers. An event is checked for what every part relies on and
- * handed on. */
+/* The public functions of the core: open, step, statistics. cst_core_step checks what all parts
+ * rely on, and passes the event on. */
 #include "offload/landing.h"
 #include "offload/updates.h"
 
@@ -8,15 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What an event of a kind needs before it is handed on. */
+/* What each kind of event requires before it is passed on. */
 enum needs {
     NEEDS_NOTHING = 0,
-    NEEDS_RANK = 1,    /* rank < world */
-    NEEDS_ATTEMPT = 2, /* the rank takes part in the attempt that runs */
-    NEEDS_CHUNK = 4,   /* chunk < n_chunks */
-    NEEDS_REQUEST = 8, /* room for a request: it may have to wait */
-    NEEDS_GROUP = 16,  /* the rank is in the chunk's group */
-    NEEDS_GRAD = 32,   /* and the chunk is not frozen */
+    NEEDS_RANK = 1,    /* rank < world. */
+    NEEDS_ATTEMPT = 2, /* The rank takes part in the running attempt. */
+    NEEDS_CHUNK = 4,   /* chunk < n_chunks. */
+    NEEDS_REQUEST = 8, /* Memory for a request, which may have to wait. */
+    NEEDS_GROUP = 16,  /* The rank is in the chunk's group. */
+    NEEDS_GRAD = 32,   /* The chunk is not frozen. */
 };
 
 #define IN_STEP (NEEDS_RANK | NEEDS_ATTEMPT | NEEDS_REQUEST)
@@ -89,7 +89,8 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
     return CST_OK;
 }
 
-/* The rank's is a GPU into which engines load weights, and no rank before it has it. */
+/* True if the rank's pool is on a GPU into which engines load weights, and on no GPU of a lower
+ * rank. */
 static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
 {
     const struct cst_pool *pool = &core->ranks[rank].pool;
@@ -142,7 +143,7 @@ void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_c
     core->n_gpus = count_gpus(core);
 }
 
-/* Whose engines have chunks. */
+/* Number of nodes whose engines have chunks. */
 static uint32_t count_nodes(const struct cst_layout *layout)
 {
     uint32_t n = 1;
@@ -169,7 +170,7 @@ static void open_chunks(struct cst_core *core)
     }
 }
 
-/* Whether a job can be as @config says. */
+/* Check that a job can be as @config says. */
 static int check_config(const struct cst_core_config *config, struct cst_err *err)
 {
     if (config->world == 0 || config->world > CST_CORE_MAX_WORLD) {
@@ -354,8 +355,8 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
         cst_core_refuse(core, event->tag, CST_EUNSUPPORTED, "event %d", (int)event->kind);
         return;
     }
-    /* What waits and what is under way has its room since its request was taken, so that only a
-     * request can find none. */
+    /* Memory for what waits and what is in flight was reserved when its request was accepted, so
+     * only a request can run out of memory. Other events must be processed in any case. */
     if (cst_core_reserve(core, actions) != CST_OK &&
         (kinds[event->kind].needs & NEEDS_REQUEST) != 0) {
         if (actions->capacity > 0) {

@@ -62,5 +62,6 @@ uint64_t cst_model_digest(const struct cst_model *model, uint32_t world)
     for (uint32_t i = 0; i < model->n_operators; i++) {
         hash = add_operator(hash, &model->operators[i]);
     }
+    /* Keep 53 bits, which a JSON number represents exactly. */
     return hash >> 11;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a chunk is and why, in sentences. */
+/* Sentences about where a chunk is, and why. */
 #include "offload/landing.h"
 #include "offload/updates.h"
 
@@ -9,7 +9,7 @@
 #define LINE_BYTES 192
 
 struct page {
-    char (*lines)[LINE_BYTES]; /* the caller's */
+    char (*lines)[LINE_BYTES]; /* Borrowed from the caller. */
     unsigned max, n;
 };
 
@@ -61,7 +61,7 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     }
 }
 
-/* Which of its weight rows is read, and what is in the other one. */
+/* Which weight row is read, and what the other one holds. */
 static void explain_rows(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -87,7 +87,7 @@ static void explain_rows(const struct cst_core *core, uint32_t c, struct page *p
     }
 }
 
-/* Where its last update was made, and why there. */
+/* Where the last update was made, and why there. */
 static void explain_update(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -154,7 +154,7 @@ static bool has_gpu(const struct cst_core *core)
     return false;
 }
 
-/* Now, or in general: while a sum is being made or nothing was handed in yet. */
+/* Describe how weights are loaded by several GPUs together. */
 static void explain_loads(const struct cst_core *core, struct page *page)
 {
     uint32_t most = cst_gather_most(core);
@@ -167,6 +167,7 @@ static void explain_loads(const struct cst_core *core, struct page *page)
     }
 }
 
+/* Describe the current sum or, if none is being made, the one that is expected. */
 static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
 {
     bool now = core->chunks[c].reduce_ticket != 0;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long the updates of each step are under way. How much later the step is for them: instant.c.
+/* How long the updates of each step are in flight. (How much later the step is because of them:
+ * instant.c.)
  *
  *   first update issued                     committed        last update done
  *        |<------------------- a round ----------|----------------->|
- *        | ==== time in which updates are under way ============    |   update_ns
+ *        | ==== time in which updates are in flight ============    |   update_ns
  *
- * A round is the updates of one step. If the next one begins before all of them have been told, it
- * ends there. */
+ * A round consists of the updates of one step. If an update of the next step is issued before all
+ * of them are complete, the round ends there. */
 #include "offload/updates.h"
 
 /* -- rounds ----------------------------------------------------------------------------------- */
@@ -20,7 +21,7 @@ static void open_round(struct cst_core *core)
     e->round_from_ns = e->update_ns;
 }
 
-/* Time up to now that has not been added yet. */
+/* Add the time up to now to update_ns. */
 static void settle(struct cst_core *core)
 {
     struct cst_exposure *e = &core->exposure;

@@ -1,26 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a command of an update in a room fails, the job goes on without the room.
+/* Handles failed commands of an update in a room, so that the job goes on without the room.
  *
- *   COPY up fails, or UPDATE      the chunk's rows are as they were, for nothing has come down: the
- *                                 node's engine updates it in place. What waits for the COPYs down,
- *                                 which come to nothing, waits for that instead
- *   COPY down fails               `out` is complete, the chunk's row is torn: it is copied again, a
- *                                 few times; then the job fails
- *   COPY of a gradient that is    it is not kept; the sum is made as it would have been
- *   to be kept there fails
+ *   COPY up fails, or UPDATE    The chunk's rows are unchanged, as nothing was copied down: the
+ * node's engine makes the update in place. What waits for the COPYs down, which have no effect,
+ * waits for that update instead. COPY down fails             `out` is complete and the chunk's row
+ * is torn: the copy is made again. After a few failures the job fails. COPY of a gradient that is
+ * The gradient is not kept. The sum is made in any case. to be kept there fails
  *
- * After some failures the room is given up, for this job; where its engine is gone, at once. Then
- * only those chunks are lost whose UPDATE was told to be complete: their rows may be half
- * overwritten, and what was to come is in memory that is gone. That ends the job, and names them.
- * So does an accelerator that fails states which are on it: they are updated there or not at all.
- */
+ * After a few failures the room is given up for this job; if its engine is lost, at once. A lost
+ * engine loses only the chunks whose UPDATE is known to be complete: their rows may be half
+ * overwritten, and the new contents were in the lost memory. Then the job fails, and the message
+ * names these chunks. The job also fails if an accelerator with states fails, because these chunks
+ * are updated there or not at all. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Of a room that was given up nobody wants to hear any more: what is under way there may fail all
- * at once. */
+/* Count a failure and log it. Failures of a room that was given up are not logged, because
+ * everything that is in flight there can fail at once. */
 static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cst_event *event,
                   const char *then)
 {
@@ -43,7 +41,8 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
     }
 }
 
-/* Whatever it was to do: what has not come down yet is made by the nodes' engines. */
+/* Give the room up if its engine is lost, whatever the failed command was. Nodes' engines make the
+ * updates of which nothing has been copied down. */
 static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *event)
 {
     struct cst_room *room = &core->rooms[r];
@@ -59,7 +58,7 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
     }
 }
 
-/* Of an update in a room. */
+/* True if the command is that of an update in a room. */
 static bool is_there(const struct cst_flight *flight)
 {
     return flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM || flight->down;
@@ -78,7 +77,7 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
         see_gone(core, flight->rank, event);
     }
     if (flight->kind == CST_FLIGHT_ROOM) {
-        return true; /* its UPDATE fails with it, or has failed */
+        return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
     if (away) {
         count(core, flight->rank, flight->chunk, event, "its node's engine makes it");
@@ -108,7 +107,7 @@ void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- the end ---------------------------------------------------------------------------------- */
 
-/* The states of the chunk are on @engine's accelerator, or on their way from it. */
+/* True if the states of the chunk are on @engine's accelerator, or on their way from it. */
 static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -124,7 +123,8 @@ static void break_lost(struct cst_core *core, uint32_t engine)
     }
 }
 
-/* "3, 5-9", or the first of them and "...": what is lost with the engine of @flight's room. */
+/* List the chunks that are lost with the engine of @flight's room: "3, 5-9", or the first ones and
+ * "...". */
 static void name_lost(const struct cst_core *core, const struct cst_flight *flight, char *text,
                       size_t size)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetches: granted, waiting for a copy, or waiting for a block, in their order.
+/* Fetches: granted at once, waiting for a load, or waiting for a block.
  *
- * A fetch that finds no block waits in the queue of its rank and size class, demands before what is
- * asked ahead. A rank waits for its own blocks only. */
+ * A fetch without a block waits in the queue of its rank and size class. Fetches that a worker
+ * waits for go before fetches ahead. A rank waits only for its own blocks. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
@@ -19,7 +19,8 @@ void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t 
     if (block->leases == 0) {
         block->generation = ++core->generation;
     }
-    if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) { /* a gradient is leased once */
+    /* A gradient is leased only once. */
+    if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) {
         cst_block_lease(pool, b);
     }
     block->last_use = ++core->uses;
@@ -51,14 +52,15 @@ void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again)
 
 static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
-    cst_requests_untime(&core->requests, i); /* it waits for an engine alone */
+    /* Only an engine keeps the fetch waiting now, so it has no deadline. */
+    cst_requests_untime(&core->requests, i);
     core->requests.v[i].where = CST_REQUEST_JOINED;
     core->requests.v[i].block = b;
     cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
 }
 
-/* Request @i, which is in no queue, is answered or waits for a copy now; false: it needs a block
- * and there is none. */
+/* Answer request @i, which is in no queue, or let it wait for a load. False: it needs a block and
+ * there is none. */
 static bool place_weight(struct cst_core *core, uint32_t i)
 {
     struct cst_request *request = &core->requests.v[i];
@@ -92,7 +94,8 @@ static bool place_grad(struct cst_core *core, uint32_t i)
     uint32_t b = pool->grad_of[request->chunk];
     bool again = b != CST_NONE;
 
-    if (again && pool->blocks[b].state != CST_BLOCK_OPEN) { /* of a micro-batch before this one */
+    /* The block holds a contribution to an earlier micro-batch. */
+    if (again && pool->blocks[b].state != CST_BLOCK_OPEN) {
         return false;
     }
     if (!again) {
@@ -160,8 +163,8 @@ bool cst_fetch_waits(const struct cst_rank *rank)
     return false;
 }
 
-/* A fetch of what is not in a block: at once where nobody waits longer, else behind them. @coming:
- * it is on its way there. */
+/* Begin a fetch of contents that are not in a block: at once if no fetch waits, else after those.
+ * @coming: the weights were already on their way. */
 static void begin(struct cst_core *core, const struct cst_event *event, bool coming)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
@@ -175,11 +178,12 @@ static void begin(struct cst_core *core, const struct cst_event *event, bool com
     }
     rank->waits++;
     cst_fetch_enqueue(core, i);
-    rank->pool.changed = true; /* it may join a copy, or a gradient may be moved out of its way */
+    /* The fetch may be able to join a load, or a gradient may be staged to free a block for it. */
+    rank->pool.changed = true;
 }
 
-/* The gradient that the rank handed in last is not summed yet: it is not for want of a block that
- * its fetch waits. */
+/* True if the fetch waits only for the sum of the gradient that the rank handed in last, not for a
+ * block. */
 static bool waits_for_itself(const struct cst_core *core, const struct cst_request *request)
 {
     const struct cst_pool *pool = &core->ranks[request->rank].pool;
@@ -189,8 +193,8 @@ static bool waits_for_itself(const struct cst_core *core, const struct cst_reque
            pool->blocks[b].state != CST_BLOCK_OPEN;
 }
 
-/* Place what can be placed, in order. How many still lack a block: behind the first of them only
- * those go on that need none. */
+/* Serve the fetches of @queue in order. @n_short: fetches so far that lack a block; after the first
+ * of them only fetches that need no block are served. Returns the new number. */
 static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n_short)
 {
     struct cst_queue waiting = *queue;
@@ -212,7 +216,7 @@ static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n
     return n_short;
 }
 
-/* Blocks that will be free or cached without anybody's doing. */
+/* Number of blocks that will become free or cached without a request. */
 static uint32_t count_coming(const struct cst_part *part)
 {
     return part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] +
@@ -232,7 +236,7 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     n_short = serve(core, &part->ahead, n_short);
     coming = count_coming(part);
     if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 && coming > 0) {
-        return; /* then there is something to give up */
+        return; /* One of these blocks can be evicted when it arrives. */
     }
     while (coming < n_short && cst_staging_begin(core, rank, k)) {
         coming++;
@@ -251,7 +255,7 @@ static void pump_rank(struct cst_core *core, uint32_t rank)
 
 /* -- requests ------------------------------------------------------------------------------- */
 
-/* Common to both fetches; false: refused. */
+/* Checks common to both kinds of fetches. False: refused. */
 static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
                         enum cst_rank_begun begun)
 {
@@ -294,6 +298,7 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *rank = &core->ranks[event->rank];
     uint32_t b = rank->pool.grad_of[event->chunk];
 
+    /* A gradient can be handed in once per micro-batch. */
     if (cst_schedule_handed(core, event->chunk, event->rank)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
@@ -323,8 +328,8 @@ static uint32_t find_in(const struct cst_core *core, const struct cst_queue *que
     return i;
 }
 
-/* The fetch of @rank that was asked ahead for the weights of @chunk, CST_NO_REQUEST: it has its
- * answer. */
+/* The unanswered fetch ahead of @rank for the weights of @chunk; CST_NO_REQUEST: it was
+ * answered. */
 static uint32_t find_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
@@ -348,7 +353,8 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
         cst_fetch_unqueue(core, i);
         core->requests.v[i].ahead = false;
         cst_fetch_enqueue(core, i);
-        core->ranks[event->rank].pool.changed = true; /* demands go first */
+        /* Fetches that a worker waits for are served first. */
+        core->ranks[event->rank].pool.changed = true;
     }
 }
 

@@ -18,15 +18,15 @@ void cst_flights_close(struct cst_flights *flights)
     cst_flights_init(flights);
 }
 
-/* Tickets count up, so that most are where their low bits say. The others are behind, those that
- * are farther from their place first (Robin Hood), so that no search goes past one that is nearer.
- */
+/* Distance of an entry from its preferred slot. Tickets count up, so that most entries are in the
+ * slot of their low bits. The others follow, those with a larger distance first (Robin Hood
+ * hashing), so a search can stop at the first entry that is nearer to its slot. */
 static uint32_t distance(const struct cst_flights *flights, uint32_t at)
 {
     return (at - (uint32_t)flights->slots[at].ticket) & (flights->n_slots - 1);
 }
 
-/* The slot of @ticket; n_slots: it is not there. */
+/* The slot of @ticket, or n_slots if it is not there. */
 static uint32_t find_slot(const struct cst_flights *flights, uint64_t ticket)
 {
     uint32_t mask = flights->n_slots - 1;
@@ -90,7 +90,7 @@ void cst_flights_add(struct cst_flights *flights, const struct cst_flight *fligh
     flights->n++;
 }
 
-/* Those behind the hole at @hole that are not in their place move up. */
+/* Move the entries after the hole at @hole that are not in their preferred slot up by one. */
 static void close_hole(struct cst_flights *flights, uint32_t hole)
 {
     uint32_t mask = flights->n_slots - 1;

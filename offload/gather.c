@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights into the pools of several GPUs at once. Each GPU loads a piece over its own link to the
- * host, and gets the others' pieces over the link between GPUs: n ranks in step ask the host's
- * memory for a chunk once, not n times, and a chunk is there in 1/n of the time.
+/* Loads of weights into the pools of several GPUs at once. Each GPU loads one piece over its own
+ * link to the host and copies the other pieces over the links between GPUs. So n ranks in step read
+ * a chunk from host memory once, not n times, and it is there in 1/n of the time.
  *
  *   weight row  | piece 0 | piece 1 |      LOAD:  row -> own block, each over its own link
- *                    |         |           PIECE: peer's block -> own block, behind the peer's LOAD
+ *                    |         |           PIECE: peer's block -> own block, after the peer's LOAD
  *   block of 0  [ piece 0 | piece 1 ] <--- from rank 1's block
  *   block of 1  [ piece 0 | piece 1 ] <--- from rank 0's block
  *
- * A rank that wants a chunk brings in those that expect it too and have a block for it. Until all
- * that goes in and out of a block is done it stays LOADING: nobody writes what a peer still reads.
- * What fails is loaded once more, by each alone, and nothing is shared from then on. That a GPU is
- * lost is no such failure: those that remain go on, and so does that one when it is there again. */
+ * A rank that loads a chunk includes the ranks that expect the chunk and have a block for it. A
+ * block stays LOADING until all copies to and from it are done, so nothing overwrites what a peer
+ * still reads. After a failure each GPU loads the chunk alone, and nothing is gathered any more.
+ * The loss of a GPU is not such a failure: the others go on gathering, and the lost one does when
+ * it is back. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
 
-#define PIECE_ALIGN 4096u /* bytes */
+#define PIECE_ALIGN 4096u /* In bytes. */
 
 struct member {
     uint32_t rank;
     uint32_t block;
-    uint64_t first, bytes; /* its piece of the row */
-    uint64_t ticket;       /* of its LOAD */
+    uint64_t first, bytes; /* The member's piece of the row. */
+    uint64_t ticket;       /* Ticket of the member's LOAD. */
 };
 
 struct group {
@@ -39,8 +40,7 @@ uint32_t cst_gather_most(const struct cst_core *core)
     return core->policy.gather_bytes == 0 || n < 2 ? 0 : n < CST_GATHER_MAX ? n : CST_GATHER_MAX;
 }
 
-/* -- who takes part -----------------------------------------------------------------------------
- */
+/* -- members ------------------------------------------------------------------------------- */
 
 static bool has_engine(const struct cst_core *core, const struct group *group, uint32_t engine)
 {
@@ -153,6 +153,7 @@ bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint3
     struct group group = {
         .chunk = chunk, .priority = priority, .v = {{.rank = rank, .block = b}}, .n = 1};
 
+    /* Pieces are copied, not converted, so the row must hold weights. */
     if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * least ||
         core->chunks[chunk].over != CST_OVER_WEIGHTS) {
         return false;
@@ -180,7 +181,8 @@ bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint3
 
 /* -- completions ------------------------------------------------------------------------------ */
 
-/* What was to come behind a command that failed is cancelled; that one says why itself. */
+/* True if the failure is one of gathering. A command that waited for a failed one is cancelled and
+ * does not count: the failed command reports the cause. */
 static bool is_of_gathering(const struct cst_event *event)
 {
     return event->status != CST_OK && event->status != CST_ECANCELLED && !cst_loss_is(event);
@@ -199,7 +201,7 @@ void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
         core->policy.gather_bytes = 0;
     }
     if (event->status != CST_OK) {
-        block->dropped = true; /* whoever waits for it loads it once more */
+        block->dropped = true; /* The fetches that wait for the block load the chunk again. */
     }
     if (--block->n_pieces == 0) {
         struct cst_event whole = *event;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whose a chunk is, and what it is: who may fetch it, and the words for who may not. */
+/* The group of a chunk: which ranks may fetch it, and error messages for the others. */
 #include "offload/parts.h"
 
 #include <inttypes.h>

@@ -68,7 +68,7 @@ static void sink(struct cst_heap *heap, uint32_t i, struct cst_heap_item item)
     set(heap, i, &item);
 }
 
-/* @item goes where @i is, or wherever its key sends it from there. */
+/* Put @item at index @i and move it up or down to its place. */
 static void settle(struct cst_heap *heap, uint32_t i, struct cst_heap_item item)
 {
     if (i > 0 && is_above(&item.key, &heap->v[(i - 1) / 2].key)) {

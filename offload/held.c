@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that stay up. Where a chunk's whole gradient is one contribution in the pool of an
- * accelerator that has a room, and the chunk went through that room the last time, a copy of it is
- * kept in what the room's buffers leave free. It need not come up again then.
+/* Gradients that stay on an accelerator. A copy of a chunk's gradient is kept in the part of a room
+ * that its buffers leave free, if the whole gradient is one contribution in the pool of the room's
+ * accelerator, and the chunk's last update was made in that room. The gradient then need not be
+ * copied up for the update.
  *
- *   block --COPY--> slot --UPDATE--> (free)        the sum in the grad row has the same bits, for
- *     \--REDUCE--> grad row                        one contribution is its own sum
+ *   block --COPY--> slot --UPDATE--> (free)        The sum in the grad row has the same bits: one
+ *     \--REDUCE--> grad row                        contribution is its own sum.
  *
- * A slot is free again when nobody was promised what is in it, and all commands that read or wrote
- * it were told to be complete. What is kept is void when its collection is, or when its copy fails.
- */
+ * A slot is free again when no chunk needs its contents and all commands that read or wrote it are
+ * known to be complete. A kept gradient is void when its collection ends or its copy fails. */
 #include "offload/updates.h"
 
 #include <stdlib.h>
@@ -51,8 +51,8 @@ static void settle(struct cst_room *room, uint32_t slot)
     }
 }
 
-/* The rank whose contribution, in a block, is the whole of the sum that is about to be issued;
- * CST_NONE: there is none such. */
+/* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
+ * there is no such rank. */
 static uint32_t find_only(const struct cst_core *core, uint32_t c)
 {
     uint32_t only = CST_NONE;
@@ -74,7 +74,7 @@ static uint32_t find_only(const struct cst_core *core, uint32_t c)
     return only;
 }
 
-/* It went through the room, and nothing has changed since. */
+/* True if the chunk's next update is expected in the same room as the last one. */
 static bool is_expected(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];

@@ -7,8 +7,8 @@
 
 static const struct {
     const char *name;
-    size_t at;       /* of the float in struct cst_hyper, bytes */
-    float low, high; /* low <= value < high */
+    size_t at;       /* Offset of the float in struct cst_hyper, in bytes. */
+    float low, high; /* Valid range: low <= value < high. */
 } fields[] = {
     {"lr", offsetof(struct cst_hyper, lr), 0.0f, INFINITY},
     {"beta1", offsetof(struct cst_hyper, beta1), 0.0f, 1.0f},

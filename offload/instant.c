@@ -1,32 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much later a step is because of its updates: its exposed update time.
+/* Exposed update time: how much later a step is because of its updates.
  *
  * Every event has two times. The first is when it happened. The second, its instant, is when it
- * would have happened if updates took no time and nothing else were different. The core works the
- * instant out from what it sees:
+ * would have happened if updates took no time and nothing else were different. The core computes
+ * the instant from what it observes:
  *
- *   command   It begins when it was issued, what it comes after has ended, and its engine has ended
- *             what it was given before. From there it takes as long on both clocks, but an update
- *             takes no time on the second one.
- *   worker    The time between two of its requests is the same on both clocks. An answer for which
- *             it waits comes when the block would be there.
- *   commit    It comes when the last rank would have asked for it and the last sum would be made.
+ *   command   It begins when it is issued, what it waits for has ended, and its engine has finished
+ *             earlier commands. Its duration is the same on both clocks, but updates take no time
+ * on the second one. worker    The time between two requests is the same on both clocks. An answer
+ * for which the worker waits comes when the block would be ready. commit    It comes when the last
+ * rank would have asked for it and the last sum would be made.
  *
  *   happened  commit | UPDATE a ------ | COPY a | COPY b | compute a | compute b | commit
  *   instant   commit | COPY a | COPY b | compute a | compute b | commit
  *                                                              |<-- exposed ---->|
  *
- * The exposed time of a step is how much more its commit lags behind its instant than the commit
- * before it. It holds the wait for updates, for the copies that come after them, and for what those
- * copies keep waiting on the same link. It leaves out what the rank would have waited for
- * otherwise.
+ * The exposed time of a step is the increase, from commit to commit, of the time by which a commit
+ * lags behind its instant. It includes the wait for updates, for the copies after them, and for
+ * what these copies delay on the same link. It does not include what the rank would have waited for
+ * anyway.
  *
- * Three things are estimated. A copy or a sum that an update slows down, because both use the
- * host's memory, would take as long as it does while no update is under way. Copies that overtook
- * another one, which waited for its update, would have come after it. And a GPU computes while its
- * worker goes on: when it would be done follows from what it took before, and is corrected whenever
- * the worker gives something back. Computing that is slower while updates use the same cores is not
- * counted: it is no wait. */
+ * Three things are estimated:
+ *
+ *   - A copy or sum that is slowed down by an update, because both use the host's memory, would
+ *     take as long as it does when no update is in flight.
+ *   - Copies that overtook another copy, which waited for its update, would have been made after
+ *     it.
+ *   - A GPU computes while its worker goes on. The end of its work is predicted from earlier
+ *     durations, and corrected whenever the worker gives something back.
+ *
+ * Slower computation, while updates use the same cores, is not counted, because it is not a
+ * wait. */
 #include "offload/updates.h"
 
 static uint64_t later(uint64_t a, uint64_t b)
@@ -39,7 +43,7 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Blocks note the time of the event. */
+/* Tell the pools the time of the event, for their blocks. */
 static void tell_pools(struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -54,8 +58,8 @@ static bool has_stream(const struct cst_rank *rank)
     return rank->pool.engine != 0;
 }
 
-/* The worker does something now. The time since the last event that is known of it, or of its
- * device for which it may have waited, is the same on both clocks. */
+/* The worker acts now. The time since the last known event of the worker, or of its device for
+ * which it may have waited, is the same on both clocks. */
 static void move_thread(struct cst_core *core, struct cst_rank *rank)
 {
     struct cst_moment from = rank->thread;
@@ -68,8 +72,8 @@ static void move_thread(struct cst_core *core, struct cst_rank *rank)
     rank->thread.instant = earlier(from.instant + (core->now - from.at), core->now);
 }
 
-/* How long the device works on chunk @c, as far as is known. Its backward pass takes at least twice
- * as long as its forward pass. */
+/* Time that the device works on chunk @c, as far as is known. A backward pass takes at least twice
+ * as long as a forward pass, so half of it limits the time of the forward pass. */
 static uint64_t work_of(const struct cst_core *core, uint32_t c, bool backward)
 {
     const uint64_t *work = core->chunks[c].work_ns;
@@ -78,7 +82,8 @@ static uint64_t work_of(const struct cst_core *core, uint32_t c, bool backward)
     return backward || half == 0 || (work[false] > 0 && work[false] < half) ? work[backward] : half;
 }
 
-/* The least of what was seen, which grows slowly: a device that waited seems to take longer. */
+/* Learn the duration: the minimum of the observations, which increases slowly. A device that waited
+ * seems to take longer. */
 static void learn_work(struct cst_core *core, uint32_t c, bool backward, uint64_t took)
 {
     uint64_t *work = &core->chunks[c].work_ns[backward];
@@ -90,9 +95,9 @@ static void learn_work(struct cst_core *core, uint32_t c, bool backward, uint64_
     }
 }
 
-/* The device has done what block @b was granted for. Where that is earlier or later than foreseen
- * it is so by the same time on both clocks. But if the device had nothing left to do when the
- * worker got an answer that it had waited for, then this answer is what both went on from. */
+/* The device has finished the work for which block @b was granted. If that is earlier or later than
+ * predicted, the difference is the same on both clocks. Exception: if the device had nothing left
+ * to do when the worker got an answer that it had waited for, both continued from that answer. */
 static void move_stream(struct cst_core *core, struct cst_rank *rank, uint32_t b)
 {
     const struct cst_block *block = &rank->pool.blocks[b];
@@ -106,7 +111,7 @@ static void move_stream(struct cst_core *core, struct cst_rank *rank, uint32_t b
     if (core->now > end.at && rank->resumed.at > end.at) {
         end.instant = later(end.instant, rank->resumed.instant) + (core->now - rank->resumed.at);
     } else {
-        off = core->now - end.at; /* modulo 2^64: it may be less than 0 */
+        off = core->now - end.at; /* Modulo 2^64, because the difference can be negative. */
         rank->shift += off;
         rank->device.at += off;
         rank->device.instant += off;
@@ -129,7 +134,7 @@ static void give_back(struct cst_core *core, struct cst_rank *rank, uint32_t b)
     }
 }
 
-/* Before the worker asks for more it begins to use what it had asked for ahead. */
+/* The worker begins to use what it has fetched ahead before it asks for more. */
 static void ask(struct cst_core *core, struct cst_rank *rank)
 {
     move_thread(core, rank);
@@ -182,15 +187,15 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
     case CST_EV_WRITE:
     case CST_EV_CANCEL:
     case CST_EV_NODE_DOWN:
-    case CST_EV_DONE: /* cst_instant_done */
+    case CST_EV_DONE: /* cst_instant_done handles it. */
     case CST_EV_TICK:
         break;
     }
     tell_pools(core);
 }
 
-/* The device will work with @block, which was just granted, after all that it was given before. In
- * a backward pass the gradient's block stands for both. */
+/* Predict that the device works with @block, which was just granted, after all work granted before.
+ * In a backward pass the block of the gradient represents both. */
 static void foresee(const struct cst_core *core, struct cst_rank *rank, struct cst_block *block)
 {
     bool backward = rank->begun == CST_BEGUN_WRITING;
@@ -238,8 +243,8 @@ static bool is_update(const struct cst_flight *flight)
            flight->kind == CST_FLIGHT_HELD;
 }
 
-/* An engine does the commands of a lane one after the other. The copies of a node's engine are one
- * lane in both directions. */
+/* The lane of a command. An engine executes the commands of a lane one after the other. The copies
+ * of a node's engine share one lane for both directions. */
 static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst_flight *flight)
 {
     switch (flight->kind) {
@@ -328,8 +333,8 @@ static struct cst_moment before(const struct cst_core *core, const struct cst_fl
 }
 
 /* Copies into the same pool that were issued before @flight, and that it overtook because they
- * waited for their updates, would have gone first. They would take as long for each element as it
- * @took. */
+ * waited for their updates, would have been made first. Assume that they would take as long per
+ * element as @flight did (@took). */
 static void let_pass(struct cst_core *core, const struct cst_flight *flight, uint64_t begin,
                      uint64_t took, struct cst_moment *lane)
 {
@@ -357,9 +362,9 @@ static void let_pass(struct cst_core *core, const struct cst_flight *flight, uin
     }
 }
 
-/* How long the copy or sum @flight, which began at @begin, would take if no update used the same
- * memory: as long as it does while none is under way. Copies of backward passes, in which gradients
- * go down at the same time, may take longer. */
+/* The duration of the copy or sum @flight, which began at @begin, if no update used the same
+ * memory: that of an earlier one while no update was in flight. Copies of backward passes are kept
+ * apart, because gradients are copied down at the same time. */
 static uint64_t undisturbed(struct cst_core *core, const struct cst_flight *flight, uint64_t begin)
 {
     uint64_t *quiet = core->chunks[flight->chunk].quiet_ns, took = core->now - begin;
@@ -395,8 +400,8 @@ static uint64_t end_load(struct cst_core *core, const struct cst_flight *flight,
     return lane->instant;
 }
 
-/* A sum that waited for the update before it would have been made in the time in which its engine
- * had no other since then. */
+/* The end of a sum. If it waited for the update before it, it would have been made in the time
+ * since then in which its engine had no other sum. */
 static uint64_t end_sum(struct cst_core *core, const struct cst_flight *flight, uint64_t begin,
                         uint64_t ready, struct cst_moment *lane)
 {

@@ -4,17 +4,20 @@
 #include <math.h>
 #include <string.h>
 
-#define MOST_CHUNKS 1024u /* that are played: after so many the pipeline has long been in step */
+/* Maximum number of simulated chunks: the pipeline is steady long before. */
+#define MOST_CHUNKS 1024u
 #define MOST_BUFFERS 8u
 #define MOST_NODES 8u
 
-/* An accelerator and its link. Times in seconds. */
+/* State of an accelerator and its link. Times in seconds. */
 struct link {
-    double up_free, down_free; /* when each direction is; one of them where they share */
+    /* When each direction is free; if they share the link, up_free holds for both. */
+    double up_free, down_free;
+    /* When the accelerator is free. */
     double device_free;
-    double left[MOST_BUFFERS];   /* per buffer: when the chunk before has left it */
-    uint32_t next;               /* buffer */
-    double fetches[MOST_CHUNKS]; /* when weights want to go up, in this order */
+    double left[MOST_BUFFERS];   /* Per buffer: when the previous chunk has left it. */
+    uint32_t next;               /* Next buffer to use. */
+    double fetches[MOST_CHUNKS]; /* When weights are ready to be copied up, in this order. */
     uint32_t n_fetches, first_fetch;
 };
 
@@ -28,7 +31,7 @@ static double *down_lane(const struct cst_interleave *m, struct link *l)
     return m->shared ? &l->up_free : &l->down_free;
 }
 
-/* Weights that want to go up before anything else could begin at @at do so. */
+/* Copy up the weights that are ready before a copy of states could begin at @at. */
 static void serve_fetches(const struct cst_interleave *m, struct link *l, double at)
 {
     while (l->first_fetch < l->n_fetches && l->fetches[l->first_fetch] <= later(l->up_free, at)) {
@@ -37,7 +40,8 @@ static void serve_fetches(const struct cst_interleave *m, struct link *l, double
     }
 }
 
-/* A chunk goes through; when all of it is home. */
+/* Simulate the update of a chunk on the accelerator. Returns the time when all of it is copied
+ * back. */
 static double go_through(const struct cst_interleave *m, struct link *l)
 {
     double *lane = down_lane(m, l);
@@ -66,8 +70,8 @@ double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k)
     struct cst_interleave m = *machine;
     struct link links[CST_INTERLEAVE_MAX_LINKS];
     uint32_t n = m.n_chunks < MOST_CHUNKS ? m.n_chunks : MOST_CHUNKS;
-    double node[MOST_NODES] = {0}; /* when it has done what it had to */
-    double node_chunk;             /* seconds that it takes for one */
+    double node[MOST_NODES] = {0}; /* When each node has finished its updates. */
+    double node_chunk;             /* Seconds per chunk of a node's engine. */
     uint32_t turn = 0;
     double end = 0;
 
@@ -96,6 +100,7 @@ double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k)
             turn++;
         }
     }
+    /* Scale the time if not all chunks were simulated. */
     return n == 0 ? 0 : end * m.n_chunks / n;
 }
 
@@ -113,6 +118,7 @@ uint32_t cst_interleave_choose(const struct cst_interleave *machine)
     for (uint32_t k = most; k > 0; k--) {
         double seconds = cst_interleave_seconds(machine, k);
 
+        /* The tolerance keeps rounding errors from preferring a smaller k that is not faster. */
         if (seconds < least * (1 - 1e-9)) {
             least = seconds;
             best = k;
@@ -123,6 +129,8 @@ uint32_t cst_interleave_choose(const struct cst_interleave *machine)
 
 uint32_t cst_interleave_formula(const struct cst_interleave *machine)
 {
+    /* Bytes per element of master weights and moments, copied up; on a shared link also those
+     * copied down. */
     double states = machine->shared ? 24 : 12;
     double link = states / machine->up + 1 / machine->device_elems;
     double gain = 1 / machine->node_elems - 2 / machine->up;

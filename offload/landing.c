@@ -70,7 +70,8 @@ void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *red
 
     assert(reduce->n_src == 1);
     reduce->src[0] = place;
-    reduce->forgiven = true; /* the COPY that takes the landing next does not fail with it */
+    /* The next COPY into this landing waits for the REDUCE, but must not fail with it. */
+    reduce->forgiven = true;
     cst_command_after(reduce, ticket);
     core->landing_readers[landing_of(core, c)] = reduce->ticket;
     *next = (*next + 1) % CST_LAYOUT_LANDINGS;
