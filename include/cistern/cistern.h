@@ -1,18 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libcistern: a training worker's view of the memory daemon.
+/* libcistern: how a training worker uses the memory daemon, cisternd.
  *
- * A worker opens a job as one rank, declares its tensors and operators, commits, and then brackets
- * each operator of its compute with cst_op_begin/cst_op_end and each step with cst_step. Chunks,
- * eviction, other ranks, and where an update runs do not show.
+ * A worker does the following:
+ *   1. It opens a job as one of the job's ranks (cst_job_open).
+ *   2. It declares the tensors and the operators of its model, and commits them (cst_commit).
+ *   3. It waits for the other ranks (cst_sync).
+ *   4. It calls cst_op_begin before each operator and cst_op_end after each operator.
+ *   5. It ends each step with cst_step.
+ * The daemon hides chunks, eviction, the other ranks, and the place where updates run.
  *
- * Threads: a client and its job are used by one thread at a time; different clients are
- * independent. After fork() the child's handles are dead: every call answers CST_EFORKED, and
- * cst_disconnect only frees memory. Errors: 0 or a negative status of cistern/status.h, words in
- * *err where given. Outputs are set on success alone. CST_EAGAIN is never final and comes from the
- * cst_try_... forms alone; positive numbers are no statuses. Waiting: calls block. The cst_try_...
- * forms never do: they return CST_EAGAIN, and the same call with the same arguments is made again
- * when cst_client_fd() polls readable, until it returns something else. Meanwhile all other calls
- * that would wait, of this client and its job, return CST_EBUSY. */
+ * Threads. A client and its job must be used by one thread at a time. Different clients are
+ * independent. The functions that have no client and no job as argument may be called by any
+ * thread.
+ *
+ * fork(). The handles cannot be used in the child: every call returns CST_EFORKED, and
+ * cst_disconnect only frees memory.
+ *
+ * Errors.
+ *   - A call returns 0 (CST_OK) or a negative status of cistern/status.h. Calls that return a
+ *     number return a negative status if they fail. A positive number is never a status.
+ *   - If the last parameter is a struct cst_err and not NULL, the call writes the cause there.
+ *   - Outputs are written only on success.
+ *   - Every call can return CST_EFORKED, or the status that ended the connection (for example
+ *     CST_ECONN, CST_EPROTO or CST_EDRAINING). Calls that send a request can return CST_ENOMEM.
+ *   - The comment of a function lists its other statuses.
+ *
+ * Waiting.
+ *   - Calls block until they have an answer, except where the comment says "Never waits".
+ *   - The cst_try_... forms never block. They return CST_EAGAIN if there is no answer yet. The
+ *     worker then makes the same call with the same arguments again whenever cst_client_fd() polls
+ *     readable, until the call returns another status. No other function returns CST_EAGAIN.
+ *   - Meanwhile that call is pending. Until it has ended, all other calls for the client or its job
+ *     that would have to wait return CST_EBUSY. */
 #ifndef CISTERN_H
 #define CISTERN_H
 
@@ -32,228 +51,347 @@ extern "C" {
 
 #define CST_DEFAULT_SOCKET "/run/cistern/cistern.sock"
 
-struct cst_client; /* a connection */
-struct cst_job;    /* this process as one rank of a job */
+struct cst_client; /* A connection to the daemon. */
+struct cst_job;    /* This process as one rank of a job. */
 
 /* -- connection ----------------------------------------------------------------------------- */
 
-/* Connect to the daemon at @path; NULL: $CISTERN_SOCKET or CST_DEFAULT_SOCKET. *out is the
- * caller's, to cst_disconnect. CST_ECONN: nobody listens there; CST_EVERSION; CST_EDENIED. */
+/* Connect to the daemon that listens at the path @path. If @path is NULL, the environment variable
+ * CISTERN_SOCKET is used, or else CST_DEFAULT_SOCKET. *out belongs to the caller, who frees it with
+ * cst_disconnect. Statuses:
+ *   - CST_ECONN: no daemon listens at the path, or the daemon does not answer.
+ *   - CST_EDENIED: the user may not connect.
+ *   - CST_EVERSION: the daemon and this library have no common version of the protocol.
+ *   - CST_EINVAL: the path is too long for a socket.
+ *   - CST_EPROTO, CST_EIO, CST_ENOMEM. */
 int cst_connect(struct cst_client **out, const char *path, struct cst_err *err);
 
-/* Close the connection and free it; its job, if open, is left in whatever state it is (as if the
- * process had died) and freed too. For good order, cst_job_leave first. NULL is allowed. */
+/* Close the connection and free @client and its job. If the job has not been left with
+ * cst_job_leave, the daemon treats the rank as if its process had died. @client may be NULL. */
 void cst_disconnect(struct cst_client *client);
 
-/* To poll for POLLIN together with the cst_try_... calls. Owned by the client. Negative: a status.
- */
+/* Return the file descriptor to poll for POLLIN after a cst_try_... call returned CST_EAGAIN, or a
+ * negative status if the connection is over. The descriptor belongs to the client. It changes when
+ * cst_job_use_device or cst_cuda_open succeeds. */
 int cst_client_fd(const struct cst_client *client);
 
-/* One round trip; *ns_out its duration in nanoseconds. */
+/* Make one round trip to the daemon. *ns_out is its duration in nanoseconds; @ns_out may be NULL.
+ * CST_EBUSY: a cst_try_... call is pending. */
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);
 
 /* -- job ------------------------------------------------------------------------------------ */
 
+/* Type of a tensor's elements in the model. */
 enum cst_dtype { CST_BF16 = 1 };
-enum cst_group {
-    CST_GROUP_ALL = 0
-}; /* the ranks that hold the same tensor and whose gradients are summed: all of the job, or see
-      cst_group */
 
-/* As update_room, device_states: the daemon's plan says how many bytes: the fastest split of what
- * is left of the device between pool, room and states. Nothing, where it makes no plan (chunk_elems
- * or base given, no operators declared), none pays, or other jobs have all of it or are quicker to
- * take it; `cistern explain` says why. device_states so and update_room 0: both. CST_EINVAL:
- * device_states of a size, update_room so; pool_bytes given, on a device of the rank's own;
- * device_states so, and moments not fp32 or gradients over weights. */
+/* A group is the set of ranks that hold a tensor and sum its gradient. CST_GROUP_ALL consists of
+ * all ranks of the job. cst_group makes other groups. */
+enum cst_group { CST_GROUP_ALL = 0 };
+
+/* A value of update_room and device_states in struct cst_job_spec: the daemon's plan chooses the
+ * number of bytes. What the job may use of the device is divided between the pool, updates and
+ * states such that a step is fastest. If device_states is CST_ROOM_AUTO and update_room is 0, the
+ * plan chooses both.
+ *
+ * The plan's choice is 0 bytes in each of these cases (`cistern explain` gives the reason):
+ *   - The daemon makes no plan, because chunk_elems or base is set or there are no operators.
+ *   - No other division makes a step faster.
+ *   - Other jobs use the memory of the device already, or take it before the plan is finished.
+ *
+ * cst_job_open returns CST_EINVAL in each of these cases:
+ *   - update_room is CST_ROOM_AUTO and device_states is a number of bytes.
+ *   - device_states is CST_ROOM_AUTO, and the moments are not fp32 or grad_over_weight is set.
+ *   - pool_bytes is set and the rank's pool is on an accelerator. */
 #define CST_ROOM_AUTO UINT64_MAX
 
+/* Options of a job and of one rank. A field is 0 or NULL for the default. Fields that are "equal in
+ * all ranks" are compared with the job's (CST_EMISMATCH). cst_job_open copies everything; the
+ * strings belong to the caller. */
 struct cst_job_spec {
-    const char *
-        name; /* 1..63 of [A-Za-z0-9._-], unique per user; the first rank to come creates the job */
-    uint32_t rank;      /* 0..world-1, one process each */
-    uint32_t world;     /* ranks, 1..64 */
-    const char *device; /* "auto" (or NULL), "host", "paced" or "paced:N" (a simulated accelerator);
-                           of libcistern-cuda: "cuda" ... */
-    uint64_t pool_bytes;  /* memory for this rank's weights and gradients on the device; 0: all that
-                             it can use */
-    uint64_t chunk_elems; /* chunk capacity in elements; 0: chosen; the same in every rank */
-    uint32_t timeout_ms;  /* longest wait for other ranks; 0: the daemon's default */
-    uint32_t ttl_s; /* the daemon removes the job after so long without a worker; 0: the daemon's
-                       default. More than [quota] of cistern.conf(5) allows: CST_EINVAL */
-    uint32_t micro_batches; /* per step, see cst_accumulate; 0 and 1: one. The same in every rank */
-    const char
-        *base; /* name of another job of this user, which is initialised and has no base itself: all
-                * frozen tensors of this one are its (same name and shape, frozen there too) and are
-                * not stored again. While this job is there the base cannot be removed, and no
-                * frozen tensor of it can be written. NULL: none. The same in every rank */
-    enum cst_optimizer
-        optimizer; /* this and what follows, up to grad_over_weight: the same in every rank */
-    enum cst_moments
-        moments; /* format of exp_avg and exp_avg_sq. fp32: 8 bytes per parameter of an optimizer
-                  * with two; bf16: 4; mx8: 2.06, and no step of adamw or adam is longer than lr */
-    enum cst_rounding rounding; /* of moments that are not fp32 */
-    uint64_t seed;              /* of stochastic rounding */
-    enum cst_overlap overlap;   /* when chunks are updated */
-    uint64_t delay_from;        /* CST_OVERLAP_DELAYED: steps before it are not delayed */
-    bool grad_over_weight;  /* gradients take the place of the weights that they belong to: 14 bytes
-                             * per parameter instead of 16. The weights of a   chunk that is fetched
-                             * again after its gradient was handed in are made from its master
-                             * weights. One micro-batch   (CST_EINVAL), and not with EARLY or DELAYED
-                             */
-    uint64_t update_room;   /* bytes of this rank's device, beside the pool, which the worker leaves
-                             * free for updates; 0: none. On the   host: of a paced accelerator, where
-                             * the daemon has one */
-    uint64_t device_states; /* bytes of this rank's device for states that stay there; 0: none. Both
-                             * are decided by the first commit: who takes the rank later gets what
-                             * it has, and says the same, 0 or CST_ROOM_AUTO (else CST_EMISMATCH) */
-    bool recompute; /* a hint for the daemon's plan: this worker does each forward pass again before
-                     * its backward pass. Of the rank that creates the job */
-    const char
-        *plan_file; /* file that `cistern plan --save` wrote: cst_job_open reads it, and its
-                     * contents travel to the daemon. NULL: the daemon plans, or the job has a plan
-                     * already. The same plan in every rank that names one, see below */
+    /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, unique among the jobs of the user. The first
+     * rank that opens the name creates the job. */
+    const char *name;
+    uint32_t rank;  /* Number of this rank, from 0 to world - 1. Each rank is one process. */
+    uint32_t world; /* Number of ranks, 1 to 64. Equal in all ranks. */
+    /* Device of this rank's pool:
+     *   - NULL or "auto": the device that this rank of the job has already, or else "host".
+     *   - "host": host memory.
+     *   - "paced" or "paced:N": simulated accelerator, chosen by the rank, or number N.
+     *   - "cuda" (a GPU chosen by the rank), "cuda:N", or the UUID of a GPU or MIG instance: only
+     *     with libcistern-cuda (cistern/cuda.h). */
+    const char *device;
+    /* Bytes of this rank's pool, in which the weights and gradients in use lie. 0: as many as the
+     * rank can use. */
+    uint64_t pool_bytes;
+    /* Chunk capacity in elements. 0: the daemon chooses. Equal in all ranks. */
+    uint64_t chunk_elems;
+    /* Longest wait for other ranks, in milliseconds. 0: the default of the daemon. */
+    uint32_t timeout_ms;
+    /* Time to live in seconds: the daemon removes the job when it has had no worker for so long. 0:
+     * the default of the daemon. CST_EINVAL: more than [quota] of cistern.conf(5) allows. */
+    uint32_t ttl_s;
+    /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES, see cst_accumulate. 0 and 1: one.
+     * Equal in all ranks. */
+    uint32_t micro_batches;
+    /* Name of a base job, whose frozen tensors this job uses instead of storing its own. NULL: no
+     * base. Equal in all ranks. Conditions:
+     *   - The base job belongs to the same user, is initialised, and has no base itself.
+     *   - Every frozen tensor of this job is a frozen tensor of the base job, with the same name
+     *     and shape.
+     * While this job exists, the base job cannot be removed, and none of its frozen tensors can be
+     * written. */
+    const char *base;
+    enum cst_optimizer optimizer; /* Equal in all ranks. */
+    /* Format of the moments exp_avg and exp_avg_sq. An optimizer with two moments needs for both: 8
+     * bytes per parameter with fp32, 4 with bf16, 2.06 with mx8. With mx8, no parameter moves by
+     * more than lr in a step of AdamW or Adam. Equal in all ranks. */
+    enum cst_moments moments;
+    /* Rounding of moments that are not fp32. Equal in all ranks. */
+    enum cst_rounding rounding;
+    uint64_t seed; /* Seed of stochastic rounding. Equal in all ranks. */
+    /* The time at which chunks are updated. Equal in all ranks. */
+    enum cst_overlap overlap;
+    /* CST_OVERLAP_DELAYED: number of the first step whose update is delayed, counted from 0. Must
+     * be 0 with any other overlap (CST_EINVAL). Equal in all ranks. */
+    uint64_t delay_from;
+    /* Gradients are stored in place of their weights in host memory: 14 bytes per parameter instead
+     * of 16. If a chunk is fetched again after its gradient was handed in, its weights are made
+     * from its master weights. CST_EINVAL: together with more than one micro-batch, with
+     * CST_OVERLAP_EARLY or with CST_OVERLAP_DELAYED. Equal in all ranks. */
+    bool grad_over_weight;
+    /* Bytes of this rank's device, in addition to the pool, in which the daemon may update chunks.
+     * The worker must leave them free. 0: none. CST_ROOM_AUTO: the daemon chooses. If the pool is
+     * in host memory: bytes of a simulated accelerator, if the daemon has one.
+     *
+     * The first cst_commit fixes update_room and device_states. A later worker of the same rank
+     * must give the same values, 0 or CST_ROOM_AUTO (else CST_EMISMATCH). */
+    uint64_t update_room;
+    /* Bytes of this rank's device in which the states of some chunks stay for good. 0: none.
+     * CST_ROOM_AUTO: the daemon chooses. CST_EINVAL: with moments that are not fp32, or with
+     * grad_over_weight. Fixed by the first cst_commit as described at update_room. */
+    uint64_t device_states;
+    /* Hint for the daemon's plan: the worker repeats each forward pass before its backward pass.
+     * Only the hint of the rank that creates the job is used. */
+    bool recompute;
+    /* Path of a file that `cistern plan --save` wrote. cst_job_open reads the file and sends its
+     * contents to the daemon. NULL: the daemon makes a plan, unless the job has a plan already. All
+     * ranks that give a plan must give the same one.
+     *
+     * The plan decides the chunks, the pool of each rank, the prefetch depth, update_room and
+     * device_states. In this struct, chunk_elems, pool_bytes, update_room and device_states must be
+     * 0 (the latter two may also be CST_ROOM_AUTO) or equal the plan's values.
+     *
+     * Statuses:
+     *   - cst_job_open, CST_EMISMATCH: one of these values differs from the plan's, or world,
+     *     micro_batches, optimizer, moments, overlap or grad_over_weight differs, or the job was
+     *     created without this plan. The error names the field and both values.
+     *   - cst_commit, CST_EMISMATCH: the declared model is not the model of the plan.
+     *   - cst_job_open, CST_EINVAL: `base` is set, or the file is not a plan; the error then names
+     *     the place in the file.
+     *   - cst_job_open, CST_EIO: the file cannot be read. */
+    const char *plan_file;
 };
 
-/* A plan that was made before decides chunks, the pool of each rank, prefetch, update_room and
- * device_states. These are left open in the spec (0, or CST_ROOM_AUTO) or have the plan's values.
- * The plan is refused with CST_EMISMATCH, which names the field and both values:
- *   - by cst_job_open, where the job's ranks, micro-batches, optimizer, moments, overlap,
- * grad_over_weight, or a value above, are not the plan's, or the job was created without this plan;
- *   - by cst_commit, where the declared model is not the plan's.
- * A plan is not for jobs with a base (CST_EINVAL). CST_EIO, CST_EINVAL: the file cannot be read or
- * is no plan, with its place. */
-
-/* Create or re-attach. *out belongs to @client and is freed with it. CST_EBUSY: the rank has a
- * living worker (its pid is in the words); CST_EMISMATCH: an option that is the same in every rank
- * is not that of the job, with its name and both values; CST_ENOTFOUND: there is no such base;
- * CST_EINVAL: also a base that is not initialised, has failed, or has a base; CST_EDRAINING. One
- * job per client. */
+/* Create a job, or attach to an existing job. A client can have one job. *out belongs to @client
+ * and is freed by cst_disconnect. Statuses, in addition to those at struct cst_job_spec:
+ *   - CST_EBUSY: a living worker has the rank; the error names its pid.
+ *   - CST_EMISMATCH: an option that must be equal in all ranks differs from the job's; the error
+ *     names the option and both values.
+ *   - CST_ENOTFOUND: the base job or the device does not exist.
+ *   - CST_EINVAL: an option is out of range; or the base job is not initialised, has failed, or has
+ *     a base itself; or @client has a job already; or CISTERN_DEBUG in the environment has an
+ *     unknown value.
+ *   - CST_EUNSUPPORTED: the daemon has no devices of this kind.
+ *   - CST_EBUDGET: the user or the daemon has as many jobs as allowed.
+ *   - CST_EDRAINING: the daemon is stopping. */
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
                  struct cst_err *err);
 
-/* Go in good order: leases are given back, the job and its states stay until `cistern rm` or the
- * time to live. Other ranks that go on get CST_EPEERDIED, and their cst_sync waits for a worker
- * that takes this one's place: so all leave with the same step. Reading states needs no other rank.
- * A cst_commit that waits gets CST_EPEERDIED. CST_EBUSY: a cst_try_... call is pending. */
+/* Leave the job in good order. All leases are given back. The daemon keeps the job and its states
+ * until `cistern rm` removes them or their time to live ends. Afterwards every call for @job
+ * returns CST_EINVAL.
+ *
+ * Other ranks that go on with steps get CST_EPEERDIED, and their cst_sync waits for a new worker of
+ * this rank. Therefore all ranks should leave after the same step. A rank that waits in cst_commit
+ * gets CST_EPEERDIED, too. Reading states needs no other rank.
+ *
+ * CST_EBUSY: a cst_try_... call is pending. */
 int cst_job_leave(struct cst_job *job, struct cst_err *err);
 
-/* Declare a bf16 tensor of @shape; returns its number (>= 0) or a negative status. Errors of
- * content (duplicate, zero-size, overflow, over 65536 tensors, not as another rank declared it) are
- * reported here or by cst_commit. */
+/* The rules for declarations (cst_group, cst_tensor..., cst_operator...):
+ *   - Every rank declares all groups, tensors and operators, in the same order and with the same
+ *     properties, even those that the rank does not hold or run.
+ *   - They are declared after cst_job_open and before cst_commit.
+ *   - The calls copy names, shapes and lists. They never wait.
+ *   - On failure the cause is available from cst_job_error. Faults in a declaration (a name that is
+ *     taken, an empty shape, a size that overflows, too many tensors, a difference between ranks)
+ *     are reported by the declaring call or by cst_commit. */
+
+/* Declare a bf16 tensor of the pattern CST_PATTERN_SHARD. @shape has @n_dims (1 to 8) numbers of
+ * elements, outermost dimension first: the shape that one rank holds. @group is CST_GROUP_ALL or a
+ * number from cst_group. Returns the tensor's number (>= 0) or a negative status:
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable; a dimension is less
+ *     than 1; there are more than 2^40 elements; the type or the group is unknown; there are more
+ *     than 65536 tensors; or the job is committed.
+ *   - CST_EEXIST: the name is taken.
+ *   - CST_EBUSY: a cst_try_commit is pending.
+ *   - CST_ENOMEM. */
 int cst_tensor(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
                const int64_t *shape, enum cst_group group);
 
-/* As cst_tensor, with factors on the learning rate and on the weight decay of this tensor. */
+/* Declare a tensor as cst_tensor does. In addition, multiply the learning rate by @lr_scale and the
+ * weight decay by @decay_scale for this tensor. CST_EINVAL: a scale is not finite. */
 int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtype, uint32_t n_dims,
                       const int64_t *shape, enum cst_group group, float lr_scale,
                       float decay_scale);
 
-/* A group of @n_ranks different ranks; returns its number (> 0) or a negative status. Before the
- * tensors that name it. */
+/* Declare a group of @n_ranks different ranks. A group is declared before the tensors that use it.
+ * Returns the group's number (> 0) or a negative status: CST_EINVAL (no ranks, a rank that the job
+ * does not have, a rank given twice, too many groups, or the job is committed) or CST_EBUSY (a
+ * cst_try_commit is pending). */
 int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks);
 
-/* All that can be said of a tensor. Every rank declares every tensor and operator in the same
- * words, held by it or not. */
+/* All properties of a tensor, for cst_tensor_as. */
 struct cst_tensor_spec {
-    const char *name;
-    enum cst_dtype dtype;
-    uint32_t n_dims;      /* 1..8 */
-    const int64_t *shape; /* of what one rank holds */
-    int group;            /* CST_GROUP_ALL, or of cst_group */
-    enum cst_pattern_kind pattern;
-    float lr_scale;             /* on the learning rate */
-    float decay_scale;          /* on the weight decay */
-    const int64_t *whole_shape; /* CST_PATTERN_TENSOR: of the tensor that this is a box of, n_dims;
-                                   else NULL */
-    const int64_t *first;       /* where the box begins in it, n_dims; else NULL */
+    const char *name;              /* 1 to 63 bytes, unique in the job. */
+    enum cst_dtype dtype;          /* CST_BF16. */
+    uint32_t n_dims;               /* Number of dimensions, 1 to 8. */
+    const int64_t *shape;          /* n_dims numbers of elements: the part that one rank holds. */
+    int group;                     /* CST_GROUP_ALL, or a number from cst_group. */
+    enum cst_pattern_kind pattern; /* How the ranks hold the tensor. */
+    float lr_scale;                /* Factor on the learning rate. 0 is 0, not the default. */
+    float decay_scale;             /* Factor on the weight decay. 0 is 0, not the default. */
+    /* CST_PATTERN_TENSOR: n_dims numbers, the shape of the larger tensor of which this tensor is a
+     * box. Other patterns: NULL. */
+    const int64_t *whole_shape;
+    /* CST_PATTERN_TENSOR: n_dims numbers, the index of the box's first element in the larger
+     * tensor. Other patterns: NULL. */
+    const int64_t *first;
 };
 
-/* As cst_tensor. */
+/* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
+ * status: as cst_tensor_scaled, and CST_EINVAL if the pattern is unknown, or if the box is missing,
+ * not wanted, or not inside of the larger tensor. */
 int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
 
-/* Declare an operator that uses @tensors (numbers), in the order of the forward pass; returns its
- * number or a negative status. Ranks that are in the groups of all its tensors run it; cst_op_begin
- * of another rank's operator is CST_EINVAL. An operator may be left out of a step. */
+/* Declare an operator, which uses the @n_tensors tensors with the numbers @tensors. Operators are
+ * declared in the order of the forward pass. A rank runs an operator if the rank is in the groups
+ * of all the operator's tensors. A step may leave out an operator. Returns the operator's number
+ * (>= 0) or a negative status:
+ *   - CST_EINVAL: the name is not allowed; there are no tensors, a tensor that does not exist, or a
+ *     tensor given twice; no rank is in the groups of all tensors; there are too many operators; or
+ *     the job is committed.
+ *   - CST_EEXIST: the name is taken.
+ *   - CST_EBUSY: a cst_try_commit is pending.
+ *   - CST_ENOMEM. */
 int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors);
 
-/* Hints for the plan; 0: not known. They are not compared between ranks. */
+/* Hints for the daemon's plan. A field is 0 if its value is unknown. The hints of different ranks
+ * are not compared. */
 struct cst_operator_cost {
-    double flops;              /* of the forward pass, per micro-batch and rank */
-    uint64_t activation_bytes; /* kept from forward to backward, per micro-batch and rank */
-    float expected_uses;       /* forward passes per micro-batch; 0: 1. An expert: the share of
-                                  micro-batches in which tokens come. More than 1 counts as 1: flops are
-                                  of all of them */
+    /* Floating-point operations of all forward passes of the operator per micro-batch and rank. */
+    double flops;
+    /* Bytes kept from the forward pass to the backward pass, per micro-batch and rank. */
+    uint64_t activation_bytes;
+    /* Forward passes per micro-batch; 0: 1. For an expert: the share of micro-batches in which the
+     * expert receives tokens. A value above 1 counts as 1. */
+    float expected_uses;
 };
 
-/* As cst_operator. */
+/* Declare an operator as cst_operator does, with hints on its cost; @cost may be NULL. CST_EINVAL:
+ * in addition, a hint is negative or not finite. */
 int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors,
                     const struct cst_operator_cost *cost);
 
-/* Words for the last negative number that cst_tensor or cst_operator returned. Borrowed, until the
- * next call. */
+/* Return the cause of the last declaration (cst_group, cst_tensor..., cst_operator...) that failed.
+ * The result belongs to @job and is valid until the next declaration. */
 const struct cst_err *cst_job_error(const struct cst_job *job);
 
 #define CST_PLAN_MAX_CLASSES 4
 
-/* Chunks of one size: a huge embedding has one of its own and does not force the others'. */
+/* A size class: the chunks of one capacity. A huge embedding can have a class of its own, such that
+ * the other chunks can be smaller. */
 struct cst_plan_class {
-    uint64_t chunk_elems; /* capacity; a block has 2 x chunk_elems bytes */
-    uint32_t n_blocks;    /* in this rank's pool */
-    uint32_t min_blocks;  /* the least that can run */
+    uint64_t chunk_elems; /* Chunk capacity in elements. A block has 2 * chunk_elems bytes. */
+    uint32_t n_blocks;    /* Number of blocks in this rank's pool. */
+    uint32_t min_blocks;  /* Smallest number of blocks with which the model can run. */
 };
 
+/* The plan of a committed job. */
 struct cst_plan {
-    uint64_t n_params;    /* elements in all tensors */
-    uint64_t chunk_elems; /* capacity of size class 0 */
-    uint32_t n_chunks;    /* of all classes */
-    uint32_t n_blocks;    /* of class 0 in this rank's pool */
-    uint32_t min_blocks;  /* of class 0, the least that can run */
-    uint64_t block_bytes; /* of one block of class 0: 2 x chunk_elems */
-    uint64_t pool_bytes;  /* of all classes' blocks */
-    uint64_t arena_bytes; /* host memory of the job, for all ranks together; what its base has is
-                             not counted */
-    uint32_t n_classes;   /* entries in classes, at least 1 */
-    struct cst_plan_class classes[CST_PLAN_MAX_CLASSES];
+    uint64_t n_params;    /* Number of elements of all tensors. */
+    uint64_t chunk_elems; /* Chunk capacity of size class 0, in elements. */
+    uint32_t n_chunks;    /* Number of chunks of all size classes. */
+    uint32_t n_blocks;    /* Number of blocks of size class 0 in this rank's pool. */
+    /* Smallest number of blocks of size class 0 with which the model can run. */
+    uint32_t min_blocks;
+    uint64_t block_bytes; /* Bytes of a block of size class 0: 2 * chunk_elems. */
+    uint64_t pool_bytes;  /* Bytes of this rank's pool: the blocks of all size classes. */
+    /* Bytes of host memory for the job's rows, for all ranks together. The tensors of a base job
+     * are not counted. */
+    uint64_t arena_bytes;
+    uint32_t n_classes; /* Number of valid entries in classes, at least 1. */
+    struct cst_plan_class classes[CST_PLAN_MAX_CLASSES]; /* By size class. */
 };
 
-/* Commit the declarations: waits until every rank has done so and the memory is populated; maps the
- * pool. CST_EPOOL: pool too small, with the operator, what it needs of which size and the bytes
- * that are short; CST_EBUDGET; CST_ENOTFOUND, CST_EINVAL, CST_EMISMATCH: a frozen tensor that the
- * base lacks, trains, or has in another shape; CST_EMISMATCH: ranks disagree, with the tensor,
- * operator or option, both values and the ranks: all ranks get it, with the same words, as soon as
- * the first difference is known; CST_EPEERDIED: a rank died or left before all had committed;
- * CST_ETIMEDOUT. After any of them the same declarations can be committed again; to declare
- * otherwise, connect and open the job anew. @plan may be NULL. */
+/* Commit the declarations. Waits until every rank has committed and the job's memory is populated,
+ * and maps the pool. @plan receives the plan; it may be NULL. Statuses:
+ *   - CST_EPOOL: the pool is too small. The error names the operator, the blocks that it needs, and
+ *     the number of bytes that are missing.
+ *   - CST_EBUDGET: the job needs more memory than a budget allows.
+ *   - CST_EMISMATCH: the ranks disagree. The error names the tensor, the operator or the option,
+ *     both values and the ranks. All ranks get the same error as soon as the first difference is
+ *     known.
+ *   - CST_ENOTFOUND, CST_EINVAL, CST_EMISMATCH: a frozen tensor is missing in the base job, is
+ *     trained there, or has another shape there.
+ *   - CST_EPEERDIED: another rank died or left before all ranks had committed.
+ *   - CST_ETIMEDOUT: not all ranks have committed in timeout_ms.
+ *   - CST_EUNSUPPORTED: the pool is on a device that needs a second library (cistern/device.h).
+ *   - CST_EINVAL: there are no tensors or no operators, or the job is committed already.
+ *   - CST_ENOMEM.
+ * After any of these statuses the same declarations can be committed again, except if the job is
+ * committed already. To change the declarations, connect again and open the job again. */
 int cst_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
 int cst_try_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
 
-/* True once a sync has completed in the life of the job: the weights are there and a worker that
- * comes (back) must not write them. */
+/* Return whether a cst_sync has ever completed in the job. The weights are then present, and a
+ * worker that joins must not write them. Never waits. */
 bool cst_job_initialised(const struct cst_job *job);
 
-/* Steps committed, as last heard from the daemon. After cst_commit it is exact for a worker that
- * takes the place of a dead one: a step in which that one had asked for the commit is decided by
- * then. A worker that finds all its steps done has nothing to sync for: its peers may have left
- * with the last one. */
+/* Return the number of committed steps that this process last learned from the daemon. Never waits.
+ *
+ * After cst_commit the number is exact, also for the new worker of a rank that died: if the old
+ * worker had called cst_step, the daemon has decided by then whether that step is committed. If a
+ * worker finds that all its steps are done, it should not call cst_sync: the other ranks may have
+ * left after the last step. */
 uint64_t cst_job_steps(const struct cst_job *job);
 
-/* Wait until every rank is attached and has called cst_sync; *step (may be NULL) is the number of
- * steps committed, the same for all ranks: the step to do now. To be called once before the first
- * step, and after CST_EPEERDIED or CST_ESTALE, which mean: the step that was under way is void for
- * all ranks, nothing of it is kept; do it again. CST_ETIMEDOUT names the missing ranks.
+/* Wait until every rank is attached and has called cst_sync. *step is the number of committed
+ * steps, which is also the number of the step to do now, counted from 0. It is the same for all
+ * ranks. @step may be NULL.
  *
- * A rank that calls cst_sync while a step runs gives that step up for all: the others get
- * CST_EPEERDIED, from whatever they wait in or call next, and must sync too. If every rank has
- * called cst_step already, the step is committed first.
+ * A worker calls cst_sync once before its first step, and again after CST_EPEERDIED or CST_ESTALE.
+ * These two statuses mean that the current step is void for all ranks: nothing of it is kept, and
+ * it must be done again. (A step with early updates is an exception, see cst_prepare_step.)
  *
- * CST_EENGINE, CST_ELOST: the device of this rank's pool is gone, the words say which and why. The
- * step is void for all ranks, the states are not lost: they can be read and written. The others
- * wait in cst_sync for this rank to come back: it, or a process in its place, leaves and opens the
- * job again, on the same device, which the daemon tries again, or on another one: "host", or a GPU
- * that a pool of the job is on. There the pool is made anew, as large as it was. CST_EENGINE can
- * also mean that the engine of host memory was given up. Then every rank gets it. All ranks leave
- * and open the job again, and the daemon tries the engine again. */
+ * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
+ * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
+ * too. But if every rank has already called cst_step, the step is committed first.
+ *
+ * Statuses:
+ *   - CST_ETIMEDOUT: ranks are missing after timeout_ms; the error names them.
+ *   - CST_EENGINE, CST_ELOST: the device of this rank's pool is lost; the error names the device
+ *     and the cause. The step is void. The states are not lost, and can be read and written.
+ *   - CST_EENGINE can also mean that the daemon gave up the engine of host memory. All ranks get
+ *     this status. All ranks then leave and open the job again, and the daemon starts the engine
+ *     again.
+ *   - CST_EINVAL: the job is not committed.
+ *   - CST_EBUSY: another call is pending.
+ *
+ * After the loss of its device, this worker (or a new process) leaves and opens the job again. The
+ * other ranks wait for it in cst_sync. It may name the lost device, which the daemon then tries
+ * again, or another one: "host", or a GPU that has a pool of this job. The daemon makes a new pool
+ * of the same size there. */
 int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 
@@ -261,109 +399,147 @@ int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 
 enum cst_direction { CST_FORWARD, CST_BACKWARD };
 
-/* One tensor of an operator, while it is begun. Pointers are valid from begin to end of this
- * operator, no longer. */
+/* One tensor of an operator that has begun. The pointers are valid from cst_op_begin to cst_op_end
+ * of this operator. They are addresses in the memory of the rank's device. */
 struct cst_io {
-    void *weight; /* bf16, n_elems, row-major in the declared shape, 128-byte aligned; read only */
-    void *grad;   /* bf16, same shape; NULL in CST_FORWARD, and of frozen tensors */
-    bool accumulate; /* grad: false: holds nothing yet, write it whole; true: an earlier use of this
-                        tensor in this micro-batch wrote it: add */
-    uint64_t n_elems;
+    /* Weights: n_elems bf16 elements, row-major in the declared shape, 128-byte aligned. The worker
+     * must not write them. */
+    void *weight;
+    /* Gradient: n_elems bf16 elements in the layout of the weights. NULL in CST_FORWARD and for
+     * frozen tensors. */
+    void *grad;
+    /* How to write the gradient. False: its memory has undefined contents; overwrite all elements.
+     * True: an earlier use of the tensor in this micro-batch has written its gradient; add. */
+    bool accumulate;
+    uint64_t n_elems; /* Number of elements of the tensor. */
 };
 
-/* Begin @op: all its tensors in memory, io[i] for its i-th tensor as declared; @io has @n_io =
- * n_tensors entries. In CST_BACKWARD every io[i].grad that is not NULL must be written before
- * cst_op_end. One operator is begun at a time. CST_EPEERDIED, CST_ESTALE: call cst_sync;
- * CST_EINVAL: a gradient of this tensor was handed in already in this micro-batch, or the operator
- * is not this rank's; CST_ECONN; CST_EENGINE, CST_ELOST: an engine was given up. Where that is the
- * one of this rank's device, no cst_sync helps: see there. */
+/* Begin the operator @op: wait until all its tensors are in memory. @io has @n_io entries, as many
+ * as the operator has tensors. io[i] receives the i-th tensor of the declaration. Only one operator
+ * can be begun at a time. In CST_BACKWARD the worker must write every io[i].grad that is not NULL
+ * before cst_op_end. Statuses:
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EINVAL: the operator's gradient was already handed in in this micro-batch; this rank does
+ *     not run the operator; another operator is begun; @n_io is wrong; or cst_sync has not been
+ *     called yet.
+ *   - CST_EBUSY: another call is pending.
+ *   - CST_EENGINE, CST_ELOST: the daemon gave up an engine. If the engine is the one of this rank's
+ *     device, cst_sync does not help: leave and open the job again, as described at cst_sync. */
 int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                  uint32_t n_io, struct cst_err *err);
 int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                      uint32_t n_io, struct cst_err *err);
 
-/* End @op. When the last use of a chunk's last tensor ends in CST_BACKWARD its gradients are handed
- * in. Never waits. CST_EINVAL: it is not the operator that is begun; or, with CISTERN_DEBUG=poison
- * in the environment (libcistern(3)), a gradient of it was not written, with the tensor and the
- * first such element: the operator stays begun. CST_EPEERDIED, CST_ESTALE: call cst_sync. */
+/* End the operator @op. In CST_BACKWARD: if this was the last operator of the micro-batch that uses
+ * any tensor of a chunk, the gradients of the chunk are handed in. Never waits. Statuses:
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin.
+ *   - CST_EINVAL: the operator is not begun.
+ *   - CST_EINVAL: CISTERN_DEBUG=poison is set (libcistern(3)), and an element of a gradient was not
+ *     written. The error names the tensor and the first such element. The operator stays begun. */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
 
 enum cst_hint {
-    CST_PREFETCH =
-        1,         /* wanted soon: bring the weights into the pool, if there is a block to spare */
-    CST_EVICT = 2, /* not wanted soon: let others have their blocks */
+    CST_PREFETCH = 1, /* Weights are wanted soon: fetch them, if a block can be spared. */
+    CST_EVICT = 2,    /* Weights are not wanted soon: other weights may have their blocks. */
 };
 
-/* Tell the daemon about the weights of operator @op, or of one tensor, of this rank. It changes
- * when weights are copied, never a result. A hint covers whole chunks, and so other tensors in
- * them. It is for what the sequence of operators does not show: an evaluation between two steps, a
- * part of the model that is left out for a while. Never waits; to be called after cst_sync, between
- * or inside of operators.
+/* Tell the daemon when this rank wants the weights of the operator @op, or of one tensor, next.
+ * Hints change when weights are copied, never a result. A hint applies to whole chunks, hence to
+ * other tensors in the same chunks, too. Hints are useful if the sequence of operators does not
+ * show what comes next: an evaluation between two steps, or a part of the model that is left out
+ * for some steps. Called after cst_sync, between operators or inside of one. Never waits.
  *
- * - The daemon does nothing where it cannot: CST_PREFETCH of weights that are in the pool, while
- * fetches wait for blocks, or where the worker copies weights itself; CST_EVICT of weights that are
- * not there or on their way.
- * - Weights that were evicted come back when they are used, or sooner, where the daemon expects
- * their use.
- * - CST_EBUSY: CST_EVICT of weights that the operator which is begun uses; or a cst_try_... call is
- * pending. CST_EINVAL: no such operator or tensor, not one of this rank's, or no such hint.
- * CST_EPEERDIED, CST_ESTALE: call cst_sync. */
+ * The daemon ignores a hint in these cases:
+ *   - CST_PREFETCH: the weights are in the pool already, fetches wait for blocks, or the worker
+ *     copies weights itself (cistern/device.h).
+ *   - CST_EVICT: the weights are not in the pool, or their copy to the pool is under way.
+ * Evicted weights come back when they are used, or earlier, if the daemon expects their use.
+ *
+ * Statuses:
+ *   - CST_EBUSY: CST_EVICT of weights that the current operator uses; or a cst_try_... call is
+ *     pending.
+ *   - CST_EINVAL: there is no such operator, tensor or hint; or this rank does not run the operator
+ *     or any operator that uses the tensor.
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
 int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *err);
 int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct cst_err *err);
 
-/* End a micro-batch that is not the step's last: its gradients are added, in fp32, to those of the
- * micro-batches before it, and the next one's forward may begin. In a step of a job with
- * micro_batches = M it is called M - 1 times, the last one ends with cst_step; a step with fewer is
- * legal. The order of the sums is fixed: micro-batch by micro-batch, in each rank by rank. Never
- * waits. CST_EINVAL: M times. */
+/* End a micro-batch that is not the last one of its step. Its gradients are added, in fp32, to
+ * those of the step's earlier micro-batches. Afterwards the forward pass of the next micro-batch
+ * can begin. In a job with micro_batches = M, a step has at most M - 1 calls of cst_accumulate; its
+ * last micro-batch ends with cst_step. The order of the sums is fixed: by micro-batch, and within a
+ * micro-batch by rank. Never waits. Statuses:
+ *   - CST_EINVAL: the M-th call in a step, or an operator is begun.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
 int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
-/* All zero but lr is what the optimizer usually takes. Infinities, NaN and, but for beta1 of SGD,
- * negative values are CST_EINVAL, which names the field, its value and the range. */
+/* Parameters of a step's update. A field is 0 for the usual value of the optimizer, except lr. All
+ * fields must be finite and, except beta1 of SGD and loss, not negative (CST_EINVAL; the error
+ * names the field, its value and its range). */
 struct cst_hyper_params {
-    float lr; /* >= 0 */
-    float
-        beta1; /* below 1; 0: 0.9 if beta2 is 0, too, else 0. SGD: the momentum (negative: none) */
-    float beta2; /* below 1; 0: 0.999; Lion: 0.99 */
-    float eps;   /* 0: 1e-8 */
-    float weight_decay;
-    float clip_norm;  /* global L2 norm; 0: no clipping */
-    float grad_scale; /* gradients are summed over the ranks, then multiplied by it; 0: 1 */
-    double loss;      /* of this rank; only carried */
+    float lr; /* Learning rate, >= 0. */
+    /* Below 1. 0: 0.9 if beta2 is 0, too, else 0. SGD: the momentum; negative: no momentum. */
+    float beta1;
+    float beta2;        /* Below 1. 0: 0.99 for Lion, 0.999 for the other optimizers. */
+    float eps;          /* 0: 1e-8. */
+    float weight_decay; /* 0: no decay. */
+    float clip_norm;    /* Largest L2 norm of all gradients together. 0: no clipping. */
+    float grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
+    double loss;        /* Loss of this rank, for reports. Any value; may differ between ranks. */
 };
 
-/* Say, before the first backward, what this step's cst_step will say: with CST_OVERLAP_EARLY and
- * without clipping, updates then begin as soon as a chunk's gradient is complete. A gradient that
- * is not finite, or too large, then spares 4096 elements at a time instead of the whole step: the
- * result has `overflow`, not `skipped`. Never waits. Without effect where the job's overlap is
- * another one. CST_EINVAL: as cst_step; called twice in a step with different parameters.
+/* Give the parameters of this step's cst_step in advance, before the first backward pass. With
+ * CST_OVERLAP_EARLY and without clipping, each chunk is then updated as soon as its gradient is
+ * complete. With any other overlap the call has no effect. Never waits.
  *
- * A step that is interrupted after its first update is only ever finished, not undone, and with the
- * parameters that it was begun with: a worker that names others gets CST_EMISMATCH, from this or a
- * later call, with both values. Chunks that have had their update take nothing more: what is handed
- * in again for them is dropped (`cistern job` has the count), so each rank should compute the same
- * batch again. The other way out is to remove the job (`cistern rm`) and begin from the last
- * checkpoint. */
+ * If a gradient is not finite or too large, tiles of 4096 elements are left out of the update
+ * instead of the whole step. The result of the step then has `overflow`, not `skipped`.
+ *
+ * If a step is interrupted after its first update, it can only be finished, not undone:
+ *   - The ranks must give the parameters with which the step was begun. Otherwise this call or a
+ *     later one returns CST_EMISMATCH, with both values.
+ *   - Gradients that are handed in again for chunks that were already updated are ignored
+ *     (`cistern job` has their number). Therefore each rank should compute the same batch again.
+ *   - The alternative is to remove the job (`cistern rm`) and to begin from the last checkpoint.
+ *
+ * Statuses:
+ *   - CST_EINVAL: a parameter is out of range, or the call was made before in this step with other
+ *     parameters.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. */
 int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
                      struct cst_err *err);
 
 struct cst_step_result {
-    uint64_t step; /* steps committed, this one included */
-    bool skipped;  /* the norm of the gradients was NaN, infinite, or scaled and clipped larger than
-                    * 2^63, whose square fp32 cannot sum:  states untouched, the step counts */
-    double grad_norm;   /* after grad_scale, before clipping */
-    float clip;         /* factor that clipping applied */
-    double loss;        /* mean over the ranks, summed in rank order */
-    uint64_t n_skipped; /* in the life of the job */
-    bool overflow; /* the norm was so: the step was skipped, or, where it had been prepared, those
-                    * tiles of 4096 elements were spared whose own norm is, if there are any. What a
-                    * dynamic scale of the loss goes by */
+    uint64_t step; /* Number of committed steps, including this one. */
+    /* The step counts, but its update was skipped and the states did not change: the norm of the
+     * gradients was NaN, infinite, or larger than 2^63 after scaling and clipping, such that its
+     * square is too large to be summed in fp32. */
+    bool skipped;
+    double grad_norm;   /* L2 norm of all gradients, after grad_scale, before clipping. */
+    float clip;         /* Factor by which clipping scaled the gradients; 1: no clipping. */
+    double loss;        /* Mean of the ranks' losses, summed in the order of the ranks. */
+    uint64_t n_skipped; /* Number of skipped steps since the job began. */
+    /* The norm was NaN, infinite or too large. The step was skipped; or, if updates could be early,
+     * only those tiles of 4096 elements whose own norm is NaN, infinite or too large were left out
+     * (possibly none). A dynamic loss scale should use this field. */
+    bool overflow;
 };
 
-/* The commit point: hands in what is left (a tensor without a gradient counts as zero), waits until
- * every rank has called it with the same parameters and the norm is known. After CST_OK the step
- * cannot be lost; updates run when the job's `overlap` says. CST_EPEERDIED; CST_EMISMATCH:
- * parameters differ between ranks; CST_ETIMEDOUT. @result may be NULL. */
+/* Commit the step. Hands in all gradients that are left; a tensor without a gradient counts as a
+ * gradient of zeros. Waits until every rank has called cst_step with equal parameters and the norm
+ * is known. After CST_OK the step cannot be lost. Updates run at the time that the job's `overlap`
+ * says. @result may be NULL. Statuses:
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EMISMATCH: the parameters differ between ranks.
+ *   - CST_ETIMEDOUT: not all ranks have called cst_step in timeout_ms.
+ *   - CST_EINVAL: a parameter is out of range, or an operator is begun.
+ *   - CST_EBUSY: another call is pending.
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
 int cst_step(struct cst_job *job, const struct cst_hyper_params *params,
              struct cst_step_result *result, struct cst_err *err);
 int cst_try_step(struct cst_job *job, const struct cst_hyper_params *params,
@@ -371,26 +547,49 @@ int cst_try_step(struct cst_job *job, const struct cst_hyper_params *params,
 
 /* -- states --------------------------------------------------------------------------------- */
 
+/* The states of a tensor, and the type in which they are read and written. */
 enum cst_state {
-    CST_STATE_WEIGHT = 0, /* bf16 */
-    CST_STATE_GRAD = 1,   /* bf16: the last reduced gradient; read only. With micro-batches: the sum
-                             in fp32, rounded */
-    CST_STATE_MASTER = 2, /* fp32; writing it sets the weight too and clears both moments */
-    CST_STATE_EXP_AVG = 3,    /* fp32 */
-    CST_STATE_EXP_AVG_SQ = 4, /* fp32; of optimizers with two moments (else CST_EUNSUPPORTED) */
+    CST_STATE_WEIGHT = 0, /* bf16. */
+    /* bf16. The last gradient, summed over the ranks. With micro-batches it is their fp32 sum,
+     * rounded. Read only. */
+    CST_STATE_GRAD = 1,
+    CST_STATE_MASTER = 2,  /* fp32. A write also sets the weights and clears both moments. */
+    CST_STATE_EXP_AVG = 3, /* fp32, whatever the format of the moments. */
+    /* fp32, whatever the format of the moments. CST_EUNSUPPORTED: the optimizer has one moment. */
+    CST_STATE_EXP_AVG_SQ = 4,
 };
 
-/* Copy elements [first, first + n_elems) of a tensor's state out of, or into, the job's memory;
- * @data has n_elems of the state's type. After commit, at any time for reads; writes between steps
- * only (CST_EBUSY). Reads see all committed steps. A frozen tensor has a weight alone: other states
- * of it cannot be read (CST_EUNSUPPORTED), and writing its master weights sets the weight. What a
- * base has cannot be written by who uses it (CST_EDENIED), nor in the base while somebody does
- * (CST_EBUSY). With grad_over_weight a gradient can be read from its sum to its update, and weights
- * are written by writing master weights alone (both CST_EUNSUPPORTED). With early updates, from a
- * step's first update to its commit, its master weights and moments cannot be read, nor states be
- * written, between attempts of it either (CST_EBUSY), and a gradient that was summed in its update
- * cannot be read (CST_EUNSUPPORTED). With delayed ones a write of weights or master weights lets
- * the next step see all updates so far. */
+/* Copy the elements [first, first + n_elems) of a tensor's state from the job's memory to @data
+ * (cst_tensor_read), or from @data to the job's memory (cst_tensor_write). @data belongs to the
+ * caller and has @n_elems elements of the state's type, in host memory. The job must be committed.
+ * Reads are possible at any time, and see the updates of all committed steps. Writes are possible
+ * only between steps. No other rank is needed.
+ *
+ * Statuses of both:
+ *   - CST_EINVAL: the tensor, the state or the range does not exist, @data is NULL, or the job is
+ *     not committed.
+ *   - CST_EUNSUPPORTED: the tensor is frozen and the state is not the weight. Exception: a write of
+ *     a frozen tensor's master weights sets its weights.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_ELOST, CST_EENGINE: the chunk or the engine is lost.
+ *
+ * Statuses of writes:
+ *   - CST_EBUSY: a step is under way.
+ *   - CST_EINVAL: a gradient was to be written.
+ *   - CST_EDENIED: the tensor belongs to this job's base job.
+ *   - CST_EBUSY: the tensor is frozen, and another job uses this job as its base.
+ *
+ * With grad_over_weight:
+ *   - A gradient can be read from the end of its sum to its update (else CST_EUNSUPPORTED).
+ *   - Weights cannot be written (CST_EUNSUPPORTED); write the master weights.
+ *
+ * With early updates, from a step's first update to its commit, even between attempts:
+ *   - Master weights and moments of updated chunks cannot be read (CST_EBUSY).
+ *   - No state can be written (CST_EBUSY).
+ *   - A gradient that was summed by its own update cannot be read (CST_EUNSUPPORTED).
+ *
+ * With delayed updates: a write of weights or master weights of any tensor ends the delay once. The
+ * next step then reads the results of all updates so far. */
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                     uint64_t n_elems, void *data, struct cst_err *err);
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
@@ -398,34 +597,39 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
 
 /* -- numbers -------------------------------------------------------------------------------- */
 
+/* Counters of one rank. Each fetch of weights counts in one of hits, late and misses. */
 struct cst_rank_stat {
-    /* Fetches of weights by this rank, each counted once. */
-    uint64_t hits;   /* the weights were in the pool before the worker waited for them */
-    uint64_t late;   /* they were on their way there, and the worker waited for the rest of it */
-    uint64_t misses; /* they were neither */
-    double weight_wait_seconds; /* in which this rank's worker waited for weights */
-    uint64_t evictions;  /* blocks that were made free for others: of weights, or of gradients that
-                            are not complete */
-    uint64_t prefetches; /* weights that the daemon brought before they were asked for */
-    uint64_t surprises; /* uses that the daemon, by the order of the steps before, did not expect */
-    uint64_t bytes_up;  /* copied into the pool */
-    uint64_t bytes_down; /* copied out of it: gradients */
-    uint64_t pool_bytes; /* size of the pool; 0 before cst_commit */
-    uint64_t step;       /* steps committed */
-    double step_seconds; /* between the last two commits; 0 before there were two */
+    uint64_t hits; /* Fetches whose weights were in the pool before the worker waited for them. */
+    /* Fetches whose weights were being copied to the pool when the worker began to wait. */
+    uint64_t late;
+    uint64_t misses;            /* Fetches that were neither hits nor late. */
+    double weight_wait_seconds; /* Time for which the worker waited for weights. */
+    /* Blocks of weights or of incomplete gradients that were emptied for other chunks. */
+    uint64_t evictions;
+    uint64_t prefetches; /* Weights that the daemon copied to the pool before their request. */
+    /* Uses that the daemon did not expect from the order of earlier steps. */
+    uint64_t surprises;
+    uint64_t bytes_up;   /* Bytes copied from host memory to the pool. */
+    uint64_t bytes_down; /* Bytes copied from the pool to host memory: gradients. */
+    uint64_t pool_bytes; /* Size of the pool in bytes; 0 before cst_commit. */
+    uint64_t step;       /* Number of committed steps. */
+    double step_seconds; /* Time between the last two commits; 0 before the second one. */
 };
 
-/* This rank's numbers, as the daemon counts them. */
+/* Get the daemon's counters of this rank. CST_EBUSY: a cst_try_... call is pending. */
 int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err);
 
-/* For whom ranks of this user's job @name wait, in cst_commit, cst_sync or cst_step: "rank 1 (died
- * in step 4), rank 3 (never attached)"; "": for nobody. They are copied to @words, cut where @size
- * bytes, with the NUL, do not hold them. For another client than the one whose call waits: that one
- * answers CST_EBUSY while a cst_try_... call is pending. CST_ENOTFOUND. */
+/* Get the ranks for which other ranks of the job @name wait in cst_commit, cst_sync or cst_step, as
+ * text: "rank 1 (died in step 4), rank 3 (never attached)", or "" if there are none. The job must
+ * belong to this user. The text is copied to @words, which has @size bytes; it is cut if it does
+ * not fit with its NUL. The caller needs a second client, because the client of a waiting call
+ * cannot ask. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EBUSY: a cst_try_... call of this client is pending. */
 int cst_job_waits(struct cst_client *client, const char *name, char *words, size_t size,
                   struct cst_err *err);
 
-/* Version of the library, "major.minor.patch". */
+/* Return the version of the library, "major.minor.patch". The string is static. */
 const char *cst_version(void);
 
 #ifdef __cplusplus

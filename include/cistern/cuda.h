@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libcistern-cuda: a rank whose pool is on a GPU. For programs that enqueue CUDA work on a stream;
- * it needs no CUDA header.
+/* libcistern-cuda: for a rank whose pool is on a GPU. It is for programs that enqueue CUDA work on
+ * a stream. This header needs no CUDA header.
  *
- *   cst_job_open(&job, client, &(struct cst_job_spec){ .device = "cuda", ... }, &err);
- *   cst_cuda_open(&cuda, job, stream, &err);        // before cst_commit
- *   ... declare, commit, sync as on the host ...
- *   cst_op_begin(job, op, CST_FORWARD, io, &err);   // io[0].weight is a device address; the bytes
- * are there kernel<<<.., stream>>>(io[0].weight, ...);      // enqueued, not waited for
- *   cst_op_end(job, op, &err);                      // the lease goes back when the stream has
- * passed this point
+ *   cst_job_open(&job, client, &(struct cst_job_spec){.device = "cuda", ...}, &err);
+ *   cst_cuda_open(&cuda, job, stream, &err);                 // before cst_commit
+ *   ... declare, commit and sync as on the host ...
+ *   cst_op_begin(job, op, CST_FORWARD, io, n_io, &err);      // io[0].weight: a device address
+ *   kernel<<<..., stream>>>(io[0].weight, ...);              // enqueued, not waited for
+ *   cst_op_end(job, op, &err);                               // leases end when the stream is here
  *
- * Ordering: work enqueued on the stream between begin and end sees the operator's weights and may
- * write its gradients. Work on other streams has to be ordered with the stream by the program
- * (events). Nothing in a step waits for the GPU but cst_step, and a begin for which every block is
- * still in use by work that the stream has not done.
+ * Order of the work:
+ *   - Work that is enqueued on the stream between cst_op_begin and cst_op_end finds the operator's
+ *     weights in place, and may write its gradients.
+ *   - The program orders work on other streams with the stream by events.
+ *   - Within a step the worker waits for the GPU in two calls only: in cst_step, and in
+ *     cst_op_begin if every block is still used by work that the stream has not done.
  *
- * The library finds the driver at run time (libcuda.so.1) and uses the primary context of the job's
- * GPU, as the CUDA runtime does; that context is current in the calling thread afterwards. */
+ * The library finds the driver (libcuda.so.1) at run time. It uses the primary context of the job's
+ * GPU, as the CUDA runtime does. After cst_cuda_open that context is current in the calling thread.
+ *
+ * Threads: a struct cst_cuda is used by the thread that uses its job. */
 #ifndef CISTERN_CUDA_H
 #define CISTERN_CUDA_H
 
@@ -26,23 +29,29 @@
 extern "C" {
 #endif
 
-struct cst_cuda; /* a job's GPU */
+struct cst_cuda; /* The GPU of a job. */
 
-/* Prepare @job, whose device is a GPU, for work on @stream (a CUstream or cudaStream_t of the
- * primary context of that GPU; NULL: the default stream). *out is the caller's, to be closed after
- * cst_disconnect. CST_EUNSUPPORTED: no driver, no device, driver too old, or the job is on the host
- * device; CST_ENOTFOUND: this process does not see the job's GPU (CUDA_VISIBLE_DEVICES is named);
- * CST_EGPU. */
+/* Prepare @job, whose device is a GPU, for work on @stream. Called once, after cst_job_open and
+ * before cst_commit. @stream is a CUstream or cudaStream_t of the primary context of that GPU;
+ * NULL: the default stream. It belongs to the caller and must exist until cst_cuda_close. *out
+ * belongs to the caller, who frees it with cst_cuda_close after cst_disconnect. Statuses:
+ *   - CST_EUNSUPPORTED: there is no driver or no GPU, the driver is too old, or the job is on the
+ *     host.
+ *   - CST_ENOTFOUND: this process does not see the job's GPU; the error names
+ *     CUDA_VISIBLE_DEVICES.
+ *   - CST_EINVAL: the job is committed already, or has the functions of a device already.
+ *   - CST_EGPU: a call of the driver failed.
+ *   - CST_ENOMEM. */
 int cst_cuda_open(struct cst_cuda **out, struct cst_job *job, void *stream, struct cst_err *err);
 
-/* Waits for the stream, then frees. NULL is allowed. */
+/* Wait for the stream, then free @cuda. @cuda may be NULL. */
 void cst_cuda_close(struct cst_cuda *cuda);
 
-/* Number of the job's GPU in this process, as cudaSetDevice takes it. */
+/* Return the number of the job's GPU in this process, in the numbering of cudaSetDevice. */
 int cst_cuda_device(const struct cst_cuda *cuda);
 
-/* Why there is no GPU for this process: 0 if there is one, else CST_EUNSUPPORTED with words.
- * Creates no context. */
+/* Return whether this process can use a GPU: CST_OK, or CST_EUNSUPPORTED with the cause. Creates no
+ * context. Any thread. */
 int cst_cuda_available(struct cst_err *err);
 
 #ifdef __cplusplus

@@ -1,29 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How libcistern works with a device whose memory the processor cannot touch: a table of functions
- * that a second library brings. libcistern-cuda has one; another device would be added the same
- * way. A program that trains on the host device or uses libcistern-cuda needs nothing of this
- * header.
+/* How libcistern uses a device whose memory the processor cannot access: through a table of
+ * functions that a second library provides. libcistern-cuda is such a library; another device would
+ * be added in the same way. A program that trains on the host or uses libcistern-cuda does not need
+ * this header.
  *
- * The device's queue of work ("stream") runs behind the program. So what cst_op_end and cst_step
- * give back (weights' leases, gradients handed in) is kept until the stream has come so far:
+ * The worker enqueues work in the device's queue (the "stream") and does not wait for it. Therefore
+ * what cst_op_end and cst_step give back (leases of weights, gradients handed in) is kept until the
+ * stream has done the work:
  *
- *   cst_op_end   plans releases and hand-ins; fence() marks the place in the stream behind the
- * operator's work; they wait any call     done(): what the stream has passed is sent to the daemon.
- * A release that waits is taken back if its chunk is wanted again a call that  waits for the daemon
- * also polls fd, so that a fetch that needs a block gets the one that a fence frees cst_step waits
- * until all fences have passed, sends the rest, then Step
+ *   cst_op_end    Plans the releases and hand-ins. fence() marks the current end of the stream. The
+ *                 releases and hand-ins wait for this mark.
+ *   any call      done() returns the marks that the stream has passed. What waited for them is sent
+ *                 to the daemon. A waiting release is cancelled if its chunk is wanted again.
+ *   waiting call  A call that waits for the daemon also polls fd. A fetch can therefore get the
+ *                 block that a passed mark makes free.
+ *   cst_step      Waits until all marks are passed, sends what waited for them, then the Step.
  *
- * Fetches are sent at once, and are answered when the bytes are in the pool: work enqueued after
- * cst_op_begin returns sees them.
+ * Fetches are sent at once. They are answered when the bytes are in the pool, so that work that is
+ * enqueued after cst_op_begin finds them there.
  *
- * The daemon may want the worker to copy weights into the pool itself ([gpu] copies = worker), with
- * the last four functions:
+ * If the daemon is configured so ([gpu] copies = worker), the worker copies weights into the pool
+ * itself, with the last four functions:
  *
- *   cst_commit    map_host() for each arena of the job
- *   any call      a fetch was answered with the place of a row in an arena: copy() of it to the
- * block cst_op_begin  await() what was copied for the operator: its work, enqueued afterwards, sees
- * the weights cst_op_end    a release of weights that were copied and not used: await(), then the
- * fence: it is behind the copy, too the end       unmap_host(), when all fences have passed */
+ *   cst_commit    map_host() for each arena of the job.
+ *   any call      If a fetch was answered with the place of a row in an arena: copy() from there to
+ *                 the block.
+ *   cst_op_begin  await() for the copies of the operator's weights, so that the operator's work,
+ *                 which is enqueued afterwards, finds the weights.
+ *   cst_op_end    If weights are released that were copied but not used: await() before fence(), so
+ *                 that the mark is passed only after the copy.
+ *   the end       unmap_host(), when all marks are passed. */
 #ifndef CISTERN_DEVICE_H
 #define CISTERN_DEVICE_H
 
@@ -33,44 +39,53 @@
 extern "C" {
 #endif
 
+/* The functions of a device. `arg` is the pointer that cst_job_use_device was given. A function
+ * that returns int returns CST_OK, or a negative status with its cause in *err. After such a
+ * failure the step is void, except in map and map_host, which make cst_commit fail. */
 struct cst_device_calls {
-    /* Map @bytes of a slab of the pool, whose handle is @fd (the caller's, may be closed
-     * afterwards); *base: its device address, the same until unmap. */
+    /* Map @bytes of a slab of the pool. The handle @fd belongs to the caller, who may close it
+     * afterwards. *base is the slab's device address, which stays the same until unmap. */
     int (*map)(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
     void (*unmap)(void *arg, void *base, uint64_t bytes);
-    /* Enqueue: @bytes at @at := 0. */
+    /* Enqueue: fill @bytes at the device address @at with zeros. */
     int (*zero)(void *arg, void *at, uint64_t bytes, struct cst_err *err);
-    /* Enqueue a mark behind all work enqueued so far; *fence: its number, increasing. */
+    /* Enqueue a mark after all work enqueued before. *fence is the mark's number; numbers increase.
+     */
     int (*fence)(void *arg, uint64_t *fence, struct cst_err *err);
-    /* *passed: the largest number whose mark has been reached. A failed stream: negative status,
-     * and the step is void. Never waits. */
+    /* Get the largest number of a mark that the stream has passed. Fails if the stream has failed.
+     * Never waits. */
     int (*done)(void *arg, uint64_t *passed, struct cst_err *err);
-    /* Polls readable (POLLIN) when a mark may have been reached since done() was last called. */
+    /* A descriptor that polls readable (POLLIN) when the stream may have passed a mark since the
+     * last call of done(). */
     int fd;
 
-    /* All NULL: this device leaves copies to the daemon's engines. */
+    /* The following four are NULL if the device leaves copies to the daemon's engines. */
 
-    /* Up to 256 MiB of host memory that copies will come from, page-aligned, whole: no copy
-     * straddles two. It stays mapped until unmap_host. */
+    /* Make @bytes of host memory at @base (page-aligned, up to 256 MiB) usable as the source of
+     * copies, until unmap_host. No copy reads from two such areas. */
     int (*map_host)(void *arg, void *base, uint64_t bytes, struct cst_err *err);
     void (*unmap_host)(void *arg, void *base, uint64_t bytes);
-    /* Enqueue a copy of @bytes from @src, in what map_host was told of, to @dst in a slab; not in
-     * the stream, but in order with other copies. *number: its number, increasing. */
+    /* Enqueue a copy of @bytes from @src, inside of an area of map_host, to @dst in a slab. Copies
+     * are ordered with each other, not with the stream. *number is the copy's number; numbers
+     * increase. */
     int (*copy)(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
                 struct cst_err *err);
     /* Enqueue: the stream waits for all copies up to @number. */
     int (*await)(void *arg, uint64_t number, struct cst_err *err);
 };
 
-/* Use @calls for @job: after cst_job_open and before cst_commit, once. @calls and @arg are borrowed
- * for the life of the job; all calls are made by the job's thread. CST_EINVAL: the job's device is
- * the host, or the job is committed. Without it, cst_commit on a device whose memory is not the
- * host's fails with CST_EUNSUPPORTED. */
+/* Use the functions @calls, which get the argument @arg, for the device of @job. Called once, after
+ * cst_job_open and before cst_commit. @calls and @arg are borrowed until the job is freed. All
+ * functions are called by the job's thread. Without this call, cst_commit returns CST_EUNSUPPORTED
+ * for a device whose memory the processor cannot access. Never waits. Statuses:
+ *   - CST_EINVAL: the job's pool is in host memory, the job is committed, the job has functions
+ *     already, or calls->fd cannot be polled.
+ *   - CST_EIO: no epoll descriptor is available. */
 int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls, void *arg,
                        struct cst_err *err);
 
-/* The job's device as the daemon names it: "host", "paced:N", whose memory is the host's, or a
- * UUID. Borrowed from the job. */
+/* Return the name of the job's device: "host", "paced:N" (a simulated accelerator with memory of
+ * the host), or a UUID. The string belongs to the job. */
 const char *cst_job_device(const struct cst_job *job);
 
 #ifdef __cplusplus

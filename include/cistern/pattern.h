@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the ranks of a job hold a tensor. Installed; what follows from each is in proto/patterns.h.
- */
+/* Patterns: the ways in which the ranks of a job hold a tensor. proto/patterns.h has their
+ * properties. This header is installed. The numbers are part of the wire protocol. */
 #ifndef CST_PROTO_PATTERN_H
 #define CST_PROTO_PATTERN_H
 
 enum cst_pattern_kind {
-    CST_PATTERN_SHARD = 0, /* one copy on the node, fetched by every rank of the group; gradients
-                              are summed over the group */
-    CST_PATTERN_REPLICATE = 1, /* the same, and each rank's pool keeps the weights between uses */
-    CST_PATTERN_TENSOR = 2, /* a rank, or a group, holds a box of a larger tensor: its own states,
-                               no sum beyond the group */
-    CST_PATTERN_EXPERT = 3, /* an expert of a mixture: as TENSOR, used when tokens come; without
-                               tokens its gradient is zero */
-    CST_PATTERN_FROZEN =
-        4, /* weights alone: no gradient, no states, no update; jobs may share one copy */
+    /* The node has one copy, which every rank of the group fetches. Gradients are summed over the
+     * group. */
+    CST_PATTERN_SHARD = 0,
+    /* As CST_PATTERN_SHARD, and each rank's pool keeps the weights between their uses if it can. */
+    CST_PATTERN_REPLICATE = 1,
+    /* The rank (or group) holds a box of a larger tensor, with states of its own. Gradients are
+     * summed over the group only. */
+    CST_PATTERN_TENSOR = 2,
+    /* An expert of a mixture, with states of its own. Gradients are summed over the group only. Its
+     * operators run only in micro-batches that send it tokens; without tokens its gradient is 0. */
+    CST_PATTERN_EXPERT = 3,
+    /* The tensor has only weights: no gradient, no other states, no update. Jobs can share one copy
+     * (cst_job_spec.base). */
+    CST_PATTERN_FROZEN = 4,
     CST_PATTERN_COUNT
 };
 

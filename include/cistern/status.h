@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of errors. The numbers are the wire's: never reuse one, append only.
+/* The list of all statuses, and the form in which errors are returned. The numbers are part of the
+ * wire protocol: a number is never reused; new statuses are appended.
  *
- * A function returns 0 (CST_OK) or a negative status. Where the cause needs words, its last
- * parameter is a `struct cst_err *err`: the first function that knows the cause writes it, with its
- * numbers; callers may prefix it ("outer: inner"). Only daemon/ and programs print. */
+ * A function returns 0 (CST_OK) or a negative status. If the cause needs words, the function's last
+ * parameter is a `struct cst_err *err`. The first function that knows the cause writes it there,
+ * with its numbers; callers may put a prefix before it ("outer: inner"). Only the daemon and
+ * programs print errors. */
 #ifndef CST_STATUS_H
 #define CST_STATUS_H
 
@@ -14,7 +16,7 @@
 extern "C" {
 #endif
 
-/* X(name, number, retryable, words) */
+/* X(name, number, retryable, words). retryable: the same call can succeed later. */
 #define CST_STATUS_MAP(X)                                                                          \
     X(OK, 0, false, "ok")                                                                          \
     X(EAGAIN, 1, true, "not yet: the request is queued or the resource is busy")                   \
@@ -50,31 +52,33 @@ enum cst_status {
 #undef CST_STATUS_X
 };
 
-/* The words of a cause. Plain storage: no ownership, copy freely. */
+/* The cause of an error. It owns nothing and can be copied. */
 struct cst_err {
-    int status;     /* the negative status that goes with the words, 0 while unset */
-    char text[384]; /* one line, no newline, NUL-terminated */
+    int status;     /* The negative status of the error; 0: no error was written. */
+    char text[384]; /* One line of text without a newline, NUL-terminated. */
 };
 
-/* "EPOOL" for CST_EPOOL; "?" for a number that is not in the list. Any thread. */
+/* Return the name of @status, for example "EPOOL" for CST_EPOOL; "?" for a number that is not in
+ * the list. The string is static. Any thread. */
 const char *cst_status_name(int status);
 
-/* The list's words for @status. Any thread. */
+/* Return the list's description of @status. The string is static. Any thread. */
 const char *cst_status_words(int status);
 
-/* True where trying again later can help. Any thread. */
+/* Return whether the same call can succeed later. Any thread. */
 bool cst_status_retryable(int status);
 
-/* Write @status and the formatted words into @err (NULL is allowed) and return @status. Bytes that
- * a terminal could obey or that are not UTF-8 become "\xNN". A failing function can end in `return
- * cst_err_set(err, CST_EPOOL, "...", ...)`. */
+/* Write @status and the formatted words into @err and return @status. @err may be NULL. Each
+ * control character and each byte that is not UTF-8 becomes "\xNN". A failing function can end with
+ * `return cst_err_set(err, CST_EPOOL, "...", ...)`. */
 int cst_err_set(struct cst_err *err, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Put "words: " before the text of @err and return its status. */
+/* Put the formatted words and ": " before the text of @err and return the status of @err. If @err
+ * is NULL, return CST_EINTERNAL. */
 int cst_err_prefix(struct cst_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* As cst_err_set, with ": strerror(errnum)" behind the words. */
+/* Do the same as cst_err_set, with ": " and the text of strerror(errnum) after the words. */
 int cst_err_errno(struct cst_err *err, int status, int errnum, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
