@@ -21,12 +21,12 @@
 
 enum {
     MAX_KEPT = 300,      /* connections that an attacker keeps open */
-    MAX_MAPPED = 64,     /* pools of removed jobs that it keeps */
-    PATIENCE_MS = 10000, /* for an answer */
-    PAGE = 30,           /* tensors in a Declare, and as many operators */
-    UNREAD = 150,        /* requests for staging whose answers nobody reads, per connection */
-    FIRST_MS = 100,      /* for an answer that may never come */
-    IDLE_MS = 20,        /* between two rounds of an attacker who holds what it can */
+    MAX_MAPPED = 64,     /* pools of removed jobs that an attacker keeps mapped */
+    PATIENCE_MS = 10000, /* time to wait for a reply */
+    PAGE = 30,           /* tensors, and operators, in a Declare */
+    UNREAD = 150,        /* requests for staging per connection whose replies are not read */
+    FIRST_MS = 100,      /* time to wait for a reply that may never come */
+    IDLE_MS = 20,        /* time between two rounds of an attacker that holds all that it can */
 };
 
 struct mapping {
@@ -37,13 +37,15 @@ struct mapping {
 struct attacker {
     const char *socket;
     struct attack_state *state;
-    int kept[MAX_KEPT]; /* connections, the oldest is at next where there are MAX_KEPT; -1: none */
+    /* Open connections; when all MAX_KEPT are in use the oldest is at `next`; -1: none. */
+    int kept[MAX_KEPT];
     unsigned next;
-    struct mapping mapped[MAX_MAPPED]; /* same */
+    /* Mapped pools; when all MAX_MAPPED are in use the oldest is replaced. */
+    struct mapping mapped[MAX_MAPPED];
     unsigned next_mapped;
-    uint64_t request; /* id of the last one */
+    uint64_t request; /* id of the last request */
     uint8_t body[CST_FRAME_MAX_BODY];
-    struct cst_frame reply; /* the last one; its body is in buf */
+    struct cst_frame reply; /* the last reply; its body is in `buf` */
     struct cst_frame_buf buf;
 };
 
@@ -80,7 +82,7 @@ static bool say(struct attacker *a, int sock, uint16_t type, const ProtobufCMess
                      message != NULL ? protobuf_c_message_pack(message, a->body) : 0);
 }
 
-/* The next reply is of @type; its descriptors are the caller's. */
+/* Receive the next reply. True if it is of @type; the caller then owns its descriptors. */
 static bool hear(struct attacker *a, int sock, uint16_t type)
 {
     struct pollfd p = {.fd = sock, .events = POLLIN};
@@ -106,7 +108,7 @@ static bool greet(struct attacker *a, int sock)
            hear(a, sock, CISTERN__MSG_TYPE__MSG_WELCOME);
 }
 
-/* Keep @sock open, and close the oldest one in its place. */
+/* Keep @sock open, and close the oldest kept connection if there are too many. */
 static void keep(struct attacker *a, int sock)
 {
     int *place = &a->kept[a->next++ % MAX_KEPT];
@@ -131,7 +133,7 @@ static bool open_job(struct attacker *a, int sock, const char *name, uint32_t tt
            hear(a, sock, CISTERN__MSG_TYPE__MSG_JOB_OPENED);
 }
 
-/* @n at most PAGE: tensors from number @first on, and an operator for each. */
+/* Declare @n tensors (at most PAGE), from number @first on, and an operator for each. */
 static bool declare(struct attacker *a, int sock, uint32_t first, uint32_t n, int64_t elems)
 {
     static Cistern__TensorDecl tensors[PAGE], *tensor_pointers[PAGE];
@@ -162,8 +164,8 @@ static bool declare(struct attacker *a, int sock, uint32_t first, uint32_t n, in
            hear(a, sock, CISTERN__MSG_TYPE__MSG_OK);
 }
 
-/* A new connection that has asked for the commit of a job of @n tensors of @elems; -1: it was
- * refused before. */
+/* Open a connection and ask for the commit of a job of @n tensors of @elems. Returns the
+ * connection, or -1 if a request before the commit was refused. */
 static int ask_commit(struct attacker *a, const char *name, uint32_t n, int64_t elems,
                       uint32_t ttl_s)
 {
@@ -195,8 +197,9 @@ static void remove_job(struct attacker *a, int sock, const char *name)
 
 /* -- attacks -------------------------------------------------------------------------------- */
 
-/* Replies with descriptors, on as many connections as there are to be had. The first one is waited
- * for, since there is no staging before; whoever is at a limit waits in vain. */
+/* Ask for replies with descriptors, and do not read them, on as many connections as possible. The
+ * first reply is waited for, because there is no staging before it; at a limit that wait is in
+ * vain. */
 static void unread(struct attacker *a)
 {
     Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;
@@ -239,7 +242,7 @@ static void map_pool(struct attacker *a)
     cst_frame_close_fds(&a->reply);
 }
 
-/* Pools of jobs that are removed at once, which stay mapped. */
+/* Open jobs, remove them at once, and keep their pools mapped. */
 static void pools(struct attacker *a)
 {
     Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
@@ -256,7 +259,7 @@ static void pools(struct attacker *a)
     }
 }
 
-/* Connections that say nothing. */
+/* Open connections and send nothing. */
 static void silent(struct attacker *a)
 {
     for (unsigned i = 0; i < MAX_KEPT; i++) {
@@ -265,7 +268,8 @@ static void silent(struct attacker *a)
     (void)poll(NULL, 0, IDLE_MS);
 }
 
-/* All jobs, connections and memory that are to be had, for the longest time; then more. */
+/* Hold as many jobs, connections and as much memory as possible, for the longest ttl. Then ask for
+ * more. */
 static void hoard(struct attacker *a)
 {
     char name[16];
@@ -284,7 +288,7 @@ static void hoard(struct attacker *a)
     (void)poll(NULL, 0, IDLE_MS / 10);
 }
 
-/* Searches for plans of many tensors, whose askers go at once. */
+/* Ask for plans of many tensors, and close the connection at once. */
 static void searches(struct attacker *a)
 {
     for (unsigned i = 0; i < 8; i++) {
@@ -299,7 +303,7 @@ static void searches(struct attacker *a)
     }
 }
 
-/* Jobs larger than all memory, and as large as the user's part of it. */
+/* Open jobs larger than all memory, and as large as the user's share of it. */
 static void huge(struct attacker *a)
 {
     static const uint32_t sizes[] = {512, 64, 16};
@@ -315,7 +319,7 @@ static void huge(struct attacker *a)
     }
 }
 
-/* Names with what no name may have, wherever a name is taken. */
+/* Send names with invalid characters in every request that has a name. */
 static void names(struct attacker *a)
 {
     static const char *const bad[] = {"a\0b", "\033[2J", "a\nb", "\xff\xfe\xc0", "%s%n", "\r\t\v"};
@@ -330,8 +334,8 @@ static void names(struct attacker *a)
         for (unsigned t = 0; t < sizeof types / sizeof *types; t++) {
             uint8_t *to = a->body;
 
-            /* field 1: the name; of JobOpen rank and world, of Explain and Trace the same as
-             * varints */
+            /* Field 1 is the name. JobOpen also has rank and world, and Explain and Trace have
+             * further varints. */
             *to++ = 0x0a;
             *to++ = (uint8_t)n_bytes[i];
             memcpy(to, bad[i], n_bytes[i]);
@@ -346,7 +350,7 @@ static void names(struct attacker *a)
                 to += 4;
             }
             if (say_bytes(a, sock, types[t], a->body, (size_t)(to - a->body))) {
-                (void)hear(a, sock, CISTERN__MSG_TYPE__MSG_OK); /* a refusal, it is hoped */
+                (void)hear(a, sock, CISTERN__MSG_TYPE__MSG_OK); /* normally a refusal */
             }
         }
         (void)close(sock);
@@ -357,7 +361,7 @@ static void names(struct attacker *a)
     }
 }
 
-/* Requests as fast as they are answered, on many connections. */
+/* Send requests as fast as they are answered, on many connections. */
 static void requests(struct attacker *a)
 {
     static const unsigned n_wide = 32;

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Random numbers until they repeat themselves, at another place of a row. */
+/* Number of random numbers after which they repeat. It is no multiple of a row's length, so a
+ * repetition is at another place of its row. */
 static const size_t PERIOD = 1000003;
 
 static void *need(size_t n, size_t size)
@@ -23,13 +24,13 @@ static void *need(size_t n, size_t size)
     return p;
 }
 
-/* Memory that says when it was not written. */
+/* Allocate memory that holds NaN, so that results that are not written are detected. */
 static void *need_nans(size_t n, size_t size)
 {
     return memset(need(n, size), 0xff, n * size);
 }
 
-/* Numbers of deviation 1, @n or PERIOD. */
+/* Random numbers of standard deviation 1: @n, or PERIOD if that is less. */
 static float *numbers(uint64_t seed, uint64_t stream, size_t n)
 {
     const size_t there = n < PERIOD ? n : PERIOD;
@@ -82,7 +83,7 @@ void attention_field_close(struct attention_field *f)
     free(f->LSE);
 }
 
-/* A head: where its first row of each begins, and what a row is. */
+/* One head: the address of its first row in each array, and the sizes of a row. */
 struct head {
     const uint16_t *q, *k, *v, *g;
     double *out, *dq, *dk, *dv, *lse;
@@ -106,7 +107,8 @@ static void add(const struct head *h, double factor, const uint16_t *from, doubl
     }
 }
 
-/* Query @i: out, and its part of the gradients. @p: i + 1 doubles. */
+/* Compute query @i: its row of out, and its contribution to the gradients. @p: scratch memory for i
+ * + 1 doubles. */
 static void query(const struct head *h, size_t i, double *p)
 {
     const double scale = 1 / sqrt((double)h->dim);
@@ -168,14 +170,14 @@ void attention_reference(struct attention_field *f)
     free(p);
 }
 
-/* Larger, or NaN. */
+/* The larger number, or NaN if one is NaN. */
 static double worse(double a, double b)
 {
     return b <= a ? a : b;
 }
 
-/* Distance of the parts @part of @parts of each row. @off: the largest difference, @most: the
- * largest number that should be. */
+/* Relative distance of part @part of the @parts of each row. *@off: the largest difference. *@most:
+ * the largest expected number. */
 static double distance(const uint16_t *a, const double *b, size_t n, size_t width, size_t part,
                        size_t parts, double *off, double *most)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the time limits of tests are to be multiplied with on this machine, now, for programs that
- * are compiled as this one is:
+/* Measures the factor for the time limits of tests on this machine, at this moment, for programs
+ * that are compiled as this one is.
  *
  *   calibrate N    print a whole number from 4 to 32
  *
  * N processes, as many as there will be tests at a time, do a fixed amount of what tests do: they
- * compute, wake each other through pipes, fork, and touch new memory. The slowest one's time is
- * compared with that of four of them in a plain build on two quiet processors, where four times the
- * limits have been enough for all tests. Sanitizers, fewer processors, slower ones, and other
- * processes beside all make it longer, so they need not be known one by one. */
+ * compute, wake each other through pipes, fork, and touch new memory. The time of the slowest one
+ * is compared with that of four processes of a plain build on two quiet processors, where four
+ * times the limits have been enough for all tests. Sanitizers, fewer or slower processors and other
+ * processes make it longer, so they need not be considered one by one. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 enum {
-    QUIET_MS = 150,   /* of four processes on two processors at 2.7 GHz with nothing beside */
-    QUIET_FACTOR = 4, /* the multiplier there */
+    QUIET_MS = 150,   /* time of four processes on two processors of 2.7 GHz that do nothing else */
+    QUIET_FACTOR = 4, /* the factor on that machine */
     MOST = 32,
     MOST_PROCESSES = 1024
 };
@@ -40,7 +40,7 @@ static void fail(const char *what)
     _exit(1);
 }
 
-/* Loads, stores and branches, which sanitizers make slower. */
+/* Loads, stores and branches, which sanitizers slow down. */
 static uint32_t compute(void)
 {
     static uint32_t table[1 << 14];
@@ -69,7 +69,8 @@ static void child_end(pid_t pid)
     }
 }
 
-/* A byte goes to a child and back, again and again: wake-ups, and turns that others may have. */
+/* Send a byte to a child and back, many times: wake-ups, and turns that other processes can
+ * take. */
 static void wake(void)
 {
     int to[2], from[2];

@@ -27,7 +27,7 @@ pid_t child_start(void)
 {
     pid_t pid;
 
-    (void)fflush(NULL); /* the child's exit would write it again */
+    (void)fflush(NULL); /* otherwise the child's exit would write the buffers again */
     pid = fork();
     ck_assert_int_ge(pid, 0);
     if (pid == 0) {

@@ -17,8 +17,9 @@ enum { N_LENGTHS = sizeof lengths / sizeof lengths[0] };
 
 /* ---- reduce ---- */
 
-/* One reduction. @in_place: the source that is the result's row too, or none if there is no such
- * source. @shift: of the sources by turns and, its lowest three bits, of the result. */
+/* Test one reduction. @in_place: the number of the source whose row is also the result's row; a
+ * number beyond the sources means none. @shift: element offset, used in turn for the sources; its
+ * lowest three bits are the offset of the result. */
 static void reduce_case(struct cases *c, uint64_t n_tiles, uint32_t n_src, uint32_t in_place,
                         uint32_t shift, enum cases_fill fill)
 {
@@ -79,8 +80,8 @@ static void reduce_cases(struct cases *c)
 
 /* ---- sum ---- */
 
-/* One sum: what accumulate.h stores of it must be what it stores of the sources. Other bits may
- * differ in a NaN alone. */
+/* Test one sum. Its value as stored by accumulate.h must be the value that accumulate.h stores for
+ * the sources. Only the bits of a NaN may differ. */
 static void sum_case(struct cases *c, uint64_t n_tiles, uint32_t n_src, uint32_t shift,
                      enum cases_fill fill)
 {
@@ -167,7 +168,7 @@ static void norm_cases(struct cases *c)
 {
     static const uint64_t counts[] = {0,    1,    2,    3,    31,   32,   33,    255,
                                       1023, 1024, 1025, 2047, 2048, 2049, 10007, 24415};
-    const uint64_t bits = 0x7ff8000000000000u; /* what the reduction makes of any NaN */
+    const uint64_t bits = 0x7ff8000000000000u; /* the NaN that a reduction writes for any NaN */
     double nan;
 
     memcpy(&nan, &bits, sizeof nan);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates: every optimizer, format, rounding and kind of gradient against kernels/update_ref.c. */
+/* Tests of updates: every optimizer, format, rounding and type of gradient, compared with
+ * kernels/update_ref.c. */
 #include "tests/lib/cuda_rows.h"
 
 #include "kernels/cast.h"
@@ -12,12 +13,12 @@
 
 enum { N_MOMENTS = 2, MAX_CASE_TILES = 8 };
 
-/* A moments row. */
+/* A row of moments. */
 struct moment {
-    struct cases_row values, exponents; /* the latter of mx8 alone */
+    struct cases_row values, exponents; /* exponents exist in mx8 only */
 };
 
-/* A chunk's rows, and how they are updated. */
+/* The rows of a chunk, and the parameters of its update. */
 struct update {
     enum cst_optimizer optimizer;
     enum cst_moments moments;
@@ -25,7 +26,7 @@ struct update {
     uint64_t n_elems;
     uint64_t seed, t;
     unsigned n_moments;
-    size_t grad_bytes; /* of an element */
+    size_t grad_bytes; /* bytes of a gradient's element */
     struct cases_row grad, master_in, master, weight;
     struct moment in[N_MOMENTS], out[N_MOMENTS];
     uint64_t n_tiles;
@@ -43,8 +44,8 @@ static struct cst_update_scalars random_scalars(struct cases *c, enum cases_fill
     return scalars;
 }
 
-/* Tiles anywhere; those of mx8 begin with a block. Every length around a group's comes, and one of
- * four tiles keeps its states. */
+/* Make tiles at any place; tiles of mx8 begin at a block's start. All lengths near a group's occur,
+ * and one tile in four keeps its states. */
 static void make_tiles(struct cases *c, struct update *u)
 {
     static const uint32_t lengths[] = {1,  2,  3,  15, 16,  17,   31,   32,   33,   47,  48,
@@ -77,7 +78,7 @@ static void put_again(struct cases *c, struct cases_row *row)
     c->device->put(c->device, row->at, row->want, row->bytes);
 }
 
-/* @k: which one; a mean of squares has no sign but where anything goes. */
+/* Make moment number @k. A mean of squares is not negative, except in fills of any bits. */
 static struct moment make_moment(struct cases *c, const struct update *u, unsigned k, bool aligned,
                                  enum cases_fill fill)
 {
@@ -125,7 +126,7 @@ static struct cst_update_moment pointers(const struct moment *m, bool on_device)
                                       .exponents = on_device ? m->exponents.at : m->exponents.want};
 }
 
-/* The rows' first elements, on the device or here. */
+/* Pointers to the rows' first elements, on the device or on the host. */
 static struct cst_update_rows rows_of(const struct update *u, bool on_device)
 {
     const void *grad = on_device ? u->grad.at : u->grad.want;

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static char leaks[64]; /* what each process says of itself at its end */
+static char leaks[64]; /* file with a line that each process writes at its end */
 
 void cuda_rig_open(const char *config)
 {
@@ -35,7 +35,7 @@ void cuda_rig_dawdle(bool late)
         return;
     }
     (void)snprintf(seed, sizeof seed, "%lld", (long long)time(NULL));
-    (void)setenv("CST_FAKECUDA_SEED", seed, 0); /* is printed by the driver */
+    (void)setenv("CST_FAKECUDA_SEED", seed, 0); /* the driver prints the seed */
     (void)setenv("CST_FAKECUDA_DELAY_US", "500", 1);
 }
 
@@ -52,7 +52,7 @@ static void check_leaks(void)
                       "%s", line);
         n++;
     }
-    ck_assert_int_gt(n, 1); /* the probe, and the engines */
+    ck_assert_int_gt(n, 1); /* the probe and the engines */
     (void)fclose(file);
     (void)unlink(leaks);
 }
@@ -69,7 +69,7 @@ bool cuda_rig_has_fault(pid_t pid)
 {
     FILE *file = fopen(leaks, "r");
     char line[1024], key[32];
-    bool has = true; /* a driver that never got ready says nothing */
+    bool has = true; /* a driver that was never ready writes no line */
 
     ck_assert_ptr_nonnull(file);
     (void)snprintf(key, sizeof key, "{\"pid\":%d,", (int)pid);

@@ -25,7 +25,7 @@
 
 enum { MAX_ARGS = 24, WORD_MS = 20000 };
 
-/* As daemon_proc_run_as has it; 0: as the test. */
+/* User of the daemon, set by daemon_proc_run_as. 0: the test's user. */
 static uid_t run_uid;
 static unsigned run_max_fds;
 
@@ -47,7 +47,7 @@ static void become_service(void)
     }
 }
 
-/* A datagram socket with an abstract name: nothing to clean up. */
+/* Open a datagram socket with an abstract name, which needs no cleanup. */
 static int open_notify(char *name, size_t n)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -163,7 +163,7 @@ void daemon_proc_start_with(struct daemon_proc *proc, const char *config, const 
     (void)unlink(path);
 }
 
-/* Send datagrams to the abstract @name until its queue takes no more. */
+/* Send datagrams to the abstract socket @name until its queue is full. */
 static void fill_queue(const char *name)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -208,7 +208,7 @@ void daemon_proc_hear(struct daemon_proc *proc, const char *words)
     }
 }
 
-/* Its end, as a shell tells it. */
+/* Wait for the daemon's end. Returns the status in a shell's form. */
 static int reap(struct daemon_proc *proc)
 {
     int status;

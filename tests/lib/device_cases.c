@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define HOST 60 /* id of a segment of host memory beside the job's */
+#define HOST 60 /* id of a segment of host memory next to the job's segments */
 #define BORDER (256u << 20)
 
 static uint64_t seed, random_state;
@@ -45,8 +45,8 @@ static void choose_places(enum way way, struct cst_place *dst, struct cst_place 
     *dst = way == UP ? block : way == WITHIN ? tiny_job_block(&job, BIG, 0) : other;
 }
 
-/* Every byte of the range arrives, and none around it changes: each way, sizes below and above what
- * a tile or a page is, odd places. */
+/* A copy changes every byte of the range and no byte around it: in each direction, with sizes below
+ * and above a tile and a page, at odd addresses. */
 START_TEST(test_copy)
 {
     static const uint64_t sizes[] = {0, 1, 4095, 1 << 20, BIG_ELEMS * 2 - 7};
@@ -69,7 +69,7 @@ START_TEST(test_copy)
 }
 END_TEST
 
-/* The range is zero, its neighbours are not. */
+/* A fill zeroes the range and changes no byte around it. */
 START_TEST(test_fill)
 {
     struct cst_place dst =
@@ -85,12 +85,12 @@ START_TEST(test_fill)
 }
 END_TEST
 
-#define N_SQUARES 64 /* places of a tour, in host memory and in the GPU's */
+#define N_SQUARES 64 /* places in host memory and in device memory */
 #define SQUARE 65536
 #define N_COPIES 300
 
-/* Many copies and fills at a time, in all directions, each behind those whose bytes it reads or
- * overwrites: the end is that of one after another. */
+/* Many copies and fills at a time, in all directions, have the result of a sequential execution.
+ * Each command waits for those whose bytes it reads or overwrites. */
 START_TEST(test_tour)
 {
     static struct engine_command commands[N_COPIES];
@@ -127,7 +127,7 @@ START_TEST(test_tour)
         commands[i].after[commands[i].n_after++] = last[from];
         commands[i].after[commands[i].n_after++] = last[to];
         commands[i].after[commands[i].n_after++] = reader[to];
-        /* One reader is remembered: a second one of the same place comes after the first. */
+        /* Only one reader of a place is remembered: a second reader waits for the first one. */
         commands[i].after[commands[i].n_after++] = reader[from];
         last[to] = ticket;
         reader[from] = ticket;
@@ -149,7 +149,7 @@ START_TEST(test_tour)
 }
 END_TEST
 
-/* What was copied is counted, each direction by itself. */
+/* Copied bytes are counted, separately for each direction. */
 START_TEST(test_counts)
 {
     struct cst_place row = tiny_job_row(&job, 0, CST_ROW_MASTER);
@@ -171,7 +171,7 @@ END_TEST
 
 /* -- REDUCE --------------------------------------------------------------------------------- */
 
-/* Where a contribution of a reduction is. */
+/* Where a contribution of a reduction lies. */
 enum source { ON_GPU, ON_HOST, IN_PLACE };
 
 static const struct {
@@ -201,7 +201,8 @@ static struct cst_place place_of_source(unsigned chunk, unsigned mix, unsigned i
                                       : tiny_job_block(&job, chunk, i);
 }
 
-/* What the sums must be, in @grad, and the tables' tiles, with the reference, in one thread. */
+/* Compute the expected sums in @grad, and the expected tiles of the table, with the reference in
+ * one thread. */
 static void expect(unsigned chunk, unsigned mix, uint64_t mark, uint16_t *grad,
                    struct cst_table_tile *tiles)
 {
@@ -237,7 +238,7 @@ static struct engine_command reduce(unsigned chunk, unsigned mix, uint64_t mark)
     return command;
 }
 
-/* All bit patterns a row can have: NaN of all kinds, infinities, subnormals. */
+/* Fill the rows with all kinds of bit patterns: NaN of all kinds, infinities, subnormals. */
 static void make_hostile(unsigned chunk)
 {
     uint64_t bytes = job.n_elems[chunk] * 2;
@@ -249,8 +250,8 @@ static void make_hostile(unsigned chunk)
     }
 }
 
-/* Reduce each chunk with mix @mix and compare with the reference: rows, what lies between them,
- * sums and marks. */
+/* Reduce each chunk with the sources @mix, and compare rows, the bytes between them, sums and marks
+ * with the reference. */
 static void check_reduce(unsigned mix, uint64_t mark)
 {
     static uint16_t grad[BIG_ELEMS];
@@ -273,8 +274,8 @@ static void check_reduce(unsigned mix, uint64_t mark)
     free(expected);
 }
 
-/* Sums of contributions wherever they lie have the bits of the reference, and a second reduction on
- * top of the first one has. */
+/* Sums have the reference's bits wherever the contributions lie, and so has a second reduction
+ * after the first one. */
 START_TEST(test_reduce)
 {
     for (unsigned c = 0; c < N_CHUNKS; c++) {
@@ -288,8 +289,8 @@ START_TEST(test_reduce)
 }
 END_TEST
 
-/* A chunk that carries the mark is complete at once; of one of which some tiles carry it, only the
- * others are done. */
+/* A chunk that already has the mark completes at once. If only some tiles have it, the other tiles
+ * are done. */
 START_TEST(test_marks)
 {
     const struct cst_table_span *span = cst_table_spans(job.table) + TINY_SPANS * BIG;
@@ -309,8 +310,8 @@ END_TEST
 
 /* -- order and refusals --------------------------------------------------------------------- */
 
-/* A chain in one message, from one lane to the other and to the team: each command sees what the
- * one before it wrote. */
+/* In a chain within one message, across both lanes and the team, each command reads what the one
+ * before it wrote. */
 START_TEST(test_chain)
 {
     struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
@@ -349,8 +350,8 @@ START_TEST(test_chain)
 }
 END_TEST
 
-/* Weights are made from master weights, in a block or in host memory: of any length, from any
- * element on, and nothing around them changes. */
+/* Weights are made from master weights, in a block or in host memory, with any length and from any
+ * element on. No byte around them changes. */
 START_TEST(test_weights)
 {
     static const uint64_t sizes[] = {1, 33, 4097, BIG_ELEMS - 5};
@@ -378,8 +379,8 @@ START_TEST(test_weights)
 }
 END_TEST
 
-/* Commands that are a host engine's, and places that cannot be: each is answered with its status
- * and words, and the engine goes on. */
+/* Commands of a host's engine, and invalid places, are refused with a status and a message, and the
+ * engine goes on. */
 START_TEST(test_refused)
 {
     struct cst_place pool = {.segment = job.ids[TINY_POOL]},
@@ -425,8 +426,8 @@ END_TEST
 
 /* -- borders ---------------------------------------------------------------------------------- */
 
-/* Host memory is registered in pieces, and the driver refuses a copy that straddles two: commands
- * may all the same, both ways. */
+/* Host memory is registered in pieces, and the driver refuses copies across a border. The engine's
+ * copies across a border work in both directions. */
 START_TEST(test_border)
 {
     uint64_t bytes = 2 * (uint64_t)BORDER + BIG_ELEMS, n = BIG_ELEMS;
@@ -451,7 +452,7 @@ START_TEST(test_border)
 }
 END_TEST
 
-/* A grad row that lies across the border between two registrations gets its sums all the same. */
+/* A grad row across the border of two registrations gets its sums. */
 START_TEST(test_row_across_border)
 {
     struct cst_place *place = &cst_table_chunks(job.table)[BIG].rows[CST_ROW_GRAD];

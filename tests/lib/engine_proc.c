@@ -13,9 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_BATCH 256 /* commands in a SUBMIT; what does not fit is split */
+#define MAX_BATCH 256 /* most commands in a SUBMIT; they are split if a frame is full */
 
-/* For what cannot go wrong in a test unless the test or the machine is broken. */
+/* Abort unless @ok. For errors that cannot occur unless the test or the machine is broken. */
 static void must(bool ok, const char *what)
 {
     if (!ok) {
@@ -92,8 +92,9 @@ int engine_proc_memfd(uint64_t bytes, void **base)
     return fd;
 }
 
-/* In the child: fd 3 is the socket, and nothing else of ours but 0 to 2 is left open. Where no /sys
- * is mounted hwloc has much to say; the engine's stderr is to hold the engine's words. */
+/* Run in the child: fd 3 becomes the socket, and exec closes all other descriptors above 2.
+ * hwloc's messages on machines without /sys are turned off, so that stderr has only the engine's
+ * messages. */
 static void become_engine(int sock, int stderr_fd)
 {
     const char *program = engine_proc_program();
@@ -141,7 +142,7 @@ static uint64_t send_fds(struct engine_proc *proc, Engine__MsgType type,
     for (unsigned i = 0; i < n_fds; i++) {
         frame.fds[frame.n_fds++] = fds[i];
     }
-    /* CST_ECONN is for the reader to find. */
+    /* The reader finds out about CST_ECONN. */
     (void)cst_frame_send(proc->sock, 0, &frame, &err);
     return proc->last_request;
 }
@@ -184,7 +185,8 @@ static void keep_progress(struct engine_proc *proc, const struct cst_frame *fram
     engine__progress__free_unpacked(progress, NULL);
 }
 
-/* One message; events are kept. CST_ECONN: the engine hung up; CST_EAGAIN: nothing there. */
+/* Receive one message; events are kept. CST_ECONN: the engine closed the connection. CST_EAGAIN: no
+ * message. */
 static int receive(struct engine_proc *proc, int flags, struct cst_frame *frame)
 {
     struct cst_err err;
@@ -314,7 +316,7 @@ uint64_t engine_proc_drop(struct engine_proc *proc, uint32_t id)
     return engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP, &drop.base, -1);
 }
 
-/* Messages of one command, pointing into each other and into @from. */
+/* Parts of one command's message, which point to each other and into @from. */
 struct rows {
     Engine__RowPlace v[ENGINE_PROC_MAX_ROWS], *pointers[ENGINE_PROC_MAX_ROWS];
     Engine__Place places[ENGINE_PROC_MAX_ROWS];
@@ -503,8 +505,8 @@ void engine_proc_kill(struct engine_proc *proc)
 
     must(kill(proc->pid, SIGKILL) == 0 && waitpid(proc->pid, NULL, 0) == proc->pid, "kill");
     proc->pid = 0;
-    /* What it sent before it died has been said: ECONN, or ECONNRESET where our own messages were
-     * left unread. */
+    /* Read what the engine sent before its death. The end is ECONN, or ECONNRESET if the engine
+     * left messages unread. */
     while (receive(proc, MSG_DONTWAIT, &frame) == CST_OK) {
     }
     (void)close(proc->sock);

@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stand-in for both engine programs, for tests of the daemon: an engine of the host device behind
- * a go-between that reads and changes what daemon and engine say to each other.
+ * a proxy that reads and changes the messages between daemon and engine.
  *
  *   daemon --fd 3--> this thread: SEGMENT_ADD with device becomes a memfd --socketpair--> engine
  *
- * For a GPU (SETUP names a device) "device memory" is a memfd that the stub makes, seals and hands
- * out, so that processes can look at it; what a GPU's engine is never given ends the process with a
- * line. For a node it is an engine of the host, at most slower. What the environment says:
+ * For a GPU (SETUP names a device), "device memory" is a memfd that the stub makes, seals and
+ * exports, so that processes can look at it. A command that the engine of a GPU is never given ends
+ * the process with a message. For a node the stub is an engine of the host, only slower.
  *
- *   STUB_GPUS        how many GPUs --probe tells of (2); GPU-00000000-stub-n, of 64 MiB each
- *   STUB_ERROR       the sentence that --probe says instead
- *   STUB_GATE        a FIFO: --probe waits until somebody has opened it for writing
- *   STUB_BROKEN      while this file is there, an engine of a GPU exits at SETUP
- *   STUB_FULL        a UUID: that GPU has no memory left
- *   STUB_FATAL       while this file is there, GPU 1's engine exits when it is to make memory
- *   STUB_KILLED_AT   bytes: an engine of a node that is to populate a segment of more is killed, as
- * the kernel does where a control group has no memory left STUB_UNREACHABLE GPUs cannot map each
- * other's memory STUB_DELAY_US    commands reach the engine up to so much later, at random */
+ * Environment:
+ *
+ *   STUB_GPUS        number of GPUs that --probe reports (2): GPU-00000000-stub-n, of 64 MiB each
+ *   STUB_ERROR       error that --probe reports instead
+ *   STUB_GATE        a FIFO: --probe waits until a process has opened it for writing
+ *   STUB_BROKEN      while this file exists, an engine of a GPU exits at SETUP
+ *   STUB_FULL        a UUID: this GPU has no memory left
+ *   STUB_FATAL       while this file exists, GPU 1's engine exits when it is to allocate memory
+ *   STUB_KILLED_AT   bytes: an engine of a node that is to populate a larger segment is killed, as
+ *                    the kernel does when a control group has no memory left
+ *   STUB_UNREACHABLE GPUs cannot map each other's memory
+ *   STUB_DELAY_US    largest random delay of commands on their way to the engine */
 #include "kernels/engine.h"
 #include "kernels/host/host.h"
 #include "proto/engine.pb-c.h"
@@ -38,16 +41,17 @@
 enum { DAEMON_FD = 3, GRANULARITY = 2 << 20, MAX_MADE = 256 };
 
 struct made {
-    uint64_t request; /* of the SEGMENT_ADD; 0: unused */
-    int fd;           /* to go with the answer */
+    uint64_t request; /* id of the SEGMENT_ADD; 0: unused */
+    int fd;           /* descriptor to send with the answer */
 };
 
 struct stub {
-    int engine;      /* our end of the socketpair */
-    char device[64]; /* UUID; empty: an engine of a node */
+    int engine;      /* the proxy's end of the socketpair */
+    char device[64]; /* UUID of the GPU; empty: an engine of a node */
     unsigned delay_us;
     unsigned seed;
-    struct made made[MAX_MADE]; /* asked for with create, not answered yet */
+    /* Memory that SEGMENT_ADD asked to create and that is not answered yet. */
+    struct made made[MAX_MADE];
     struct cst_frame_buf in;
     uint8_t body[CST_FRAME_MAX_BODY];
 };
@@ -75,7 +79,7 @@ static int probe(void)
     int n = atoi(setting("STUB_GPUS", "2"));
 
     if (gate != NULL) {
-        (void)close(open(gate, O_RDONLY | O_CLOEXEC)); /* until there is a writer */
+        (void)close(open(gate, O_RDONLY | O_CLOEXEC)); /* waits until there is a writer */
     }
     if (error != NULL) {
         printf("{\"error\":\"%s\"}\n", error);
@@ -126,7 +130,7 @@ static void on_setup(struct stub *stub, struct cst_frame *frame)
     engine__setup__free_unpacked(setup, NULL);
 }
 
-/* The name tells whose memory it is. */
+/* Make a memfd whose name contains the device. */
 static int make_memory(const struct stub *stub, uint64_t bytes)
 {
     int fd = memfd_create(stub->device, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -180,7 +184,7 @@ static void refuse(struct cst_frame *frame, uint32_t id, int status, const char 
     cst_frame_close_fds(frame);
 }
 
-/* False: it was answered here. */
+/* Returns false if the stub has answered the request itself. */
 static bool on_segment_add(struct stub *stub, struct cst_frame *frame)
 {
     Engine__SegmentAdd *add = engine__segment_add__unpack(NULL, frame->body_bytes, frame->body);

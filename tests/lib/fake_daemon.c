@@ -45,7 +45,7 @@ static uint32_t draw(uint64_t *state, uint32_t n)
     return (uint32_t)((*state >> 33) % n);
 }
 
-/* One reply in eight gets wrong: bits, length, or type. */
+/* Corrupt one reply in eight: its bits, its length or its type. */
 static void corrupt(uint64_t *state, struct cst_frame *frame, uint8_t *bytes)
 {
     if (draw(state, 8) != 0) {
@@ -89,7 +89,7 @@ void fake_daemon_reply(struct fake_daemon *fake, const struct cst_frame *request
     if (fake->corrupt != 0) {
         corrupt(&fake->corrupt, &frame, bytes);
     }
-    /* The client may be gone: that is for the test to find out. */
+    /* The client may be gone; the test finds that out. */
     (void)cst_frame_send(fake->sock, 0, &frame, NULL);
 }
 
@@ -187,8 +187,8 @@ void fake_daemon_start(struct fake_daemon *fake)
     ck_assert_int_eq(pthread_create(&fake->thread, NULL, run, fake), 0);
 }
 
-/* Shutting the listener down wakes accept; a connection that is open is the test's fault and would
- * hang it. */
+/* Shutting the listener down wakes accept. A connection that is still open is an error of the test,
+ * and would block here. */
 void fake_daemon_stop(struct fake_daemon *fake)
 {
     (void)shutdown(fake->listener, SHUT_RDWR);

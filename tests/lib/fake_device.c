@@ -20,7 +20,7 @@ static int map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *e
     return CST_OK;
 }
 
-/* All work is over by then. */
+/* Check that all work is done before memory is unmapped. */
 static void unmap(void *arg, void *base, uint64_t bytes)
 {
     struct fake_device *device = arg;
@@ -77,7 +77,8 @@ static int fence(void *arg, uint64_t *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* A slow stream passes when it has been asked often enough: whoever does not wait is too early. */
+/* A slow stream reaches the mark only after it was asked several times, so a missing wait is
+ * detected. */
 static void come_along(struct fake_device *device)
 {
     if (device->slow > 0) {

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define FOLDER "tests/lib/fakecuda/.libs" /* from the build's folder, where tests run */
+#define FOLDER "tests/lib/fakecuda/.libs" /* relative to the build folder, in which tests run */
 #define MARK "CST_FAKE_GPU_STARTED"
 
 extern char **environ;

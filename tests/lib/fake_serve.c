@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fake daemon does with a request when no hook does. */
+/* The simulated daemon's handling of requests that no hook handles. */
 #include "tests/lib/fake_daemon.h"
 
 #include <check.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A request that no client in its right mind makes: fails the test, unless the client is fed with
- * corrupt replies. */
+/* Check that a request is valid. Fails the test otherwise, unless the client receives corrupted
+ * replies. */
 static bool sane(struct fake_daemon *fake, bool good, const char *what)
 {
     ck_assert_msg(good || fake->corrupt != 0, "%s; so far: %s", what, fake->log);
@@ -91,7 +91,7 @@ static void serve_commit(struct fake_daemon *fake, const struct cst_frame *reque
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_COMMITTED, &msg.base, NULL, 0);
 }
 
-/* At most 1000 tensors a page. */
+/* A page has at most 1000 tensors. */
 static void serve_layout(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__LayoutGet *asked =
@@ -112,7 +112,7 @@ static void serve_layout(struct fake_daemon *fake, const struct cst_frame *reque
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &msg.base, NULL, 0);
 }
 
-/* Two slabs a page, so that there are several. */
+/* A page has two slabs, so that there are several pages. */
 static void serve_pool(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__PoolGet *asked = cistern__pool_get__unpack(NULL, request->body_bytes, request->body);
@@ -132,7 +132,7 @@ static void serve_pool(struct fake_daemon *fake, const struct cst_frame *request
                       fake->slab_fds + msg.first, (unsigned)msg.n_bytes);
 }
 
-/* One a page. */
+/* A page has one arena. */
 static void serve_arena(struct fake_daemon *fake, const struct cst_frame *request)
 {
     Cistern__ArenaGet *asked = cistern__arena_get__unpack(NULL, request->body_bytes, request->body);
@@ -170,7 +170,7 @@ static char *block_at(struct fake_daemon *fake, uint32_t block)
            (size_t)(block % FAKE_BLOCKS_PER_SLAB) * FAKE_BLOCK_BYTES;
 }
 
-/* A new block for gradients is full of rubbish, as the protocol allows. */
+/* A new block for a gradient is filled with arbitrary bytes, as the protocol allows. */
 static void serve_fetch(struct fake_daemon *fake, const Cistern__BatchItem *item,
                         Cistern__ItemResult *result)
 {
@@ -243,7 +243,7 @@ static void serve_item(struct fake_daemon *fake, const Cistern__BatchItem *item,
 
     if (item->kind == CISTERN__BATCH_ITEM__KIND__WANT) {
         (void)sane(fake, !fake->old, "an item of unknown kind");
-        return; /* it comes or not, as the replies before it were fast or slow */
+        return; /* whether this request comes depends on the speed of earlier replies */
     }
     say(fake, names[item->kind], item->chunk, item->has_ahead && item->ahead ? "+" : "");
     if (item->kind == CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT ||

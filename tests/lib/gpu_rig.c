@@ -71,7 +71,7 @@ void gpu_rig_declare(struct raw_client *client, const char *name, uint32_t rank,
                           .world = world,
                           .device = device,
                           .pool_bytes = pool_bytes,
-                          .chunk_elems = 1 << 19, /* 1 MiB a block */
+                          .chunk_elems = 1 << 19, /* a block has 1 MiB */
                           .timeout_ms = (uint32_t)patience_ms(20000)};
 
     raw_open(client, proc.socket);

@@ -7,15 +7,15 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define FLOOD 4000 /* completions with words: more than a socket takes */
+#define FLOOD 4000 /* completions with a message, more than fit into a socket */
 
-/* Commands and what became of them with one engine. */
+/* A list of commands, and their progress with one engine. */
 struct run {
     struct engine_proc proc;
     const struct engine_command *commands;
     size_t n;
-    bool *done;   /* by ticket - 1: its end is known */
-    bool *issued; /* same: this engine was given it, or it is done */
+    bool *done;   /* indexed by ticket - 1: the end of the command is known */
+    bool *issued; /* indexed by ticket - 1: this engine has received the command, or it is done */
 };
 
 static void note_done(struct run *run)
@@ -33,7 +33,8 @@ static void note_done(struct run *run)
     }
 }
 
-/* Has the engine, or a dead one, all that @command comes after, as it must be? */
+/* True if the engine, or a dead one, has received all that @command waits for, in the required
+ * way. */
 static bool may_be_issued(const struct run *run, const struct engine_command *command)
 {
     for (unsigned i = 0; i < command->n_after; i++) {
@@ -67,8 +68,8 @@ static void issue(struct run *run)
     free(open);
 }
 
-/* From now on nobody hears of an end: so much is to be told before that the socket is full. What
- * the engine does then it does without our knowing. */
+/* Fill the socket with completions, so that no further completion is received. The engine then
+ * completes commands without our knowledge. */
 static void deafen(struct run *run)
 {
     static struct engine_command nothing[FLOOD];
@@ -80,7 +81,8 @@ static void deafen(struct run *run)
     engine_proc_submit(&run->proc, nothing, FLOOD);
 }
 
-/* Start an engine, which is @deaf or not; how many commands are to be done. */
+/* Start an engine and issue commands; with @deaf no completion is received. Returns the number of
+ * commands that are not done. */
 static size_t start(struct run *run, struct tiny_job *job, const struct engine_command *commands,
                     size_t n, bool *done, uint32_t threads, unsigned order, bool deaf)
 {
@@ -100,7 +102,7 @@ static size_t start(struct run *run, struct tiny_job *job, const struct engine_c
     return n_open;
 }
 
-/* Go on until @n_wanted are done. */
+/* Issue and receive until @n_wanted commands are done. */
 static void run_until(struct run *run, size_t n_wanted)
 {
     while (run->proc.n_done < n_wanted) {
@@ -124,7 +126,7 @@ void kill_run_to_end(struct tiny_job *job, const struct engine_command *commands
     free(run.issued);
 }
 
-/* Not synchronisation: this is the random moment. */
+/* Wait for a random time. This is not synchronisation. */
 static void pause_us(uint64_t us)
 {
     struct timespec ts = {.tv_nsec = (long)us * 1000};

@@ -77,7 +77,7 @@ int mix_find(const struct mix_model *model, const char *name)
     return i;
 }
 
-/* A group for each tensor that not all ranks hold. */
+/* Declare a group for a tensor that not all ranks hold. */
 static int declare_group(const struct mix_model *model, struct cst_job *job, uint64_t ranks)
 {
     uint32_t list[MIX_MAX_WORLD], n = 0;
@@ -138,7 +138,7 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* In (-1, 1), never 0. */
+/* A number in (-1, 1) that is never 0. */
 static float noise(uint64_t x)
 {
     return ((float)(mix(x) >> 41) + 0.5f) / 4194304.0f - 1.0f;
@@ -207,9 +207,9 @@ struct reference {
     struct mix_run *run;
     const struct cst_kernels *kernels;
     uint32_t micro_batches;
-    uint64_t adam_step; /* updates applied */
-    uint16_t *grads;    /* of a micro-batch, per rank: MIX_MAX_ELEMS */
-    float *sums;        /* MIX_MAX_ELEMS, with micro-batches */
+    uint64_t adam_step; /* number of updates applied */
+    uint16_t *grads;    /* MIX_MAX_ELEMS per rank, of one micro-batch */
+    float *sums;        /* MIX_MAX_ELEMS; used with several micro-batches */
     struct cst_table_tile tiles[64];
     uint64_t n_tiles;
 };
@@ -233,7 +233,7 @@ static void fill_io(const struct reference *ref, int op, uint16_t *grads, const 
     }
 }
 
-/* One rank's forward and backward of a micro-batch; adds to its loss. */
+/* Compute one rank's forward and backward of a micro-batch, and add to its loss. */
 static void compute(struct reference *ref, uint32_t rank, uint64_t step, uint32_t micro,
                     double *loss)
 {
@@ -262,7 +262,7 @@ static void compute(struct reference *ref, uint32_t rank, uint64_t step, uint32_
     }
 }
 
-/* Sum micro-batch @micro over each tensor's ranks. */
+/* Sum the gradients of micro-batch @micro over each tensor's ranks. */
 static void reduce(struct reference *ref, uint32_t micro)
 {
     ref->n_tiles = 0;
@@ -312,7 +312,7 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
     }
 }
 
-/* All micro-batches; the mean loss of the ranks. */
+/* Run all micro-batches. Returns the mean loss of the ranks. */
 static double collect(struct reference *ref, uint64_t step)
 {
     double losses[MIX_MAX_WORLD] = {0}, sum = 0;
@@ -345,7 +345,7 @@ static void step_once(struct reference *ref, uint64_t step)
         .step = step + 1, .grad_norm = clip.grad_norm, .clip = clip.clip, .loss = loss};
 }
 
-/* What a worker reads as the gradient of an fp32 row. */
+/* Round the fp32 sums to bf16, as a worker reads them. */
 static void round_grads(struct reference *ref)
 {
     for (int t = 0; ref->micro_batches > 1 && t < ref->model->n_tensors; t++) {

@@ -20,7 +20,7 @@ struct worker {
     uint32_t point;
 };
 
-/* A point at which the worker, or another process by its hand, can be killed. */
+/* A point at which the worker can be killed, or kill another process. */
 static void pass(struct worker *w)
 {
     w->report->n_points = w->point + 1;
@@ -32,7 +32,7 @@ static void pass(struct worker *w)
     }
 }
 
-/* Frozen tensors have no gradient, all others have one in backward. */
+/* Check that frozen tensors have no gradient, and that all others have one in backward. */
 static int check_io(const struct worker *w, int op, bool backward, const struct cst_io *io,
                     struct cst_err *err)
 {
@@ -112,7 +112,8 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     return rc;
 }
 
-/* A rank that comes back may be earlier than the news of its death. */
+/* Open the job. A rank that returns may be earlier than the daemon's notice of its death, and then
+ * tries again. */
 static int open_job(struct worker *w, struct cst_err *err)
 {
     struct cst_job_spec spec = {.name = w->order->name,
@@ -197,7 +198,7 @@ static bool is_void(int rc)
     return rc == CST_EPEERDIED || rc == CST_ESTALE;
 }
 
-/* A peer may die while this rank waits for it: then it waits again. */
+/* Sync. Another rank may die while this rank waits; then it waits again. */
 static int sync_all(struct worker *w, uint64_t *number, struct cst_err *err)
 {
     int rc;

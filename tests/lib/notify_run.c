@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* notify_run: a service manager for tests. Runs PROGRAM with a NOTIFY_SOCKET and prints what it
- * hears, a line each, as it comes: PID=n first, then READY_MS=milliseconds since the start followed
- * by READY=1, STATUS=..., WATCHDOG=1, ..., and at the end EXIT=status or SIGNAL=number. SIGTERM and
- * SIGINT are passed on. Exits as PROGRAM did (128 + number after a signal).
+/* notify_run: a service manager for tests. Runs PROGRAM with a NOTIFY_SOCKET and prints the
+ * messages that arrive, one line each: first PID=n; then READY_MS=milliseconds since the start,
+ * followed by READY=1, STATUS=..., WATCHDOG=1, ...; and at the end EXIT=status or SIGNAL=number.
+ * SIGTERM and SIGINT are passed on. Exits with PROGRAM's status (128 + number after a signal).
  *
- * Usage: notify_run [--watchdog USEC] PROGRAM [ARG]... */
+ *   notify_run [--watchdog USEC] PROGRAM [ARG]... */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -29,8 +29,8 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
-/* A datagram socket under an abstract name that the kernel chooses; @name gets it in
- * NOTIFY_SOCKET's form. */
+/* Open a datagram socket with an abstract name that the kernel chooses. @name receives the name in
+ * the form of NOTIFY_SOCKET. */
 static int open_socket(char name[static 64])
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -65,7 +65,7 @@ static _Noreturn void run_child(char **argv, const char *socket_name, const char
     _exit(127);
 }
 
-/* Print one datagram, which may hold several lines. */
+/* Print one datagram, which may contain several lines. */
 static void print_message(int fd, double began)
 {
     char text[4096];
@@ -86,7 +86,7 @@ static void print_message(int fd, double began)
     (void)fflush(stdout);
 }
 
-/* Print and pass on until the child has ended and all that it said is printed. */
+/* Print messages and pass on signals until the child has ended and all its messages are printed. */
 static int serve(pid_t child, int fd, int signals, double began)
 {
     int pidfd = (int)syscall(SYS_pidfd_open, child, 0);

@@ -6,7 +6,7 @@
 
 enum { DAY_MS = 86400000 };
 
-/* What limits are multiplied with: at least 1, also where the variable is no number. */
+/* The factor for limits: at least 1, also if the variable is not a number. */
 static double multiplier(void)
 {
     const char *words = getenv("CK_TIMEOUT_MULTIPLIER");

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MIB_ELEMS (1u << 19) /* of weights */
-#define CANDIDATES 8         /* capacities that the rule tries */
+#define MIB_ELEMS (1u << 19) /* elements whose weights take 1 MiB */
+#define CANDIDATES 8         /* number of capacities that the rule tries */
 
 const uint32_t rule_in_turn[CST_LAYOUT_MAX_CLASSES] = {0, 1, 2, 3};
 
@@ -34,7 +34,7 @@ static struct cst_layout_config layout_config(const struct cst_plan_config *conf
                                       .max_classes = max_classes};
 }
 
-/* What a pool must have, then as many blocks as fit of the classes in @order. */
+/* Fill the pools: first the required blocks, then as many as fit of the classes in @order. */
 static int fill_blocks(const struct cst_layout *layout, uint64_t room,
                        const uint32_t order[CST_LAYOUT_MAX_CLASSES], struct cst_plan_choice *out,
                        struct cst_err *err)
@@ -114,7 +114,7 @@ void rule_elixir_worth(const struct cst_plan_config *config, double *block_ns, d
     *state_ns = n / 7 * (4 / up + *block_ns + 2 / down + 1 / cpu - 1 / gpu);
 }
 
-/* Chunks in the order in which a step uses them, repeats side by side left out. */
+/* List the chunks in the order in which a step uses them, without consecutive repetitions. */
 static uint32_t list_uses(const struct cst_layout *layout, const struct cst_model *model,
                           uint32_t *uses)
 {
@@ -141,7 +141,7 @@ static uint32_t next_use(const uint32_t *uses, uint32_t n, uint32_t from, uint32
     return from;
 }
 
-/* Belady's loads with @blocks blocks. */
+/* Number of loads by Belady's rule with @blocks blocks. */
 static uint64_t count_moves(const uint32_t *uses, uint32_t n, uint32_t n_chunks, uint32_t blocks)
 {
     bool *held = calloc(n_chunks, sizeof *held);
@@ -223,7 +223,7 @@ static int weigh(const struct cst_plan_config *config, uint64_t room, struct cap
 static int choose_capacity(const struct cst_plan_config *config, uint64_t room,
                            struct capacity *out)
 {
-    uint64_t start = 32ull * MIB_ELEMS; /* 32 MiB */
+    uint64_t start = 32ull * MIB_ELEMS; /* elements of 32 MiB of weights */
     int rc = CST_EPOOL;
 
     while (start < largest(config->model) + 64) {
@@ -240,7 +240,7 @@ static int choose_capacity(const struct cst_plan_config *config, uint64_t room,
     return rc;
 }
 
-/* States of chunks in order of first use, while @room lasts. */
+/* Place states of chunks in the order of their first use, as long as @room has space. */
 static uint64_t place_states(const struct cst_plan_config *config, const struct cst_layout *layout,
                              uint64_t room, struct cst_plan_choice *out)
 {

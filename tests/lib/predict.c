@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a job will do, said beforehand: the layout, pools and policy that the daemon chooses for a
- * model, a capacity and a pool, and as many steps played as the job will do. Lines of a name and a
- * number, for scripts that compare them with what the job says of itself afterwards.
+/* Predicts what a job will do: makes the layout, pools and policy that the daemon chooses for a
+ * model, a capacity and a pool, and simulates as many steps as the job will do. Prints lines of a
+ * name and a number, which scripts compare with the job's own statistics afterwards.
  *
- *   predict MODEL.json RATES.json --pool BYTES|P%|min --chunk ELEMS --steps N
- *           [--micro-batches N] [--optimizer NAME] [--moments FORMAT] [--overlap WHEN]
- *           [--grad-over-weight] [--update-room BYTES --interleave K [--device-states BYTES]]
- *           [--flops F] [--job JOB.json]
+ *   predict MODEL.json RATES.json --pool BYTES|P%|min --chunk ELEMS --steps N [--micro-batches N]
+ *     [--optimizer NAME] [--moments FORMAT] [--overlap WHEN] [--grad-over-weight]
+ *     [--update-room BYTES --interleave K [--device-states BYTES]] [--flops F] [--job JOB.json]
  *
- * Rooms are on accelerators, one for each rank, as those that are paced. P%: of the weights, as
- * cistern-gpt takes it; min: the smallest pool that can run. ELEMS 0: as a daemon chooses that does
- * not search. Status 3: JOB.json, what `cistern job --json` says when all is quiet, has other
- * numbers. */
+ * Rooms are on accelerators, one for each rank, as with paced accelerators. P% is of the weights,
+ * as in cistern-gpt; min is the smallest pool that can run. With ELEMS 0 the capacity is the one
+ * that a daemon without a search chooses. The exit status is 3 if JOB.json, the output of `cistern
+ * job
+ * --json` when nothing is under way, has other numbers. */
 #include "client/cli/model_json.h"
 #include "daemon/pools.h"
 #include "offload/plan/replay.h"
@@ -30,19 +30,19 @@ struct prediction {
     struct cst_layout layout;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
     struct cst_pools_blocks blocks[CST_CORE_MAX_WORLD];
-    const char *pool;     /* as given */
-    uint64_t pool_bytes;  /* what it comes to */
-    uint64_t chunk_elems; /* 0: to be chosen */
+    const char *pool;     /* the option's text */
+    uint64_t pool_bytes;  /* bytes that `pool` stands for */
+    uint64_t chunk_elems; /* 0: the layout chooses */
     uint32_t n_steps, micro_batches;
-    uint32_t optimizer, moments, overlap; /* of proto/optimizers.h's names */
+    uint32_t optimizer, moments, overlap; /* indices of the names in proto/optimizers.h */
     bool grad_over_weight;
     uint64_t update_room, device_states; /* bytes of each rank's accelerator */
     uint32_t interleave;
     struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
-    double flops;         /* 0: what the rates say */
-    const char *job_path; /* what the job says of itself; NULL: it has not run */
+    double flops;         /* 0: as in the rates */
+    const char *job_path; /* statistics of the job; NULL: it has not run */
     json_t *job;
-    bool differs; /* and it is not what was predicted */
+    bool differs; /* the job's statistics differ from the prediction */
 };
 
 static uint64_t smallest_pool(const struct cst_layout *layout)
@@ -73,7 +73,8 @@ static struct cst_layout_states states_of(const struct prediction *p)
                                       .grad_over_weight = p->grad_over_weight};
 }
 
-/* As daemon/room.c: an accelerator of its own for each rank, behind the nodes. */
+/* Add an accelerator for each rank, with engine numbers after those of the nodes, as daemon/room.c
+ * does. */
 static void add_rooms(struct prediction *p, struct cst_layout_config *config)
 {
     for (uint32_t i = 0; p->update_room > 0 && i < p->model.world; i++) {
@@ -88,7 +89,8 @@ static void add_rooms(struct prediction *p, struct cst_layout_config *config)
     }
 }
 
-/* As daemon/commit.c lays it out, and daemon/share.c divides what each rank has asked for. */
+/* Lay out as daemon/commit.c does, and divide what each rank has asked for as daemon/share.c
+ * does. */
 static int lay_out(struct prediction *p, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = p->chunk_elems,
@@ -139,7 +141,7 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
 
 /* -- what is said --------------------------------------------------------------------------- */
 
-/* A line: the name, the prediction, and what the job @job says, if there is one. */
+/* Print a line: the name, the prediction, and the job's number @counted if there is one. */
 static void say(struct prediction *p, const char *name, uint64_t predicted, const json_t *counted)
 {
     printf("%s %" PRIu64, name, predicted);
@@ -157,7 +159,7 @@ static json_t *rank_of(const struct prediction *p, uint32_t rank)
     return json_array_get(json_object_get(p->job, "ranks"), rank);
 }
 
-/* The field @name of all ranks, or of all classes of a rank's pool. */
+/* The sum of the field @name over all ranks, or over all classes of a rank's pool. */
 static json_t *sum(const json_t *list, const char *name)
 {
     json_int_t all = 0;
@@ -202,8 +204,8 @@ static void say_run(struct prediction *p, const struct cst_replay_result *r)
 {
     const json_t *ranks = json_object_get(p->job, "ranks");
 
-    if (p->update_room ==
-        0) { /* else updates take so long that workers leave before all is loaded again */
+    /* Otherwise updates take so long that workers leave before all weights are loaded again. */
+    if (p->update_room == 0) {
         say_sum(p, "bytes_up", r->total.bytes_up, ranks, "bytes_up");
     }
     say_sum(p, "bytes_down", r->total.bytes_down, ranks, "bytes_down");
@@ -211,7 +213,7 @@ static void say_run(struct prediction *p, const struct cst_replay_result *r)
     say(p, "device_updates", r->total.device_updates, json_object_get(p->job, "n_device_updates"));
 }
 
-/* Of a rank, forward and backward. */
+/* Flops of a rank's forward and backward. */
 static double flops_of_step(const struct prediction *p)
 {
     double sum_flops = 0;
@@ -244,7 +246,7 @@ static int predict(struct prediction *p, struct cst_err *err)
     return rc;
 }
 
-/* One of @names, or none of them: false. */
+/* Find the option's value in @names. False if it is not there. */
 static bool read_name(const char *const *names, uint32_t *out)
 {
     *out = cst_name_find(names, optarg);
@@ -312,7 +314,7 @@ static bool read_options(struct prediction *p, int argc, char **argv)
     return known && optind + 2 == argc && p->pool != NULL;
 }
 
-/* The workers compute on the processor. */
+/* The workers compute on the processor: set its flops. */
 static void set_flops(struct prediction *p)
 {
     for (uint32_t i = 0; i < p->rates.n_devices && p->flops > 0; i++) {

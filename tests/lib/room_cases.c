@@ -14,7 +14,7 @@ enum { N_CHUNKS = 5, N_STEPS = 3, N_ROUNDS = 12, N_SLOTS = 3, ROOM_CHUNK = N_CHU
 
 #define MAX_COMMANDS (N_STEPS * N_CHUNKS * ROOM_UPDATE_COMMANDS)
 
-/* The last one is not updated: its blocks in the pool are the room. */
+/* The last chunk is not updated: its blocks in the pool are the room. */
 static const uint64_t chunk_elems[N_CHUNKS + 1] = {8192 + 64,      20032, 8192 * 3,
                                                    8192 + 64 * 65, 60032, 1u << 20};
 
@@ -48,7 +48,7 @@ static void close_jobs(void)
     tiny_job_close(&job);
 }
 
-/* All steps of all chunks in place, by a host's engine. */
+/* Do all steps of all chunks in place, with a host's engine. */
 static void update_in_place(void)
 {
     static struct engine_command commands[N_STEPS * N_CHUNKS];
@@ -68,7 +68,7 @@ static void update_in_place(void)
     kill_run_to_end(&calm, commands, n, 2, done);
 }
 
-/* The same through the room, each chunk in its own part of it. */
+/* Write the commands of all steps through the room, in which each chunk has its own part. */
 static size_t write_commands(struct engine_command *commands)
 {
     struct cst_place room = tiny_job_block(&job, ROOM_CHUNK, 0), at[N_CHUNKS];
@@ -92,7 +92,7 @@ static size_t write_commands(struct engine_command *commands)
     return n;
 }
 
-/* Do @bytes from @at of row @row of chunk @c on hold the same in both jobs? */
+/* Check that @bytes from @at on of row @row of chunk @c are equal in both jobs. */
 static void check_bytes(unsigned c, enum cst_row row, uint64_t at, uint64_t bytes, int round)
 {
     at += tiny_job_row(&job, c, row).offset;
@@ -107,14 +107,14 @@ static void check_span(unsigned c, const struct cst_table_span *span, enum cst_r
     uint64_t bytes = tiny_job_row_bytes(&job, c, row), size = bytes / n;
 
     check_bytes(c, row, span->start * size, span->n_elems * size, round);
-    if (bytes > n * size) { /* exponents */
+    if (bytes > n * size) { /* the row has exponents */
         check_bytes(c, row, n + span->start / CST_MX8_BLOCK,
                     (span->n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK, round);
     }
 }
 
-/* All tensors' elements that updates write are the same in both jobs. What lies between tensors
- * comes down as it was in the room. */
+/* Check that all elements that updates write are equal in both jobs. The bytes between tensors come
+ * from the room, and may differ. */
 static void check_rows(int round)
 {
     for (unsigned i = 0; i < N_CHUNKS * TINY_SPANS; i++) {
@@ -126,7 +126,7 @@ static void check_rows(int round)
     }
 }
 
-/* Every kind of states: bits of the host. */
+/* With every kind of states, device updates have the bits of the host's updates. */
 START_TEST(test_bits)
 {
     static struct engine_command commands[MAX_COMMANDS];
@@ -144,7 +144,8 @@ START_TEST(test_bits)
 }
 END_TEST
 
-/* Killed at random moments, and what had not completed issued again: the same. */
+/* The bits are also equal if the engine is killed at random moments and the commands that had not
+ * completed are issued again. */
 START_TEST(test_kill)
 {
     static struct engine_command commands[MAX_COMMANDS];
@@ -168,12 +169,12 @@ START_TEST(test_kill)
         kill_run_to_end(&job, commands, n, 1 + (uint32_t)(tiny_random(&random) % 3), done);
         check_rows(round);
     }
-    ck_assert_uint_eq(n_held, 0); /* nothing is in need of undoing */
+    ck_assert_uint_eq(n_held, 0); /* no undo slot is in use */
     close_jobs();
 }
 END_TEST
 
-/* What an accelerator does not do: update in place, and read or write rows that are the host's. */
+/* An accelerator refuses updates in place, and updates that read or write rows in host memory. */
 START_TEST(test_refused)
 {
     struct engine_command commands[ROOM_UPDATE_COMMANDS], *update = NULL, wrong;
@@ -193,7 +194,7 @@ START_TEST(test_refused)
     for (int i = 0; i < 3; i++) {
         wrong = i == 0 ? tiny_job_update(&job, 0, 1) : *update;
         if (i == 1) {
-            wrong.n_in--; /* the table's row */
+            wrong.n_in--; /* then the row is the table's, in host memory */
         } else if (i == 2) {
             wrong.out[0].place = tiny_job_row(&job, 0, CST_ROW_WEIGHT);
         }

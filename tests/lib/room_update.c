@@ -15,7 +15,8 @@ static uint64_t aligned_bytes(const struct tiny_job *job, unsigned chunk, enum c
     return (tiny_job_row_bytes(job, chunk, row) + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Place the rows of @rows that the job has from *room on. Returns how many they are. */
+/* Place those of @rows that the job has, beginning at *@room, which is advanced. Returns their
+ * number. */
 static unsigned place(const struct tiny_job *job, unsigned chunk, const enum cst_row *rows,
                       struct cst_place *room, struct engine_row *out)
 {
@@ -40,7 +41,7 @@ uint64_t room_update_bytes(const struct tiny_job *job, unsigned chunk)
     return at.offset;
 }
 
-/* Come after the @n tickets up to @last. */
+/* Let @command wait for the @n tickets up to @last. */
 static void come_after(struct engine_command *command, uint64_t last, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
@@ -74,7 +75,7 @@ size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t ma
         *at = engine_command_copy(tiny_job_row(job, chunk, row), update.out[i].place,
                                   tiny_job_row_bytes(job, chunk, row));
         come_after(at, update.ticket, 1);
-        at->told = true; /* it overwrites what a copy up that is done again would read */
+        at->told = true; /* the command overwrites what a repeated copy to the room would read */
         at++->ticket = ++ticket;
     }
     *n_last = update.n_out;

@@ -25,8 +25,8 @@ static uint64_t gpu_bytes(const Cistern__StatReply *stat)
     return sum;
 }
 
-/* Connections are closed, and segments given back, at turns of the daemon to come; each Stat is
- * one. */
+/* The daemon closes connections and returns segments in later turns of its event loop. Each Stat is
+ * one turn. */
 void settle(struct raw_client *witness, const struct daemon_proc *proc, unsigned n_fds)
 {
     const uint64_t until = patience_until(20000);
@@ -71,7 +71,7 @@ unsigned settle_fds(struct raw_client *witness, unsigned base_fds)
     return base_fds;
 }
 
-/* The list changes while it is read: its first part, again and again. */
+/* The list changes while it is read, so its first part is read repeatedly. */
 void settle_remove_jobs(struct raw_client *witness)
 {
     for (;;) {
@@ -91,7 +91,8 @@ void settle_remove_jobs(struct raw_client *witness)
             name.name = part->jobs[i]->name;
             rc = raw_call(witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base);
             ck_assert_msg(rc == CST_OK || rc == CST_ENOTFOUND || rc == CST_EBUSY, "%s",
-                          witness->err.text); /* EBUSY: a base goes after its users */
+                          witness->err.text); /* EBUSY: a base job can be removed only after the
+                                               * jobs that use it */
         }
     }
 }

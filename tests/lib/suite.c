@@ -7,9 +7,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static int running; /* as suite_pid; 0: no suite is run */
+static int running; /* the value of suite_pid; 0: no suite is running */
 
-/* Check asks for its default when a case is made, which may be long before suite_run. */
+/* Check reads its default when a case is made, which may be long before suite_run. */
 __attribute__((constructor)) static void set_default_limit(void)
 {
     (void)setenv("CK_DEFAULT_TIMEOUT", "60", 0);
@@ -45,7 +45,7 @@ static void print_end(const char *path)
     (void)fclose(file);
 }
 
-/* A test that fails ends at once: what its daemon said is in a file yet. */
+/* A test that fails ends at once, so its daemon's messages are still in a file. */
 static void clear_logs(bool print)
 {
     char pattern[64];

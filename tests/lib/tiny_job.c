@@ -13,7 +13,7 @@
 
 #define ROW_ALIGN 4096 /* bytes */
 #define N_BLOCKS 4
-#define N_ROWS (CST_ROW_COUNT + 1) /* the second weight row included */
+#define N_ROWS (CST_ROW_COUNT + 1) /* includes the second weight row */
 
 uint64_t tiny_random(uint64_t *state)
 {
@@ -53,7 +53,8 @@ uint64_t tiny_job_row_bytes(const struct tiny_job *job, unsigned chunk, enum cst
     return row_bytes(job, (int)row, job->n_elems[chunk]);
 }
 
-/* Three tensors, the last one 5 elements, each at a multiple of 64 and with padding before it. */
+/* Write three tensors, each at a multiple of 64 and with padding before it. The last one has 5
+ * elements. */
 static void write_spans(struct cst_table_span *spans, uint64_t n_elems, uint64_t *n_tiles)
 {
     uint64_t odd = 4095, tiny = 5, third = (n_elems - tiny) / 64 * 64;
@@ -150,7 +151,7 @@ void tiny_job_close(struct tiny_job *job)
     }
 }
 
-/* Small numbers of both signs; as bf16 where @bf16. */
+/* Fill a row with small numbers of both signs, as bf16 if @bf16. */
 static void fill_row(void *at, uint64_t n, bool bf16, uint64_t *state)
 {
     for (uint64_t i = 0; i < n; i++) {
@@ -169,7 +170,8 @@ static void *address(const struct tiny_job *job, enum tiny_segment segment, uint
     return (char *)job->base[segment] + offset;
 }
 
-/* Moments that are small numbers, those of exp_avg_sq positive, in the job's format. */
+/* Fill a row of moments with small numbers in the job's format. Those of exp_avg_sq are
+ * positive. */
 static void fill_moments(struct tiny_job *job, unsigned chunk, unsigned which, uint64_t *state)
 {
     uint64_t n = job->n_elems[chunk];
@@ -228,7 +230,7 @@ void tiny_job_use_gpu(struct tiny_job *job)
     job->on_gpu = true;
 }
 
-/* The first engine makes the pool, here it is filled. */
+/* Let the first engine allocate the pool, and fill it. */
 static void make_pool(struct tiny_job *job, struct engine_proc *proc)
 {
     struct engine_segment_done done;
@@ -336,7 +338,7 @@ struct engine_command tiny_job_update(const struct tiny_job *job, unsigned chunk
                                    .grad_scale = 0.75f};
 }
 
-/* For people: the first byte that differs. */
+/* Print the first byte that differs. */
 static void tell_difference(const struct tiny_job *a, const struct tiny_job *b, int segment)
 {
     const uint8_t *x = a->base[segment], *y = b->base[segment];

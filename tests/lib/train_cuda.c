@@ -8,11 +8,11 @@
 #include <stdlib.h>
 
 struct train_stream {
-    struct cst_cuda_driver driver; /* the program's own */
-    struct cst_cuda *cuda;         /* libcistern-cuda's */
-    CUdevice device;               /* the job's */
-    CUcontext context;             /* its primary context */
-    CUstream stream;               /* the program's */
+    struct cst_cuda_driver driver; /* the program's own instance of the driver */
+    struct cst_cuda *cuda;         /* the instance of libcistern-cuda */
+    CUdevice device;               /* device of the job */
+    CUcontext context;             /* primary context of the device */
+    CUstream stream;               /* the program's stream */
 };
 
 static int open_stream(struct train_stream *s, struct cst_job *job, struct cst_err *err)
@@ -49,7 +49,7 @@ static int open_cuda(struct train_stream **out, struct cst_job *job, struct cst_
         rc = cst_cuda_open(&s->cuda, job, s->stream, err);
     }
     if (rc != CST_OK) {
-        free(s); /* the process ends */
+        free(s); /* the process ends after this */
         return rc;
     }
     *out = s;

@@ -31,7 +31,7 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* In (-1, 1), never 0. */
+/* A number in (-1, 1) that is never 0. */
 static float noise(uint64_t x)
 {
     return ((float)(mix(x) >> 41) + 0.5f) / 4194304.0f - 1.0f;
@@ -103,7 +103,7 @@ void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad
             grad[i] = cst_fp32_to_bf16(io[k].accumulate ? cst_bf16_to_fp32(grad[i]) + g : g);
         }
         if (moment == bad.step && rank == 0 && op == 3 && k == 0) {
-            grad[4097] = bad.value; /* in the second tile */
+            grad[4097] = bad.value; /* an element of the second tile */
         }
     }
 }
@@ -116,13 +116,13 @@ struct reference {
     uint32_t world;
     uint32_t micro_batches;
     struct train_bad bad;
-    uint64_t adam_step; /* updates applied */
+    uint64_t adam_step; /* number of updates applied */
     uint64_t n_skipped;
     struct train_overlap overlap;
-    uint16_t *used;    /* weights that the step sees: TRAIN_N_ELEMS */
-    uint16_t *grads;   /* per rank: TRAIN_N_ELEMS */
-    uint16_t *reduced; /* TRAIN_N_ELEMS */
-    float *sums;       /* the same with micro-batches */
+    uint16_t *used;    /* TRAIN_N_ELEMS weights that the step reads */
+    uint16_t *grads;   /* TRAIN_N_ELEMS per rank */
+    uint16_t *reduced; /* TRAIN_N_ELEMS summed gradients */
+    float *sums;       /* TRAIN_N_ELEMS fp32 sums, used with several micro-batches */
     struct cst_table_tile tiles[64];
     uint64_t n_tiles;
 };
@@ -142,7 +142,7 @@ static void fill_io(const struct reference *ref, int op, uint16_t *grads, const 
     }
 }
 
-/* One rank's forward and backward; returns its loss. */
+/* Compute one rank's forward and backward. Returns its loss. */
 static double compute(struct reference *ref, uint32_t rank, uint64_t moment)
 {
     uint16_t *grads = ref->grads + (size_t)rank * TRAIN_N_ELEMS;
@@ -188,7 +188,7 @@ static void reduce(struct reference *ref, uint32_t micro)
     }
 }
 
-/* Elements [@at, @at + @n) of all, which are of one tensor. */
+/* Update the elements [@at, @at + @n), which belong to one tensor. */
 static void update_tile(struct reference *ref, const struct cst_update_scalars *hyper, uint64_t at,
                         uint64_t n)
 {
@@ -200,7 +200,7 @@ static void update_tile(struct reference *ref, const struct cst_update_scalars *
                  s->weight + at);
 }
 
-/* @guard: tiles beyond proto/limit.h stay as they are. */
+/* @guard: tiles with values beyond proto/limit.h do not change. */
 static void update(struct reference *ref, const struct cst_hyper_params *p, float factor,
                    bool guard)
 {
@@ -226,7 +226,8 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
     }
 }
 
-/* All micro-batches; the mean loss of the ranks, summed as they and the daemon do. */
+/* Run all micro-batches. Returns the mean loss of the ranks, summed in the order of the ranks and
+ * the daemon. */
 static double collect(struct reference *ref, uint64_t step)
 {
     double losses[4] = {0}, sum = 0;

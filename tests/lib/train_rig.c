@@ -105,7 +105,7 @@ void train_rig_bits(const struct train_placement *at)
 
 /* -- deaths ----------------------------------------------------------------------------------- */
 
-/* Two orders, by turns with all the pool that they can use and with six blocks. */
+/* Make two orders, alternately with the largest pool that they can use and with six blocks. */
 static void order_two(const struct train_placement *at, const char *name, uint32_t point,
                       struct train_order orders[2])
 {

@@ -13,28 +13,28 @@
 struct work {
     void (*fn)(struct train_stream *stream, void *arg);
     void *arg;
-    uint64_t number;   /* of a fence or a copy, that is reached with it */
-    struct work *next; /* in the queue */
+    uint64_t number;   /* number of the fence or copy that is reached when this work is done */
+    struct work *next; /* next in the queue */
 };
 
-/* A thread that does one thing after the other. */
+/* A thread that executes work in order. */
 struct queue {
-    struct train_stream *stream; /* it is part of */
+    struct train_stream *stream; /* the stream to which the queue belongs */
     pthread_t thread;
-    pthread_mutex_t mutex; /* of what follows */
-    pthread_cond_t more;   /* something was enqueued, or it ends; something was done */
+    pthread_mutex_t mutex; /* protects the fields below */
+    pthread_cond_t more;   /* signalled when work was enqueued or done, and when the queue ends */
     struct work *first, **last;
-    bool ends;       /* once it is empty */
-    uint64_t passed; /* largest number of what was done */
-    uint64_t newest; /* last number given */
-    unsigned seed;   /* of the delays */
+    bool ends;       /* the thread ends when the queue is empty */
+    uint64_t passed; /* largest number of the work that is done */
+    uint64_t newest; /* the last number that was given */
+    unsigned seed;   /* state of the random delays */
 };
 
 struct train_stream {
-    struct cst_device_calls calls; /* what the job is given */
-    struct queue work;             /* the stream; numbers are fences */
-    struct queue copies;           /* of weights */
-    unsigned delay_us;             /* the longest */
+    struct cst_device_calls calls; /* the calls that the job receives */
+    struct queue work;             /* the stream; its numbers are fences */
+    struct queue copies;           /* copies of weights */
+    unsigned delay_us;             /* largest delay */
 };
 
 /* -- the threads ------------------------------------------------------------------------------ */
@@ -118,7 +118,7 @@ static int open_queue(struct queue *queue, struct train_stream *stream, struct c
     return CST_OK;
 }
 
-/* What is enqueued is done first. */
+/* End the thread after it has done all enqueued work. */
 static void close_queue(struct queue *queue)
 {
     (void)pthread_mutex_lock(&queue->mutex);
@@ -230,7 +230,7 @@ struct copy {
     uint64_t bytes;
 };
 
-/* In two halves: whoever looks too early, or writes, is likelier to be seen. */
+/* Copy in two halves, so that reading too early, or writing, is more likely to be detected. */
 static void do_copy(struct train_stream *stream, void *arg)
 {
     struct copy *c = arg;
@@ -304,7 +304,7 @@ static int open_thread(struct train_stream **out, struct cst_job *job, struct cs
         rc = open_queue(&stream->copies, stream, err);
     }
     if (rc != CST_OK) {
-        return rc; /* the process ends */
+        return rc; /* the process ends after this */
     }
     *out = stream;
     return cst_job_use_device(job, &stream->calls, stream, err);

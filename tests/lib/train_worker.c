@@ -25,21 +25,22 @@ struct worker {
     struct cst_client *client;
     struct cst_job *job;
     struct train_stream *stream; /* NULL: the worker computes itself */
-    struct losses *losses;       /* of the step under way, with a stream */
-    struct task *tasks;          /* all that were enqueued; done or not, they stay */
+    struct losses *losses;       /* losses of the current step, if there is a stream */
+    struct task *tasks;          /* all tasks that were enqueued; they stay when they are done */
     uint32_t point;
 };
 
-/* A step's losses come from the stream, in the order of its work; the step needs their sum. */
+/* The losses of a step, which the stream computes in the order of its work. The step needs their
+ * sum. */
 struct losses {
     pthread_mutex_t mutex;
     pthread_cond_t one_more;
-    double sum;           /* of n */
-    unsigned n;           /* forwards done */
-    struct losses *older; /* of the steps before */
+    double sum;           /* sum of `n` losses */
+    unsigned n;           /* number of forwards that are done */
+    struct losses *older; /* losses of earlier steps */
 };
 
-/* A point at which the worker, or another process by its hand, can be killed. */
+/* A point at which the worker can be killed, or kill another process. */
 static void pass(struct worker *w)
 {
     w->report->n_points = w->point + 1;
@@ -102,8 +103,8 @@ static int begin(struct worker *w, int op, enum cst_direction direction, struct 
     return rc;
 }
 
-/* In the try form there is one more point to die at: the step is asked for and not answered. Every
- * other step is asked for in the form that waits, at once. */
+/* The form that does not wait adds a point at which the worker can die: the step is requested and
+ * not answered. Every other step uses the form that waits. */
 static int step(struct worker *w, uint64_t number, const struct cst_hyper_params *params,
                 struct cst_step_result *result, struct cst_err *err)
 {
@@ -189,8 +190,8 @@ static int compute(struct worker *w, int op, bool backward, uint64_t number,
     return CST_OK;
 }
 
-/* A step that was given up may still add to the losses that it was given: each step has its own,
- * and they stay until the stream is closed. */
+/* Work of an abandoned step may still add to its losses, so each step has its own, and they stay
+ * until the stream is closed. */
 static int begin_losses(struct worker *w, struct cst_err *err)
 {
     struct losses *losses = calloc(1, sizeof *losses);
@@ -205,7 +206,7 @@ static int begin_losses(struct worker *w, struct cst_err *err)
     return CST_OK;
 }
 
-/* The stream is closed. */
+/* Called when the stream is closed. */
 static void free_work(struct worker *w)
 {
     struct losses *losses = w->losses;
@@ -226,8 +227,8 @@ static void free_work(struct worker *w)
     }
 }
 
-/* Waits for the forwards alone: backwards may be under way when the step is asked for. A stream
- * that has failed does not come so far, and tells nobody. */
+/* Wait only for the forwards: backwards may be under way when the step is requested. A stream that
+ * has failed does not reach the forwards and signals nothing. */
 static int end_losses(struct worker *w, double *loss, struct cst_err *err)
 {
     unsigned n_forwards = TRAIN_N_OPERATORS * w->report->micro_batches;
@@ -252,7 +253,7 @@ static int end_losses(struct worker *w, double *loss, struct cst_err *err)
 /* -- a life ---------------------------------------------------------------------------------------
  */
 
-/* The child finds its handle dead, the parent does not notice. */
+/* The child finds that its handle is unusable, and the parent is not affected. */
 static int fork_once(struct worker *w, int op, struct cst_err *err)
 {
     int status;
@@ -342,7 +343,8 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
     return rc;
 }
 
-/* A rank that comes back may be earlier than the news of its death. */
+/* Open the job. A rank that returns may be earlier than the daemon's notice of its death, and then
+ * tries again. */
 static int open_job(struct worker *w, struct cst_err *err)
 {
     struct cst_job_spec spec = {
@@ -421,7 +423,7 @@ static bool is_void(int rc)
     return rc == CST_EPEERDIED || rc == CST_ESTALE;
 }
 
-/* A peer may die while this rank waits for it: then it waits again. */
+/* Sync. Another rank may die while this rank waits; then it waits again. */
 static int sync_all(struct worker *w, uint64_t *number, struct cst_err *err)
 {
     int rc;
@@ -432,8 +434,8 @@ static int sync_all(struct worker *w, uint64_t *number, struct cst_err *err)
     return rc;
 }
 
-/* Who finds all steps done after its commit does not sync: its peers may have left with the last
- * one. */
+/* A rank that finds all steps done after its commit does not sync, because the other ranks may have
+ * left with the last step. */
 static int train(struct worker *w, struct cst_err *err)
 {
     uint64_t number = cst_job_steps(w->job);
@@ -520,7 +522,7 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         if (w.stream != NULL) {
             mine.streams->close(w.stream);
             free_work(&w);
-            exit(rc == CST_OK ? 0 : 1); /* what a driver says last, it says at exit */
+            exit(rc == CST_OK ? 0 : 1); /* the driver writes its last messages at exit */
         }
         _exit(rc == CST_OK ? 0 : 1);
     }

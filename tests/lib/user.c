@@ -16,7 +16,7 @@ static const char in_namespace[] = "CST_TEST_IN_NAMESPACE";
 
 enum { MAX_ARGS = 16 };
 
-/* Can a child be alice? */
+/* True if a child of this process can become USER_ALICE. */
 static bool can_be_others(void)
 {
     int status;
@@ -76,5 +76,6 @@ void user_become(uid_t uid)
     ck_assert_int_eq(setgroups(0, NULL), 0);
     ck_assert_int_eq(setresgid(uid, uid, uid), 0);
     ck_assert_int_eq(setresuid(uid, uid, uid), 0);
-    ck_assert_int_eq(prctl(PR_SET_PDEATHSIG, SIGKILL), 0); /* the change of user has reset it */
+    /* The change of user has reset this setting. */
+    ck_assert_int_eq(prctl(PR_SET_PDEATHSIG, SIGKILL), 0);
 }

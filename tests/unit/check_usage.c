@@ -12,7 +12,7 @@ static const struct option table[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* The argument of getopt_long's errors for one or two words of a command line, and our message. */
+/* Command lines of one or two words that getopt_long refuses, and our message for each. */
 static const struct {
     const char *first, *second, *words;
 } lines[] = {

@@ -17,7 +17,7 @@ thread *now;
 dim3 block_idx, block_dim, grid_dim;
 unsigned char *dynamic_shared;
 
-/* Addresses [begin, begin + bytes). */
+/* The addresses [begin, begin + bytes). */
 struct range {
     uintptr_t begin;
     size_t bytes;
@@ -28,31 +28,32 @@ struct range {
     }
 };
 
-/* All of this belongs to the launch under way, whose thread holds the lock. */
+/* The lock and the variables below belong to the current launch, whose thread holds the lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *kernel_name;
 static void (*kernel_call)(void *args);
 static void *kernel_args;
-static uint64_t seed; /* 0: in order */
+static uint64_t seed; /* 0: threads begin in ascending order */
 
 static thread threads[MAX_THREADS];
-static unsigned n_threads;          /* of a block */
-static unsigned order[MAX_THREADS]; /* in which they begin */
-static unsigned n_begun;            /* of order[] */
-static unsigned n_done;             /* threads that have returned */
-static thread *ready[MAX_THREADS];  /* they may go on; a ring */
-static unsigned first_ready;        /* index of its oldest */
-static unsigned n_ready;            /* in it */
-static unsigned n_at_barrier;       /* threads that wait there */
-static gather *open_gathers;        /* not yet all there */
+static unsigned n_threads;          /* number of threads of a block */
+static unsigned order[MAX_THREADS]; /* order in which threads begin */
+static unsigned n_begun;            /* entries of `order` that have begun */
+static unsigned n_done;             /* number of threads that have returned */
+static thread *ready[MAX_THREADS];  /* ring of threads that can go on */
+static unsigned first_ready;        /* index of the oldest entry of `ready` */
+static unsigned n_ready;            /* number of entries of `ready` */
+static unsigned n_at_barrier;       /* number of threads that wait at the barrier */
+static gather *open_gathers;        /* gathers for which not all lanes have arrived */
 static gather *free_gathers;
 static fiber *idle;    /* fibers without a thread */
-static fiber own;      /* the launching thread's stack */
-static fiber *running; /* the fiber that runs */
-static range dynamic;  /* dynamic_shared */
-static range statics;  /* the object that kernels are linked into */
+static fiber own;      /* the launching thread's own stack */
+static fiber *running; /* the running fiber */
+static range dynamic;  /* range of dynamic_shared */
+static range statics;  /* range of the loaded object that contains the kernels */
 
-static const char BARRIER[] = "__syncthreads"; /* thread.file of those that wait there */
+/* Value of thread.file of threads that wait at the barrier. */
+static const char BARRIER[] = "__syncthreads";
 
 void broken(const char *fmt, ...)
 {
@@ -67,7 +68,7 @@ void broken(const char *fmt, ...)
     abort();
 }
 
-/* A loaded object: if it is the one that has the kernels, its range. */
+/* Note the range of the loaded object if it contains the kernels. */
 static int note_statics(dl_phdr_info *object, size_t, void *)
 {
     uintptr_t begin = UINTPTR_MAX, end = 0;
@@ -99,7 +100,7 @@ bool is_global(const void *p)
            !range{reinterpret_cast<uintptr_t>(running->stack), running->stack_bytes}.has(p);
 }
 
-/* Below @n; splitmix64. */
+/* A random number below @n (splitmix64). */
 static unsigned random_below(unsigned n)
 {
     uint64_t z = seed += 0x9e3779b97f4a7c15u;
@@ -132,7 +133,7 @@ static thread *take_ready()
     return t;
 }
 
-/* Who waits where: one line per place. */
+/* Report where threads wait, one line per place, and end the process. */
 [[noreturn]] static void deadlock()
 {
     for (unsigned i = 0; i < n_threads; i++) {
@@ -156,7 +157,7 @@ static thread *take_ready()
 
 static void thread_loop();
 
-/* The fiber to go on with when the running one cannot. */
+/* The fiber to switch to when the running thread has to wait. */
 static fiber *next_fiber()
 {
     if (n_ready > 0) {
@@ -199,7 +200,7 @@ static void open_barrier()
     }
 }
 
-/* The running thread waits at @file:@line until it is made ready. */
+/* Let the running thread wait at @file:@line until it is made ready. */
 static void wait_at(const char *file, int line)
 {
     now->file = file;
@@ -208,7 +209,7 @@ static void wait_at(const char *file, int line)
     go_on();
 }
 
-/* All of a block must wait at one and the same barrier of the source. */
+/* All threads of a block must wait at the same barrier of the source. */
 void barrier(const char *file, int line)
 {
     static const char *first_file;
@@ -288,7 +289,7 @@ gather *collect(unsigned mask, const void *value, size_t bytes, const char *file
     gather *g;
 
     if (in_warp < WARP) {
-        mask &= (1u << in_warp) - 1; /* lanes that a short block does not have */
+        mask &= (1u << in_warp) - 1; /* a short block has fewer lanes */
     }
     if ((mask >> now->lane & 1u) == 0) {
         broken("it is at the collective in %s:%d, whose lanes are %08x: not itself", file, line,
@@ -416,7 +417,7 @@ static void run_block(size_t number, unsigned shared)
                      static_cast<unsigned>(number / grid_dim.x % grid_dim.y),
                      static_cast<unsigned>(number / grid_dim.x / grid_dim.y));
     if (shared > 0) {
-        memset(dynamic_shared, 0xff, shared); /* nobody may rely on what is there: NaNs */
+        memset(dynamic_shared, 0xff, shared); /* the initial content is undefined, here NaN */
     }
     start_threads();
     shuffle_order();
@@ -469,7 +470,7 @@ void launch(const char *name, const unsigned grid[3], const unsigned block[3], u
     block_dim = dim3(block[0], block[1], block[2]);
     n_threads = block[0] * block[1] * block[2];
     fiber_adopt(&own);
-    /* Not rounded up: a sanitizer sees what lies behind it. */
+    /* The size is not rounded up, so that a sanitizer detects accesses behind it. */
     if (shared > 0 &&
         posix_memalign(reinterpret_cast<void **>(&dynamic_shared), 128, shared) != 0) {
         broken("out of memory");

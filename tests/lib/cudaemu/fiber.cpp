@@ -33,17 +33,18 @@ namespace cudaemu
 {
 
 #if defined(EMU_ASAN)
-static const size_t STACK_BYTES = 512 * 1024; /* its frames are large */
+static const size_t STACK_BYTES = 512 * 1024; /* kernels have large frames */
 #else
 static const size_t STACK_BYTES = 128 * 1024;
 #endif
 
 static void (*entry)(); /* body of the fiber that runs for the first time */
-static fiber *left;     /* the fiber that was switched from */
+static fiber *left;     /* the fiber from which the last switch was made */
 
 #if defined(__x86_64__)
 
-/* void cst_emu_switch(void **save, void *sp): push what a call keeps, change stacks, pop it. */
+/* void cst_emu_switch(void **save, void *sp): push the registers that a call preserves, change
+ * stacks, and pop them. */
 extern "C" void cst_emu_switch(void **save, void *sp);
 asm(".text\n"
     ".p2align 4\n"
@@ -77,7 +78,8 @@ static void arrived(fiber *self)
     size_t bytes = 0;
 
     __sanitizer_finish_switch_fiber(self->asan, &bottom, &bytes);
-    if (left != nullptr && left->stack == nullptr) { /* the thread's own: known from now on */
+    /* The thread's own stack is known from now on. */
+    if (left != nullptr && left->stack == nullptr) {
         left->stack = const_cast<void *>(bottom);
         left->stack_bytes = bytes;
     }
@@ -86,7 +88,7 @@ static void arrived(fiber *self)
 #endif
 }
 
-static fiber *starting; /* for the first steps on a new stack */
+static fiber *starting; /* used for the first steps on a new stack */
 
 static void first()
 {
@@ -128,7 +130,8 @@ fiber *fiber_make(void (*body)())
     self->stack_bytes = STACK_BYTES;
     entry = body;
 #if defined(__x86_64__)
-    /* As a call leaves it: six registers, where to return to, and 8 bytes off a multiple of 16. */
+    /* The stack as a call leaves it: six registers, the return address, and an offset of 8 bytes
+     * from a multiple of 16. */
     void **top = reinterpret_cast<void **>(static_cast<char *>(self->stack) + STACK_BYTES) - 2;
 
     *top = reinterpret_cast<void *>(&first);

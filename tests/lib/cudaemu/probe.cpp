@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Kernels of tests, for the processor. */
+/* Kernels of tests, compiled for the processor. */
 #include "tests/gpu/probe.cu"

@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #define WINDOW_BYTES ((size_t)256 << 30)
-#define DIRTY_BYTES 4096 /* at both ends of each granule */
+#define DIRTY_BYTES 4096 /* number of bytes set to 0xff at both ends of each granule */
 
-static uintptr_t window; /* 0: not made yet */
-static uintptr_t cursor; /* where the next search begins */
+static uintptr_t window; /* begin of the window; 0: not reserved yet */
+static uintptr_t cursor; /* address at which the next search begins */
 static struct cst_fake_range *ranges;
 
 static const char *const kind_names[CST_FAKE_N_KINDS] = {
@@ -125,7 +125,8 @@ static bool in_window(uintptr_t addr, size_t bytes)
     return window != 0 && addr < window + WINDOW_BYTES && addr + bytes > window;
 }
 
-/* Mapped memory may go on in the next mapping, allocated memory ends where it ends. */
+/* An access to mapped memory may continue in the next mapping. Allocated memory ends at its
+ * size. */
 static bool device_may(uintptr_t addr, size_t bytes, CUdevice device, bool write)
 {
     int needed = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
@@ -184,7 +185,7 @@ static bool make_window(void)
     if (addr == MAP_FAILED) {
         return false;
     }
-    /* A forked child has no device memory, and must not keep it alive. */
+    /* A forked child has no device memory, and must not keep any from being freed. */
     (void)madvise(addr, WINDOW_BYTES + CST_FAKE_GRANULARITY, MADV_DONTFORK);
     window = ((uintptr_t)addr + CST_FAKE_GRANULARITY - 1) & ~(CST_FAKE_GRANULARITY - 1);
     cursor = window + CST_FAKE_GRANULARITY;

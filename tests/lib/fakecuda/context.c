@@ -85,7 +85,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     return cst_fake_end(CUDA_SUCCESS);
 }
 
-/* What a context takes with it. */
+/* Free everything that belongs to the context. */
 static void destroy(CUcontext ctx)
 {
     cst_fake_streams_end(ctx);

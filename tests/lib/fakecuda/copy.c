@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and fills. */
+/* Copies and fills of memory. */
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"
@@ -8,8 +8,8 @@
 #include <string.h>
 
 enum side {
-    ANY,    /* what the address says */
-    HOST,   /* of the processor */
+    ANY,    /* the address determines the kind of memory */
+    HOST,   /* host memory */
     DEVICE, /* device memory, or pinned memory by its device address */
 };
 
@@ -17,15 +17,15 @@ struct copy {
     struct cst_fake_op op;
     uintptr_t dst, src;
     size_t bytes;
-    void *staged; /* pageable source, as it was at the call; NULL: none */
+    void *staged; /* copy of a pageable source, made at the call; NULL: none */
 };
 
 struct fill {
     struct cst_fake_op op;
     uintptr_t dst;
     uint32_t value;
-    size_t n;     /* elements */
-    size_t bytes; /* of one: 1 or 4 */
+    size_t n;     /* number of elements */
+    size_t bytes; /* bytes of an element: 1 or 4 */
 };
 
 /* -- copies --------------------------------------------------------------------------------- */
@@ -44,7 +44,8 @@ static void finish_copy(struct cst_fake_op *op)
     free(((struct copy *)op)->staged);
 }
 
-/* What can be said at the call. What is illegal is found when the copy runs, as on a GPU. */
+/* Check what can be checked at the call. As on a GPU, an illegal address is found when the copy
+ * runs. */
 static CUresult check_side(const char *name, enum side side, enum cst_fake_verdict verdict)
 {
     if (verdict == CST_FAKE_STRADDLES) {
@@ -66,7 +67,7 @@ static CUresult check_side(const char *name, enum side side, enum cst_fake_verdi
     return CUDA_SUCCESS;
 }
 
-/* A pageable source is read before the call returns; a pageable destination is written before. */
+/* A pageable source is read, and a pageable destination is written, before the call returns. */
 static CUresult submit_copy(struct cst_fake_stream *stream, struct copy *copy, bool staged,
                             bool await)
 {
@@ -107,7 +108,7 @@ static CUresult start_copy(const char *name, uintptr_t dst, enum side dst_side, 
     }
     if (stream->context != cst_fake_context_current()) {
         cst_fake_misuse("%s: the stream of another context", name);
-        return CUDA_ERROR_INVALID_VALUE; /* the driver looks with the current one's eyes */
+        return CUDA_ERROR_INVALID_VALUE; /* the driver decides in the current context */
     }
     device = stream->context->device;
     to = cst_fake_classify(dst, bytes, device, true);

@@ -9,7 +9,8 @@
 #include <string.h>
 #include <strings.h>
 
-static int visible[CST_FAKE_MAX_DEVICES]; /* numbers in the machine */
+/* Numbers in the machine of the devices that this process sees. */
+static int visible[CST_FAKE_MAX_DEVICES];
 static int n_visible;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -29,8 +30,8 @@ static void uuid_text(int physical, char out[64])
              cst_fake_settings()->mig[physical] ? "MIG" : "GPU", (unsigned)physical);
 }
 
-/* The device that @item of @length names, by number or the beginning of its UUID; -1: none, or two.
- */
+/* The device that @item, of @length characters, names by its number or by the beginning of its
+ * UUID. -1: none, or more than one. */
 static int find(const char *item, size_t length)
 {
     const struct cst_fake_settings *s = cst_fake_settings();
@@ -64,7 +65,7 @@ static bool seen(int physical)
     return false;
 }
 
-/* As CUDA does it: the first item that names nothing hides those behind it; naming a device twice
+/* As in CUDA, the first item that names no device hides those after it, and a device named twice
  * hides all. */
 static void find_visible(void)
 {
@@ -146,7 +147,7 @@ CUresult cuDeviceGetCount(int *count)
     return cst_fake_end(CUDA_SUCCESS);
 }
 
-/* The frame of those that ask about one device. */
+/* The frame of entry points that ask about one device. */
 static CUresult begin_for(const char *name, CUdevice device, const void *out)
 {
     CUresult result = cst_fake_begin(name, CST_FAKE_INIT);
@@ -220,7 +221,7 @@ CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
     if (len < 13) {
         return cst_fake_end(CUDA_ERROR_INVALID_VALUE);
     }
-    /* a slot that no machine has */
+    /* A slot that no machine has. */
     snprintf(pciBusId, (size_t)len, "FFFF:%02X:00.0", (unsigned)visible[dev] + 1);
     return cst_fake_end(CUDA_SUCCESS);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The way in: cuInit, the version, and cuGetProcAddress with every entry point that is offered. */
+/* Entry: cuInit, the driver's version, and cuGetProcAddress with all entry points that exist. */
 #include "tests/lib/fakecuda/device.h"
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/settings.h"
@@ -45,16 +45,16 @@ typedef void (*any_fn)(void);
 
 struct entry {
     const char *name;
-    int since;       /* the CUDA version of this form */
-    any_fn function; /* NULL: a form that is known and not offered */
+    int since;       /* CUDA version of this form */
+    any_fn function; /* NULL: the form is known and does not exist here */
 };
 
-/* Forms whose names cuda.h gives to their successors. */
+/* Old forms, whose names cuda.h defines as their successors. */
 CUresult first_elapsed_time(float *ms, CUevent start, CUevent end) __asm__("cuEventElapsedTime");
 CUresult first_get_proc_address(const char *symbol, void **pfn, int version,
                                 cuuint64_t flags) __asm__("cuGetProcAddress");
 
-/* Of one name the oldest form comes first. */
+/* Forms of one name are sorted by version, the oldest first. */
 static const struct entry entries[] = {
     {"cuGetProcAddress", 11030, (any_fn)first_get_proc_address},
     {"cuGetProcAddress", 12000, (any_fn)cuGetProcAddress},
@@ -126,7 +126,7 @@ static const struct entry entries[] = {
     {"cuLaunchKernel", 4000, (any_fn)cuLaunchKernel},
 };
 
-/* The newest form of @name that @version knows. *known: there is such a name at all. */
+/* The newest form of @name in @version. *@known: the name exists. */
 static any_fn find_entry(const char *name, int version, bool *known)
 {
     any_fn found = NULL;

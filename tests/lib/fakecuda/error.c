@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The names and words of results. These two entry points need nothing, and do not fail by order. */
+/* Names and descriptions of results. These two entry points have no precondition, and faults do not
+ * apply to them. */
 #include <cuda.h>
 #include <stddef.h>
 

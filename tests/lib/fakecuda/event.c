@@ -6,18 +6,18 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* When a record was reached; shared by the event and the operation. */
+/* The time at which a record was reached. The event and the operation share it. */
 struct stamp {
     unsigned refs;
-    double ms; /* of the monotonic clock */
+    double ms; /* time of the monotonic clock */
 };
 
 struct CUevent_st {
     struct CUevent_st *next;
     CUcontext context;
     bool timing;
-    struct cst_fake_point point; /* of its last record; progress NULL: never recorded */
-    struct stamp *stamp;         /* of that, a reference */
+    struct cst_fake_point point; /* point of the last record; progress is NULL if there was none */
+    struct stamp *stamp;         /* stamp of the last record; a reference */
 };
 
 struct record {
@@ -87,7 +87,7 @@ static bool is_event(CUevent event)
     return false;
 }
 
-/* The frame of those that take an event. */
+/* The frame of entry points that take an event. */
 static CUresult begin_with(const char *name, CUevent event)
 {
     CUresult result = cst_fake_begin(name, CST_FAKE_CONTEXT);
@@ -131,7 +131,9 @@ CUresult cuEventDestroy(CUevent hEvent)
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    destroy(hEvent); /* also one that is not reached yet: who waits for it waits on */
+    /* An event that is not reached yet can be destroyed, too: streams that wait for it go on
+     * waiting. */
+    destroy(hEvent);
     return cst_fake_end(CUDA_SUCCESS);
 }
 
@@ -215,7 +217,8 @@ CUresult cuEventSynchronize(CUevent hEvent)
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    point = hEvent->point; /* another record, or its end, do not change what is waited for */
+    /* Later records, and the event's end, do not change what is waited for. */
+    point = hEvent->point;
     if (point.progress != NULL) {
         point.progress->refs++;
         result = cst_fake_point_await(point, hEvent->context);
@@ -224,7 +227,7 @@ CUresult cuEventSynchronize(CUevent hEvent)
     return cst_fake_end(result);
 }
 
-/* The version of before 12.8 and the one since then differ in nothing that is imitated here. */
+/* The forms before and since CUDA 12.8 differ in nothing that is imitated here. */
 static CUresult elapsed(const char *name, float *ms, CUevent start, CUevent end)
 {
     CUresult result = begin_with(name, start);
@@ -279,7 +282,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
         result = CUDA_ERROR_INVALID_VALUE;
     }
     if (result != CUDA_SUCCESS || hEvent->point.progress == NULL) {
-        return cst_fake_end(result); /* one that was never recorded is waited for by nobody */
+        return cst_fake_end(result); /* nothing waits for an event that was never recorded */
     }
     op = cst_fake_op_new(sizeof *op, "wait", nothing);
     if (op == NULL) {

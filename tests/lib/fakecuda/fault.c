@@ -14,11 +14,11 @@
 #define MAX_NAME 48
 
 struct rule {
-    char name[MAX_NAME]; /* of the entry point or kind of operation; "*": every entry point */
-    uint64_t nth;        /* the call that fails, from 1 */
-    bool onwards;        /* and all behind it */
-    CUresult result;     /* what it answers */
-    uint64_t n_calls;    /* so far */
+    char name[MAX_NAME]; /* name of the entry point or kind of operation; "*": every entry point */
+    uint64_t nth;        /* number of the call that fails, from 1 */
+    bool onwards;        /* all later calls fail as well */
+    CUresult result;     /* the result of these calls */
+    uint64_t n_calls;    /* number of calls so far */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -80,7 +80,8 @@ void cst_fake_in_host_function(bool yes)
 
 /* -- faults --------------------------------------------------------------------------------- */
 
-/* "cuMemCreate:3=2": the third call answers 2; "cuMemCreate:3+=2": it and all behind it. */
+/* Read a rule. "cuMemCreate:3=2": the third call returns 2. "cuMemCreate:3+=2": the third and all
+ * later calls return 2. */
 static void read_rule(const char *text, size_t length)
 {
     struct rule *rule = &rules[n_rules++];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles of device memory: made, exported as descriptors, imported. */
+/* Handles of device memory: created, exported as descriptors, imported. */
 #include "tests/lib/fakecuda/handle.h"
 #include "tests/lib/fakecuda/context.h"
 #include "tests/lib/fakecuda/device.h"
@@ -33,7 +33,7 @@ struct cst_fake_handle *cst_fake_handle_find(CUmemGenericAllocationHandle number
     return h;
 }
 
-/* Takes over the reference to @memory, if it succeeds. */
+/* Add a handle. On success it takes over the reference to @memory. */
 static CUresult add_handle(struct cst_fake_memory *memory, CUmemGenericAllocationHandle *out)
 {
     struct cst_fake_handle *h = malloc(sizeof *h);
@@ -60,7 +60,7 @@ static CUresult check_properties(const CUmemAllocationProp *prop)
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-        return CUDA_ERROR_NOT_SUPPORTED; /* host memory, by the real one */
+        return CUDA_ERROR_NOT_SUPPORTED; /* CUDA's own library would support host memory */
     }
     if (!cst_fake_device_is(prop->location.id)) {
         return CUDA_ERROR_INVALID_DEVICE;
@@ -168,7 +168,7 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
     return cst_fake_end(CUDA_SUCCESS);
 }
 
-/* The memory that @fd is, with one reference; @fd stays the caller's. */
+/* Find or make the memory of @fd, with one reference. The caller keeps @fd. */
 static CUresult import(int fd, struct cst_fake_memory **out)
 {
     struct cst_fake_memory *memory;
@@ -197,7 +197,8 @@ static CUresult import(int fd, struct cst_fake_memory **out)
                                        .physical = physical,
                                        .bytes = bytes,
                                        .imported = true,
-                                       .exportable = false, /* the maker alone exports */
+                                       /* Only the handle that created the memory can export it. */
+                                       .exportable = false,
                                        .refs = 1};
     *out = memory;
     return CUDA_SUCCESS;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process leaves behind, counted at its end. */
+/* Counts what a process leaves behind at its end. */
 #include "tests/lib/fakecuda/context.h"
 #include "tests/lib/fakecuda/event.h"
 #include "tests/lib/fakecuda/fault.h"
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* One line of JSON; a single write, so that those of several processes do not mix. */
+/* Write a line of JSON with a single write, so that lines of several processes do not mix. */
 static size_t write_line(char *line, size_t bytes)
 {
     const struct {
@@ -46,7 +46,7 @@ static size_t write_line(char *line, size_t bytes)
     return sum;
 }
 
-/* At exit, not when the process is killed. */
+/* Runs at exit, but not if the process is killed. */
 __attribute__((destructor)) static void report(void)
 {
     const char *path = cst_fake_settings()->leak_file;

@@ -17,16 +17,16 @@
 #define MAX_NAME 96
 #define MEMFD_PREFIX "/memfd:"
 
-static struct cst_fake_use own[MAX_DEVICES]; /* without a folder */
-static unsigned n_made;                      /* files of this process */
+static struct cst_fake_use own[MAX_DEVICES]; /* memory of this process, used without a folder */
+static unsigned n_made;                      /* number of files that this process has made */
 
-/* "dev<device>-<bytes>-..." False: it is something else. */
+/* Parse "dev<device>-<bytes>-...". False if @name has another form. */
 static bool read_name(const char *name, int *device, size_t *bytes)
 {
     return sscanf(name, "dev%d-%zu-", device, bytes) == 2 && *device >= 0 && *device < MAX_DEVICES;
 }
 
-/* Is the file @name locked by somebody? One that is not is taken away. */
+/* True if a process has locked the file @name. Otherwise the file is removed. */
 static bool still_held(int dir, const char *name)
 {
     int fd = openat(dir, name, O_RDWR | O_CLOEXEC);
@@ -43,7 +43,7 @@ static bool still_held(int dir, const char *name)
     return held;
 }
 
-/* @dir's lock is held. */
+/* Count the files. @dir's lock must be held. */
 static int count(int dir, int device, struct cst_fake_use *out)
 {
     int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -67,7 +67,7 @@ static int count(int dir, int device, struct cst_fake_use *out)
     return 0;
 }
 
-/* The folder, and its lock as *lock_out. */
+/* Open and lock the folder; *@lock_out receives the lock. */
 static int open_locked(const char *path, int *dir_out, int *lock_out)
 {
     int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), lock, rc;
@@ -118,7 +118,7 @@ int cst_fake_ledger_use(const char *path, int device, struct cst_fake_use *out)
     return rc;
 }
 
-/* Make the file in @dir; somebody holds its lock from the moment that others can see it. */
+/* Make the file in @dir. It is locked from the moment when other processes can see it. */
 static int make_file(int dir, const char *name, size_t bytes, int *fd_out)
 {
     int fd = openat(dir, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), rc;

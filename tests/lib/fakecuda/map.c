@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reserved addresses, memory mapped at them, and who may touch it. */
+/* Reserved addresses, memory that is mapped there, and access to it. */
 #include "tests/lib/fakecuda/device.h"
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/handle.h"
@@ -51,7 +51,7 @@ CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)
     return cst_fake_end(CUDA_SUCCESS);
 }
 
-/* Is [ptr, ptr + bytes) inside one reservation, and nothing mapped there? */
+/* True if [ptr, ptr + bytes) lies inside one reservation and contains no mapping. */
 static bool can_map(CUdeviceptr ptr, size_t bytes)
 {
     struct cst_fake_range *r = cst_fake_range_around(CST_FAKE_RESERVED, ptr);
@@ -86,7 +86,7 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
     return cst_fake_end(result);
 }
 
-/* Is [ptr, ptr + bytes) made up of whole mappings? */
+/* True if [ptr, ptr + bytes) consists of whole mappings. */
 static bool are_mappings(CUdeviceptr ptr, size_t bytes)
 {
     CUdeviceptr at = ptr, end = ptr + bytes;
@@ -139,7 +139,7 @@ static CUresult check_access(CUdeviceptr ptr, const CUmemAccessDesc *desc)
                : CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* The processor, which stands for every device, may do what any of them may. */
+/* The processor represents all devices, so it may access what any of them may. */
 static int protection_of(const struct cst_fake_range *r)
 {
     unsigned char all = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is one call away: cuMemAlloc's, and pinned memory of the host. */
+/* Memory that one call allocates: cuMemAlloc's, and pinned host memory. */
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/ledger.h"
@@ -72,7 +72,7 @@ CUresult cuMemFree(CUdeviceptr dptr)
         cst_fake_misuse("cuMemFree of what cuMemAlloc did not give");
         return cst_fake_end(CUDA_ERROR_INVALID_VALUE);
     }
-    /* It waits for all that the device does. */
+    /* The call waits until the device is idle. */
     result = cst_fake_streams_drain(cst_fake_context_current());
     r = cst_fake_range_at(CST_FAKE_ALLOCATED, dptr);
     if (r != NULL) {
@@ -142,7 +142,8 @@ CUresult cuMemFreeHost(void *p)
     if (r == NULL) {
         return cst_fake_end(CUDA_ERROR_INVALID_VALUE);
     }
-    cst_fake_streams_revoke(r->addr, r->bytes, "cuMemFreeHost"); /* other devices' */
+    /* Other devices may use the memory. */
+    cst_fake_streams_revoke(r->addr, r->bytes, "cuMemFreeHost");
     (void)munmap(p, r->bytes);
     cst_fake_range_drop(r);
     return cst_fake_end(result);
@@ -150,7 +151,7 @@ CUresult cuMemFreeHost(void *p)
 
 /* -- pinned, of the program ----------------------------------------------------------------- */
 
-/* Is every page of it mapped? */
+/* True if every page of the range is mapped. */
 static bool is_mapped(uintptr_t addr, size_t bytes)
 {
     unsigned char in_core[1024];

@@ -8,35 +8,36 @@
 #include <string.h>
 
 #define FATBIN_MAGIC 0xba55ed50u
-#define WRAPPER_MAGIC 0x466243b1u /* of a fatbinary as nvcc links it in */
+#define WRAPPER_MAGIC 0x466243b1u /* begin of a fatbinary as nvcc links it */
 #define DEFAULT_SHARED (48u << 10)
 #define MAX_SHARED (227u << 10)
 #define MAX_THREADS 1024
 #define MAX_PARAMS 64
-#define MAX_PARAM_BYTES 4096 /* all of a kernel's, by compute capability 9.0's books 32764 */
+/* Largest size of a kernel's parameters; documented are 32764 for compute capability 9.0. */
+#define MAX_PARAM_BYTES 4096
 
-/* Without tests/lib/cudaemu in the link there are no kernels. */
+/* A program linked without tests/lib/cudaemu has no kernels. */
 extern const struct cst_emu_kernel *cst_emu_find(const char *name) __attribute__((weak));
 
 struct CUfunc_st {
     struct CUfunc_st *next;
     const struct cst_emu_kernel *kernel;
-    unsigned max_shared; /* bytes of dynamic shared memory that a launch may have */
+    unsigned max_shared; /* largest dynamic shared memory of a launch */
 };
 
 struct CUmod_st {
     struct CUmod_st *next;
     CUcontext context;
-    struct CUfunc_st *functions; /* those that were asked for */
+    struct CUfunc_st *functions; /* functions that the program has asked for */
 };
 
 struct launch {
     struct cst_fake_op op;
     const struct cst_emu_kernel *kernel;
     unsigned grid[3], block[3], shared;
-    void **params;            /* @copied, or the caller's, who waits */
-    void *copied[MAX_PARAMS]; /* into @values */
-    unsigned char values[];   /* of the parameters */
+    void **params;            /* `copied`, or the caller's parameters while the caller waits */
+    void *copied[MAX_PARAMS]; /* pointers into `values` */
+    unsigned char values[];   /* values of the parameters */
 };
 
 static struct CUmod_st *modules;
@@ -92,7 +93,7 @@ void cst_fake_modules_end(CUcontext context)
     }
 }
 
-/* A fatbinary, an ELF file or PTX. What is in it is not looked at. */
+/* True for a fatbinary, an ELF file or PTX. The content is not checked. */
 static bool is_image(const void *image)
 {
     uint32_t magic;
@@ -241,7 +242,7 @@ static bool can_launch(const struct launch *launch, const struct CUfunc_st *func
     return n_threads <= MAX_THREADS && launch->shared <= function->max_shared;
 }
 
-/* The parameters as they are at the call. */
+/* Copy the parameters as they are at the call. */
 static CUresult copy_params(struct launch *launch, void **params)
 {
     const unsigned *bytes = launch->kernel->param_bytes;
@@ -260,7 +261,8 @@ static CUresult copy_params(struct launch *launch, void **params)
     return CUDA_SUCCESS;
 }
 
-/* A kernel that does not say how large its parameters are has them read while the caller waits. */
+/* If the sizes of a kernel's parameters are unknown, the kernel reads them while the caller
+ * waits. */
 static CUresult submit_launch(struct cst_fake_stream *stream, struct launch *launch, bool await)
 {
     CUcontext context = stream->context;

@@ -86,7 +86,7 @@ bool cst_fake_op_is_void(const struct cst_fake_op *op)
 
 /* -- execution ------------------------------------------------------------------------------ */
 
-/* Without the lock. */
+/* Called without the lock. */
 static void sleep_us(uint64_t us)
 {
     struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000 * 1000)};

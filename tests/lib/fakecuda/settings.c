@@ -20,7 +20,7 @@ void cst_fake_bad_setting(const char *name, const char *value)
     abort();
 }
 
-/* The number at *@at, with its unit; moves *@at behind it. */
+/* Read the number with a unit at *@at, and advance *@at behind it. */
 static uint64_t take_number(const char *name, const char *value, const char **at)
 {
     static const char units[] = "KMG";
@@ -58,7 +58,7 @@ static uint64_t read_number(const char *name, uint64_t otherwise)
     return n;
 }
 
-/* Take the comma at *@at. False: the end. */
+/* Skip the comma at *@at. False at the end. */
 static bool next_item(const char *name, const char *value, const char **at)
 {
     if (**at == '\0') {
@@ -81,7 +81,7 @@ static int take_device(const char *name, const char *value, const char **at)
     return (int)n;
 }
 
-/* "4GiB" for all, or "4GiB,1GiB"; the last one goes for the rest. */
+/* Read "4GiB" for all devices, or "4GiB,1GiB"; the last size is also for further devices. */
 static void read_memory(void)
 {
     const char *name = "CST_FAKECUDA_MEMORY", *value = getenv(name), *at = value;
@@ -110,7 +110,7 @@ static void read_mig(void)
     } while (next_item(name, value, &at));
 }
 
-/* "all", "none", or pairs: "0-1,2-3". */
+/* Read "all", "none", or pairs as in "0-1,2-3". */
 static void read_peers(void)
 {
     const char *name = "CST_FAKECUDA_PEERS", *value = getenv(name), *at = value;
@@ -156,7 +156,7 @@ static void read_attributes(void)
     } while (next_item(name, value, &at));
 }
 
-/* "9.0" */
+/* Read a capability such as "9.0". */
 static void read_capability(void)
 {
     const char *name = "CST_FAKECUDA_CC", *value = getenv(name), *at = value;

@@ -21,8 +21,8 @@ static uint64_t draw(struct cst_fake_stream *stream)
     return stream->random * 0x2545f4914f6cdd1dULL >> 32;
 }
 
-/* Usually up to the limit, one time in eight up to eight times that: whole queues overtake each
- * other. */
+/* Usually below the limit, and one time in eight up to eight times the limit, so that whole queues
+ * overtake each other. */
 static uint64_t draw_delay(struct cst_fake_stream *stream)
 {
     uint64_t limit = cst_fake_settings()->delay_us;
@@ -172,7 +172,7 @@ bool cst_fake_stream_is_busy(const struct cst_fake_stream *stream)
 
 /* -- submitting ----------------------------------------------------------------------------- */
 
-/* The default stream waits for the blocking ones, they for it. */
+/* The default stream waits for blocking streams, and they wait for it. */
 static CUresult add_legacy_waits(struct cst_fake_stream *stream, struct cst_fake_op *op)
 {
     CUresult result = CUDA_SUCCESS;
@@ -212,7 +212,7 @@ CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int 
     CUresult result = cst_fake_begin(__func__, CST_FAKE_CONTEXT);
     struct cst_fake_stream *stream;
 
-    (void)priority; /* out of range is not an error: it is taken as the nearest */
+    (void)priority; /* a priority out of range is no error: the nearest one is used */
     if (result != CUDA_SUCCESS) {
         return result;
     }
@@ -240,7 +240,7 @@ CUresult cuStreamDestroy(CUstream hStream)
         result = CUDA_ERROR_INVALID_HANDLE;
     }
     if (result == CUDA_SUCCESS) {
-        stream->gone = true; /* returns at once; the work goes on */
+        stream->gone = true; /* the call returns at once, and the stream's work goes on */
         cst_fake_changed();
     }
     return cst_fake_end(result);
@@ -252,7 +252,7 @@ static CUresult nothing(struct cst_fake_op *op)
     return CUDA_SUCCESS;
 }
 
-/* The default stream's end is where all that it waits for is over. */
+/* The end of the default stream is also the end of all streams that it waits for. */
 static CUresult end_of(struct cst_fake_stream *stream, struct cst_fake_point *out)
 {
     CUresult result = CUDA_SUCCESS;

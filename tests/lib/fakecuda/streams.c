@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What concerns all streams at once. */
+/* Functions for all streams together. */
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"
 
@@ -17,7 +17,7 @@ CUresult cst_fake_streams_drain(CUcontext context)
         point.progress->refs++;
         (void)cst_fake_point_await(point, context);
         cst_fake_progress_put(point.progress);
-        s = cst_fake_streams; /* the list has changed meanwhile */
+        s = cst_fake_streams; /* the list may have changed */
     }
     return context->broken;
 }
@@ -43,7 +43,8 @@ static bool queue_touches(const struct cst_fake_stream *stream, uintptr_t addr, 
     return stream->running != NULL && touches(stream->running, addr, bytes);
 }
 
-/* A stream whose running operation touches the range, or may: a kernel's pointers are not known. */
+/* True if a stream's running operation accesses the range, or may access it: the pointers of a
+ * kernel are unknown. */
 static bool runs_on(uintptr_t addr, size_t bytes)
 {
     for (const struct cst_fake_stream *s = cst_fake_streams; s != NULL; s = s->next) {
@@ -67,7 +68,7 @@ void cst_fake_streams_revoke(uintptr_t addr, size_t bytes, const char *call)
     }
 }
 
-/* Any stream of @context but the default one, that was not destroyed. */
+/* A stream of @context other than the default one that was not destroyed, or NULL. */
 static struct cst_fake_stream *first_left(CUcontext context)
 {
     struct cst_fake_stream *s = cst_fake_streams;

@@ -9,11 +9,11 @@
 
 static _Thread_local sigjmp_buf back;
 static _Thread_local volatile sig_atomic_t armed;
-static struct sigaction former[2]; /* SIGSEGV, SIGBUS */
+static struct sigaction former[2]; /* previous actions for SIGSEGV and SIGBUS */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* What was there before gets its turn: by name if it is a function, else by the fault that comes
- * again. */
+/* Pass the signal on to the previous action: call its function, or restore it so that the repeated
+ * fault reaches it. */
 static void pass_on(int number, siginfo_t *info, void *context)
 {
     const struct sigaction *old = &former[number == SIGBUS];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What streams do beside moving memory: they write a word, wait for one, and call the host. */
+/* Other operations of streams: write a word, wait for a word, call a function of the host. */
 #include "tests/lib/fakecuda/address.h"
 #include "tests/lib/fakecuda/fault.h"
 #include "tests/lib/fakecuda/stream.h"
@@ -10,7 +10,7 @@
 
 struct value {
     struct cst_fake_op op;
-    uint64_t *word; /* eight bytes, aligned */
+    uint64_t *word; /* eight aligned bytes */
     uint64_t value;
     unsigned flags; /* CUstreamWaitValue_flags */
 };
@@ -18,7 +18,7 @@ struct value {
 struct call {
     struct cst_fake_op op;
     CUhostFn fn;
-    void *data; /* its */
+    void *data; /* argument of the function */
 };
 
 /* -- words ---------------------------------------------------------------------------------- */
@@ -42,12 +42,12 @@ static bool is_there(const struct value *v)
         return (now & v->value) != 0;
     case CU_STREAM_WAIT_VALUE_NOR:
         return ~(now | v->value) != 0;
-    default: /* GEQ, cyclic */
+    default: /* GEQ compares modulo the word's size */
         return now - v->value <= (uint64_t)INT64_MAX;
     }
 }
 
-/* Another process may write the word, and wakes nobody up. */
+/* Another process may write the word and signals nobody, so the word is polled. */
 static CUresult run_wait(struct cst_fake_op *op)
 {
     const struct timespec poll = {.tv_nsec = POLL_NS};
@@ -92,7 +92,8 @@ CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t valu
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) { /* the second version knows no other */
+    /* The second version of the call has no other flag. */
+    if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) {
         return cst_fake_end(CUDA_ERROR_INVALID_VALUE);
     }
     return cst_fake_end(start_value(stream, addr, value, flags, true));
@@ -106,7 +107,8 @@ CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    if (flags > CU_STREAM_WAIT_VALUE_NOR) { /* FLUSH needs an attribute that is not there */
+    /* FLUSH needs an attribute that these devices do not have. */
+    if (flags > CU_STREAM_WAIT_VALUE_NOR) {
         return cst_fake_end(CUDA_ERROR_INVALID_VALUE);
     }
     return cst_fake_end(start_value(stream, addr, value, flags, false));
