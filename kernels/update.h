@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused update of every optimizer: one pass over gradient, fp32 master weights, moments and
  * bf16 weights. All variants (reference, AVX2, AVX-512, CUDA) produce the same bits. The formulas
- * per element follow; every line is rounded once, fma(a,b,c) = a*b + c with one rounding, and g =
- * fp32(grad) * grad_scale is computed first:
+ * per element follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one rounding. Each
+ * formula begins with g = fp32(grad) * grad_scale:
  *
  *   ADAMW  torch.optim.AdamW   m = fma(1 - beta1, g - m, m)                 (torch's lerp)
  *                              v = fma(1 - beta2, g * g, beta2 * v)
@@ -35,14 +35,12 @@
  *   of m: max(|m| / 2^3, M / 2^16.9)    of v: max(v / 2^3, V / 2^31.9)
  *
  * An element whose gradients are 10^-5 of the largest can therefore get M / 2^16.9 as its m. Its v
- * is not zero; it is at least the smallest code (kernels/mx8.h), which is not below V / 2^32.9.
- * Hence
- * m| / sqrt(v) <= 0.74 M / sqrt(V) for all elements that have the smallest codes. (If v could
- * become zero, the next step would be |m| / (sqrt(1 - beta2) |g|), which has no bound.) For
- * elements between the smallest codes and the exactly represented ones, and while v grows, a
- * quotient can be wrong by a small factor. The limit stops these quotients. It also shortens the
- * steps that a rare gradient makes with fp32 moments, which are at most lr (1 - beta1) / sqrt(1 -
- * beta2).
+ * is not zero; it is at least the smallest code (kernels/mx8.h), which is not below V / 2^32.9. For
+ * all elements with the smallest codes, |m| / sqrt(v) is hence at most 0.74 M / sqrt(V). (If v
+ * could become zero, the next step would be |m| / (sqrt(1 - beta2) |g|), which has no bound.) For
+ * elements between these and the largest, and while v grows, a quotient can be wrong by a small
+ * factor. The limit stops these quotients. It also shortens the steps that a rare gradient makes
+ * with fp32 moments, which are at most lr (1 - beta1) / sqrt(1 - beta2).
  *
  * Moments are read exactly. They are rounded when they are stored, after all other uses: p depends
  * on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/mx8.h). The random numbers of
