@@ -2,11 +2,11 @@
 #include "kernels/accumulate_one.h"
 #include "kernels/bf16_avx2.h"
 
-/* What is summed: the sources, or what was before. */
+/* Operands of a sum. */
 struct input {
     uint32_t n_src;
     const uint16_t *const *src;
-    const float *sum; /* comes first: the row, or a sum that was made before; NULL: nothing */
+    const float *sum; /* First operand: the row, or a sum that was made before. NULL: none. */
 };
 
 static inline __m256 total8(struct input in, size_t i)
@@ -20,7 +20,7 @@ static inline __m256 total8(struct input in, size_t i)
     return x;
 }
 
-/* Eight elements from @i, whose squares go to two vectors of four lanes. */
+/* Sum eight elements from @i on. Their squares are added to two vectors of four lanes. */
 static inline void accumulate8(struct input in, size_t i, float *dst, __m256d *lo, __m256d *hi)
 {
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32((int)CST_ACCUMULATE_NAN));
@@ -36,7 +36,7 @@ static inline void accumulate8(struct input in, size_t i, float *dst, __m256d *l
     *hi = _mm256_fmadd_pd(b, b, *hi);
 }
 
-/* Both entries. */
+/* The loop of both entry points. */
 __attribute__((always_inline)) static inline double run(struct input in, size_t n, float *dst)
 {
     __m256d acc[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(),

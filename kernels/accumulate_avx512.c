@@ -3,14 +3,14 @@
 #include "kernels/bf16_avx512.h"
 #include "kernels/reduce_lanes.h"
 
-/* What is summed: the sources, or what was before. */
+/* Operands of a sum. */
 struct input {
     uint32_t n_src;
     const uint16_t *const *src;
-    const float *sum; /* comes first: the row, or a sum that was made before; NULL: nothing */
+    const float *sum; /* First operand: the row, or a sum that was made before. NULL: none. */
 };
 
-/* The two halves of the sixteen lanes of the sum of squares. */
+/* The lower and the upper eight lanes of the sum of squares. */
 struct lanes {
     __m512d lo;
     __m512d hi;
@@ -32,8 +32,8 @@ static inline __m512 total16(struct input in, __mmask16 k, size_t i)
     return x;
 }
 
-/* The elements of @k out of sixteen. Lanes outside of it hold zero: fma(0, 0, lane) leaves theirs
- * as it was. */
+/* Sum the elements in mask @k out of sixteen. Elements outside the mask are zero; fma(0, 0, lane)
+ * leaves their lanes unchanged. */
 static inline void accumulate16(struct input in, __mmask16 k, size_t i, float *dst,
                                 struct lanes *lanes)
 {
@@ -50,7 +50,7 @@ static inline void accumulate16(struct input in, __mmask16 k, size_t i, float *d
     lanes->hi = _mm512_fmadd_pd(b, b, lanes->hi);
 }
 
-/* Both entries. As in cast_avx512.c, a mask only in the tail. */
+/* The loop of both entry points. A mask is used only in the tail (cast_avx512.c). */
 __attribute__((always_inline)) static inline double run(struct input in, size_t n, float *dst)
 {
     struct lanes lanes = {_mm512_setzero_pd(), _mm512_setzero_pd()};

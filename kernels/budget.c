@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+/* Interval between checks of the copies of other engines, in nanoseconds. */
 #define LOOK_NS 200000
 
 int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
@@ -66,8 +67,8 @@ static bool others_copy(const struct cst_budget *budget)
     return cst_traffic_any(budget->slots, budget->n_slots);
 }
 
-/* Since when there are copies; UINT64_MAX: there are none. Of others' it is not known, and counts
- * from @began_ns. With the mutex held. */
+/* Returns since when there are copies; UINT64_MAX: there are none. It is not known when the copies
+ * of other engines began; they count from @began_ns. Called with the mutex held. */
 static uint64_t copies_since(const struct cst_budget *budget, uint64_t began_ns)
 {
     if (others_copy(budget)) {
@@ -81,7 +82,7 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Of the @busy_ns of a piece, what was beside copies. */
+/* Returns the part of the @busy_ns of a piece that overlapped with copies. */
 static uint64_t beside_copies(struct cst_budget *budget, uint64_t began_ns, uint64_t ended_ns,
                               uint64_t busy_ns)
 {
@@ -105,16 +106,18 @@ void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began
     int64_t idle = (int64_t)(ended_ns - debt->until_ns) - (int64_t)busy_ns;
 
     debt->until_ns = ended_ns;
-    if (debt->owed_ns > 0) { /* who owes nothing saves nothing */
+    /* Idle time reduces a debt. A thread without debt earns no credit by it. */
+    if (debt->owed_ns > 0) {
         debt->owed_ns = larger(debt->owed_ns - idle, -CST_BUDGET_LEAST_NS);
     }
+    /* After the end of copies, at most one sleep of the debt is kept. */
     if (counts == 0 && debt->owed_ns > CST_BUDGET_LEAST_NS) {
-        debt->owed_ns = CST_BUDGET_LEAST_NS; /* most was to copies that are done */
+        debt->owed_ns = CST_BUDGET_LEAST_NS;
     }
     debt->owed_ns += (int64_t)((double)counts * (budget->share / (1.0 - budget->share)));
 }
 
-/* With the mutex held. */
+/* Returns when the pause of @thread ends; 0: no pause is due. Called with the mutex held. */
 static uint64_t due(const struct cst_budget *budget, unsigned thread, uint64_t now_ns)
 {
     const struct cst_budget_debt *debt = &budget->debts[thread];
@@ -136,7 +139,8 @@ uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now
     return until;
 }
 
-/* The next time to look: nobody tells when others' copies are done. With the mutex held. */
+/* Returns when a pausing thread wakes up. Other engines do not signal the end of their copies; the
+ * thread checks them every LOOK_NS. Called with the mutex held. */
 static struct timespec until_then(const struct cst_budget *budget, uint64_t until, uint64_t now)
 {
     if (budget->n_copies == 0 && until > now + LOOK_NS) {

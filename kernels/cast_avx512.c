@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Masks only in the tails: whole vectors stored under a mask are several times slower on some
- * processors, so each loop has a constant mask of all lanes, which the compiler drops. */
+/* Masks are used only in the tails, because some processors store whole vectors several times
+ * slower under a mask. Each loop has a constant mask of all lanes, which the compiler removes. */
 #include "kernels/bf16_avx512.h"
 #include "kernels/cast.h"
 

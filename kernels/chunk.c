@@ -4,7 +4,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Does an array of @n entries of @size bytes at @at lie between @low and @high? */
+/* Returns whether @at is a multiple of 64 and an array of @n entries of @size bytes at @at lies
+ * between @low and @high. */
 static bool fits(uint64_t at, uint64_t n, uint64_t size, uint64_t low, uint64_t high)
 {
     return at % 64 == 0 && at >= low && at <= high && n <= (high - at) / size;
@@ -58,14 +59,15 @@ int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst
     return check_formats(id, h, err);
 }
 
-/* What spans begin at a multiple of, elements: an exponent belongs to one of them. */
+/* Returns the number of elements of which the start of a span is a multiple. With mx8, an exponent
+ * must belong to one span. */
 static uint64_t span_align(const struct cst_table_header *header)
 {
     return header->moments == CST_MOMENTS_MX8 ? CST_MX8_BLOCK : 1;
 }
 
-/* Spans lie one behind the other within the chunk, their tiles within the table. Counts the tiles.
- */
+/* Check that the spans of the chunk are in order, do not overlap and lie within the chunk, and that
+ * their tiles lie within the table. *n_tiles_out receives the number of tiles. */
 static int check_spans(struct cst_table_header *header, const struct cst_table_chunk *entry,
                        uint32_t index, uint64_t *n_tiles_out, struct cst_err *err)
 {
@@ -108,7 +110,7 @@ static const char *const row_names[CST_CHUNK_N_ROWS] = {
     [CST_ROW_MASTER] = "master row",         [CST_ROW_EXP_AVG] = "exp_avg row",
     [CST_ROW_EXP_AVG_SQ] = "exp_avg_sq row", [CST_ROW_WEIGHT_OTHER] = "second weight row"};
 
-/* Resolve one row of @chunk. */
+/* Find row @row of @chunk. */
 static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk, int row,
                     struct cst_err *err)
 {
@@ -118,6 +120,7 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
     struct cst_segment *segment;
     int rc;
 
+    /* A chunk has a second weight row only if updates are early or delayed. */
     if (place.segment == CST_PLACE_NONE && row == CST_ROW_WEIGHT_OTHER) {
         return CST_OK;
     }
@@ -135,7 +138,8 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
     return rc;
 }
 
-/* May rows @a and @b be the same memory? */
+/* Returns whether rows @a and @b, which begin at one offset, may share memory. In some jobs the
+ * bf16 gradient takes the place of the weights. */
 static bool may_be_one(const struct cst_chunk *chunk, int a, int b)
 {
     return a == CST_ROW_WEIGHT && b == CST_ROW_GRAD && chunk->work.table->grad_bytes != 4 &&

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* PUs that the process may use on @node into cpus->usable; all of them where that leaves none. */
+/* Set cpus->usable to the PUs that the process may use on @node, or to all that it may use if there
+ * are none on @node. */
 static int find_usable(struct cst_cpus *cpus, unsigned node, struct cst_err *err)
 {
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
@@ -18,7 +19,7 @@ static int find_usable(struct cst_cpus *cpus, unsigned node, struct cst_err *err
         goto err_after_alloc;
     }
     (void)hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(cpus->topology));
-    /* Not available with a synthetic topology: then the topology's own set stands. */
+    /* The call fails with a synthetic topology. The set of the topology is then used. */
     if (hwloc_get_cpubind(cpus->topology, cpus->usable, HWLOC_CPUBIND_PROCESS) == 0 &&
         hwloc_bitmap_intersects(allowed, cpus->usable)) {
         (void)hwloc_bitmap_and(allowed, allowed, cpus->usable);
@@ -38,7 +39,7 @@ err_after_alloc:
 static int find_cores(struct cst_cpus *cpus, struct cst_err *err)
 {
     int n = hwloc_get_nbobjs_by_type(cpus->topology, HWLOC_OBJ_CORE);
-    /* Some virtual machines show no cores: then each PU is one. */
+    /* Some virtual machines show no cores. Each PU then counts as a core. */
     hwloc_obj_type_t type = n > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
     hwloc_obj_t obj = NULL;
 

@@ -7,8 +7,8 @@
 #include <time.h>
 
 struct start {
-    struct cst_crew *crew; /* whose thread this becomes */
-    unsigned thread;       /* its number, counted from the crew's first */
+    struct cst_crew *crew; /* Crew of the new thread. */
+    unsigned thread;       /* Number of the thread, counted from the first thread of the crew. */
 };
 
 uint64_t cst_crew_now(void)
@@ -19,7 +19,7 @@ uint64_t cst_crew_now(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* The queue from which the next piece comes, or NULL. */
+/* Returns the queue from which the next piece is taken, or NULL. */
 static struct cst_crew_queue *pick(struct cst_crew *crew)
 {
     bool last_first = crew->turn == CST_CREW_TURN - 1;
@@ -34,8 +34,8 @@ static struct cst_crew_queue *pick(struct cst_crew *crew)
     return NULL;
 }
 
-/* Take the next piece, waiting for one. Called and left with the mutex held. NULL: the crew ends.
- */
+/* Take the next piece, and wait until there is one. NULL: the crew ends. Called and left with the
+ * mutex held. */
 static struct cst_job *take(struct cst_crew *crew, uint64_t *piece_out)
 {
     struct cst_crew_queue *queue;
@@ -81,8 +81,9 @@ static void *thread_main(void *arg)
         if (--job->left == 0) {
             (void)pthread_mutex_unlock(&crew->mutex);
             job->done(job);
-            /* To the thread that was told: where all cores are busy, it would wait for the end of
-             * somebody's time slice, and with it who waits for the job. */
+            /* Let the thread run that the done function notified. If all cores are busy, that
+             * thread would wait for the end of a time slice, and so would the client that waits for
+             * the task. */
             (void)sched_yield();
             (void)pthread_mutex_lock(&crew->mutex);
         }
@@ -149,7 +150,7 @@ void cst_crew_close(struct cst_crew *crew)
     (void)pthread_mutex_destroy(&crew->mutex);
 }
 
-/* Who has begun is not interrupted. */
+/* Put @job into @queue. A task that has begun keeps its place at the head. */
 static void enqueue(struct cst_crew_queue *queue, struct cst_job *job)
 {
     struct cst_job **at = &queue->head;

@@ -10,7 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MAX_MESSAGES 64 /* read in one turn of the loop, before anything is answered */
+/* Number of messages read in one turn of the loop before anything is answered. */
+#define MAX_MESSAGES 64
 
 void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *err)
 {
@@ -39,15 +40,16 @@ static void place_lane(void *arg, unsigned thread)
     struct cst_engine *engine = arg;
 
     (void)thread;
+    /* Other processes wait for copies. If all processors are busy, a lane should run soon. */
     cst_slice_short();
     (void)cst_cpus_stay(&engine->cpus);
 }
 
-/* How many threads there will be. */
+/* Numbers of threads. */
 struct sizes {
-    unsigned n_team;  /* each needs an undo slot */
-    unsigned n_lanes; /* in each crew of lanes but the one for mapping alone */
-    unsigned n_crews; /* of lanes */
+    unsigned n_team;  /* Size of the team. Each of its threads needs an undo slot. */
+    unsigned n_lanes; /* Size of each crew of lanes, except for the crew that only maps segments. */
+    unsigned n_crews; /* Number of crews of lanes. */
 };
 
 static unsigned least(unsigned a, unsigned b)
@@ -83,8 +85,8 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
     return CST_OK;
 }
 
-/* Map the undo segment. It is small, and nothing can wait for us yet, so it is touched right here.
- */
+/* Map the undo segment. The loop thread touches its pages itself: the segment is small, and no
+ * command can be waiting yet. */
 static int open_undo(struct cst_engine *engine, const Engine__Setup *setup, int fd,
                      struct cst_err *err)
 {
@@ -123,7 +125,8 @@ static int open_device(struct cst_engine *engine, const Engine__Setup *setup,
     return cst_device_open(&engine->device, engine->config.ops, &spec, err);
 }
 
-/* Threads are numbered through all crews, the team's first: undo slots and the device go by it. */
+/* Start all crews. Threads are numbered through all crews, beginning with the team. Undo slots and
+ * the device use these numbers. */
 static int open_crews(struct cst_engine *engine, const struct sizes *sizes, struct cst_err *err)
 {
     struct cst_crew_config team = {
@@ -155,8 +158,8 @@ static int open_cpus(struct cst_engine *engine, unsigned node, struct cst_err *e
     return rc;
 }
 
-/* With the table of traffic, if there is one: its own copies go into it, or those of others count.
- */
+/* Open the budget. If there is a table of traffic, the engine of an accelerator enters its copies
+ * in the table, and the engine of a node counts the copies in it. */
 static int open_budget(struct cst_engine *engine, const Engine__Setup *setup, unsigned n_team,
                        int traffic_fd, struct cst_err *err)
 {
@@ -301,7 +304,7 @@ static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct
     }
 }
 
-/* CST_ECONN: the daemon hung up. */
+/* Read and handle messages. CST_ECONN: the daemon closed the connection. */
 static int read_messages(struct cst_engine *engine, struct cst_err *err)
 {
     int rc = CST_OK;
@@ -338,6 +341,7 @@ static int turn(struct cst_engine *engine, struct cst_err *err)
     if (fds[1].revents != 0) {
         cst_mailbox_deliver(&engine->box, engine);
     }
+    /* Reading also finds a closed connection (POLLHUP, POLLERR). */
     if ((fds[0].revents & ~POLLOUT) != 0) {
         rc = read_messages(engine, err);
     }
@@ -361,6 +365,7 @@ int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
     if (engine == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the engine");
     }
+    /* The daemon waits for the loop thread, which never runs for long. */
     cst_slice_short();
     engine->config = *config;
     engine->held_tail = &engine->held;
@@ -370,6 +375,6 @@ int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
     while (rc == CST_OK) {
         rc = turn(engine, err);
     }
-    /* The threads still use all of it, so nothing is freed: the caller ends the process. */
+    /* Nothing is freed because the threads still use all of it. The caller ends the process. */
     return rc == CST_ECONN ? CST_OK : rc;
 }

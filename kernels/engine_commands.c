@@ -15,7 +15,7 @@ static void append(struct cst_engine *engine, struct cst_work *work)
     engine->youngest = work;
 }
 
-/* Returns whether it was the oldest. */
+/* Remove @work from the list. Returns whether it was the oldest. */
 static bool detach(struct cst_engine *engine, struct cst_work *work)
 {
     bool oldest = engine->oldest == work;
@@ -33,7 +33,7 @@ static bool detach(struct cst_engine *engine, struct cst_work *work)
     return oldest;
 }
 
-/* @work is over: whoever waits for it may become ready. */
+/* End @work, answer the daemon, and make waiting commands ready. */
 static void finish(struct cst_engine *engine, struct cst_work *work)
 {
     bool ok = work->status == CST_OK;
@@ -43,7 +43,7 @@ static void finish(struct cst_engine *engine, struct cst_work *work)
     int rc;
 
     if (work->status == CST_EGPU) {
-        /* Not completed: it is for the next engine to do. */
+        /* The command is not completed: the next engine has to repeat it. */
         cst_engine_fail(engine, CST_EGPU, &work->err);
         return;
     }
@@ -64,9 +64,9 @@ static void finish_by_mail(struct cst_mail *mail, void *arg)
     finish(arg, (struct cst_work *)(void *)((char *)mail - offsetof(struct cst_work, mail)));
 }
 
-/* May commands run? Not while an undo slot waits for a segment that is on its way. The daemon adds
- * the segments of a dead engine before it issues commands again; so a slot whose segments are not
- * there by then is a removed job's. */
+/* Restore the undo slots if possible. Returns whether commands may run. They may not while a slot
+ * waits for a segment that is being added. The daemon adds the segments of a dead engine before it
+ * submits commands again. A slot whose segments are missing by then belongs to a removed job. */
 static bool recover(struct cst_engine *engine)
 {
     if (engine->recovered) {

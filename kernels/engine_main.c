@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* This process's. */
+/* The program of this process. */
 static const struct cst_engine_program *program;
 
 static void usage(FILE *to)
@@ -55,7 +55,7 @@ static void warn(const struct cst_err *what)
     fprintf(stderr, "%s: %s\n", program->name, what->text);
 }
 
-/* The exit status after @rc. */
+/* Print the message of @err if @rc is a failure. Returns the exit status. */
 static int tell(int rc, const struct cst_err *err)
 {
     if (rc != CST_OK) {
@@ -80,7 +80,7 @@ static int rates(const struct cst_engine_rates_options *options)
     return tell(rc, &err);
 }
 
-/* The number behind an option, or -1. */
+/* Returns the number in @text, or -1. */
 static int parse_number(const char *text)
 {
     char *end;
@@ -91,7 +91,7 @@ static int parse_number(const char *text)
     return errno != 0 || end == text || *end != '\0' || n < 0 || n > 1 << 20 ? -1 : (int)n;
 }
 
-/* Is @fd a socket that keeps message edges? */
+/* Returns whether @fd is a socket that keeps message boundaries. */
 static bool is_seqpacket(int fd)
 {
     int type = 0;
@@ -100,17 +100,17 @@ static bool is_seqpacket(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
 }
 
-/* What the command line says. */
+/* The parsed command line. */
 struct options {
-    int fd;                    /* -1: no number */
-    bool measure;              /* --rates */
-    bool wrong;                /* a number that is none */
-    bool paced;                /* --paced */
-    struct cst_pace_spec pace; /* of it, and --pace */
+    int fd;                    /* Socket. -1: the argument was not a number. */
+    bool measure;              /* --rates was given. */
+    bool wrong;                /* A number was out of range. */
+    bool paced;                /* --paced was given. */
+    struct cst_pace_spec pace; /* Argument of --paced or --pace. */
     struct cst_engine_rates_options rates;
 };
 
-/* A number from @least up to @most, or *wrong. */
+/* Returns the number in @text. Sets *wrong unless it is between @least and @most. */
 static int parse_within(const char *text, int least, int most, bool *wrong)
 {
     int n = parse_number(text);
@@ -119,7 +119,7 @@ static int parse_within(const char *text, int least, int most, bool *wrong)
     return n;
 }
 
-/* What belongs to a program that has a paced device. Exit status, or -1: go on. */
+/* Parse the argument of --paced or --pace. Returns the exit status, or -1 to continue. */
 static int read_pace(const char *text, bool paced, struct options *out)
 {
     struct cst_pace_spec pace;
@@ -134,7 +134,7 @@ static int read_pace(const char *text, bool paced, struct options *out)
     return -1;
 }
 
-/* One option. Exit status, or -1: go on. */
+/* Handle one option. Returns the exit status, or -1 to continue. */
 static int read_option(int option, struct options *out)
 {
     bool *wrong = &out->wrong;
@@ -176,7 +176,7 @@ static int read_option(int option, struct options *out)
     }
 }
 
-/* Exit status, or -1: go on, *config has what was said. */
+/* Parse the command line into *config. Returns the exit status, or -1 to continue. */
 static int read_options(int argc, char **argv, struct cst_engine_config *config)
 {
     static const struct option names[] = {
@@ -234,8 +234,7 @@ int cst_engine_main(const struct cst_engine_program *which, int argc, char **arg
     if (rc >= 0) {
         return rc;
     }
-    /* The daemon's other children must not hold an engine's memory; and without a daemon there is
-     * nobody to work for. */
+    /* The engine ends with the daemon. Otherwise it would keep the memory without having work. */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)prctl(PR_SET_NAME, "cst-engine");
     (void)signal(SIGPIPE, SIG_IGN);
@@ -243,7 +242,6 @@ int cst_engine_main(const struct cst_engine_program *which, int argc, char **arg
     if (rc != CST_OK) {
         fprintf(stderr, "%s: %s: %s\n", program->name, cst_status_name(rc), err.text);
     }
-    /* Threads may be in the middle of a tile: leave at once, the undo slots hold what they had in
-     * hand. */
+    /* Threads may be changing a tile. The process ends at once; the undo slots hold these tiles. */
     _exit(rc == CST_OK ? EXIT_SUCCESS : EXIT_FAILURE);
 }

@@ -13,8 +13,8 @@ static struct cst_mapping *mapping_of(struct cst_segment *segment)
     return (struct cst_mapping *)(void *)segment;
 }
 
-/* Answer @request about segment @id. @what: words, where they have a status of their own or where
- * @status has. */
+/* Answer @request about segment @id with @status. The text of @what is sent along, unless @what is
+ * NULL or its status is CST_OK. */
 static void answer(struct cst_engine *engine, uint64_t request, uint32_t id, int status,
                    struct cst_err *what)
 {
@@ -30,8 +30,8 @@ static void answer(struct cst_engine *engine, uint64_t request, uint32_t id, int
     cst_engine_fail(engine, rc, &err);
 }
 
-/* Answer the SEGMENT_ADD of @mapping, which is mapped; the handle of what was made here goes along.
- */
+/* Answer the SEGMENT_ADD of @mapping, which is mapped. If the memory was created here, its handle
+ * is sent along. */
 static void answer_mapped(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     Engine__SegmentDone done = ENGINE__SEGMENT_DONE__INIT;
@@ -67,7 +67,7 @@ static void report(struct cst_engine *engine, struct cst_mapping *mapping)
     cst_engine_fail(engine, rc, &err);
 }
 
-/* While the socket is full there is no point: what is said later is newer. */
+/* No report is made while the socket is full, because a later report has newer numbers. */
 void cst_engine_report_progress(struct cst_engine *engine)
 {
     if (engine->n_adding == 0 || engine->outbox.full) {
@@ -80,7 +80,7 @@ void cst_engine_report_progress(struct cst_engine *engine)
     }
 }
 
-/* -- out ------------------------------------------------------------------------------------ */
+/* -- unmapping ------------------------------------------------------------------------------ */
 
 static void unmapped(struct cst_mail *mail, void *arg)
 {
@@ -97,8 +97,8 @@ static void unmapped(struct cst_mail *mail, void *arg)
     free(mapping);
 }
 
-/* A segment that is to go, goes when nobody uses it: now, or when the last command that does is
- * over. */
+/* Unmap a DROPPING segment if nobody uses it. Otherwise it is unmapped when the last command that
+ * uses it is over. */
 static void unmap_if_idle(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     if (mapping->segment.state == CST_SEGMENT_DROPPING && mapping->segment.n_uses == 0) {
@@ -112,7 +112,7 @@ void cst_engine_close_work(struct cst_engine *engine, struct cst_work *work)
     struct cst_segment *going[CST_WORK_MAX_USES];
     uint32_t n = 0;
 
-    /* A command may hold a segment more than once: it is let go once. */
+    /* A command may hold a segment more than once, but the segment is unmapped once. */
     for (uint32_t i = 0; i < work->n_uses; i++) {
         uint32_t k = 0;
 
@@ -129,7 +129,7 @@ void cst_engine_close_work(struct cst_engine *engine, struct cst_work *work)
     }
 }
 
-/* No new command may use it. */
+/* Begin to drop a segment. No new command may use it. */
 static void start_drop(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     engine->n_drops--;
@@ -137,7 +137,7 @@ static void start_drop(struct cst_engine *engine, struct cst_mapping *mapping)
     unmap_if_idle(engine, mapping);
 }
 
-/* May it go, as far as the order of messages is concerned? */
+/* Returns whether all commands that were submitted before the SEGMENT_DROP are over. */
 static bool drop_is_due(const struct cst_engine *engine, const struct cst_mapping *mapping)
 {
     return mapping->drop && mapping->segment.state == CST_SEGMENT_READY &&
@@ -185,9 +185,9 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
     return CST_OK;
 }
 
-/* -- in ------------------------------------------------------------------------------------- */
+/* -- mapping -------------------------------------------------------------------------------- */
 
-/* The adding is over, well or not. That it failed is answered when nothing is left of it. */
+/* Handle the end of adding a segment. A failure is answered later, when the segment is unmapped. */
 static void added(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     bool failed = atomic_load(&mapping->failed);
@@ -238,7 +238,7 @@ static struct cst_mapping *new_mapping(struct cst_engine *engine, const Engine__
     return mapping;
 }
 
-/* Put @mapping into the set and map it. On failure it is as before. */
+/* Add @mapping to the set and map it. On failure the set is unchanged. */
 static int enter(struct cst_engine *engine, struct cst_mapping *mapping,
                  const Engine__SegmentAdd *add, struct cst_err *err)
 {
@@ -259,7 +259,8 @@ static int enter(struct cst_engine *engine, struct cst_mapping *mapping,
     return CST_OK;
 }
 
-/* @fd (-1: none) is taken over. CST_ENOMEM: nothing could even be answered. */
+/* Add a segment. @fd (-1: none) is taken over. A failure is answered to the daemon. CST_ENOMEM: not
+ * even an answer was possible. */
 static int add_segment(struct cst_engine *engine, const Engine__SegmentAdd *add, uint64_t request,
                        int fd, struct cst_err *err)
 {

@@ -17,7 +17,8 @@ static bool always(void)
 #ifdef HAVE_X86_SIMD
 #include <cpuid.h>
 
-/* Not every compiler's builtin knows it. What it needs of the operating system, AVX2 does. */
+/* Not every compiler's __builtin_cpu_supports knows F16C. AVX2, which is checked as well, needs the
+ * same support of the operating system. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;
@@ -25,7 +26,7 @@ static bool has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
-/* The builtin also asks the operating system (XGETBV) whether it saves the registers. */
+/* __builtin_cpu_supports also asks (XGETBV) whether the operating system saves the registers. */
 static bool has_avx2(void)
 {
     __builtin_cpu_init();

@@ -27,7 +27,7 @@ void cst_mailbox_knock(struct cst_mailbox *box)
     uint64_t one = 1;
     ssize_t n;
 
-    /* EAGAIN would mean 2^64 - 2 knocks: then it is readable as well. */
+    /* EAGAIN is not an error: the counter is then at its maximum, and the fd is readable. */
     do {
         n = write(box->fd, &one, sizeof one);
     } while (n < 0 && errno == EINTR);
@@ -58,7 +58,7 @@ void cst_mailbox_deliver(struct cst_mailbox *box, void *arg)
     uint64_t count;
     ssize_t n;
 
-    /* Emptied before the list is taken: a later post then knocks again. */
+    /* The counter is cleared before the list is taken. A mail that is posted later knocks again. */
     do {
         n = read(box->fd, &count, sizeof count);
     } while (n < 0 && errno == EINTR);

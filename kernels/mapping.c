@@ -5,7 +5,7 @@
 
 #define CLASS_BACKGROUND (CST_CREW_CLASSES - 1)
 
-/* The first failure is the one that is told. */
+/* Record a failure. Only the first one is reported. */
 static void fail(struct cst_mapping *mapping, const struct cst_err *err)
 {
     if (!atomic_exchange(&mapping->failed, true)) {
@@ -42,7 +42,7 @@ static void populate_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     cst_mailbox_knock(mapping->box);
 }
 
-/* That it cannot be had is noted, and is not fatal unless the device has failed. */
+/* Lock the segment. A failure is noted and is not fatal, unless the device has failed. */
 static void lock(struct cst_mapping *mapping)
 {
     struct cst_err err;
@@ -51,7 +51,7 @@ static void lock(struct cst_mapping *mapping)
     if (rc == CST_EGPU) {
         fail(mapping, &err);
     } else if (rc != CST_OK && mapping->note.status == CST_OK) {
-        /* An earlier note is kept: that it is not locked is told by the flag. */
+        /* An earlier note is kept. The daemon learns from the flag `locked` that locking failed. */
         mapping->note = err;
     }
     (void)atomic_fetch_add(mapping->progress, 1);

@@ -4,14 +4,14 @@
 #include "kernels/formats.h"
 #include "kernels/moments.h"
 
-/* The group of @row in which element @i lies. */
+/* Returns the group of @row in which element @i lies. */
 static struct cst_update_moment group_at(enum cst_moments moments,
                                          const struct cst_update_moment *row, uint64_t i)
 {
     return cst_format_at(moments, row, (size_t)(i - i % CST_UPDATE_GROUP));
 }
 
-/* Elements of the group of element @i that are in [i, end). */
+/* Returns the number of elements in [i, end) that are in the group of element @i. */
 static size_t share(uint64_t i, uint64_t end)
 {
     uint64_t next = i - i % CST_UPDATE_GROUP + CST_UPDATE_GROUP;
@@ -84,7 +84,7 @@ void cst_moments_encode(enum cst_moments moments, unsigned which, uint64_t first
     }
 }
 
-/* A block that is cleared whole is one of zero bytes. */
+/* Set elements to zero. A block that is cleared as a whole becomes zero bytes. */
 static void clear_mx8(unsigned which, uint64_t first, uint64_t end,
                       const struct cst_update_moment *row)
 {

@@ -6,12 +6,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MAX_BATCH 2048 /* completions in a message: the least one takes is some 10 bytes */
+/* Number of completions in a message. The smallest takes about 10 bytes. */
+#define MAX_BATCH 2048
 
 struct cst_outbox_message {
-    struct cst_outbox_message *next; /* younger */
-    struct cst_frame frame;          /* body points to bytes; its fds are owned */
-    uint8_t bytes[];                 /* packed */
+    struct cst_outbox_message *next; /* Next younger message. */
+    struct cst_frame frame;          /* The frame. body points to bytes; the fds are owned. */
+    uint8_t bytes[];                 /* Packed message. */
 };
 
 void cst_outbox_init(struct cst_outbox *outbox, int sock)
@@ -83,7 +84,8 @@ static int queue(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags
     return CST_OK;
 }
 
-/* Bytes that @c takes in a DONE: tag and length (a completion is under 16 KiB) and itself. */
+/* Returns the bytes that @c takes in a DONE: tag, length (a completion is below 16 KiB) and
+ * content. */
 static size_t packed_bytes(const Engine__Completion *c)
 {
     return 1 + 2 + engine__completion__get_packed_size(c);
@@ -137,6 +139,7 @@ static int pack_all(struct cst_outbox *outbox, struct cst_err *err)
 int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags,
                    uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err)
 {
+    /* Completions that were queued before go first. */
     int rc = pack_all(outbox, err);
 
     if (rc == CST_OK) {
@@ -181,8 +184,9 @@ int cst_outbox_send(struct cst_outbox *outbox, struct cst_err *err)
             continue;
         }
         rc = cst_frame_send(outbox->sock, MSG_DONTWAIT, &outbox->messages->frame, err);
+        /* The machine is short of memory for a while. Sending is tried again. */
         if (rc == CST_ENOMEM) {
-            rc = CST_EAGAIN; /* the machine is short of something for a while: try again */
+            rc = CST_EAGAIN;
         }
         if (rc == CST_OK) {
             free_message(outbox);

@@ -48,7 +48,8 @@ void cst_pace_close(struct cst_pace *pace)
     (void)pthread_mutex_destroy(&pace->mutex);
 }
 
-/* Summed up in units, not in nanoseconds, so that many small pieces take what a large one does. */
+/* Returns when the work of the current stretch ends. The work is summed in units and not in
+ * nanoseconds, which are rounded: many small pieces then take as long as one large piece. */
 static uint64_t end_of(const struct cst_pace *pace)
 {
     return pace->began_ns + (uint64_t)(pace->units * 1e9 / pace->rate);
@@ -69,6 +70,8 @@ void cst_pace_enter(struct cst_pace *pace, uint64_t now_ns)
     }
     (void)pthread_mutex_lock(&pace->mutex);
     end = end_of(pace);
+    /* A late thread that is alone begins a new stretch. While others are inside, the stretch goes
+     * on, and a delay of up to CST_PACE_LAG_NS is made up for. */
     if (pace->n_inside == 0 && now_ns > end + CST_PACE_LATE_NS) {
         begin(pace, now_ns);
     } else if (now_ns > end + CST_PACE_LAG_NS) {

@@ -5,7 +5,7 @@
 
 #include <inttypes.h>
 
-/* The rows that it takes. */
+/* Returns the rows that restoring the slot needs. */
 static unsigned rows_of(const struct cst_undo_slot *slot)
 {
     unsigned weight = slot->other_weight != 0 ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
@@ -21,7 +21,7 @@ static unsigned rows_of(const struct cst_undo_slot *slot)
     }
 }
 
-/* NULL: there is none. */
+/* Returns the second weight row; NULL: there is none. */
 static uint16_t *other_weight(const struct cst_chunk *chunk)
 {
     struct cst_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
@@ -29,7 +29,8 @@ static uint16_t *other_weight(const struct cst_chunk *chunk)
     return at.mem == NULL ? NULL : (uint16_t *)(void *)((char *)at.mem->base + at.offset);
 }
 
-/* CST_ENOTFOUND: not yet; any other status: the slot is wrong. */
+/* Restore the tile of @slot. CST_ENOTFOUND: a segment is not added yet. Other failures mean that
+ * the slot is implausible. */
 static int restore(struct cst_undo_slot *slot, const struct cst_segments *segments,
                    struct cst_err *err)
 {

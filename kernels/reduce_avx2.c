@@ -2,8 +2,8 @@
 #include "kernels/bf16_avx2.h"
 #include "kernels/reduce_lanes.h"
 
-/* The bf16 sums of eight elements from @i, in the low halves of 32-bit lanes; at least one source.
- */
+/* Returns the bf16 sums of eight elements from @i on, in the low halves of 32-bit lanes. There is
+ * at least one source. */
 static inline __m256i sum8(size_t i, uint32_t n_src, const uint16_t *const *src)
 {
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32((int)(CST_REDUCE_NAN << 16)));
@@ -18,7 +18,7 @@ static inline __m256i sum8(size_t i, uint32_t n_src, const uint16_t *const *src)
     return cst_avx2_round_bf16(s);
 }
 
-/* Two vectors of four lanes: += squares of eight bf16. */
+/* Add the squares of eight bf16 to two vectors of four lanes. */
 static inline void square8(__m256i sums, __m256d *lo, __m256d *hi)
 {
     __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(sums, 16));

@@ -2,9 +2,12 @@
 #include "kernels/bf16_avx512.h"
 #include "kernels/reduce_lanes.h"
 
-#define AHEAD_BYTES 2048 /* of each source; a tile of it is too short for the processor to see */
+/* Prefetch distance in each source, in bytes. The part of a source in one tile is too short for the
+ * processor's own prefetcher. */
+#define AHEAD_BYTES 2048
 
-/* @s, of @n_src sources, as bf16 in the upper half of each lane, nothing below. */
+/* Round @s, the sum of @n_src sources, to bf16 in the upper half of each lane. The lower half is
+ * zero. */
 __attribute__((always_inline)) static inline __m512i rounded(__m512 s, uint32_t n_src)
 {
     const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32((int)(CST_REDUCE_NAN << 16)));
@@ -14,14 +17,15 @@ __attribute__((always_inline)) static inline __m512i rounded(__m512 s, uint32_t 
     if (n_src == 1) {
         return _mm512_mask_or_epi32(u, is_nan, u, _mm512_set1_epi32(0x00400000));
     }
-    /* Nearest, even; the only NaN stays what it is. */
+    /* Round to nearest even. CST_REDUCE_NAN, the only possible NaN, is not changed by rounding. */
     u = _mm512_castps_si512(_mm512_mask_mov_ps(s, is_nan, nan));
     odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     u = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff));
     return _mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000u));
 }
 
-/* The elements of @k out of sixteen from @i; at least one source. */
+/* Returns the sum of the elements in mask @k out of sixteen from @i on. There is at least one
+ * source. */
 static inline __m512i sum16(__mmask16 k, size_t i, uint32_t n_src, const uint16_t *const *src)
 {
     __m512 s = cst_avx512_load_bf16(k, src[0] + i);
@@ -32,20 +36,21 @@ static inline __m512i sum16(__mmask16 k, size_t i, uint32_t n_src, const uint16_
     return rounded(s, n_src);
 }
 
-/* Sixteen elements of @src, and the line that is needed some time from now. */
+/* Load sixteen elements of @src, and prefetch a line AHEAD_BYTES further on. */
 static inline __m512 load_ahead(const uint16_t *src)
 {
     _mm_prefetch((const char *)((uintptr_t)src + AHEAD_BYTES), _MM_HINT_T0);
     return cst_avx512_load_bf16(0xffff, src);
 }
 
-/* The two halves of the sixteen lanes of the sum of squares. */
+/* The lower and the upper eight lanes of the sum of squares. */
 struct lanes {
     __m512d lo;
     __m512d hi;
 };
 
-/* Lanes outside of a mask hold zero: fma(0, 0, lane) leaves theirs as it was. */
+/* Add squares to the lanes. Elements outside a mask are zero; fma(0, 0, lane) leaves their lanes
+ * unchanged. */
 static inline void square16(__m512i sums, struct lanes *lanes)
 {
     __m512 x = _mm512_castsi512_ps(sums);
@@ -56,8 +61,8 @@ static inline void square16(__m512i sums, struct lanes *lanes)
     lanes->hi = _mm512_fmadd_pd(b, b, lanes->hi);
 }
 
-/* As in cast_avx512.c, a mask only in the tail. Usual numbers of sources are known where it is
- * compiled. */
+/* The loop over all elements. A mask is used only in the tail (cast_avx512.c). Frequent numbers of
+ * sources are compile-time constants. */
 __attribute__((always_inline)) static inline double run(size_t n, uint32_t n_src,
                                                         const uint16_t *const *src, uint16_t *dst)
 {

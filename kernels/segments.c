@@ -44,7 +44,7 @@ int cst_segments_check_fd(int fd, uint64_t bytes, struct cst_err *err)
     return CST_OK;
 }
 
-/* Number of segments with a lower id. */
+/* Returns the number of segments with an id below @id. */
 static uint32_t rank_of(const struct cst_segments *segments, uint32_t id)
 {
     uint32_t low = 0, high = segments->n;

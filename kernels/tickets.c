@@ -10,10 +10,10 @@ void cst_tickets_init(struct cst_tickets *tickets)
     tickets->ready_tail = &tickets->ready;
 }
 
-/* Where the pointer to ticket @number is, or where it would be put. */
+/* Returns where the pointer to ticket @number is, or where it would be stored. */
 static struct cst_ticket **slot_of(struct cst_tickets *tickets, uint64_t number)
 {
-    /* Numbers count up, perhaps with a job's number in the upper half. */
+    /* Numbers count up; their upper half may identify a job. */
     struct cst_ticket **slot = &tickets->buckets[(number ^ (number >> 32)) % CST_TICKETS_BUCKETS];
 
     while (*slot != NULL && (*slot)->number != number) {
@@ -113,7 +113,8 @@ void cst_tickets_done(struct cst_tickets *tickets, struct cst_ticket *ticket, in
     }
     *slot = ticket->chain;
     tickets->n_pending--;
-    /* The list has the youngest waiter first; they become ready in the order in which they came. */
+    /* The list begins with the youngest waiter. Waiters become ready in the order in which they
+     * were added. */
     while (ticket->waiters != NULL) {
         struct cst_ticket_edge *edge = ticket->waiters;
 

@@ -30,7 +30,7 @@ void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work 
     }
 }
 
-/* The span of the next tile, NULL at the end. A tensor of no elements has no tiles. */
+/* Returns the span of the next tile; NULL at the end. A tensor without elements has no tiles. */
 static const struct cst_table_span *span_of(struct cst_tile_walk *walk)
 {
     const struct cst_table_span *spans = cst_table_spans(walk->work->table);
@@ -72,13 +72,14 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
     return span;
 }
 
-/* What a tile is updated with: one of the two. */
+/* Gradients of a tile, in one of two formats. The other pointer is NULL. */
 struct grads {
     const uint16_t *bf16;
     const float *fp32;
 };
 
-/* Rows of @tile from its element @first on, read at work->rows and written at @out. */
+/* Returns the rows of @tile from its element @first on. They are read at work->rows and written at
+ * @out. */
 static struct cst_update_rows rows_at(const struct cst_tile_work *work, const struct cst_rows *out,
                                       const struct cst_tile *tile, struct grads grads,
                                       uint32_t first)
@@ -100,8 +101,8 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
     return rows;
 }
 
-/* Elements of @tile from @first on. Returns the bytes that it went over, sums of contributions
- * aside: those are in cache. */
+/* Update the elements of @tile from @first on. Returns the bytes read and written, without sums of
+ * contributions, which are in cache. */
 static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_rows *out,
                            const struct cst_update_scalars *scalars, const struct cst_tile *tile,
                            struct grads grads, uint32_t first, struct cst_update_undo *undo)
@@ -112,7 +113,7 @@ static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_ro
     const struct cst_update_random random = {
         .seed = table->seed, .t = tile->mark, .element = tile->number * CST_TILE_ELEMS + first};
 
-    /* The tile behind this one is summed next. */
+    /* The contributions to the next tile are summed next. */
     for (uint32_t r = 0; r < work->n_src; r++) {
         next[r] = work->src[r] + tile->start + tile->n_elems;
     }
@@ -127,13 +128,13 @@ static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_ro
     return cst_update_bytes(&rows, (enum cst_moments)table->moments, tile->n_elems - first);
 }
 
-/* Bytes of @n_src contributions to @tile. */
+/* Returns the bytes of @n_src contributions to @tile. */
 static uint64_t src_bytes(uint32_t n_src, const struct cst_tile *tile)
 {
     return (uint64_t)n_src * tile->n_elems * sizeof(uint16_t);
 }
 
-/* Sum the contributions into @sums, as cst_tile_reduce would into the grad row. */
+/* Sum the contributions into @sums, as cst_tile_reduce does into the grad row. */
 static struct grads sum_tile(const struct cst_tile_work *work, const struct cst_tile *tile,
                              union cst_undo_grads *sums, uint64_t *bytes)
 {
@@ -161,8 +162,8 @@ static struct grads grad_row(const struct cst_tile_work *work, const struct cst_
                           .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
 }
 
-/* The tile's states stay as they are, wherever they are to be. Returns the bytes that it went over.
- */
+/* Keep the states of the tile. Out of place, they are copied to @out. Returns the bytes read and
+ * written. */
 static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
                           const struct cst_tile *tile)
 {
@@ -170,6 +171,8 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     const enum cst_moments format = (enum cst_moments)work->table->moments;
     size_t n = tile->n_elems;
 
+    /* The weights have to be written: the gradient may have overwritten them, or they go to another
+     * row. */
     work->kernels->cast(n, rows.master_in, rows.weight);
     if (!work->elsewhere) {
         return n * (sizeof *rows.master_in + sizeof *rows.weight);
@@ -186,7 +189,7 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     return n * sizeof *rows.master_in + cst_update_bytes(&rows, format, n);
 }
 
-/* With contributions, their sums are made in @sums. Returns the bytes that it went over. */
+/* Update @tile. Contributions are summed in @sums first. Returns the bytes read and written. */
 static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_rows *out,
                             const struct cst_update_scalars *scalars, const struct cst_tile *tile,
                             union cst_undo_grads *sums, struct cst_undo_slot *undo)
@@ -241,8 +244,8 @@ void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_t
     (void)run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
 }
 
-/* The slot that an addition to the fp32 row needs, holding its old gradients; NULL: none, as it is
- * only written. */
+/* Save the old gradients in @undo if @tile is added to the fp32 row. Returns the slot; NULL: the
+ * row is only written and needs no slot. */
 static struct cst_undo_slot *begin_accumulate(struct cst_undo_slot *undo,
                                               const struct cst_tile *tile, const float *grad)
 {
@@ -253,7 +256,7 @@ static struct cst_undo_slot *begin_accumulate(struct cst_undo_slot *undo,
     return undo;
 }
 
-/* This one and the next return the bytes that they went over. */
+/* Sum into the fp32 row. Returns the bytes read and written. */
 static uint64_t reduce_f32(const struct cst_kernels *kernels, uint32_t n_src,
                            const uint16_t *const *at, float *grad, const struct cst_tile *tile,
                            struct cst_undo_slot *undo)
@@ -265,6 +268,7 @@ static uint64_t reduce_f32(const struct cst_kernels *kernels, uint32_t n_src,
     return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad * (tile->accumulate ? 2 : 1);
 }
 
+/* Sum into the bf16 row. Returns the bytes read and written. */
 static uint64_t reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
                             const uint16_t *const *at, uint16_t *grad, const struct cst_tile *tile,
                             struct cst_undo_slot *undo)
@@ -274,6 +278,7 @@ static uint64_t reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
     for (uint32_t r = 0; r < n_src; r++) {
         in_place = in_place || at[r] == grad;
     }
+    /* If the row is not a source, the command can be repeated from unchanged sources. */
     if (!in_place) {
         undo = NULL;
     }

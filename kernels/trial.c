@@ -13,10 +13,10 @@
 
 #define TOUCH_BYTES (4u << 20)
 
-/* -- a job ---------------------------------------------------------------------------------- */
+/* -- running a task ------------------------------------------------------------------------- */
 
-/* What stands between the crew and the job that is timed: a crew tells a job's end on its own
- * thread. */
+/* A wrapper of the measured task. It passes the end of the task, which a crew reports on one of its
+ * own threads, to the thread that waits. */
 struct timed {
     struct cst_job job;
     struct cst_job *what;
@@ -81,12 +81,13 @@ double cst_trial_median(double (*run)(void *arg), void *arg, double budget_s)
 
 /* -- memory --------------------------------------------------------------------------------- */
 
-/* Pages are touched by writing to them: the device may leave that to another engine. Room is made
- * first, since a page that cannot be had would be a signal. */
+/* A task that touches all pages by writing to them, because the device may leave populating to
+ * another engine. Pages are allocated first: a page that could not be allocated would cause a
+ * signal. */
 struct touch {
     struct cst_job job;
     struct cst_trial_memory *memory;
-    atomic_int failed; /* errno of a piece that has no room; 0: none */
+    atomic_int failed; /* errno of a piece that could not allocate its pages; 0: none. */
 };
 
 static void touch_piece(struct cst_job *job, uint64_t piece, unsigned thread)
@@ -137,7 +138,7 @@ int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *de
         (void)close(made.fd);
         return rc;
     }
-    /* Before the first touch. */
+    /* Binding precedes the first touch. */
     if (node >= 0) {
         (void)cst_cpus_bind(cpus, made.mem.base, bytes, (unsigned)node, &note);
     }

@@ -21,7 +21,7 @@ static void write_names(struct cst_undo_slot *slot, enum cst_undo_kind kind,
     slot->n_elems = tile->n_elems;
 }
 
-/* All earlier stores, then the word, then later ones: as in cst_update_undo_hold. */
+/* Store @value after all earlier stores and before all later ones, as cst_update_undo_hold does. */
 static void store_word(_Atomic uint32_t *word, uint32_t value)
 {
     atomic_signal_fence(memory_order_seq_cst);
@@ -55,6 +55,8 @@ void cst_undo_begin_accumulate(struct cst_undo_slot *slot, const struct cst_tile
     store_word(&slot->grad_held, tile->n_elems);
 }
 
+/* The store is volatile and is therefore neither split nor omitted. After a kill the mark is old or
+ * new. */
 static void mark_reduced(const struct cst_tile *tile, uint32_t mark)
 {
     *(volatile uint32_t *)&tile->entry->reduce_mark = mark;
@@ -111,7 +113,7 @@ static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *ro
     }
 }
 
-/* Can a thread of ours have written this? */
+/* Returns whether a thread of an engine can have written the content of the slot. */
 static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_work *work,
                       uint64_t chunk_elems)
 {
@@ -152,6 +154,7 @@ static void put_back_group(const struct cst_undo_slot *slot, const struct cst_ti
     const struct cst_update_old *old = &slot->states.old[cst_update_undo_buffer(word)];
 
     memcpy(rows->master + at, old->master, n * sizeof *old->master);
+    /* The update writes the weights over the gradient, which is therefore restored as well. */
     if (slot->kind == CST_UNDO_UPDATE && rows->weight == rows->grad) {
         memcpy(rows->grad + at, old->grad, n * sizeof *old->grad);
     }
@@ -179,6 +182,7 @@ int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *wor
     }
     tile.entry = &cst_table_tiles(work->table)[slot->tile];
     if (!is_update(slot)) {
+        /* A mark that is stored already means that the process was killed within cst_undo_end. */
         if (tile.entry->reduce_mark != (uint32_t)slot->mark) {
             put_back_grad(slot, &work->rows);
         }

@@ -5,9 +5,9 @@
 
 #include <math.h>
 
-/* x^t by squaring: multiplications alone, so that the bits do not depend on a libm's pow. For t <=
- * 2^20 and 0 < x < 1 the relative error is below 2^-32, and where x^t matters beside 1 far smaller.
- */
+/* Returns x^t by repeated squaring, using only multiplications; the bits do not depend on the pow
+ * of a libm. For t <= 2^20 and 0 < x < 1 the relative error is below 2^-32. It is far smaller where
+ * x^t is not negligible compared with 1. */
 static double power(double x, uint64_t t)
 {
     double result = 1.0;

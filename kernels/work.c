@@ -52,7 +52,7 @@ void cst_work_close(struct cst_work *work)
 
 /* -- running: crew threads ------------------------------------------------------------------ */
 
-/* The first failure of a piece is the command's. */
+/* Record the failure of a piece. The first one becomes the result of the command. */
 static void fail(struct cst_work *work, int status, const struct cst_err *err)
 {
     if (!atomic_exchange(&work->failed, true)) {
@@ -71,7 +71,7 @@ static void do_piece(struct cst_work *work, uint64_t piece, unsigned thread)
     }
 }
 
-/* Something of it goes between host memory and the device. */
+/* Returns whether data of @work goes between host memory and the device. */
 static bool uses_link(const struct cst_work *work)
 {
     const struct cst_device_convert *c = &work->convert;
@@ -82,10 +82,11 @@ static bool uses_link(const struct cst_work *work)
     if (work->kind == ENGINE__COMMAND_KIND__CONVERT) {
         return (c->dst[0].mem->device != 0) != (c->src.mem->device != 0);
     }
+    /* The grad row of a REDUCE is host memory. */
     return work->kind == ENGINE__COMMAND_KIND__REDUCE;
 }
 
-/* It is queued (1), or over (-1). */
+/* Enter @work in the table of traffic: @n is 1 when it is queued and -1 when it is over. */
 static void tell_traffic(const struct cst_work *work, int32_t n)
 {
     if (work->context->traffic != NULL && uses_link(work)) {
@@ -93,7 +94,7 @@ static void tell_traffic(const struct cst_work *work, int32_t n)
     }
 }
 
-/* Of a processor that this thread has had. */
+/* Returns the processor time of this thread. */
 static uint64_t thread_ns(void)
 {
     struct timespec ts;
@@ -102,7 +103,7 @@ static uint64_t thread_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
-/* The team stands back for copies before a piece, and remembers what the piece took. */
+/* Run one piece. A thread of the team pauses for copies before the piece and records its time. */
 static void run_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct cst_work *work = work_of(job);

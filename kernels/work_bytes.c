@@ -3,7 +3,9 @@
 
 #include <inttypes.h>
 
-#define PIECE_ELEMS (256u << 10) /* CONVERT: 14 bytes an element; whole blocks of MX8 */
+/* Elements in a piece of CONVERT. Up to 14 bytes per element are written. It is a multiple of
+ * CST_MX8_BLOCK. */
+#define PIECE_ELEMS (256u << 10)
 
 /* -- COPY, FILL ----------------------------------------------------------------------------- */
 
@@ -66,11 +68,11 @@ static int fill_piece(struct cst_work *work, uint64_t piece, unsigned thread, st
 
 /* -- CONVERT -------------------------------------------------------------------------------- */
 
-/* A place of a CONVERT. */
+/* A source or destination of a CONVERT. */
 struct place {
-    const char *name; /* in words */
-    uint64_t bytes;   /* that it has */
-    uint64_t align;   /* a multiple of which it begins at */
+    const char *name; /* Name for messages. */
+    uint64_t bytes;   /* Size in bytes. */
+    uint64_t align;   /* Required alignment in bytes. */
 };
 
 static struct place values_place(const struct cst_device_convert *c, const char *name,
@@ -135,7 +137,7 @@ static int check_convert(struct cst_work *work)
     return CST_OK;
 }
 
-/* Nothing that is written may be read, or written twice. */
+/* Check destination @i: memory that is written may not be read, nor be written twice. */
 static int check_overlap(struct cst_work *work, uint32_t i)
 {
     const struct cst_device_convert *c = &work->convert;
@@ -156,8 +158,8 @@ static int check_overlap(struct cst_work *work, uint32_t i)
     return CST_OK;
 }
 
-/* Where the range begins in its first block, so that pieces begin with blocks: no exponent is two
- * threads' affair. */
+/* Returns the number of elements before the range in its first block. Pieces are cut at blocks with
+ * it; no two threads then write one exponent. */
 static uint64_t lead(const struct cst_device_convert *c)
 {
     return c->first % CST_MX8_BLOCK;

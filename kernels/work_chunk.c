@@ -5,10 +5,12 @@
 
 #include <inttypes.h>
 
-#define MIN_TILES 4   /* about as long as it takes to wake a thread */
-#define TEAM_PIECES 4 /* per thread at least, for an even end */
+/* Smallest piece in tiles. It takes about as long as waking a thread. */
+#define MIN_TILES 4
+/* Number of pieces per thread of the team, at least, for threads to end together. */
+#define TEAM_PIECES 4
 
-/* -- both ----------------------------------------------------------------------------------- */
+/* -- REDUCE and UPDATE ---------------------------------------------------------------------- */
 
 int cst_work_find_chunk(struct cst_work *work, unsigned rows)
 {
@@ -37,15 +39,15 @@ int cst_work_find_contribution(struct cst_work *work, uint32_t i)
                          "contribution", &work->contributions[i]);
 }
 
-/* Where the chunk has the mark of its last command of this kind. */
+/* Returns where the chunk stores the mark of the last command of this kind. */
 static uint64_t *chunk_mark(struct cst_work *work)
 {
     return work->kind == ENGINE__COMMAND_KIND__REDUCE ? &work->chunk.entry->reduce_mark
                                                       : &work->chunk.entry->update_mark;
 }
 
-/* All tiles carry the mark: now the chunk may. Release: a reader of the chunk's mark sees its
- * tiles. */
+/* Store the mark of the chunk after the marks of all its tiles. With release order, a reader who
+ * sees the mark of the chunk sees its tiles. */
 void cst_work_mark_chunk(struct cst_work *work)
 {
     if (!work->marks) {
@@ -57,9 +59,9 @@ void cst_work_mark_chunk(struct cst_work *work)
     __atomic_store_n(chunk_mark(work), work->mark, __ATOMIC_RELEASE);
 }
 
-/* Small enough that all threads end together, large enough to be worth a thread. A chunk that
- * carries the mark was done by an engine before this one. One without a tile is done by marking it.
- */
+/* The pieces are small enough for all threads to end together, and large enough to be worth waking
+ * a thread. A chunk that carries the mark was done by an earlier engine. A chunk without tiles is
+ * done by marking it. */
 uint64_t cst_work_cut_chunk(struct cst_work *work)
 {
     uint64_t n = work->chunk.n_tiles;
@@ -84,7 +86,8 @@ void cst_work_add_done(struct cst_work *work, const struct cst_tile_done *done)
 
 /* -- REDUCE --------------------------------------------------------------------------------- */
 
-/* Does @src, of @bytes, lie across the grad row? It may be that row, if both are bf16. */
+/* Returns whether source @src of @bytes overlaps the grad row without being that row. A bf16 source
+ * may be the grad row itself. */
 static bool across(const struct cst_work *work, struct cst_addr src, uint64_t bytes)
 {
     bool wide = work->chunk.work.rows.grad_f32 != NULL;
@@ -109,8 +112,8 @@ static int check_grad_row(struct cst_work *work)
     return CST_OK;
 }
 
-/* A source is the grad row itself, or has nothing in common with it: else a thread would read what
- * another has written. */
+/* Resolve the places of a REDUCE. A source must be the grad row itself or must not overlap it.
+ * Otherwise one thread would read what another thread has written. */
 static int find_reduce(struct cst_work *work, uint64_t *pieces)
 {
     int rc = cst_work_find_chunk(work, CST_CHUNK_ROWS_REDUCE);

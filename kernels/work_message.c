@@ -61,7 +61,8 @@ static int read_update(struct cst_work *work, const Engine__Command *command)
     return CST_OK;
 }
 
-/* Without a word on moments: fp32 rows that are converted whole. */
+/* Read a CONVERT. Without a field on moments, the message is about fp32 rows that are converted
+ * whole. */
 static int read_convert(struct cst_work *work, const Engine__Command *command)
 {
     struct cst_device_convert *c = &work->convert;

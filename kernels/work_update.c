@@ -6,7 +6,8 @@
 #define READ_ROWS (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_GRAD))
 #define WRITTEN_ROWS (CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(CST_ROW_WEIGHT))
 
-/* The optimizer's, of @rows. Once the chunk is found. */
+/* Returns the rows of @rows that this update has: those of the optimizer, and the grad row only
+ * without contributions. The chunk must have been found. */
 static unsigned rows_here(const struct cst_work *work, unsigned rows)
 {
     bool second = cst_table_has_second((enum cst_optimizer)work->chunk.work.table->optimizer);
@@ -15,7 +16,8 @@ static unsigned rows_here(const struct cst_work *work, unsigned rows)
     return work->n_src == 0 ? rows : rows & ~CST_CHUNK_ROW(CST_ROW_GRAD);
 }
 
-/* Each row is one of @allowed, and there once; *named gets their bits. */
+/* Check that each named row is one of @allowed and is named once. *named receives the bits of the
+ * rows. */
 static int check_names(struct cst_work *work, const struct cst_work_row *rows, uint32_t n,
                        unsigned allowed, const char *what, unsigned *named)
 {
@@ -33,7 +35,8 @@ static int check_names(struct cst_work *work, const struct cst_work_row *rows, u
     return CST_OK;
 }
 
-/* Are states changed where they are? Nothing is named, but perhaps where the weight goes. */
+/* Returns whether states are updated in place. The message then names at most a place for the
+ * weights. */
 static bool is_in_place(const struct cst_work *work)
 {
     return work->n_out == 0 || (work->n_out == 1 && work->out[0].row == CST_ROW_WEIGHT);
@@ -60,8 +63,8 @@ static uint64_t row_bytes(const struct cst_work *work, int row)
     return cst_table_row_bytes(work->chunk.work.table, row, work->chunk.n_elems);
 }
 
-/* Has the row that is written at @out, row @row, a byte in common with what is read (but in place)
- * or written besides? */
+/* Check that the row written at @out[row] overlaps no other written row, no contribution, and, out
+ * of place, no row that is read. */
 static int check_written(struct cst_work *work, int row)
 {
     const struct cst_device_update *u = &work->update;
@@ -93,7 +96,7 @@ static int check_written(struct cst_work *work, int row)
     return CST_OK;
 }
 
-/* The weight goes to one of the chunk's two rows. */
+/* Choose the weight row that is written: one of the two weight rows of the chunk. */
 static int place_weight(struct cst_work *work)
 {
     const struct cst_table_chunk *entry = work->chunk.entry;
@@ -116,7 +119,7 @@ static int place_weight(struct cst_work *work)
     return CST_OK;
 }
 
-/* Where all is read and written, as in the table. */
+/* Set the places of all rows to those in the table. */
 static void place_rows(struct cst_work *work)
 {
     struct cst_device_update *u = &work->update;
@@ -137,7 +140,8 @@ static void place_rows(struct cst_work *work)
     }
 }
 
-/* In place: two weight rows to choose from. Elsewhere: every row that is written is named. */
+/* Resolve the rows. In place, one of two weight rows is chosen. Out of place, every written row is
+ * named in the message. */
 static int find_update_rows(struct cst_work *work)
 {
     unsigned named_in, named_out = 0;
@@ -167,7 +171,7 @@ static int find_update_rows(struct cst_work *work)
                : find_rows(work, work->out, work->n_out, "row that is written", work->update.out);
 }
 
-/* Those rows of the table that may be needed. */
+/* Returns the rows of the table that may be needed. */
 static unsigned table_rows(const struct cst_work *work)
 {
     unsigned rows = CST_CHUNK_ROWS_STATES;
