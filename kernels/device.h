@@ -19,8 +19,8 @@ struct cst_device;
 
 /* The memory of a segment as a device sees it. */
 struct cst_mem {
-    /* Host memory: its page-aligned address. NULL: the segment is no host memory, or is not mapped.
-     */
+    /* Host memory: its page-aligned address. NULL: the segment is no host memory, or is not
+     * mapped. */
     void *base;
     /* Memory of a device: its address on the device. 0: the segment is no device memory, or is not
      * mapped. */
@@ -110,8 +110,8 @@ struct cst_device_about {
     const char *isa;  /* Instruction set of the kernels, such as "avx512" or "sm_90". */
     const char *name; /* Name of the device, such as "NVIDIA H200". NULL: the host. */
     uint64_t bytes;   /* Size of the device's own memory in bytes. */
-    /* Allocations of device memory are multiples of this many bytes. 0: there is no device memory.
-     */
+    /* Allocations of device memory are multiples of this many bytes. 0: there is no device
+     * memory. */
     uint64_t granularity;
     uint32_t driver; /* Driver version, such as 12040 for 12.4. 0: there is no driver. */
 };
@@ -226,8 +226,8 @@ int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr 
                     struct cst_err *err);
 
 /* Run a CONVERT. What is written must not overlap what is read. CST_EINVAL: bounds, alignment, an
- * unknown format, or memory that is not host memory (allowed only for the destination of WEIGHT).
- */
+ * unknown format, or memory that is not host memory (allowed only for the destination of
+ * WEIGHT). */
 int cst_device_convert(struct cst_device *device, unsigned thread,
                        const struct cst_device_convert *convert, struct cst_err *err);
 
@@ -249,8 +249,8 @@ int cst_device_reduce(struct cst_device *device, unsigned thread, const struct c
 /* Update tiles [@first, @first + @count) of a chunk, as cst_tile_update_range does. In place, tiles
  * that were not done carry no mark. Out of place there are no marks, and a repeated command does
  * all tiles again. The other rules are those of cst_device_reduce. CST_EINVAL: too many sources, an
- * invalid mark, bounds, alignment, a missing row, or memory in which this device does not update.
- */
+ * invalid mark, bounds, alignment, a missing row, or memory in which this device does not
+ * update. */
 int cst_device_update(struct cst_device *device, unsigned thread,
                       const struct cst_device_update *update, uint64_t first, uint64_t count,
                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);

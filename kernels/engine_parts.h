@@ -65,8 +65,8 @@ int cst_engine_submit(struct cst_engine *engine, const struct cst_frame *frame,
 /* Start every command that is ready. */
 void cst_engine_start_ready(struct cst_engine *engine);
 
-/* Start the held commands if recovery is complete. Called when the adding of a segment has ended.
- */
+/* Start the held commands if recovery is complete. Called when the adding of a segment has
+ * ended. */
 void cst_engine_start_held(struct cst_engine *engine);
 
 /* Handle a SEGMENT_ADD (its fd is taken over) and a SEGMENT_DROP. Statuses as in cst_engine_submit.

@@ -132,8 +132,8 @@ CST_INLINE void cst_formula_sgd(enum cst_moments moments, const struct cst_formu
 }
 
 /* Apply the formula of @optimizer to @x. @optimizer and @moments, the format of the moments, are
- * compile-time constants. @g is the gradient before scaling. A NaN in x->p becomes CST_UPDATE_NAN.
- */
+ * compile-time constants. @g is the gradient before scaling. A NaN in x->p becomes
+ * CST_UPDATE_NAN. */
 CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments moments,
                                   const struct cst_formula_scalars *s, struct cst_vec g,
                                   struct cst_formula_states *x)

@@ -25,8 +25,8 @@ struct cst_mapping {
     struct cst_mail mail;      /* Posted when job is done. */
     struct cst_device *device; /* Device; borrowed. */
     struct cst_mailbox *box;   /* Mailbox; borrowed. It is knocked at after each piece. */
-    /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is none.
-     */
+    /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is
+     * none. */
     int fd;
     uint64_t request; /* Request number of the SEGMENT_ADD, for the answer. */
     /* Request number of the SEGMENT_DROP, for the answer. Valid if drop is set. */

@@ -82,8 +82,8 @@ CST_INLINE struct cst_vec_bits cst_mx8_magnitude(struct cst_vec x)
 
 /* Constants of the encoding of one block. */
 struct cst_mx8_block {
-    /* Difference of the exponents of the fp32 value and the code, in the exponent bits of an fp32.
-     */
+    /* Difference of the exponents of the fp32 value and the code, in the exponent bits of an
+     * fp32. */
     struct cst_vec_bits normal;
     struct cst_vec_bits unit; /* Bit pattern of the smallest normal value. */
 };

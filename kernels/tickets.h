@@ -28,8 +28,8 @@ struct cst_ticket_edge {
     struct cst_ticket_edge *next; /* Next edge of the list. */
 };
 
-/* A ticket, embedded in the command that it stands for. Only number, doomed and culprit are public.
- */
+/* A ticket, embedded in the command that it stands for. Only number, doomed and culprit are
+ * public. */
 struct cst_ticket {
     uint64_t number; /* Number, unique among pending tickets. */
     /* Number of a dependency that failed. Valid if doomed is set. */
@@ -60,8 +60,8 @@ void cst_tickets_init(struct cst_tickets *tickets);
 int cst_tickets_add(struct cst_tickets *tickets, struct cst_ticket *ticket, uint64_t number,
                     const uint64_t *after, size_t n_after, struct cst_err *err);
 
-/* Remove the ticket that became ready first from the ready list and return it; NULL: none is ready.
- */
+/* Remove the ticket that became ready first from the ready list and return it; NULL: none is
+ * ready. */
 struct cst_ticket *cst_tickets_take(struct cst_tickets *tickets);
 
 /* End @ticket, which cst_tickets_take had returned, with @status. The set no longer refers to

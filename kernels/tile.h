@@ -116,8 +116,8 @@ bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
 /* Most contributions to a reduction: the largest number of ranks of a job. */
 #define CST_TILE_MAX_SRC 64
 
-/* Position of a walk through the tiles of a chunk. It may be copied in order to return to it later.
- */
+/* Position of a walk through the tiles of a chunk. It may be copied in order to return to it
+ * later. */
 struct cst_tile_walk {
     const struct cst_tile_work *work; /* The command; borrowed. */
     uint32_t span;                    /* Index of the current span in the table. */

@@ -24,8 +24,8 @@
 #define CST_WORK_MAX_USES                                                                          \
     (CST_TILE_MAX_SRC + CST_WORK_MAX_DST + 2 * CST_WORK_MAX_ROWS + CST_CHUNK_N_ROWS + 1)
 
-/* Data that all commands share. Only the loop thread uses it, except for progress and the budget.
- */
+/* Data that all commands share. Only the loop thread uses it, except for progress and the
+ * budget. */
 struct cst_work_context {
     struct cst_device *device;     /* Device; borrowed. */
     struct cst_segments *segments; /* Segments; borrowed. */

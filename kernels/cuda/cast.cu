@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/cast.h on a GPU: 6 bytes per element. A block converts CST_CUDA_CAST_ELEMS elements, a
- * thread four at a time: 16 bytes of fp32 and 8 of bf16, so that a warp's accesses are one piece on
+/* kernels/cast.h on a GPU: 6 bytes per element. A block converts CST_CUDA_CAST_ELEMS elements, and
+ * a thread four at a time: 16 bytes of fp32 and 8 of bf16. The accesses of a warp are contiguous on
  * both sides. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/bf16.cuh"
@@ -25,8 +25,9 @@ __device__ __forceinline__ void upcast_quad(const uint16_t *src, float *dst)
                                                         cst_bf16_first(h.y), cst_bf16_second(h.y)));
 }
 
-/* A block's part of @n elements: @quad for four, @one for one. @fp32 and @bf16: the two rows, to
- * see whether they are aligned from some element on. */
+/* Convert the block's part of @n elements: @quad converts four elements, @one converts one. @fp32
+ * and @bf16 are the two rows. Fours need rows that are aligned together from some element on; the
+ * elements before and after them are converted one by one. */
 template <class Quad, class One>
 __device__ __forceinline__ void convert(uint64_t n, const float *fp32, const uint16_t *bf16,
                                         Quad quad, One one)

@@ -30,6 +30,7 @@ static void cuda_close(void *state)
 static int cuda_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
                     struct cst_err *err)
 {
+    /* The engines of nodes bind and populate host memory. */
     (void)node;
     (void)note;
     return cst_gpu_map(state, fd, mem, err);
@@ -46,7 +47,7 @@ static void cuda_unmap(void *state, struct cst_mem *mem)
     cst_gpu_unmap(state, mem);
 }
 
-/* The host's engines do it, each on its node. */
+/* Host memory is populated by the engines of nodes, each on its node. */
 static int cuda_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
                          struct cst_err *err)
 {
@@ -102,9 +103,12 @@ static int cuda_update(void *state, unsigned thread, const struct cst_device_upd
 
 const struct cst_device_ops cst_cuda_ops = {
     .name = "cuda",
-    .always_locks = true, /* copies of other memory are slow */
-    .max_team = 4,        /* each has a stage: one adds up while another's sums go down */
-    .max_lanes = 2,       /* one piece is under way while the next is enqueued */
+    /* Copies of unlocked memory are slow. */
+    .always_locks = true,
+    /* Each thread has a stage. While the sums of one thread are copied, another thread sums. */
+    .max_team = 4,
+    /* One piece is under way while the next one is enqueued. */
+    .max_lanes = 2,
     .piece_bytes = 16u << 20,
     .max_tiles = CST_GPU_STAGE_TILES,
     .open = cuda_open,

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LISTED 16 /* devices named in words */
+/* Number of devices named in a message. */
+#define MAX_LISTED 16
 
 typedef CUresult (*get_proc_fn)(const char *symbol, void **out, int version, cuuint64_t flags,
                                 CUdriverProcAddressQueryResult *found);
@@ -14,7 +15,8 @@ typedef CUresult (*get_version_fn)(int *version);
 
 /* -- opening -------------------------------------------------------------------------------- */
 
-/* dlsym's object pointer as the function pointer that it is: C has no cast for that. */
+/* Store the address of symbol @name in @out. C has no conversion from the object pointer of dlsym
+ * to a function pointer, hence the copy. Returns false if there is no such symbol. */
 static bool find_symbol(void *library, const char *name, void *out)
 {
     void *symbol = dlsym(library, name);
@@ -31,7 +33,8 @@ static int too_old(const struct cst_cuda_driver *driver, struct cst_err *err)
                        CST_CUDA_MIN_DRIVER / 1000, CST_CUDA_MIN_DRIVER % 1000 / 10);
 }
 
-/* The version can be asked before cuInit, and without cuGetProcAddress. */
+/* Check the version of the driver. cuDriverGetVersion works before cuInit and is found without
+ * cuGetProcAddress. */
 static int check_version(struct cst_cuda_driver *driver, struct cst_err *err)
 {
     get_version_fn get_version;
@@ -175,7 +178,8 @@ bool cst_cuda_is_sticky(CUresult result)
     return false;
 }
 
-/* Is it that this device (or this pair of devices) cannot do it? */
+/* Returns whether @result means that this device, or this pair of devices, cannot do the
+ * operation. */
 static bool is_unsupported(CUresult result)
 {
     return result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED ||
@@ -233,8 +237,8 @@ int cst_cuda_uuid(const struct cst_cuda_driver *driver, CUdevice device,
     if (rc != CST_OK) {
         return rc;
     }
-    /* The driver has no attribute for it: a MIG instance has it in its name ("NVIDIA H100 MIG
-     * 1g.10gb"). */
+    /* The driver has no attribute for MIG instances. Their names contain "MIG", as in "NVIDIA H100
+     * MIG 1g.10gb". */
     to += sprintf(to, "%s", strstr(name, " MIG ") != NULL ? "MIG" : "GPU");
     for (int i = 0; i < 16; i++) {
         bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
@@ -244,7 +248,7 @@ int cst_cuda_uuid(const struct cst_cuda_driver *driver, CUdevice device,
     return CST_OK;
 }
 
-/* Add @uuid to the list @text of @size bytes. */
+/* Add @uuid to the list in @text, which has @size bytes. */
 static void list(char *text, size_t size, const char *uuid)
 {
     size_t n = strlen(text);

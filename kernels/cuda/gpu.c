@@ -12,7 +12,7 @@ static int attribute(struct cst_gpu *gpu, CUdevice_attribute which, int *out, st
                           err, "attribute %d of %s", (int)which, gpu->uuid);
 }
 
-/* What cistern cannot do without. */
+/* Check for the features that cistern needs. */
 static int check_abilities(struct cst_gpu *gpu, struct cst_err *err)
 {
     static const struct {
@@ -76,7 +76,8 @@ static int describe(struct cst_gpu *gpu, struct cst_err *err)
     return rc;
 }
 
-/* A thread that waits for the GPU sleeps: the workers need the processors. */
+/* Retain the primary context. Threads that wait for the GPU sleep, because the workers need the
+ * processors. */
 static int open_context(struct cst_gpu *gpu, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;

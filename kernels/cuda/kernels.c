@@ -5,10 +5,10 @@
 
 _Static_assert(CST_CUDA_TILE_ELEMS == CST_TILE_ELEMS, "kernels/cuda/args.h and proto/table.h");
 
-/* The device code: made by nvcc and build-aux/embed.sh. */
+/* The device code, made by nvcc and build-aux/embed.sh. */
 extern const unsigned char cst_cuda_fatbin[];
 
-/* Blocks that a grid can have. */
+/* Largest number of blocks in a grid. */
 static const uint64_t MAX_BLOCKS = 0x7fffffff;
 
 struct entry {
@@ -61,8 +61,8 @@ void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels)
     kernels->driver->cuModuleUnload(kernels->module);
 }
 
-/* @n items, @per_block of them to a block of @threads. Nothing to do is no launch: a grid has a
- * block at least. */
+/* Launch a kernel for @n items, with @per_block items in a block of @threads. Without items nothing
+ * is launched, because a grid has at least one block. */
 static int launch(const struct cst_cuda_kernels *kernels, CUstream stream, CUfunction function,
                   const char *name, uint64_t n, uint64_t per_block, unsigned threads, void **args,
                   struct cst_err *err)
@@ -133,7 +133,7 @@ int cst_cuda_norm(const struct cst_cuda_kernels *kernels, CUstream stream, uint6
 {
     void *args[] = {&n, &sums, &out};
 
-    /* One block, whatever n: also none has a sum. */
+    /* One block for any n: with n = 0 the kernel stores the sum 0. */
     return launch(kernels, stream, kernels->norm, "norm", 1, 1, CST_CUDA_NORM_THREADS, args, err);
 }
 

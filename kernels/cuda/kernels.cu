@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's kernels as one unit: one fatbinary for the GPU, one object for the processor. */
+/* All kernels of the engine as one unit: a fatbinary for the GPU, an object for the processor. */
 #include "kernels/cuda/cast.cu"
 #include "kernels/cuda/norm.cu"
 #include "kernels/cuda/reduce.cu"

@@ -19,7 +19,7 @@ static CUdeviceptr device_pointer(struct cst_addr addr)
 
 /* -- host memory ---------------------------------------------------------------------------- */
 
-/* Where it is, and that it is backed, is for the host's engines to say. */
+/* Map host memory. The engines of nodes bind and populate it. */
 int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err)
 {
     void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -43,7 +43,8 @@ static char *registration(const struct cst_mem *mem, uint64_t i)
     return (char *)mem->base + i * CST_GPU_REGISTRATION;
 }
 
-/* Undo the first @n registrations, last one first. False: the driver did not let go of one. */
+/* Undo the first @n registrations, the last one first. Returns false if the driver did not release
+ * one. */
 static bool unregister(struct cst_gpu *gpu, const struct cst_mem *mem, uint64_t n)
 {
     bool all = true;
@@ -75,7 +76,7 @@ int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_
 
 /* -- memory of a GPU ------------------------------------------------------------------------ */
 
-/* "…: x of y bytes are free" behind the words, where the driver can tell. */
+/* Append ": x of y bytes are free" to the message if the driver can tell. Returns the status. */
 static int add_free_bytes(struct cst_gpu *gpu, struct cst_err *err)
 {
     size_t n_free = 0, total = 0;
@@ -88,7 +89,7 @@ static int add_free_bytes(struct cst_gpu *gpu, struct cst_err *err)
     return what.status;
 }
 
-/* Memory of this GPU and a descriptor that stands for it. */
+/* Create memory on this GPU and a descriptor of it. */
 static int make(struct cst_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHandle *handle, int *fd,
                 struct cst_err *err)
 {
@@ -115,7 +116,7 @@ static int make(struct cst_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHandl
     return CST_OK;
 }
 
-/* Map what @handle stands for, for this GPU to read and write. */
+/* Map the memory of @handle for reading and writing by this GPU. */
 static int map_handle(struct cst_gpu *gpu, CUmemGenericAllocationHandle handle, uint64_t bytes,
                       CUdeviceptr *out, struct cst_err *err)
 {
@@ -153,7 +154,7 @@ err_after_reserve:
     return rc;
 }
 
-/* The handle that @fd stands for. */
+/* Import the handle that @fd stands for. */
 static int import(struct cst_gpu *gpu, int fd, CUmemGenericAllocationHandle *handle,
                   struct cst_err *err)
 {
@@ -164,7 +165,8 @@ static int import(struct cst_gpu *gpu, int fd, CUmemGenericAllocationHandle *han
                        err, "importing the handle of a GPU's memory");
 
     if (rc == CST_EINTERNAL) {
-        err->status = rc = CST_EINVAL; /* the descriptor came from outside */
+        /* The descriptor came from outside. */
+        err->status = rc = CST_EINVAL;
     }
     return rc;
 }
@@ -184,7 +186,7 @@ int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem
         return rc;
     }
     rc = map_handle(gpu, handle, mem->bytes, &at, err);
-    /* The mapping keeps the memory. */
+    /* The mapping keeps the memory alive. */
     (void)gpu->driver.cuMemRelease(handle);
     if (rc != CST_OK) {
         goto err_after_make;
@@ -193,7 +195,9 @@ int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem
     if (made >= 0) {
         rc = cst_gpu_fill(gpu, thread, start, mem->bytes, err);
         if (rc == CST_EGPU) {
-            return rc; /* the memory may be in use: it goes with the process */
+            /* The GPU may still be accessing the memory, which therefore lasts until the process
+             * ends. */
+            return rc;
         }
         if (rc != CST_OK) {
             goto err_after_map;
@@ -212,7 +216,7 @@ err_after_make:
     return rc;
 }
 
-/* What the driver does not let go of stays mapped: it may be at work on it. */
+/* Memory that the driver does not release stays mapped, because the GPU may be accessing it. */
 void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem)
 {
     (void)gpu->driver.cuCtxSetCurrent(gpu->context);
@@ -227,7 +231,7 @@ void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem)
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
-/* Bytes from @addr to where the next registration begins. */
+/* Returns the bytes from @addr to the next registration. A copy must not extend over two. */
 static uint64_t to_border(struct cst_addr addr)
 {
     return addr.mem->device != 0 ? UINT64_MAX
@@ -307,7 +311,8 @@ int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint
     return cst_gpu_settle(gpu, thread, rc, err);
 }
 
-/* The thread's place for values, made when it is first needed: few jobs do. */
+/* Set @out to the thread's buffer for values. It is allocated at its first use, because few jobs
+ * need it. */
 static int find_values(struct cst_gpu *gpu, unsigned thread, struct cst_mem *out,
                        struct cst_err *err)
 {

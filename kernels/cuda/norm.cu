@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/norm.h on a GPU: the sums, one after the other, in double. The additions are a chain that
- * only one thread can do (about 8 cycles each); the others bring the next piece into shared memory
- * meanwhile, so that the chain never waits for memory. */
+/* kernels/norm.h on a GPU: the sums, added one after the other in double. The additions form a
+ * chain, which only one thread can compute (about 8 cycles each). The other threads load the next
+ * piece into shared memory at the same time, so that the chain never waits for memory. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/cuda.cuh"
 
 namespace
 {
 
-const uint32_t PIECE = 1024; /* sums; two pieces are 16 KiB of shared memory */
+/* Number of sums in a piece. Two pieces take 16 KiB of shared memory. */
+const uint32_t PIECE = 1024;
 
-/* Bring sums [at, at + PIECE) of @n; zeros behind the last change nothing: sums are not negative,
- * so the total is never -0. */
+/* Load sums [at, at + PIECE) of @n. Zeros after the last sum do not change the total: sums are not
+ * negative, and the total is therefore never -0. */
 __device__ __forceinline__ void bring(double *piece, uint64_t n, const double *sums, uint64_t at)
 {
     for (uint32_t i = threadIdx.x; i < PIECE; i += CST_CUDA_NORM_THREADS) {
@@ -41,7 +42,8 @@ extern "C" __global__ void __launch_bounds__(CST_CUDA_NORM_THREADS)
     for (uint64_t at = 0; at < n; at += PIECE) {
         uint32_t turn = at / PIECE % 2;
 
-        /* The warp of the adding thread brings its share first: a warp does one thing at a time. */
+        /* The warp of the adding thread loads its part first, because a warp does one thing at a
+         * time. */
         bring(pieces[turn ^ 1], n, sums, at + PIECE);
         if (threadIdx.x == 0) {
             total = add_up(pieces[turn], total);

@@ -14,7 +14,8 @@ int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device)
     if (driver->cuDeviceGetPCIBusId(slot, sizeof slot, device) != CUDA_SUCCESS) {
         return -1;
     }
-    for (char *p = slot; *p != '\0'; p++) { /* the driver writes capitals, the kernel does not */
+    /* The driver writes capital letters, and sysfs has small ones. */
+    for (char *p = slot; *p != '\0'; p++) {
         *p = (char)tolower((unsigned char)*p);
     }
     (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", slot);
@@ -28,7 +29,7 @@ int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device)
     return node;
 }
 
-/* *out: what is to be known of device number @i; NULL: no memory for it. */
+/* Describe device number @i in *out, which the caller owns; NULL: no memory. */
 static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, struct cst_err *err)
 {
     char uuid[CST_CUDA_UUID_BYTES], name[128] = "";

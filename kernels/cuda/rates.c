@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern-engine-cuda --rates: copies between memory of a node and a GPU as the engine makes them:
- * registered memory, its lanes, their streams, its pieces. */
+/* cistern-engine-cuda --rates: copies between the memory of a node and a GPU, made as the engine
+ * makes them, with registered memory and its lanes, streams and pieces. */
 #include "kernels/rates.h"
 
 #include "kernels/cuda/device.h"
@@ -13,38 +13,42 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define REGION_BYTES ((uint64_t)256 << 20) /* that copies go through again and again */
-#define WINDOW_NS 60000000u                /* that a run lasts */
-#define N_RUNS 5                           /* counted, after one that is not */
+/* Size of the regions through which copies go repeatedly. */
+#define REGION_BYTES ((uint64_t)256 << 20)
+#define WINDOW_NS 60000000u /* Duration of a run in nanoseconds. */
+/* Number of counted runs, after one that is not counted. */
+#define N_RUNS 5
 #define LATENCY_BUDGET_S 0.2
 #define PAGE_BYTES 4096
 #define MAX_LANES 64
 
-/* Copies one way, for as long as a window is open. */
+/* Copies in one direction, made until the window closes. */
 struct way {
-    struct cst_addr dst, src; /* regions */
+    struct cst_addr dst, src; /* Regions. */
     uint64_t piece_bytes;
-    atomic_ullong next;      /* number of the piece that is copied next */
-    double rate[MAX_LANES];  /* bytes/s of each lane in this run */
-    double runs[N_RUNS + 1]; /* bytes/s of all lanes */
+    atomic_ullong next;      /* Number of the piece that is copied next. */
+    double rate[MAX_LANES];  /* Bytes per second of each lane in this run. */
+    double runs[N_RUNS + 1]; /* Bytes per second of all lanes in each run. */
 };
 
 struct cuda_rates {
     struct cst_cpus cpus;
     struct cst_device device;
-    struct cst_gpu *gpu;   /* = device.state */
-    struct cst_crew lanes; /* as many for up as for down */
-    unsigned n_lanes;      /* in each direction */
-    int node;              /* of the host memory; -1: any */
+    struct cst_gpu *gpu;   /* Equals device.state. */
+    struct cst_crew lanes; /* n_lanes threads for each direction. */
+    unsigned n_lanes;      /* Number of lanes in each direction. */
+    int node;              /* NUMA node of the host memory; -1: any. */
     struct cst_trial_memory host[2];
-    struct cst_mem own[2];          /* on the GPU */
-    struct cst_device other;        /* one that it reaches; no ops: none */
-    struct cst_mem others, reached; /* memory there, as the other sees it and as this one does */
-    struct way *ways[2];            /* under way */
+    struct cst_mem own[2]; /* Memory on the GPU. */
+    /* Another GPU that this one reaches. ops is NULL if there is none. */
+    struct cst_device other;
+    /* Memory on the other GPU, as the other GPU sees it and as this one does. */
+    struct cst_mem others, reached;
+    struct way *ways[2]; /* Directions of the current run. */
     struct cst_job job;
-    uint64_t window_end; /* ns */
+    uint64_t window_end; /* Monotonic time at which the current run ends. */
     atomic_bool failed;
-    struct cst_err err; /* the first failure's, by who set failed */
+    struct cst_err err; /* The first failure. Written by the thread that set failed. */
     double up, down, up_both, down_both, latency, peer, memory;
 };
 
@@ -62,7 +66,7 @@ static struct cst_addr ahead(struct cst_addr addr, uint64_t bytes)
     return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + bytes};
 }
 
-/* A lane's part of a run: pieces until the window closes. */
+/* One lane's part of a run: copy pieces until the window closes. */
 static void copy_lane(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct cuda_rates *r =
@@ -91,7 +95,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Copy @a's way, and at the same time @b's if that is not NULL; the medians. */
+/* Measure copies of @a, and of @b at the same time if it is not NULL. Stores the median rates. */
 static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct way *b,
                     double *rate_b)
 {
@@ -161,7 +165,7 @@ static int measure_all(struct cuda_rates *r, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- what it is measured on ----------------------------------------------------------------- */
+/* -- devices and memory to measure on ------------------------------------------------------- */
 
 static void place_lane(void *arg, unsigned thread)
 {
@@ -182,7 +186,7 @@ static unsigned choose_lanes(const struct cuda_rates *r,
     return n < MAX_LANES ? n : MAX_LANES;
 }
 
-/* Nothing is left of cpus that could not be opened. */
+/* Open r->cpus for @node. On failure r->cpus is zeroed and must not be closed. */
 static int open_cpus(struct cuda_rates *r, int node, struct cst_err *err)
 {
     int rc = cst_cpus_open(&r->cpus, (unsigned)node, err);
@@ -193,7 +197,8 @@ static int open_cpus(struct cuda_rates *r, int node, struct cst_err *err)
     return rc;
 }
 
-/* The node is known when the GPU is; the GPU is opened with as many streams as there are lanes. */
+/* Open the GPU with a stream for each lane. If the node was not given, it is known only after the
+ * GPU is open; r->cpus is then opened again. */
 static int open_device(struct cuda_rates *r, const struct cst_engine_rates_options *options,
                        struct cst_err *err)
 {
@@ -242,13 +247,14 @@ static int open_memory(struct cuda_rates *r, struct cst_err *err)
             rc = cst_device_import(&r->device, 0, &fd, &r->own[i], err);
         }
         if (fd >= 0) {
-            (void)close(fd); /* the mapping keeps the memory */
+            /* The mapping keeps the memory alive. */
+            (void)close(fd);
         }
     }
     return rc;
 }
 
-/* Memory of another GPU of this machine, if there is one that can be reached: the first of them. */
+/* Open the first other GPU that this one can reach, if there is one, and map memory of it. */
 static void open_peer(struct cuda_rates *r)
 {
     const struct cst_cuda_driver *driver = &r->gpu->driver;

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/reduce.h on a GPU, CST_CUDA_BLOCK_TILES tiles per block of threads; and the sum alone, in
- * fp32, that kernels/accumulate.h stores in a row.
+/* kernels/reduce.h on a GPU, with CST_CUDA_BLOCK_TILES tiles per block of threads, and the fp32 sum
+ * that kernels/accumulate.h stores in a row.
  *
- *   1. CST_CUDA_TILE_THREADS threads per tile add the contributions up, 16 bytes of each at a time,
- *      write the result and leave its magnitude (bf16 without sign) in shared memory.
- *   2. One half-warp per tile sums the squares in the order that reduce.h prescribes: lane j takes
- *      elements j, j + 16, ... one after the other, 256 additions that wait for each other; then
- *      the tree, by shuffles.
+ * - Step 1: CST_CUDA_TILE_THREADS threads per tile sum the contributions, 16 bytes of each at a
+ *   time. They write the result and leave its magnitude (bf16 without sign) in shared memory.
+ * - Step 2: one half-warp per tile sums the squares in the order that reduce.h prescribes. Lane j
+ *   takes elements j, j + 16, ... one after the other, 256 additions that wait for each other. The
+ *   tree follows, by shuffles.
  *
- * Step 2 is made cheap, because one warp does it while seven wait: a bf16 becomes a double by a
- * shift and an exact multiplication (conversions have an eighth of the rate), infinities and NaN
- * are told by the largest magnitude afterwards, and blocks use different warps, so that the chains
- * of an SM's blocks do not meet on one of its four schedulers. README.md has the figures. Padding a
- * tile with zeros is harmless: fma(0, 0, lane) is the lane, as none is ever -0. */
+ * One warp does step 2 while seven wait. Step 2 is therefore made cheap:
+ *
+ * - A bf16 becomes a double by a shift and an exact multiplication, because conversions have an
+ *   eighth of the rate.
+ * - Infinities and NaN are found afterwards, by the largest magnitude.
+ * - Blocks use different warps. The chains of the blocks of an SM then do not meet on one of its
+ *   four schedulers. README.md has the figures.
+ *
+ * Padding a tile with zeros is harmless: fma(0, 0, lane) is the lane, because no lane is -0. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/bf16.cuh"
 #include "kernels/reduce.h"
@@ -21,16 +25,17 @@ namespace
 {
 
 const uint32_t WARP = 32;
-const uint32_t LANES = 16;  /* of the sum of squares */
-const uint32_t GROUP = 8;   /* elements that a thread does at once: 16 bytes of bf16 */
-const uint32_t GROUPS = 2;  /* of a thread, loaded together, STRIDE elements apart */
-const uint32_t UNROLL = 16; /* elements of a lane whose loads are issued together */
+const uint32_t LANES = 16; /* Lanes of the sum of squares. */
+const uint32_t GROUP = 8;  /* Elements that a thread processes together: 16 bytes of bf16. */
+/* Groups of a thread that are loaded together, STRIDE elements apart. */
+const uint32_t GROUPS = 2;
+const uint32_t UNROLL = 16; /* Elements of a lane whose loads are issued together. */
 const uint32_t STRIDE = CST_CUDA_TILE_THREADS * GROUP;
-const uint32_t BLOCKS_PER_SM = 5; /* at 48 registers */
+const uint32_t BLOCKS_PER_SM = 5; /* Resident blocks per SM, at 48 registers per thread. */
 const uint32_t BLOCK_THREADS = CST_CUDA_TILE_THREADS * CST_CUDA_BLOCK_TILES;
 
-/* The copies of the two tiles, 32 bytes out of step so that the half-warps read from different
- * banks. */
+/* Size of the copy of a tile in shared memory. The copies of the two tiles are shifted against each
+ * other by 32 bytes, which lets the half-warps read from different banks. */
 const uint32_t COPY_ELEMS = CST_CUDA_TILE_ELEMS + LANES;
 
 __device__ __forceinline__ bool whole(const uint16_t *row, uint32_t i, uint32_t n)
@@ -38,7 +43,7 @@ __device__ __forceinline__ bool whole(const uint16_t *row, uint32_t i, uint32_t 
     return i + (GROUPS - 1) * STRIDE + GROUP <= n && cst_aligned(row, 16);
 }
 
-/* Elements [i, i + GROUP) of @row as pairs, one by one; those from @n on are zero. */
+/* Load elements [i, i + GROUP) of @row as pairs, one by one. Elements from @n on are zero. */
 __device__ __forceinline__ uint4 load_group(const uint16_t *row, uint32_t i, uint32_t n)
 {
     uint16_t e[GROUP];
@@ -63,7 +68,7 @@ __device__ __forceinline__ void store_group(uint16_t *row, uint32_t i, uint32_t 
     }
 }
 
-/* A thread's groups of one row: at i, i + STRIDE, ... */
+/* Load a thread's groups of one row, at i, i + STRIDE, ... */
 __device__ __forceinline__ void load_groups(uint4 *groups, const uint16_t *row, uint32_t i,
                                             uint32_t n)
 {
@@ -103,7 +108,7 @@ __device__ __forceinline__ void set_pair(float *sum, uint32_t pair)
     sum[1] = cst_bf16_second(pair);
 }
 
-/* What is stored for @sum; @added: it came out of an addition. */
+/* Returns the stored value of @sum. @added: @sum is the result of an addition. */
 __device__ __forceinline__ uint16_t down(float sum, bool added)
 {
     return added && sum != sum ? static_cast<uint16_t>(CST_REDUCE_NAN) : cst_bf16_down(sum);
@@ -117,7 +122,7 @@ __device__ __forceinline__ uint4 down_group(const float *sum, bool added)
                       cst_bf16_pair(down(sum[6], added), down(sum[7], added)));
 }
 
-/* A thread's groups of the sum over all sources, in rank order; @sum is zero. */
+/* Sum a thread's groups over all sources, in rank order. @sum is zero before. */
 __device__ __forceinline__ void add_groups(float (*sum)[GROUP], const cst_cuda_sources &sources,
                                            uint64_t start, uint32_t i, uint32_t n)
 {
@@ -137,7 +142,7 @@ __device__ __forceinline__ void add_groups(float (*sum)[GROUP], const cst_cuda_s
     }
 }
 
-/* The same as it is stored in bf16. */
+/* Sum a thread's groups over all sources and convert them to bf16. */
 __device__ __forceinline__ void sum_groups(uint4 *out, const cst_cuda_sources &sources,
                                            uint64_t start, uint32_t i, uint32_t n)
 {
@@ -157,8 +162,8 @@ __device__ __forceinline__ uint4 magnitudes(uint4 group)
     return make_uint4(group.x & no_sign, group.y & no_sign, group.z & no_sign, group.w & no_sign);
 }
 
-/* Step 1 for a tile: the result into @dst and @copy, where zeros follow up to a multiple of what a
- * half-warp reads at once. */
+/* Step 1 for a tile: store the result in @dst and its magnitudes in @copy. Zeros follow in @copy,
+ * up to a multiple of what a half-warp reads together. */
 __device__ __forceinline__ void add_up(const cst_cuda_sources &sources, uint64_t start, uint32_t n,
                                        uint16_t *dst, uint16_t *copy)
 {
@@ -176,15 +181,15 @@ __device__ __forceinline__ void add_up(const cst_cuda_sources &sources, uint64_t
     }
 }
 
-/* A finite magnitude as a double. Where a double has its exponent, in steps of 2^-1022, a bf16's
- * counts from 2^-126: subnormals, too, are off by 2^896 exactly. */
+/* Convert a finite magnitude to double. The exponent of a bf16 counts from 2^-126, that of a double
+ * from 2^-1022. After the shift, all values, also subnormals, are too small by exactly 2^896. */
 __device__ __forceinline__ double exact(uint32_t magnitude)
 {
     return __dmul_rn(__hiloint2double(static_cast<int>(magnitude << 13), 0), 0x1p896);
 }
 
-/* @sum of squares, of which @largest is the largest magnitude: neither finite nor needed if that is
- * infinite or NaN. */
+/* Returns @sum, the sum of squares, or infinity or NaN if @largest, the largest magnitude, is. @sum
+ * is not valid in these cases. */
 __device__ __forceinline__ double or_not_finite(double sum, uint32_t largest)
 {
     const uint32_t infinity = 0x7f80u;
@@ -195,9 +200,9 @@ __device__ __forceinline__ double or_not_finite(double sum, uint32_t largest)
     return sum;
 }
 
-/* The sum of squares of the elements of @copy that are this half-warp's: @n of them, then zeros up
- * to a multiple of LANES x UNROLL. The first lane of each half has it. The whole warp calls it,
- * each half with a tile of its own. */
+/* Returns the sum of squares of this half-warp's elements of @copy: @n elements, followed by zeros
+ * up to a multiple of LANES x UNROLL. The first lane of each half holds the result. The whole warp
+ * calls the function, each half with a tile of its own. */
 __device__ __forceinline__ double sum_squares(const uint16_t *copy, uint32_t n)
 {
     double lane = 0.0;
@@ -222,7 +227,7 @@ __device__ __forceinline__ double sum_squares(const uint16_t *copy, uint32_t n)
     return lane != lane ? __hiloint2double(0x7ff80000, 0) : lane;
 }
 
-/* The warp of a block that sums the squares: one of four, as if by chance. */
+/* Returns the warp of a block that sums the squares: a pseudorandom one of the first four. */
 __device__ __forceinline__ uint32_t summing_warp()
 {
     return blockIdx.x * 0x9e3779b1u >> 30;
@@ -259,7 +264,7 @@ CST_KERNEL(cst_reduce_kernel);
 namespace
 {
 
-/* A group of fp32 sums to elements [i, i + GROUP) of @row, as far as there are @n. */
+/* Store a group of fp32 sums as elements [i, i + GROUP) of @row, up to element @n. */
 __device__ __forceinline__ void store_sums(float *row, uint32_t i, uint32_t n, const float *sum)
 {
     if (i + GROUP <= n && cst_aligned(row, 16)) {
@@ -279,7 +284,8 @@ __device__ __forceinline__ void store_sums(float *row, uint32_t i, uint32_t n, c
 
 } // namespace
 
-/* Nothing but loads and stores: at the memory roof without more. */
+/* The kernel has only loads, additions and stores. It reaches the bandwidth of the memory without
+ * further measures. */
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     cst_sum_kernel(uint64_t n_tiles, const cst_cuda_tile *tiles, const cst_cuda_sources sources,
                    float *dst)

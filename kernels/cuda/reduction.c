@@ -3,30 +3,31 @@
 
 #include "kernels/cuda/memory.h"
 
-#define BASE_ALIGN 64 /* elements: what is staged is aligned as it is in its row */
+/* Staged data has the alignment in elements that it has in its row. */
+#define BASE_ALIGN 64
 
 _Static_assert(CST_TILE_MAX_SRC <= CST_CUDA_MAX_SRC, "the kernel takes as many sources");
 _Static_assert(CST_GPU_STAGE_ELEMS / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
                "a tile of each source fits in the stage");
 
-/* A reduction, on one thread. */
+/* A reduction on one thread. */
 struct reduction {
     struct cst_gpu *gpu;
     struct cst_gpu_stage *stage;
     unsigned thread;
     const struct cst_tile_work *work;
     uint32_t n_src;
-    const struct cst_addr *src; /* rows' starts, in rank order */
+    const struct cst_addr *src; /* Starts of the source rows, in rank order. */
     struct cst_undo_slot *undo;
-    struct cst_tile_done *done; /* what was done is added */
-    struct cst_mem row_mem;     /* grad row's memory, up to the end of what is written */
-    uint64_t row_offset;        /* of the row in it, bytes */
+    struct cst_tile_done *done; /* Work done is added here. */
+    struct cst_mem row_mem;     /* Memory of the grad row, up to the end of what is written. */
+    uint64_t row_offset;        /* Offset of the grad row in row_mem, in bytes. */
 };
 
-/* The tiles that are staged together: elements [base, end) of the chunk's rows hold them all. */
+/* Tiles that are staged together. Elements [base, end) of the chunk's rows contain them. */
 struct batch {
-    uint32_t n;    /* in the stage's list */
-    uint64_t base; /* multiple of BASE_ALIGN */
+    uint32_t n;    /* Number of tiles in the list of the stage. */
+    uint64_t base; /* First element, a multiple of BASE_ALIGN. */
     uint64_t end;
 };
 
@@ -35,7 +36,7 @@ static struct cst_addr ahead(struct cst_addr addr, uint64_t elems)
     return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + elems * sizeof(uint16_t)};
 }
 
-/* The next tiles of @walk that are not done, as many as fit into @max_elems. */
+/* Take the next tiles of @walk that are not done, as many as fit into @max_elems. */
 static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t max_elems,
                        struct batch *batch)
 {
@@ -60,7 +61,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
     }
 }
 
-/* Bytes of the contributions to the batch's tile @i. */
+/* Returns the bytes of the contributions to tile @i of the batch. */
 static uint64_t src_bytes(const struct reduction *r, uint32_t i)
 {
     return (uint64_t)r->n_src * r->stage->batch[i].n_elems * sizeof(uint16_t);
@@ -78,7 +79,8 @@ static const double *staged_sums(const struct cst_gpu_stage *stage)
     return (const double *)(const void *)((const char *)stage->host.base + CST_GPU_STAGE_SUMS_AT);
 }
 
-/* Copy the batch's tiles to the GPU and say where the batch's part of each source begins. */
+/* Copy the list of the batch's tiles to the GPU, and set @sources to the batch's part of each
+ * source. */
 static int stage_tiles(struct reduction *r, const struct batch *batch,
                        struct cst_cuda_sources *sources, struct cst_err *err)
 {
@@ -112,7 +114,9 @@ static int launch(struct reduction *r, const struct batch *batch, struct cst_err
                                           at + CST_GPU_STAGE_SUMS_AT, err);
 }
 
-/* Tiles that follow one another go together; what lies between others is not touched. */
+/* Copy gradients and sums of squares to the host. Adjacent tiles are copied together. The row
+ * between tiles that are not adjacent is not touched: it is padding, or belongs to tiles that are
+ * done. */
 static int copy_out(struct reduction *r, const struct batch *batch, struct cst_err *err)
 {
     const struct cst_tile *tiles = r->stage->batch;
@@ -154,7 +158,8 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
     return rc;
 }
 
-/* The sums, fp32, through the stage to the processor, which stores them in the row. */
+/* Sum on the GPU in fp32. The sums go through the stage to the processor, which stores them in the
+ * row. */
 static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
 {
     struct cst_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
@@ -184,14 +189,15 @@ static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst
 
 /* -- on the processor ----------------------------------------------------------------------- */
 
-/* Where row @i of the batch would begin, had it been copied whole: only the batch's part of it is
- * there. */
+/* Returns the address at which a staged source row would begin if it were staged whole. Only the
+ * batch's part of the row is there. */
 static const uint16_t *row_of_staged(const void *staged, const struct batch *batch)
 {
     return (const uint16_t *)((uintptr_t)staged - batch->base * sizeof(uint16_t));
 }
 
-/* Copy the sources that are on GPUs, @max_elems for each, and say where all are. */
+/* Copy the sources that are on GPUs to the stage, with @max_elems of space for each, and set @at to
+ * the starts of all source rows. */
 static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_elems,
                    const uint16_t **at, struct cst_err *err)
 {
@@ -226,16 +232,17 @@ static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t 
     return rc;
 }
 
-/* -- both ----------------------------------------------------------------------------------- */
+/* -- choice between GPU and processor ------------------------------------------------------- */
 
-/* Of one source's rows, that fit into the stage. */
+/* Returns how many elements of each source row fit into the stage. */
 static uint64_t room(uint32_t n_on_gpu, bool on_gpu)
 {
     return on_gpu || n_on_gpu == 0 ? CST_GPU_STAGE_ELEMS
                                    : CST_GPU_STAGE_ELEMS / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
 }
 
-/* Where the grad row is in its segment: its registrations are counted from there. */
+/* Find the segment address of the grad row. Registrations are counted from the start of its
+ * segment. */
 static void find_row(struct reduction *r)
 {
     const struct cst_table_chunk *chunk = &cst_table_chunks(r->work->table)[r->work->chunk];
@@ -246,10 +253,11 @@ static void find_row(struct reduction *r)
                          .bytes = r->row_offset + chunk->n_elems * sizeof *r->work->rows.grad};
 }
 
-/* How the sums are made, and of how many elements at a time. */
+/* Where the sums are made, and for how many elements at a time. */
 struct way {
-    bool on_gpu;        /* all of it, or with an fp32 row the contributions' sum */
-    uint64_t max_elems; /* of the rows, in a batch */
+    /* The GPU makes the whole sum, or with an fp32 row the sum of the contributions. */
+    bool on_gpu;
+    uint64_t max_elems; /* Largest number of elements of the rows in a batch. */
 };
 
 static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)

@@ -4,18 +4,18 @@
 #include "kernels/cuda/memory.h"
 #include "proto/limit.h"
 
-/* Where a batch's scalars are in the stage: in the place of a reduction's rows. A span has a tile
- * at least, so they are no more than tiles. */
+/* Offset of a batch's scalars in the stage. They use the space of a reduction's rows. Each span has
+ * at least one tile; there are therefore no more scalars than tiles. */
 #define SPANS_AT 0
 
 _Static_assert(CST_GPU_STAGE_TILES * sizeof(struct cst_update_scalars) <= CST_GPU_STAGE_TILES_AT,
                "the scalars of as many spans as tiles fit into the stage");
 _Static_assert(CST_UPDATE_GROUP == CST_MX8_BLOCK, "a group is a block");
 
-/* Tiles that a launch does, staged. */
+/* Tiles of one launch, staged. */
 struct batch {
-    uint32_t n;       /* tiles */
-    uint32_t n_spans; /* that they are of */
+    uint32_t n;       /* Number of tiles. */
+    uint32_t n_spans; /* Number of spans to which the tiles belong. */
 };
 
 static void *staged(const struct cst_gpu_stage *stage, uint64_t at)
@@ -102,7 +102,7 @@ static int bring(struct cst_gpu *gpu, unsigned thread, uint64_t at, uint64_t byt
                                 (struct cst_addr){.mem = &stage->host, .offset = at}, bytes, err);
 }
 
-/* The kernel is over. It reads no gradient of a tile whose states stay. */
+/* Add the finished batch to @done. The kernel reads no gradient of a tile whose states stay. */
 static void count(const struct cst_gpu_stage *stage, const struct cst_cuda_update *args,
                   enum cst_moments moments, const struct batch *batch, struct cst_tile_done *done)
 {

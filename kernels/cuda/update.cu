@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/update.h on a GPU, a block of threads per tile: the same formulas, formats and roundings
- * over the vectors of vec.cuh, hence the same bits. Half a warp does two groups of 32 elements at a
- * time, whose loads are all under way before the first store. Which optimizer, and whether the
- * gradient is bf16 or fp32, is a branch that all threads take alike; a kernel for each way to keep
- * moments. */
+/* kernels/update.h on a GPU, with a block of threads per tile. The formulas, formats and roundings
+ * are those of the processor, over the vectors of vec.cuh; the bits are therefore the same. Half a
+ * warp processes two groups of 32 elements at a time, whose loads are all under way before the
+ * first store. There is a kernel for each format and rounding of the moments. The optimizer and the
+ * format of the gradient (bf16 or fp32) are branches that all threads take alike. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/formats.h"
@@ -11,18 +11,20 @@
 namespace
 {
 
-const uint32_t HALVES = CST_CUDA_UPDATE_THREADS / CST_VEC_LANES; /* of warps, in a block */
-const uint32_t AT_ONCE = 2;                                      /* groups of a half */
-const uint32_t UPDATE_BLOCKS_PER_SM = 3;                         /* so at most 80 registers */
+const uint32_t HALVES = CST_CUDA_UPDATE_THREADS / CST_VEC_LANES; /* Half-warps in a block. */
+/* Groups that a half-warp processes together. */
+const uint32_t AT_ONCE = 2;
+/* Resident blocks per SM. A kernel may then use at most 80 registers. */
+const uint32_t UPDATE_BLOCKS_PER_SM = 3;
 
-/* A lane's part of a group. */
+/* The elements of one lane in a group. */
 struct group {
     cst_vec g[CST_VEC_GROUP];
     cst_vec p[CST_VEC_GROUP];
     cst_vec moments[2][CST_VEC_GROUP];
 };
 
-/* A group in shared memory; what is behind a tile's last element is zero. */
+/* A group in shared memory. Elements after the last one of the tile are zero. */
 struct padded {
     uint16_t grad_bf16[CST_UPDATE_GROUP];
     float grad_fp32[CST_UPDATE_GROUP];
@@ -37,7 +39,7 @@ __device__ __forceinline__ uint32_t n_moments(uint32_t optimizer)
     return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
 }
 
-/* The rows from element @i on. */
+/* Returns the rows from element @i on. */
 template <cst_moments MOMENTS>
 __device__ __forceinline__ cst_update_rows rows_at(const cst_update_rows &rows, uint32_t n,
                                                    uint64_t i)
@@ -78,7 +80,7 @@ __device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows
     }
 }
 
-/* @word: this lane's of the group. */
+/* Update a group. @word is this lane's random word of the group. */
 template <cst_vec_memory MEMORY, cst_moments MOMENTS, cst_rounding ROUNDING>
 __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
                                                   const cst_formula_scalars &scalars,
@@ -105,7 +107,7 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
     }
 }
 
-/* Elements of the tile's last group that a lane has: its first one if @n > lane ... */
+/* Returns whether @lane has an element in vector @j of a last group with @n elements. */
 __device__ __forceinline__ bool has(uint32_t lane, int j, uint32_t n)
 {
     return lane + static_cast<uint32_t>(j) * CST_VEC_LANES < n;
@@ -116,8 +118,8 @@ template <class T> __device__ __forceinline__ void move(T *to, const T *from, bo
     *to = there ? *from : T();
 }
 
-/* The @n elements of a group that is not whole, whose rows begin for this lane @at. Each lane fills
- * and empties its own places of @pad. */
+/* Update the @n elements of an incomplete group. @at is the rows at this lane's first element. Each
+ * lane fills and empties its own places of @pad. */
 template <cst_moments MOMENTS, cst_rounding ROUNDING>
 __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
                         const cst_formula_scalars &scalars, cst_vec_bits word,
@@ -188,7 +190,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
     }
 }
 
-/* The tile's states stay as they are; its weights are made of them. */
+/* Keep the states of the tile. Its weights are made from the master weights. */
 template <cst_moments MOMENTS>
 __device__ void keep(const cst_cuda_tile &tile, uint32_t n_rows, const cst_update_rows &rows)
 {
@@ -219,7 +221,8 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     const cst_cuda_tile tile = tiles[blockIdx.x];
     const uint32_t half = threadIdx.x / CST_VEC_LANES, lane = threadIdx.x % CST_VEC_LANES;
     const uint32_t n_rows = n_moments(update.optimizer);
-    const uint32_t n_groups = tile.n_elems / CST_UPDATE_GROUP; /* whole ones */
+    /* Number of complete groups. */
+    const uint32_t n_groups = tile.n_elems / CST_UPDATE_GROUP;
     const uint64_t first = tile.number * (CST_CUDA_TILE_ELEMS / CST_UPDATE_GROUP);
     cst_formula_scalars scalars;
     cst_philox_keys keys;

@@ -10,7 +10,7 @@ static void *pointer(struct cst_addr addr)
     return (char *)addr.mem->base + addr.offset;
 }
 
-/* The moments row that begins at @addr. */
+/* Returns the moments row that begins at @addr. */
 static struct cst_update_moment row_at(const struct cst_device_convert *c, struct cst_addr addr)
 {
     uint8_t *values = pointer(addr);

@@ -13,14 +13,14 @@
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23 /* Added in Linux 5.14. */
 #endif
 
 struct host {
-    const struct cst_kernels *kernels; /* the best that this processor has */
-    const struct cst_cpus *cpus;       /* borrowed */
-    size_t page_bytes;                 /* of the system */
-    struct cst_pace update;            /* of updates */
+    const struct cst_kernels *kernels; /* The best kernels for this processor. */
+    const struct cst_cpus *cpus;       /* Processors of the engine; borrowed. */
+    size_t page_bytes;                 /* Page size of the system. */
+    struct cst_pace update;            /* Rate of updates. */
 };
 
 static int host_open(void **state, const struct cst_device_spec *spec,
@@ -62,7 +62,7 @@ static int host_map(void *state, int fd, int node, struct cst_mem *mem, struct c
         return cst_err_errno(err, errno == ENOMEM ? CST_ENOMEM : CST_EINVAL, errno,
                              "mapping %" PRIu64 " bytes", mem->bytes);
     }
-    /* Advice: it matters only where the system allows large pages in shared memory. */
+    /* The advice has an effect only where the system allows large pages in shared memory. */
     (void)madvise(at, mem->bytes, MADV_HUGEPAGE);
     if (node >= 0) {
         (void)cst_cpus_bind(host->cpus, at, mem->bytes, (unsigned)node, note);
@@ -87,7 +87,7 @@ static void host_unmap(void *state, struct cst_mem *mem)
     (void)munmap(mem->base, mem->bytes);
 }
 
-/* Write to each page without changing it, where the kernel cannot do it for us. */
+/* Write to each page without changing it. Used where the kernel lacks MADV_POPULATE_WRITE. */
 static void touch(char *at, uint64_t bytes, size_t page_bytes)
 {
     for (uint64_t i = 0; i < bytes; i += page_bytes) {
@@ -182,7 +182,7 @@ static int host_reduce(void *state, unsigned thread, const struct cst_tile_work 
     return CST_OK;
 }
 
-/* All rows and contributions must be the host's. */
+/* Check that all rows and contributions are in host memory. */
 static int check_memory(const struct cst_device_update *update, struct cst_err *err)
 {
     bool ours = true;
@@ -240,9 +240,11 @@ const struct cst_device_ops cst_host_ops = {
     .name = "host",
     .one_crew = true,
     .max_team = CST_CREW_MAX_THREADS,
-    .max_lanes = 4, /* more do not copy faster on one node's memory */
+    /* More lanes do not copy faster within the memory of one node. */
+    .max_lanes = 4,
     .piece_bytes = 4u << 20,
-    .max_tiles = 64, /* under a millisecond */
+    /* A piece takes less than a millisecond. */
+    .max_tiles = 64,
     .open = host_open,
     .close = host_close,
     .map = host_map,

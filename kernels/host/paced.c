@@ -14,10 +14,11 @@
 #include <unistd.h>
 
 struct paced {
-    void *host;             /* the host device: it computes, and keeps the rate of updates */
-    struct cst_pace up;     /* of copies to its memory */
-    struct cst_pace down;   /* of copies and sums from there */
-    struct cst_pace within; /* of copies that stay on one side: none is kept */
+    /* State of the host device, which computes and keeps the rate of updates. */
+    void *host;
+    struct cst_pace up;     /* Rate of copies to the accelerator's memory. */
+    struct cst_pace down;   /* Rate of copies and sums to the host. */
+    struct cst_pace within; /* Copies that stay on one side; no rate is kept. */
 };
 
 static int paced_open(void **state, const struct cst_device_spec *spec,
@@ -74,7 +75,7 @@ static int paced_lock(void *state, const struct cst_mem *mem, struct cst_err *er
     return cst_host_ops.lock(((struct paced *)state)->host, mem, err);
 }
 
-/* Memory of its own as the host device sees it. */
+/* Returns the accelerator's memory as the host device sees it. */
 static struct cst_mem as_host(const struct cst_mem *mem)
 {
     struct cst_mem view = *mem;
@@ -86,7 +87,9 @@ static struct cst_mem as_host(const struct cst_mem *mem)
     return view;
 }
 
-/* A worker maps it, too: nobody may make it shorter under us, nor use what is not backed. */
+/* Create memory of the accelerator. A worker maps it, too: the memory is sealed, which prevents the
+ * worker from shrinking it, and allocated, because access to a page that could not be allocated
+ * would cause a signal. */
 static int make(uint64_t bytes, int *out, struct cst_err *err)
 {
     int fd = memfd_create("cistern-paced", MFD_CLOEXEC | MFD_ALLOW_SEALING), saved;
@@ -150,7 +153,7 @@ static void paced_unmap(void *state, struct cst_mem *mem)
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
-/* The way that bytes from @src to @dst take. */
+/* Returns the pace of copies from @src to @dst. */
 static struct cst_pace *way(struct paced *paced, const struct cst_mem *dst,
                             const struct cst_mem *src)
 {
@@ -187,7 +190,7 @@ static int paced_fill(void *state, unsigned thread, struct cst_addr dst, uint64_
 
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
-/* Values cross as they are. */
+/* Convert values to weights. The fp32 values go over the link. */
 static int paced_convert(void *state, unsigned thread, const struct cst_device_convert *convert,
                          struct cst_err *err)
 {
@@ -207,7 +210,7 @@ static int paced_convert(void *state, unsigned thread, const struct cst_device_c
     return rc;
 }
 
-/* Addresses as the host device sees them; @mems is where their memory is described. */
+/* Convert addresses to those of the host device. Their memory is described in @mems. */
 static void all_as_host(const struct cst_addr *from, uint32_t n, struct cst_mem *mems,
                         struct cst_addr *out)
 {
@@ -220,7 +223,7 @@ static void all_as_host(const struct cst_addr *from, uint32_t n, struct cst_mem 
     }
 }
 
-/* Summed where the contributions are; the sums come down. */
+/* Sum on the accelerator. The sums go over the link to the host. */
 static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
                         uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
                         struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
@@ -248,8 +251,8 @@ static bool is_own(const struct cst_addr *addr, uint32_t n)
     return own;
 }
 
-/* Out of place, all of it in the accelerator's memory: what is changed where it is would need undo
- * slots there. */
+/* Check that the update is out of place and entirely in the accelerator's memory. An update in
+ * place would need undo slots there. */
 static int check_update(const struct cst_device_update *update, struct cst_err *err)
 {
     if (cst_device_is_in_place(update)) {
@@ -264,7 +267,7 @@ static int check_update(const struct cst_device_update *update, struct cst_err *
     return CST_OK;
 }
 
-/* The host device keeps the rate. */
+/* Update in the accelerator's memory. The host device keeps the rate. */
 static int paced_update(void *state, unsigned thread, const struct cst_device_update *update,
                         uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                         struct cst_tile_done *done, struct cst_err *err)
@@ -288,9 +291,12 @@ static int paced_update(void *state, unsigned thread, const struct cst_device_up
 const struct cst_device_ops cst_paced_ops = {
     .name = "paced",
     .max_team = CST_CREW_MAX_THREADS,
-    .max_lanes = 2,            /* one sleeps while the other's bytes move */
-    .piece_bytes = 256u << 10, /* a copy begins while the one before it ends, by so much */
-    .max_tiles = 64,           /* as the host's */
+    /* One lane sleeps while the bytes of the other move. */
+    .max_lanes = 2,
+    /* The size of the overlap of a copy with the end of the previous one. */
+    .piece_bytes = 256u << 10,
+    /* As on the host. */
+    .max_tiles = 64,
     .open = paced_open,
     .close = paced_close,
     .map = paced_map,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern-engine-host --rates: one chunk of a job in memory of the node, worked on by the team and
- * the lanes as the engine does it: the same pieces, tile loops, undo slots, crews. */
+/* cistern-engine-host --rates: the team and the lanes work on one chunk of a job in memory of the
+ * node, as an engine does: with its pieces, tile loops, undo slots and crews. */
 #include "kernels/rates.h"
 
 #include "kernels/host/host.h"
@@ -15,13 +15,14 @@
 #include <emmintrin.h>
 #endif
 
-#define BUDGET_S 0.35              /* of a figure */
-#define MIN_BYTES (256u << 20)     /* measured on at least */
-#define MAX_BYTES (2ull << 30)     /* at most */
-#define BYTES_PER_CORE (64u << 20) /* several times what a core has of any cache */
-#define MEMORY_SHARE 8             /* and no more than this part of the node's memory */
-#define ELEM_BYTES 20              /* of the chunk: five rows and two contributions */
-#define PIECE_BYTES (4u << 20)     /* of a plain pass */
+#define BUDGET_S 0.35              /* Time spent on one figure. */
+#define MIN_BYTES (256u << 20)     /* Least memory to measure on. */
+#define MAX_BYTES (2ull << 30)     /* Most memory to measure on. */
+#define BYTES_PER_CORE (64u << 20) /* Several times the size of the caches of a core. */
+#define MEMORY_SHARE 8             /* At most this part of the node's memory is used. */
+/* Bytes of the chunk per element: five rows and two contributions. */
+#define ELEM_BYTES 20
+#define PIECE_BYTES (4u << 20) /* Bytes of a piece of a plain pass over memory. */
 #define N_SRC 2
 
 struct host_rates {
@@ -30,15 +31,15 @@ struct host_rates {
     struct cst_crew team, lanes;
     struct cst_trial_memory arena;
     struct cst_table_header *table;
-    struct cst_undo_slot *slots;         /* one per thread of the team */
-    struct cst_addr rows[CST_ROW_COUNT]; /* of the chunk, in the arena */
-    struct cst_addr src[N_SRC];          /* the contributions' rows, in the arena */
+    struct cst_undo_slot *slots;         /* One slot for each thread of the team. */
+    struct cst_addr rows[CST_ROW_COUNT]; /* Rows of the chunk, in the arena. */
+    struct cst_addr src[N_SRC];          /* Rows of the contributions, in the arena. */
     struct cst_tile_work work;
-    uint64_t n_elems; /* of the chunk, whole pieces */
-    uint64_t marks;   /* commands so far */
+    uint64_t n_elems; /* Number of elements of the chunk, a multiple of a piece. */
+    uint64_t marks;   /* Number of commands so far; each gets the next mark. */
     struct cst_job job;
-    uint64_t memory_bytes;             /* of the node */
-    double pass, update, reduce, copy; /* the figures */
+    uint64_t memory_bytes;             /* Memory of the node. */
+    double pass, update, reduce, copy; /* The results. */
 };
 
 static struct host_rates *rates_of(struct cst_job *job)
@@ -55,7 +56,7 @@ static double run(struct host_rates *r, struct cst_crew *crew, cst_job_piece_fn 
 
 /* -- passes over memory --------------------------------------------------------------------- */
 
-/* As wide as the compiler makes it: memory is the bound. */
+/* A wide vector. The compiler may split it, because memory is the bottleneck. */
 typedef float vector __attribute__((vector_size(64)));
 
 static void scale_piece(struct cst_job *job, uint64_t piece, unsigned thread)
@@ -76,7 +77,7 @@ static double scale(void *arg)
     return run(r, &r->team, scale_piece, r->arena.mem.bytes / PIECE_BYTES);
 }
 
-/* Past the cache, from the arena's first half to its second. */
+/* Copy from the first half of the arena to the second, bypassing the cache. */
 static void stream_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
@@ -153,7 +154,7 @@ static double reduce(void *arg)
     return command(arg, reduce_piece);
 }
 
-/* A lane's: from the arena's first half to its second. */
+/* Copy a lane's piece from the first half of the arena to the second. */
 static void copy_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
@@ -185,7 +186,7 @@ static void measure(struct host_rates *r)
     r->update = (double)r->n_elems / cst_trial_median(update, r, BUDGET_S);
 }
 
-/* -- what it is measured on ----------------------------------------------------------------- */
+/* -- devices and memory to measure on ------------------------------------------------------- */
 
 static void pin_team(void *arg, unsigned thread)
 {
@@ -229,7 +230,7 @@ static int open_crews(struct host_rates *r, const struct cst_engine_rates_option
     return rc == CST_OK ? cst_crew_open(&r->lanes, &lanes, err) : rc;
 }
 
-/* Of node @node; of the machine where that is its only one or none. */
+/* Returns the memory of node @node, or of the machine if it has at most one node. */
 static uint64_t memory_of(const struct cst_cpus *cpus, unsigned node)
 {
     hwloc_obj_t obj = hwloc_get_numanode_obj_by_os_index(cpus->topology, node);
@@ -258,7 +259,8 @@ static int open_table(struct host_rates *r, struct cst_err *err)
 
     cst_table_size(&header, 1, 1, cst_table_n_tiles(r->n_elems));
     r->table = calloc(1, header.total_bytes);
-    /* As in production, not on a line that another thread writes to. */
+    /* The slots are aligned as in an engine: no slot shares a cache line with that of another
+     * thread. */
     r->slots = aligned_alloc(_Alignof(struct cst_undo_slot), r->team.n_started * sizeof *r->slots);
     if (r->table == NULL || r->slots == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a table of %" PRIu64 " tiles",
@@ -272,7 +274,8 @@ static int open_table(struct host_rates *r, struct cst_err *err)
     return CST_OK;
 }
 
-/* Where the rows begin; each by a byte that makes it numbers of the size that training has. */
+/* Place the rows in the arena. Each is filled with a byte that yields numbers of the size that
+ * occurs in training. */
 static void place_rows(struct host_rates *r)
 {
     const uint64_t n = r->n_elems;
