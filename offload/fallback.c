@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Handles failed commands of an update in a room, so that the job goes on without the room.
  *
- *   COPY up fails, or UPDATE    The chunk's rows are unchanged, as nothing was copied down: the
- * node's engine makes the update in place. What waits for the COPYs down, which have no effect,
- * waits for that update instead. COPY down fails             `out` is complete and the chunk's row
- * is torn: the copy is made again. After a few failures the job fails. COPY of a gradient that is
- * The gradient is not kept. The sum is made in any case. to be kept there fails
+ *   - COPY up or UPDATE fails: the chunk's rows are unchanged, because nothing was copied down. The
+ *     node's engine makes the update in place. What waits for the COPYs down, which have no effect,
+ *     waits for that update instead.
+ *   - COPY down fails: `out` is complete and the chunk's row is torn. The copy is made again; after
+ *     a few failures the job fails.
+ *   - COPY of a gradient that is to be kept in the room fails: the gradient is not kept. The sum is
+ *     made in any case.
  *
  * After a few failures the room is given up for this job; if its engine is lost, at once. A lost
  * engine loses only the chunks whose UPDATE is known to be complete: their rows may be half

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a packing to a layout: chunks with their tensors and uses. Where their rows are: rows.c. */
+/* Builds a layout from a packing: chunks with their tensors and uses. (The places of rows:
+ * rows.c.) */
 #include "offload/capacity.h"
 #include "offload/layout.h"
 #include "offload/need.h"
@@ -55,7 +56,8 @@ static void place_tensor(struct cst_layout *layout, const struct cst_packing *pa
     chunk->n_uses += tensor->n_uses;
 }
 
-/* Chunk by chunk, in each by offset: own chunks were filled in that order. */
+/* List the tensors chunk by chunk, in each chunk by offset. The job's own chunks were filled in
+ * that order. */
 static void order_tensors(struct cst_layout *layout, const struct cst_model *model,
                           const struct cst_packing *packing)
 {
@@ -89,7 +91,8 @@ static int by_offset(const void *a, const void *b)
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-/* The base's order of first use may be another one. */
+/* Sort the tensors of shared chunks by offset, because the base job's order of first use can
+ * differ. */
 static int order_shared(struct cst_layout *layout, const struct cst_model *model)
 {
     struct placed *list = calloc(model->n_tensors, sizeof *list);
@@ -143,7 +146,7 @@ static int place_tensors(struct cst_layout *layout, struct cst_model *model,
 
 /* -- uses ----------------------------------------------------------------------------------- */
 
-/* All lists lie in one array, which uses[0] starts. */
+/* List the chunks of each operator. All lists are in one array, which begins at uses[0].chunks. */
 static int list_uses(struct cst_layout *layout, const struct cst_model *model)
 {
     uint32_t *seen = calloc(layout->n_chunks, sizeof *seen);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From what was recorded to what is expected: the declared order, and what each phase teaches. */
+/* Learning of phases: the declared order, and recorded phases. */
 #include "proto/patterns.h"
 #include "offload/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NEW_CHANCE 128 /* of something sparse that came once */
-#define LEAST_CHANCE 2 /* less than that is forgotten */
+#define NEW_CHANCE 128 /* Chance of a sparse entry that was observed once. */
+#define LEAST_CHANCE 2 /* Sparse entries with a smaller chance are removed. */
+/* Maximum of n_followed. */
 #define MOST_FOLLOWED 2
-#define SLOWLY 4 /* a chance moves by a SLOWLYth of the way */
+#define SLOWLY 4 /* A chance moves by this part of the distance to its new value. */
 
 int cst_trace_append(struct cst_trace *trace, uint32_t entry)
 {
@@ -33,13 +34,14 @@ int cst_trace_append(struct cst_trace *trace, uint32_t entry)
 struct declaring {
     struct cst_trace *trace;
     const struct cst_layout *layout;
-    uint32_t visit;  /* operators visited so far */
-    uint32_t *seen;  /* per chunk: 1 + the last visit that used it; owned */
-    bool *opened;    /* per chunk: its gradient is; owned */
-    uint8_t *chance; /* per chunk; owned */
+    uint32_t visit;  /* Number of visited operators. */
+    uint32_t *seen;  /* Per chunk: 1 + the last visit that used it; owned. */
+    bool *opened;    /* Per chunk: its gradient is open; owned. */
+    uint8_t *chance; /* Per chunk; owned. */
 };
 
-/* What the visit before used is still there. */
+/* Append the entries of operator @op. Chunks that the previous operator used are still in a
+ * block. */
 static int visit(struct declaring *d, uint32_t op, bool backward)
 {
     const struct cst_layout_use *use = &d->layout->uses[op];
@@ -65,7 +67,7 @@ static int visit(struct declaring *d, uint32_t op, bool backward)
     return status;
 }
 
-/* An operator that is expected less than once a micro-batch comes with that chance. */
+/* An operator that is expected less than once per micro-batch sets the chance of its chunks. */
 static void expect(struct declaring *d, const struct cst_layout_operator *op, uint32_t i)
 {
     float uses = op->expected_uses > 0 && op->expected_uses < 1 ? op->expected_uses : 1;
@@ -137,11 +139,11 @@ int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
 
 struct merging {
     const struct cst_trace *trace;
-    const struct cst_phase *old; /* what was expected */
-    uint32_t n;                  /* entries recorded */
-    uint32_t *entries;           /* what comes out; owned */
-    uint8_t *chances;            /* same; owned */
-    uint32_t *places;            /* per entry of old: where in the record it came; owned */
+    const struct cst_phase *old; /* The phase as it was predicted. */
+    uint32_t n;                  /* Number of recorded entries. */
+    uint32_t *entries;           /* Entries of the result; owned. */
+    uint8_t *chances;            /* Chances of the result; owned. */
+    uint32_t *places;            /* Per entry of `old`: its position in the record; owned. */
     uint32_t n_out;
 };
 
@@ -160,7 +162,7 @@ static uint32_t end_of_run(const struct cst_trace *trace, const uint32_t *v, uin
     return from;
 }
 
-/* Entries of the old run from @i to @end that did not come. */
+/* Keep the entries of the old run from @i to @end that did not come, with a smaller chance. */
 static void emit_missing(struct merging *m, uint32_t i, uint32_t end)
 {
     for (; i < end; i++) {
@@ -173,7 +175,8 @@ static void emit_missing(struct merging *m, uint32_t i, uint32_t end)
     }
 }
 
-/* Sparse entries between the same two others: what came in its order, what did not in its place. */
+/* Merge two runs of sparse entries between the same other entries. Entries that came are in the
+ * order of the record; the others keep their position. */
 static void merge_runs(struct merging *m, uint32_t i, uint32_t i_end, uint32_t j, uint32_t j_end)
 {
     const uint32_t *record = m->trace->record;
@@ -200,7 +203,8 @@ static void merge_runs(struct merging *m, uint32_t i, uint32_t i_end, uint32_t j
     emit_missing(m, i, i_end);
 }
 
-/* Walk both. Where they differ in what is not sparse, the record is right from there on. */
+/* Merge the record with the old phase. Where they differ in an entry that is not sparse, the rest
+ * follows the record only. */
 static void merge(struct merging *m)
 {
     const uint32_t *record = m->trace->record;
@@ -221,8 +225,8 @@ static void merge(struct merging *m)
     }
 }
 
-/* Phase @number becomes the record's first @n entries, and keeps what is sparse and did not come.
- * CST_ENOMEM. */
+/* Set phase @number to the record's first @n entries. With @keep it also keeps sparse entries that
+ * did not come. CST_ENOMEM. */
 static int set_merged(struct cst_trace *trace, uint32_t number, uint32_t n, bool keep)
 {
     static const struct cst_phase nothing;
@@ -236,7 +240,7 @@ static int set_merged(struct cst_trace *trace, uint32_t number, uint32_t n, bool
     int status = CST_ENOMEM;
 
     if (m.entries != NULL && m.chances != NULL && m.places != NULL) {
-        memset(m.places, 0xff, (old->n + 1ul) * sizeof *m.places); /* CST_PHASE_NOWHERE */
+        memset(m.places, 0xff, (old->n + 1ul) * sizeof *m.places); /* CST_PHASE_NOWHERE. */
         merge(&m);
         status =
             cst_phase_set(&trace->phases[number], trace->n_chunks, m.entries, m.chances, m.n_out);
@@ -247,7 +251,7 @@ static int set_merged(struct cst_trace *trace, uint32_t number, uint32_t n, bool
     return status;
 }
 
-/* True if the record's first @n entries are phase @number, but for what may be left out. */
+/* True if the record's first @n entries equal phase @number, apart from sparse entries. */
 static bool is_same(const struct cst_trace *trace, uint32_t number, uint32_t n)
 {
     const struct cst_phase *phase = &trace->phases[number];
@@ -269,11 +273,10 @@ static bool is_same(const struct cst_trace *trace, uint32_t number, uint32_t n)
     }
 }
 
-/* -- where it is kept ---------------------------------------------------------------------------
- */
+/* -- slots ----------------------------------------------------------------------------------- */
 
-/* The phase whose place a new one takes: an empty one, else one that was never found right again,
- * else any; of those the one that was not needed for longest. */
+/* The phase that a new one replaces: an empty one, else one that was not observed again, else any.
+ * Of equal candidates the one that was not used for longest. */
 static uint32_t find_slot(const struct cst_trace *trace)
 {
     uint32_t best = CST_TRACE_PHASES;
@@ -294,8 +297,8 @@ static uint32_t find_slot(const struct cst_trace *trace)
     return best;
 }
 
-/* So much like what was expected that it takes its place: a step varies a little where requests
- * race. */
+/* True if the record is so similar to phase @by, which predicted it, that it replaces that phase: a
+ * step varies a little if requests race. */
 static bool takes_place(const struct cst_trace *trace, uint32_t n, uint32_t by, bool commits)
 {
     const struct cst_phase *phase = &trace->phases[by];
@@ -305,7 +308,7 @@ static bool takes_place(const struct cst_trace *trace, uint32_t n, uint32_t by, 
                              trace->n_wrong <= n / 8 + 1 && more <= n / 8 + 1);
 }
 
-/* What came once only does not change what is expected to follow. */
+/* Learn which phase follows @phase. A single exception does not change the expectation. */
 static void learn_order(struct cst_phase *phase, uint32_t next)
 {
     if (phase->follows == next) {

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An accelerator that is gone takes with it the pools that are in its memory, and no state: weights
- * there are copies, and a gradient that was handed in is of a step that is not committed. So the
- * attempt is over, as with a rank's death:
+/* Loss of an accelerator. The pools in its memory are lost, but no state is: weights in pools are
+ * copies, and a gradient that was handed in belongs to an uncommitted step. So the attempt ends, as
+ * after a rank's death:
  *
  *   RUNNING, LOAD fails            at once
  *   RUNNING, REDUCE, STAGE fails   at once: a contribution is lost
- *   closing, LOAD fails            behind the commit, for which all has been handed in
+ *   closing, LOAD fails            after the commit, for which everything was handed in
  *   closing, REDUCE, STAGE fails   at once, and the step is not committed
- *   of a collection that is void   nobody wants it any more
+ *   command of a void collection   has no effect
  *
- * Updates of this step that were early are finished by the attempt that comes next: they were
- * issued when their sums were in grad rows. What updates lose that are made there is told in
- * fallback.c.
+ * Early updates of the step are completed by the next attempt: they were issued when their sums
+ * were in grad rows. What is lost with updates on the accelerator is described in fallback.c.
  *
- * The ranks whose pools were there hear why, and no other one's fate, until they attach again: if
- * the accelerator is there by then they go on. */
+ * The ranks whose pools were there get the cause as their answer until they attach again. If the
+ * accelerator is back by then, they go on. */
 #include "offload/parts.h"
 
 #include <inttypes.h>
@@ -24,7 +23,7 @@ bool cst_loss_is(const struct cst_event *event)
     return event->status == CST_ELOST || event->status == CST_EENGINE;
 }
 
-/* A bit for each rank whose pool is there. */
+/* The ranks whose pools are on the accelerator of @engine, one bit each. */
 static uint64_t find_ranks(const struct cst_core *core, uint32_t engine)
 {
     uint64_t ranks = 0;
@@ -35,7 +34,7 @@ static uint64_t find_ranks(const struct cst_core *core, uint32_t engine)
     return ranks;
 }
 
-/* Whoever of @ranks is attached has the first cause for its own. */
+/* Record @why for those of @ranks that are attached. A rank keeps the first cause. */
 static void mark(struct cst_core *core, uint64_t ranks, const struct cst_err *why, bool refuse)
 {
     for (; ranks != 0; ranks &= ranks - 1) {
@@ -77,9 +76,9 @@ void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_
     }
 }
 
-/* Its commands are done later, as those of an engine are that is slow: this is a death of all
- * ranks, as far as the attempt is concerned. No state is lost, nor is a step that was committed. A
- * sum or a norm that is still to come is of a collection that is void then. */
+/* The engine's commands are executed later, as if the engine were slow. For the attempt this counts
+ * as the death of all ranks. No state and no committed step is lost. A sum or norm that completes
+ * later belongs to a void collection. */
 void cst_loss_of_node(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_err why;
@@ -97,7 +96,8 @@ void cst_loss_of_node(struct cst_core *core, const struct cst_event *event)
         core->norm_issued = false;
         cst_ranks_abandon(core, &why);
     } else if (core->phase == CST_PHASE_IDLE) {
-        core->phase = CST_PHASE_INTERRUPTED; /* with updates to come */
+        /* Updates are still in flight, so the job is not idle. */
+        core->phase = CST_PHASE_INTERRUPTED;
         core->why = why;
         cst_core_log(core, why.status, "interrupted: %s", why.text);
     }

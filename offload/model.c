@@ -13,9 +13,9 @@
 struct index {
     struct cst_names tensors;
     struct cst_names operators;
-    uint32_t tensors_capacity;   /* entries that model->tensors has room for */
-    uint32_t operators_capacity; /* same, model->operators */
-    uint32_t *seen;              /* per tensor: 1 + the last operator that named it; owned */
+    uint32_t tensors_capacity;   /* Number of allocated entries of model->tensors. */
+    uint32_t operators_capacity; /* Number of allocated entries of model->operators. */
+    uint32_t *seen;              /* Per tensor: 1 + the last operator that named it; owned. */
 };
 
 static const char *tensor_name(const struct cst_model *model, uint32_t i)
@@ -28,8 +28,8 @@ static const char *operator_name(const struct cst_model *model, uint32_t i)
     return model->operators[i].name;
 }
 
-/* Room for one more entry of @size bytes behind the @n in @v: where the array is now, or NULL and
- * @v is as it was. */
+/* Make room for one more entry of @size bytes after the @n entries in @v. Returns the array, or
+ * NULL if there is no memory; @v is then unchanged. */
 static void *reserve_entry(void *v, uint32_t *capacity, uint32_t n, size_t size)
 {
     uint32_t grown = *capacity == 0 ? 16 : 2 * *capacity;
@@ -197,7 +197,7 @@ void cst_model_close(struct cst_model *model)
     memset(model, 0, sizeof *model);
 }
 
-/* `seen` has one entry for each tensor that there is room for. */
+/* Make room for one more tensor, also in `seen`. */
 static int reserve_tensor(struct cst_model *model, struct index *index)
 {
     uint32_t before = index->tensors_capacity;
@@ -349,8 +349,8 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
                                      .first = t->box != NULL ? t->box->first : NULL};
 }
 
-/* Every number known and none twice. `seen` keeps this linear; what a refused operator left in it
- * is cleared. */
+/* Check that every number is known and none comes twice. `seen` makes this linear; it is cleared
+ * again, because the operator can still be refused. */
 static int check_tensors(const struct cst_model *model, struct index *index, const char *name,
                          const uint32_t *tensors, uint32_t n_tensors, struct cst_err *err)
 {
@@ -418,7 +418,7 @@ static int check_operator(const struct cst_model *model, const char *name, uint3
     return check_hints(name, hints, err);
 }
 
-/* The ranks that hold all of @tensors, which are known. */
+/* Find the ranks that hold all of @tensors, which must be known. */
 static int find_ranks(const struct cst_model *model, const char *name, const uint32_t *tensors,
                       uint32_t n_tensors, uint64_t *ranks_out, struct cst_err *err)
 {

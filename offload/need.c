@@ -3,12 +3,12 @@
 
 #include <string.h>
 
-/* One rank's way back through the operators that it runs. */
+/* A sweep through the backward passes of the operators that one rank runs. */
 struct sweep {
     struct cst_packing *p;
-    uint32_t n_used[CST_LAYOUT_MAX_CLASSES];    /* chunks that its operators use */
-    uint32_t n_open[CST_LAYOUT_MAX_CLASSES];    /* gradients */
-    uint32_t n_weights[CST_LAYOUT_MAX_CLASSES]; /* chunks of the operator at hand */
+    uint32_t n_used[CST_LAYOUT_MAX_CLASSES];    /* Chunks that its operators use. */
+    uint32_t n_open[CST_LAYOUT_MAX_CLASSES];    /* Open gradients. */
+    uint32_t n_weights[CST_LAYOUT_MAX_CLASSES]; /* Chunks of the current operator. */
 };
 
 static bool has_gradient(const struct cst_packing *p, uint32_t chunk)
@@ -32,7 +32,7 @@ static void count_op(struct sweep *s, uint32_t op)
     }
 }
 
-/* The backward of @op begins: its weights are there, gradients that are not open yet are opened. */
+/* The backward pass of @op begins: its weights are in blocks, and its gradients are opened. */
 static void begin_op(struct sweep *s, uint32_t op)
 {
     struct cst_packing *p = s->p;
@@ -51,8 +51,8 @@ static void begin_op(struct sweep *s, uint32_t op)
     }
 }
 
-/* The backward of @op ends: gradients whose last use this was are handed in, unless an operator may
- * have been left out. */
+/* The backward pass of @op ends: gradients with no further use are handed in, unless one of their
+ * operators may have been left out. */
 static void end_op(struct sweep *s, uint32_t op)
 {
     struct cst_packing *p = s->p;
@@ -71,6 +71,7 @@ static void end_op(struct sweep *s, uint32_t op)
 static void keep_min(const struct sweep *s, uint32_t op, struct cst_layout_need *need)
 {
     for (uint32_t k = 0; k < CST_LAYOUT_MAX_CLASSES; k++) {
+        /* One more block, if there is another chunk, to fetch its weights ahead. */
         uint32_t n = s->n_weights[k] + s->n_open[k] + (s->n_weights[k] < s->n_used[k]);
 
         if (n > need->min_blocks[k]) {
@@ -91,8 +92,8 @@ static void count_max(const struct cst_packing *p, uint64_t rank, struct cst_lay
     }
 }
 
-/* Only the backward pass is swept: an operator holds there what it holds in the forward pass, and
- * gradients besides. */
+/* Only backward passes need a sweep: there an operator uses the blocks of its forward pass, and
+ * those of gradients in addition. */
 struct cst_layout_need cst_need_of_rank(struct cst_packing *packing, uint32_t rank)
 {
     const struct cst_model *model = packing->model;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The first class is for so much of the elements at least: one part in COMMON_SHARE. */
+/* The first class serves at least this part of the elements: one in COMMON_SHARE. */
 #define COMMON_SHARE 10
 
 #define MAX_FURTHER (CST_LAYOUT_MAX_CLASSES - 1)
@@ -35,7 +35,7 @@ int cst_outliers_least(const struct cst_packing *packing, uint64_t *out)
         if (left < packing->n_elems / COMMON_SHARE) {
             break;
         }
-        if (sizes[i] != sizes[i - 1]) { /* the i items before it are larger */
+        if (sizes[i] != sizes[i - 1]) { /* The i items before this one are larger. */
             last = i;
             n_sizes++;
         }
@@ -45,12 +45,12 @@ int cst_outliers_least(const struct cst_packing *packing, uint64_t *out)
     return CST_OK;
 }
 
-/* False: there are too many sizes; *out holds the first ones met. */
+/* Count @size. False: there are too many different sizes, and *out is incomplete. */
 static bool add_size(struct cst_outliers *out, uint64_t size)
 {
     uint32_t low = 0, high = out->n;
 
-    while (low < high) { /* the first that is not larger */
+    while (low < high) { /* Binary search for the first size that is not larger. */
         uint32_t middle = (low + high) / 2;
 
         if (out->size[middle] > size) {
@@ -95,13 +95,14 @@ void cst_outliers_find(struct cst_outliers *out, const struct cst_packing *packi
 {
     uint64_t step = CST_LAYOUT_CAPACITY_STEP;
 
+    /* Round up to larger and larger steps until there are few enough sizes. */
     while (!find_rounded(out, packing, above, step)) {
         step *= 2;
     }
 }
 
-/* best[k][j]: the least waste of k + 1 classes for the first j sizes; from[k][j]: where its last
- * class begins. */
+/* Dynamic programming. best[k][j]: the least waste of k + 1 classes for the j largest sizes;
+ * from[k][j]: the largest size of the last of these classes, as an index. */
 struct fits {
     uint64_t best[MAX_FURTHER][CST_OUTLIERS_MAX + 1];
     uint32_t from[MAX_FURTHER][CST_OUTLIERS_MAX + 1];
@@ -118,12 +119,12 @@ static void fit_first(const struct cst_outliers *o, uint32_t m, struct fits *fit
     }
 }
 
-/* With k + 1 classes the first j sizes: the last class has those from i on. */
+/* Compute best[k] and from[k] for k + 1 classes: the last class has the sizes from i on. */
 static void fit_further(const struct cst_outliers *o, uint32_t m, uint32_t k, struct fits *fits)
 {
     for (uint32_t j = 1; j <= m; j++) {
         fits->best[k][j] = fits->best[k - 1][j];
-        fits->from[k][j] = UINT32_MAX; /* no better than one class less */
+        fits->from[k][j] = UINT32_MAX; /* As good as one class less. */
     }
     for (uint32_t i = 1; i < m; i++) {
         uint64_t waste = fits->best[k - 1][i];
@@ -158,7 +159,8 @@ void cst_outliers_fit(const struct cst_outliers *outliers, uint64_t first, uint3
             k = i;
         }
     }
-    for (uint32_t j = m;; k--) { /* the smallest class comes first */
+    /* Go back from the last class, which is the smallest and comes first in *sizes_out. */
+    for (uint32_t j = m;; k--) {
         uint32_t i = fits.from[k][j];
 
         if (i != UINT32_MAX) {

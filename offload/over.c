@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients in their weights' places: 14 bytes per parameter instead of 16. The sum of a chunk's
- * gradients, and a contribution that leaves a pool which is short, is written where the weights
- * are.
+/* Gradients in weight rows: 14 bytes per parameter instead of 16. The sum of a chunk's gradients,
+ * or a contribution that leaves its pool early, is written to the weight row.
  *
  *            first REDUCE or staging copy is issued
  *   WEIGHTS ---------------------------------------> GRADIENT --WRITE of master weights--> DEBRIS
  *      ^                                                 |                                    |
  *      +---------------------- UPDATE is issued ---------+------------------------------------+
  *
- * Until the UPDATE the weights of the chunk are made from its master weights, straight into the
- * block or staging segment that they are wanted in: CONVERT rounds as UPDATE did, so they are the
- * same bits. That serves whatever fetches a chunk once more behind its hand-in: recomputation, tied
- * tensors, an evaluation pass, an attempt that is done again, the step after one that was skipped.
- * Copies out of the row that were under way are out of date: their blocks are loaded once more.
+ * Until the UPDATE the weights of the chunk are made from its master weights, directly in the block
+ * or staging segment where they are wanted. CONVERT rounds like UPDATE, so the bits are the same.
+ * This serves every fetch after the hand-in: recomputation, tied tensors, an evaluation pass, a
+ * repeated attempt, the step after a skipped one. Copies from the row that were in flight are out
+ * of date: their blocks are loaded again.
  *
- * Not where workers copy weights in themselves: they would copy a gradient. */
+ * Not possible if workers copy weights in themselves, because they would copy a gradient. */
 #include "offload/parts.h"
 
 #include <inttypes.h>
@@ -40,7 +39,8 @@ void cst_over_begin(struct cst_core *core, uint32_t c, struct cst_command *comma
     if (!core->layout->states.grad_over_weight) {
         return;
     }
-    cst_command_after(command, chunk->write_ticket); /* it may end the weights' row, too */
+    /* The WRITE can also set the weights in this row. */
+    cst_command_after(command, chunk->write_ticket);
     if (chunk->over == CST_OVER_WEIGHTS) {
         for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
             struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
@@ -87,7 +87,7 @@ uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_
     bool shared =
         core->layout->states.grad_over_weight && (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD);
 
-    if (shared) { /* both only grow */
+    if (shared) { /* Both numbers only increase, so their sum changes with either of them. */
         return chunk->version + chunk->grad_version;
     }
     return row == CST_ROW_GRAD ? chunk->grad_version : chunk->version;

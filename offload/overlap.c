@@ -1,38 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a chunk's update writes its weights, and when it is issued.
  *
- * A job whose updates are early or delayed has two weight rows. Fetches read one of them, the
- * chunk's side; an update always writes the other. A turn makes that one the side.
+ * A job with early or delayed updates has two weight rows. Fetches read one of them, the chunk's
+ * side; an update always writes the other one. A turn makes that row the side.
  *
- *   COMMIT, and EARLY where it may not be     commit i: UPDATE i, turn
+ *   COMMIT, or EARLY if not allowed early     commit i: UPDATE i, turn
  *   EARLY      gradient complete: UPDATE i;   commit i: turn
- *   DELAYED                                   commit i: turn to what UPDATE i - 1 wrote; UPDATE i
+ *   DELAYED                                   commit i: turn to the row of UPDATE i - 1; UPDATE i
  *
- * With one row there is nothing to turn: the update writes what is read, and fetches wait for it.
+ * With one row there is no turn: the update writes the row that is read, and fetches wait for it.
  *
- * EARLY. An update may be issued before the commit where all ranks have said by PREPARE what their
- * STEP will say, and nothing is clipped. Its chunk is `ahead` then: master and moments are of the
- * step that is not committed yet, and the side is as it was. It is only ever finished, not undone:
- * if the attempt ends before the commit, the next one computes the same step with the same side and
- * the same hyper-parameters. What is handed in for such a chunk, which is `carried`, is dropped:
- * all of its group had handed in before, and the sum and its squares are those of then. Hence a
- * step has the same bits however often it was interrupted, if gradients have.
+ * EARLY. An update may be issued before the commit if all ranks have announced the hyper-parameters
+ * of their STEP by PREPARE, and nothing is clipped. Its chunk is then `ahead`: master weights and
+ * moments belong to the uncommitted step, and the side is unchanged. Such a step can only be
+ * completed, not undone. If the attempt ends before the commit, the next one computes the same step
+ * with the same side and the same hyper-parameters. A gradient that is handed in for such a chunk
+ * (`carried`) is dropped: the whole group had handed in before, and the first sum and its squares
+ * are used. So a step has the same bits however often it was interrupted, if the gradients have.
  *
- * A gradient beyond proto/limit.h cannot spare the whole step any more. So in a step that all ranks
- * prepared every update is guarded, the early and the others: tiles that are beyond it keep their
- * states, and the step is not skipped. Whether updates were early makes no difference to it.
+ * A gradient beyond proto/limit.h cannot make the whole step be skipped any more. Therefore, in a
+ * step that all ranks prepared, every update is guarded, whether early or not: tiles beyond the
+ * limit keep their states, and the step is not skipped.
  *
- * In the same pass the update can make the sum: of contributions in host memory, two at most, when
- * the update before is over and engines have nothing else to update. The grad row is not written
- * then. Where engines are behind, what is complete last is updated first: the next forward begins
- * with it. */
+ * One command can make sum and update in the same pass: of at most two contributions in host
+ * memory, if the previous update is done and the engines have no other updates to make. The grad
+ * row is then not written. If engines are behind, the gradient that was completed last is updated
+ * first, because the next forward pass begins with it. */
 #include "offload/clip.h"
 #include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-#define FUSE_MAX 2 /* contributions */
+#define FUSE_MAX 2 /* Maximum number of contributions that an update can sum. */
 
 /* -- rows ------------------------------------------------------------------------------------- */
 
@@ -87,7 +87,7 @@ int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
 
 /* -- updates ---------------------------------------------------------------------------------- */
 
-/* Fetches read what the last update wrote, or will have. */
+/* Let fetches read the row of the last update, which may still be in flight. */
 static void turn(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
@@ -98,7 +98,7 @@ static void turn(struct cst_core *core, uint32_t c)
     cst_residency_expire(core, c);
 }
 
-/* Of the step that is committed now. */
+/* True if the update of the step that is being committed is delayed. */
 static bool is_delayed(const struct cst_core *core)
 {
     return core->policy.overlap == CST_OVERLAP_DELAYED && core->step > core->policy.delay_from;
@@ -142,7 +142,8 @@ void cst_overlap_flush(struct cst_core *core)
 
 /* -- early ------------------------------------------------------------------------------------ */
 
-/* All ranks have said the same, and clip nothing. */
+/* True if all ranks have announced hyper-parameters and do not clip. (They are equal: PREPARE
+ * checks that.) */
 static bool is_prepared(const struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -158,7 +159,8 @@ bool cst_overlap_guards(const struct cst_core *core)
     return core->n_ahead > 0 || is_prepared(core);
 }
 
-/* A WRITE is under way whose failure must not be the update's. */
+/* True if the chunk may be updated before the commit. With a WRITE in flight it may not: if the
+ * WRITE failed, the update would fail too. */
 static bool may_be_early(const struct cst_core *core, const struct cst_chunk *chunk)
 {
     return core->phase == CST_PHASE_RUNNING && !chunk->ahead && chunk->n_writes == 0 &&
@@ -188,7 +190,8 @@ void cst_overlap_complete(struct cst_core *core, uint32_t c)
     }
 }
 
-/* Contributions that a sum of @c would take now, CST_CORE_MAX_WORLD: an update cannot. */
+/* Number of contributions that a sum of @c would take now; CST_CORE_MAX_WORLD or more: one is on a
+ * GPU, so an update cannot sum them. */
 static uint32_t count_sources(const struct cst_core *core, uint32_t c)
 {
     uint32_t n = 0;
@@ -203,8 +206,8 @@ static uint32_t count_sources(const struct cst_core *core, uint32_t c)
     return n;
 }
 
-/* An update that is not begun at once is better behind the sum, which the commit waits for, than in
- * it. */
+/* True if engines have no backlog of updates. Otherwise the sum is better made alone: the commit
+ * waits for the sum, but not for the update. */
 static bool engines_keep_up(const struct cst_core *core)
 {
     return core->exposure.n_updates < core->n_nodes;
@@ -248,7 +251,8 @@ void cst_overlap_drop(struct cst_core *core, uint32_t c)
 
 /* -- prepare ---------------------------------------------------------------------------------- */
 
-/* What the step was begun with, and what others said, is what @hyper of @rank says. */
+/* CST_EMISMATCH if @hyper of @rank differs from what other ranks announced, or from the updates
+ * that were begun. */
 static int check_promise(const struct cst_core *core, uint32_t rank, const struct cst_hyper *hyper,
                          struct cst_err *err)
 {

@@ -30,7 +30,7 @@ static int check_groups(const struct cst_packing *p, struct cst_err *err)
     return CST_OK;
 }
 
-/* Ranks that are in the same groups run the same operators. */
+/* True if both ranks are in the same groups, and therefore run the same operators. */
 static bool same_groups(const struct cst_model *model, uint32_t a, uint32_t b)
 {
     for (uint32_t g = 0; g < model->n_groups; g++) {
@@ -54,7 +54,7 @@ static void find_leaders(struct cst_packing *p)
     }
 }
 
-/* The kind of tensor @t. @known: per group and pattern, what was found before. */
+/* The kind of tensor @t. @known: per group and pattern, the kind that was found before. */
 static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
 {
     const struct cst_layout_tensor *tensor = &p->model->tensors[t];
@@ -68,7 +68,8 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
     if (*at != NO_KIND) {
         return *at;
     }
-    for (*at = 0; *at < p->n_kinds; ++*at) { /* another group of the same ranks is no other kind */
+    /* Another group with the same ranks is not another kind. */
+    for (*at = 0; *at < p->n_kinds; ++*at) {
         if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern) {
             return *at;
         }
@@ -90,7 +91,8 @@ static void order_by_first_use(struct cst_packing *p)
             uint32_t t = model->operators[i].tensors[k];
 
             if (p->item_of[t] == 0) {
-                p->item_of[t] = i + 1; /* for the moment: 1 + its first operator */
+                /* Temporarily: 1 + the first operator that uses the tensor. */
+                p->item_of[t] = i + 1;
                 p->order[n++] = t;
             }
         }
@@ -103,7 +105,8 @@ static void order_by_first_use(struct cst_packing *p)
     }
 }
 
-/* The base's chunk that has tensor @t, frozen here and there; CST_PACKING_OWN: none. */
+/* Chunk of the base job's layout that holds tensor @t, if it is frozen here and there;
+ * CST_PACKING_OWN: there is none. */
 static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
 {
     const struct cst_layout_tensor *mine = &p->model->tensors[t];
@@ -125,8 +128,8 @@ static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
     return theirs->chunk;
 }
 
-/* The item of this kind that is chunk @base_chunk of the base. @last: per chunk of the base, the
- * item that was made for it last. */
+/* The item of this kind that represents chunk @base_chunk of the base. @last: per chunk of the
+ * base, the last item made for it. */
 static uint32_t find_item(const struct cst_packing *p, const uint32_t *last, uint32_t base_chunk,
                           uint32_t kind)
 {
@@ -210,8 +213,7 @@ static void list_op_items(struct cst_packing *p)
 
 static int allocate(struct cst_packing *p)
 {
-    size_t n =
-        p->model->n_tensors; /* there are never more items than tensors, nor chunks than items */
+    size_t n = p->model->n_tensors; /* Upper limit for the numbers of items and of chunks. */
     size_t n_ops = p->model->n_operators;
     size_t n_kinds = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
 
@@ -298,7 +300,7 @@ static uint32_t open_chunk(struct cst_packing *p, const struct cst_item *item, u
     return p->n_chunks++;
 }
 
-/* The chunk where @item goes. */
+/* The chunk where @item is placed. */
 static uint32_t find_chunk(struct cst_packing *p, const struct cst_item *item, uint32_t size_class,
                            uint64_t capacity)
 {

@@ -62,7 +62,7 @@ void cst_phase_close(struct cst_phase *phase)
     *phase = (struct cst_phase){0};
 }
 
-/* Where in places the first place of @entry at @from or behind it is, or would be. */
+/* Index in `places` of the first position of @entry at or after @from; or where it would be. */
 static uint32_t search(const struct cst_phase *phase, uint32_t entry, uint32_t from)
 {
     uint32_t low = phase->first[entry];

@@ -1,28 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefetch: weights that the trace expects are loaded before anybody asks, as far ahead as blocks
- * allow.
+/* Prefetch: weights that the trace expects are loaded before they are asked for, as far ahead as
+ * blocks allow.
  *
- * Each part of a pool has an edge, a time up to which all that is expected has been looked at: its
- * weights are in blocks or on their way, and the gradients that will be opened have claims. The
- * edge moves on as long as a block is to be had that is wanted behind it, and no claim needs it:
+ * Each part of a pool has an edge, the time up to which all expected requests have been handled:
+ * their weights are in blocks or on their way, and the gradients that will be opened have claims.
+ * The edge moves on as long as there is a block that is used only after it and that no claim needs:
  *
- *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- what may be given up
+ *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- available for eviction
  *
- * Where blocks are full of gradients that wait for other ranks and nothing inside is loaded, one of
- * them leaves (staging.c), as it would for a fetch.
+ * If the blocks are full of gradients that wait for other ranks and nothing inside is being loaded,
+ * one of these gradients is staged (staging.c), as for a fetch.
  *
- * Only a few loads are under way at once: what is not begun needs no cancelling when a fetch wants
- * the block, and while fetches wait nothing is begun. */
+ * Only a few loads are in flight at once, because a load that has not begun need not be cancelled
+ * when a fetch wants its block. While fetches wait, no load begins. */
 #include "offload/parts.h"
 #include "proto/patterns.h"
 
-#define IN_FLIGHT_BYTES (16u << 20) /* of loads that nobody asked for, and at least ... */
-#define IN_FLIGHT_LEAST 4           /* ... so many */
-#define SOON 2                      /* weights that come next */
-#define EARNED 4                    /* victims that a request pays for which came as expected */
+/* Maximum number of bytes of unrequested loads in flight, unless fewer than IN_FLIGHT_LEAST
+ * loads. */
+#define IN_FLIGHT_BYTES (16u << 20)
+#define IN_FLIGHT_LEAST 4 /* Number of unrequested loads in flight that is always allowed. */
+/* If fewer weights than this are inside the edge, gradients are staged to free blocks. */
+#define SOON 2
+#define EARNED 4 /* Number of victims whose review an expected request pays for. */
 #define FOLLOWED_MOST                                                                              \
-    256 /* expected requests left out at once, beyond which prediction is anew                     \
-         */
+    256 /* Rebuild the predictions if more expected requests than this are skipped at once. */
 
 /* -- claims of gradients -------------------------------------------------------------------- */
 
@@ -44,7 +46,8 @@ void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk)
 
 /* -- the trace goes on ------------------------------------------------------------------------ */
 
-/* The pool's times are the trace's again, if requests have paid for it. */
+/* Adopt the times of the trace, if enough expected requests have paid for the review of all
+ * victims. False: the pool's times are out of date. */
 static bool catch_up(struct cst_pool *pool)
 {
     if (pool->epoch == pool->trace->epoch) {
@@ -69,7 +72,7 @@ static bool catch_up(struct cst_pool *pool)
     return true;
 }
 
-/* What was expected at @time was asked for, or left out. */
+/* The request that was expected at @time has come or was skipped. */
 static void pass(struct cst_pool *pool, uint64_t time)
 {
     struct cst_trace_entry entry;
@@ -99,7 +102,7 @@ void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad)
     pool->credit += cst_trace_use(&rank->trace, chunk, grad) ? EARNED : 0;
     now = cst_trace_now(&rank->trace);
     if (current && now - from > FOLLOWED_MOST) {
-        pool->epoch--; /* it is not the trace's */
+        pool->epoch--; /* Mark the pool's times as out of date. */
     }
     if (pool->epoch != rank->trace.epoch) {
         (void)catch_up(pool);
@@ -115,7 +118,7 @@ void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad)
     }
 }
 
-/* The edge goes back to @time: a block that was wanted then is given up. */
+/* Move the edge back to @time, because a block that was used then is given up. */
 static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
 {
     uint64_t edge = part->victims.edge;
@@ -143,8 +146,7 @@ void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next)
     retreat(pool, &pool->parts[part], next);
 }
 
-/* -- looking ahead ------------------------------------------------------------------------------
- */
+/* -- looking ahead --------------------------------------------------------------------------- */
 
 static uint32_t most_in_flight(const struct cst_part *part)
 {
@@ -180,8 +182,8 @@ uint32_t cst_prefetch_take(struct cst_core *core, uint32_t rank, uint32_t chunk)
     return b;
 }
 
-/* The weights of @chunk, which are expected at @time, are there, on their way, or begin to be;
- * false: they have to wait. */
+/* Make sure that the weights of @chunk, which are expected at @time, are in a block or on their
+ * way. False: they must wait. */
 static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
@@ -191,13 +193,14 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     if (b != CST_NONE) {
         return !pool->blocks[b].dropped;
     }
+    /* Do not load what is being written; the fetch will load it afterwards. */
     if (core->chunks[chunk].n_writes > 0) {
         return true;
     }
     return has_room(part) && cst_residency_load_ahead(core, rank, chunk, time);
 }
 
-/* One entry further; false: it has to wait. */
+/* Move the edge past one entry. False: it must wait. */
 static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
@@ -231,8 +234,8 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
     return true;
 }
 
-/* Weights that are wanted soon have no block, and a fetch of them would find none: a gradient that
- * waits for other ranks leaves now rather than then. */
+/* Weights that are used soon have no block, and a fetch would find none: stage a gradient that
+ * waits for other ranks now, not only then. */
 static void make_room(struct cst_core *core, uint32_t rank, uint32_t k)
 {
     const struct cst_pool *pool = &core->ranks[rank].pool;
@@ -268,8 +271,7 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
     }
 }
 
-/* -- for tests ----------------------------------------------------------------------------------
- */
+/* -- for tests ------------------------------------------------------------------------------- */
 
 static const char *check_part(const struct cst_pool *pool, uint32_t k)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who takes part: attach, sync, leave, death, lateness; the beginning and the end of attempts. */
+/* Ranks and attempts: attach, sync, leave, death, deadlines; begin and end of attempts. */
 #include "offload/parts.h"
 
 #include <assert.h>
@@ -13,8 +13,8 @@ static uint64_t deadline_from(const struct cst_core *core)
                                                    : core->now + core->peer_timeout_ns;
 }
 
-/* Take the request out of wherever it waits, and answer it with @err. IO is not taken out: its
- * command is under way. */
+/* Take the request out of its place and answer it with @err. Not for READ and WRITE, whose commands
+ * are in flight. */
 static void refuse_waiting(struct cst_core *core, uint32_t i, const struct cst_err *err)
 {
     struct cst_request *request = &core->requests.v[i];
@@ -41,7 +41,7 @@ static bool is_waiting(const struct cst_request *request)
     return request->where != CST_REQUEST_UNUSED && request->where != CST_REQUEST_IO;
 }
 
-/* Which of a rank's requests. */
+/* A selection of a rank's requests. */
 enum which { ALL_THAT_WAIT, FETCHES, GRAD_FETCHES };
 
 static bool is_one_of(const struct cst_request *request, enum which which)
@@ -143,8 +143,9 @@ void cst_ranks_reset_begun(struct cst_core *core)
     }
 }
 
-/* Everybody went in good order and no gradient was lost on the way: nothing is left of a death that
- * was made good, or of ranks that did not go all at once. */
+/* INTERRUPTED becomes IDLE if all ranks have left in good order and no gradient was lost. Then
+ * nothing remains of a death that was made good, or of ranks that did not leave at the same
+ * time. */
 static void settle(struct cst_core *core)
 {
     if (core->phase != CST_PHASE_INTERRUPTED || core->lost) {
@@ -158,7 +159,7 @@ static void settle(struct cst_core *core)
     core->phase = CST_PHASE_IDLE;
 }
 
-/* The attempt is over. What waits in it, and what of it is still to come, hears @why. */
+/* End the attempt. Its waiting and later requests are answered with @why. */
 static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
 {
     core->phase = phase;
@@ -201,7 +202,8 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
 
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
 {
-    assert(!core->norm_issued); /* for it all sums are there */
+    /* The NORM is issued only when all sums are there, so none can be lost any more. */
+    assert(!core->norm_issued);
     core->closing = false;
     core->interrupt_later = false;
     cst_ranks_interrupt(core, why);
@@ -280,8 +282,8 @@ static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state 
     core->ranks[rank].joined = false;
 }
 
-/* The rank does nothing more: "rank 1 hung up in step 12". Its own requests are cancelled, the
- * attempt is over for all, and what follows is @phase. */
+/* End the part of a rank that does nothing more ("rank 1 hung up in step 12"): cancel its requests,
+ * and end the attempt for all ranks. @phase is the phase that follows. */
 static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst_core_phase phase)
 {
     struct cst_err why;
@@ -298,13 +300,13 @@ static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst
     }
 }
 
-/* Blocks that are quarantined stay so until its first SYNC: only the process that had them may
- * attach before it is dead. */
+/* Quarantined blocks stay so until the rank's first SYNC: before its death only the process that
+ * had these blocks may attach. */
 void cst_ranks_attach(struct cst_core *core, const struct cst_event *event)
 {
     if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
         set_state(core, event->rank, CST_RANK_ATTACHED);
-        core->ranks[event->rank].gone.status = CST_OK; /* perhaps it is there again */
+        core->ranks[event->rank].gone.status = CST_OK; /* The accelerator may be back. */
     }
 }
 
@@ -332,7 +334,7 @@ void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
     }
 }
 
-/* Nobody has begun the next step, but for a look at the weights by the one who goes. */
+/* True if no rank has begun the next step, except that @leaver may have fetched weights. */
 static bool leaves_between_steps(const struct cst_core *core, uint32_t leaver)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -409,7 +411,8 @@ static const char *absence(const struct cst_rank *rank)
     return "?";
 }
 
-/* "rank 1 (died in step 4), rank 3 (never attached)": those that have not asked. */
+/* List the ranks that have not asked for the step or the sync: "rank 1 (died in step 4), rank 3
+ * (never attached)". */
 static void name_missing(const struct cst_core *core, bool step, char *text, size_t size)
 {
     size_t n = 0;
@@ -533,6 +536,7 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
                         "nothing of rank %" PRIu32 " to cancel: it has its answer", event->rank);
         return;
     }
+    /* An engine executes the command, or the norm: the request will be answered soon. */
     if (core->requests.v[i].where == CST_REQUEST_IO ||
         (core->requests.v[i].where == CST_REQUEST_STEP && core->closing)) {
         cst_core_refuse(core, event->tag, CST_EBUSY, "too late to cancel: it ends by itself");

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which weights and gradients are in which blocks: how they come in, and how they go.
+/* Which weights and gradients are in which blocks: loads, leases and evictions.
  *
- * A block is taken in this order: a free one; a clean weight that is not expected any more; one
- * that an engine is about to empty; the clean weight that is best to lose (victim.h); a gradient
- * handed in, once it is in the chunk's grad row. Gradients that are open, or that wait for other
- * ranks where the row is taken, are never given up. */
+ * A block is chosen in this order: a free one; clean weights that are not expected any more; a
+ * block that an engine is about to empty; the clean weights that are best to evict (victim.h); a
+ * gradient that was handed in, once it is staged. Open gradients are never evicted, nor are
+ * gradients that wait for other ranks if the grad row is taken. */
 #include "offload/updates.h"
 
 #include <assert.h>
 #include <inttypes.h>
 
-#define MAX_REVIEWS 4 /* of victims whose next use turns out to be another */
+#define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
 
 /* -- blocks --------------------------------------------------------------------------------- */
 
@@ -30,7 +30,8 @@ static void evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wan
     cst_prefetch_evicted(pool, block->part, next);
 }
 
-/* The best block of @part to lose, CST_NONE: none. What is known of it may be out of date. */
+/* The best block of @part to evict; CST_NONE: there is none. A victim's time of next use can be out
+ * of date, so it is reviewed first. */
 static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64_t limit)
 {
     uint32_t id = CST_NONE;
@@ -51,12 +52,14 @@ static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64
     return part->first_block + id;
 }
 
-/* An engine is about to empty a block: look-ahead waits for it, unless a weight is there that
- * nobody expects any more. Bringing back one that is expected costs more than the wait, and what is
- * loaded does not depend on how fast engines are: had the block been empty already, it would have
- * been taken. A fetch waits for it, too, where a rank is alone. With others, whether a sum is under
- * way or still waits for them is not this rank's doing, and whoever waited would be the slower for
- * it. */
+/* True if waiting for a block that an engine is about to empty is better than evicting @victim.
+ *
+ * Look-ahead waits, unless the victim's weights are not expected any more. To load expected weights
+ * again costs more than the wait. Also, the loads then do not depend on the speed of engines: if
+ * the block had been free already, it would have been taken.
+ *
+ * A fetch waits only if there is one rank. With several ranks, whether a sum is in flight or still
+ * waits for contributions depends on other ranks, and a rank that waited would be slower. */
 static bool is_worth_waiting(const struct cst_core *core, const struct cst_part *part,
                              uint32_t victim, bool ahead)
 {
@@ -84,7 +87,7 @@ uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block
 
 /* -- loads ---------------------------------------------------------------------------------- */
 
-/* Copy the weights of @chunk up into a block that was just taken for them. */
+/* Copy the weights of @chunk to a block that was just taken for them. */
 static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
                     enum cst_priority priority)
 {
@@ -100,7 +103,8 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
     if (copy->kind == CST_COMMAND_COPY) {
         cst_command_after(copy, core->chunks[chunk].weight_ticket);
     } else {
-        cst_update_before(copy, &core->chunks[chunk]); /* it reads the master weights */
+        /* The command reads the master weights, so it must wait for all states. */
+        cst_update_before(copy, &core->chunks[chunk]);
     }
     r->bytes_up += 2 * n_elems;
     r->pool.weight_of[chunk] = b;
@@ -108,8 +112,8 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
     r->pool.blocks[b].last_use = ++core->uses;
 }
 
-/* The worker is to copy the weights of @chunk into a block that was just taken for them: when the
- * update is done. */
+/* The worker is to copy the weights of @chunk into a block that was just taken for them, as soon as
+ * the update is done. */
 static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
@@ -154,7 +158,7 @@ bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chu
 
 /* -- requests ------------------------------------------------------------------------------- */
 
-/* The stale block that @event's lease is on, or CST_NONE. */
+/* The stale block to which @event's lease belongs, or CST_NONE. */
 static uint32_t find_stale(struct cst_pool *pool, const struct cst_event *event)
 {
     uint32_t b = cst_pool_part(pool, event->chunk)->head[CST_BLOCK_STALE];
@@ -166,7 +170,7 @@ static uint32_t find_stale(struct cst_pool *pool, const struct cst_event *event)
     return b;
 }
 
-/* A gradient's lease lasts until it is handed in: its release changes nothing. */
+/* A gradient's lease lasts until the gradient is handed in, so its release changes nothing. */
 void cst_residency_release(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_pool *pool = &core->ranks[event->rank].pool;
@@ -225,6 +229,8 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
     struct cst_block *block = &pool->blocks[b];
+    /* A block that waited for an update is kept only if a fetch still waits: a worker fills it
+     * then. */
     bool good = event->status == CST_OK && !block->dropped &&
                 !(pool->worker_copies && cst_queue_empty(&block->waiters));
     uint32_t i;
@@ -238,7 +244,8 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
         if (good) {
             cst_fetch_answer(core, i, b, false);
-        } else if (event->status == CST_OK) { /* overtaken by newer weights: once more */
+        } else if (event->status == CST_OK) {
+            /* The weights were replaced by newer ones during the load: load again. */
             cst_fetch_enqueue(core, i);
         } else {
             cst_core_refuse(core, core->requests.v[i].tag, event->status,
@@ -311,8 +318,7 @@ void cst_residency_expire(struct cst_core *core, uint32_t chunk)
     }
 }
 
-/* -- leases of a rank that goes -----------------------------------------------------------------
- */
+/* -- leases of a rank that ends --------------------------------------------------------------- */
 
 static void quarantine_block(struct cst_pool *pool, uint32_t b)
 {
@@ -337,7 +343,8 @@ static void end_lease(struct cst_pool *pool, uint32_t b)
         bool filling = block->filling;
 
         cst_block_unlease_all(pool, b);
-        if (filling) { /* nobody knows what is in it */
+        /* The worker did not report the end of its copy, so the contents are unknown. */
+        if (filling) {
             pool->weight_of[block->chunk] = CST_NONE;
             cst_block_move(pool, b, CST_BLOCK_FREE);
         }

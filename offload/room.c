@@ -1,27 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates on accelerators (Deep Optimizer States). Of each node's chunks every k-th, in the order
- * of the updates, goes through a buffer of a room; the engines of the nodes update the others
- * meanwhile, each k - 1 of its own: were they counted together, all that go up could be one node's.
+/* Updates on accelerators (Deep Optimizer States). Every k-th chunk of each node, in the order of
+ * updates, is updated in a buffer of a room, while the engines of the nodes update the others.
+ * Chunks are counted per node; if they were counted together, all chunks in rooms could belong to
+ * one node.
  *
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
  *   exp_avg(_sq)
  *
- * All is issued at once; `after` makes the order. An engine that dies does again what the daemon
- * was not told the end of, so nothing may overwrite what such a command would read:
+ * All commands are issued at once; `after` makes their order. An engine that dies repeats the
+ * commands whose completion the daemon has not seen, so nothing may overwrite what such a command
+ * would read:
  *
- *   - COPY up into a buffer overwrites `in` of the UPDATE before, and lets UPDATE overwrite `out`
- * of the COPYs down before: it waits until those were told to be complete.
- *   - COPY down overwrites the rows that COPY up read: it waits until UPDATE was told to be
- *     complete, and so the COPYs up before it.
- *   - The gradient's row is free for the next sum after the last COPY down, by the same argument.
+ *   - COPY up into a buffer overwrites `in` of the UPDATE before, and lets the next UPDATE
+ *     overwrite `out` of the COPYs down before. So it waits until the daemon has seen the
+ *     completions of these COPYs.
+ *   - COPY down overwrites the rows that COPY up has read. So it waits until the daemon has seen
+ *     the completion of UPDATE, and therefore of the COPYs up.
+ *   - For the same reason the gradient's row is free for the next sum after the last COPY down.
+ *   - If states and gradient are already on the accelerator, there is no COPY up, and UPDATE waits
+ *     instead.
+ *   - UPDATE must not read what a failed COPY up did not bring. After a restart an engine does not
+ *     know of the failure. So UPDATE waits until the daemon has seen the completions of the COPYs
+ *     up.
  *
- *   - Where states and gradient are on the accelerator already nothing comes up, and UPDATE waits.
- *   - UPDATE must not read what a COPY up that failed did not bring, after a restart either, when
- *     the engine has forgotten that it did: it waits until the COPYs up were told to be complete.
- *
- * UPDATE into `out` changes nothing that it reads. So until its COPYs down have begun a chunk's
- * rows are as they were, and then its new ones are complete in `out`. */
+ * UPDATE writes to `out` and does not change what it reads. So until its COPYs down have begun, the
+ * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
 #include "offload/updates.h"
 
 #include <assert.h>
@@ -39,7 +43,7 @@ static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
     return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
 }
 
-/* The room on the accelerator that has the chunk's states, CST_NONE: there is none for it. */
+/* The room on the accelerator that has the chunk's states; CST_NONE: it has no room that fits. */
 static uint32_t find_own(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t r = 0; r < core->n_rooms; r++) {
@@ -106,7 +110,7 @@ void cst_rooms_end(struct cst_core *core)
     core->order_ended = true;
 }
 
-/* There are some that were not given up. */
+/* True if a room is in use. */
 static bool has_rooms(const struct cst_core *core)
 {
     bool any = false;
@@ -127,7 +131,7 @@ void cst_room_give_up(struct cst_core *core, uint32_t r)
     }
 }
 
-/* The first update since the last order ended. */
+/* Begin a new order of updates, with the k that is set now. */
 static void begin_order(struct cst_core *core)
 {
     core->interleave_now = has_rooms(core) ? core->interleave : 0;
@@ -135,7 +139,7 @@ static void begin_order(struct cst_core *core)
     core->order_ended = false;
 }
 
-/* The next room in turn whose buffers hold the chunk, and that has not failed too often. */
+/* The next usable room in turn whose buffers fit the chunk; CST_NONE: none. */
 static uint32_t find_room(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t i = 0; i < core->n_rooms; i++) {
@@ -148,7 +152,7 @@ static uint32_t find_room(const struct cst_core *core, uint32_t c)
     return CST_NONE;
 }
 
-/* It is @c's turn to go up, if it is updated next. */
+/* True if chunk @c, as the next one to be updated, is the k-th of its node. */
 static bool is_turn(struct cst_core *core, uint32_t c)
 {
     if (core->order_ended) {
@@ -177,12 +181,13 @@ uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    if (chunk->device != 0) { /* it is not counted: there is no choice */
+    if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
         chunk->room = find_own(core, c);
         return chunk->room;
     }
     chunk->turn = is_turn(core, c);
     count(core, c);
+    /* A chunk with a kept gradient must go to the room that has it. */
     if (!chunk->turn || chunk->held == CST_NONE) {
         cst_held_drop(core, c);
         chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
@@ -227,8 +232,8 @@ static struct cst_command *command_of(struct cst_core *core, const struct cst_ro
     return cst_core_command(core, kind, room->engine, &flight);
 }
 
-/* @command begins what goes through the buffer that is next: the last chunk has left it, and the
- * chunk's own last update is over, which is so, but perhaps not yet told. */
+/* Make @command the first one that uses the next buffer. It waits until the last chunk has left the
+ * buffer and the chunk's own last update is complete, both as seen by the daemon. */
 static void enter(const struct cst_core *core, const struct cst_room *room, uint32_t c,
                   struct cst_command *command)
 {
@@ -239,7 +244,7 @@ static void enter(const struct cst_core *core, const struct cst_room *room, uint
     cst_update_before(command, &core->chunks[c]);
 }
 
-/* The row comes up into the buffer that is next, whose last chunk has left it; its ticket. */
+/* Copy the row up to the next buffer. Returns the ticket. */
 static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint32_t c,
                         enum cst_row row)
 {
@@ -260,7 +265,7 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
     rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
 }
 
-/* Where the gradient is that the update reads: kept there, or copied up now. */
+/* The place of the gradient for the update: kept in the room, or copied up now. */
 static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
                                    uint64_t *ticket)
 {
@@ -295,11 +300,15 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
     for (uint32_t i = 0; i <= N_STATES; i++) {
         cst_command_after(update, up[i]);
     }
-    if (update->n_after == 0) { /* all is on the accelerator */
+    /* Everything is already on the accelerator, so UPDATE itself is the first command that uses the
+     * buffer. */
+    if (update->n_after == 0) {
         enter(core, room, what->chunk, update);
     }
     for (uint32_t i = 0; i < N_STATES; i++) {
-        if (up[i] != 0) { /* else the table says where it is: on this accelerator, or nowhere */
+        /* Otherwise the table names the row's place: it is on this accelerator, or does not
+         * exist. */
+        if (up[i] != 0) {
             name_row(update->in, &update->n_in, states[i], place_in(room, states[i]));
         }
         if (has_row(core, what->chunk, states[i])) {
@@ -310,8 +319,8 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
     return update->ticket;
 }
 
-/* A row of the chunk, whose update is done, or named by the caller, comes out of its buffer. Where
- * that fails, something else can be done, if there is something else to go by. */
+/* Copy a row of the chunk down from its buffer; the caller adds the commands to wait for. A failure
+ * is forgiven if the copy can be repeated. */
 static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst_row row,
                                      uint32_t tries)
 {
@@ -367,7 +376,8 @@ void cst_room_update(struct cst_core *core, uint32_t r, const struct cst_update 
 
 /* -- what fails -------------------------------------------------------------------------------- */
 
-/* @from is not what the next one in @buffer has to wait for, but @to; 0: nothing is. */
+/* In the list of commands that the next user of @buffer waits for, replace @from by @to; 0: by
+ * nothing. */
 static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, uint64_t to)
 {
     for (uint32_t i = 0; i < CST_ROOM_COPIES_DOWN; i++) {

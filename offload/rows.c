@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PAGE_BYTES 4096
-#define N_ROWS (CST_ROW_COUNT + 1) /* the second weight row included */
+#define N_ROWS (CST_ROW_COUNT + 1) /* Including the second weight row. */
 
 static bool has_states(const struct cst_layout_chunk *chunk)
 {
@@ -23,7 +23,7 @@ static bool is_own(const struct cst_layout_chunk *chunk)
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
-/* Has a chunk with states this row, apart from all others? */
+/* True if a chunk with states has this row, separate from all others. */
 static bool has_row(const struct cst_layout_states *states, int row)
 {
     return row == CST_ROW_GRAD           ? !states->grad_over_weight
@@ -51,7 +51,7 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
     return (double)bytes / (double)group;
 }
 
-/* 0: the chunk has no such row of its own. */
+/* Bytes of a row of the chunk, in whole pages; 0: the chunk has no such row of its own. */
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row)
 {
@@ -78,8 +78,8 @@ static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_la
     return bytes;
 }
 
-/* The node that has least so far, of several the lowest: chunks that come one after the other, in
- * updates and in the next forward, are different nodes', so that all of them work at any time. */
+/* The node with the fewest bytes so far, of several the lowest. So consecutive chunks, in updates
+ * and in the next forward pass, belong to different nodes, and all nodes work at any time. */
 static uint32_t next_node(const uint64_t *bytes, uint32_t n_nodes)
 {
     uint32_t least = 0;
@@ -90,7 +90,7 @@ static uint32_t next_node(const uint64_t *bytes, uint32_t n_nodes)
     return least;
 }
 
-/* A chunk of the base is where it is. */
+/* A chunk of the base job stays on its node. */
 int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
                          struct cst_err *err)
 {
@@ -121,7 +121,7 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
 
 /* -- rows on accelerators --------------------------------------------------------------------- */
 
-/* It stays there: row of a chunk whose states are on an accelerator. */
+/* True if the row stays on the accelerator that has the chunk's states. */
 static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
 {
     return chunk->device != 0 &&
@@ -139,8 +139,8 @@ static uint64_t grain_of(const struct cst_layout_device *device)
     return device->grain > PAGE_BYTES ? device->grain : PAGE_BYTES;
 }
 
-/* Rounding segments up must not take more than there is. All but the last are half full at least.
- */
+/* Bytes that can be lost because segments are rounded up to the grain. All segments but the last
+ * one are at least half full. */
 static uint64_t lost_to_grain(const struct cst_layout_device *device, uint64_t bytes)
 {
     return (bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
@@ -153,7 +153,7 @@ static uint64_t usable(const struct cst_layout_device *device)
     return device->bytes > lost ? device->bytes - lost : 0;
 }
 
-/* Bytes of @device of which @sum can be used. */
+/* Bytes of @device that are necessary to use @sum of them. */
 static uint64_t with_lost(const struct cst_layout_device *device, uint64_t sum)
 {
     uint64_t want = 0, before = 1;
@@ -193,8 +193,8 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
     return least == UINT64_MAX ? 0 : with_lost(device, least);
 }
 
-/* The last chunks first: the next forward wants them last. Accelerators take turns, as long as they
- * have room. */
+/* The last chunks go to accelerators first, because the next forward pass uses them last.
+ * Accelerators take turns, as long as they have memory. */
 void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layout_config *config)
 {
     uint64_t left[CST_LAYOUT_MAX_DEVICES], most[CST_LAYOUT_MAX_DEVICES];
@@ -232,7 +232,7 @@ static struct cst_layout_segment *add_segment(struct cst_layout *layout, uint32_
     return segment;
 }
 
-/* The rows of one accelerator's chunks that stay there, as below. */
+/* Place the rows of the chunks whose states are on @device, in the order of chunks. */
 static void place_device_rows(struct cst_layout *layout, const struct cst_layout_device *device)
 {
     struct cst_layout_segment *segment = NULL;
@@ -264,8 +264,8 @@ static void place_device_rows(struct cst_layout *layout, const struct cst_layout
     }
 }
 
-/* The rows of one node's chunks, one behind the other; a segment ends where the next row would not
- * fit. */
+/* Place the rows of the node's chunks one after the other. A new segment begins if the next row
+ * does not fit. */
 static void place_node_rows(struct cst_layout *layout, uint32_t node)
 {
     struct cst_layout_segment *segment = NULL;
@@ -298,8 +298,8 @@ static void place_node_rows(struct cst_layout *layout, uint32_t node)
     }
 }
 
-/* The base's segments that hold its chunks which are used here, behind this job's own. @known: per
- * segment of the base, its number here. */
+/* Add the segments of the base job that hold chunks used here, after this job's own. @known: per
+ * segment of the base its number here. */
 static void place_base_rows(struct cst_layout *layout, const struct cst_layout *base,
                             uint32_t *known)
 {
@@ -327,8 +327,8 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
     }
 }
 
-/* Bytes of the largest gradient on @node that lands: of a chunk that one rank alone contributes to.
- */
+/* Bytes of the largest gradient on @node that lands: of the chunks to which only one rank
+ * contributes. */
 static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
 {
     uint64_t most = 0;
@@ -343,7 +343,7 @@ static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
     return cst_align_up(most, PAGE_BYTES);
 }
 
-/* Each in a segment of its own. */
+/* Each landing is in a segment of its own. */
 static int place_landings(struct cst_layout *layout, uint32_t n_nodes)
 {
     bool any = false;

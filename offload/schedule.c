@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What becomes of gradients until they are summed: contributions, micro-batches, reductions.
+/* Gradients until they are summed: contributions, micro-batches, reductions.
  *
  *   handed in by a rank -> PENDING in its pool --(the pool is short)--> staging.c
- *   by all of its group -> REDUCE into the grad row --the last micro-batch's--> commit.c
+ *   by all of its group -> REDUCE into the grad row --(last micro-batch)--> commit.c
  *
  * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
- * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done:
- * what writes to it names its ticket. */
+ * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done,
+ * so commands that write to the row wait for it. */
 #include "offload/landing.h"
 #include "offload/updates.h"
 
@@ -59,7 +59,7 @@ bool cst_schedule_handed(const struct cst_core *core, uint32_t c, uint32_t rank)
            r->pool.blocks[b].micro == r->micro;
 }
 
-/* Some rank's contribution to a micro-batch that is still to come waits for this one to end. */
+/* True if a contribution to a later micro-batch waits for the current one to end. */
 static bool later_ones_wait(const struct cst_core *core, uint32_t c)
 {
     for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
@@ -73,7 +73,7 @@ static bool later_ones_wait(const struct cst_core *core, uint32_t c)
     return false;
 }
 
-/* Everybody handed in or is in a later micro-batch. */
+/* True if all ranks have handed in or are in a later micro-batch. */
 static bool all_went_on(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -115,13 +115,13 @@ void cst_schedule_add_sources(struct cst_core *core, uint32_t c, struct cst_comm
             r->pool.blocks[b].ticket = reduce->ticket;
             r->bytes_down += 2 * core->layout->chunks[c].n_elems;
         }
-        chunk->handed |=
-            1ull << rank; /* who went on without a gradient cannot bring one any more */
+        /* A rank that went on without a gradient cannot contribute any more. */
+        chunk->handed |= 1ull << rank;
         chunk->added |= 1ull << rank;
     }
 }
 
-/* A contribution that was staged, or that lands, lies in the arena. */
+/* A contribution that was staged, or that lands, is in host memory. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool all)
 {
     uint32_t engines[CST_CORE_MAX_WORLD];
@@ -163,7 +163,8 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     reduce->node = cst_schedule_way(core, c, false).engine;
     cst_instant_sent(core, reduce->ticket, reduce->node);
     cst_update_before(reduce, chunk);
-    cst_command_after(reduce, held); /* it frees the block */
+    /* The sum frees the block, so it waits for the copy that keeps the gradient. */
+    cst_command_after(reduce, held);
     cst_over_begin(core, c, reduce);
     chunk->reduce_ticket = reduce->ticket;
     chunk->summed = true;
@@ -172,7 +173,8 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     chunk->grad_version++;
 }
 
-/* All of the micro-batch is in the row, and what was handed in for the next one is at its turn. */
+/* The whole micro-batch is in the row: go on to the next one, and count what was already handed in
+ * for it. */
 static void turn_to_next(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
@@ -187,7 +189,7 @@ static void turn_to_next(struct cst_core *core, uint32_t c)
     }
 }
 
-/* Nothing is left to add to the step's sum. */
+/* Nothing is left to add to the sum of the step. */
 static void complete(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
@@ -199,9 +201,9 @@ static void complete(struct cst_core *core, uint32_t c)
     cst_commit_close(core);
 }
 
-/* Nobody brings anything more for the micro-batch, of which nothing is left to add. A rank that
- * asked for the step may still take that back, so where nobody needs the next one it waits for the
- * step to close. */
+/* True if the current micro-batch can be ended, after everything for it was added. A rank that
+ * asked for the step can still cancel that. So, unless the next micro-batch is needed, this waits
+ * for the step to close. */
 static bool is_over(const struct cst_core *core, uint32_t c)
 {
     return core->closing || all_went_on(core, c) || later_ones_wait(core, c);
@@ -233,11 +235,11 @@ void cst_schedule_reduce(struct cst_core *core, uint32_t c)
     if (chunk->summed) {
         complete(core, c);
     } else {
-        cst_schedule_add(core, c); /* of nothing: zeros */
+        cst_schedule_add(core, c); /* A sum of no contributions writes zeros. */
     }
 }
 
-/* Blocks that the reduction read are free. */
+/* Free the blocks that the reduction read. */
 static void free_sources(struct cst_core *core, const struct cst_flight *flight)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -257,8 +259,8 @@ static void free_sources(struct cst_core *core, const struct cst_flight *flight)
     }
 }
 
-/* Its contributions are lost with the accelerator whose engine was to make it, or nobody can say
- * what the grad row holds. */
+/* Either the contributions are lost with the accelerator whose engine was to sum them, or the
+ * contents of the grad row are unknown. */
 static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_way way,
                            const struct cst_event *event)
 {
@@ -275,7 +277,7 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
     struct cst_way way = cst_schedule_way(core, flight->chunk, false);
-    bool current = flight->collection == core->collection; /* else its sum is void anyway */
+    bool current = flight->collection == core->collection; /* Otherwise the sum is void. */
 
     free_sources(core, flight);
     chunk->reduce_ticket = 0;
@@ -287,7 +289,7 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
     if (current) {
         chunk->staged_rank = CST_NONE;
     }
-    cst_schedule_wake(core); /* the row may be staged or added to again */
+    cst_schedule_wake(core); /* The row can be staged to, or added to, again. */
     cst_schedule_reduce(core, flight->chunk);
 }
 
@@ -300,7 +302,7 @@ void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
     chunk->reduce_ticket = 0;
     cst_schedule_wake(core);
     if (event->status != CST_OK) {
-        return; /* of an update: the job fails */
+        return; /* The failure of an update fails the job. */
     }
     if (chunk->carried) {
         complete(core, flight->chunk);
@@ -309,8 +311,7 @@ void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
     }
 }
 
-/* -- the end of a collection --------------------------------------------------------------------
- */
+/* -- the end of a collection ----------------------------------------------------------------- */
 
 static void drop_moving(struct cst_pool *pool, uint32_t head)
 {
@@ -375,10 +376,9 @@ void cst_schedule_drop_open(struct cst_core *core, uint32_t rank)
     }
 }
 
-/* -- what ranks do ------------------------------------------------------------------------------
- */
+/* -- requests of ranks ------------------------------------------------------------------------ */
 
-/* The chunk has its update of this step. */
+/* Drop a gradient that is handed in again for a chunk that was already updated in this step. */
 static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
 {
     struct cst_rank *r = &core->ranks[event->rank];
@@ -418,7 +418,8 @@ void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event)
     (void)cst_core_reply(core, event->tag);
     cst_schedule_reduce(core, event->chunk);
     if (core->grad_fp32) {
-        cst_schedule_wake(core); /* those behind it in rank order may be added now */
+        /* Contributions after this rank's in rank order may now be added. */
+        cst_schedule_wake(core);
     }
 }
 
@@ -447,6 +448,8 @@ void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *even
     (void)cst_core_reply(core, event->tag);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         if (core->chunks[c].carried) {
+            /* A chunk with its update collects nothing: the rank may hand in again for the next
+             * micro-batch. */
             core->chunks[c].handed &= ~(1ull << event->rank);
         }
         cst_schedule_reduce(core, c);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool is short of blocks, and gradients that were handed in fill them: one leaves before all of
- * its group have come.
+/* A pool is short of blocks because gradients that were handed in fill them: one gradient leaves
+ * before the whole group has handed in.
  *
- *   bf16 grad row: it is empty until the sum is made, so one contribution can be kept there
+ *   bf16 grad row: it is empty until the sum is made, so it can keep one contribution
  *                  PENDING --copy--> the row; REDUCE names the row as that rank's source
  *   fp32 grad row: it holds the sum so far, and takes the contributions of the first ranks early
  *                  PENDING --REDUCE, accumulate--> the row
  *
- * The sum has the same bits either way: in an fp32 row each addition is rounded to fp32, whoever
- * issues it, and they are issued in rank order alone. In a bf16 row a part of a sum would have to
- * be rounded to bf16, so the sum is made in one command and the row can help out one rank. */
+ * The sum has the same bits in either case. In an fp32 row each addition is rounded to fp32,
+ * whichever command makes it, and additions are made in rank order only. In a bf16 row a part of a
+ * sum would have to be rounded to bf16, so the sum is made by one command, and the row can keep
+ * only one contribution. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
@@ -19,7 +20,7 @@ static bool can_stage(const struct cst_chunk *chunk)
     return chunk->staged_rank == CST_NONE && chunk->stage_ticket == 0 && chunk->reduce_ticket == 0;
 }
 
-/* All that is to be added before @rank's contribution is there, or in the row. */
+/* True if everything that must be added before @rank's contribution has come or is in the row. */
 static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
@@ -36,8 +37,8 @@ static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
     return true;
 }
 
-/* The gradient of @part handed in last: those before it are likelier to be reduced soon by
- * themselves. */
+/* The gradient of @part that was handed in last and can leave: older ones will sooner be summed
+ * anyway. */
 static uint32_t find_pending(const struct cst_core *core, uint32_t rank, uint32_t part)
 {
     const struct cst_pool *pool = &core->ranks[rank].pool;
@@ -97,8 +98,8 @@ bool cst_staging_begin(struct cst_core *core, uint32_t rank, uint32_t part)
     return true;
 }
 
-/* The copy failed but the gradient is still in its block. One fetch that waited for that block gets
- * the error, so that trying again comes to an end. */
+/* The copy failed, but the gradient is still in its block. One fetch that waited for the block gets
+ * the error, so that the copy is not tried forever. */
 static void failed(struct cst_core *core, const struct cst_flight *flight,
                    const struct cst_event *event)
 {
@@ -140,6 +141,6 @@ void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
         }
         cst_block_move(pool, flight->block, CST_BLOCK_FREE);
     }
-    cst_schedule_wake(core); /* the row may be staged to again */
+    cst_schedule_wake(core); /* The row can be staged to again. */
     cst_schedule_reduce(core, flight->chunk);
 }

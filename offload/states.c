@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* READ and WRITE of a tensor's rows, through a staging segment.
  *
- * Nothing waits for a read. If the row is written while a read's copy is under way, what it brought
- * is thrown away and it is done again behind that write. Writes of one chunk are done one behind
- * the other. */
+ * No other command waits for a read. If the row is written while a read's copy is in flight, the
+ * copy is discarded and made again after the write. Writes of one chunk are executed one after the
+ * other. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
 
-/* In a staging segment. A grad row of fp32 is given as bf16. */
+/* Bytes of an element in a staging segment. An fp32 grad row is read as bf16. */
 static uint64_t elem_bytes(enum cst_row row)
 {
     return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
@@ -19,14 +19,15 @@ static bool is_moment(enum cst_row row)
     return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
 }
 
-/* In a staging segment moments are fp32, in the arena they are not. */
+/* True if the row has another format in the arena than in a staging segment, where moments are
+ * fp32. */
 static bool is_coded(const struct cst_core *core, enum cst_row row)
 {
     return is_moment(row) && core->layout->states.moments != CST_MOMENTS_FP32;
 }
 
-/* Elements [@first, @first + @n_elems) of a moments row of chunk @c, which begins at the place that
- * is returned, are what @command converts. */
+/* Let @command convert the elements [@first, @first + @n_elems) of a moments row of chunk @c.
+ * Returns the place where the row begins. */
 static struct cst_place code(const struct cst_core *core, uint32_t c, enum cst_row row,
                              uint64_t first, uint64_t n_elems, struct cst_command *command)
 {
@@ -39,7 +40,7 @@ static struct cst_place code(const struct cst_core *core, uint32_t c, enum cst_r
     return cst_core_row_place(core, c, row, 0);
 }
 
-/* A frozen tensor has its weights alone; what is written as its master weights sets those. */
+/* A frozen tensor has weights only. A WRITE of its master weights sets them. */
 static int check_frozen(const struct cst_core *core, const struct cst_event *event,
                         struct cst_err *err)
 {
@@ -54,7 +55,7 @@ static int check_frozen(const struct cst_core *core, const struct cst_event *eve
                        (unsigned)event->row);
 }
 
-/* Range and row are sound, and the job is. */
+/* Check that row and range exist, and that the job's states are intact. */
 static int check_io(const struct cst_core *core, const struct cst_event *event, struct cst_err *err)
 {
     const struct cst_layout_tensor *tensor;
@@ -89,8 +90,8 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
     return check_frozen(core, event, err);
 }
 
-/* Now or soon, @row holds what is to be read. Not: a grad row with one rank's contribution and no
- * sum. */
+/* Check that @row holds, now or soon, what is to be read. A grad row with contributions, but no
+ * sum, does not. */
 static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                      struct cst_err *err)
 {
@@ -200,8 +201,8 @@ static enum cst_row written_row(const struct cst_core *core, uint32_t chunk, enu
     return row == CST_ROW_WEIGHT ? cst_overlap_side(core, chunk) : row;
 }
 
-/* Where a write of master weights goes: to all rows but the gradient's, or to the weights of a
- * frozen chunk. */
+/* Add the destinations of a write of master weights: all rows except the gradient, or the weights
+ * of a frozen chunk. */
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
@@ -221,7 +222,7 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
     }
 }
 
-/* One of the commands of a write to states on an accelerator; its engine does not convert. */
+/* Issue one command of a write to states on an accelerator, whose engine does not convert. */
 static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cst_row row,
                                       uint64_t at, enum cst_command_kind kind)
 {
@@ -235,8 +236,8 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
     return part;
 }
 
-/* Master weights there, whose moments become zero; the caller's command, behind @tickets, makes the
- * weights. */
+/* Write master weights on an accelerator and clear their moments. The caller's command, which waits
+ * for @tickets, makes the weights. */
 static void write_device(struct cst_core *core, const struct cst_event *event, uint32_t c,
                          uint64_t at, uint64_t tickets[3])
 {
@@ -269,7 +270,8 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     struct cst_command *command;
 
     if (master || event->row == CST_ROW_WEIGHT) {
-        cst_overlap_flush(core); /* it is used from now on, and with it all that was updated */
+        /* The written weights are used from now on, so all updates are, too. */
+        cst_overlap_flush(core);
     }
     if (parts) {
         write_device(core, event, tensor->chunk, at, tickets);
@@ -299,7 +301,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
             core, tensor->chunk, written_row(core, tensor->chunk, event->row), at);
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
-    if (!parts) { /* else its parts wait */
+    if (!parts) { /* Otherwise the parts wait. */
         cst_update_before(command, chunk);
         cst_command_after(command, chunk->write_ticket);
     }
@@ -385,7 +387,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
         return;
     }
     for (uint32_t rank = 0; rank < core->world && chunk->n_writes == 0; rank++) {
-        core->ranks[rank].pool.changed = true; /* fetches of the chunk waited */
+        core->ranks[rank].pool.changed = true; /* Fetches of the chunk waited for its WRITEs. */
     }
     cst_commit_close(core);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a rank is in what it does: the phase that predicts, and the place in it. */
+/* The position of a rank in its phases: the phase that predicts, and the next entry in it. */
 #include "offload/trace.h"
 
 #include "proto/patterns.h"
@@ -7,13 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONTEXT 4    /* entries before one that tell where it belongs */
-#define CERTAIN 4    /* entries after which a phase that seems to have begun has */
-#define NEAR 8       /* so far ahead something is rather early than the beginning of a phase */
-#define MAX_PLACES 8 /* of an entry in a phase that are compared */
+#define CONTEXT 4 /* Number of preceding entries that are compared to find an entry's position. */
+/* Number of entries after which a phase that seemed to begin is certain to have begun. */
+#define CERTAIN 4
+/* An entry at most this far ahead is taken for an early one, not for the begin of a phase. */
+#define NEAR 8
+#define MAX_PLACES 8 /* Maximum number of positions of an entry in a phase that are compared. */
 #define BEGIN_OF_TIME                                                                              \
-    (1ull << 32) /* base may lie before the time at which its phase was entered                    \
-                  */
+    (1ull << 32) /* Initial time: `base` can be earlier than the begin of its phase. */
 
 static const struct cst_phase *current(const struct cst_trace *trace)
 {
@@ -64,7 +65,7 @@ uint64_t cst_trace_now(const struct cst_trace *trace)
     return trace->base + trace->position;
 }
 
-/* Prediction goes on at @position of phase @number, now. */
+/* Continue the prediction at @position of phase @number, without a change of time. */
 static void jump(struct cst_trace *trace, uint32_t number, uint32_t position)
 {
     uint64_t now = cst_trace_now(trace);
@@ -121,9 +122,9 @@ const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_ou
     return current(trace)->entries;
 }
 
-/* -- phases that begin ------------------------------------------------------------------------ */
+/* -- begin of phases -------------------------------------------------------------------------- */
 
-/* The record's first @n entries are a phase of their own. */
+/* Learn the record's first @n entries as a phase of their own, and remove them. */
 static void cut_record(struct cst_trace *trace, uint32_t n, uint32_t by)
 {
     cst_trace_learn(trace, n, by, false);
@@ -132,7 +133,7 @@ static void cut_record(struct cst_trace *trace, uint32_t n, uint32_t by)
     trace->n_wrong = 0;
 }
 
-/* A phase that begins with @entry: @first if it does, else the one that was right last;
+/* A phase that begins with @entry: @first if it does, else the one that matched last;
  * CST_TRACE_PHASES: none. */
 static uint32_t find_beginning(const struct cst_trace *trace, uint32_t entry, uint32_t first)
 {
@@ -154,7 +155,7 @@ static uint32_t find_beginning(const struct cst_trace *trace, uint32_t entry, ui
     return best;
 }
 
-/* The phase that the record is, whole, before its last entry; CST_TRACE_PHASES: none. */
+/* The phase that equals the record without its last entry; CST_TRACE_PHASES: none. */
 static uint32_t find_whole(const struct cst_trace *trace)
 {
     for (uint32_t i = 0; i < CST_TRACE_PHASES; i++) {
@@ -165,7 +166,7 @@ static uint32_t find_whole(const struct cst_trace *trace)
     return CST_TRACE_PHASES;
 }
 
-/* The phase has come to its end, and what follows it begins with @entry. */
+/* The phase has ended as predicted, and the one that follows begins with @entry. False: not so. */
 static bool goes_over(struct cst_trace *trace, uint32_t entry)
 {
     uint32_t by = trace->current;
@@ -183,7 +184,8 @@ static bool goes_over(struct cst_trace *trace, uint32_t entry)
     return true;
 }
 
-/* What was recorded is a phase that is known to end here, and @entry begins another. */
+/* The record is a complete known phase that was not predicted, and @entry begins another one.
+ * False: not so. */
 static bool ends_early(struct cst_trace *trace, uint32_t entry)
 {
     uint32_t whole = trace->n_record > 1 && !trace->guessed ? find_whole(trace) : CST_TRACE_PHASES;
@@ -201,7 +203,8 @@ static bool ends_early(struct cst_trace *trace, uint32_t entry)
     return true;
 }
 
-/* @entry, which is not near, begins a phase: perhaps one has begun. */
+/* @entry, which is not near, begins a known phase: predict with that phase from now on, until later
+ * entries confirm it. False: not so. */
 static bool seems_to_begin(struct cst_trace *trace, uint32_t entry, uint32_t ahead)
 {
     uint32_t next;
@@ -221,7 +224,7 @@ static bool seems_to_begin(struct cst_trace *trace, uint32_t entry, uint32_t ahe
     return true;
 }
 
-/* A phase that seemed to begin goes on as it should. */
+/* Confirm that the phase which seemed to begin has begun. */
 static void confirm(struct cst_trace *trace)
 {
     if (trace->guessed && trace->n_record - trace->cut >= CERTAIN) {
@@ -230,10 +233,9 @@ static void confirm(struct cst_trace *trace)
     }
 }
 
-/* -- where something belongs --------------------------------------------------------------------
- */
+/* -- positions of entries -------------------------------------------------------------------- */
 
-/* How many entries before the record's last are those before @place. */
+/* Number of entries before @place that equal those before the record's last one. */
 static uint32_t count_context(const struct cst_trace *trace, const struct cst_phase *phase,
                               uint32_t place)
 {
@@ -247,13 +249,13 @@ static uint32_t count_context(const struct cst_trace *trace, const struct cst_ph
 }
 
 struct found {
-    uint32_t phase; /* CST_TRACE_PHASES: nothing is */
+    uint32_t phase; /* CST_TRACE_PHASES: nothing was found. */
     uint32_t place;
     uint32_t score;
 };
 
-/* Look at some places of @entry from @from on. What is found first stays where the rest is no
- * better. */
+/* Compare the first positions of @entry from @from on. Of equally good positions the first one
+ * counts. */
 static void compare_places(const struct cst_trace *trace, uint32_t number, uint32_t entry,
                            uint32_t from, struct found *best)
 {
@@ -270,8 +272,8 @@ static void compare_places(const struct cst_trace *trace, uint32_t number, uint3
     }
 }
 
-/* The place of @entry, which is the record's last, by what came before it: rather further on in
- * this phase, else further back, else in another. */
+/* Find the position of @entry, the record's last entry, by the entries before it. Of equally good
+ * positions, prefer those ahead in this phase, then those behind, then those in other phases. */
 static void find_place(struct cst_trace *trace, uint32_t entry)
 {
     struct found best = {.phase = CST_TRACE_PHASES};
@@ -291,7 +293,7 @@ static void find_place(struct cst_trace *trace, uint32_t entry)
     }
 }
 
-/* Nothing but what may be left out lies between here and @place. */
+/* True if only sparse entries lie between the current position and @place. */
 static bool skips_sparse(const struct cst_trace *trace, uint32_t place)
 {
     if (!trace->sparse || place == CST_PHASE_NOWHERE) {
@@ -305,7 +307,7 @@ static bool skips_sparse(const struct cst_trace *trace, uint32_t place)
     return true;
 }
 
-/* @entry is not what should come next. True if what should may be left out, or ends here. */
+/* @entry is not the expected one. True if the expected ones may be left out, or the phase ended. */
 static bool follow(struct cst_trace *trace, uint32_t entry)
 {
     uint32_t ahead = cst_phase_find(current(trace), entry, trace->position);
@@ -319,7 +321,7 @@ static bool follow(struct cst_trace *trace, uint32_t entry)
         return true;
     }
     if (cst_trace_is_sparse(trace, entry >> 1)) {
-        return true; /* it came behind others of its kind, or for the first time */
+        return true; /* A sparse entry came out of order, or for the first time. */
     }
     trace->n_wrong++;
     trace->surprises += known;
@@ -330,8 +332,7 @@ static bool follow(struct cst_trace *trace, uint32_t entry)
     return false;
 }
 
-/* -- events -------------------------------------------------------------------------------------
- */
+/* -- events ---------------------------------------------------------------------------------- */
 
 bool cst_trace_use(struct cst_trace *trace, uint32_t chunk, bool grad)
 {
@@ -357,6 +358,7 @@ void cst_trace_end_step(struct cst_trace *trace)
         cst_trace_learn(trace, trace->n_record, trace->guessed ? trace->before : trace->current,
                         true);
     }
+    /* Skip the entries that did not come: the next phase begins after them. */
     if (trace->position < n) {
         trace->base += n - trace->position;
     }

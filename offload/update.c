@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One update of one chunk: by its node's engine, in place, or in a room (room.c). What comes after
- * it, and when it is over. */
+/* One update of one chunk: by its node's engine in place, or in a room (room.c). Also what waits
+ * for an update, and when it is complete. */
 #include "offload/updates.h"
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
@@ -18,14 +18,14 @@ void cst_update_fill(const struct cst_core *core, struct cst_command *command,
     command->guard = what->guard;
 }
 
-/* What is issued from now on is behind it. */
+/* The update is issued: later commands see the new weights and states. */
 static void overtake(struct cst_core *core, uint32_t c)
 {
     core->chunks[c].version++;
     cst_over_end(&core->chunks[c]);
 }
 
-/* @what is the table's row of weights, the first one. */
+/* True if @what writes the weights to the first weight row, as the table says. */
 static bool is_first_row(const struct cst_core *core, const struct cst_update *what)
 {
     struct cst_place first = cst_core_row_place(core, what->chunk, CST_ROW_WEIGHT, 0);
@@ -52,7 +52,8 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     struct cst_chunk *chunk = &core->chunks[what->chunk];
     struct cst_command *update = update_in_place(core, what);
 
-    cst_update_before(update, chunk); /* done, but perhaps not yet told */
+    /* The previous update is done, but the daemon may not have seen its completion yet. */
+    cst_update_before(update, chunk);
     chunk->update_ticket = update->ticket;
     cst_held_drop(core, what->chunk);
     chunk->room = CST_NONE;
@@ -61,7 +62,7 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     return update;
 }
 
-/* @ticket of the chunk's will come to nothing; @command comes instead. */
+/* The command @ticket of the chunk will have no effect; @command replaces it. */
 static void replace(struct cst_core *core, struct cst_command *command, uint64_t ticket)
 {
     struct cst_flight flight;
@@ -89,7 +90,7 @@ void cst_update_return(struct cst_core *core, uint32_t c)
     cst_residency_replaced(core, c, weight, update->ticket);
     chunk->weight_ticket = chunk->weight_ticket == weight ? update->ticket : chunk->weight_ticket;
     chunk->update_ticket = update->ticket;
-    cst_held_drop(core, c); /* of the next step already */
+    cst_held_drop(core, c); /* The kept gradient can already belong to the next step. */
     chunk->room = CST_NONE;
     chunk->turn = false;
 }
@@ -102,8 +103,8 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
     if (room == CST_NONE) {
         struct cst_command *update = cst_update_at_home(core, what);
 
-        /* A commit waits for sums and the norm, but not for this. The next forward begins with
-         * what this backward ends with. */
+        /* The commit waits for sums and the norm, but not for an early update. The next forward
+         * pass begins with what this backward pass ends with. */
         update->priority = chunk->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND;
         update->newest_first = chunk->ahead;
         return;
@@ -132,7 +133,7 @@ bool cst_update_is_over(const struct cst_chunk *chunk)
     return any == 0;
 }
 
-/* Of the gradient that it read in a room. */
+/* Free the slot of the kept gradient that an update in a room has read. */
 static void end_use(struct cst_core *core, const struct cst_flight *flight)
 {
     bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM;

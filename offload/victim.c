@@ -26,7 +26,7 @@ int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks,
         cst_victims_close(victims);
         return status;
     }
-    memset(victims->at, 0xff, n * sizeof *victims->at); /* CST_HEAP_OUT */
+    memset(victims->at, 0xff, n * sizeof *victims->at); /* CST_HEAP_OUT. */
     return CST_OK;
 }
 
@@ -102,7 +102,8 @@ static uint32_t top(const struct cst_victims *victims, enum cst_victim_cost cost
     return item->id;
 }
 
-/* A cheap block is as good to lose as a dear one that is wanted twice as late. */
+/* True if the cheap block is the better one to evict: unless the dear one is used more than twice
+ * as late. */
 static bool is_better(const struct cst_victims *victims, uint32_t cheap, uint32_t dear,
                       uint64_t now)
 {
@@ -130,8 +131,7 @@ uint32_t cst_victims_choose(const struct cst_victims *victims, uint64_t now, uin
     return top(victims, CST_VICTIM_STAYS, limit);
 }
 
-/* -- edge ---------------------------------------------------------------------------------------
- */
+/* -- edge ------------------------------------------------------------------------------------- */
 
 void cst_victims_reset_edge(struct cst_victims *victims, uint64_t edge)
 {
@@ -157,6 +157,7 @@ static bool reaches(const struct cst_victims *victims, enum cst_victim_cost cost
 
 bool cst_victims_retreat(struct cst_victims *victims, uint64_t edge)
 {
+    /* With LRU the heaps are not ordered by next use, so they cannot answer the question. */
     if (victims->eviction == CST_EVICT_LRU || reaches(victims, CST_VICTIM_CHEAP, edge) ||
         reaches(victims, CST_VICTIM_DEAR, edge)) {
         return false;
