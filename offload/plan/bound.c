@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long a step takes at least. Each thing that works has so much to do, and can be no faster
- * than its rate; the longest of them is the bound. What stands at the ends of a step and overlaps
- * with nothing makes the estimate. */
+/* Lower bound and estimate of a step's time. Each resource has an amount of work and cannot be
+ * faster than its rate; the longest of these times is the bound. The estimate adds what is at the
+ * begin and the end of a step and overlaps with nothing. */
 #include "offload/plan/search.h"
 
-/* Seconds, of one rank, or of the node. */
+/* Seconds of work, of one rank or of the node. */
 struct work {
-    double up, down, peer; /* of one device */
+    double up, down, peer; /* Of one device. */
     double update, device_update, disk;
-    double reduce, copy; /* of a node's cores */
-    double first, last;  /* before the first operator, and behind the last */
+    double reduce, copy; /* Of a node's cores. */
+    double first, last;  /* Before the first operator, and after the last one. */
 };
 
 static double most(double a, double b)
@@ -32,14 +32,15 @@ static double sum_update(const struct cst_rates *rates)
     return sum;
 }
 
-/* Accelerators may do all that they are able to. */
+/* Elements/s of all updates, if accelerators always work at their full rate. */
 static double update_rate(const struct cst_search *s, const struct cst_plan_try *try)
 {
     return sum_update(&s->rates) +
            (try->update_room > 0 ? s->n_rooms * s->rates.devices[s->accelerator].update : 0);
 }
 
-/* Chunks whose states come and go are updated no faster than links let them. */
+/* Likely duration of the updates, in seconds: those of chunks whose states are copied up and down
+ * are limited by the links. */
 static double likely_update(const struct cst_search *s, const struct cst_plan_try *try,
                             const struct cst_layout *layout)
 {
@@ -63,12 +64,13 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_tr
                                         over(others, sum_update(&s->rates) + s->n_rooms * through));
 }
 
-/* Elements of the chunks whose weights have no home on a device. */
+/* Elements of the chunks whose weights are in host memory. */
 struct elements {
-    double states;          /* that are updated */
-    double trained, frozen; /* that each pass uses: not experts, which may be idle, nor what no
-                             * operator uses */
-    double landed; /* of those that are trained: whose gradients land (offload/landing.h) */
+    double states; /* Elements that are updated. */
+    /* Elements that each pass uses: without experts, which may be idle, and without what no
+     * operator uses. */
+    double trained, frozen;
+    double landed; /* Elements counted in `trained` whose gradients land (offload/landing.h). */
 };
 
 static bool is_in_each_pass(const struct cst_layout_chunk *chunk)
@@ -99,8 +101,9 @@ static struct elements count_elements(const struct cst_plan_try *try,
     return n;
 }
 
-/* Bytes of weights that come up in a step at least. A pass finds no more weights in blocks than the
- * pool holds; the first pass of a step finds frozen weights alone, since the others are new. */
+/* Least number of bytes of weights that are copied up in a step. A pass finds at most as many
+ * weights in blocks as the pool holds. The first pass of a step finds frozen weights only, because
+ * the others are new. */
 static double loaded_bytes(const struct cst_search *s, const struct cst_plan_try *try,
                            const struct elements *n)
 {
@@ -110,15 +113,15 @@ static double loaded_bytes(const struct cst_search *s, const struct cst_plan_try
     return first + (2.0 * s->config->micro_batches - 1) * most(all - pool, 0);
 }
 
-/* Bytes of gradients that go down in a micro-batch: those that land as they are, the others as they
- * are kept. */
+/* Bytes of gradients that are copied down in a micro-batch: in bf16 those that land, the others in
+ * the format of the grad rows. */
 static double gradient_bytes(const struct cst_layout *layout, const struct elements *n)
 {
     return layout->grad_bytes * (n->trained - n->landed) + 2 * n->landed;
 }
 
-/* Elements that devices update, of chunks that are at home there; *weights: all elements that are.
- */
+/* Elements of chunks at home on devices that are updated there; *weights: all elements of such
+ * chunks. */
 static double on_devices(const struct cst_plan_try *try, const struct cst_layout *layout,
                          double *weights)
 {
@@ -143,16 +146,18 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
     double at_home, updated = on_devices(try, layout, &at_home);
     double loaded, n_down = try->once ? 1 : s->config->micro_batches;
 
-    if (s->stands_for == 1 && s->world > 1) { /* what a rank holds of it is not known here */
+    /* What each rank holds is not known here, so take the safe lower bound. */
+    if (s->stands_for == 1 && s->world > 1) {
         elements.trained = elements.frozen = elements.landed = 0;
     }
     loaded = loaded_bytes(s, try, &elements);
     w->up = over(loaded, d->up);
-    w->down = over(gradient_bytes(layout, &elements) * n_down / s->world, d->down); /* the sum */
+    /* The ranks' devices share the sum of a chunk's gradient. */
+    w->down = over(gradient_bytes(layout, &elements) * n_down / s->world, d->down);
     w->peer = over(2 * at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
     w->update = over(elements.states, update_rate(s, try));
     w->device_update = over(updated / s->world, d->update);
-    if (s->host) { /* updates may make sums in their pass */
+    if (s->host) { /* Updates can make the sums in the same pass. */
         double ranks = s->world;
 
         w->copy = over(loaded * ranks, n->copy);
@@ -166,10 +171,9 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
               over((double)try->disk_bytes, s->rates.disk_write);
 }
 
-/* The last weights of the first forward pass can be used when all that it uses are updated: what
- * stands behind that pass is still to be computed then. Unless updates need not wait for the
- * commit.
- */
+/* Least duration of a step because fetches wait for updates: the last weights of the first forward
+ * pass can be used when everything that the pass uses is updated, and then the later passes remain
+ * to be computed. 0 if updates do not wait for the commit. */
 static double behind_updates(const struct cst_search *s, const struct cst_plan_try *try,
                              const struct cst_layout *layout)
 {
@@ -194,7 +198,7 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_try *try,
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     double first = (double)layout->chunks[0].n_elems;
-    double last = first; /* its gradient is the last that is complete, too */
+    double last = first; /* The gradient of the first chunk is also the last one to be complete. */
 
     w->first = try->n_device > 0 ? over(first, d->update)
                                  : over(first, s->rates.nodes[0].update) + over(2 * first, d->up);
@@ -204,7 +208,7 @@ static void add_ends(const struct cst_search *s, const struct cst_plan_try *try,
                over((double)layout->n_tiles * 16, most(s->rates.nodes[0].pass / 8, 1e9));
 }
 
-/* Nothing is beyond 2^62 ns, whatever the rates. */
+/* Convert to ns, limited to 2^62 whatever the rates are. */
 static uint64_t to_ns(double seconds)
 {
     return seconds < 0x1p62 / 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_C(1) << 62;
@@ -218,7 +222,7 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
 
     add_up(s, try, layout, &w);
     add_ends(s, try, layout, &w);
-    if (s->host) { /* all on the same cores; copies do not take them all */
+    if (s->host) { /* Everything uses the same cores, but copies do not use all of them. */
         bound = compute + w.reduce + (try->update_room > 0 ? 0 : w.update);
         bound = most(most(bound, w.update), w.copy);
         others = 0.5 * w.copy;

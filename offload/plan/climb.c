@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replays of the promising tries, then of the neighbours of the best. */
+/* Simulations of the promising points, then of the neighbours of the best. */
 #include "offload/plan/search.h"
 
 #include "offload/packing.h"
@@ -7,11 +7,13 @@
 #include <stdlib.h>
 
 #define NONE UINT32_MAX
-#define MAX_CLIMBS 24    /* rounds of neighbours */
-#define MAX_PADDING 0.02 /* of the weights */
-#define HAIR 400         /* a step that is longer by one part in so many is as good */
-#define LOCK 50 /* same, as a place to look for better ones, or where chunks are half empty */
-#define MAX_LAVISH 0.5 /* of the weights: padding that is half of what there is */
+#define MAX_CLIMBS 24    /* Maximum number of rounds of neighbours. */
+#define MAX_PADDING 0.02 /* Default of max_padding. */
+#define HAIR 400         /* A step that is longer by at most one part in this many is as good. */
+/* A step that is longer by at most one part in this many is good enough to search around it, or to
+ * replace a plan with half-empty chunks. */
+#define LOCK 50
+#define MAX_LAVISH 0.5 /* Share of the weights from which on padding counts as too much. */
 
 /* -- replays -------------------------------------------------------------------------------- */
 
@@ -30,8 +32,8 @@ bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_tr
     return memory_a != memory_b ? memory_a < memory_b : a->n_chunks < b->n_chunks;
 }
 
-/* Replay try @i if there are events left, or at any price but a limit beyond which it is
- * CST_ETIMEDOUT. CST_OK also where the try turns out not to run. */
+/* Simulate point @i if there are events left or, with @any_price, up to a higher limit, which gives
+ * CST_ETIMEDOUT. Also returns CST_OK if the point turns out to be impossible. */
 static int replay(struct cst_search *s, uint32_t i, bool any_price)
 {
     struct cst_plan_try *try = &s->tries[i];
@@ -86,7 +88,7 @@ static bool can_win(const struct cst_search *s, const struct cst_plan_try *try)
     return s->best == NONE || try->bound_ns < s->tries[s->best].result.step_ns;
 }
 
-/* Padding, as a share of the weights. */
+/* Padding as a share of the weights. */
 static double padding_of(const struct cst_search *s, const struct cst_plan_try *try)
 {
     return (double)try->padding_bytes / (2 * (double)s->config->model->n_params);
@@ -102,8 +104,8 @@ static bool is_thrifty(const struct cst_search *s, const struct cst_plan_try *tr
     return padding_of(s, try) <= max_padding(s);
 }
 
-/* The search was stopped before any try was played: take the one with the shortest estimate, of
- * those that waste little if there are such. */
+/* The search was stopped before any point was simulated: take the one with the shortest estimate,
+ * of those with little padding if there are any. */
 static void take_estimate(struct cst_search *s)
 {
     uint32_t found = 0;
@@ -116,7 +118,7 @@ static void take_estimate(struct cst_search *s)
     s->best = found;
 }
 
-/* The first try that runs at all, of those that waste little before the others. */
+/* Simulate points until one is possible, those with little padding first. */
 static int replay_any(struct cst_search *s)
 {
     int rc = CST_OK;
@@ -136,7 +138,7 @@ static int replay_any(struct cst_search *s)
     return rc;
 }
 
-/* The most promising ones first. */
+/* Sort the points, the most promising ones first, and find the best again. */
 static void sort(struct cst_search *s)
 {
     qsort(s->tries, s->n_tries, sizeof *s->tries, by_estimate);
@@ -151,7 +153,7 @@ static void sort(struct cst_search *s)
     }
 }
 
-/* The promising ones, until half of the events are used up. */
+/* Simulate the promising points until half of the events are used. */
 int cst_search_replay(struct cst_search *s)
 {
     uint64_t keep = s->events_left / 2;
@@ -178,7 +180,8 @@ static uint64_t step_limit(const struct cst_search *s, uint64_t part)
     return best->result.step_ns + best->result.step_ns / part;
 }
 
-/* A plan that wastes little is taken before one that is a hair faster. */
+/* The best point with little padding that is not slower than the best by more than one part in
+ * @hair; or the best point. */
 static uint32_t thriftiest(const struct cst_search *s, uint64_t hair)
 {
     uint64_t limit = step_limit(s, hair);
@@ -195,7 +198,7 @@ static uint32_t thriftiest(const struct cst_search *s, uint64_t hair)
     return found == NONE ? s->best : found;
 }
 
-/* What wastes least of those that are not much slower than the best. */
+/* Of the points that are not much slower than the best, the one with the least padding. */
 static uint32_t least_wasteful(const struct cst_search *s)
 {
     uint64_t limit = step_limit(s, LOCK);
@@ -230,7 +233,8 @@ static bool may_have_room(const struct cst_search *s, const struct cst_plan_try 
     return s->room_wish == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 && try->state_room == 0;
 }
 
-/* With its states that stay on accelerators cut down to whole chunks that fit. @layout has none. */
+/* Visit @try with its states on accelerators reduced to whole chunks that fit. @layout has no such
+ * states. */
 static int visit_settled(struct cst_search *s, struct cst_plan_try try,
                          const struct cst_layout *layout)
 {
@@ -251,8 +255,8 @@ static int visit_settled(struct cst_search *s, struct cst_plan_try try,
     return rc;
 }
 
-/* Same layout, rooms for other classes, other shares of states that stay. @layout has none, where
- * those are chosen. */
+/* Try rooms for other classes, and other amounts of states on accelerators, with the same layout.
+ * If the planner chooses these states, @layout has none. */
 static int climb_rooms(struct cst_search *s, const struct cst_plan_try *from,
                        const struct cst_layout *layout)
 {
@@ -294,7 +298,7 @@ static int climb_eviction(struct cst_search *s, const struct cst_plan_try *from,
     return rc;
 }
 
-/* Other depths, other shares of states, fewer blocks. */
+/* Try other depths, other amounts of states on devices, and fewer blocks. */
 static int climb_depth(struct cst_search *s, const struct cst_plan_try *from,
                        const struct cst_layout *own)
 {
@@ -323,7 +327,8 @@ static int climb_depth(struct cst_search *s, const struct cst_plan_try *from,
     return rc;
 }
 
-/* Its own layout serves all that does not touch states that stay on accelerators. */
+/* Try other parameters with the same capacities. The point's own layout can be used for all changes
+ * that do not affect states on accelerators. */
 static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
 {
     bool stay = s->splits && from->device_states > 0;
@@ -333,7 +338,8 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
     struct cst_err err;
     int rc;
 
-    plain.over = false; /* whether it must be is found out for each */
+    /* Whether gradients must be in weight rows is decided for each point anew. */
+    plain.over = false;
     if (stay) {
         rc = cst_search_layout(s, &plain, &with, &err);
         if (rc != CST_OK) {
@@ -354,7 +360,7 @@ static int climb_knobs(struct cst_search *s, const struct cst_plan_try *from)
     return rc;
 }
 
-/* Other capacities, the same shares. */
+/* Try other capacities with the same shares. */
 static int climb_capacity(struct cst_search *s, const struct cst_plan_try *from)
 {
     static const double factors[] = {0.5, 0.7, 0.85, 0.93, 1.08, 1.2, 1.5, 2};
@@ -394,7 +400,8 @@ int cst_search_climb(struct cst_search *s)
     }
     for (uint32_t round = 0; round < MAX_CLIMBS && rc == CST_OK && s->best != NONE; round++) {
         uint32_t before = s->best;
-        struct cst_plan_try from = s->tries[before]; /* tries may move */
+        /* A copy, because s->tries can be reallocated. */
+        struct cst_plan_try from = s->tries[before];
 
         rc = climb_knobs(s, &from);
         if (rc == CST_OK) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much work a command is: what it moves, which lane and link it takes, which cores and memory.
- * Rates of updates are those of the machine's engines and devices; everything else follows from
- * bytes. An accelerator's updates in its room take their own time there, whatever else it computes.
- */
+/* The work of a command: what it moves, which lane and link it uses, and which cores and memory.
+ * The rates of updates are those of the machine's engines and devices; everything else follows from
+ * bytes. Updates in a room take their time on the accelerator, whatever else it computes. */
 #include "offload/plan/play.h"
 
-#define REDUCE_BYTES 6 /* an element: two contributions and their sum, which the rate is of */
-#define SOURCE_BYTES 2 /* same, of a contribution */
-#define TILE_BYTES 16  /* of the table that a norm reads */
-#define COPY_THREADS 4 /* of a node's crew, at most */
+/* Bytes per element of the sum for which `reduce` is measured: two contributions and the result. */
+#define REDUCE_BYTES 6
+#define SOURCE_BYTES 2 /* Bytes per element of a contribution. */
+#define TILE_BYTES 16  /* Bytes per tile of the table that a norm reads. */
+#define COPY_THREADS 4 /* Maximum number of threads of a node's copy crew. */
 
 static const struct cst_rates_node *node_rates(const struct cst_play *play, uint32_t node)
 {
@@ -22,13 +22,14 @@ static double ns(double amount, double per_s)
     return per_s > 0 ? amount / per_s * 1e9 : 0;
 }
 
-/* That a copy brings; weights that are made on the way are read as fp32. */
+/* Bytes that a copy writes. Weights that are made on the way are read as fp32. */
 static uint64_t copied_bytes(const struct cst_command *command)
 {
     return command->kind == CST_COMMAND_CONVERT ? 2 * command->n_elems : command->bytes;
 }
 
-/* The memory traffic of @bytes in @effort->left; never more than the node can do. */
+/* Set the memory traffic of the effort to @bytes in effort->left, limited to what the node can
+ * do. */
 static void use_memory(const struct cst_play *play, struct cst_effort *effort, double bytes)
 {
     double pass = node_rates(play, effort->node)->pass / 1e9;
@@ -51,8 +52,8 @@ static uint32_t slab_rank(const struct cst_place *place)
                : (place->segment - CST_PLAY_POOL_SEGMENT) / CST_PLAY_POOL_STRIDE;
 }
 
-/* A copy between two ranks' devices, or within one: the part of the ranks that do not have it at
- * home. */
+/* Cost of a copy between two ranks' devices or within one: for the represented ranks that do not
+ * have the chunk at home. */
 static void cost_peer_copy(struct cst_play *play, struct cst_play_command *c, double bytes,
                            uint32_t owner)
 {
@@ -65,7 +66,7 @@ static void cost_peer_copy(struct cst_play *play, struct cst_play_command *c, do
     c->effort.left = ns((1 - remote) * 2 * bytes, d->memory) + d->copy_latency_s * 1e9;
     if (d->peer > 0) {
         c->effort.left += ns(remote * bytes, d->peer);
-    } else if (remote > 0) { /* down one link and up the other */
+    } else if (remote > 0) { /* Down one link and up the other one. */
         c->effort.left += ns(remote * bytes, d->up);
         c->effort.link = CST_LINK_UP;
     }
@@ -105,7 +106,7 @@ static void cost_copy(struct cst_play *play, struct cst_play_command *c,
     c->effort.bytes = bytes * play->workers[c->rank].stands_for / c->effort.left;
 }
 
-/* Contributions, and how many of them are not in the memory of the GPU of @engine. */
+/* Number of contributions; *peers and *host: those on other GPUs and in host memory. */
 static double count_sources(const struct cst_play *play, const struct cst_play_engine *engine,
                             const struct cst_command *command, double *peers, double *host)
 {
@@ -123,7 +124,8 @@ static double count_sources(const struct cst_play *play, const struct cst_play_e
         } else {
             bool own = play->workers[rank].device == engine->device;
 
-            *peers += own ? ranks - 1 : ranks; /* whom it stands for have devices of their own */
+            /* The other ranks that it represents have devices of their own. */
+            *peers += own ? ranks - 1 : ranks;
         }
     }
     return n;
@@ -135,7 +137,7 @@ static void cost_reduce(struct cst_play *play, struct cst_play_command *c,
     const struct cst_play_engine *engine = &play->engines[c->engine];
     double elems = (double)play->config->core->layout->chunks[c->chunk].n_elems;
     double grad = play->config->core->layout->grad_bytes;
-    double sum = grad * (command->accumulate ? 2 : 1); /* read, too */
+    double sum = grad * (command->accumulate ? 2 : 1); /* Accumulating also reads the sum. */
     double peers, host, n = count_sources(play, engine, command, &peers, &host);
     const struct cst_rates_node *node = node_rates(play, engine->node);
     double bytes = elems * (2 * n + sum), up, down;
@@ -148,7 +150,7 @@ static void cost_reduce(struct cst_play *play, struct cst_play_command *c,
         use_memory(play, &c->effort, bytes);
         return;
     }
-    /* What is read comes while what is written goes. */
+    /* Reads and writes use both directions of the link at the same time. */
     down = ns(elems * grad, engine->rates->down);
     up = ns(elems * (sum - grad + 2 * host), engine->rates->up) +
          ns(2 * elems * peers, engine->rates->peer > 0 ? engine->rates->peer : engine->rates->up);
@@ -162,12 +164,12 @@ static void cost_reduce(struct cst_play *play, struct cst_play_command *c,
     c->copied_to = (uint64_t)(2 * elems * peers);
     use_memory(play, &c->effort, elems * (sum + 2 * host));
     if (engine->lanes[CST_PLAY_TEAM].width >
-        1) { /* ranks that are stood for have links of their own */
+        1) { /* The represented ranks have links of their own. */
         c->effort.link = CST_LINK_NONE;
     }
 }
 
-/* Of an element, on disk. */
+/* Bytes per element on disk. */
 static double disk_bytes(const struct cst_play *play, uint32_t chunk)
 {
     const struct cst_layout *layout = play->config->core->layout;
@@ -183,7 +185,8 @@ static double disk_bytes(const struct cst_play *play, uint32_t chunk)
     return bytes;
 }
 
-/* Contributions that an update sums itself: it reads the first instead of the gradient. */
+/* Additional work of an update that makes the sum, as a share: it reads the first contribution
+ * instead of the gradient. */
 static double sum_share(const struct cst_play *play, const struct cst_command *command,
                         double bytes)
 {
@@ -219,7 +222,9 @@ static void cost_update(struct cst_play *play, struct cst_play_command *c,
     c->effort.left = ns(elems * (1 + sums), node_rates(play, c->effort.node)->update);
     c->effort.cores = node_rates(play, c->effort.node)->cores;
     use_memory(play, &c->effort, elems * bytes * (1 + sums));
-    if (disk > 0) { /* the rows come and go while others' are updated: what is slower counts */
+    /* The rows are read and written while other chunks are updated, so only the slower one
+     * counts. */
+    if (disk > 0) {
         double io = ns(elems * disk, rates->disk_read) + ns(elems * disk, rates->disk_write);
 
         c->effort.left = io > c->effort.left ? io : c->effort.left;
@@ -228,8 +233,7 @@ static void cost_update(struct cst_play *play, struct cst_play_command *c,
 
 /* -- rooms ---------------------------------------------------------------------------------- */
 
-/* A copy that does not leave the accelerator: a gradient that is kept there, states whose home it
- * is. */
+/* True if the copy stays within the accelerator: a kept gradient, or states whose home it is. */
 static bool stays_there(const struct cst_play *play, const struct cst_play_command *c)
 {
     return c->kind == CST_FLIGHT_HELD || (c->kind == CST_FLIGHT_STATES &&
@@ -246,7 +250,7 @@ static void cost_room_copy(struct cst_play *play, struct cst_play_command *c,
     c->lane = up ? CST_PLAY_UP : CST_PLAY_DOWN;
     c->effort.left = engine->rates->copy_latency_s * 1e9;
     if (stays_there(play, c)) {
-        c->lane = CST_PLAY_UP; /* as cst_device_lane has it */
+        c->lane = CST_PLAY_UP; /* The same lane as in cst_device_lane. */
         c->effort.left += ns(2 * bytes, engine->rates->memory);
         return;
     }
@@ -279,7 +283,7 @@ void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
     c->effort.owner = c;
     switch (command->kind) {
     case CST_COMMAND_COPY:
-    case CST_COMMAND_CONVERT: /* of weights, into a block */
+    case CST_COMMAND_CONVERT: /* CONVERT of weights, into a block. */
         if (is_of_room(c)) {
             cost_room_copy(play, c, command);
         } else {
@@ -308,7 +312,7 @@ void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
     }
 }
 
-/* An update may be one, too. */
+/* True if the command makes a sum; an update can, too. */
 static bool is_sum(const struct cst_play_command *c, const struct cst_command *command)
 {
     return c->kind == CST_FLIGHT_REDUCE || command->kind == CST_COMMAND_UPDATE;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands at engines. One waits for its message and for the commands that it names; then it stands
- * in its lane's queue of its priority, and what is more urgent interrupts what is less, as pieces
- * do in kernels/crew.h. A node's engine has a crew that copies and a team that computes; a GPU's
- * has a crew for each direction, a team whose sums go down the link, and what updates chunks in its
- * room. */
+/* Commands at engines. A command waits for its message and for the commands in its `after`. Then it
+ * is in the queue of its lane and priority. A more urgent command interrupts a less urgent one,
+ * like the pieces in kernels/crew.h. A node's engine has a crew that copies and a team that
+ * computes. A GPU's engine has a crew for each direction, a team whose sums use the link down, and
+ * a lane for updates in its room. */
 #include "offload/plan/play.h"
 
 #include <assert.h>
@@ -19,7 +19,7 @@ static struct cst_play_command *find(const struct cst_play *play, uint64_t ticke
     return c != NULL && c->ticket == ticket ? c : NULL;
 }
 
-/* It is under way. */
+/* The command with @ticket, which must be in flight. */
 static struct cst_play_command *get(const struct cst_play *play, uint64_t ticket)
 {
     struct cst_play_command *c = play->commands[ticket & (play->commands_capacity - 1)];
@@ -28,7 +28,8 @@ static struct cst_play_command *get(const struct cst_play *play, uint64_t ticket
     return c;
 }
 
-/* Tickets are dense, so that a ring of twice the span of those under way has no two in one slot. */
+/* Double the ring. Tickets are dense, so a ring of twice the span of those in flight has no
+ * collisions. */
 static int grow(struct cst_play *play)
 {
     uint64_t capacity = 2 * play->commands_capacity;
@@ -223,8 +224,8 @@ static void note_interval(struct cst_play *play, const struct cst_play_command *
     }
 }
 
-/* What waits for a command of another engine, or must know that the daemon has been told, is given
- * out by the daemon when it hears of the end. */
+/* Wake the commands that wait for @c. The daemon sends those of another engine, and those with
+ * `told`, when it has seen the completion. */
 static void wake(struct cst_play *play, const struct cst_play_command *c)
 {
     for (uint64_t at = c->after_me; at != 0;) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From knobs to blocks and bytes. */
+/* Blocks and bytes of a point. */
 #include "offload/plan/search.h"
 
 #include "offload/packing.h"
@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#define PAGE_BYTES 4096 /* rows are so many, or a multiple */
+#define PAGE_BYTES 4096 /* Rows are a multiple of this. */
 
 static bool trains(const struct cst_layout_chunk *chunk)
 {
@@ -49,7 +49,7 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 
 /* -- what is short -------------------------------------------------------------------------- */
 
-/* What updates on the ranks' own devices take of them. */
+/* Bytes of the ranks' own devices that updates use. */
 static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
 {
     return s->host || try->update_room == 0 ? 0 : try->update_room + try->device_states;
@@ -62,7 +62,7 @@ static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_la
     return n < class->max_blocks ? n : class->max_blocks;
 }
 
-/* "2 of 8192 bytes and 1 of 65536": the least blocks of each size class. */
+/* Describe the least blocks of each size class: "2 of 8192 bytes and 1 of 65536". */
 static void describe_least(const struct cst_plan_try *try, const struct cst_layout *layout,
                            char *out, size_t n)
 {
@@ -77,8 +77,7 @@ static void describe_least(const struct cst_plan_try *try, const struct cst_layo
     }
 }
 
-/* The device's part of what a candidate lacks, in words. @needed: bytes of the smallest pool and of
- * what updates take. */
+/* Describe a shortage of device memory. @needed: bytes of the smallest pool and of updates. */
 static void describe_device(const struct cst_search *s, const struct cst_layout *layout,
                             const struct cst_plan_try *try, uint64_t needed, struct cst_err *err)
 {
@@ -111,7 +110,7 @@ static bool may_use_disk(const struct cst_search *s, const struct cst_plan_try *
            s->rates.disk_read > 0 && s->rates.disk_write > 0 && try->update_room == 0;
 }
 
-/* The host's part. @spared: bytes that gradients over weights would spare. */
+/* Describe a shortage of host memory. @spared: bytes that gradients in weight rows would save. */
 static void describe_host(const struct cst_search *s, const struct cst_plan_try *try,
                           uint64_t spared, struct cst_err *err)
 {
@@ -132,22 +131,22 @@ static void describe_host(const struct cst_search *s, const struct cst_plan_try 
                       limit, try->host_bytes, words, try->host_bytes - limit);
 }
 
-/* A candidate's shortages, 0: none. */
+/* Shortages of a candidate; 0: none. */
 struct shortage {
-    uint64_t device, host; /* bytes */
-    uint64_t needed;       /* of the device, for the smallest pool and updates */
-    uint64_t spared;       /* of the host, by gradients over weights */
+    uint64_t device, host; /* Missing bytes. */
+    uint64_t needed;       /* Bytes of a device that the smallest pool and updates need. */
+    uint64_t spared;       /* Bytes of host memory that gradients in weight rows would save. */
 };
 
-/* Is @bytes, of one limit or of both together, less than what was met before, @most (0: nothing)?
- */
+/* True if @bytes, of one limit or of both, is less than the least shortage so far, @most (0:
+ * none). */
 static bool is_smaller(uint64_t bytes, uint64_t most)
 {
     return bytes > 0 && (most == 0 || bytes < most);
 }
 
-/* Remember @lack of @try where it is the smallest of its kind. What takes memory of a device by the
- * search's own choice does not tell that a device is too small. */
+/* Record @lack of @try if it is the smallest of its kind. Candidates that use device memory by the
+ * search's own choice do not prove that a device is too small. */
 static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
                           const struct cst_plan_try *try, const struct shortage *lack)
 {
@@ -182,7 +181,7 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
                : 0;
 }
 
-/* Of all rows. */
+/* Bytes of all rows of the chunk. */
 static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
     uint64_t bytes = row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER);
@@ -193,7 +192,7 @@ static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_la
     return bytes;
 }
 
-/* States of the first chunks, as many as the room holds; a device has its part of them. */
+/* Keep states of the first chunks on devices, of as many as fit; each device has its share. */
 static void fit_states(const struct cst_search *s, struct cst_plan_try *try,
                        const struct cst_layout *layout)
 {
@@ -223,9 +222,10 @@ static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout
     *room -= n * bytes;
 }
 
-/* Where ranks compute on the host their pools are host memory, too: bytes of it that are left for
- * each rank after the arenas and the smallest pools, of @least bytes. Where those alone do not fit,
- * only what the runtime cannot do yet may spare enough of them. */
+/* If ranks compute on the host, their pools are in host memory, too: bytes that remain for each
+ * rank after the arenas and the smallest pools of @least bytes. UINT64_MAX: no limit. If the arenas
+ * and smallest pools do not fit, only choices that the daemon cannot make yet can save enough
+ * memory. */
 static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout *layout,
                              uint64_t least)
 {
@@ -238,8 +238,8 @@ static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout
     return used < limit ? (limit - used) / s->world : 0;
 }
 
-/* Blocks of each class: the smallest pool, and what the device has left goes to further blocks.
- * Where the smallest pool does not fit, @lack says so, and the pool is that one nevertheless. */
+/* Number of blocks of each class: the smallest pool, and further blocks in the rest of the device.
+ * If the smallest pool does not fit, *lack says so and the point has that pool nevertheless. */
 static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
                        const struct cst_layout *layout, struct shortage *lack)
 {
@@ -270,7 +270,8 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
 
 /* -- the host ------------------------------------------------------------------------------- */
 
-/* Move rows [first, last] to disk, from the last chunk on, until the host's memory suffices. */
+/* Move the rows @first to @last of the last chunks to disk until the host's memory suffices.
+ * Returns the number of chunks. */
 static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *layout, int first,
                           int last, uint64_t host_limit, uint64_t disk_limit)
 {
@@ -293,7 +294,8 @@ static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *lay
     return n;
 }
 
-/* What gradients over weights would spare the host; 0: they cannot be, or are. */
+/* Bytes that gradients in weight rows would save on the host; 0: they are impossible, or already
+ * there. */
 static uint64_t spared_bytes(const struct cst_plan_try *try, const struct cst_layout *layout)
 {
     uint64_t bytes = 0;

@@ -91,7 +91,8 @@ static void count(struct cst_machine *machine, const struct cst_effort *effort, 
 
     node->wanted_cores += sign * effort->cores;
     node->wanted_bytes += sign * effort->bytes;
-    if (machine->n_active == 0) { /* no error of rounding outlives an idle moment */
+    /* Reset the demand when nothing is active, so that rounding errors do not accumulate. */
+    if (machine->n_active == 0) {
         for (uint32_t i = 0; i < CST_RATES_MAX_NODES; i++) {
             machine->nodes[i].wanted_cores = 0;
             machine->nodes[i].wanted_bytes = 0;
@@ -135,8 +136,8 @@ void cst_machine_stop(struct cst_machine *machine, struct cst_effort *effort)
     set_speeds(machine);
 }
 
-/* Ties go to the smaller place in the list, which depends on nothing but the order of starts and
- * stops. */
+/* Of efforts that end at the same time, the one with the smaller index counts. The index depends
+ * only on the order of starts and stops, so the simulation is deterministic. */
 struct cst_effort *cst_machine_next(const struct cst_machine *machine, uint64_t *at)
 {
     struct cst_effort *best = NULL;

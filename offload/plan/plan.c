@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of things: capacities, tries, replays of the promising ones, neighbours of the best,
- * the answer. */
+/* The search from begin to end: check, candidates, simulations of the promising ones, neighbours of
+ * the best, answer. */
 #include "offload/plan/search.h"
 
 #include "offload/buffers.h"
@@ -13,14 +13,16 @@
 #define NONE UINT32_MAX
 #define DEFAULT_EVENTS 600000
 #define ANY_PRICE                                                                                  \
-    16 /* times the events of the search: the most for a plan where there is no other */
-#define HOST_GRAIN 4096 /* simulated accelerators give out pages of the host */
+    16 /* If there is no other plan, its simulation may use this many times the events of the      \
+          search. */
+#define HOST_GRAIN 4096 /* Simulated accelerators allocate pages of the host. */
 #define MOST_ACTIVATIONS (UINT64_MAX / 4)
-#define MOST_COMPUTE_NS 1e16 /* 116 days */
+#define MOST_COMPUTE_NS 1e16 /* 116 days. */
 
 /* -- opening -------------------------------------------------------------------------------- */
 
-/* Hints are anybody's: their sum does not wrap. */
+/* Sum of the operators' activation bytes. Declared numbers can be anything, so the sum is limited
+ * and cannot overflow. */
 static uint64_t count_activations(const struct cst_plan_config *config)
 {
     uint64_t bytes = 0;
@@ -33,7 +35,7 @@ static uint64_t count_activations(const struct cst_plan_config *config)
     return config->budget->activation_bytes > 0 ? config->budget->activation_bytes : bytes;
 }
 
-/* All ranks do the same if every tensor is everybody's. */
+/* True if all ranks do the same, because every tensor belongs to all ranks. */
 static bool all_alike(const struct cst_model *model, uint32_t world)
 {
     uint64_t all = world >= 64 ? UINT64_MAX : (UINT64_C(1) << world) - 1;
@@ -46,7 +48,7 @@ static bool all_alike(const struct cst_model *model, uint32_t world)
     return true;
 }
 
-/* The busiest rank's, if nothing holds it up. */
+/* Compute time of the busiest rank in ns, if it never waits. */
 static double count_compute(const struct cst_search *s)
 {
     const struct cst_plan_config *c = s->config;
@@ -95,7 +97,8 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
     return CST_OK;
 }
 
-/* Rates are AdamW's with fp32 moments; it is bytes that take the time. */
+/* Convert the rates of updates, which are measured for AdamW with fp32 moments: time is
+ * proportional to bytes. */
 static void scale_updates(struct cst_search *s)
 {
     static const struct cst_layout_states measured = {.optimizer = CST_OPTIMIZER_ADAMW};
@@ -115,7 +118,7 @@ static bool is_processor(const struct cst_rates_device *device)
     return strcmp(device->name, "host") == 0;
 }
 
-/* The ranks' device, and whose rooms updates are done in. */
+/* Find the ranks' device, and the device whose rooms make updates. */
 static void choose_devices(struct cst_search *s)
 {
     const struct cst_plan_config *c = s->config;
@@ -141,8 +144,9 @@ static void choose_devices(struct cst_search *s)
     s->n_rooms = n < CST_CORE_MAX_ROOMS ? n : CST_CORE_MAX_ROOMS;
 }
 
-/* One that is played stands for all if all do the same, unless an update sums what few have handed
- * in, and not what more have. */
+/* Number of ranks that one simulated rank represents: all, if they do the same. Exception: with
+ * more than two ranks, updates may make the sums of the real ranks' contributions in other cases
+ * than for one rank. */
 static uint32_t count_alike(const struct cst_search *s)
 {
     bool fuses = s->host && s->config->overlap == CST_OVERLAP_EARLY && s->world > 2;
@@ -195,13 +199,13 @@ bool cst_search_stops(struct cst_search *s)
 
 /* -- the answer ----------------------------------------------------------------------------- */
 
-/* What each rank asks for so that each accelerator has @bytes. */
+/* Bytes that each rank must request so that each accelerator has @bytes. */
 static uint64_t of_rank(const struct cst_search *s, uint64_t bytes)
 {
     return (bytes * s->n_rooms + s->world - 1) / s->world;
 }
 
-/* The least with which one chunk goes through a room, and with which one chunk's states stay. */
+/* Compute the least memory with which a room fits one chunk, and one chunk's states fit. */
 static void describe_least(const struct cst_search *s, const struct cst_layout *layout,
                            struct cst_plan_choice *choice)
 {
@@ -294,7 +298,7 @@ void cst_plans_close(struct cst_plans *plans)
     plans->n_runners_up = 0;
 }
 
-/* Another plan, not the same with another depth, and one whose step differs by more than noise. */
+/* True if the points differ in more than the prefetch depth, and their steps by more than noise. */
 static bool is_other(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
     double x = (double)a->result.step_ns, y = (double)b->result.step_ns;
@@ -377,7 +381,7 @@ static int answer(struct cst_search *s, struct cst_plans *out, struct cst_err *e
     plans.stopped = s->stopped;
     plans.without_states_ns = s->without_ns == UINT64_MAX ? 0 : s->without_ns;
     rc = pick_runners_up(s, &plans, err);
-    if (rc == CST_OK) { /* last of all: the model's layout is its */
+    if (rc == CST_OK) { /* The best plan is built last, so that the model has its layout. */
         rc = make_choice(s, &s->tries[s->best], &plans.best, err);
     }
     if (rc != CST_OK) {
@@ -396,7 +400,7 @@ static int look(struct cst_search *s)
     return rc == CST_OK ? cst_search_climb(s) : rc;
 }
 
-/* Once more, with states that stay on accelerators, if that is to be chosen. */
+/* Search once more with states that stay on accelerators, if the planner chooses them. */
 static int look_with_states(struct cst_search *s)
 {
     if (s->config->device_states == CST_PLAN_ROOM_AUTO) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A try, or a choice, through the replay. */
+/* Simulation of a point of the search, or of a chosen plan. */
 #include "offload/plan/search.h"
 
 #include <stdlib.h>
@@ -109,8 +109,8 @@ out:
 
 /* -- a choice ------------------------------------------------------------------------------- */
 
-/* The chunks on a device are the first ones, those on disk the last; frozen ones between them have
- * no such rows. */
+/* The chunks on a device are the first ones, those on disk the last ones. Frozen chunks between
+ * them have no such rows, so they are included. */
 static uint32_t count_first(const uint8_t *rows, uint32_t n, enum cst_row row)
 {
     uint32_t count = 0;

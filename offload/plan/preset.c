@@ -74,22 +74,22 @@ const struct cst_preset *cst_preset_find(const char *name)
 
 /* -- declaring ------------------------------------------------------------------------------ */
 
-/* A declaration under way: the first error ends it. */
+/* A declaration in progress; the first error ends it. */
 struct maker {
     struct cst_model *model;
     const struct cst_preset *preset;
     const struct cst_preset_options *options;
     struct cst_err *err;
     int status;
-    double tokens;       /* per micro-batch and rank */
-    uint64_t context;    /* of a sequence */
-    char prefix[32];     /* "h3." */
-    uint32_t tensors[8]; /* of the operator that comes next */
+    double tokens;       /* Tokens per micro-batch and rank. */
+    uint64_t context;    /* Tokens of a sequence. */
+    char prefix[32];     /* "h3." for example. */
+    uint32_t tensors[8]; /* Tensors of the next operator. */
     uint32_t n_tensors;
-    double flops;   /* of its matrices */
-    uint32_t group; /* of its tensors */
+    double flops;   /* Flops of the next operator's matrices. */
+    uint32_t group; /* Group of its tensors. */
     uint32_t pattern;
-    double share; /* of the tokens that it sees */
+    double share; /* Share of the tokens that it processes. */
 };
 
 static const char *named(const struct maker *m, const char *name, char *out, size_t n)
@@ -98,7 +98,7 @@ static const char *named(const struct maker *m, const char *name, char *out, siz
     return out;
 }
 
-/* Use a tensor that is there. */
+/* Use a tensor that is already declared. */
 static void use(struct maker *m, uint32_t tensor, bool matrix)
 {
     if (m->status == CST_OK) {
@@ -108,7 +108,7 @@ static void use(struct maker *m, uint32_t tensor, bool matrix)
     }
 }
 
-/* Declare a tensor and use it; columns 0: a vector. Returns its number. */
+/* Declare a tensor and use it; 0 columns: a vector. Returns its number. */
 static uint32_t tensor(struct maker *m, const char *name, uint32_t rows, uint32_t columns,
                        bool matrix)
 {
@@ -129,7 +129,8 @@ static uint32_t tensor(struct maker *m, const char *name, uint32_t rows, uint32_
     return number;
 }
 
-/* The operator over the tensors used since the last one. @kept: bytes per token that it sees. */
+/* Declare the operator over the tensors used since the last one. @kept: bytes per token that it
+ * keeps. */
 static void add_operator(struct maker *m, const char *name, double more_flops, double kept)
 {
     char full[CST_LAYOUT_NAME_BYTES];
@@ -162,9 +163,9 @@ static void matrix(struct maker *m, const char *w, const char *b, uint32_t rows,
     }
 }
 
-/* What a layer keeps per token: 10 h for q, k, v and what they are made of, 3 h for the projection,
- * and for the feed-forward 4 h and 4 f (5 f and the product's mask, where 34 h is spoken of) or 6
- * f. */
+/* Bytes that a layer keeps per token: 10 h for q, k, v and their inputs, 3 h for the projection,
+ * and 4 h and 4 f for the feed-forward network (5 f and the product's mask, where 34 h is cited) or
+ * 6 f. */
 static double kept(const struct maker *m, double bytes)
 {
     return m->options->recompute ? 0 : bytes;
@@ -213,7 +214,7 @@ static void mixture(struct maker *m)
     (void)tensor(m, "router.w", h, n, true);
     add_operator(m, "router", 0, kept(m, 4.0 * h));
     m->pattern = CST_PATTERN_EXPERT;
-    /* Tokens of all ranks come to an expert: n experts take top_k x world x tokens. */
+    /* An expert gets tokens of all ranks: n experts process top_k x world x tokens. */
     m->share = (double)m->preset->top_k / n * (m->options->world == 0 ? 1 : m->options->world);
     for (uint32_t e = 0; e < n; e++) {
         (void)snprintf(m->prefix, sizeof m->prefix, "%.12se%u.", layer, e);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_SECONDS 60 /* of a message or the beginning of a copy */
+#define MOST_SECONDS 60 /* Maximum time of a message or of the start of a copy. */
 
 enum must { MAY_LACK, MUST_HAVE };
 
@@ -67,7 +67,7 @@ static int check_node(const struct cst_rates_node *n, unsigned i, struct cst_err
     return check_all("nodes", i, fields, sizeof fields / sizeof fields[0], err);
 }
 
-/* Clocks count nanoseconds. */
+/* Longer times do not fit the clocks, which count nanoseconds. */
 static int check_seconds(const char *field, double v, struct cst_err *err)
 {
     return v <= MOST_SECONDS ? CST_OK : cst_err_set(err, CST_EINVAL, "rates: %s is %g s", field, v);
@@ -103,8 +103,8 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
     return rc == CST_OK ? check_seconds("request_s", rates->request_s, err) : rc;
 }
 
-/* Elixir fits GB/s and G elements/s of all n devices together: up 16.3 n + 8.7, down 15.8 n + 2.3,
- * AdamW 50 n on the devices and 1.66 ln n + 5.15 on the host. */
+/* Elixir's fits give GB/s and G elements/s of all n devices together: up 16.3 n + 8.7, down 15.8 n
+ * + 2.3, AdamW 50 n on the devices and 1.66 ln n + 5.15 on the host. */
 void cst_rates_a100(struct cst_rates *out, uint32_t n_devices)
 {
     double n = n_devices == 0 ? 1 : n_devices;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TURNS 16 /* of the clock, that cost as much as an event of the core */
+#define TURNS 16 /* This many timers and ends of efforts count as one event of the core. */
 
 /* -- what the parts share ------------------------------------------------------------------- */
 
@@ -71,7 +71,8 @@ static bool is_host(const struct cst_rates_device *device)
     return strcmp(device->name, "host") == 0;
 }
 
-/* GPUs are the devices that are not called "host"; the last one stands for those behind it. */
+/* Find the rates of a GPU: the devices that are not called "host", in order; the last one also
+ * stands for all further GPUs. */
 static uint32_t find_device(const struct cst_rates *rates, uint32_t device)
 {
     uint32_t found = 0, n = 0;
@@ -212,9 +213,9 @@ static void take_reply(struct cst_play *play, const struct cst_reply *reply)
     }
 }
 
-#define STOP_EVENTS 1024 /* events, or turns, from one question to the next */
+#define STOP_EVENTS 1024 /* Number of events, or of turns, between two calls of config->stop. */
 
-/* Whoever wanted the replay wants it no more. */
+/* True if the caller wants the simulation to end. */
 static bool stops(const struct cst_play *play, uint64_t n)
 {
     return play->config->stop != NULL && n % STOP_EVENTS == 0 &&
@@ -304,7 +305,8 @@ static void on_end(struct cst_play *play, struct cst_effort *effort)
     }
 }
 
-/* One thing happens. False: nothing ever will. */
+/* Process the next timer or end of an effort. False: there is none, or the simulation has
+ * failed. */
 static bool turn(struct cst_play *play)
 {
     uint64_t at = UINT64_MAX, timer_at = cst_timers_next(&play->timers);
@@ -378,7 +380,7 @@ static void play_all(struct cst_play *play)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
-/* Accelerators update as fast as rates say, which must say it. */
+/* Check that the rates say how fast accelerators with rooms update. */
 static int open_rooms(const struct cst_play *play, struct cst_core_room rooms[CST_CORE_MAX_ROOMS],
                       struct cst_err *err)
 {
@@ -426,7 +428,8 @@ static int open_core(struct cst_play *play, struct cst_err *err)
         }
         pools[rank] = core.pools[rank];
         pools[rank].segments = slabs;
-        for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) { /* a slab each */
+        /* One slab per class. */
+        for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
             pools[rank].parts[class].first_slab = class;
             pools[rank].parts[class].blocks_per_slab = pools[rank].parts[class].n_blocks;
         }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accelerators that update: their rooms, the states that stay there, and how many chunks go
- * through. Where one rank is played for all there are rooms for all nevertheless, each behind a
- * link of its own. */
+/* Updates on accelerators: rooms, states that stay there, and k. If one simulated rank represents
+ * all, there are rooms for all ranks nevertheless, each with a link of its own. */
 #include "offload/plan/search.h"
 
 #include "offload/buffers.h"
@@ -10,7 +9,7 @@
 
 #include <inttypes.h>
 
-#define MOST_BYTES (UINT64_C(1) << 52) /* of an accelerator */
+#define MOST_BYTES (UINT64_C(1) << 52) /* Largest accelerator. */
 
 static bool is_auto(const struct cst_search *s)
 {
@@ -42,13 +41,14 @@ int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
     return CST_OK;
 }
 
-/* What one has of the ranks' wishes. */
+/* Sum of the shares of the ranks that use one accelerator. */
 uint64_t cst_search_of_each(const struct cst_search *s, uint64_t bytes)
 {
     return bytes / s->n_rooms * s->world + bytes % s->n_rooms * s->world / s->n_rooms;
 }
 
-/* Accelerators beside the ranks' own devices have the memory that rates say, if they do. */
+/* If accelerators are not the ranks' own devices, their memory is that in the rates, if it is
+ * known. */
 uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
 {
     uint64_t bytes = s->host ? s->rates.devices[s->accelerator].memory_bytes : 0;
@@ -56,7 +56,7 @@ uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
     return bytes > 0 ? bytes : UINT64_MAX;
 }
 
-/* A room of less than a grain would be none. */
+/* Check that a room has at least one unit of the granularity: a smaller one would be none. */
 static int check_grain(const struct cst_search *s, struct cst_err *err)
 {
     if (is_auto(s) || cst_search_of_each(s, s->room_wish) >= s->grain) {
@@ -144,7 +144,8 @@ void cst_search_devices(const struct cst_search *s, const struct cst_plan_try *t
     }
 }
 
-/* With a place for the gradient of each chunk that fits @bytes of buffers. */
+/* Bytes of a room with buffers of @bytes and a place for the gradient of each chunk that fits
+ * them. */
 static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
 {
     struct cst_buffers buffers;
@@ -176,8 +177,8 @@ uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan
     return cst_search_of_each(s, want) <= cst_search_accelerator_bytes(s) ? want : 0;
 }
 
-/* A gradient is kept up only if it is the only contribution: not where one rank stands for others.
- * Then there is no place for it. */
+/* Bytes of the room without places for gradients. A gradient is kept only if it is the only
+ * contribution, which is not so if one rank represents several. */
 static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
 {
     struct cst_buffers buffers;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many states stay on accelerators, where the plan is to find out. What the smallest pool and
- * the room for updates leave of a device is divided between blocks and states in a few ways; the
- * search plays them. */
+/* The amount of states that stay on accelerators, if the planner chooses it. What the smallest pool
+ * and the room for updates leave of a device is divided between blocks and states in a few ways,
+ * and the search simulates them. */
 #include "offload/plan/search.h"
 
 #include "offload/packing.h"
@@ -20,7 +20,7 @@ bool cst_search_may_hold(const struct cst_search *s)
            !s->host;
 }
 
-/* Of a rank, where an accelerator has @bytes. */
+/* Share of a rank if an accelerator has @bytes. */
 static uint64_t of_rank(const struct cst_search *s, uint64_t bytes)
 {
     return bytes / s->world * s->n_rooms + bytes % s->world * s->n_rooms / s->world;
@@ -38,8 +38,8 @@ static uint64_t pool_bytes(const struct cst_layout *layout, bool most)
     return bytes;
 }
 
-/* What a pool and the room leave of each rank's accelerator: the smallest pool, or the largest that
- * is of any use. Beside ranks that compute on the processor there are no pools. */
+/* Bytes of each rank's accelerator that a pool and the room leave: the smallest pool or, with
+ * @most, the largest useful one. If ranks compute on the processor, accelerators have no pools. */
 static uint64_t free_bytes(const struct cst_search *s, const struct cst_plan_try *try,
                            const struct cst_layout *layout, bool most)
 {
@@ -50,8 +50,7 @@ static uint64_t free_bytes(const struct cst_search *s, const struct cst_plan_try
     return room > 0 && all > taken ? all - taken : 0;
 }
 
-/* A rank's part of all states there are, and of the largest chunk's more, since chunks are whole.
- */
+/* A rank's share of all states, plus those of the largest chunk, because chunks are not divided. */
 static uint64_t all_states(const struct cst_search *s, const struct cst_layout *layout)
 {
     uint64_t sum = 0, largest = 0;
@@ -67,12 +66,12 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
         largest = bytes > largest ? bytes : largest;
         sum += bytes;
     }
-    sum += sum / 32; /* segments are rounded up, the last one of each accelerator too */
+    sum += sum / 32; /* Segments are rounded up, including the last one of each accelerator. */
     return (sum + s->world - 1) / s->world + largest + CST_SEARCH_GRAIN;
 }
 
-/* Bytes of each rank's accelerator for states, the @i-th way to divide what is free beside the room
- * of @try, whose @layout has no such states; 0: nothing is free. */
+/* Bytes of each rank's accelerator for states, in the @i-th way to divide what the room of @try
+ * leaves. @layout has no states on accelerators. 0: nothing is left. */
 static uint64_t split(const struct cst_search *s, const struct cst_plan_try *try,
                       const struct cst_layout *layout, uint32_t i)
 {
@@ -84,7 +83,7 @@ static uint64_t split(const struct cst_search *s, const struct cst_plan_try *try
     return i == 0 ? spare : most / (SPLITS - 1) * i;
 }
 
-/* The least of each rank that gives each accelerator what it has in @layout. */
+/* Least bytes per rank that give each accelerator what it has in @layout. */
 static uint64_t want(const struct cst_search *s, const struct cst_plan_try *try,
                      const struct cst_layout *layout)
 {
@@ -128,7 +127,8 @@ int cst_search_settle(struct cst_search *s, struct cst_plan_try *try,
     return CST_OK;
 }
 
-/* What was asked for beside one room, and what it settled to: so does all in between. */
+/* Requested amounts with one room, and what they were reduced to: every amount in between gives the
+ * same layout. */
 struct settled {
     uint64_t asked[SPLITS], got[SPLITS];
     uint32_t n;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's stream, and the copies that its worker makes itself: what was enqueued is done in
- * order, and waits for the copies that it needs. */
+/* A device's stream, and the copies that its worker makes itself. Entries are processed in order,
+ * and wait for the copies that they need. */
 #include "offload/plan/play.h"
 
 #include <stdlib.h>
@@ -95,7 +95,6 @@ void cst_play_compute(struct cst_play_worker *w, const struct cst_play_entry *en
     cst_play_start(w->play, &w->compute);
 }
 
-/* Go on with the stream. True: marks were passed. */
 bool cst_play_run_stream(struct cst_play_worker *w)
 {
     bool passed = false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The points of the search: capacities of the first class, and what can be tried with each. */
+/* The points of the search: capacities of the first class, and what is tried with each. */
 #include "offload/plan/search.h"
 
 #include "offload/packing.h"
@@ -8,10 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SITES 40 /* capacities of the first class that are tried at first */
+#define MAX_SITES 40 /* Maximum number of capacities of the first class to try initially. */
 #define MIN_SITES 6
-#define MAX_WORK (16u << 20) /* tensors and uses looked at, over all of them */
-#define LEAST_LAYOUTS 100    /* with states that stay on accelerators, however large the model is */
+/* Maximum number of tensors and uses to look at, over all capacities. */
+#define MAX_WORK (16u << 20)
+/* Number of layouts with states on accelerators that is allowed for any model. */
+#define LEAST_LAYOUTS 100
 
 static bool same_knobs(const struct cst_plan_try *a, const struct cst_plan_try *b)
 {
@@ -51,7 +53,8 @@ int cst_search_add(struct cst_search *s, struct cst_plan_try try, const struct c
     return CST_OK;
 }
 
-/* The same packing in the smallest chunks: the fullest one says how large they must be. */
+/* Reduce the capacity of the first class to what its fullest chunk needs, which does not change the
+ * packing. */
 static void tighten(const struct cst_layout *layout, struct cst_plan_try *try)
 {
     uint64_t fullest = 0;
@@ -71,7 +74,8 @@ static void tighten(const struct cst_layout *layout, struct cst_plan_try *try)
     }
 }
 
-/* Rooms and states on accelerators of sizes that are given are in each layout. */
+/* A first point. If the sizes of rooms and states on accelerators are given, they are part of each
+ * layout. */
 static struct cst_plan_try start(const struct cst_search *s, uint64_t elems)
 {
     struct cst_plan_try try = {.sizes = {elems}, .n_sizes = 1, .block_room = UINT64_MAX};
@@ -83,8 +87,6 @@ static struct cst_plan_try start(const struct cst_search *s, uint64_t elems)
     return try;
 }
 
-/* A layout of first-class chunks of about @elems: CST_OK and *found, unless there is none of that
- * size. */
 int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *try,
                     struct cst_layout *layout, bool *found)
 {
@@ -114,7 +116,7 @@ int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *t
     return rc == CST_ENOMEM ? rc : CST_OK;
 }
 
-/* How much of a device states may take: parts of what the smallest pool leaves. */
+/* Bytes of a device that states may take: a share of what the smallest pool leaves. */
 static uint64_t part_for_states(const struct cst_search *s, const struct cst_layout *layout,
                                 uint32_t eighths)
 {
@@ -132,7 +134,7 @@ static bool states_may_stay(const struct cst_search *s)
            s->config->budget->device_bytes != CST_PLAN_NO_LIMIT;
 }
 
-/* All tries of one layout, with a room for updates or without. */
+/* Add all points of one layout, with a room for updates or without. */
 static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
                       const struct cst_layout *layout)
 {
@@ -186,7 +188,7 @@ static int try_capacity(struct cst_search *s, uint64_t elems)
     return rc;
 }
 
-/* What is looked at for one layout. */
+/* Tensors and uses to look at for one layout. */
 static uint64_t work_of(const struct cst_model *model)
 {
     return model->n_tensors + model->n_uses + 1ull;
@@ -199,7 +201,7 @@ uint64_t cst_search_split_layouts(const struct cst_model *model)
     return n > LEAST_LAYOUTS ? n : LEAST_LAYOUTS;
 }
 
-/* Half of the layouts are for the climb. */
+/* Number of capacities to try. Half of the layouts are reserved for the climb. */
 static uint32_t count_sites(const struct cst_search *s)
 {
     uint64_t work = work_of(s->config->model), n = MAX_WORK / work;
@@ -211,8 +213,9 @@ static uint32_t count_sites(const struct cst_search *s)
     return n < MIN_SITES ? MIN_SITES : n < MAX_SITES ? (uint32_t)n : MAX_SITES;
 }
 
-/* Geometric steps from the smallest chunks that make sense to one chunk for all. Where layouts are
- * dear and there is a plan without states that stay on accelerators, its capacity alone. */
+/* Capacities in geometric steps, from the smallest useful chunks to one chunk for everything. If
+ * layouts are expensive and there is a plan without states on accelerators, only its capacity is
+ * tried. */
 int cst_search_list(struct cst_search *s)
 {
     const struct cst_model *model = s->config->model;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What binds a plan, and why the others lost, in words. */
+/* The bottleneck of a plan, and why runners-up lost, in words. */
 #include "offload/plan/search.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-/* -- what binds ----------------------------------------------------------------------------- */
+/* -- the bottleneck -------------------------------------------------------------------------- */
 
 #define FASTER 1.25
 
-/* What the nodes' processors do for the job, and what their memory lets through. */
+/* Speed up either the processors of the nodes or, with @memory, their memory bandwidth. */
 static void speed_up_nodes(struct cst_search *s, bool memory)
 {
     for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
@@ -50,7 +50,7 @@ static const char *const names[N_CAUSES] = {
     [MEMORY] = "device memory",
 };
 
-/* @s with more of one thing. False: that would change nothing. */
+/* Give *s more of one resource. False: that would change nothing. */
 static bool give_more(struct cst_search *s, struct cst_plan_try *try,
                       const struct cst_layout *layout, enum cause cause)
 {
@@ -105,8 +105,8 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
 
 static const char not_in_time[] = "not looked for: the search was stopped";
 
-/* A quarter more of each thing in turn, played: what makes the step shortest. A tie goes to what
- * comes first. */
+/* Simulate with a quarter more of each resource in turn, and return the one that makes the step
+ * shortest. Of equal ones the first counts. */
 const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
                              const struct cst_layout *layout)
 {
@@ -120,7 +120,7 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
         return not_in_time;
     }
     for (enum cause cause = COMPUTE; cause < N_CAUSES; cause++) {
-        struct cst_search s = *search; /* its lists are not touched */
+        struct cst_search s = *search; /* A shallow copy: the lists are not changed. */
         struct cst_plan_try more = *try;
         struct cst_replay_config replay = {.n_steps = 3};
         struct cst_replay_result result;
@@ -160,7 +160,7 @@ static uint64_t waits(const struct cst_replay_result *r)
     return r->wait_ns > r->update_exposed_ns ? r->wait_ns - r->update_exposed_ns : 0;
 }
 
-/* Of what is no slower: what it costs. */
+/* The reason for a runner-up that is not slower: its costs. */
 static void even(const struct cst_plan_try *loser, const struct cst_plan_try *best,
                  char words[CST_PLAN_WORDS])
 {
@@ -218,7 +218,8 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
 
 /* -- states that stay on accelerators ------------------------------------------------------- */
 
-/* The fastest of those with some; NULL: none was played. *any: there are such. */
+/* The fastest simulated point with states on accelerators, or NULL. *any: there are such points,
+ * whether simulated or not. */
 static const struct cst_plan_try *fastest_with_states(const struct cst_search *s, bool *any)
 {
     const struct cst_plan_try *found = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank: client/op.c, step.c and device.c under the virtual clock. Where the device is the
- * processor the worker computes between begin and end; else it enqueues and goes on, and what it
- * gives back waits for the stream. */
+/* A rank: client/op.c, step.c and device.c under the virtual clock. If the device is the processor,
+ * the worker computes between begin and end of an operator. Else it enqueues the computation and
+ * goes on, and what it gives back waits for the stream. */
 #include "offload/plan/play.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ static void send_items(struct cst_play_worker *w, const struct cst_lease_item *i
                    (uint64_t)w->rank << 32 | (uint64_t)(batch - w->batches));
 }
 
-/* The daemon takes a batch apart. */
+/* The daemon processes the items of a batch. */
 static void digest_batch(struct cst_play_worker *w, uint32_t b)
 {
     static const enum cst_event_kind kinds[] = {
@@ -151,11 +151,12 @@ static void mark(struct cst_play_worker *w)
     w->marked = true;
     w->mark++;
     cst_play_enqueue(w, &entry);
-    (void)cst_play_run_stream(
-        w); /* what waits for it comes only now: nothing else can have passed */
+    /* The commands that wait for the mark are sent later, so no other mark can have been passed
+     * here. */
+    (void)cst_play_run_stream(w);
 }
 
-/* The stream goes on behind copies of what is given back. */
+/* Let the stream wait for the copies of weights that are given back. */
 static void await_planned(struct cst_play_worker *w)
 {
     for (uint32_t i = 0; i < w->leases.n_items; i++) {
@@ -168,7 +169,7 @@ static void await_planned(struct cst_play_worker *w)
     }
 }
 
-/* What the books have planned, as client/device.c sends it. */
+/* Send what the books have planned, like client/device.c. */
 static void send_plan(struct cst_play_worker *w, bool awaited)
 {
     if (w->stream) {
@@ -206,7 +207,7 @@ static uint64_t copies_of(const struct cst_play_worker *w, uint32_t op)
     return number;
 }
 
-/* Micro-batch of its step. */
+/* True in the last micro-batch of the step. */
 static bool is_last(const struct cst_play_worker *w)
 {
     return w->micro + 1 >= w->play->config->micro_batches;
@@ -241,7 +242,7 @@ static void compute(struct cst_play_worker *w)
     }
 }
 
-/* What was asked for ahead is not there: the daemon is told, once, that the worker waits for it. */
+/* Tell the daemon, once per operator, that the worker now waits for what it fetched ahead. */
 static void want(struct cst_play_worker *w)
 {
     if (w->wanted) {
@@ -285,8 +286,8 @@ static void begun(struct cst_play_worker *w)
 
 /* -- micro-batches and steps ---------------------------------------------------------------- */
 
-/* An operator that is used in a share of the micro-batches is used in those at which the share's
- * multiples pass an integer, each operator from another place on: the same in each replay. */
+/* An operator with a share of the micro-batches is used whenever the multiples of the share pass an
+ * integer, each operator with another offset. So it is the same in each simulation. */
 static bool is_used(const struct cst_play_worker *w, uint32_t op)
 {
     const struct cst_layout_operator *o = &model_of(w)->operators[op];
@@ -317,7 +318,7 @@ static void plan_micro_batch(struct cst_play_worker *w)
     w->state = n > 0 ? CST_PLAY_BEGIN : CST_PLAY_FLUSH;
 }
 
-/* The end of a micro-batch behind which another one comes. */
+/* End a micro-batch that is not the last one. */
 static void turn(struct cst_play_worker *w)
 {
     if (!w->play->config->reduce_once) {
@@ -329,7 +330,7 @@ static void turn(struct cst_play_worker *w)
     plan_micro_batch(w);
 }
 
-/* Hand in and give back all that is left. */
+/* Hand in and give back everything that is left. */
 static void flush(struct cst_play_worker *w)
 {
     if (!is_last(w)) {
@@ -368,7 +369,7 @@ static void begin_step(struct cst_play_worker *w)
     plan_micro_batch(w);
 }
 
-/* As far as it goes without waiting. */
+/* Continue until the worker has to wait. */
 static void advance(struct cst_play_worker *w)
 {
     enum cst_play_state before;
@@ -411,7 +412,7 @@ void cst_play_worker_run(struct cst_play_worker *w, uint64_t attempt)
     advance(w);
 }
 
-/* STEP, or PREPARE of the one to come; without clipping, so that updates can be early. */
+/* Send STEP, or PREPARE of the next one, without clipping so that updates can be early. */
 static void ask(struct cst_play_worker *w, enum cst_event_kind kind)
 {
     struct cst_event event = {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank of a replay: what it knows from the beginning, and the end. */
+/* A rank of the simulation: initialisation and end. */
 #include "offload/plan/play.h"
 
 #include <stdlib.h>
 
-/* Arrays that the books borrow. */
+/* Allocate the arrays that the books borrow. */
 static int describe(struct cst_play_worker *w, struct cst_lease_model *books)
 {
     const struct cst_model *model = w->play->config->core->model;
@@ -62,7 +62,7 @@ static void set_speed(struct cst_play_worker *w)
 {
     const struct cst_rates *rates = w->play->config->rates;
     double share = w->play->config->flops_share > 0 ? w->play->config->flops_share : 1;
-    uint32_t n_here = 0; /* ranks that compute on the processors */
+    uint32_t n_here = 0; /* Number of ranks that compute on the processors. */
 
     w->flops = w->rates->flops * share / 1e9;
     for (uint32_t rank = 0; !w->stream && rank < w->play->world; rank++) {
@@ -70,7 +70,8 @@ static void set_speed(struct cst_play_worker *w)
 
         n_here += w->play->config->core->pools[rank].engine == 0 ? (uint32_t)ranks : 0;
     }
-    if (n_here > 0) { /* each has its part of the cores, whether the others use theirs or not */
+    /* Each rank has its share of the cores, whether the others use theirs or not. */
+    if (n_here > 0) {
         uint32_t cores = 0;
 
         for (uint32_t i = 0; i < rates->n_nodes; i++) {
