@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums into an fp32 gradient: kernels/accumulate.h. */
+/* Tests of kernels/accumulate.h: sums into an fp32 gradient. */
 #include "tests/kernels/contributions.h"
 
 #include "proto/table.h"
@@ -27,8 +27,8 @@ static float *fill_row(size_t n, enum fill fill, uint64_t *state)
     return row;
 }
 
-/* The formula of the header, one element after the other; the sum of squares through long lanes of
- * its own. */
+/* Compute the header's formula one element after the other, with long lanes of the test's own for
+ * the sum of squares. */
 static double formula(size_t n, uint32_t n_src, uint16_t *const src[MAX_SRC], bool accumulate,
                       float *dst)
 {
@@ -55,8 +55,8 @@ static double formula(size_t n, uint32_t n_src, uint16_t *const src[MAX_SRC], bo
     return isnan(l[0]) ? (double)NAN : l[0];
 }
 
-/* One reduction with @kernels against the formula; and the same from a sum that was made before, or
- * in two calls. */
+/* Compare a reduction with @kernels with the formula, and with a reduction from a sum that was made
+ * before, and one in two calls. */
 static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
                     uint16_t *const src[MAX_SRC], bool accumulate, const float *row)
 {
@@ -85,9 +85,9 @@ static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
     free(want);
 }
 
-/* Every variant has the formula's bits, sums of squares included, and so have the sum that was made
- * elsewhere and the one that two calls make: any length, number of sources, alignment, hostile
- * values, stored or added. */
+/* Every variant has the bits of the formula, including sums of squares, for any length, number of
+ * sources, alignment and hostile values, stored or added. So have a sum that was made elsewhere,
+ * and one made by two calls. */
 START_TEST(test_variants_agree)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -110,7 +110,7 @@ START_TEST(test_variants_agree)
 }
 END_TEST
 
-/* The contributions are added to the row one by one: (2^24 + 1) + 1 is 2^24, where 2^24 + (1 + 1)
+/* Contributions are added to the row one by one: (2^24 + 1) + 1 is 2^24, whereas 2^24 + (1 + 1)
  * would be 2^24 + 2. */
 START_TEST(test_order)
 {
@@ -127,8 +127,8 @@ START_TEST(test_order)
 }
 END_TEST
 
-/* What is stored does not depend on what was there; NaN, of one source too, is canonical; the sum
- * of squares of the largest and of the smallest numbers is finite and not zero. */
+/* A stored sum does not depend on the row's old contents. NaN is canonical, also with one source.
+ * The sum of squares of the largest and the smallest numbers is finite and not zero. */
 START_TEST(test_special_values)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -153,7 +153,7 @@ START_TEST(test_special_values)
 }
 END_TEST
 
-/* Micro-batches in fp32 keep what bf16 would lose: 64 sums of 1/512 beside 1 are 1.125. */
+/* fp32 keeps sums of micro-batches that bf16 would lose: 1 plus 64 sums of 1/512 is 1.125. */
 START_TEST(test_micro_batches)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -171,7 +171,7 @@ START_TEST(test_micro_batches)
 }
 END_TEST
 
-/* The bits themselves are part of the format. */
+/* The results have fixed bits, which are part of the format. */
 START_TEST(test_golden_bits)
 {
     const struct cst_kernels *kernels = hostile_row(_i);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/budget: how long threads stand back for copies. */
+/* Tests of kernels/budget: how long threads pause for copies. */
 #include "kernels/budget.h"
 #include "kernels/crew.h"
 #include "tests/lib/suite.h"
@@ -24,14 +24,14 @@ static void close_budget(void)
     cst_budget_close(&budget);
 }
 
-/* @thread was busy all the time of a piece. */
+/* @thread was busy during the whole piece. */
 static void spend(unsigned thread, uint64_t began, uint64_t ended)
 {
     cst_budget_spend(&budget, thread, began, ended, ended - began);
 }
 
-/* A thread that computed for t beside a copy stands back for t x share / (1 - share); who computed
- * while there was none does not. */
+/* A thread that computed for t during a copy has to pause for t x share / (1 - share). A thread
+ * that computed without a copy need not pause. */
 START_TEST(test_due)
 {
     open_budget(0.25);
@@ -47,7 +47,7 @@ START_TEST(test_due)
 }
 END_TEST
 
-/* Of a piece that began before the copy, what came before does not count. */
+/* If a piece began before the copy, only the time since the copy's begin counts. */
 START_TEST(test_copy_comes_later)
 {
     open_budget(0.5);
@@ -58,7 +58,7 @@ START_TEST(test_copy_comes_later)
 }
 END_TEST
 
-/* While it waits for a processor it needs no memory: that counts as standing back. */
+/* Time in which a thread waits for a processor counts as pause, because it uses no memory then. */
 START_TEST(test_without_processor)
 {
     open_budget(0.5);
@@ -71,9 +71,9 @@ START_TEST(test_without_processor)
 }
 END_TEST
 
-/* Over many pieces a thread is busy for 1 - share of the time, however long they are, however long
- * it waits for work in between, and though it oversleeps: pieces of 1 to 21 us take as many pauses
- * as they need, of 1/2 ms each. */
+/* Over many pieces a thread is busy for the part 1 - share of the time, however long the pieces
+ * are, however long it waits for work between them, and although it oversleeps. Pieces of 1 to 21
+ * us need pauses of 1/2 ms each. */
 START_TEST(test_share)
 {
     static const double shares[] = {0.0, 0.1, 0.25, 0.5, 0.9};
@@ -101,8 +101,8 @@ START_TEST(test_share)
 }
 END_TEST
 
-/* The last copy's end frees everybody at once; not the end of one of several. To those that come
- * later one sleep at most is owed. */
+/* The end of the last copy ends all pauses at once; the end of one of several does not. A later
+ * copy inherits at most one pause. */
 START_TEST(test_copies_end)
 {
     open_budget(0.5);
@@ -126,8 +126,8 @@ static void *hold(void *arg)
     return arg;
 }
 
-/* A thread that has hours to stand back is woken by the end of the copy, and what it stood back is
- * counted. */
+/* A thread that has to pause for hours is woken by the end of the copy, and the time of its pause
+ * is counted. */
 START_TEST(test_hold_is_interrupted)
 {
     uint64_t now = cst_crew_now();
@@ -144,7 +144,7 @@ START_TEST(test_hold_is_interrupted)
 }
 END_TEST
 
-/* What is due is stood back, and counted; without copies it is nothing, to the nanosecond. */
+/* The due pause is made and counted. Without copies it is exactly zero. */
 START_TEST(test_held)
 {
     uint64_t now = cst_crew_now();
@@ -162,8 +162,8 @@ START_TEST(test_held)
 }
 END_TEST
 
-/* Copies of others count like its own, for the whole of a piece, for nobody says when they began;
- * and when the last one is done nobody stands back any more. */
+/* Copies of other engines count for the whole of a piece, because their begin is unknown. When the
+ * last one ends, no thread pauses any more. */
 START_TEST(test_others)
 {
     static struct cst_traffic slots[3];
@@ -189,7 +189,7 @@ START_TEST(test_others)
 }
 END_TEST
 
-/* A share that leaves nothing for computing is refused, as is one that is no number. */
+/* A share that leaves no time for computing, or is not a number, is refused. */
 START_TEST(test_shares_that_cannot_be)
 {
     static const double shares[] = {-0.1, 0.91, 1.0, NAN, INFINITY};

@@ -10,8 +10,8 @@ static const uint32_t low_halves[] = {0x0000, 0x0001, 0x1234, 0x7fff,
 #define N_LOW (sizeof low_halves / sizeof low_halves[0])
 #define N_ALL (65536 * N_LOW)
 
-/* bf16 of @x by definition: of the two neighbours the nearer one, the even one in a tie, beyond the
- * largest by the same rule with 2^128 in the place of infinity. Not NaN. */
+/* The bf16 of @bits by definition: the nearer of the two neighbours, the even one in a tie. Beyond
+ * the largest number 2^128 takes the place of infinity. @bits must not be NaN. */
 static uint16_t nearest(uint32_t bits)
 {
     uint32_t sign = bits & 0x80000000u;
@@ -29,8 +29,8 @@ static uint16_t nearest(uint32_t bits)
     return (uint16_t)((sign >> 16) | down);
 }
 
-/* Every bf16 and its surroundings is rounded to nearest even in every variant; NaN is quieted, sign
- * and upper payload kept. */
+/* Every bf16 and the numbers around it are rounded to nearest even in every variant. NaN becomes
+ * quiet and keeps its sign and upper payload. */
 START_TEST(test_cast_rounds_to_nearest_even)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -57,7 +57,7 @@ START_TEST(test_cast_rounds_to_nearest_even)
 }
 END_TEST
 
-/* Up and down again gives every bf16 back (signalling NaN quieted). */
+/* Conversion to fp32 and back gives every bf16 again; a signalling NaN becomes quiet. */
 START_TEST(test_upcast_is_exact)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -80,7 +80,8 @@ START_TEST(test_upcast_is_exact)
 }
 END_TEST
 
-/* Any length, any alignment of whole elements: the reference's bits, and not one element more. */
+/* With any length and alignment of whole elements, variants have the reference's bits and write no
+ * other element. */
 START_TEST(test_variants_agree)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -112,7 +113,7 @@ START_TEST(test_variants_agree)
 }
 END_TEST
 
-/* Dispatch: the best row that can be used, a row by name, NULL for one that does not exist. */
+/* The dispatch returns the best usable row, a row by its name, or NULL for an unknown name. */
 START_TEST(test_get_finds_rows)
 {
     unsigned n;
@@ -131,12 +132,12 @@ START_TEST(test_get_finds_rows)
 }
 END_TEST
 
-/* CISTERN_ISA takes rows away that are wider than it says, never those that are not; a program
- * refuses a name that is none, and an empty variable is none at all. */
+/* CISTERN_ISA excludes rows that are wider than its value, and no others. A program refuses an
+ * unknown value, and an empty one means no limit. */
 START_TEST(test_isa_is_limited)
 {
     static const struct {
-        const char *words, *best; /* of a processor that has everything */
+        const char *words, *best; /* for a processor that supports everything */
     } cases[] = {{"plain", "ref"}, {"avx2", "avx2"}, {"avx512", "avx512"}};
     unsigned n;
     const struct cst_kernels *rows = cst_kernels_all(&n);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/crew: threads that take pieces of jobs. */
+/* Tests of kernels/crew: threads that execute pieces of jobs. */
 #include "kernels/crew.h"
 #include "tests/lib/suite.h"
 
@@ -44,9 +44,9 @@ static void wait_for(sem_t *sem)
 }
 
 struct counted {
-    struct cst_job job;            /* first member */
-    atomic_uint times[MAX_PIECES]; /* each piece ran */
-    unsigned n_done;               /* times that done was called */
+    struct cst_job job;            /* must be the first member */
+    atomic_uint times[MAX_PIECES]; /* number of times that each piece ran */
+    unsigned n_done;               /* number of calls of done */
 };
 
 static void count_piece(struct cst_job *job, uint64_t piece, unsigned thread)
@@ -66,7 +66,7 @@ static void count_done(struct cst_job *job)
     (void)sem_post(&finished);
 }
 
-/* Every piece of every job is done once, and then its done is called once, with few threads or
+/* Every piece of every job runs once, and then the job's done is called once, with few threads or
  * many. */
 START_TEST(test_all_pieces)
 {
@@ -95,8 +95,8 @@ static char order[64];
 static unsigned n_order;
 
 struct letter {
-    struct cst_job job; /* first member */
-    char letter;        /* what its pieces write into order */
+    struct cst_job job; /* must be the first member */
+    char letter;        /* the letter that its pieces append to `order` */
 };
 
 static void write_letter(struct cst_job *job, uint64_t piece, unsigned thread)
@@ -121,8 +121,8 @@ static void block_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     wait_for(&gate);
 }
 
-/* Keep the only thread of the crew busy until the gate opens, so that what is submitted meanwhile
- * is queued. */
+/* Keep the only thread of the crew busy until the gate opens, so that jobs submitted meanwhile are
+ * queued. */
 static void block(struct cst_job *job)
 {
     *job = (struct cst_job){.piece = block_piece, .done = letter_done, .n_pieces = 1};
@@ -143,7 +143,8 @@ static void submit_letter(struct letter *letter, char c, unsigned class, uint64_
     submit(letter, c, (struct cst_job){.n_pieces = n_pieces, .class = class});
 }
 
-/* Demand goes before prefetch before eviction; within a class, first come, first served. */
+/* Demand is served before prefetch, and prefetch before eviction. Jobs of one class are served in
+ * the order of submission. */
 START_TEST(test_classes)
 {
     struct letter letters[5];
@@ -165,8 +166,8 @@ START_TEST(test_classes)
 }
 END_TEST
 
-/* Who wants to goes before those of its class that wait, the last one first, but interrupts nobody:
- * the blocker has begun with the first of its two pieces. */
+/* A job with the flag newest_first is served before the waiting jobs of its class, the last such
+ * job first, but it interrupts no job: the blocker has begun the first of its two pieces. */
 START_TEST(test_newest_first)
 {
     struct letter letters[5];
@@ -190,7 +191,7 @@ START_TEST(test_newest_first)
 }
 END_TEST
 
-/* The lowest class gets a turn now and then, even while there is always demand. */
+/* The lowest class gets a turn now and then, even if there is always demand. */
 START_TEST(test_no_starvation)
 {
     struct letter demand, background;
@@ -223,7 +224,7 @@ static void submit_again(struct cst_job *job)
     }
 }
 
-/* A job may be submitted again from its own done. */
+/* A job's done may submit the job again. */
 START_TEST(test_from_done)
 {
     struct letter letter = {.job = {.piece = write_letter, .done = submit_again, .n_pieces = 1},
@@ -239,8 +240,7 @@ END_TEST
 
 static void *open_gate(void *arg)
 {
-    /* The crew has been told to stop when this becomes true: only then may the piece in hand end.
-     */
+    /* Becomes true when the crew was told to stop. Only then may the current piece end. */
     bool stop = false;
 
     (void)arg;
@@ -254,7 +254,7 @@ static void *open_gate(void *arg)
     return NULL;
 }
 
-/* Closing waits for the piece in hand and forgets what is queued. */
+/* Closing waits for the current piece and drops the queued ones. */
 START_TEST(test_close)
 {
     struct cst_job blocker;
@@ -274,7 +274,7 @@ START_TEST(test_close)
 }
 END_TEST
 
-/* No threads and too many are refused. */
+/* No threads, and too many threads, are refused. */
 START_TEST(test_bad_number)
 {
     struct cst_crew_config config = {.name = "test"};

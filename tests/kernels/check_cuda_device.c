@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The row "cuda" of the device table, in this process, on tests/lib/fakecuda: whichever call of the
- * driver fails, the words are clean, nothing is left behind and the next try goes well; how host
- * memory is registered; what happens where there is no more memory. */
+/* Tests of the row "cuda" of the device table, in this process, with tests/lib/fakecuda. If any
+ * call of the driver fails, there is an error message, nothing leaks, and the next attempt works.
+ * Also tests the registration of host memory, and exhausted memory. */
 #include "kernels/cpus.h"
 #include "kernels/cuda/device.h"
 #include "tests/lib/engine_proc.h"
@@ -19,10 +19,10 @@
 #include <unistd.h>
 
 #define MIB (1u << 20)
-#define HOST_BYTES (513u * (uint64_t)MIB) /* three registrations, the last one short */
+#define HOST_BYTES (513u * (uint64_t)MIB) /* three registrations, the last one shorter */
 #define POOL_BYTES (4u * (uint64_t)MIB)
 #define N_TEAM 2
-#define N_THREADS 5 /* the team, a lane for each kind of traffic */
+#define N_THREADS 5 /* the team, and one lane for each kind of traffic */
 
 static char leaks[] = "/tmp/cst-leaks-XXXXXX";
 static struct cst_cpus cpus;
@@ -37,7 +37,7 @@ static int open_device(struct cst_err *err)
     return cst_device_open(&device, &cst_cuda_ops, &spec, err);
 }
 
-/* The host memory of a round: sparse, so that it costs nothing. */
+/* Map the host memory of a round. It is sparse, so it needs no memory. */
 static int map_host(struct cst_mem *host, struct cst_err *err)
 {
     struct cst_err note;
@@ -49,7 +49,7 @@ static int map_host(struct cst_mem *host, struct cst_err *err)
     return rc == CST_OK ? cst_device_lock(&device, host, err) : rc;
 }
 
-/* A reduction of two blocks of @pool. */
+/* Run a reduction of two blocks of @pool. */
 static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct cst_err *err)
 {
     struct cst_place grad = tiny_job_row(job, 0, CST_ROW_GRAD);
@@ -69,8 +69,8 @@ static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct
     return rc;
 }
 
-/* An update of the chunk's @n_elems in @pool, out of place: rows that are read, then those that are
- * written, each a multiple of 64 KiB from the last. */
+/* Update the chunk's @n_elems in @pool, out of place. First come the rows that are read, then those
+ * that are written, each at the next multiple of 64 KiB. */
 static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64_t n_elems,
                   struct cst_err *err)
 {
@@ -100,7 +100,7 @@ static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64
     return rc;
 }
 
-/* What an engine does in its life, one of each. What failed is in @err. */
+/* Do everything that an engine does, once. Errors are in @err. */
 static int live(struct cst_err *err)
 {
     uint64_t n_elems = 9000;
@@ -136,7 +136,7 @@ static int live(struct cst_err *err)
         rc = update(&job, &pool, n_elems, err);
     }
     if (rc == CST_EGPU) {
-        return rc; /* only the end of the process is left */
+        return rc; /* the process can only end now */
     }
     cst_device_unmap(&device, &again);
     cst_device_unmap(&device, &pool);
@@ -150,12 +150,12 @@ static int live(struct cst_err *err)
 }
 
 struct outcome {
-    int status;                                       /* of live */
-    char text[384];                                   /* its words */
-    unsigned long long leaks, misuses, calls, faults; /* as the driver counted them at the end */
+    int status;                                       /* the status of live */
+    char text[384];                                   /* message of the error */
+    unsigned long long leaks, misuses, calls, faults; /* the driver's counts at the end */
 };
 
-/* Live in a child, with the driver's calls failing as @faults says (NULL: none). */
+/* Run live in a child, with the faults @faults of the driver (NULL: none). */
 static struct outcome live_in_child(const char *faults)
 {
     struct outcome outcome = {.status = 1};
@@ -214,7 +214,7 @@ static void tear_down(void)
     (void)unlink(leaks);
 }
 
-/* A life without faults leaves nothing behind. */
+/* Without faults nothing leaks. */
 START_TEST(test_whole)
 {
     struct outcome o = live_in_child(NULL);
@@ -226,8 +226,8 @@ START_TEST(test_whole)
 }
 END_TEST
 
-/* Whichever call of the driver fails: a status with words, or, where the call only gives something
- * back, nothing; nothing is left behind but what could not be given back. */
+/* If any call of the driver fails, there is a status and a message, or no error if the call only
+ * frees something. Nothing leaks except what could not be freed. */
 START_TEST(test_nth_call)
 {
     uint64_t n_calls = live_in_child(NULL).calls;
@@ -252,7 +252,7 @@ START_TEST(test_nth_call)
 }
 END_TEST
 
-/* Whichever operation of a stream fails, the one that waits for it hears of it. */
+/* If any operation of a stream fails, the caller that waits for it gets the error. */
 START_TEST(test_nth_operation)
 {
     static const char *const kinds[] = {"copy", "set", "launch"};
@@ -264,7 +264,7 @@ START_TEST(test_nth_operation)
         (void)snprintf(fault, sizeof fault, "%s:%u=700", kinds[_i], n);
         o = live_in_child(fault);
         if (o.faults == 0) {
-            ck_assert_uint_gt(n, _i == 2 ? 2 : 1); /* a sum and an update are launched */
+            ck_assert_uint_gt(n, _i == 2 ? 2 : 1); /* one sum and one update are launched */
             ck_assert_int_eq(o.status, CST_OK);
             break;
         }
@@ -277,8 +277,8 @@ END_TEST
 
 /* -- host memory ---------------------------------------------------------------------------- */
 
-/* Registered is all of a segment or nothing: where the limit comes in its third piece, the first
- * two are given back, so that another segment of their size still fits. */
+/* Either all of a segment is registered or nothing: if the limit is reached in its third piece, the
+ * first two are unregistered, so that another segment of their size fits. */
 START_TEST(test_all_or_nothing)
 {
     uint64_t small = 512u * (uint64_t)MIB;
@@ -286,7 +286,7 @@ START_TEST(test_all_or_nothing)
     struct cst_err err, note;
     int fd;
 
-    /* The stages of the team are pinned as well: 17 MiB each are more than enough. */
+    /* The team's stages are pinned as well; 17 MiB each are more than enough. */
     (void)setenv("CST_FAKECUDA_PINNED", "546MiB", 1);
     ck_assert_int_eq(open_device(&err), CST_OK);
     (void)setenv("CST_FAKECUDA_PINNED", "512MiB", 1);
@@ -307,8 +307,8 @@ END_TEST
 
 /* -- the device's memory -------------------------------------------------------------------- */
 
-/* Memory is made zeroed in multiples of the granularity; where there is no more the words have the
- * numbers; what was given back can be had again. */
+/* Memory is allocated zeroed, in multiples of the granularity. If there is not enough, the message
+ * has the numbers. Freed memory can be allocated again. */
 START_TEST(test_out_of_memory)
 {
     struct cst_mem first = {.bytes = 128u * MIB}, second = {.bytes = 128u * MIB},
@@ -340,7 +340,7 @@ START_TEST(test_out_of_memory)
 }
 END_TEST
 
-/* A descriptor that is no handle of a GPU's memory is refused, and stays its owner's. */
+/* A descriptor that is not a handle of a GPU's memory is refused, and its owner keeps it. */
 START_TEST(test_no_handle)
 {
     struct cst_mem mem = {.bytes = POOL_BYTES};
@@ -355,7 +355,7 @@ START_TEST(test_no_handle)
 }
 END_TEST
 
-/* A GPU that lacks what cistern needs says what. */
+/* A GPU that lacks a required feature is refused with the name of the feature. */
 START_TEST(test_unable)
 {
     struct cst_err err;

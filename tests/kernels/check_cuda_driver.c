@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/cuda/driver and the engine's --probe: what they say of machines with and without GPUs. */
+/* Tests of kernels/cuda/driver and the engine's --probe on machines with and without GPUs. */
 #include "kernels/cuda/driver.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/suite.h"
@@ -27,8 +27,8 @@ static void must_not_open(const char *beginning)
 
 /* -- the three sentences -------------------------------------------------------------------- */
 
-/* A libcuda.so.1 that the linker cannot use: there is no driver, and what the linker says is told.
- * On a machine that has a driver the library is still the first that is found. */
+/* If the linker cannot load libcuda.so.1, there is no driver, and the error has the linker's
+ * message. On machines with a driver the test's library is still found first. */
 START_TEST(test_no_driver)
 {
     char folder[] = "/tmp/cst-no-driver-XXXXXX", path[64];
@@ -51,7 +51,7 @@ START_TEST(test_no_driver)
 }
 END_TEST
 
-/* A driver that says that it is not loaded. */
+/* A driver may report that it is not loaded. */
 START_TEST(test_not_loaded)
 {
     (void)setenv("CST_FAKECUDA_FAIL", _i == 0 ? "cuInit:1=304" : "cuDriverGetVersion:1=34", 1);
@@ -59,7 +59,7 @@ START_TEST(test_not_loaded)
 }
 END_TEST
 
-/* A driver without a device; CUDA_VISIBLE_DEVICES is named where it may be the reason. */
+/* A driver may have no device. The error names CUDA_VISIBLE_DEVICES if that may be the reason. */
 START_TEST(test_no_device)
 {
     (void)setenv("CST_FAKECUDA_DEVICES", "0", 1);
@@ -76,7 +76,7 @@ START_TEST(test_none_visible)
 }
 END_TEST
 
-/* A driver from before what cistern is built for: its version and the one that is needed. */
+/* A driver older than the required version is refused with both versions. */
 START_TEST(test_too_old)
 {
     (void)setenv("CST_FAKECUDA_DRIVER", "11040", 1);
@@ -86,7 +86,7 @@ START_TEST(test_too_old)
 }
 END_TEST
 
-/* The oldest one that will do. */
+/* The oldest supported driver is accepted. */
 START_TEST(test_old_enough)
 {
     (void)setenv("CST_FAKECUDA_DRIVER", "12000", 1);
@@ -100,7 +100,7 @@ END_TEST
 
 /* -- devices -------------------------------------------------------------------------------- */
 
-/* The form of the name; a MIG instance has one of its own. */
+/* The form of a device's name. A MIG instance has a form of its own. */
 START_TEST(test_uuid)
 {
     char whole[CST_CUDA_UUID_BYTES], part[CST_CUDA_UUID_BYTES];
@@ -123,7 +123,7 @@ START_TEST(test_uuid)
 }
 END_TEST
 
-/* A device is found by its name or a beginning that only it has. */
+/* A device is found by its name, or by a beginning that only this name has. */
 START_TEST(test_find)
 {
     char uuid[CST_CUDA_UUID_BYTES];
@@ -146,8 +146,8 @@ START_TEST(test_find)
 }
 END_TEST
 
-/* --probe lists what is there, and what of it is hidden is not there. The kernel knows nothing of
- * their slots, so they are near to no node. */
+/* --probe lists the visible devices only. The kernel does not know their PCI slots, so they have no
+ * nearest NUMA node. */
 START_TEST(test_probe)
 {
     char expected[512];
@@ -168,7 +168,7 @@ START_TEST(test_probe)
 }
 END_TEST
 
-/* What fails behind the opening is an error too. */
+/* A failure after the driver was opened is an error, too. */
 START_TEST(test_probe_fails)
 {
     (void)setenv("CST_FAKECUDA_FAIL", "cuDeviceGetUuid:1=999", 1);
@@ -179,7 +179,7 @@ END_TEST
 
 /* -- results -------------------------------------------------------------------------------- */
 
-/* The status and the words of a result. */
+/* Results are translated to a status and a message. */
 START_TEST(test_check)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process of a GPU: its commands. Driven over its socket as the daemon does it, on
- * tests/lib/fakecuda, whose memory the test can look into. */
+/* Tests of the commands of a GPU's engine process, which is driven over its socket as by the
+ * daemon. It uses tests/lib/fakecuda, whose memory the test can read. */
 #include "tests/lib/device_cases.h"
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/fake_gpu.h"
@@ -22,7 +22,7 @@ static void set_up(void)
     engine_rig_setup(true);
 }
 
-/* The same with operations that begin late, each by its own time. */
+/* Like the other fixture; each operation begins after a random delay. */
 static void set_up_slow(void)
 {
     char text[32];

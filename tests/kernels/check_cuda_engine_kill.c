@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Restart safety of a GPU's engine, on tests/lib/fakecuda: kill -9 at any moment, in copies, in
- * sums on the GPU and in sums in place, and the commands that had not completed issued again, to
- * another engine that imports the same memory, give the bits of a host engine that nobody
- * disturbed. */
+/* Tests the restart of a GPU's engine on tests/lib/fakecuda. The engine is killed at random moments
+ * during copies, sums on the GPU and sums in place. The commands that had not completed are issued
+ * again, to another engine that imports the same memory. The result must have the bits of an
+ * undisturbed engine of the host. */
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/kill_run.h"
 
@@ -16,20 +16,19 @@
 
 #define N_CHUNKS 6
 #define N_STEPS 3
-#define PER_CHUNK 4 /* commands a step: reduce, copy up, copy on, copy down */
+#define PER_CHUNK 4 /* commands of a step: reduce, copy up, copy on, copy down */
 #define N_COMMANDS (N_STEPS * N_CHUNKS * PER_CHUNK)
 
-enum way { ON_GPU, IN_PLACE, WIDE, N_WAYS }; /* of sums */
+enum way { ON_GPU, IN_PLACE, WIDE, N_WAYS }; /* how sums are made */
 #define N_ROUNDS (suite_is_sparse() ? 5 : 16)
 #define N_SLOTS 4
 
 static const uint64_t chunk_elems[N_CHUNKS] = {9000, 20000, 900000, 2u << 20, 12345, 60000};
 
-/* Three steps. Each chunk is reduced: in place where its number is odd or @in_place, of blocks of
- * the GPU alone elsewhere; the sums go up to one of those blocks, which the next step will add
- * again, from there to another, and down to the weights. Tickets from 1, in the order in which they
- * are issued.
- */
+/* Write the commands of three steps. Each chunk is reduced: in place if its number is odd, or with
+ * IN_PLACE; otherwise from blocks of the GPU only. The sum is copied to one of these blocks, which
+ * the next step adds again, from there to another block, and to the weights. Tickets count from 1
+ * in the order of issue. */
 static void write_commands(const struct tiny_job *job, enum way way,
                            struct engine_command *commands)
 {
@@ -69,7 +68,7 @@ static void write_commands(const struct tiny_job *job, enum way way,
     ck_assert_uint_eq(ticket, N_COMMANDS);
 }
 
-/* Chunks of which some tiles carry a mark that the chunk does not. */
+/* Number of chunks of which some tiles have a mark that the chunk does not have. */
 static unsigned n_half_done(const struct tiny_job *job)
 {
     unsigned n = 0;
@@ -84,9 +83,9 @@ static unsigned n_half_done(const struct tiny_job *job)
     return n;
 }
 
-/* Killed again and again at random moments, while streams run late or, where all is in place, at
- * once, the run ends with the same weights, gradients, sums and marks, in host memory and in the
- * GPU's; and when all is closed no memory of the GPU is left. */
+/* The engine is killed repeatedly at random moments, while streams are slow or, if all sums are in
+ * place, fast. The run ends with the expected weights, gradients, sums and marks, in host memory
+ * and in the GPU's. Afterwards no memory of the GPU is allocated. */
 START_TEST(test_kill)
 {
     static struct engine_command commands[N_COMMANDS];

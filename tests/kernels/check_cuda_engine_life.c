@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process of a GPU, on tests/lib/fakecuda: how it starts or says why not, how segments
- * come and go, what it does where the driver fails, and how it ends. */
+/* Tests of a GPU's engine process on tests/lib/fakecuda: its start and the errors of a start,
+ * segments, failures of the driver, and its end. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
 
@@ -70,7 +70,7 @@ static void *map(int fd, uint64_t bytes)
 
 /* -- starting ------------------------------------------------------------------------------- */
 
-/* READY tells what GPU it is: an instance of one, too. */
+/* READY names the GPU or the MIG instance. */
 START_TEST(test_ready)
 {
     char expected[64];
@@ -94,7 +94,7 @@ START_TEST(test_ready)
 }
 END_TEST
 
-/* The engine's words on its stderr, and its exit status. */
+/* The engine's messages on its stderr, and its exit status. */
 static int end_with_words(int log, char *words, size_t size)
 {
     char byte;
@@ -109,8 +109,7 @@ static int end_with_words(int log, char *words, size_t size)
     return status;
 }
 
-/* Of what the engine wrote, the lines that are its own: the driver of the tests writes there too.
- */
+/* Number of lines in @words that the engine wrote itself; the test's driver writes there, too. */
 static unsigned own_lines(const char *words)
 {
     unsigned n = 0;
@@ -122,9 +121,9 @@ static unsigned own_lines(const char *words)
 }
 
 static const struct {
-    const char *variable, *value; /* of the environment */
-    const char *device;           /* NULL: the one that is there */
-    const char *words;            /* in what it says */
+    const char *variable, *value; /* a variable of the environment */
+    const char *device;           /* NULL: the existing device */
+    const char *words;            /* expected part of the message */
 } bad_starts[] = {
     {"CST_FAKECUDA_DEVICES", "0", NULL, "EUNSUPPORTED: no GPU: "},
     {"CST_FAKECUDA_DRIVER", "11080", NULL, "EUNSUPPORTED: the NVIDIA driver is too old: "},
@@ -139,7 +138,7 @@ static const struct {
 
 #define N_BAD_STARTS (sizeof bad_starts / sizeof bad_starts[0])
 
-/* A GPU that cannot be had: status 1 and one line that says why. */
+/* If the GPU cannot be used, the engine exits with status 1 and one line with the reason. */
 START_TEST(test_bad_start)
 {
     int log = memfd_create("stderr", 0), fd = engine_proc_memfd(UNDO_BYTES, NULL), status;
@@ -162,8 +161,8 @@ END_TEST
 
 /* -- segments ------------------------------------------------------------------------------- */
 
-/* Memory is made zeroed, is this GPU's, outlives the engine that made it, and is imported by the
- * next one and by the other GPU's. */
+/* Memory is allocated zeroed on this GPU, outlives the engine, and can be imported by the next
+ * engine and by the other GPU's. */
 START_TEST(test_pool)
 {
     uint64_t bytes = 8 * MIB;
@@ -201,7 +200,7 @@ START_TEST(test_pool)
 }
 END_TEST
 
-/* A GPU that does not reach another's memory says so. */
+/* A GPU that cannot access another GPU's memory reports that. */
 START_TEST(test_no_peer)
 {
     struct engine_segment_done made, done;
@@ -221,7 +220,7 @@ START_TEST(test_no_peer)
 }
 END_TEST
 
-/* Segments that cannot be are refused with words and numbers, and the id stays free. */
+/* Invalid segments are refused with a message and numbers, and the id stays free. */
 START_TEST(test_bad_segments)
 {
     int memfd;
@@ -257,7 +256,7 @@ START_TEST(test_bad_segments)
 }
 END_TEST
 
-/* An engine of the host has no such memory. */
+/* An engine of the host refuses segments of a device. */
 START_TEST(test_host)
 {
     engine_proc_use("./cistern-engine-host", NULL);
@@ -283,7 +282,7 @@ static unsigned n_fds(void)
     return n;
 }
 
-/* What is made and dropped, or could not be made, leaves nothing: no descriptor, no memory. */
+/* Memory that was dropped, or that could not be allocated, leaves no descriptor and no memory. */
 START_TEST(test_drop)
 {
     unsigned before;
@@ -313,9 +312,9 @@ START_TEST(test_drop)
 }
 END_TEST
 
-/* Host memory is registered, whether that is asked for or not, and says so; where the driver's
- * limit does not allow it the segment is there all the same, with words. It is never populated
- * here. */
+/* Host memory is registered whether or not locking is requested, and the answer says so. If the
+ * driver's limit does not permit it, the segment is accepted with a message. The engine of a GPU
+ * never populates. */
 START_TEST(test_lock)
 {
     uint64_t bytes = 64 * MIB;
@@ -344,7 +343,8 @@ END_TEST
 
 /* -- the driver fails ----------------------------------------------------------------------- */
 
-/* A failure that leaves the GPU usable fails one command, with its words; the next one works. */
+/* A failure after which the GPU is usable fails one command with a message. The next command
+ * works. */
 START_TEST(test_one_command)
 {
     struct engine_completion c;
@@ -365,8 +365,8 @@ END_TEST
 static const char *const sticky[] = {"copy:2=700", "cuStreamSynchronize:3=719",
                                      "cuMemcpyDtoHAsync:1=214"};
 
-/* A failure that does not ends the engine: one line, status 1, and nothing is said of commands that
- * cannot be trusted: they are the next engine's, which imports the memory again. */
+/* After other failures the engine exits with one line and status 1. It does not report commands
+ * whose results are uncertain: the next engine, which imports the memory again, executes them. */
 START_TEST(test_sticky)
 {
     int log = memfd_create("stderr", 0), undo = engine_proc_memfd(UNDO_BYTES, NULL), status;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates in a GPU's memory, on tests/lib/fakecuda: bits of the host's engine, streams late,
- * engines killed. */
+/* Tests of device updates on tests/lib/fakecuda: they have the bits of the host's engine, also with
+ * slow streams and killed engines. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/room_cases.h"

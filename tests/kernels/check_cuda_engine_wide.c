@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process of a GPU: sums into fp32 rows. On tests/lib/fakecuda. */
+/* Tests of sums into fp32 rows by a GPU's engine process, on tests/lib/fakecuda. */
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/fake_gpu.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#define HOST 60 /* id of a segment of host memory beside the job's */
+#define HOST 60 /* id of a segment of host memory next to the job's segments */
 #define BORDER (256u << 20)
 
 static uint64_t seed, random_state;
@@ -37,7 +37,7 @@ static void set_up_wide(void)
 
 static const struct {
     unsigned n;
-    bool on_host[5]; /* or on the GPU */
+    bool on_host[5]; /* the contribution is in host memory; false: on the GPU */
 } mixes[] = {
     {0, {0}},
     {1, {false}},
@@ -50,7 +50,7 @@ static const struct {
 
 #define N_MIXES (sizeof mixes / sizeof mixes[0])
 
-/* The reduction of mix @mix, and in @grad and @tiles what becomes of the row at @grad. */
+/* The reduction with the sources @mix. @grad and @tiles receive the expected row and tiles. */
 static struct engine_command wide_reduce(unsigned chunk, unsigned mix, bool accumulate,
                                          uint64_t mark, float *grad, struct cst_table_tile *tiles)
 {
@@ -81,8 +81,8 @@ static struct engine_command wide_reduce(unsigned chunk, unsigned mix, bool accu
     return command;
 }
 
-/* Sums of contributions wherever they lie, stored and added, have the bits of the reference; issued
- * again they add nothing. */
+/* Sums of contributions in any memory, stored and added, have the reference's bits. A command that
+ * is issued again adds nothing. */
 START_TEST(test_wide_reduce)
 {
     struct cst_table_tile *tiles = malloc(job.table->n_tiles * sizeof *tiles);
@@ -117,7 +117,7 @@ START_TEST(test_wide_reduce)
 }
 END_TEST
 
-/* A row across the border between two registrations of its segment. */
+/* A row across the border of two registrations of its segment is summed. */
 START_TEST(test_wide_border)
 {
     struct cst_place *place = &cst_table_chunks(job.table)[BIG].rows[CST_ROW_GRAD];

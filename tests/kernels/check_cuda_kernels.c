@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA kernels' own source, run on the processor by cudaemu, against the C references. */
+/* Compares the CUDA kernels' own source, run on the processor by cudaemu, with the C references. */
 #include "tests/lib/cuda_cases.h"
 #include "tests/lib/cudaemu/cudaemu.h"
 #include "tests/lib/suite.h"
@@ -13,14 +13,13 @@
 
 enum { MAX_PLACED = 128, AROUND = 512, CANARY = 0xa5 };
 
-/* Memory that was placed: canaries, the bytes, canaries up to a multiple of 16, a page that nobody
- * may touch. */
+/* Placed memory: canaries, the bytes, canaries up to a multiple of 16, an inaccessible page. */
 struct placed {
-    unsigned char *base; /* of the mapping */
-    size_t map_bytes;    /* with the last page */
-    unsigned char *at;   /* what the kernel gets */
-    size_t bytes;        /* of those */
-    size_t usable_bytes; /* of the mapping */
+    unsigned char *base; /* start of the mapping */
+    size_t map_bytes;    /* size of the mapping, including the last page */
+    unsigned char *at;   /* address that the kernel gets */
+    size_t bytes;        /* size of the memory at `at` */
+    size_t usable_bytes; /* size of the mapping without the last page */
 };
 
 struct emulator {
@@ -34,7 +33,7 @@ static void *place(struct cases_device *device, size_t bytes, size_t offset)
     struct emulator *e = (struct emulator *)device;
     struct placed *p = &e->placed[e->n_placed++];
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    /* From the end: at the highest address that is offset above a multiple of 16. */
+    /* The memory lies at the highest possible address that is @offset above a multiple of 16. */
     size_t tail = (16 - (offset + bytes) % 16) % 16;
     size_t usable = (AROUND + bytes + tail + page - 1) / page * page;
 
@@ -80,7 +79,7 @@ static void copy(struct cases_device *device, void *to, const void *from, size_t
     memcpy(to, from, bytes);
 }
 
-/* As kernels/cuda/kernels.c launches it. */
+/* Launch as kernels/cuda/kernels.c does. */
 static void launch(const char *name, uint64_t n, uint64_t per_block, unsigned threads,
                    void **params)
 {
@@ -182,16 +181,17 @@ static void run_op(int i, uint64_t order)
     ck_assert_uint_gt(result.n_elems, 0);
 }
 
-/* Each kernel has the reference's bits and writes nothing else: any length and alignment, 0 to 64
- * sources, in place; every optimizer, format and rounding; hostile values, hypers per span, tiles
- * whose states stay. */
+/* Each kernel has the reference's bits and writes nothing else: with any length and alignment, 0 to
+ * 64 sources, in place; with every optimizer, format and rounding, hostile values, hyper-parameters
+ * per span, and tiles whose states are spared. */
 START_TEST(test_bits)
 {
     run_op(_i, 0);
 }
 END_TEST
 
-/* It does not matter in which order threads run between barriers, and blocks at all. */
+/* The results do not depend on the order of threads between barriers, nor on the order of
+ * blocks. */
 START_TEST(test_any_order)
 {
     run_op(_i, seed() * 2 + 1);
@@ -199,7 +199,7 @@ START_TEST(test_any_order)
 }
 END_TEST
 
-/* What nobody has linked is not found. */
+/* A kernel that is not linked is not found. */
 START_TEST(test_unknown_kernel)
 {
     ck_assert_ptr_null(cst_emu_find("cst_update"));
@@ -207,7 +207,7 @@ START_TEST(test_unknown_kernel)
 }
 END_TEST
 
-/* Launch parameters have the sizes that the kernels' signatures say. */
+/* Launch parameters have the sizes in the kernels' signatures. */
 START_TEST(test_parameter_sizes)
 {
     const unsigned reduce_bytes[] = {8, 8, sizeof(struct cst_cuda_sources), 8, 8, 0};

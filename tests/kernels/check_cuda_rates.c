@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --rates of the engine of a GPU, on tests/lib/fakecuda: all figures are there, the memory is given
- * back, and what fails is said. */
+/* Tests of --rates of a GPU's engine on tests/lib/fakecuda: all numbers are there, memory is freed,
+ * and failures are reported. */
 #include "tests/kernels/rates_json.h"
 #include "tests/lib/fake_gpu.h"
 
@@ -27,7 +27,7 @@ static void check_figures(json_t *rates)
     ck_assert(json_is_string(json_object_get(rates, "name")));
 }
 
-/* Of a GPU alone: no peer. */
+/* The rates of a single GPU have no rate to a peer. */
 START_TEST(test_one)
 {
     json_t *rates;
@@ -45,7 +45,7 @@ START_TEST(test_one)
 }
 END_TEST
 
-/* Of one that reaches another, and of one that does not. */
+/* The rates of a GPU that can access another one, and of one that cannot. */
 START_TEST(test_peer)
 {
     json_t *rates;
@@ -59,7 +59,8 @@ START_TEST(test_peer)
 }
 END_TEST
 
-/* No GPU of that name, none named, too little memory, a copy that fails: words and a status. */
+/* An unknown or missing name, too little memory, and a copy that fails end with a message and a
+ * status. */
 START_TEST(test_failures)
 {
     static char line[320];

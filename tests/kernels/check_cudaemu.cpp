@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The emulator itself: what it promises to kernels, and that it tells a broken one. */
+/* Tests of the emulator itself: what kernels rely on, and that it detects broken kernels. */
 #include "kernels/cuda/mma.cuh"
 #include "tests/lib/suite.h"
 
@@ -183,7 +183,7 @@ extern "C" void nothing(int)
 }
 CST_KERNEL(nothing);
 
-/* Every thread of every block of a grid of three dimensions runs once, in any order. */
+/* Every thread of every block of a three-dimensional grid runs once, in any order. */
 START_TEST(test_indices)
 {
     uint32_t counts[2 * 3 * 4 * 60] = {};
@@ -199,7 +199,7 @@ START_TEST(test_indices)
 }
 END_TEST
 
-/* What threads wrote to shared memory before a barrier others see behind it. */
+/* After a barrier threads see what other threads wrote to shared memory before it. */
 START_TEST(test_barrier)
 {
     static uint32_t in[3 * 1024];
@@ -244,7 +244,7 @@ START_TEST(test_missing_barrier_shows)
 }
 END_TEST
 
-/* Shuffles in segments, votes, and two halves of a warp that part ways. */
+/* Shuffles in segments, votes, and two halves of a warp that diverge. */
 START_TEST(test_collectives)
 {
     uint64_t got[64][8];
@@ -271,7 +271,7 @@ START_TEST(test_collectives)
 }
 END_TEST
 
-/* A barrier waits for those threads alone that have not returned. */
+/* A barrier waits only for threads that have not returned. */
 START_TEST(test_returned_threads)
 {
     float sum[2] = {};
@@ -282,8 +282,8 @@ START_TEST(test_returned_threads)
 }
 END_TEST
 
-/* Products of matrices come out right by each way to load fragments, and of a copy that ends early
- * the rest is zero. Small whole numbers: exact in any order of sums. */
+/* Products of matrices are right with each way to load fragments, and the rest of a copy that ends
+ * early is zero. Small integers make the sums exact in any order. */
 START_TEST(test_mma)
 {
     alignas(16) uint16_t a[16][16], a_trans[16][16], b[16][8], b_trans[8][16];
@@ -322,7 +322,7 @@ START_TEST(test_mma)
 }
 END_TEST
 
-/* Each of these ends the process with words instead of going on or hanging. */
+/* Each of these kernels ends the process with a message. */
 
 START_TEST(test_other_barrier)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process: commands. Driven over its socket as the daemon does it. */
+/* Tests of the engine process's commands. The engine is driven over its socket as by the daemon. */
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/adamw.h"
 
@@ -26,8 +26,8 @@ static void *row(unsigned chunk, enum cst_row which)
 
 /* -- COPY, FILL, CONVERT -------------------------------------------------------------------- */
 
-/* Every byte of the range arrives, and none around it changes: sizes below, at and above a piece.
- */
+/* A copy changes every byte of the range and no byte around it, with sizes below, at and above a
+ * piece. */
 START_TEST(test_copy)
 {
     static const uint64_t sizes[] = {0, 1, 4095, 1 << 20, BIG_ELEMS * 2 - 1};
@@ -49,7 +49,7 @@ START_TEST(test_copy)
 }
 END_TEST
 
-/* A copy of many pieces: the whole arena. */
+/* A copy of the whole arena, which has many pieces. */
 START_TEST(test_copy_large)
 {
     uint64_t bytes = job.bytes[TINY_ARENA];
@@ -63,7 +63,7 @@ START_TEST(test_copy_large)
 }
 END_TEST
 
-/* The range is zero, its neighbours are not. */
+/* A fill zeroes the range and changes no byte around it. */
 START_TEST(test_fill)
 {
     struct cst_place dst = tiny_job_block(&job, BIG, 0);
@@ -78,7 +78,7 @@ START_TEST(test_fill)
 }
 END_TEST
 
-/* fp32 values become master weights, bf16 weights and moments of zero. */
+/* A conversion of fp32 values writes master weights, bf16 weights and zero moments. */
 START_TEST(test_convert)
 {
     uint64_t n = BIG_ELEMS / 2 + 1, bytes = n * sizeof(float), n_wrong = 0;
@@ -111,8 +111,8 @@ START_TEST(test_convert)
 }
 END_TEST
 
-/* With one destination the values become bf16 there, and nothing else happens: how fp32 gradients
- * are read. */
+/* With one destination a conversion writes bf16 values there and nothing else. This is how fp32
+ * gradients are read. */
 START_TEST(test_convert_to_bf16)
 {
     uint64_t n = BIG_ELEMS - 3, n_wrong = 0;
@@ -142,7 +142,7 @@ END_TEST
 
 /* -- REDUCE, NORM, UPDATE ------------------------------------------------------------------- */
 
-/* Tile by tile with the reference kernels, in this process, on job @j. */
+/* Reduce @chunk of job @j in this process, tile by tile with the reference kernels. */
 static void reduce_here(struct tiny_job *j, unsigned chunk, uint64_t mark)
 {
     struct cst_table_chunk *entry = &cst_table_chunks(j->table)[chunk];
@@ -200,8 +200,8 @@ static void update_here(struct tiny_job *j, unsigned chunk, uint64_t mark)
     entry->update_mark = mark;
 }
 
-/* Reduce, norm and update on three threads give, to the bit and with nothing else touched, what the
- * reference kernels give in one. */
+/* REDUCE, NORM and UPDATE on three threads have the bits of the reference kernels in one thread,
+ * and change nothing else. */
 START_TEST(test_step)
 {
     uint64_t n_elems[N_CHUNKS] = {9000, BIG_ELEMS, 20000};
@@ -229,7 +229,7 @@ START_TEST(test_step)
 }
 END_TEST
 
-/* A reduction of nothing is zeros, in the spans and nowhere else, and sums of zero. */
+/* A reduction of no sources writes zeros to the spans only, and zero sums. */
 START_TEST(test_reduce_nothing)
 {
     const struct cst_table_span *spans = cst_table_spans(job.table) + TINY_SPANS * BIG;
@@ -254,7 +254,7 @@ START_TEST(test_reduce_nothing)
 }
 END_TEST
 
-/* A chunk that carries the mark is complete at once: nothing is done to it again. */
+/* A chunk that already has the mark completes at once and is not changed. */
 START_TEST(test_marked)
 {
     static uint8_t before[BIG_ELEMS * 4];
@@ -270,7 +270,7 @@ START_TEST(test_marked)
 }
 END_TEST
 
-/* A chunk of which some tiles carry the mark: only the others are done. */
+/* If only some tiles of a chunk have the mark, the other tiles are done. */
 START_TEST(test_marked_tiles)
 {
     const struct cst_table_span *span = cst_table_spans(job.table) + TINY_SPANS * BIG;
@@ -286,8 +286,8 @@ START_TEST(test_marked_tiles)
 }
 END_TEST
 
-/* Sums are not added to bf16 rows, and a frozen chunk is neither reduced nor updated; the engine
- * goes on. */
+/* Adding to a bf16 row, and reducing or updating a frozen chunk, are refused, and the engine goes
+ * on. */
 START_TEST(test_accumulate_refused)
 {
     struct engine_command reduce = tiny_job_reduce(&job, 0, 1);
@@ -312,7 +312,7 @@ END_TEST
 
 /* -- order ---------------------------------------------------------------------------------- */
 
-/* A chain in one message: each command sees what the one before it wrote. */
+/* In a chain within one message, each command reads what the one before it wrote. */
 START_TEST(test_chain)
 {
     struct engine_command chain[4] = {
@@ -340,8 +340,7 @@ START_TEST(test_chain)
 }
 END_TEST
 
-/* A command that comes after eight others, all of them less urgent, sees what each of them wrote.
- */
+/* A command that waits for eight others, all of lower priority, reads what each of them wrote. */
 START_TEST(test_after_eight)
 {
     const uint64_t part = BIG_ELEMS * 2 / 8;
@@ -365,8 +364,8 @@ START_TEST(test_after_eight)
 }
 END_TEST
 
-/* Whoever comes after a command that fails is cancelled, with words, and does nothing; others are
- * not concerned. */
+/* Commands that wait for a failed command are cancelled with a message and do nothing. Other
+ * commands are not affected. */
 START_TEST(test_cancelled)
 {
     struct engine_command c[3] = {
@@ -392,7 +391,7 @@ END_TEST
 
 /* -- lies ----------------------------------------------------------------------------------- */
 
-/* Commands that cannot be are answered, each with its status and words, and the engine goes on. */
+/* Invalid commands are refused with a status and a message each, and the engine goes on. */
 START_TEST(test_lies)
 {
     const struct cst_place arena = {.segment = job.ids[TINY_ARENA]};
@@ -466,7 +465,7 @@ START_TEST(test_lies)
 }
 END_TEST
 
-/* A table that contradicts itself is answered. */
+/* A table that contradicts itself is refused. */
 START_TEST(test_wrong_table)
 {
     cst_table_spans(job.table)[0].n_elems = UINT64_MAX;
@@ -480,8 +479,7 @@ END_TEST
 
 #define N_MANY 30000
 
-/* A daemon that submits and never reads loses nothing: each completion is there in the end, once.
- */
+/* A daemon that submits without reading loses nothing: each completion arrives in the end, once. */
 START_TEST(test_no_reading)
 {
     static struct engine_command many[N_MANY];
@@ -516,7 +514,7 @@ START_TEST(test_no_reading)
 }
 END_TEST
 
-/* PONG counts what was done: elements and bytes of tensors, not of what lies between them. */
+/* PONG counts the elements and bytes of tensors, without the padding between them. */
 START_TEST(test_counters)
 {
     uint64_t n_elems = 0;

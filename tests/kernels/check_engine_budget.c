@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process: how the team stands back for copies. */
+/* Tests of the engine process: how its team pauses for copies. */
 #include "proto/traffic.h"
 #include "tests/lib/engine_rig.h"
 
@@ -14,10 +14,10 @@ static void set_up(void)
 }
 
 #define N_COPIES 48
-#define N_UPDATES 16 /* so much that a thread owes more than the least sleep */
+#define N_UPDATES 16 /* so many that a thread has to pause for more than the shortest sleep */
 #define COPY_BYTES (32u << 20)
 
-/* The team stands back while the lanes have copies to do, and at no other time. */
+/* The team pauses while the lanes have copies to do, and never otherwise. */
 START_TEST(test_stands_back)
 {
     static struct engine_command c[N_COPIES + N_UPDATES];
@@ -65,7 +65,7 @@ static void set_up_with_traffic(void)
     set_up();
 }
 
-/* ... and while accelerators' engines have: what they say in the table counts. */
+/* The team also pauses for copies that accelerators' engines report in the table of traffic. */
 START_TEST(test_stands_back_for_others)
 {
     Engine__Pong pong;

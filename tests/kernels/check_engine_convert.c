@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process: CONVERT of moments. Bits are those of kernels/moments.h, which has tests of
- * its own; here it is about ranges, pieces and places. */
+/* Tests of the engine process's CONVERT of moments: ranges, pieces and places. The bits are those
+ * of kernels/moments.h, which has its own tests. */
 #include "tests/lib/engine_rig.h"
 
 #include "kernels/moments.h"
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ELEMS BIG_ELEMS /* of the row: several pieces, whole blocks */
+#define ELEMS BIG_ELEMS /* elements of the row: several pieces, whole blocks */
 #define VALUES 50       /* segment of fp32 values, as many as the row has */
-#define ROWS 51         /* segment of two rows of moments, one behind the other */
+#define ROWS 51         /* segment of two consecutive rows of moments */
 
 static const struct {
     uint64_t first, n;
@@ -23,7 +23,7 @@ static const struct {
 static float *values;
 static uint8_t *rows;
 
-/* A row's bytes, in whichever format: room for the longest. */
+/* Bytes of a row in the longest format. */
 static const uint64_t room = ELEMS * sizeof(float);
 
 static void set_up(void)
@@ -59,7 +59,7 @@ static struct engine_command code(enum cst_moments moments, enum cst_row row, in
                                    .row_elems = ELEMS};
 }
 
-/* Both rows hold moments of which none is 0, the second one positive. */
+/* Fill both rows with moments that are not 0; those of the second row are positive. */
 static void fill_rows(enum cst_moments moments)
 {
     float *some = malloc(ELEMS * sizeof *some);
@@ -77,7 +77,7 @@ static void fill_rows(enum cst_moments moments)
     free(some);
 }
 
-/* Both rows as they are now, the caller's. */
+/* A copy of both rows, which the caller frees. */
 static uint8_t *copy_rows(void)
 {
     uint8_t *copy = malloc(2 * room);
@@ -87,8 +87,8 @@ static uint8_t *copy_rows(void)
     return copy;
 }
 
-/* Values become elements of a row, and nothing around them changes, be the range within blocks or
- * across many pieces. */
+/* Values are encoded into elements of a row, and no byte around them changes, in ranges within
+ * blocks and across many pieces. */
 START_TEST(test_encode)
 {
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
@@ -114,7 +114,7 @@ START_TEST(test_encode)
 }
 END_TEST
 
-/* Elements of a row become values, and nothing else changes. */
+/* Elements of a row are decoded into values, and nothing else changes. */
 START_TEST(test_decode)
 {
     float *want = malloc(room);
@@ -145,8 +145,8 @@ START_TEST(test_decode)
 }
 END_TEST
 
-/* A write of master weights clears the moments of its range in whatever format, of one row or of
- * two, and leaves the others' values. */
+/* A write of master weights clears the moments of its range in each format, in one row or two, and
+ * does not change other elements. */
 START_TEST(test_clear)
 {
     for (unsigned m = 0; m < CST_MOMENTS_COUNT; m++) {
@@ -177,7 +177,7 @@ START_TEST(test_clear)
 }
 END_TEST
 
-/* Conversions that cannot be are answered, with words, and nothing is written. */
+/* Invalid conversions are refused with a message, and nothing is written. */
 START_TEST(test_lies)
 {
     struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[11];

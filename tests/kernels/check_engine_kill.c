@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Restart safety: kill -9 at any moment and the commands that had not completed issued again, to
- * another engine on the same memory, give the bits of an undisturbed run. */
+/* Tests the restart of an engine: it is killed at random moments, and the commands that had not
+ * completed are issued again to another engine on the same memory. The result must have the bits of
+ * an undisturbed run. */
 #include "tests/lib/kill_run.h"
 
 #include "tests/lib/suite.h"
@@ -12,19 +13,21 @@
 
 #define N_CHUNKS 6
 #define N_STEPS 3
-#define MAX_PER_CHUNK 12 /* commands a step: reduce, 4 up, update, 4 down, copy up, copy on */
+/* Commands of a step: reduce, 4 copies up, update, 4 copies down, copy up, copy on. */
+#define MAX_PER_CHUNK 12
 #define MAX_COMMANDS (N_STEPS * (N_CHUNKS * MAX_PER_CHUNK + 1u))
 #define N_ROUNDS (suite_is_sparse() ? 3 : 10)
 #define N_SLOTS 4
 
 static const uint64_t chunk_elems[N_CHUNKS] = {9024, 20032, 8192 * 3, 1u << 20, 12352, 60032};
 
-/* How chunks are updated. */
+/* The form of the updates. */
 enum way {
-    IN_PLACE,  /* reduced, then updated */
-    MICRO,     /* the same, in two micro-batches that are added to an fp32 row */
-    FUSED,     /* summed and updated in one pass, weights to each row in turn, with a guard */
-    ELSEWHERE, /* reduced, copied up, updated there, copied down */
+    IN_PLACE, /* REDUCE, then UPDATE */
+    MICRO,    /* two micro-batches are added to an fp32 row, then UPDATE */
+    /* The update sums in the same pass, with a guard, and writes the two weight rows in turn. */
+    FUSED,
+    ELSEWHERE, /* REDUCE, copies up, update there, copies down */
 };
 
 static const struct kind {
@@ -49,15 +52,15 @@ static const struct kind {
 
 #define N_KINDS ((int)(sizeof kinds / sizeof kinds[0]))
 
-/* Commands as they are written. */
+/* A list of commands that is being written. */
 struct list {
     const struct tiny_job *job;
     const struct kind *kind;
     struct engine_command v[MAX_COMMANDS];
     size_t n;
     uint64_t norm;              /* ticket of the last NORM */
-    uint64_t copied[N_CHUNKS];  /* of the last copy of the chunk's weights */
-    uint64_t down[N_CHUNKS][4]; /* of the last copies of its rows from elsewhere */
+    uint64_t copied[N_CHUNKS];  /* ticket of the last copy of each chunk's weights */
+    uint64_t down[N_CHUNKS][4]; /* tickets of the last copies down of each chunk's rows */
 };
 
 static struct engine_command *add(struct list *list, struct engine_command command)
@@ -80,8 +83,8 @@ static struct engine_command copy(struct cst_place dst, struct cst_place src, ui
     return engine_command_copy(dst, src, bytes);
 }
 
-/* The reduction of micro-batch @m of a step: of blocks that hold contributions and one that holds
- * weights, which differ in each step. The first is stored, the second added to it. */
+/* The reduction of micro-batch @m of a step: of blocks with contributions and one block with
+ * weights, which differ in each step. The first micro-batch is stored, and the second is added. */
 static struct engine_command micro_batch(const struct tiny_job *job, unsigned c, uint64_t step,
                                          unsigned m)
 {
@@ -92,8 +95,8 @@ static struct engine_command micro_batch(const struct tiny_job *job, unsigned c,
     return reduce;
 }
 
-/* @command begins the chunk's step: contributions were made with the weights of the step before, by
- * workers who were told of them. */
+/* @command begins the chunk's step. It waits until the ends of the commands that wrote the previous
+ * step's weights are known, because workers compute contributions only after that. */
 static void begin(const struct list *list, unsigned c, struct engine_command *command)
 {
     command->told = true;
@@ -101,7 +104,7 @@ static void begin(const struct list *list, unsigned c, struct engine_command *co
     after(command, list->norm);
 }
 
-/* Sums of the chunk's step; its last ticket. */
+/* Add the sums of the chunk's step. Returns the last ticket. */
 static uint64_t add_sums(struct list *list, unsigned c, uint64_t step)
 {
     bool micro = list->kind->way == MICRO;
@@ -146,8 +149,9 @@ static void name(struct engine_row *rows, unsigned *n, enum cst_row row, struct 
     rows[(*n)++] = (struct engine_row){.row = (uint32_t)row, .place = place};
 }
 
-/* Copies up of all that is read, the update, copies down of all that it wrote. Those wait until
- * the end of the update is known: they overwrite what a copy up that is done again would read. */
+/* Add the copies up of all rows that are read, the update, and the copies down of all rows that it
+ * wrote. The copies down wait until the end of the update is known, because they overwrite what a
+ * repeated copy up would read. */
 static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint64_t sum)
 {
     static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
@@ -184,8 +188,8 @@ static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint
     return list->down[c][0];
 }
 
-/* The chunk's sums and its update, in the kind's way. *sum: when its tiles' sums are there; the
- * ticket after which its weights are. */
+/* Add the chunk's sums and its update, in the list's form. *@sum receives the ticket after which
+ * the tiles' sums are complete. Returns the ticket after which the weights are. */
 static uint64_t add_update(struct list *list, unsigned c, uint64_t step, uint64_t *sum)
 {
     struct engine_command *update;
@@ -202,8 +206,8 @@ static uint64_t add_update(struct list *list, unsigned c, uint64_t step, uint64_
     return update->ticket;
 }
 
-/* Steps: each chunk is updated, its weights copied to one block and from there to the next; the
- * norm is taken between. Tickets from 1, in the order in which they are issued. */
+/* Write steps: each chunk is updated, its weights are copied to one block and from there to the
+ * next, and the norm is computed in between. Tickets count from 1 in the order of issue. */
 static void write_commands(struct list *list)
 {
     const struct tiny_job *job = list->job;
@@ -224,7 +228,7 @@ static void write_commands(struct list *list)
             on = add(list, copy(tiny_job_block(job, c, 3), tiny_job_block(job, c, 2),
                                 job->n_elems[c] * 2));
             on->priority = ENGINE__PRIORITY__EVICTION;
-            on->told = true; /* sums that are done again still read that block */
+            on->told = true; /* repeated sums still read that block */
             after(on, up_ticket);
             list->copied[c] = on->ticket;
             after(&sum, summed);
@@ -233,8 +237,8 @@ static void write_commands(struct list *list)
     }
 }
 
-/* Killed again and again at random moments, the run ends with the same weights, states, gradients,
- * sums and marks. */
+/* The engine is killed repeatedly at random moments. The run ends with the expected weights,
+ * states, gradients, sums and marks. */
 START_TEST(test_kill)
 {
     static struct list list;

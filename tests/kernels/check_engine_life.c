@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process: how it starts, takes segments in and lets them go, is idle, and ends. */
+/* Tests of the engine process: its start, segments, idle state and end. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/tiny_job.h"
 
@@ -27,7 +27,7 @@
 #define UNDO_BYTES (2 * sizeof(struct cst_undo_slot))
 
 #ifdef __SANITIZE_THREAD__
-#define N_FOREIGN 1 /* threads: the sanitizer's own */
+#define N_FOREIGN 1 /* number of threads of the sanitizer */
 #else
 #define N_FOREIGN 0
 #endif
@@ -39,7 +39,7 @@ static void open_engine(void)
     engine_proc_open(&proc, 2, 2, UNDO, engine_proc_memfd(UNDO_BYTES, NULL), UNDO_BYTES);
 }
 
-/* Of the first bytes of a segment. */
+/* A FILL of the first @bytes of @segment. */
 static struct engine_command fill(uint64_t ticket, uint32_t segment, uint64_t bytes)
 {
     return (struct engine_command){.kind = ENGINE__COMMAND_KIND__FILL,
@@ -57,8 +57,8 @@ static int run(struct engine_command command)
 
 /* -- segments ------------------------------------------------------------------------------- */
 
-/* Populating backs every byte, keeps what is there, and tells how far it has come, up to the end.
- */
+/* Populating backs every byte with memory, keeps the contents, and reports its progress up to the
+ * end. */
 START_TEST(test_populate)
 {
     uint64_t bytes = (32u << 20) + 4096 + 8;
@@ -83,8 +83,8 @@ START_TEST(test_populate)
 }
 END_TEST
 
-/* Locking says whether it is locked; where the limit does not allow it the segment is there all the
- * same, with words. */
+/* The answer says whether the segment is locked. If the limit does not permit it, the segment is
+ * accepted with a message. */
 START_TEST(test_lock)
 {
     uint64_t bytes = 1 << 20;
@@ -99,7 +99,7 @@ START_TEST(test_lock)
 }
 END_TEST
 
-/* A NUMA node that this machine has not got is said, and is not fatal. */
+/* A NUMA node that this machine does not have is reported, and is no error. */
 START_TEST(test_no_node)
 {
     struct engine_segment_done done;
@@ -113,7 +113,7 @@ START_TEST(test_no_node)
 }
 END_TEST
 
-/* Segments that cannot be are refused with words, and the id stays free. */
+/* Invalid segments are refused with a message, and the id stays free. */
 START_TEST(test_bad_segments)
 {
     int good, unsealed = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING), ends[2];
@@ -148,8 +148,8 @@ START_TEST(test_bad_segments)
 }
 END_TEST
 
-/* A dropped segment answers when the commands that use it are over, and is gone then; dropping it
- * again, or one that never was, says so. */
+/* The drop of a segment is answered when the commands that use the segment have ended. A second
+ * drop, and that of an unknown segment, is an error. */
 START_TEST(test_drop)
 {
     uint64_t bytes = 64u << 20, request, again;
@@ -162,10 +162,10 @@ START_TEST(test_drop)
     for (uint64_t i = 0; i < 8; i++) {
         fills[i] = fill(i + 1, 1, bytes / 4);
         fills[i].dst[0].offset = bytes / 4 * (i % 4);
-        fills[i].after[0] = i > 3 ? i - 3 : 0; /* some start at once, some wait */
+        fills[i].after[0] = i > 3 ? i - 3 : 0; /* some start at once, and some wait */
         fills[i].n_after = 1;
     }
-    /* It finds all three messages at once. */
+    /* The engine finds all three messages at once. */
     ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0);
     engine_proc_submit(&proc, fills, 8);
     request = engine_proc_drop(&proc, 1);
@@ -185,8 +185,8 @@ START_TEST(test_drop)
 }
 END_TEST
 
-/* A segment that is dropped while it is being populated: both are answered, the adding as cancelled
- * unless it was over first. */
+/* If a segment is dropped while it is being populated, both requests are answered, the addition as
+ * cancelled unless it was done before. */
 START_TEST(test_drop_early)
 {
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
@@ -209,7 +209,8 @@ START_TEST(test_drop_early)
 }
 END_TEST
 
-/* PING is answered while a segment is being populated; one of more than 256 MiB is, to its end. */
+/* PING is answered while a segment is being populated. A segment of more than 256 MiB is populated
+ * to its end. */
 START_TEST(test_ping_while_populating)
 {
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
@@ -228,7 +229,8 @@ START_TEST(test_ping_while_populating)
     ck_assert_int_eq(kill(proc.pid, SIGCONT), 0);
     ck_assert_ptr_nonnull(engine_proc_reply(&proc, request, &frame));
     ck_assert_uint_eq(frame.type, ENGINE__MSG_TYPE__ENGINE_PONG);
-    /* It found both messages at once; the answer to the second did not wait for the first. */
+    /* The engine found both messages at once, and the answer to the second did not wait for the
+     * first. */
     ck_assert_uint_eq(proc.n_progress, 0);
     while (proc.progress_bytes < bytes) {
         ck_assert(engine_proc_read(&proc, -1));
@@ -237,8 +239,8 @@ START_TEST(test_ping_while_populating)
 }
 END_TEST
 
-/* A tile that an engine left half done: no command runs, not even one that has nothing to do with
- * it, before its segments are there and it is whole. */
+/* If an engine left a tile incomplete, no command runs, not even an unrelated one, before the
+ * tile's segments are added and the tile is restored. */
 START_TEST(test_whole_before_commands)
 {
     uint64_t n_elems = 2000000;
@@ -285,8 +287,8 @@ END_TEST
 
 /* -- start and threads ---------------------------------------------------------------------- */
 
-/* A team has no more threads than there are undo slots, whatever was asked; with 0 it has one per
- * usable core. */
+/* A team has no more threads than there are undo slots, whatever was requested. With 0 it has one
+ * per usable core. */
 START_TEST(test_threads)
 {
     uint64_t bytes = 5 * sizeof(struct cst_undo_slot) - 1;
@@ -306,16 +308,17 @@ START_TEST(test_threads)
 }
 END_TEST
 
-/* What a thread asks for at a turn, ns, as proto/slice.h sets it; 0: the kernel does not say. */
+/* The slice in ns that a thread requests, as proto/slice.h sets it. 0: the kernel does not report
+ * it. */
 static uint64_t slice_of(long tid)
 {
-    uint64_t attr[7] = {0}; /* struct sched_attr, of which the fourth has the runtime */
+    uint64_t attr[7] = {0}; /* struct sched_attr; its fourth field contains the runtime */
 
     return syscall(SYS_sched_getattr, tid, attr, sizeof attr, 0) == 0 ? attr[3] : 0;
 }
 
-/* The threads of the engine: how many there are, how many are named as ours, how many sleep, how
- * many ask for short turns. */
+/* Count the engine's threads: all, those with our names, those that sleep, those that request short
+ * slices. */
 static void look_at_threads(unsigned *n, unsigned *n_named, unsigned *n_asleep, unsigned *n_short)
 {
     char path[64], line[256];
@@ -353,9 +356,9 @@ static bool kernel_has_slices(void)
     return slice_of(0) == CST_SLICE_NS;
 }
 
-/* Every thread has a name, and when there is nothing to do all of them sleep. (A thread that spins
- * would never be seen asleep, and the test would run into its time limit.) The loop and the lanes
- * have short turns, where the kernel knows them; the team and who else is there have not. */
+/* Every thread has a name, and all of them sleep when there is nothing to do. A thread that spins
+ * would never be seen asleep, and the test would reach its time limit. The loop and the lanes have
+ * short slices if the kernel supports that; the team and other threads have not. */
 START_TEST(test_idle)
 {
     unsigned n, n_named, n_asleep, n_short;
@@ -373,7 +376,7 @@ END_TEST
 
 /* -- the end -------------------------------------------------------------------------------- */
 
-/* When the daemon hangs up the engine exits with 0, though it has work. */
+/* When the daemon closes the connection, the engine exits with status 0 even if it has work. */
 START_TEST(test_hang_up)
 {
     uint64_t bytes = 64u << 20;
@@ -390,7 +393,7 @@ START_TEST(test_hang_up)
 }
 END_TEST
 
-/* Send @pid and @fd over @sock, or get them: the same message in both directions. */
+/* Send @pid and @fd over @sock, or with @get receive them; both directions use one message form. */
 static ssize_t pass(int sock, pid_t *pid, int *fd, bool get)
 {
     union {
@@ -417,7 +420,7 @@ static ssize_t pass(int sock, pid_t *pid, int *fd, bool get)
     return sendmsg(sock, &msg, 0);
 }
 
-/* The engine dies with the process that started it, even if somebody else holds the socket. */
+/* The engine dies with the process that started it, even if another process has the socket. */
 START_TEST(test_parent_dies)
 {
     int pair[2], status, engine_sock = -1;
@@ -430,7 +433,7 @@ START_TEST(test_parent_dies)
     ck_assert_int_ge(parent, 0);
     if (parent == 0) {
         open_engine();
-        /* Leave when the other side has our end of the engine's socket. */
+        /* Exit when the other side has the test's end of the engine's socket. */
         _exit(pass(pair[1], &proc.pid, &proc.sock, false) > 0 && read(pair[1], &byte, 1) == 1 ? 0
                                                                                               : 1);
     }
@@ -450,7 +453,7 @@ struct malformed {
     const char *body;
     uint32_t body_bytes;
     unsigned n_fds;
-    bool set_up; /* after a SETUP */
+    bool set_up; /* after a SETUP; false: before */
 };
 
 static const struct malformed malformed[] = {
@@ -475,7 +478,7 @@ static const struct malformed malformed[] = {
 
 #define N_MALFORMED (sizeof malformed / sizeof malformed[0])
 
-/* The engine's words on its stderr, and its exit status. */
+/* The engine's messages on its stderr, and its exit status. */
 static int end_with_words(int stderr_fd, char *words, size_t size)
 {
     char byte;
@@ -490,7 +493,7 @@ static int end_with_words(int stderr_fd, char *words, size_t size)
     return status;
 }
 
-/* A malformed message ends the engine with status 1 and one line that says why. */
+/* A malformed message ends the engine with status 1 and one line with the reason. */
 START_TEST(test_malformed)
 {
     const struct malformed *m = &malformed[_i];
@@ -524,7 +527,7 @@ START_TEST(test_malformed)
 }
 END_TEST
 
-/* So does a message that is not even a frame. */
+/* A message that is not even a frame ends the engine in this way, too. */
 START_TEST(test_broken_frame)
 {
     int log = memfd_create("stderr", 0), status;
@@ -538,7 +541,7 @@ START_TEST(test_broken_frame)
 }
 END_TEST
 
-/* Started by hand, without a socket, it says so. */
+/* Started without a socket, the engine reports that. */
 START_TEST(test_no_socket)
 {
     char line[256] = "";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process: UPDATE of every kind. What the formulas come to is tested with the kernels;
- * here the kinds are compared with each other: REDUCE and then UPDATE in place is the truth. */
+/* Tests of the engine process's UPDATE in every form. The forms are compared with REDUCE followed
+ * by UPDATE in place; the kernels' tests cover the formulas. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/tiny_job.h"
 
@@ -13,12 +13,12 @@
 #include <string.h>
 
 #define N_CHUNKS 2
-#define BIG 1 /* several pieces per thread */
+#define BIG 1 /* chunk with several pieces per thread */
 #define N_SLOTS 3
 #define ROOM                                                                                       \
-    60 /* segment: rows that are elsewhere, read from the first half, written to the second */
+    60 /* segment for rows elsewhere: its first half is read, and its second half written */
 #define MARK 3
-#define UNTOUCHED 0x77 /* what the room holds */
+#define UNTOUCHED 0x77 /* initial contents of the room */
 
 static const uint64_t n_elems[N_CHUNKS] = {9024, 600000};
 
@@ -37,7 +37,7 @@ static const struct tiny_states kinds[] = {
 
 #define N_KINDS ((int)(sizeof kinds / sizeof kinds[0]))
 
-static struct tiny_job want, got; /* two jobs that begin with the same bytes, in one engine */
+static struct tiny_job want, got; /* two jobs in one engine that begin with equal bytes */
 static struct engine_proc proc;
 static uint64_t ticket;
 static uint8_t *room;
@@ -100,7 +100,7 @@ static uint8_t *arena_row(const struct tiny_job *job, unsigned chunk, enum cst_r
     return (uint8_t *)job->base[TINY_ARENA] + tiny_job_row(job, chunk, row).offset;
 }
 
-/* A row of @got's in the room: at the same offset as in the arena. */
+/* A row of @got in the room, at the offset that the row has in the arena. */
 static struct cst_place room_row(unsigned chunk, enum cst_row row, bool written)
 {
     return (struct cst_place){
@@ -112,7 +112,7 @@ static uint8_t *room_at(unsigned chunk, enum cst_row row, bool written)
     return room + room_row(chunk, row, written).offset;
 }
 
-/* Do two rows hold the same elements? What lies between tensors does not count. */
+/* True if two rows have equal elements. Padding between tensors does not count. */
 static bool same_row(unsigned chunk, enum cst_row row, const uint8_t *a, const uint8_t *b)
 {
     bool codes = want.states.moments == CST_MOMENTS_MX8 &&
@@ -167,7 +167,7 @@ static void assert_same_sums(unsigned chunk)
 
 /* -- commands ------------------------------------------------------------------------------- */
 
-/* @n contributions of @job: none of them is the grad row. */
+/* Add @n contributions of @job, none of which is the grad row. */
 static void add_sources(struct engine_command *command, const struct tiny_job *job, unsigned chunk,
                         unsigned n)
 {
@@ -190,7 +190,7 @@ static struct engine_row elsewhere(unsigned chunk, enum cst_row row, bool writte
     return (struct engine_row){.row = row, .place = room_row(chunk, row, written)};
 }
 
-/* UPDATE of @got's chunk into the room; reads the room, too, if @from_room. */
+/* UPDATE of @got's chunk that writes to the room, and with @from_room also reads there. */
 static struct engine_command update_elsewhere(unsigned chunk, bool from_room)
 {
     static const enum cst_row rows[] = {CST_ROW_GRAD, CST_ROW_WEIGHT, CST_ROW_MASTER,
@@ -213,8 +213,8 @@ static struct engine_command update_elsewhere(unsigned chunk, bool from_room)
 
 /* -- the same bits -------------------------------------------------------------------------- */
 
-/* Written elsewhere, read at home or elsewhere, are the bits of an update in place; what is read
- * stays as it was, and no tile has a mark. It may be done again. */
+/* An update that writes elsewhere, and reads at home or elsewhere, has the bits of an update in
+ * place. It does not change what it reads, marks no tile, and can be repeated. */
 START_TEST(test_elsewhere)
 {
     uint8_t *before;
@@ -248,8 +248,8 @@ START_TEST(test_elsewhere)
 }
 END_TEST
 
-/* Contributions summed in the pass give the bits of REDUCE and then UPDATE: states, weights, sums
- * of squares. The grad row is not touched. */
+/* Contributions that are summed in the update's pass have the results of REDUCE and UPDATE: states,
+ * weights, sums of squares. The grad row does not change. */
 START_TEST(test_fused)
 {
     uint8_t *grad;
@@ -281,8 +281,8 @@ START_TEST(test_fused)
 }
 END_TEST
 
-/* Steps and reductions are numbers of two kinds: a REDUCE is done though the UPDATE before it,
- * which made the sum, had the same number, and so is such an UPDATE behind that REDUCE. */
+/* The numbers of steps and of reductions are independent. A REDUCE is executed although the UPDATE
+ * before it, which made a sum, had an equal number, and so is such an UPDATE after that REDUCE. */
 START_TEST(test_same_number)
 {
     const struct cst_table_chunk *chunk;
@@ -313,7 +313,7 @@ START_TEST(test_same_number)
 }
 END_TEST
 
-/* Summed in the pass and written elsewhere, at once. */
+/* An update can sum in its pass and also write elsewhere. */
 START_TEST(test_fused_elsewhere)
 {
     struct engine_command fused;
@@ -337,7 +337,7 @@ START_TEST(test_fused_elsewhere)
 }
 END_TEST
 
-/* The weight goes to the row that is named and the other one stays as it was; states are updated in
+/* The weights go to the given weight row, and the other one does not change. States are updated in
  * place and marked. */
 START_TEST(test_other_weight)
 {
@@ -369,7 +369,8 @@ END_TEST
 
 /* -- guard ---------------------------------------------------------------------------------- */
 
-/* In @job's first contribution one element of the second tile of BIG's first tensor is infinite. */
+/* Make one element infinite in @job's first contribution, in the second tile of the first tensor of
+ * chunk BIG. */
 static void poison(const struct tiny_job *job)
 {
     uint16_t *block =
@@ -378,8 +379,8 @@ static void poison(const struct tiny_job *job)
     block[CST_TILE_ELEMS + 5] = 0x7f80;
 }
 
-/* With a guard a tile whose gradients are not finite keeps its states, and its weight is that of
- * its master weights; others are updated. Without one there is no difference. */
+/* With a guard, a tile with gradients that are not finite keeps its states, and its weights are
+ * those of its master weights. Other tiles are updated as without a guard. */
 START_TEST(test_guard)
 {
     struct engine_command update;
@@ -422,7 +423,7 @@ START_TEST(test_guard)
 }
 END_TEST
 
-/* The same elsewhere: the tile is copied as it is. */
+/* With rows elsewhere such a tile is copied unchanged. */
 START_TEST(test_guard_elsewhere)
 {
     struct engine_command update;
@@ -456,7 +457,7 @@ static struct engine_row *row_of(struct engine_row *rows, unsigned n, enum cst_r
     return NULL;
 }
 
-/* Updates that cannot be are answered, each with words, and change nothing. */
+/* Invalid updates are refused with a message each, and change nothing. */
 START_TEST(test_lies)
 {
     struct engine_command good, in_place, bad[16];
@@ -471,13 +472,14 @@ START_TEST(test_lies)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         bad[i] = i < 11 ? good : in_place;
     }
-    /* elsewhere: a row missing, twice, that is none, that is not read or written */
+    /* elsewhere: a row is missing, occurs twice, does not exist, or cannot be read or written */
     bad[n++].n_out--;
     bad[n++].out[1].row = bad[0].out[0].row;
     bad[n++].out[1].row = 77;
     bad[n++].in[0].row = CST_ROW_WEIGHT;
     bad[n++].out[1].row = CST_ROW_GRAD;
-    /* beyond its segment, in no segment, across another one that is written, or read */
+    /* a row behind its segment's end, in no segment, or overlapping another one that is written or
+     * read */
     row_of(bad[n].out, 4, CST_ROW_MASTER)->place.offset = 2 * room_half - n_elems[BIG] * 4 + 4;
     n++;
     row_of(bad[n].in, 4, CST_ROW_MASTER)->place.segment = 99;
@@ -487,13 +489,13 @@ START_TEST(test_lies)
     n++;
     row_of(bad[n].out, 4, CST_ROW_WEIGHT)->place = row_of(bad[n].in, 4, CST_ROW_GRAD)->place;
     n++;
-    /* a gradient besides contributions; a contribution where something is written */
+    /* a gradient in addition to contributions; a contribution at a place that is written */
     add_sources(&bad[n++], &got, BIG, 2);
     bad[n].n_in = 0;
     bad[n].src[bad[n].n_src++] = row_of(bad[n].out, 4, CST_ROW_WEIGHT)->place;
     n++;
-    /* in place: rows that are read elsewhere, weights that go anywhere, contributions that are
-     * written over */
+    /* in place: rows that are read elsewhere, weights at another place, contributions that are
+     * overwritten */
     bad[n].in[bad[n].n_in++] = elsewhere(BIG, CST_ROW_GRAD, false);
     n++;
     bad[n++].out[0].place.offset += 64;
@@ -540,11 +542,13 @@ END_TEST
 
 /* -- counters ------------------------------------------------------------------------------- */
 
-/* Bytes are those of the form, element for element; a tile that is skipped moves none. */
+/* Counted bytes are those of the update's form per element. A tile that is skipped counts none. */
 START_TEST(test_bytes)
 {
-    static const uint64_t bytes[] = {28, 20, 12, 14, 12, 22}; /* of an element, but codes */
-    static const uint64_t codes[] = {0, 0, 4, 4, 2, 0};       /* rows of them that are moved */
+    /* Bytes per element, without codes. */
+    static const uint64_t bytes[] = {28, 20, 12, 14, 12, 22};
+    /* Number of rows of codes that are moved. */
+    static const uint64_t codes[] = {0, 0, 4, 4, 2, 0};
     uint64_t n = 0, full = 0;
     struct engine_command fused;
     Engine__Pong pong;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process: jobs with micro-batches, whose gradients are fp32, and segments that are
- * large. */
+/* Tests of the engine process with fp32 gradients of micro-batches, and with large segments. */
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/adamw.h"
 
@@ -22,8 +21,7 @@ static void set_up_wide(void)
     engine_rig_setup_wide(false);
 }
 
-/* What the tiles of @chunk must be after a reduction of blocks 0 and 1 into @grad, with the
- * reference. */
+/* The expected tiles of @chunk after a reduction of blocks 0 and 1 into @grad, by the reference. */
 static void wide_here(unsigned chunk, bool accumulate, uint64_t mark, float *grad,
                       struct cst_table_tile *tiles)
 {
@@ -46,8 +44,8 @@ static void wide_here(unsigned chunk, bool accumulate, uint64_t mark, float *gra
     }
 }
 
-/* Three micro-batches in fp32 on three threads have the bits of the reference, row, sums and marks;
- * between the spans nothing is touched; one that is issued again adds nothing. */
+/* Three micro-batches in fp32 on three threads have the bits of the reference in row, sums and
+ * marks. Padding does not change, and a command that is issued again adds nothing. */
 START_TEST(test_micro_batches)
 {
     struct cst_table_tile *tiles = malloc(job.table->n_tiles * sizeof *tiles);
@@ -75,7 +73,7 @@ START_TEST(test_micro_batches)
 }
 END_TEST
 
-/* An update takes the fp32 gradient as it is: not rounded to bf16. */
+/* An update reads the fp32 gradient without rounding it to bf16. */
 START_TEST(test_wide_update)
 {
     struct engine_command how = tiny_job_update(&job, BIG, 1);
@@ -115,7 +113,7 @@ START_TEST(test_wide_update)
 }
 END_TEST
 
-/* A contribution that lies in the fp32 row is refused, also at its start. */
+/* A contribution that lies in the fp32 row is refused, also at the row's start. */
 START_TEST(test_wide_lies)
 {
     struct engine_command reduce = tiny_job_reduce(&job, BIG, 1);
@@ -129,10 +127,10 @@ START_TEST(test_wide_lies)
 }
 END_TEST
 
-#define LARGE (3ull << 30) /* as an fp32 row of 3/4 x 2^30 elements; sparse */
+#define LARGE (3ull << 30) /* sparse; an fp32 row of 3/4 x 2^30 elements has this size */
 
-/* A segment far beyond 256 MiB is mapped; copies and sums reach its end, where the grad row of a
- * chunk has been moved to, across 2^31 bytes. */
+/* A segment much larger than 256 MiB is mapped. Copies and sums reach its end, where a chunk's grad
+ * row was moved to, across 2^31 bytes. */
 START_TEST(test_large_segment)
 {
     struct cst_place *place = &cst_table_chunks(job.table)[BIG].rows[CST_ROW_GRAD];

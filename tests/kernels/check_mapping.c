@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/mapping on a device that fails, kernels/cpus on machines that are not this one, and the
- * checks of kernels/device. */
+/* Tests of kernels/mapping on a device that fails, of kernels/cpus on other machines' topologies,
+ * and of the checks in kernels/device. */
 #include "kernels/host/host.h"
 #include "kernels/mapping.h"
 #include "tests/lib/engine_proc.h"
@@ -15,7 +15,7 @@
 #define N_PIECES 6
 #define BYTES (N_PIECES * (uint64_t)CST_MAPPING_PIECE - 100)
 
-/* The host device, whose populate fails in call number fail_at and which counts what is mapped. */
+/* The host device with a populate that fails in call number fail_at. It counts the mapped bytes. */
 static struct cst_device_ops fault_ops;
 static atomic_uint n_calls;
 static unsigned fail_at;
@@ -108,7 +108,7 @@ static void tear_down(void)
     ck_assert_int_eq(n_mapped, 0);
 }
 
-/* Whichever piece fails: one mail comes, with the first failure's words and numbers. */
+/* Whichever piece fails, there is one message, with the first failure's text and numbers. */
 START_TEST(test_fault)
 {
     fail_at = (unsigned)_i;
@@ -133,7 +133,7 @@ START_TEST(test_no_fault)
 }
 END_TEST
 
-/* What is cancelled before it begins does nothing, and still sends its mail. */
+/* A mapping that is cancelled before it begins does nothing, and still sends its message. */
 START_TEST(test_cancel)
 {
     cst_mapping_cancel(&mapping);
@@ -145,7 +145,8 @@ START_TEST(test_cancel)
 }
 END_TEST
 
-/* The device's wrappers refuse what leaves the memory or is not aligned, before the row sees it. */
+/* The device's wrappers refuse ranges that leave the memory or are not aligned, before the device
+ * sees them. */
 START_TEST(test_wrappers)
 {
     const struct cst_mem *mem = &mapping.segment.mem, none = {.bytes = 100};
@@ -187,8 +188,8 @@ START_TEST(test_wrappers)
 }
 END_TEST
 
-/* The host updates what is in its own memory: a row or a contribution that is a device's is
- * refused, and nothing is written. */
+/* The host updates its own memory only: a row or a contribution in a device's memory is refused,
+ * and nothing is written. */
 START_TEST(test_memory_of_a_device)
 {
     const struct cst_mem *mem = &mapping.segment.mem, far = {.device = 4096, .bytes = BYTES};
@@ -241,7 +242,7 @@ static void open_machine(const char *synthetic, unsigned node)
     ck_assert_int_eq(cst_cpus_open(&cpus, node, &err), CST_OK);
 }
 
-/* A node's cores, not its hyperthreads and not another node's. */
+/* A node's cores are used, without hyperthreads and without other nodes' cores. */
 START_TEST(test_node)
 {
     open_machine("pack:2 [numa] core:4 pu:2", 1);
@@ -256,7 +257,7 @@ START_TEST(test_node)
 }
 END_TEST
 
-/* A node that is not there: all cores serve, and that is known. */
+/* If the node does not exist, all cores are used, and that is reported. */
 START_TEST(test_absent_node)
 {
     open_machine("pack:2 [numa] core:4 pu:2", 7);
@@ -266,7 +267,7 @@ START_TEST(test_absent_node)
 }
 END_TEST
 
-/* A machine without cores to be seen: each PU is one. */
+/* On a machine without visible cores each PU counts as one. */
 START_TEST(test_no_cores)
 {
     open_machine("numa:1 pu:3", 0);

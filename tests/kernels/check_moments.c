@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Formats of moments and the random numbers of their rounding. */
+/* Tests of the formats of moments, and of the random numbers for their rounding. */
 #include "kernels/moments.h"
 #include "tests/kernels/update_rows.h"
 
 #define N 64
 
-/* The published vectors of Philox4x32-10 (Random123, kat_vectors). */
+/* The published test vectors of Philox4x32-10 (Random123, kat_vectors). */
 START_TEST(test_philox)
 {
     static const struct {
@@ -46,8 +46,8 @@ static void open_row(struct row *row)
     row->moment = (struct cst_update_moment){.values = row->bytes, .exponents = row->bytes + N};
 }
 
-/* Every value that a block can have comes back from encoding as it was, whatever else is in the
- * block: first all codes with every exponent, decoded as the definition says. */
+/* Every value of a block is unchanged by encoding, whatever else is in the block. First all codes
+ * with every exponent are decoded as the definition says. */
 START_TEST(test_mx8_round_trip)
 {
     const unsigned which = (unsigned)_i;
@@ -75,9 +75,9 @@ START_TEST(test_mx8_round_trip)
 }
 END_TEST
 
-/* Encoding is to the nearest value, even where two are, but to code 1 for an exp_avg_sq between
- * zero and that, and the exponent the smallest that will do;
- * what is below 2^-21 of a unit from the middle apart, it is the definition's in double. */
+/* Encoding rounds to the nearest value, to even in a tie. An exp_avg_sq between zero and code 1
+ * becomes code 1. The exponent is the smallest sufficient one. Except within 2^-21 of a unit around
+ * the middle, the result is the definition's in double precision. */
 START_TEST(test_mx8_nearest)
 {
     const unsigned which = (unsigned)_i;
@@ -106,7 +106,7 @@ START_TEST(test_mx8_nearest)
             ck_assert_uint_eq(exponent, truth_mx8_exponent(which, block, 32));
             ck_assert_uint_eq(row.bytes[i], truth_mx8_encode(which, x[i], exponent, -1));
             if (which == 1 && row.bytes[i] == 1) {
-                ck_assert(off < unit); /* What is not zero is not stored as zero. */
+                ck_assert(off < unit); /* A number that is not zero is not stored as zero. */
             } else {
                 ck_assert(off <= fmax(unit / 2 * (1 + 0x1p-19), fabs((double)x[i]) / 16));
             }
@@ -115,8 +115,9 @@ START_TEST(test_mx8_nearest)
 }
 END_TEST
 
-/* A row of zero bytes is zeros, zeros become such a row, also where there was something; a block
- * that holds a NaN, an infinity or too large a number is NaN as a whole, its neighbour is not. */
+/* A row of zero bytes is zeros, and zeros are encoded as such a row, whatever the row held. A block
+ * with a NaN, an infinity or a number that is too large is NaN as a whole, and its neighbour is not
+ * affected. */
 START_TEST(test_mx8_special)
 {
     const unsigned which = (unsigned)_i;
@@ -150,7 +151,8 @@ START_TEST(test_mx8_special)
 }
 END_TEST
 
-/* Writing part of a row leaves the rest as it was, in all formats; reading part reads that part. */
+/* Writing a part of a row does not change the rest, in all formats. Reading a part returns that
+ * part. */
 START_TEST(test_parts)
 {
     const enum cst_moments moments = (enum cst_moments)(_i / 2);
@@ -165,7 +167,7 @@ START_TEST(test_parts)
         size_t first = hostile_next(&state) % N, n = hostile_next(&state) % (N - first + 1);
 
         for (size_t i = 0; i < n; i++) {
-            /* Numbers that all formats have. */
+            /* Numbers that all formats can represent. */
             x[i] = (float)(hostile_next(&state) % 9) * 0.125f;
             want[first + i] = x[i];
         }
@@ -183,9 +185,9 @@ START_TEST(test_parts)
 }
 END_TEST
 
-/* Rounding at random keeps the mean: SGD with beta1 = 1 stores m + g, n times from the same m, with
- * the numbers of n steps. Each result is one of the two neighbours, and their mean is within five
- * standard deviations, each at most half the distance of the neighbours. */
+/* Stochastic rounding keeps the mean: SGD with beta1 = 1 stores m + g n times from an equal m, with
+ * the random numbers of n steps. Each result is one of the two neighbours. Their mean is within
+ * five standard deviations, where one deviation is at most half the distance of the neighbours. */
 START_TEST(test_stochastic_mean)
 {
     const struct cst_kernels *kernels = hostile_row(_i / 2);
@@ -235,9 +237,9 @@ START_TEST(test_stochastic_mean)
 }
 END_TEST
 
-/* An exp_avg_sq that is not zero is not stored as zero, however small it is beside its block's
- * largest, with either rounding; one that is zero is stored as zero. beta2 is 0 here, so an
- * exp_avg_sq is the square of the gradient. */
+/* An exp_avg_sq that is not zero is not stored as zero, however small it is compared with its
+ * block's largest number, with either rounding. One that is zero is stored as zero. beta2 is 0
+ * here, so an exp_avg_sq is the square of the gradient. */
 START_TEST(test_second_moment_is_kept)
 {
     const struct cst_kernels *kernels = hostile_row(_i / 2);
@@ -274,30 +276,30 @@ START_TEST(test_second_moment_is_kept)
 }
 END_TEST
 
-/* How the gradient of an element goes on: a number that its scale is multiplied with. */
+/* The factor by which an element's gradient changes from one step to the next. */
 static float course(int kind, uint64_t *state)
 {
     float unit = hostile_unit(state);
 
     switch (kind) {
-    case 0: /* steady */
+    case 0: /* constant */
         return 1.0f;
     case 1: /* only the sign changes */
         return unit < 0.0f ? -1.0f : 1.0f;
     case 2: /* noise */
         return unit;
-    case 3: /* steady with noise */
+    case 3: /* constant with noise */
         return 1.0f + 0.1f * unit;
-    default: /* rare, and large then */
+    default: /* rarely not zero, and then large */
         return hostile_next(state) % 50 == 0 ? 30.0f * unit : 0.1f * unit;
     }
 }
 
 #define N_COURSES 5
-#define STEP_BLOCKS 8 /* of elements, in the test below */
+#define STEP_BLOCKS 8 /* blocks of elements in the test below */
 
-/* What one optimizer does with gradients of one kind: the longest step, in units of lr, of moments
- * in fp32 and in mx8. p begins every step at 0 with no decay, so its value is the step. */
+/* The longest step, in units of lr, of one optimizer with gradients of one kind, with moments in
+ * fp32 and in mx8. p begins every step at 0 without decay, so its value is the step. */
 static void longest_steps(const struct cst_kernels *kernels, int kind, bool decoupled,
                           enum cst_rounding rounding, double longest[2])
 {
@@ -336,8 +338,8 @@ static void longest_steps(const struct cst_kernels *kernels, int kind, bool deco
 }
 
 /* In blocks whose elements differ by eight decades, no step with mx8 moments is longer than 1.1
- * times the longest one with fp32 moments: neither the rounding of exp_avg to the unit of the
- * block's largest element nor that of exp_avg_sq makes a small element run away. */
+ * times the longest one with fp32 moments. Neither the rounding of exp_avg to the unit of the
+ * block's largest element, nor that of exp_avg_sq, makes a small element diverge. */
 START_TEST(test_longest_step)
 {
     const struct cst_kernels *kernels = hostile_row(_i / (2 * 2 * N_COURSES));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Paces: the time that work takes, with a clock of the test's own. */
+/* Tests of kernels/pace, the simulated time of work, with the test's own clock. */
 #include "kernels/pace.h"
 
 #include "tests/lib/suite.h"
@@ -11,7 +11,7 @@
 #include <time.h>
 
 #define SECOND UINT64_C(1000000000)
-#define RATE 1000000 /* units per second: 1 us each */
+#define RATE 1000000 /* units per second: each takes 1 us */
 
 static struct cst_pace pace;
 static const uint64_t t0 = 5 * SECOND;
@@ -26,7 +26,7 @@ static void teardown(void)
     cst_pace_close(&pace);
 }
 
-/* A piece of work of @units that begins at @now and is the only one. Returns its end. */
+/* Do a piece of @units, alone, from @now on. Returns its end. */
 static uint64_t alone(uint64_t units, uint64_t now)
 {
     uint64_t end;
@@ -37,8 +37,8 @@ static uint64_t alone(uint64_t units, uint64_t now)
     return end;
 }
 
-/* What comes when nothing is under way takes units / rate from now on, however long there was rest
- * before: none of that is saved up. */
+/* A piece that begins when nothing is under way takes units / rate. Idle time before it is not
+ * saved. */
 START_TEST(rest_is_not_saved_up)
 {
     ck_assert_uint_eq(alone(500000, t0), t0 + SECOND / 2);
@@ -47,8 +47,8 @@ START_TEST(rest_is_not_saved_up)
 }
 END_TEST
 
-/* Several threads share the rate: what comes while something is under way takes its time after it.
- */
+/* Several threads share the rate: a piece that begins while another is under way takes its time
+ * after it. */
 START_TEST(threads_share_the_rate)
 {
     cst_pace_enter(&pace, t0);
@@ -64,8 +64,8 @@ START_TEST(threads_share_the_rate)
 }
 END_TEST
 
-/* A thread that is alone, wakes up somewhat late and goes on at once loses nothing by it; one that
- * comes later than that begins anew. */
+/* A thread that is alone, wakes up slightly late and goes on at once loses no time. A thread that
+ * comes much later begins anew. */
 START_TEST(late_is_not_idle)
 {
     uint64_t end = alone(1000, t0);
@@ -77,8 +77,8 @@ START_TEST(late_is_not_idle)
 }
 END_TEST
 
-/* While another one is inside, being late by much is made up for, as far as that goes; but a link
- * that everybody left was idle. */
+/* While another thread has work under way, even a long delay is made up for, as far as possible. A
+ * link without any thread was idle. */
 START_TEST(lateness_is_made_up_for)
 {
     uint64_t end, late;
@@ -86,7 +86,7 @@ START_TEST(lateness_is_made_up_for)
     cst_pace_enter(&pace, t0);
     cst_pace_enter(&pace, t0);
     end = cst_pace_take(&pace, 1000);
-    cst_pace_leave(&pace); /* the other one sleeps on */
+    cst_pace_leave(&pace); /* the other thread still sleeps */
     late = end + 50 * CST_PACE_LATE_NS;
     cst_pace_enter(&pace, late);
     ck_assert_uint_eq(cst_pace_take(&pace, 1000), end + 1000000);
@@ -100,8 +100,8 @@ START_TEST(lateness_is_made_up_for)
 }
 END_TEST
 
-/* Ten million pieces of one unit take what one piece of ten million does: nothing is lost by
- * rounding to nanoseconds. */
+/* Ten million pieces of one unit take as long as one piece of ten million units: rounding to
+ * nanoseconds loses nothing. */
 START_TEST(small_pieces_add_up)
 {
     struct cst_pace fast;
@@ -128,8 +128,8 @@ static uint64_t random_below(uint64_t n)
     return random_state % n;
 }
 
-/* Two threads that always have work and wake up as late as a busy machine lets them: all of it
- * takes what its units take, to the last late wake-up. */
+/* Two threads that always have work, and wake up late as on a busy machine, need exactly the time
+ * of their units, up to the last late wake-up. */
 START_TEST(the_rate_is_kept)
 {
     uint64_t seed = (uint64_t)time(NULL), sum = 0, end = t0, free_at[2];
@@ -142,7 +142,7 @@ START_TEST(the_rate_is_kept)
         sum += 1000;
     }
     for (int i = 0; i < 10000; i++) {
-        int k = free_at[0] < free_at[1] ? 0 : 1; /* wakes up first */
+        int k = free_at[0] < free_at[1] ? 0 : 1; /* the thread that wakes up first */
         uint64_t units = random_below(5000), now = free_at[k];
 
         cst_pace_leave(&pace);
@@ -156,7 +156,7 @@ START_TEST(the_rate_is_kept)
 }
 END_TEST
 
-/* Rate 0 keeps nobody. */
+/* Rate 0 means that no time passes. */
 START_TEST(no_rate_takes_no_time)
 {
     struct cst_pace none;
@@ -169,7 +169,7 @@ START_TEST(no_rate_takes_no_time)
 }
 END_TEST
 
-/* What stands behind the engine's option: any of the four, in any order; nothing else. */
+/* The option's value contains any of the four rates in any order, and nothing else. */
 START_TEST(proportions_are_read)
 {
     static const char *const wrong[] = {

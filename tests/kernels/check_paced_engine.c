@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine process of a paced accelerator: its commands. Driven over its socket as the daemon
- * does it; its memory is memfds, which the test can look into. */
+/* Tests of the commands of a paced accelerator's engine process, which is driven over its socket as
+ * by the daemon. Its memory is memfds, which the test can read. */
 #include "kernels/pace.h"
 #include "proto/traffic.h"
 #include "tests/lib/device_cases.h"
@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define OWN 70 /* id of a segment of the accelerator's */
+#define OWN 70 /* id of a segment in the accelerator's memory */
 
 static uint64_t seed;
 
@@ -28,7 +28,7 @@ static void set_up(void)
     engine_rig_setup(true);
 }
 
-/* The same with copies that take some milliseconds. */
+/* Like the other fixture, with copies that take some milliseconds. */
 static void set_up_slow(void)
 {
     device_cases_seed(seed);
@@ -37,7 +37,7 @@ static void set_up_slow(void)
     engine_rig_setup(true);
 }
 
-/* It says what it is: like a GPU it has memory, of so much, in pieces. */
+/* READY reports memory of a given size and granularity, as for a GPU. */
 START_TEST(test_ready)
 {
     ck_assert_str_eq(proc.device_name, "paced");
@@ -47,8 +47,8 @@ START_TEST(test_ready)
 }
 END_TEST
 
-/* Memory that it makes is zero, whole, and nobody's to shrink or grow; and another engine finds in
- * it what this one left. */
+/* Memory that the engine allocates is zero and can neither shrink nor grow. Another engine finds in
+ * it what this one wrote. */
 START_TEST(test_memory_outlives_it)
 {
     struct cst_place own = {.segment = OWN}, row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
@@ -75,8 +75,8 @@ START_TEST(test_memory_outlives_it)
 }
 END_TEST
 
-/* What is no multiple of its pieces, and handles that are not of its memory, are refused with
- * words. */
+/* Sizes that are no multiple of the granularity, and handles of other memory, are refused with a
+ * message. */
 START_TEST(test_wrong_memory)
 {
     int small = engine_proc_memfd(proc.granularity, NULL), open_end = memfd_create("test", 0);
@@ -102,7 +102,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* What @command, alone, takes at least: @units at @rate a second. */
+/* Check that @command, run alone, takes at least the time of @units at @rate per second. */
 static void check_time(struct engine_command command, uint64_t units, uint64_t rate)
 {
     uint64_t began = now_ns();
@@ -111,8 +111,8 @@ static void check_time(struct engine_command command, uint64_t units, uint64_t r
     ck_assert_uint_ge(now_ns() - began + CST_PACE_LATE_NS, units * 1000000000 / rate);
 }
 
-/* Each way keeps its rate, and a sum that of the way down; copies within keep none, but that cannot
- * be seen by a clock. */
+/* Copies in each direction keep the rate of the direction, and a sum keeps that of copies to the
+ * host. Copies within the memory have no rate. */
 START_TEST(test_takes_its_time)
 {
     struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
@@ -136,7 +136,7 @@ static void set_up_traffic(void)
     set_up();
 }
 
-/* Another engine of the job's, with these rates. */
+/* Start another engine for the job, with these rates. */
 static void start_again(const char *rates)
 {
     engine_proc_kill(&proc);
@@ -145,8 +145,8 @@ static void start_again(const char *rates)
     tiny_job_start(&job, &proc, 1, 2, 1);
 }
 
-/* What it copies over the link it says in its slot, for as long as that takes: here for minutes, if
- * it is not killed. */
+/* While the engine copies over the link, its slot in the table of traffic says so: here for
+ * minutes, unless the engine is killed. */
 START_TEST(test_tells_its_copies)
 {
     struct cst_place row = tiny_job_row(&job, BIG, CST_ROW_MASTER);
@@ -172,7 +172,7 @@ static void set_up_node(void)
     engine_rig_setup(false);
 }
 
-/* So do the updates of a node's engine that is told to. */
+/* An update by a node's engine keeps its rate if the engine has one. */
 START_TEST(test_node_takes_its_time)
 {
     const struct cst_table_span *spans = cst_table_spans(job.table) + TINY_SPANS * BIG;
@@ -185,8 +185,8 @@ START_TEST(test_node_takes_its_time)
 }
 END_TEST
 
-/* Of updates that overlap, for the last pieces of one are done beside the first ones of the next,
- * each moment counts once. */
+/* The busy time of updates that overlap counts each moment once: the last pieces of one are done
+ * next to the first ones of the next. */
 START_TEST(test_busy_once)
 {
     struct engine_command commands[N_CHUNKS];
@@ -209,8 +209,8 @@ START_TEST(test_busy_once)
 }
 END_TEST
 
-/* An update that wants to goes before those of its priority that wait: here for one that takes 30
- * ms on the only thread. */
+/* An update with newest_first is executed before waiting ones of its priority; an update of 30 ms
+ * keeps the only thread busy. */
 START_TEST(test_newest_first)
 {
     struct engine_command commands[] = {tiny_job_update(&job, BIG, 1), tiny_job_update(&job, 0, 1),

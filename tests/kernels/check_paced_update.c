@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates in the memory of a paced accelerator: states go up, are updated there and come down, and
- * have the bits that the host's engine gives in place; also when the accelerator's engine is killed
- * again and again. */
+/* Tests of device updates by a paced accelerator: they have the bits of the host engine's update in
+ * place, also when the accelerator's engine is killed repeatedly. */
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/room_cases.h"
 #include "tests/lib/suite.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --rates of the engines: what they print can be read, is plausible, and what they cannot do is
- * said. */
+/* Tests of --rates of the engines: the output can be parsed and is plausible, and errors are
+ * reported. */
 #include "tests/kernels/rates_json.h"
 
-/* The host's engine: every figure is there; none is beyond what memory does: an update moves 28
- * bytes an element, a sum of two 6. */
+/* Every number of the host's engine is there, and none exceeds the memory's rate: an update moves
+ * 28 bytes per element, and a sum of two contributions 6. */
 START_TEST(test_host)
 {
     json_t *rates = rates_run("./cistern-engine-host --rates --threads 2 --copy-threads 1");
@@ -24,7 +24,7 @@ START_TEST(test_host)
 }
 END_TEST
 
-/* A node that is not there, threads that are none, words that are no options. */
+/* A node that does not exist, an invalid number of threads, and unknown options are refused. */
 START_TEST(test_host_refuses)
 {
     static const char *const wrong[] = {"--rates --node 900",        "--rates --node x",
@@ -33,7 +33,8 @@ START_TEST(test_host_refuses)
     char command[128];
 
     (void)snprintf(command, sizeof command, "./cistern-engine-host %s 2>&1 >&2", wrong[_i]);
-    ck_assert_int_ne(system(command), 0); /* words on stderr, which is this test's log */
+    /* The message goes to stderr, which is this test's log. */
+    ck_assert_int_ne(system(command), 0);
     (void)snprintf(command, sizeof command, "./cistern-engine-host %s 2>/dev/null", wrong[_i]);
     ck_assert_ptr_null(rates_run(command));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/recovery: undo slots that a dead engine left. */
+/* Tests of kernels/recovery: undo slots that a dead engine left in use. */
 #include "kernels/recovery.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
@@ -7,7 +7,7 @@
 #include <check.h>
 #include <string.h>
 
-#define TILE 1 /* of chunk 0: its second one */
+#define TILE 1 /* the second tile of chunk 0 */
 
 static struct tiny_job job;
 static struct cst_segments segments;
@@ -34,8 +34,8 @@ static void add(struct cst_segment *segment, enum tiny_segment which)
     ck_assert_int_eq(cst_segments_add(&segments, segment, &err), CST_OK);
 }
 
-/* A tile of 300 elements that was torn in the middle of a reduction in place with mark 5. Its old
- * gradients are 1000, 1001, ... */
+/* Make a tile of 300 elements whose reduction in place with mark 5 was interrupted in the middle.
+ * Its old gradients are 1000, 1001, ... */
 static void tear(void)
 {
     slot->kind = CST_UNDO_REDUCE;
@@ -81,8 +81,7 @@ static bool torn(void)
     return grad[CST_TILE_ELEMS] == 7;
 }
 
-/* A torn tile waits for the segments that it lies in, and is put back as soon as they are all
- * there. */
+/* An incomplete tile waits for its segments, and is restored as soon as all of them are there. */
 START_TEST(test_waits)
 {
     ck_assert_uint_eq(try(), 1);
@@ -102,7 +101,7 @@ START_TEST(test_waits)
 }
 END_TEST
 
-/* A tile that carries the slot's mark is whole: it stays as it is. */
+/* A tile that has the slot's mark is complete and does not change. */
 START_TEST(test_whole)
 {
     cst_table_tiles(job.table)[TILE].reduce_mark = 5;
@@ -114,7 +113,7 @@ START_TEST(test_whole)
 }
 END_TEST
 
-/* A slot that cannot be right is dropped with words, and nothing is written. */
+/* A slot that cannot be right is dropped with a message, and nothing is written. */
 START_TEST(test_wrong)
 {
     add(&table, TINY_TABLE);
@@ -144,7 +143,7 @@ START_TEST(test_wrong)
 }
 END_TEST
 
-/* What is forgotten is said. */
+/* A slot that is forgotten is reported. */
 START_TEST(test_forget)
 {
     ck_assert_uint_eq(try(), 1);

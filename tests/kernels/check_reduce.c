@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-/* Run @kernels and the reference on the same sources, into a row of their own. */
+/* Run @kernels and the reference on equal sources, each into a row of its own, and compare. */
 static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
                     uint16_t *const src[MAX_SRC])
 {
@@ -20,8 +20,8 @@ static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
     free(want);
 }
 
-/* Every variant has the reference's bits, sums of squares included: any length, number of sources,
- * alignment, hostile values. */
+/* Every variant has the reference's bits, including sums of squares, with any length, number of
+ * sources, alignment, and hostile values. */
 START_TEST(test_variants_agree)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -42,7 +42,7 @@ START_TEST(test_variants_agree)
 }
 END_TEST
 
-/* The result may go into one of the sources, whichever. */
+/* The result may be written to any of the sources. */
 START_TEST(test_in_place)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -67,8 +67,8 @@ START_TEST(test_in_place)
 }
 END_TEST
 
-/* Contributions are added in rank order in fp32: 2^24 + 1 - 2^24 is 0, 2^24 - 2^24 + 1 is 1; one
- * sum is rounded once, to bf16. */
+/* Contributions are added in the order of ranks in fp32: 2^24 + 1 - 2^24 is 0, and 2^24 - 2^24 + 1
+ * is 1. A sum is rounded once, to bf16. */
 START_TEST(test_rank_order)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -89,8 +89,9 @@ START_TEST(test_rank_order)
 }
 END_TEST
 
-/* No source gives zeros; one keeps its bits (minus zero too); infinity minus infinity is
- * CST_REDUCE_NAN; the sum of squares is finite exactly when all gradients are. */
+/* Without sources the result is zeros. A single source keeps its bits, including minus zero.
+ * Infinity minus infinity is CST_REDUCE_NAN. The sum of squares is finite exactly if all gradients
+ * are. */
 START_TEST(test_special_values)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -119,8 +120,9 @@ START_TEST(test_special_values)
 }
 END_TEST
 
-/* Sum of squares of a tile and norm of many tiles, against long double. A sum of k nonnegative
- * terms in double has a relative error of at most k * 2^-53; a square of a bf16 is exact. */
+/* The sum of squares of a tile and the norm of many tiles are compared with long double. A sum of k
+ * nonnegative terms in double has a relative error of at most k * 2^-53, and the square of a bf16
+ * is exact. */
 START_TEST(test_norm_against_long_double)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -156,8 +158,8 @@ START_TEST(test_norm_against_long_double)
 }
 END_TEST
 
-/* The bits themselves are part of the format: a sum made by another compiler, machine or version is
- * the same. */
+/* The results have fixed bits, which are part of the format: a sum by another compiler, machine or
+ * version is equal. */
 START_TEST(test_golden_bits)
 {
     const struct cst_kernels *kernels = hostile_row(_i);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/segments and kernels/chunk: what a place means, and tables that lie. */
+/* Tests of kernels/segments and kernels/chunk: the memory that a place refers to, and invalid
+ * tables. */
 #include "kernels/chunk.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
@@ -33,7 +34,7 @@ static int find(uint32_t id, uint64_t offset, uint64_t bytes, uint64_t align)
 
 /* -- segments ------------------------------------------------------------------------------- */
 
-/* Segments are found by id, whatever the order in which they came and went. */
+/* Segments are found by id, whatever the order in which they are added and dropped. */
 START_TEST(test_set)
 {
     struct cst_segment s[40];
@@ -59,7 +60,7 @@ START_TEST(test_set)
 }
 END_TEST
 
-/* Id 0 and an id that is taken are refused. */
+/* Id 0, and an id that is in use, are refused. */
 START_TEST(test_bad_ids)
 {
     struct cst_segment zero = make(0, 1), a = make(5, 1), b = make(5, 1);
@@ -74,7 +75,7 @@ START_TEST(test_bad_ids)
 }
 END_TEST
 
-/* A place is found if all of it lies in a READY segment at a proper offset, and only then. */
+/* A place is found only if all of it lies in a READY segment at an aligned offset. */
 START_TEST(test_find)
 {
     struct cst_segment s = make(3, 1000);
@@ -101,7 +102,8 @@ START_TEST(test_find)
 }
 END_TEST
 
-/* Only a memfd sealed against shrinking and growing, and as long as was said, is taken. */
+/* Only a memfd that is sealed against shrinking and growing, and has the given length, is
+ * accepted. */
 START_TEST(test_check_fd)
 {
     int fd = memfd_create("test", MFD_ALLOW_SEALING), ends[2];
@@ -132,9 +134,8 @@ END_TEST
 
 static struct tiny_job job;
 static struct cst_segment arena, table;
-static char *table_copy; /* the table as it should be */
-static struct cst_table_header
-    *lying; /* a copy that ends where a page that cannot be read begins */
+static char *table_copy;               /* the valid table */
+static struct cst_table_header *lying; /* a copy of the table that ends at an inaccessible page */
 
 static void set_up_chunks(void)
 {
@@ -175,7 +176,7 @@ static int find_chunk(uint32_t index, struct cst_chunk *out)
     return cst_chunk_find(&segments, job.ids[TINY_TABLE], index, CST_CHUNK_ROWS_ALL, out, &err);
 }
 
-/* A chunk's rows are where the table says, its tiles are counted, and its segments are named. */
+/* A chunk's rows are where the table says, its tiles are counted, and its segments are listed. */
 START_TEST(test_chunk)
 {
     struct cst_chunk chunk;
@@ -191,7 +192,7 @@ START_TEST(test_chunk)
 }
 END_TEST
 
-/* fp32 gradients are what the header says they are, and twice as long. */
+/* With fp32 gradients in the header, a grad row has twice the length. */
 START_TEST(test_wide)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
@@ -211,7 +212,7 @@ START_TEST(test_wide)
 }
 END_TEST
 
-/* An optimizer of one moment has no exp_avg_sq row, and none is looked for. */
+/* An optimizer with one moment has no exp_avg_sq row, and none is required. */
 START_TEST(test_one_moment)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
@@ -226,8 +227,9 @@ START_TEST(test_one_moment)
 }
 END_TEST
 
-/* Rows of moments have the bytes of their format: of MX8 a code an element, and behind the chunk's
- * codes an exponent a block; chunk and spans begin and end with blocks, or the table is refused. */
+/* Rows of moments have the bytes of their format: MX8 has one code per element and, after the
+ * chunk's codes, one exponent per block. A table is refused unless chunk and spans begin and end at
+ * blocks. */
 START_TEST(test_moments)
 {
     static const uint64_t bytes[CST_MOMENTS_COUNT] = {8192 * 4, 8192 * 2, 8192 + 8192 / 32};
@@ -254,7 +256,7 @@ START_TEST(test_moments)
 }
 END_TEST
 
-/* The second weight row is found where there is one; where there is none nothing is missing. */
+/* The second weight row is found if there is one, and is not required otherwise. */
 START_TEST(test_second_weight)
 {
     const unsigned both = CST_CHUNK_ROW(CST_ROW_WEIGHT) | CST_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
@@ -275,7 +277,7 @@ START_TEST(test_second_weight)
 }
 END_TEST
 
-/* Rows that overlap are refused, with their names; but a bf16 grad row may be the weight row. */
+/* Rows that overlap are refused by name. A bf16 grad row may be the weight row. */
 START_TEST(test_overlap)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
@@ -300,7 +302,7 @@ START_TEST(test_overlap)
 }
 END_TEST
 
-/* A frozen chunk has its weights and nothing else; who asks for more is told. */
+/* A frozen chunk has only its weights, and a request for another row is an error. */
 START_TEST(test_frozen)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
@@ -323,7 +325,7 @@ START_TEST(test_frozen)
 }
 END_TEST
 
-/* No such chunk, no such table, no table at all. */
+/* An unknown chunk, an unknown table, and a segment that is no table are refused. */
 START_TEST(test_no_chunk)
 {
     struct cst_chunk chunk;
@@ -337,7 +339,7 @@ START_TEST(test_no_chunk)
 }
 END_TEST
 
-/* Each single number that reaches out of the table or the segment is found. */
+/* Every single number that points out of the table or of a segment is detected. */
 START_TEST(test_lies)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
@@ -389,8 +391,8 @@ START_TEST(test_lies)
 }
 END_TEST
 
-/* Whatever bytes are in a table: reading it stays within it, and a chunk that is accepted can be
- * walked without leaving it. */
+/* Reading a table with random bytes never leaves it, and an accepted chunk can be traversed without
+ * leaving the table. */
 START_TEST(test_fuzz)
 {
     const char *env = getenv("CST_SEED");
@@ -403,7 +405,7 @@ START_TEST(test_fuzz)
     printf("seed: CST_SEED=%llu\n", (unsigned long long)seed);
     for (int round = 0; round < 20000; round++) {
         for (uint64_t k = tiny_random(&random) % 4; k > 0; k--) {
-            /* A large or a small number, over a number or across two. */
+            /* Write a large or small number over one number or across two. */
             uint64_t at = tiny_random(&random) % (n_bytes - 8), value = tiny_random(&random);
 
             at = value % 3 == 0 ? at : at / 8 * 8;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/tickets: dependencies between commands. */
+/* Tests of kernels/tickets: dependencies between commands. */
 #include "kernels/tickets.h"
 #include "tests/lib/suite.h"
 
@@ -27,7 +27,7 @@ static void done(unsigned i, int status)
 
 #define AFTER(...) ((uint64_t[]){__VA_ARGS__}), sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)
 
-/* Tickets without dependencies are ready in the order in which they came. */
+/* Tickets without dependencies are ready in the order in which they were added. */
 START_TEST(test_order)
 {
     add(0, 30, NULL, 0);
@@ -45,8 +45,7 @@ START_TEST(test_order)
 }
 END_TEST
 
-/* A ticket becomes ready when the last of those that it waits for is done, however often it names
- * them. */
+/* A ticket becomes ready when the last of its dependencies is done, however often it names them. */
 START_TEST(test_after)
 {
     add(0, 1, NULL, 0);
@@ -63,7 +62,7 @@ START_TEST(test_after)
 }
 END_TEST
 
-/* Those that wait for the same ticket become ready in the order in which they came. */
+/* Tickets that wait for one ticket become ready in the order in which they were added. */
 START_TEST(test_fan_out)
 {
     add(0, 1, NULL, 0);
@@ -79,8 +78,8 @@ START_TEST(test_fan_out)
 }
 END_TEST
 
-/* A dependency that is not pending counts as complete: it is over, or belonged to another engine,
- * or is the ticket itself. */
+/* A dependency that is not pending counts as complete: it is over, belongs to another engine, or is
+ * the ticket itself. */
 START_TEST(test_unknown)
 {
     add(0, 7, AFTER(5, 6, 7, 1000000));
@@ -94,8 +93,8 @@ START_TEST(test_unknown)
 }
 END_TEST
 
-/* A failure dooms whoever waits for it, and through it those that wait for them; each is told which
- * ticket it was. */
+/* A failure dooms the tickets that wait for it, and transitively those that wait for them. Each is
+ * told the failed ticket. */
 START_TEST(test_doomed)
 {
     add(0, 1, NULL, 0);
@@ -105,7 +104,7 @@ START_TEST(test_doomed)
     (void)cst_tickets_take(&tickets);
     (void)cst_tickets_take(&tickets);
     done(0, CST_EINVAL);
-    /* Not before its other dependency is over too. */
+    /* Not before its other dependency is over, too. */
     ck_assert_ptr_null(cst_tickets_take(&tickets));
     done(1, CST_OK);
     ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[2]);
@@ -119,8 +118,8 @@ START_TEST(test_doomed)
 }
 END_TEST
 
-/* A ticket that comes after its dependency has failed is doomed as well; one whose dependency went
- * well is not. */
+/* A ticket that is added after its dependency has failed is doomed as well. A ticket whose
+ * dependency succeeded is not. */
 START_TEST(test_failed_before)
 {
     add(0, 1, NULL, 0);
@@ -138,7 +137,8 @@ START_TEST(test_failed_before)
 }
 END_TEST
 
-/* A number that is pending is refused and nothing changes; when it is done the number is free. */
+/* A number that is pending is refused, and nothing changes. When the ticket is done, the number is
+ * free. */
 START_TEST(test_same_number)
 {
     struct cst_err err;
@@ -154,7 +154,7 @@ START_TEST(test_same_number)
 }
 END_TEST
 
-/* Numbers that share a bucket do not disturb each other. */
+/* Numbers that share a bucket are independent. */
 START_TEST(test_buckets)
 {
     for (unsigned i = 0; i < 4; i++) {

@@ -4,8 +4,8 @@
 
 #include <pthread.h>
 
-/* An update is AdamW over each span with the span's scales, and leaves the padding between spans
- * alone. */
+/* An update is AdamW over each span with the span's scales, and does not change the padding between
+ * spans. */
 START_TEST(test_update_is_adamw_over_spans)
 {
     struct job got;
@@ -39,8 +39,8 @@ START_TEST(test_update_is_adamw_over_spans)
 }
 END_TEST
 
-/* A reduction sums every span and leaves per-tile sums; the norm over the tiles is that of the
- * whole. */
+/* A reduction sums every span and writes per-tile sums. The norm over the tiles is the norm of the
+ * whole gradient. */
 START_TEST(test_reduce_fills_tiles)
 {
     struct job got;
@@ -73,8 +73,8 @@ START_TEST(test_reduce_fills_tiles)
 }
 END_TEST
 
-/* Micro-batches into an fp32 row: the first sum is stored, the next ones are added, each with a
- * mark of its own; tiles have the sum of squares of the whole; the update reads it. */
+/* The first micro-batch's sum is stored to the fp32 row, and the next ones are added, each with its
+ * own mark. Tiles have the sums of squares of the whole sum, and the update reads that sum. */
 START_TEST(test_micro_batches)
 {
     struct cst_tile_done done;
@@ -157,7 +157,7 @@ START_TEST(test_sum_made_elsewhere)
 }
 END_TEST
 
-/* A command issued again changes nothing; the next one does. */
+/* A command that is issued again changes nothing, and the next command does. */
 START_TEST(test_marks_skip_what_is_done)
 {
     struct job got;
@@ -198,8 +198,8 @@ static void *update_half(void *arg)
     return NULL;
 }
 
-/* Two threads with any division of the tiles, with and without undo, in any variant: the same bits.
- */
+/* Two threads have equal bits with any division of the tiles, with and without undo, in any
+ * variant. */
 START_TEST(test_ranges_and_threads_give_the_same_bits)
 {
     const struct cst_kernels *kernels = hostile_row(_i);

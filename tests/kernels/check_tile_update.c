@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_tile_update in all its ways: what is read and written where, with which gradient. */
+/* Tests of cst_tile_update in all its forms: the rows that are read and written, their places, and
+ * the gradient. */
 #include "tests/kernels/tile_job.h"
 
 #include <math.h>
 
-/* A way of job_ways, and where rows are written. */
+/* A form of job_ways, and the place to which rows are written. */
 struct turn {
     const struct cst_kernels *kernels;
     const struct job_way *way;
@@ -26,7 +27,8 @@ static size_t moments_bytes(void)
     return CHUNK_ELEMS * sizeof(float);
 }
 
-/* Rows of @job to write to, filled with what nothing writes. For close_job. */
+/* Give @job other rows to write to, filled with a value that no update writes. close_job frees
+ * them. */
 static void give_out(struct job *job)
 {
     const struct cst_rows *rows = &job->work.rows;
@@ -46,7 +48,7 @@ static void give_out(struct job *job)
     }
 }
 
-/* The end of @job, which may have been given rows to write to. */
+/* Close @job and the rows that it was given to write to, if any. */
 static void close_job(struct job *job)
 {
     if (job->work.elsewhere) {
@@ -75,7 +77,8 @@ static void assert_same_moments(const struct job *job, const struct cst_rows *go
     }
 }
 
-/* Every span of @got, wherever it wrote, is as in @want, which wrote in place. */
+/* Check that every span of @got, wherever it was written, equals that of @want, which was written
+ * in place. */
 static void assert_same_spans(const struct job *got, const struct job *want)
 {
     const struct cst_rows *a = got->work.elsewhere ? &got->work.out : &got->work.rows;
@@ -93,8 +96,8 @@ static void assert_same_spans(const struct job *got, const struct job *want)
     }
 }
 
-/* The update as it is said to be: the contributions summed first, then each span in one call of
- * the reference, whose random numbers are those of the span's tiles. In place. */
+/* The update by its definition, in place: first the contributions are summed, then each span is
+ * updated by one call of the reference, with the random numbers of the span's tiles. */
 static void want_update(struct job *want, uint64_t mark)
 {
     static uint16_t sums[CHUNK_ELEMS];
@@ -154,7 +157,7 @@ static void want_update(struct job *want, uint64_t mark)
     }
 }
 
-/* Bytes of @job's rows, and contributions, that one pass moves. */
+/* Bytes of @job's rows and contributions that one pass moves. */
 static uint64_t moved(const struct job *job)
 {
     const struct cst_table_header *table = job->work.table;
@@ -175,10 +178,10 @@ static uint64_t moved(const struct job *job)
     return bytes;
 }
 
-/* In place: marks are stored, a second time nothing is touched, padding stays. Elsewhere: what is
- * written is the same, nothing that is read changes, there are no marks, and it can be done again.
- * With contributions, the grad row is not needed and tiles get their sums of squares. Bytes are
- * those of one pass. */
+/* In place: marks are stored, a second update changes nothing, and padding stays. Elsewhere: equal
+ * values are written, nothing that is read changes, there are no marks, and the update can be
+ * repeated. With contributions the grad row is not needed, and tiles get their sums of squares.
+ * Counted bytes are those of one pass. */
 START_TEST(test_ways)
 {
     struct turn turn;
@@ -221,17 +224,17 @@ START_TEST(test_ways)
 }
 END_TEST
 
-/* With a guard, a tile whose gradient is not finite, or is too large for its square to be, keeps
- * its states, in place and elsewhere, and its weight is its master's; the others are updated, and
- * all carry the mark. */
+/* With a guard, a tile whose gradient is not finite, or so large that its square would not be,
+ * keeps its states, in place and elsewhere, and its weights are those of its master weights. Other
+ * tiles are updated, and all have the mark. */
 START_TEST(test_guard)
 {
     struct turn turn;
     struct job got, want, before;
     const bool finite = _i % 2 == 1;
     const double sum = finite ? 1e76 : (double)INFINITY;
-    const uint64_t bad = 128 + CST_TILE_ELEMS; /* its tile's first element: the second span's second
-                                                  tile */
+    /* First element of the second tile of the second span. */
+    const uint64_t bad = 128 + CST_TILE_ELEMS;
 
     if (!turn_of(_i / 2, &turn)) {
         return;
@@ -244,7 +247,8 @@ START_TEST(test_guard)
         give_out(&got);
     }
     if (turn.way->fused) {
-        got.src[1][bad + 7] = want.src[1][bad + 7] = finite ? 0x7e96 : 0x7f80; /* 1e38 */
+        /* 0x7e96 is 1e38. */
+        got.src[1][bad + 7] = want.src[1][bad + 7] = finite ? 0x7e96 : 0x7f80;
     } else {
         cst_table_tiles(got.work.table)[2].sum_squares = sum;
         cst_table_tiles(want.work.table)[2].sum_squares = sum;
@@ -254,7 +258,7 @@ START_TEST(test_guard)
         want.work.rows.master[i] = before.work.rows.master[i];
         want.work.rows.weight[i] = cst_fp32_to_bf16(before.work.rows.master[i]);
     }
-    for (int k = 0; k < 2; k++) { /* they began as zeros */
+    for (int k = 0; k < 2; k++) { /* the rows began as zeros */
         size_t bytes = turn.way->moments == CST_MOMENTS_MX8    ? 1
                        : turn.way->moments == CST_MOMENTS_BF16 ? 2
                                                                : 4;
@@ -281,7 +285,7 @@ START_TEST(test_guard)
 }
 END_TEST
 
-/* Threads may divide the tiles as they like: the same bits in every format. */
+/* Any division of the tiles between threads gives equal bits, in every format. */
 START_TEST(test_any_division)
 {
     struct turn turn;

@@ -24,8 +24,8 @@ static struct cst_tile some_tile(const struct job *job)
                              .table = 7};
 }
 
-/* As it is after kill -9 in an update of @tile: elements before @first are new, the @n next
- * ones are ruined and their old values in @buffer, the others are old. */
+/* Leave @tile as after SIGKILL during its update: elements before @first are new, the next @n
+ * elements are destroyed with their old values in @buffer, and the others are old. */
 static void tear(struct job *job, struct cst_tile tile, const struct cst_update_scalars *adamw,
                  uint32_t first, uint32_t n, uint32_t buffer)
 {
@@ -49,8 +49,8 @@ static void tear(struct job *job, struct cst_tile tile, const struct cst_update_
     }
 }
 
-/* Wherever an update was torn, restoring finishes the tile; nothing else is touched, and doing it
- * again does nothing. */
+/* Wherever an update was interrupted, restoring completes the tile and changes nothing else. A
+ * second restore does nothing. */
 START_TEST(test_restore_finishes_a_torn_update)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -88,8 +88,8 @@ START_TEST(test_restore_finishes_a_torn_update)
 }
 END_TEST
 
-/* A reduction that was torn is put back: the tile is old, its mark too; restoring may be
- * interrupted and done again. */
+/* An interrupted reduction is undone: the tile has its old values and mark. Restoring may itself be
+ * interrupted and repeated. */
 START_TEST(test_restore_puts_a_torn_reduction_back)
 {
     struct job got;
@@ -117,7 +117,7 @@ START_TEST(test_restore_puts_a_torn_reduction_back)
 }
 END_TEST
 
-/* The same of an addition to an fp32 row. */
+/* An interrupted addition to an fp32 row is undone in this way, too. */
 START_TEST(test_restore_puts_a_torn_addition_back)
 {
     struct job got;
@@ -138,7 +138,7 @@ START_TEST(test_restore_puts_a_torn_addition_back)
     assert_same(&got, &want);
     got.work.rows.grad_f32[tile.start] = 17.0f;
     killed = got.undo[0];
-    killed.kind = CST_UNDO_REDUCE; /* of a job whose row is bf16 */
+    killed.kind = CST_UNDO_REDUCE; /* a reduction of a job whose row is bf16 */
     ck_assert_int_eq(restore(&got, &killed), CST_EINVAL);
     ck_assert(got.work.rows.grad_f32[tile.start] == 17.0f);
     ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
@@ -149,8 +149,8 @@ START_TEST(test_restore_puts_a_torn_addition_back)
 }
 END_TEST
 
-/* A tile whose mark was stored before the kill is whole: its values stay. The other kind's mark
- * does not count. */
+/* A tile whose mark was stored before the kill is complete and keeps its values. The mark of the
+ * other kind of command does not count. */
 START_TEST(test_restore_keeps_a_marked_tile)
 {
     const bool update = _i == 0;
@@ -194,7 +194,7 @@ START_TEST(test_restore_keeps_a_marked_tile)
 }
 END_TEST
 
-/* A slot that was overwritten is refused and nothing is changed. */
+/* A slot that was overwritten is refused, and nothing changes. */
 START_TEST(test_restore_refuses_nonsense)
 {
     struct cst_update_scalars adamw;
@@ -240,12 +240,13 @@ END_TEST
 #define MICRO_BATCHES 3
 #define N_KILLS (suite_is_sparse() ? 10 : 100)
 
-/* Reduce in place, or once for each micro-batch into an fp32 row, with @step's marks. Nothing,
- * where the update sums. */
+/* Reduce in place, or once per micro-batch into an fp32 row, with @step's marks. Nothing is done if
+ * the update sums. */
 static void reduce_step(struct job *job, uint64_t step)
 {
     uint64_t n = job->work.rows.grad_f32 != NULL ? MICRO_BATCHES : 1;
-    /* Marks tell which was the last one that a tile has; none before that one may be done again. */
+    /* The marks tell the last reduction that a tile has. Reductions before that one must not be
+     * repeated. */
     uint64_t done = cst_table_chunks(job->work.table)->reduce_mark;
 
     for (uint64_t mark = (step - 1) * n + 1; mark <= step * n; mark++) {
@@ -260,7 +261,7 @@ static void reduce_step(struct job *job, uint64_t step)
     }
 }
 
-/* Reduce, update, next step, from wherever the job stands up to the end of @n_steps. */
+/* Reduce and update, from the job's current step to the end of @n_steps. */
 static void run_steps(struct job *job, uint64_t n_steps)
 {
     uint64_t step;
@@ -273,7 +274,7 @@ static void run_steps(struct job *job, uint64_t n_steps)
     }
 }
 
-/* A child of the job that steps until it is killed, @ns after it has begun. */
+/* Start a child of the job that steps, and kill it after @ns. */
 static void run_and_kill(struct job *job, long ns)
 {
     int ready[2];
@@ -285,7 +286,8 @@ static void run_and_kill(struct job *job, long ns)
     pid = fork();
     ck_assert_int_ge(pid, 0);
     if (pid == 0) {
-        /* Pages faulted in first, where the kernel can: kills should fall into the tile loops. */
+        /* Fault in the pages first, if the kernel supports that, so that kills hit the tile
+         * loops. */
         (void)madvise(job->shared, job->bytes, MADV_POPULATE_WRITE);
         if (write(ready[1], &byte, 1) == 1) {
             run_steps(job, UINT64_MAX - 1);
@@ -293,7 +295,7 @@ static void run_and_kill(struct job *job, long ns)
         _exit(1);
     }
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
-    /* Asleep, so that the child runs also where there is one processor; nothing relies on how far
+    /* Sleep, so that the child also runs on a single processor. The test does not depend on how far
      * it gets. */
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
@@ -303,8 +305,8 @@ static void run_and_kill(struct job *job, long ns)
     close(ready[1]);
 }
 
-/* kill -9 at many random moments in a run of reductions, in place or of micro-batches, and updates,
- * of every kind: after each the slot is restored and the step under way is issued again; in the end
+/* Kill a run of reductions (in place or of micro-batches) and updates of every kind at many random
+ * moments. After each kill the slot is restored and the current step is issued again. In the end
  * all bits are those of an undisturbed run. */
 START_TEST(test_killed_at_any_moment)
 {
@@ -341,8 +343,8 @@ START_TEST(test_killed_at_any_moment)
 }
 END_TEST
 
-/* A tile small enough to be stepped through: not a whole number of groups, and its weights not at
- * the start of a line. */
+/* A tile small enough for single steps: it is no whole number of groups, and its weights do not
+ * begin at a cache line. */
 static struct cst_tile stepped_tile(const struct job *job)
 {
     return (struct cst_tile){.entry = &cst_table_tiles(job->work.table)[1],
@@ -354,7 +356,7 @@ static struct cst_tile stepped_tile(const struct job *job)
                              .accumulate = job->work.rows.grad_f32 != NULL};
 }
 
-/* Reduce in place, or add to an fp32 row, then update, one tile; or all in the update. */
+/* Reduce one tile in place, or add it to an fp32 row, and update it; or do both in the update. */
 static void step_tile(struct job *job, const struct cst_update_scalars *adamw)
 {
     const struct cst_tile tile = stepped_tile(job);
@@ -369,9 +371,10 @@ static void step_tile(struct job *job, const struct cst_update_scalars *adamw)
     cst_tile_update(&job->work, adamw, &tile, &job->undo[0], &done);
 }
 
-#define STEPPED_ELEMS 1024 /* of each row: as far as that tile, and beyond */
+/* Elements of each row that are compared, up to the end of that tile and beyond. */
+#define STEPPED_ELEMS 1024
 
-/* Make @to what @from is: the table, the slot, and the rows as far as is looked at. */
+/* Copy the table, the slot, and the compared part of the rows of @from to @to. */
 static void copy_stepped(struct job *to, const struct job *from)
 {
     const struct cst_rows *rows = &from->work.rows;
@@ -393,8 +396,8 @@ static void copy_stepped(struct job *to, const struct job *from)
     }
 }
 
-/* What the process would leave behind if it died now: restored and issued again, it must be as if
- * nothing had happened. */
+/* Check the memory that the process would leave behind if it died now: after a restore and a
+ * repetition the result must be that of an undisturbed run. */
 static void check_image(const struct job *stepped, struct job *image, const struct job *want,
                         const struct cst_update_scalars *adamw, uint64_t instruction)
 {
@@ -418,18 +421,18 @@ static void check_image(const struct job *stepped, struct job *image, const stru
     }
 }
 
-/* What a child is stepped through: the work, or the restoring of an update that was torn before. */
+/* What the child does in single steps: the work, or the restore of an interrupted update. */
 enum stepped {
     STEP_WORK,
-    STEP_RESTORE_0, /* its group in hand is in buffer 0 */
+    STEP_RESTORE_0, /* restore; the current group is in buffer 0 */
     STEP_RESTORE_1,
-    STEP_WIDE,  /* the work on an fp32 row, to which it adds */
-    STEP_OVER,  /* weights are written over gradients */
-    STEP_FUSED, /* the update sums; mx8 */
+    STEP_WIDE,  /* work on an fp32 row, to which it adds */
+    STEP_OVER,  /* work that writes weights to the gradient's place */
+    STEP_FUSED, /* work in which the update sums; mx8 */
     N_STEPPED,
 };
 
-/* Reduce @job's tile and tear its update, if it is to be restored. */
+/* Reduce @job's tile, and interrupt its update if that is to be restored. */
 static void prepare_stepped(struct job *job, enum stepped what,
                             const struct cst_update_scalars *adamw)
 {
@@ -443,7 +446,7 @@ static void prepare_stepped(struct job *job, enum stepped what,
     }
 }
 
-/* The child: stopped at once, then stepped by its parent. */
+/* The child: it stops at once, and its parent then steps it. */
 static void run_stepped(struct job *job, enum stepped what, const struct cst_update_scalars *adamw)
 {
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) {
@@ -458,9 +461,9 @@ static void run_stepped(struct job *job, enum stepped what, const struct cst_upd
     _exit(0);
 }
 
-/* kill -9 at every single instruction of a reduction in place and an update, and of restoring a
- * torn update: a child is stepped through them, and after each step the memory that it would leave
- * behind is restored and the work is issued again, on a copy. */
+/* SIGKILL after every single instruction of a reduction in place, an update, and the restore of an
+ * interrupted update. A child is single-stepped through them; after each step a copy of the memory
+ * that it would leave behind is restored, and the work is issued again. */
 START_TEST(test_killed_at_every_instruction)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_STEPPED);
@@ -485,7 +488,8 @@ START_TEST(test_killed_at_every_instruction)
     job_open_way(&stepped, kernels->isa, way);
     job_open_way(&image, kernels->isa, way);
     job_open_way(&want, kernels->isa, way);
-    step_tile(&want, &adamw); /* also binds what the child calls in libm and libc */
+    /* Also binds the functions of libm and libc that the child calls. */
+    step_tile(&want, &adamw);
     prepare_stepped(&stepped, what, &adamw);
     pid = fork();
     ck_assert_int_ge(pid, 0);

@@ -3,8 +3,9 @@
 #include "proto/limit.h"
 #include "tests/kernels/update_rows.h"
 
-/* Every variant has the truth's bits, and touches no element outside: each optimizer, format,
- * rounding and kind of gradient, any length, in place. Formats other than fp32 begin at a block. */
+/* Every variant has the reference's bits and changes no other element: with each optimizer,
+ * format, rounding and type of gradient, in any length, in place. Formats other than fp32 begin
+ * at a block. */
 START_TEST(test_variants_agree)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -47,8 +48,8 @@ START_TEST(test_variants_agree)
 }
 END_TEST
 
-/* Rows that are misaligned by different numbers of elements, the weights' row at every place within
- * a line. */
+/* Rows may be misaligned by different numbers of elements, with the weight row at every position
+ * within a cache line. */
 START_TEST(test_rows_misaligned_apart)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -93,7 +94,7 @@ START_TEST(test_rows_misaligned_apart)
 }
 END_TEST
 
-/* Out of place, what is read stays as it was, and what is written is as in place. */
+/* Out of place, rows that are read do not change, and the results equal those in place. */
 START_TEST(test_elsewhere)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -126,8 +127,8 @@ START_TEST(test_elsewhere)
 }
 END_TEST
 
-/* Cutting an update into pieces at any blocks does not change it: tiles of a row give the bits of
- * the whole row. */
+/* Dividing an update at any blocks does not change the result: tiles of a row have the bits of the
+ * whole row. */
 START_TEST(test_pieces_give_the_same_bits)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -161,7 +162,7 @@ START_TEST(test_pieces_give_the_same_bits)
 }
 END_TEST
 
-/* Any NaN that comes out is the canonical one, and the weight is the master rounded. */
+/* Every NaN in the result is the canonical one, and the weight is the rounded master weight. */
 START_TEST(test_nan_is_canonical)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -199,8 +200,8 @@ START_TEST(test_nan_is_canonical)
 }
 END_TEST
 
-/* With an undo the bits are the same, and at the end it holds the last group: its old bytes,
- * numbered from the base. */
+/* With an undo slot the bits are equal. At the end the slot holds the last group: its old bytes,
+ * with numbers from the base. */
 START_TEST(test_undo_has_the_same_bits)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -251,8 +252,8 @@ START_TEST(test_undo_has_the_same_bits)
 }
 END_TEST
 
-/* Weights that are written where the gradient is are those that are written beside it; the undo has
- * the last group's gradient, which is lost. */
+/* Weights that are written to the gradient's place equal those written to their own row. The undo
+ * slot holds the last group's gradient, which is overwritten. */
 START_TEST(test_weights_over_the_gradient)
 {
     const struct cst_kernels *kernels = hostile_row(_i / N_HOWS);
@@ -285,14 +286,14 @@ START_TEST(test_weights_over_the_gradient)
             ck_assert_mem_eq(undo.old[cst_update_undo_buffer(undo.held)].grad, want.grad + first,
                              cst_update_undo_n(undo.held) * sizeof *want.grad);
         }
-        memcpy(got.grad, want.grad, n * sizeof *got.grad); /* all else is the same */
+        memcpy(got.grad, want.grad, n * sizeof *got.grad); /* everything else is equal */
         memcpy(got.weight, want.weight, n * sizeof *got.weight);
         assert_same(&got, &want);
     }
 }
 END_TEST
 
-/* AdamW as torch.optim.AdamW has it, for one element, in double. */
+/* AdamW as in torch.optim.AdamW, for one element, in double. */
 struct exact {
     double p;
     double m;
@@ -311,12 +312,12 @@ static void exact_step(struct exact *x, double grad, double lr, double beta1, do
     x->p -= lr / bias1 * x->m / (sqrt(x->v) / sqrt(bias2) + eps);
 }
 
-/* 200 steps stay beside the double-precision definition. With u = 2^-24, the rounding of one
- * operation, at worst: m is wrong by u x max|g| x (2 + 1 / (1 - beta1)) = 12 u max|g|, since old
- * errors fade with beta1; v by 2 u of itself for each step, since they hardly fade with beta2, its
- * root by u t. Here max|g| is below 8 sqrt(v) and |m| below 4 sqrt(v), both bias-corrected: a step
- * moves p wrongly by lr x (8 x 12 + 4 x 200) u < 1200 u lr. Besides, p, below 1.2, is rounded
- * twice: 2.4 u. */
+/* 200 steps stay near the double-precision definition. Let u = 2^-24 be the largest rounding error
+ * of one operation. The error of m is u x max|g| x (2 + 1 / (1 - beta1)) = 12 u max|g|, because old
+ * errors decay with beta1. The error of v is 2 u of v for each step, because errors hardly decay
+ * with beta2; its root has an error of u t. Here max|g| is below 8 sqrt(v) and |m| below 4 sqrt(v),
+ * both bias-corrected, so the error of a step of p is lr x (8 x 12 + 4 x 200) u < 1200 u lr. In
+ * addition p, which is below 1.2, is rounded twice: 2.4 u. */
 START_TEST(test_against_double_precision)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -362,8 +363,8 @@ START_TEST(test_against_double_precision)
 }
 END_TEST
 
-/* The scalars are the definition's, rounded to float: at the first step, where the bias is largest,
- * and after very many. */
+/* The scalars are those of the definition, rounded to float: at the first step, where the bias is
+ * largest, and after very many steps. */
 START_TEST(test_prepare)
 {
     struct cst_update_scalars s;
@@ -392,8 +393,8 @@ START_TEST(test_prepare)
 }
 END_TEST
 
-/* The bits themselves are part of the format: a state updated by another compiler, machine or
- * version is the same. */
+/* The results have fixed bits, which are part of the format: a state updated by another compiler,
+ * machine or version is equal. */
 START_TEST(test_golden_bits)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -442,7 +443,7 @@ START_TEST(test_golden_bits)
 }
 END_TEST
 
-/* So are those of 8-bit moments, with either rounding. */
+/* Results with 8-bit moments have fixed bits, too, with either rounding. */
 START_TEST(test_golden_bits_mx8)
 {
     const struct cst_kernels *kernels = hostile_row(_i);
@@ -480,8 +481,8 @@ START_TEST(test_golden_bits_mx8)
 }
 END_TEST
 
-/* Gradients as large as they may be leave finite states behind, however many there are and
- * whichever the betas, in each format; hence the limit. */
+/* Gradients as large as the limit leave finite states, however many there are and whatever the
+ * betas are, in each format. This is the reason for the limit. */
 START_TEST(test_at_the_limit)
 {
     static const float betas[][2] = {
@@ -508,8 +509,8 @@ START_TEST(test_at_the_limit)
 
             cst_update_prepare(&scalars, 1e-3, (double)betas[b][0], (double)betas[b][1], 1e-8, 0.01,
                                0x1p23f, t);
-            for (size_t i = 0; i < x.n;
-                 i++) { /* always up, by turns, up for a long time and down */
+            /* Always positive, alternating, and positive for a long time before negative. */
+            for (size_t i = 0; i < x.n; i++) {
                 bool down = i % 3 == 1 ? t % 2 == 1 : i % 3 == 2 && t > 700;
 
                 x.grad_fp32[i] = down ? -0x1p40f : 0x1p40f;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks' gradients for the tests of sums. For one-file test programs. */
+/* Contributions of ranks for the tests of sums. For test programs that consist of one file. */
 #ifndef CST_TESTS_CONTRIBUTIONS_H
 #define CST_TESTS_CONTRIBUTIONS_H
 
@@ -8,13 +8,14 @@
 #define MAX_SRC 9
 
 enum fill {
-    ORDINARY, /* gradients of one magnitude: their squares add up exactly */
-    WIDE,     /* finite, 2^-20 to 2^20: every sum is rounded, so its order shows */
-    HOSTILE,  /* anything */
+    ORDINARY, /* gradients of one magnitude, whose squares are summed exactly */
+    /* Finite numbers from 2^-20 to 2^20: each addition is rounded, so the order of a sum shows. */
+    WIDE,
+    HOSTILE, /* any bits */
     N_FILL,
 };
 
-/* That many elements are summed: tails of every kind, and whole tiles. */
+/* Numbers of elements that are summed: tails of every kind, and whole tiles. */
 static const size_t lengths[] = {0,  1,  2,  7,   8,   15,  16,   17,   31,
                                  32, 33, 63, 100, 255, 511, 4095, 4096, 1000};
 enum { N_LENGTHS = sizeof lengths / sizeof lengths[0] };
@@ -35,8 +36,8 @@ static inline uint16_t fill_one(enum fill fill, uint64_t *state)
     }
 }
 
-/* Sources that end at unmapped pages, @n elements each, or begin a random number of elements
- * before. */
+/* Make sources of @n elements each that end at an unmapped page, or begin a random number of
+ * elements before. */
 static inline void fill_sources(uint16_t *src[MAX_SRC], size_t n, enum fill fill, uint64_t *state)
 {
     for (int r = 0; r < MAX_SRC; r++) {
@@ -50,7 +51,7 @@ static inline void fill_sources(uint16_t *src[MAX_SRC], size_t n, enum fill fill
     }
 }
 
-/* As a kernel takes them. */
+/* The sources in the type that a kernel takes. */
 static inline const uint16_t *const *in(uint16_t *const src[MAX_SRC])
 {
     return (const uint16_t *const *)(const void *)src;

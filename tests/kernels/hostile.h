@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers for the kernel tests: a seeded generator, hostile floats, and buffers that end at an
- * unmapped page, so that a read or write past the end is a fault. For one-file test programs. */
+ * unmapped page, so that an access behind the end is a fault. For test programs that consist of one
+ * file. */
 #ifndef CST_TESTS_HOSTILE_H
 #define CST_TESTS_HOSTILE_H
 
@@ -14,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The seed of this run: CST_SEED, or always the same. Printed once by hostile_main. */
+/* The seed of this run: CST_SEED, or a fixed one. hostile_main prints it once. */
 static inline uint64_t hostile_seed(void)
 {
     const char *words = getenv("CST_SEED");
@@ -40,13 +41,13 @@ static inline float hostile_from_bits(uint32_t bits)
     return f;
 }
 
-/* Uniform in [-1, 1). */
+/* A uniform random number in [-1, 1). */
 static inline float hostile_unit(uint64_t *state)
 {
     return (float)((double)(hostile_next(state) >> 11) * 0x1p-52 - 1.0);
 }
 
-/* One of: any bits; a special value; an ordinary number; a subnormal. */
+/* Any bits, a special value, an ordinary number, or a subnormal. */
 static inline float hostile_fp32(uint64_t *state)
 {
     static const uint32_t special[] = {
@@ -77,7 +78,7 @@ static inline uint16_t hostile_bf16(uint64_t *state)
     return (uint16_t)(bits >> 16);
 }
 
-/* @bytes that end at an unmapped page. Never freed: tests are short. */
+/* @bytes of memory that end at an unmapped page. They are never freed, because tests are short. */
 static inline void *hostile_buffer(size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -90,7 +91,7 @@ static inline void *hostile_buffer(size_t bytes)
     return base + whole - bytes;
 }
 
-/* The table's row @i, or NULL with a line in the log where this CPU lacks it. */
+/* Row @i of the table. NULL, with a line in the log, if this CPU does not support it. */
 static inline const struct cst_kernels *hostile_row(int i)
 {
     unsigned n;
@@ -112,7 +113,7 @@ static inline int hostile_n_rows(void)
     return (int)n;
 }
 
-/* FNV-1a of @bytes, for golden values. */
+/* FNV-1a hash of @bytes, for golden values. */
 static inline uint64_t hostile_hash(uint64_t hash, const void *data, size_t bytes)
 {
     const unsigned char *p = data;
@@ -125,12 +126,13 @@ static inline uint64_t hostile_hash(uint64_t hash, const void *data, size_t byte
 
 #define HOSTILE_HASH_START 0xcbf29ce484222325ull
 
-/* Run @suite; the exit status of main. */
+/* Run @suite. Returns the exit status of main. */
 static inline int hostile_main(Suite *suite)
 {
     printf("CST_SEED=%llu\n", (unsigned long long)hostile_seed());
     fflush(stdout);
-    if (suite_is_sparse()) { /* a sanitizer's processes take far longer than what they do */
+    /* Under a sanitizer, starting a process takes far longer than its test. */
+    if (suite_is_sparse()) {
         (void)setenv("CK_FORK", "no", 0);
     }
     return suite_run(suite);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests of the engines' --rates share: a program's JSON. For one-file test programs. */
+/* Helpers for tests of the engines' --rates: the JSON of a program. For test programs that consist
+ * of one file. */
 #ifndef CST_TESTS_RATES_JSON_H
 #define CST_TESTS_RATES_JSON_H
 
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What @command writes, as JSON; NULL: it failed. */
+/* Run @command and parse its output as JSON. NULL if the command failed. */
 static inline json_t *rates_run(const char *command)
 {
     FILE *from = popen(command, "r");
@@ -28,7 +29,7 @@ static inline json_t *rates_run(const char *command)
         ck_assert_uint_eq(n, 0);
         return NULL;
     }
-    ck_assert_ptr_eq(strchr(text, '\n'), text + n - 1); /* one line */
+    ck_assert_ptr_eq(strchr(text, '\n'), text + n - 1); /* the output is one line */
     object = json_loads(text, JSON_REJECT_DUPLICATES, &what);
     ck_assert_msg(object != NULL, "%s: %s", what.text, text);
     return object;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small job of one chunk for the tests of tile loops and undo slots: all of it in memory that a
- * child shares. */
+/* A small job of one chunk for the tests of tile loops and undo slots, in memory that a child can
+ * share. */
 #ifndef CST_TESTS_TILE_JOB_H
 #define CST_TESTS_TILE_JOB_H
 
@@ -11,22 +11,22 @@
 #define CHUNK_ELEMS 30000
 #define N_SRC 3
 
-/* One tensor each: starts leave padding between them; the last but one is empty, the first is part
- * of a tile. */
+/* Starts of the spans, which are one tensor each, with padding between them. The first one is a
+ * part of a tile, and the last but one is empty. */
 static const uint64_t span_start[N_SPANS] = {0, 128, 8448, 20000, 20032};
 static const uint64_t span_elems[N_SPANS] = {100, 8192, 11003, 0, 9001};
 
-/* A job of one chunk, all of it shared with children, with an undo slot for each of two threads. */
+/* A job of one chunk in memory that children share, with an undo slot for each of two threads. */
 struct job {
     struct cst_tile_work work;
-    struct cst_undo_slot *undo; /* [2] */
-    uint16_t *src[N_SRC];       /* contributions; [0] is the grad row */
-    _Atomic uint64_t *step;     /* the step under way, from 1 */
-    char *shared;               /* the mapping */
-    size_t bytes;               /* of it */
+    struct cst_undo_slot *undo; /* two slots */
+    uint16_t *src[N_SRC];       /* contributions; src[0] is the grad row */
+    _Atomic uint64_t *step;     /* the current step, from 1 */
+    char *shared;               /* start of the mapping */
+    size_t bytes;               /* size of the mapping */
 };
 
-/* Moments in fp32. */
+/* The moments of @rows as fp32. */
 static inline float *exp_avg(const struct cst_rows *rows)
 {
     return rows->moments[0].values;
@@ -64,6 +64,7 @@ static inline void fill_table(struct cst_table_header *table)
     }
 }
 
+/* Open a job with fp32 moments. Close it with job_close. */
 static inline void job_open(struct job *job, const char *isa)
 {
     struct cst_table_header header;
@@ -106,8 +107,7 @@ static inline void job_open(struct job *job, const char *isa)
     }
 }
 
-/* The same with an fp32 grad row, which begins as any numbers; the bf16 row stays a contribution.
- */
+/* Like job_open, with an fp32 grad row with random contents. The bf16 row stays a contribution. */
 static inline void job_open_wide(struct job *job, const char *isa)
 {
     uint64_t state = hostile_seed() + 7;
@@ -123,15 +123,15 @@ static inline void job_open_wide(struct job *job, const char *isa)
     }
 }
 
-/* How a job is kept and updated. */
+/* The states of a job, and the form of its updates. */
 struct job_way {
     const char *name;
     enum cst_optimizer optimizer;
     enum cst_moments moments;
     enum cst_rounding rounding;
-    bool wide;  /* fp32 gradients */
-    bool fused; /* the contributions are summed in the update: there is no grad row */
-    bool over;  /* weights are written over the gradient */
+    bool wide;  /* gradients are fp32 */
+    bool fused; /* the update sums the contributions: there is no grad row */
+    bool over;  /* weights are written to the gradient's place */
 };
 
 static const struct job_way job_ways[] = {
@@ -212,7 +212,7 @@ static inline uint64_t n_elems_all(void)
     return n;
 }
 
-/* Same rows, same table. */
+/* Check that rows and tables of the two jobs are equal. */
 static inline void assert_same(const struct job *got, const struct job *want)
 {
     const struct cst_rows *a = &got->work.rows;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* traffic WHAT PARAMS: for traffic.sh, which runs it under a simulated cache. Does one thing to
- * rows in memory that nothing has touched before, on one thread and with an undo slot as an engine
- * does it, and prints
+/* traffic WHAT PARAMS: measured by traffic.sh under a simulated cache. Does one operation on rows
+ * in memory that was not accessed before, on one thread and with an undo slot as an engine does,
+ * and prints
  *
  *   ISA R N C
  *
- * bytes per parameter: R of the rows that are read, N of those that are written and were not read
- * just before, by hand, hence what a cache that is smaller than a row has to bring in; and C, what
- * cst_tile_done says, which counts rows that are read and written twice. It must be what the form
- * says. WHAT: nothing, fp32, bf16, mx8 (AdamW with such moments), fused (fp32, two contributions
- * summed in it), reduce (of two), twice (that, then an update: the gradient goes through memory
- * once more). */
+ * in bytes per parameter. R is of the rows that are read, and N of those that are written without
+ * being read just before; both are computed by hand, and are what a cache smaller than a row has to
+ * load. C is the result of cst_tile_done, which counts rows that are read and written twice, and
+ * must be the number of the operation. WHAT: nothing; fp32, bf16, mx8 (AdamW with such moments);
+ * fused (fp32, the update sums two contributions); reduce (of two); twice (reduce, then an update:
+ * the gradient is written to memory and read again). */
 #include "kernels/tile.h"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@
 
 enum { N_SRC = 2 };
 
-/* What is to be done. */
+/* The operation. */
 struct what {
     const char *name;
     enum cst_moments moments;
@@ -57,7 +57,7 @@ static const struct what whats[] = {
      .counted = 34},
 };
 
-/* @bytes of zeros that no cache has seen; NULL: none. */
+/* Allocate @bytes of zeros that are in no cache. NULL if memory is exhausted. */
 static void *fresh(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -88,7 +88,7 @@ static bool make_rows(struct cst_rows *rows, const uint16_t **src, enum cst_mome
     return ok && rows->weight != NULL && rows->grad != NULL && rows->master != NULL;
 }
 
-/* A job of one tensor; NULL: no memory. */
+/* The table of a job with one tensor. NULL if memory is exhausted. */
 static struct cst_table_header *make_table(enum cst_moments moments, uint64_t n)
 {
     struct cst_table_header size, *table;
@@ -115,7 +115,7 @@ static uint64_t run(const struct what *what, struct cst_tile_work *work, const u
 
     if (what->reduce) {
         bytes = cst_tile_reduce_range(work, what->n_src, src, 0, UINT64_MAX, undo).bytes;
-    } else { /* summed in the update */
+    } else { /* the update sums */
         work->src = src;
         work->n_src = what->n_src;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of one update in any format, each ending at an unmapped page, and the truth's update of
+/* Rows of one update in any format, each ending at an unmapped page, and the reference update of
  * them. */
 #ifndef CST_TESTS_UPDATE_ROWS_H
 #define CST_TESTS_UPDATE_ROWS_H
@@ -8,7 +8,7 @@
 #include "proto/table.h"
 #include "tests/kernels/update_truth.h"
 
-/* Of @n elements each; n a multiple of 32. */
+/* Rows of @n elements each; n is a multiple of 32. */
 struct rows {
     enum cst_moments format;
     size_t n;
@@ -19,12 +19,12 @@ struct rows {
     struct cst_update_moment moments[2];
 };
 
-/* How an update is done. */
+/* The form of an update. */
 struct how {
     enum cst_optimizer optimizer;
     enum cst_moments moments;
     enum cst_rounding rounding;
-    bool wide; /* fp32 gradients */
+    bool wide; /* gradients are fp32 */
 };
 
 #define N_HOWS (CST_OPTIMIZER_COUNT * 5 * 2)
@@ -92,7 +92,8 @@ static inline void assert_same(const struct rows *got, const struct rows *want)
     }
 }
 
-/* Any bits in all rows; of mx8 exponents, those that numbers have, and now and then a NaN. */
+/* Fill all rows with random bits. Exponents of mx8 are in the range of numbers, or sometimes
+ * NaN. */
 static inline void fill_hostile(struct rows *rows, uint64_t *state)
 {
     for (size_t i = 0; i < rows->n; i++) {
@@ -120,7 +121,7 @@ static inline void fill_hostile(struct rows *rows, uint64_t *state)
     }
 }
 
-/* What training looks like after some steps. */
+/* Fill the rows with values that are usual after some steps of training. */
 static inline void fill_ordinary(struct rows *rows, uint64_t *state)
 {
     float *m = calloc(rows->n, sizeof *m), *v = calloc(rows->n, sizeof *v);
@@ -153,7 +154,7 @@ static inline struct cst_update_moment moment_at(const struct rows *rows, int k,
     return at;
 }
 
-/* @in and @out from element @first on, as the kernel takes them. */
+/* The rows @in and @out from element @first on, in the type that the kernel takes. */
 static inline struct cst_update_rows rows_from(struct how how, const struct rows *in,
                                                const struct rows *out, size_t first)
 {
@@ -182,7 +183,8 @@ static inline float truth_load(const struct rows *rows, unsigned k, size_t i)
                                   rows->moments[k].exponents[i / 32]);
 }
 
-/* Elements [i, i + n) of moment @k, at most a block, the first of which has random->element. */
+/* Store elements [i, i + n) of moment @k, at most one block. The number of the first one is
+ * random->element. */
 static inline void truth_store(struct how how, struct rows *rows, unsigned k, size_t i, size_t n,
                                const float *x, const struct cst_update_random *random)
 {
@@ -208,7 +210,7 @@ static inline void truth_store(struct how how, struct rows *rows, unsigned k, si
     }
 }
 
-/* Update elements [first, first + n), in place. */
+/* Update elements [first, first + n) in place, by the reference. */
 static inline void truth_update(struct how how, const struct cst_update_scalars *scalars,
                                 const struct cst_update_random *random, struct rows *rows,
                                 size_t first, size_t n)
@@ -250,7 +252,7 @@ static inline struct cst_update_scalars hostile_scalars(uint64_t *state)
     for (size_t i = 0; i < sizeof scalars / sizeof *x; i++) {
         x[i] = hostile_fp32(state);
     }
-    scalars.ratio_limit = fabsf(scalars.ratio_limit); /* a magnitude by its definition */
+    scalars.ratio_limit = fabsf(scalars.ratio_limit); /* the definition makes this a magnitude */
     return scalars;
 }
 

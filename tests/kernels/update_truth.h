@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of kernels/update.h once more: each formula written out in plain C, moments' formats
- * in double precision by their definition (kernels/mx8.h), nothing shared with the kernels but the
- * generator of random numbers, which has vectors of its own. */
+/* The update of kernels/update.h a second time, as the tests' reference. Each formula is written in
+ * plain C, and formats of moments in double precision by their definition (kernels/mx8.h). It
+ * shares only the random number generator with the kernels, which has test vectors of its own. */
 #ifndef CST_TESTS_UPDATE_TRUTH_H
 #define CST_TESTS_UPDATE_TRUTH_H
 
@@ -23,7 +23,7 @@ static inline float truth_canonical(float x)
     return isnan(x) ? hostile_from_bits(CST_UPDATE_NAN) : x;
 }
 
-/* @m / @d, where moments are mx8 at most the limit. */
+/* @m / @d, limited to the ratio's limit if moments are mx8. */
 static inline float truth_ratio(enum cst_moments moments, const struct cst_update_scalars *s,
                                 float m, float d)
 {
@@ -34,7 +34,7 @@ static inline float truth_ratio(enum cst_moments moments, const struct cst_updat
                : ratio;
 }
 
-/* One element; @m and @v as they are in memory, decoded, and as they come out, not yet rounded. */
+/* Update one element. @m and @v are decoded before the call; the results are not rounded yet. */
 static inline void truth_one(enum cst_optimizer optimizer, enum cst_moments moments,
                              const struct cst_update_scalars *s, float g, float *p, float *m,
                              float *v)
@@ -73,7 +73,7 @@ static inline void truth_one(enum cst_optimizer optimizer, enum cst_moments mome
     *p = truth_canonical(*p);
 }
 
-/* The random bits of element @element: @n of them, for exp_avg or exp_avg_sq. */
+/* @n random bits for element @element of exp_avg or exp_avg_sq (@which). */
 static inline uint32_t truth_random(const struct cst_update_random *random, uint64_t element,
                                     unsigned which, int n)
 {
@@ -103,7 +103,7 @@ static inline uint16_t truth_bf16(enum cst_rounding rounding, float x, uint32_t 
 
 /* -- mx8 ------------------------------------------------------------------------------------ */
 
-/* Bias of the code's exponent, and the largest exponent that is used. */
+/* Bias of the code's exponent, and the largest exponent in use. */
 static inline int truth_bias(unsigned which)
 {
     return which == 0 ? 7 : 15;
@@ -150,7 +150,8 @@ static inline uint8_t truth_mx8_exponent(unsigned which, const float *x, size_t 
     return largest == 0.0 ? 0 : (uint8_t)exponent;
 }
 
-/* @add: what is added to the 20 bits that are cut; negative: round to nearest. */
+/* Encode @x. @add: the number that is added to the 20 bits that are cut off; negative: round to
+ * nearest. */
 static inline uint8_t truth_mx8_encode(unsigned which, float x, uint8_t exponent, int64_t add)
 {
     double y = ldexp(fabs((double)x), 127 - exponent), smallest = ldexp(1.0, 1 - truth_bias(which));
@@ -166,7 +167,8 @@ static inline uint8_t truth_mx8_encode(unsigned which, float x, uint8_t exponent
     unit = ldexp(0.125, e - truth_bias(which));
     q = (int64_t)rint(y / unit * 1048576.0);
     code = (q + (add < 0 ? 0x7ffff + (q >> 20 & 1) : add)) >> 20;
-    /* 8 to 15 are 1.0 to 1.875 of this exponent, 16 the next one's first, below 8 is e = 0. */
+    /* Codes 8 to 15 are 1.0 to 1.875 with this exponent, 16 is the next exponent's first, and codes
+     * below 8 have e = 0. */
     code = code + (e - 1) * 8;
     if (which == 1 && code == 0 && x != 0.0f) {
         code = 1;
