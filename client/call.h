@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One request and its one final reply. A call is embedded in whoever asks; many may be in flight,
- * and replies come in any order.
+/* Calls: one request and its one final reply. A struct cst_call is embedded in the object that
+ * makes the request. Many calls can be in flight; their replies come in any order.
  *
- *   IDLE --start--> SENT --reply, or the connection's end--> DONE --reset--> IDLE
+ *   IDLE --start--> SENT --reply, or the end of the connection--> DONE --reset--> IDLE
  *             \--> QUEUED --/
  *
- * QUEUED: there is no credit, or the socket is full; its bytes are kept, and sent by the next pump
- * or wait.
+ * QUEUED: the client has no credit left, or the socket is full. The call keeps the request's bytes
+ * until the next pump or wait sends them.
  *
- * A call in SENT or QUEUED must not be freed: it is linked into its client. */
+ * A call in the state SENT or QUEUED must not be freed, because it is linked into its client. Used
+ * by the client's thread only. */
 #ifndef CST_CALL_H
 #define CST_CALL_H
 
@@ -19,48 +20,55 @@
 enum cst_call_state { CST_CALL_IDLE, CST_CALL_QUEUED, CST_CALL_SENT, CST_CALL_DONE };
 
 struct cst_call {
-    enum cst_call_state state;                    /* as drawn above */
-    uint16_t type;                                /* of the request */
-    uint16_t reply_type;                          /* of the reply that is not an Error */
-    const ProtobufCMessageDescriptor *reply_form; /* of the reply's body; NULL: it has none */
-    unsigned max_fds;                             /* most fds that the reply may bring */
-    uint64_t request;                             /* id */
-    int status;                                   /* when DONE */
-    struct cst_err err;                           /* words of it */
-    ProtobufCMessage *reply;    /* when DONE and status is 0 and reply_form is set; the call's */
-    int fds[CST_FRAME_MAX_FDS]; /* that came with the reply; the call's until taken */
-    unsigned n_fds;             /* how many of them */
-    uint8_t *queued;            /* body, while QUEUED; the call's */
-    uint32_t queued_bytes;      /* length of it */
-    struct cst_call *next;      /* in the client's list */
-    void (*done)(struct cst_call *call); /* called when it is DONE; may be NULL */
+    enum cst_call_state state; /* As in the diagram above. */
+    uint16_t type;             /* Message type of the request. */
+    uint16_t reply_type;       /* Message type of a successful reply. */
+    /* Form of the body of a successful reply; NULL: the reply has no body. */
+    const ProtobufCMessageDescriptor *reply_form;
+    unsigned max_fds;   /* Largest number of fds that the reply may have. */
+    uint64_t request;   /* Id of the request. */
+    int status;         /* DONE: result of the call. */
+    struct cst_err err; /* DONE with a failure: the cause. */
+    /* DONE with CST_OK and a reply_form: the reply's body. Owned by the call. */
+    ProtobufCMessage *reply;
+    /* Fds of the reply. Owned by the call; a caller that takes one replaces it with -1. */
+    int fds[CST_FRAME_MAX_FDS];
+    unsigned n_fds;        /* Number of entries in fds. */
+    uint8_t *queued;       /* QUEUED: the body of the request. Owned by the call. */
+    uint32_t queued_bytes; /* QUEUED: length of the body. */
+    struct cst_call *next; /* Next call in the client's list. */
+    /* Called when the call becomes DONE; may be NULL. */
+    void (*done)(struct cst_call *call);
 };
 
-/* Send a request of @type with @body (NULL: none) and expect @reply_type. Set max_fds and done
- * before. CST_EFORKED, CST_ECONN or what ended the connection; CST_EINVAL: the body is over 64 KiB;
- * CST_ENOMEM. On failure the call stays IDLE. */
+/* Send a request of @type with the body @body (NULL: no body). The caller sets max_fds and done
+ * before. @body is borrowed during this function. On failure the call stays IDLE. Never waits.
+ * CST_EFORKED, CST_ECONN or the status that ended the connection; CST_EINVAL: the body is larger
+ * than a message can be; CST_ENOMEM. */
 int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t type,
                    const ProtobufCMessage *body, uint16_t reply_type,
                    const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);
 
-/* CST_EAGAIN until the call is DONE, then its status. Reads nothing: pump or wait do. */
+/* Return CST_EAGAIN until the call is DONE, then its status. Reads nothing from the socket:
+ * cst_call_pump and cst_call_wait do. */
 int cst_call_result(const struct cst_call *call, struct cst_err *err);
 
-/* Free the reply, close fds that nobody took; IDLE again. The call must be DONE or IDLE. */
+/* Free the reply and close its remaining fds; the call is then IDLE. The call must be DONE or IDLE.
+ */
 void cst_call_reset(struct cst_call *call);
 
-/* Start, and wait until it is DONE. On failure the call is reset. CST_EBUSY: a try call is pending.
- */
+/* Start a call and wait until it is DONE. After a failure the call is IDLE. Statuses of
+ * cst_call_start and of the reply; CST_EBUSY: a cst_try_... call is pending. */
 int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t type,
                   const ProtobufCMessage *body, uint16_t reply_type,
                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);
 
-/* Send what is queued, as far as credits and the socket allow, and take in all replies that are
- * there. Never waits. CST_OK, or what ended the connection. */
+/* Send queued requests, as far as credits and the socket allow, and process all replies that have
+ * arrived. Never waits. CST_OK, or the status that ended the connection. */
 int cst_call_pump(struct cst_client *client, struct cst_err *err);
 
-/* Send what is queued and wait for a reply, @timeout_ms at most (-1: without end). CST_OK:
- * something happened; CST_ETIMEDOUT; or what ended the connection. */
+/* Send queued requests and wait for a reply, at most @timeout_ms milliseconds (-1: no limit).
+ * CST_OK: something happened; CST_ETIMEDOUT; or the status that ended the connection. */
 int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err);
 
 #endif

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker declares before it commits: groups, tensors and operators, checked as far as that
- * needs no daemon, and packed into Declare messages (declare_message.c). Grows while declaring,
- * then constant. */
+/* The declarations of a worker before it commits: groups, tensors and operators. This module checks
+ * what can be checked without the daemon (declare.c) and packs them into Declare messages
+ * (declare_message.c). After cst_commit the declarations are constant. Used by the job's thread
+ * only.
+ */
 #ifndef CST_DECLARE_H
 #define CST_DECLARE_H
 
@@ -10,97 +12,113 @@
 
 #include <stdint.h>
 
-#define CST_DECLARE_NAME_BYTES 64 /* with the NUL */
+#define CST_DECLARE_NAME_BYTES 64 /* Including the NUL. */
 #define CST_DECLARE_MAX_DIMS 8
 #define CST_DECLARE_MAX_TENSORS 65536
 #define CST_DECLARE_MAX_OPERATORS 65536
-#define CST_DECLARE_MAX_GROUPS 256 /* that of all ranks, number 0, included */
+#define CST_DECLARE_MAX_GROUPS 256 /* Including group 0, which has all ranks. */
 #define CST_DECLARE_MAX_ELEMS (1ll << 40)
 
-/* Where a tensor lies in the larger one of which it is a box. */
+/* Place of a tensor in the larger tensor of which it is a box. */
 struct cst_declare_box {
-    int64_t whole[CST_DECLARE_MAX_DIMS]; /* shape of that one */
-    int64_t first[CST_DECLARE_MAX_DIMS]; /* where the box begins */
+    int64_t whole[CST_DECLARE_MAX_DIMS]; /* Shape of the larger tensor. */
+    int64_t first[CST_DECLARE_MAX_DIMS]; /* Index of the box's first element. */
 };
 
 struct cst_declare_tensor {
-    char name[CST_DECLARE_NAME_BYTES];   /* NUL-terminated */
-    int64_t shape[CST_DECLARE_MAX_DIMS]; /* elements, outermost first */
-    uint32_t n_dims;                     /* entries in shape */
+    char name[CST_DECLARE_NAME_BYTES];   /* NUL-terminated. */
+    int64_t shape[CST_DECLARE_MAX_DIMS]; /* Numbers of elements, outermost dimension first. */
+    uint32_t n_dims;                     /* Number of entries in shape. */
     uint32_t dtype;                      /* enum cst_dtype */
-    uint64_t n_elems;                    /* product of shape */
-    float lr_scale;                      /* multiplies lr */
-    float decay_scale;                   /* multiplies weight_decay */
-    uint32_t group;                      /* index into cst_declare.groups */
-    enum cst_pattern_kind pattern;       /* how its ranks hold it */
-    struct cst_declare_box *box;         /* CST_PATTERN_TENSOR; else NULL; owned */
+    uint64_t n_elems;                    /* Number of elements: product of shape. */
+    float lr_scale;                      /* Factor on the learning rate. */
+    float decay_scale;                   /* Factor on the weight decay. */
+    uint32_t group;                      /* Index into cst_declare.groups. */
+    enum cst_pattern_kind pattern;       /* How the ranks hold the tensor. */
+    struct cst_declare_box *box;         /* CST_PATTERN_TENSOR; else NULL. Owned. */
 };
 
 struct cst_declare_operator {
-    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated */
-    uint32_t *tensors;                 /* numbers; owned */
-    uint32_t n_tensors;                /* entries in tensors */
-    bool runs;                         /* this rank is in the groups of all its tensors */
-    struct cst_operator_cost cost;     /* hints, as given */
+    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated. */
+    uint32_t *tensors;                 /* Numbers of the tensors that it uses. Owned. */
+    uint32_t n_tensors;                /* Number of entries in tensors. */
+    bool runs;                         /* This rank is in the groups of all its tensors. */
+    struct cst_operator_cost cost;     /* Hints of the worker. */
 };
 
-/* Open addressing: a slot holds a number + 1, or 0. */
+/* A set of names: a hash table with open addressing. A slot has a tensor's or operator's number +
+ * 1; 0: the slot is free. */
 struct cst_declare_names {
-    uint32_t *slots;  /* n_slots of them; owned */
-    uint32_t n_slots; /* a power of two, or 0 */
-    uint32_t n_used;  /* names in it */
+    uint32_t *slots;  /* n_slots entries. Owned. */
+    uint32_t n_slots; /* A power of two, or 0. */
+    uint32_t n_used;  /* Number of names. */
 };
 
 struct cst_declare {
-    uint32_t rank, world;                                  /* who declares */
-    uint64_t groups[CST_DECLARE_MAX_GROUPS];               /* ranks of each, a bit each */
-    uint32_t n_groups;                                     /* entries in groups; [0]: all ranks */
-    struct cst_declare_tensor *tensors;                    /* by number; owned */
-    struct cst_declare_operator *operators;                /* in the order of the forward pass */
-    uint32_t n_tensors, n_operators;                       /* declared */
-    uint32_t tensor_capacity, operator_capacity;           /* entries allocated */
-    struct cst_declare_names tensor_names, operator_names; /* to find repeats */
-    uint32_t *stamp;   /* per tensor: last operator + 1 that named it, for repeats */
-    uint32_t n_stamps; /* entries in stamp */
+    uint32_t rank, world;                    /* This rank, and the number of ranks. */
+    uint64_t groups[CST_DECLARE_MAX_GROUPS]; /* The ranks of each group; bit r: rank r. */
+    uint32_t n_groups;                       /* Number of entries in groups. Group 0: all ranks. */
+    struct cst_declare_tensor *tensors;      /* By number. Owned. */
+    struct cst_declare_operator *operators;  /* By number: the order of the forward pass. Owned. */
+    uint32_t n_tensors, n_operators;         /* Numbers of tensors and operators declared. */
+    uint32_t tensor_capacity, operator_capacity; /* Numbers of entries allocated. */
+    /* Names that are taken. */
+    struct cst_declare_names tensor_names, operator_names;
+    /* Per tensor: 1 + number of the last operator that used it. Finds tensors that one operator
+     * names twice. */
+    uint32_t *stamp;
+    uint32_t n_stamps; /* Number of entries in stamp. */
 };
 
-/* For rank @rank of @world. */
+/* Begin the declarations of rank @rank of @world. */
 void cst_declare_init(struct cst_declare *declare, uint32_t rank, uint32_t world);
 void cst_declare_close(struct cst_declare *declare);
 
-/* Add a group; its number is n_groups before the call. CST_EINVAL: no ranks, one that the job
- * lacks, the same one twice; too many groups. */
+/* Add a group. The group's number is n_groups before the call. CST_EINVAL: no ranks, a rank that
+ * the job does not have, a rank given twice, or too many groups. */
 int cst_declare_add_group(struct cst_declare *declare, const uint32_t *ranks, uint32_t n_ranks,
                           struct cst_err *err);
 
-/* Add a tensor; its number is n_tensors before the call. CST_EINVAL: a name that is empty, over 63
- * bytes or not printable; no dimensions or more than 8, one < 1, a product over 2^40; a scale that
- * is not finite; no such dtype, group or pattern; a box that is missing, not wanted, or not inside
- * of the whole tensor; too many. CST_EEXIST: the name is taken. CST_ENOMEM. Unchanged on failure.
- */
+/* Add a tensor. The tensor's number is n_tensors before the call. @spec is copied. On failure
+ * nothing changes. Statuses:
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: there are no dimensions or more than 8, a dimension is less than 1, or there are
+ *     more than 2^40 elements.
+ *   - CST_EINVAL: a scale is not finite, or the type, group or pattern does not exist.
+ *   - CST_EINVAL: the box is missing, not wanted, or not inside of the larger tensor.
+ *   - CST_EINVAL: there are too many tensors.
+ *   - CST_EEXIST: the name is taken.
+ *   - CST_ENOMEM. */
 int cst_declare_add_tensor(struct cst_declare *declare, const struct cst_tensor_spec *spec,
                            struct cst_err *err);
 
-/* Add an operator; @cost NULL: no hints. CST_EINVAL: no tensors, one that does not exist, the same
- * one twice; tensors of groups that no rank is in together; name; a hint that is negative or not
- * finite; too many. CST_EEXIST, CST_ENOMEM. */
+/* Add an operator. The operator's number is n_operators before the call. Everything is copied;
+ * @cost may be NULL. On failure nothing changes. Statuses:
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: there are no tensors, a tensor does not exist or is given twice, or no rank is in
+ *     the groups of all tensors.
+ *   - CST_EINVAL: a hint is negative or not finite.
+ *   - CST_EINVAL: there are too many operators.
+ *   - CST_EEXIST: the name is taken.
+ *   - CST_ENOMEM. */
 int cst_declare_add_operator(struct cst_declare *declare, const char *name, const int *tensors,
                              uint32_t n_tensors, const struct cst_operator_cost *cost,
                              struct cst_err *err);
 
-/* Tensors of @pattern have gradients and states. */
+/* Return whether tensors of @pattern have gradients, master weights and moments. */
 bool cst_declare_trains(enum cst_pattern_kind pattern);
 
-/* Where the packing of Declare messages stands. Start with zeros. */
+/* Progress of packing the declarations into Declare messages. Begins with zeros. */
 struct cst_declare_cursor {
-    uint32_t group;  /* how many are packed, number 0 not counted */
-    uint32_t tensor; /* the next one, when all groups are packed */
-    uint32_t op;     /* the next one, when all tensors are packed */
+    uint32_t group;  /* Number of groups that are packed, without group 0. */
+    uint32_t tensor; /* Number of tensors that are packed. Tensors follow the groups. */
+    uint32_t op;     /* Number of operators that are packed. Operators follow the tensors. */
 };
 
-/* The next Declare message: as many declarations as surely fit into a frame. *out is the caller's,
- * to free with cst_declare_free_message; NULL when there is nothing more. CST_EINVAL: an operator
- * too large for a message; CST_ENOMEM. */
+/* Make the next Declare message, with as many declarations as are sure to fit into a frame, and
+ * advance @cursor. *out belongs to the caller, who frees it with cst_declare_free_message; it
+ * borrows from @declare. *out is NULL if all declarations are packed. CST_EINVAL: an operator is
+ * too large for a message; CST_ENOMEM. After a failure @cursor is undefined. */
 int cst_declare_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
                         Cistern__Declare **out, struct cst_err *err);
 void cst_declare_free_message(Cistern__Declare *msg);

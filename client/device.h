@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job whose memory is on a device that the processor cannot touch (cistern/device.h): its slabs
- * are the device's, and what is given back waits for the device's stream. For a job on the host all
- * of this is a pointer that is NULL. */
+/* The device of a job whose memory the processor cannot access (cistern/device.h). The job's slabs
+ * lie on the device, and leases are given back only when the device's stream has done the work that
+ * uses them. For a job in host memory cst_device.calls is NULL, and the functions only pass items
+ * on. Used by the job's thread only. */
 #ifndef CST_CLIENT_DEVICE_H
 #define CST_CLIENT_DEVICE_H
 
@@ -10,59 +11,62 @@
 #include "client/load.h"
 
 struct cst_device {
-    const struct cst_device_calls *calls; /* borrowed; NULL: the host */
-    void *arg;                            /* theirs */
-    struct cst_fences fences;             /* what waits; valid once the job is committed */
-    struct cst_loads loads;               /* copies of weights that this worker makes */
-    bool marked;     /* mark is behind all work that a lease has been used for so far */
-    uint64_t passed; /* as done() said last */
-    uint64_t mark;   /* the newest fence */
-    bool drained;    /* a sync has begun: it waits for mark */
+    const struct cst_device_calls *calls; /* Borrowed; NULL: the memory is the host's. */
+    void *arg;                            /* Argument of calls. */
+    struct cst_fences fences; /* Items that wait for fences; valid once the job is committed. */
+    struct cst_loads loads;   /* Copies of weights that this worker makes. */
+    bool marked;     /* `mark` comes after all work for which a lease has been used so far. */
+    uint64_t passed; /* The newest fence that the stream has passed, as done() last said. */
+    uint64_t mark;   /* The newest fence. */
+    bool drained;    /* cst_device_drain has begun and waits for `mark`. */
 };
 
-/* CST_OK if the job has the calls that its device takes. CST_EUNSUPPORTED: it lacks them. */
+/* CST_OK if the job has the functions that its device needs, else CST_EUNSUPPORTED. */
 int cst_device_check(const struct cst_job *job, struct cst_err *err);
 
-/* The device takes copies of weights from this worker. */
+/* Return whether the worker can copy weights to its device itself. */
 static inline bool cst_device_copies(const struct cst_device *device)
 {
     return device->calls != NULL && device->calls->copy != NULL;
 }
 
-/* The device failed, because of @why: the step is void, and no cst_sync helps. */
+/* Record that the device failed because of @why: the step is void. */
 void cst_device_failed(struct cst_job *job, const struct cst_err *why);
 
-/* Map slab @i of the pool, whose handle is @fd; on failure it is not mapped. */
+/* Map slab @i of the pool. The handle @fd belongs to the caller. On failure the slab is not mapped.
+ */
 int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err);
 
 /* Unmap all slabs and arenas. */
 void cst_device_unmap(struct cst_job *job);
 
-/* @bytes at @at := 0, in the order of the stream. If it fails what job->leases has planned is given
- * up: the step is void. */
+/* Fill @bytes at @at with zeros, in the order of the stream. On failure the items that job->leases
+ * has planned are cancelled, and the step is void. */
 int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err);
 
-/* An operator was begun: more work may come. */
+/* An operator has begun: the program may enqueue work after the newest fence. */
 static inline void cst_device_begun(struct cst_device *device)
 {
     device->marked = false;
 }
 
-/* Send what job->leases has planned, as cst_batch_send does; on a device what is given back waits
- * for a fence behind all work enqueued so far. CST_EGPU: the stream failed; the step is void. */
+/* Send the items that job->leases has planned, as cst_batch_send does. On a device, leases that are
+ * given back wait for a fence after all work enqueued so far. CST_EGPU: the stream has failed, and
+ * the step is void. Never waits. */
 int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err);
 
-/* Send what the stream has passed. Never waits. What goes wrong makes the step void. */
+/* Send the items whose fences the stream has passed. A failure makes the step void. Never waits.
+ * Only for jobs with calls. */
 void cst_device_pump(struct cst_job *job);
 
-/* CST_OK: nothing waits; CST_EAGAIN: something does. */
+/* CST_OK if no item waits for a fence, else CST_EAGAIN. */
 int cst_device_settled(const struct cst_job *job);
 
-/* What waits is dropped; CST_OK when the stream has passed all work enqueued before the first of
- * these calls, CST_EAGAIN until then. CST_EGPU: it failed. */
+/* Drop all items that wait for fences. CST_OK when the stream has passed all work that was enqueued
+ * before the first of these calls; CST_EAGAIN until then; CST_EGPU: the stream has failed. */
 int cst_device_drain(struct cst_job *job, struct cst_err *err);
 
-/* The same, waited for. */
+/* Call cst_device_drain until it ends, and wait between the calls. */
 int cst_device_finish(struct cst_job *job, struct cst_err *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Leases that are given back later: while a device's stream is still at work on a block, the
- * RELEASE or REDUCE_SCATTER that client/lease.c has planned for it waits here for its fence, a mark
- * in the stream; so does the ACCUMULATE behind them.
+/* Leases that are given back later. While the stream of a device still works on a block, the
+ * RELEASE or REDUCE_SCATTER that client/lease.c has planned for the block waits here for its fence
+ * (a mark in the stream). An ACCUMULATE that follows such items, and an EVICT, wait here, too.
  *
  *   planned --hold--> waiting --its fence has passed--> passed --sent, drop--> gone
  *                        |
@@ -9,46 +9,49 @@
  *                        v
  *                   taken back
  *
- * Items leave in the order in which they came; fences never fall. Pure, as lease.c is. */
+ * Items leave in the order in which they came. Fence numbers never decrease. No I/O and no clock,
+ * like lease.c. */
 #ifndef CST_FENCE_H
 #define CST_FENCE_H
 
 #include "client/lease.h"
 
 struct cst_fence_item {
-    uint64_t fence;             /* it waits for */
-    struct cst_lease_item item; /* RELEASE, REDUCE_SCATTER or ACCUMULATE */
+    uint64_t fence;             /* Number of the fence for which the item waits. */
+    struct cst_lease_item item; /* RELEASE, REDUCE_SCATTER, ACCUMULATE or EVICT. */
 };
 
 struct cst_fences {
-    struct cst_fence_item *waiting; /* oldest first; n of them */
-    uint32_t n;                     /* entries in waiting */
-    uint32_t capacity;              /* of waiting */
-    uint32_t n_turns;               /* of n, that are ACCUMULATE */
-    struct cst_lease_item *passed;  /* capacity of them: what cst_fence_pass gives */
+    struct cst_fence_item *waiting; /* Waiting items, oldest first. Owned. */
+    uint32_t n;                     /* Number of waiting items. */
+    uint32_t capacity;              /* Largest number of waiting items. */
+    uint32_t n_turns;               /* Number of waiting items that are ACCUMULATE. */
+    struct cst_lease_item *passed;  /* Result of cst_fence_pass: capacity entries. Owned. */
 };
 
-/* For the leases on @n_chunks chunks in a job of @micro_batches. CST_ENOMEM: nothing is held. */
+/* Prepare for the leases on @n_chunks chunks in a job with @micro_batches micro-batches per step.
+ * CST_ENOMEM: nothing is allocated. */
 int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, uint32_t micro_batches,
                    struct cst_err *err);
 void cst_fence_close(struct cst_fences *fences);
 
-/* True if something is given back in what @leases has planned. */
+/* Return whether one of the items that @leases has planned gives something back. */
 bool cst_fence_is_needed(const struct cst_leases *leases);
 
-/* What @leases has planned to fetch and what waits here to be released need not travel: the lease
- * is granted, both items are gone. */
+/* Cancel pairs of a planned fetch and a waiting release of one chunk: the lease is granted again,
+ * and neither item is sent. */
 void cst_fence_take_back(struct cst_fences *fences, struct cst_leases *leases);
 
-/* What @leases has planned to give back waits for @fence from now on; what is left in leases->items
- * is to be sent. */
+/* Move the items that give something back, and EVICT, from leases->items to the waiting items of
+ * @fence. The rest of leases->items can be sent at once. */
 void cst_fence_hold(struct cst_fences *fences, struct cst_leases *leases, uint64_t fence);
 
-/* Take out what waits for fences up to @passed; *n_out items, borrowed until the next call. */
+/* Remove and return the items that wait for fences up to @passed; *n_out is their number. The
+ * result is borrowed until the next call. */
 const struct cst_lease_item *cst_fence_pass(struct cst_fences *fences, uint64_t passed,
                                             uint32_t *n_out);
 
-/* Forget all that waits. */
+/* Remove all waiting items. */
 void cst_fence_drop(struct cst_fences *fences);
 
 #endif

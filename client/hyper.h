@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hyper-parameters of a step, as the worker gives them and as they go to the daemon. */
+/* Hyper-parameters of a step: from the worker's struct to the message for the daemon. */
 #ifndef CST_HYPER_H
 #define CST_HYPER_H
 
 #include "client/job.h"
 
-/* *out is what goes into a message for @params of @job's optimizer, with the defaults of
- * cst_hyper_params. CST_EINVAL: what no optimizer takes. */
+/* Fill *out with the message for @params, with the defaults described at struct cst_hyper_params
+ * for the optimizer of @job. CST_EINVAL: a parameter is out of range; *out is unchanged. */
 int cst_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *params,
                    Cistern__Hyper *out, struct cst_err *err);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of a job: one rank's declarations, layout, mapped pool, leases, and the one call that
- * may be pending.
+/* The internals of a job: one rank's declarations, layout, mapped pool and leases, and the one call
+ * that may be pending.
  *
  *   open -> declaring --commit--> committed --sync--> stepping --leave--> left
  *                                                     |      ^
@@ -8,8 +8,9 @@
  *                                                     v      |
  *                                                     void step
  *
- * What blocks is written as an advance function that goes as far as it can and returns CST_EAGAIN
- * where a reply is missing. The try forms call it once, the blocking forms until it has ended. */
+ * Each call that can block is written as an advance function, which goes on as far as possible and
+ * returns CST_EAGAIN if a reply is missing. The cst_try_... form calls it once, the blocking form
+ * until it returns another status. */
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
@@ -29,115 +30,124 @@ enum cst_pending_kind {
     CST_PENDING_STEP,
 };
 
-/* The call that a try form has begun and not finished, with the arguments that must come again. */
+/* The call that a cst_try_... form has begun and not finished, with the arguments that the repeated
+ * call must have. */
 struct cst_pending {
-    enum cst_pending_kind kind;     /* NONE: nothing is pending */
-    bool planned;                   /* STEP: the hand-ins, which may wait for the device */
-    bool sent;                      /* BEGIN: the batch; STEP: the request */
-    bool wanted;                    /* BEGIN: it was said that what was asked ahead is waited for */
-    int op;                         /* BEGIN */
-    bool backward;                  /* BEGIN */
-    struct cst_hyper_params params; /* STEP */
+    enum cst_pending_kind kind; /* NONE: no call is pending. */
+    /* STEP: the last hand-ins and releases are planned; they may wait for the device. */
+    bool planned;
+    bool sent; /* BEGIN: the batch is sent. STEP: the request is sent. */
+    /* BEGIN: the daemon was told that the worker now waits for the fetch ahead. */
+    bool wanted;
+    int op;                         /* BEGIN: the operator. */
+    bool backward;                  /* BEGIN: the direction. */
+    struct cst_hyper_params params; /* STEP: the parameters. */
 };
 
-/* How far a commit has come. A commit that failed is taken up here again. */
+/* Progress of cst_commit. After a failure, the next cst_commit continues here. */
 enum cst_commit_phase {
-    CST_COMMIT_DECLARE, /* sending declarations */
-    CST_COMMIT_COMMIT,  /* waiting for the other ranks and the arenas */
-    CST_COMMIT_LAYOUT,  /* fetching where each tensor lies */
-    CST_COMMIT_POOL,    /* fetching and mapping slabs */
-    CST_COMMIT_ARENAS,  /* the same with arenas, where this worker copies weights itself */
-    CST_COMMIT_LEASES,  /* making the books of leases */
+    CST_COMMIT_DECLARE, /* Send the declarations. */
+    CST_COMMIT_COMMIT,  /* Wait for the other ranks and the arenas. */
+    CST_COMMIT_LAYOUT,  /* Get the place of each tensor. */
+    CST_COMMIT_POOL,    /* Get and map the slabs. */
+    CST_COMMIT_ARENAS,  /* Get and map the arenas, if this worker copies weights itself. */
+    CST_COMMIT_LEASES,  /* Prepare the leases. */
     CST_COMMIT_DONE,
 };
 
 struct cst_commit {
-    enum cst_commit_phase phase;      /* the one to do now */
-    struct cst_declare_cursor cursor; /* DECLARE: what is accepted */
-    struct cst_declare_cursor asked;  /* DECLARE: what is accepted when the reply comes */
-    uint32_t n_placed;                /* LAYOUT: tensors whose place is known */
-    uint32_t n_mapped;                /* POOL: slabs */
+    enum cst_commit_phase phase;      /* The phase to do now. */
+    struct cst_declare_cursor cursor; /* DECLARE: the declarations that the daemon accepted. */
+    /* DECLARE: the declarations that the daemon will have accepted after the next reply. */
+    struct cst_declare_cursor asked;
+    uint32_t n_placed; /* LAYOUT: number of tensors whose place is known. */
+    uint32_t n_mapped; /* POOL: number of slabs that are mapped. */
 };
 
-/* Slabs of the pool that hold the blocks of one size class. */
+/* The slabs of the pool with the blocks of one size class. */
 struct cst_slabs {
-    uint32_t first; /* index into cst_job.slabs */
-    uint32_t n;     /* how many */
+    uint32_t first; /* Index of the first one in cst_job.slabs. */
+    uint32_t n;     /* Number of slabs. */
 };
 
 struct cst_job {
-    struct cst_client *client;         /* owns this job */
-    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated */
-    uint32_t rank;                     /* 0..world-1 */
-    uint32_t world;                    /* ranks */
-    char device_name[64];              /* "host" or a UUID; NUL-terminated */
-    struct cst_device device;          /* the calls that it takes, if it is not the host */
-    bool left;                         /* cst_job_leave was called */
-    bool poison;                       /* $CISTERN_DEBUG asks for it, see poison.h */
-    bool initialised;                  /* a sync has completed in the job's life */
-    bool synced;                       /* by this worker: attempt is valid */
-    uint64_t steps;                    /* committed, as last heard */
-    uint64_t attempt;                  /* goes into Batch and Step */
-    uint32_t micro_batches;            /* per step, at least 1 */
-    uint32_t micro_batch;              /* of the step under way, the one under way, from 0 */
-    enum cst_optimizer optimizer;      /* as opened, as is overlap */
-    enum cst_overlap overlap;
-    bool prepared;                 /* the step under way, with prepared_hyper */
-    Cistern__Hyper prepared_hyper; /* as sent */
-    struct cst_declare declare;    /* groups, tensors and operators */
-    struct cst_err declare_err;    /* of the last cst_tensor or cst_operator that failed */
-    struct cst_commit commit;      /* how far it has come */
-    struct cst_plan plan;          /* from COMMIT_LAYOUT on */
-    struct cst_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* by size class */
-    uint32_t n_slabs;                                   /* of the pool */
-    struct cst_segment *slabs;                          /* n_slabs */
-    struct cst_segment staging;                         /* mapped at the first read or write */
-    uint32_t *tensor_chunk;                             /* per tensor */
-    uint64_t *tensor_offset;              /* per tensor: elements from its chunk's start */
-    struct cst_lease_trait *traits;       /* per chunk */
-    struct cst_lease_operator *operators; /* borrow the declaration's lists */
-    struct cst_leases leases;             /* valid from COMMIT_DONE on */
-    struct cst_err void_step;  /* status != 0: the step under way is void until cst_sync, and why */
-    uint32_t lease_epoch;      /* grows with each sync: replies from before are dropped */
-    struct cst_batch *batches; /* all batches, in flight or not */
-    uint32_t n_awaited;        /* batches in flight that the pending call waits for */
-    struct cst_err awaited;    /* first failure among them */
-    int begun;                 /* operator, or -1 */
-    bool begun_backward;       /* its direction */
-    struct cst_pending pending; /* the call to repeat */
-    struct cst_call call;       /* of the pending call, commit, sync and step */
+    struct cst_client *client;         /* The owner of this job. */
+    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated. */
+    uint32_t rank;                     /* Number of this rank, from 0 to world - 1. */
+    uint32_t world;                    /* Number of ranks. */
+    char device_name[64];              /* "host", "paced:N" or a UUID; NUL-terminated. */
+    struct cst_device device;          /* The device's functions, if it is not in host memory. */
+    bool left;                         /* cst_job_leave has succeeded. */
+    bool poison;                       /* CISTERN_DEBUG=poison is set, see poison.h. */
+    bool initialised;                  /* A sync has completed in the job's life. */
+    bool synced;                       /* This worker has completed a sync: `attempt` is valid. */
+    uint64_t steps;                /* Number of committed steps, as last heard from the daemon. */
+    uint64_t attempt;              /* Number of the attempt, sent in Batch and Step. */
+    uint32_t micro_batches;        /* Number of micro-batches per step, at least 1. */
+    uint32_t micro_batch;          /* Number of the current micro-batch in the step, from 0. */
+    enum cst_optimizer optimizer;  /* From struct cst_job_spec. */
+    enum cst_overlap overlap;      /* From struct cst_job_spec. */
+    bool prepared;                 /* cst_prepare_step was called in this step. */
+    Cistern__Hyper prepared_hyper; /* The parameters that were sent then. */
+    struct cst_declare declare;    /* Groups, tensors and operators. */
+    struct cst_err declare_err;    /* Cause of the last declaration that failed. */
+    struct cst_commit commit;      /* Progress of cst_commit. */
+    struct cst_plan plan;          /* Valid from COMMIT_LAYOUT on. */
+    struct cst_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
+    uint32_t n_slabs;                                   /* Number of slabs of the pool. */
+    struct cst_segment *slabs;                          /* n_slabs entries. Owned. */
+    struct cst_segment staging;           /* Mapped by the first read or write of a state. */
+    uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
+    uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
+    struct cst_lease_trait *traits;       /* Per chunk. Owned. */
+    struct cst_lease_operator *operators; /* Per operator. Owned; borrow lists from `declare`. */
+    struct cst_leases leases;             /* Valid from COMMIT_DONE on. */
+    /* Why the current step is void, until the next sync; status CST_OK: it is not void. */
+    struct cst_err void_step;
+    /* Increases with each sync. Replies to batches of an earlier epoch are ignored. */
+    uint32_t lease_epoch;
+    struct cst_batch *batches;  /* All batches, in flight or not. Owned. */
+    uint32_t n_awaited;         /* Number of batches in flight for which the pending call waits. */
+    struct cst_err awaited;     /* First failure of these batches. */
+    int begun;                  /* The operator that has begun, or -1. */
+    bool begun_backward;        /* Direction of that operator. */
+    struct cst_pending pending; /* The call that must be repeated. */
+    struct cst_call call;       /* Request of the pending commit, sync or step. */
 };
 
-/* Free @job and unmap its memory (not in a forked child). NULL is allowed. The connection is over.
- */
+/* Free @job and, unless this is a forked child, unmap its memory. @job may be NULL. The connection
+ * must be over. */
 void cst_job_free(struct cst_job *job);
 
-/* CST_OK if requests can be made for this job. CST_EINVAL: it was left. */
+/* CST_OK if requests can be made for this job. CST_EINVAL: the job was left; or the status that
+ * ended the connection. */
 int cst_job_check(const struct cst_job *job, struct cst_err *err);
 
-/* As cst_job_check, and it is committed. */
+/* As cst_job_check. In addition, CST_EINVAL: the job is not committed. */
 int cst_job_check_committed(const struct cst_job *job, struct cst_err *err);
 
-/* As cst_job_check_committed, and a step can go on: synced, and not void. */
+/* As cst_job_check_committed. In addition, CST_EINVAL: cst_sync was never called; or the status
+ * that made the step void. */
 int cst_job_check_step(const struct cst_job *job, struct cst_err *err);
 
-/* Make @want the pending call, or go on with it if it is. CST_EBUSY: another one is pending. */
+/* Make @want the pending call, or continue it if it is pending. CST_EBUSY: another call is pending.
+ */
 int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst_err *err);
 
-/* Drive the pending call: to its end if @block, else as far as it goes (CST_EAGAIN). Nothing is
- * pending afterwards unless CST_EAGAIN is returned. */
+/* Continue the pending call with @advance: if @block, until it ends; otherwise as far as possible,
+ * and CST_EAGAIN if it has not ended. After any other status no call is pending. */
 int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
                   bool block, struct cst_err *err);
 
-/* For job->call, once started: CST_EAGAIN while in flight; a failure, and the call is reset;
- * CST_OK: the caller reads the reply and resets it. */
+/* Get the result of job->call, which was started. CST_EAGAIN: it is in flight. CST_OK: the caller
+ * reads the reply and then resets the call. Other statuses: the call has failed and is reset. */
 int cst_job_answer(struct cst_job *job, struct cst_err *err);
 
-/* The step under way is void, because of @cause. The first cause stays. */
+/* Make the current step void, because of @cause. If it is void already, its first cause is kept. */
 void cst_job_void(struct cst_job *job, const struct cst_err *cause);
 
-/* The daemon said something that cannot be: the connection ends with CST_EPROTO and @why's words.
- */
+/* End the connection, because the daemon sent something impossible. @why says what. Returns the
+ * status that ended the connection: CST_EPROTO, unless it was over already. */
 int cst_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err);
 
 #endif

@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which chunks this rank holds, and what to say to the daemon at each border between operators.
- * Pure: no sockets, no memory of tensors; it fills a list of items, the caller sends them and
- * reports each result back.
+/* The leases of this rank, and the messages about them between operators. This module has no
+ * sockets and does not access tensors: it fills a list of items, the caller sends them to the
+ * daemon and reports each result back.
  *
- *   begin(op)  RELEASE what neither this operator nor the chunk asked ahead needs,
- *              FETCH what it lacks: one batch, waited for
+ *   begin(op)  RELEASE the weights that neither this operator needs nor are fetched ahead,
+ *              FETCH what the operator lacks: one batch, for which the worker waits
  *   ahead(op)  FETCH the first chunk on the expected way that this operator does not use:
- *              not waited for
- *   end(op)    REDUCE_SCATTER of the chunks whose last use in backward this was
- *   flush()    at the step: REDUCE_SCATTER of chunks begun and not complete, RELEASE of all weights
- *   turn()     between two micro-batches: REDUCE_SCATTER as in flush, ACCUMULATE
+ *              the worker does not wait for it
+ *   end(op)    REDUCE_SCATTER (hand in the gradient) of the chunks whose last backward use this was
+ *   flush()    at the step: REDUCE_SCATTER of chunks with incomplete gradients, RELEASE of all
+ *              weights
+ *   turn()     between two micro-batches: REDUCE_SCATTER as in flush, then ACCUMULATE
  *
- * The expected way is forward in order of declaration, then backward in reverse, of the operators
- * that this rank runs. A chunk's gradient is complete when all of those have ended that use it.
- * Leased at once are the operator's weight chunks, the open gradient chunks and one chunk ahead:
- * what cst_layout_need (offload/layout.h) promises for the smallest pool. All that is counted per
- * size class of chunks. */
+ * The expected way is the order of operators in a micro-batch: the forward passes in the order of
+ * declaration, then the backward passes in reverse order, of the operators that this rank runs. The
+ * gradient of a chunk is complete when the backward passes of all operators that use the chunk have
+ * ended.
+ *
+ * At any time the rank has leases on the weights of the operator's chunks, on the open gradients,
+ * and on the weights of one chunk ahead. The smallest pool has blocks for this: cst_layout_need
+ * (offload/layout.h). Blocks are counted per size class. */
 #ifndef CST_LEASE_H
 #define CST_LEASE_H
 
@@ -27,149 +31,164 @@
 #define CST_LEASE_NONE UINT32_MAX
 #define CST_LEASE_MAX_CLASSES 4
 
+/* Kinds of items. The numbers below 100 are those of BatchItem.Kind in proto/cistern.proto. */
 enum cst_lease_kind {
-    CST_LEASE_FETCH_WEIGHT = 1, /* numbers as BatchItem.Kind of proto/cistern.proto */
+    CST_LEASE_FETCH_WEIGHT = 1,
     CST_LEASE_FETCH_GRAD = 2,
     CST_LEASE_RELEASE = 3,
     CST_LEASE_REDUCE_SCATTER = 4,
     CST_LEASE_PREFETCH = 5,
     CST_LEASE_EVICT = 6,
     CST_LEASE_WANT = 7,
-    CST_LEASE_ACCUMULATE = 100, /* of no chunk; a message of its own, in order with the items */
+    /* End of a micro-batch: has no chunk, and is sent as a separate message, in order with items.
+     */
+    CST_LEASE_ACCUMULATE = 100,
 };
 
 enum cst_lease_state { CST_LEASE_FREE, CST_LEASE_ASKED, CST_LEASE_HELD };
 
+/* A lease on one block. */
 struct cst_lease {
-    enum cst_lease_state state; /* the rest counts when HELD */
-    uint32_t slab;              /* where the block is, when HELD */
-    uint64_t offset;            /* bytes in the slab */
-    uint64_t generation;        /* names the lease when it is given back */
+    enum cst_lease_state state; /* The other fields are valid if it is HELD. */
+    uint32_t slab;              /* Number of the block's slab. */
+    uint64_t offset;            /* Offset of the block in the slab, in bytes. */
+    uint64_t generation;        /* Identifies the lease when it is given back. */
 };
 
 struct cst_lease_item {
-    enum cst_lease_kind kind; /* what is asked */
-    uint32_t chunk;           /* of which chunk */
-    bool ahead;               /* FETCH_WEIGHT: nobody waits for it yet */
-    struct cst_lease lease;   /* RELEASE, REDUCE_SCATTER: the one given back */
+    enum cst_lease_kind kind; /* Kind of the request. */
+    uint32_t chunk;           /* Number of the chunk. */
+    bool ahead;               /* FETCH_WEIGHT: the worker does not wait for it yet. */
+    struct cst_lease lease;   /* RELEASE, REDUCE_SCATTER: the lease that is given back. */
 };
 
 struct cst_lease_operator {
-    const uint32_t *tensors; /* numbers; borrowed */
-    uint32_t n_tensors;      /* entries in tensors */
-    bool runs;               /* in this rank */
+    const uint32_t *tensors; /* Numbers of the tensors that it uses. Borrowed. */
+    uint32_t n_tensors;      /* Number of entries in tensors. */
+    bool runs;               /* This rank runs the operator. */
 };
 
 struct cst_lease_trait {
-    uint8_t size_class; /* below CST_LEASE_MAX_CLASSES */
-    bool trains;        /* it has gradients */
+    uint8_t size_class; /* Size class of the chunk, below CST_LEASE_MAX_CLASSES. */
+    bool trains;        /* The chunk has gradients. */
 };
 
 struct cst_lease_model {
-    const struct cst_lease_operator *operators; /* in order of declaration; borrowed */
-    const uint32_t *tensor_chunk;               /* per tensor; borrowed */
-    uint32_t n_operators;                       /* entries in operators */
-    uint32_t n_tensors;                         /* entries in tensor_chunk */
-    uint32_t n_chunks;                          /* each of tensor_chunk is below it */
-    const struct cst_lease_trait *traits;       /* per chunk; borrowed */
-    uint32_t blocks[CST_LEASE_MAX_CLASSES];     /* in this rank's pool, by size class */
+    const struct cst_lease_operator *operators; /* In the order of declaration. Borrowed. */
+    const uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Borrowed. */
+    uint32_t n_operators;                       /* Number of entries in operators. */
+    uint32_t n_tensors;                         /* Number of entries in tensor_chunk. */
+    uint32_t n_chunks;                          /* Number of chunks. */
+    const struct cst_lease_trait *traits;       /* Per chunk. Borrowed. */
+    uint32_t blocks[CST_LEASE_MAX_CLASSES];     /* Per size class: blocks in this rank's pool. */
 };
 
 struct cst_lease_chunk {
-    struct cst_lease weight; /* on its weight row */
-    struct cst_lease grad;   /* on a block for its gradients */
-    uint32_t n_uses;         /* uses of all its tensors by operators of this rank */
-    uint32_t uses_left;      /* of them, not ended in this micro-batch's backward */
-    uint32_t first_tensor;   /* index into by_chunk */
-    uint32_t n_tensors;      /* its tensors in by_chunk */
-    uint32_t mark;           /* equals leases.mark: used by the operator looked at */
-    bool handed_in;          /* in this micro-batch */
+    struct cst_lease weight; /* Lease on the block with the weights. */
+    struct cst_lease grad;   /* Lease on the block with the gradient. */
+    uint32_t n_uses;         /* Number of uses of its tensors by operators of this rank. */
+    /* Number of these uses whose backward pass has not ended in this micro-batch. */
+    uint32_t uses_left;
+    uint32_t first_tensor; /* Index of its first tensor in cst_leases.by_chunk. */
+    uint32_t n_tensors;    /* Number of its tensors. */
+    uint32_t mark;         /* Equals cst_leases.mark: the operator under inspection uses it. */
+    bool handed_in;        /* Its gradient was handed in in this micro-batch. */
 };
 
+/* A "place" below is an index on the expected way: forward 0 to n_way - 1, backward n_way to 2 *
+ * n_way - 1. */
 struct cst_leases {
-    struct cst_lease_model model;   /* copied; its arrays are borrowed */
-    struct cst_lease_chunk *chunks; /* model.n_chunks of them */
-    uint32_t *by_chunk;             /* tensor numbers, chunk by chunk */
-    uint32_t *op_first;             /* per operator: index into op_chunks; one more at the end */
-    uint32_t *op_chunks;            /* an operator's chunks, without repeats */
-    uint32_t *way;                  /* operators of this rank, in order */
-    uint32_t *place;                /* per operator: its index in way */
-    uint32_t n_way;                 /* entries in way; the way has twice as many places */
-    uint32_t *ahead; /* per place on the way: the first later chunk that it does not use, or NONE */
-    uint32_t *ahead_at;      /* per place: where on the way that is */
-    bool *written;           /* per tensor: has a gradient of this micro-batch */
-    bool *op_done;           /* per operator: its backward ended in this micro-batch */
-    uint32_t *held;          /* chunks whose weight is HELD or ASKED */
-    uint32_t *open;          /* chunks whose grad is HELD or ASKED */
-    uint32_t n_held, n_open; /* entries in held and open */
-    uint32_t n_open_in[CST_LEASE_MAX_CLASSES]; /* of n_open, by size class */
-    uint32_t asked_ahead;                      /* chunk of the FETCH ahead in flight, or NONE */
-    uint32_t mark;                             /* see cst_lease_chunk.mark */
-    struct cst_lease_item *items;              /* what to send, filled by the calls below */
-    uint32_t n_items;                          /* entries in items */
+    struct cst_lease_model model;   /* Copied; its arrays are borrowed. */
+    struct cst_lease_chunk *chunks; /* Per chunk. Owned, as all following arrays. */
+    uint32_t *by_chunk;             /* Numbers of tensors, sorted by chunk. */
+    /* Per operator: index of its first chunk in op_chunks. Has one more entry, for the end. */
+    uint32_t *op_first;
+    uint32_t *op_chunks; /* Chunks of each operator, without repeats. */
+    uint32_t *way;       /* Operators that this rank runs, in the order of declaration. */
+    uint32_t *place;     /* Per operator: its index in way. */
+    uint32_t n_way;      /* Number of entries in way. */
+    /* Per place: the first chunk of a later place that the operator of this place does not use;
+     * CST_LEASE_NONE: there is none. */
+    uint32_t *ahead;
+    uint32_t *ahead_at;      /* Per place: the later place at which that chunk is used. */
+    bool *written;           /* Per tensor: its gradient was written in this micro-batch. */
+    bool *op_done;           /* Per operator: its backward pass ended in this micro-batch. */
+    uint32_t *held;          /* Chunks whose weights are HELD or ASKED. */
+    uint32_t *open;          /* Chunks whose gradient is HELD or ASKED. */
+    uint32_t n_held, n_open; /* Numbers of entries in held and open. */
+    uint32_t n_open_in[CST_LEASE_MAX_CLASSES]; /* Per size class: number of entries in open. */
+    uint32_t asked_ahead;         /* Chunk of the FETCH ahead in flight, or CST_LEASE_NONE. */
+    uint32_t mark;                /* Number of the last inspection, see cst_lease_chunk.mark. */
+    struct cst_lease_item *items; /* Items to send, filled by the functions below. */
+    uint32_t n_items;             /* Number of entries in items. */
 };
 
-/* CST_ENOMEM. On failure nothing is held. */
+/* Prepare the leases of a model; none is held. @model is copied, its arrays are borrowed until
+ * cst_lease_close. CST_ENOMEM: nothing is allocated. */
 int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *model,
                    struct cst_err *err);
 void cst_lease_close(struct cst_leases *leases);
 
-/* All leases are void and a step starts anew (after a sync). */
+/* Forget all leases and begin a new step (after a sync). */
 void cst_lease_forget(struct cst_leases *leases);
 
-/* A step was committed, or a micro-batch has ended: the records of its gradients are wiped. Held
- * weights stay. */
+/* Forget which gradients were written and handed in, because a step was committed or a micro-batch
+ * has ended. Leases on weights stay. */
 void cst_lease_reset_step(struct cst_leases *leases);
 
-/* True while the reply to the FETCH ahead must come before begin can be planned: this operator
- * needs that chunk, or a wrong guess has to be given back to make room. */
+/* Return whether cst_lease_begin(@op) must wait for the reply to the FETCH ahead: the operator
+ * needs that chunk, or it needs something else and the chunk, which is not wanted next, must be
+ * released first to make room. */
 bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward);
 
-/* Plan to say that the FETCH ahead in flight is waited for. */
+/* Plan to tell the daemon that the worker now waits for the FETCH ahead in flight. */
 void cst_lease_want(struct cst_leases *leases);
 
-/* Plan nothing. Before hints, which add to what is planned. */
+/* Remove all planned items. Called before hints, which add items to the list. */
 void cst_lease_clear(struct cst_leases *leases);
 
-/* Plan to say that the weights of @chunk are wanted soon. Nothing is said where they are held, or
- * asked for already. */
+/* Plan to tell the daemon that the weights of @chunk are wanted soon, unless they are HELD or
+ * ASKED.
+ */
 void cst_lease_prefetch(struct cst_leases *leases, uint32_t chunk);
 
-/* Plan to give the weights of @chunk back, if they are held, and to say that they are not wanted
- * soon. No operator that uses them is begun. Nothing is said where they were just asked for. */
+/* Plan to release the weights of @chunk if they are HELD, and to tell the daemon that they are not
+ * wanted soon. Plans nothing if they are ASKED. The operator that has begun must not use them. */
 void cst_lease_evict(struct cst_leases *leases, uint32_t chunk);
 
-/* A tensor of @op whose gradient was handed in already in this micro-batch, or CST_LEASE_NONE. */
+/* Return a tensor of @op whose gradient was already handed in in this micro-batch, or
+ * CST_LEASE_NONE. */
 uint32_t cst_lease_handed_in(const struct cst_leases *leases, uint32_t op);
 
-/* Plan the batch that @op waits for; n_items is 0 where all is held. CST_EPOOL: with the gradients
- * that are open the pool has not enough blocks for it (operators used in another order than
- * declared). */
+/* Plan the batch for which @op waits. n_items is 0 if the operator has everything. CST_EPOOL: the
+ * pool has not enough blocks for the operator and the open gradients, because operators run in
+ * another order than declared. */
 int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struct cst_err *err);
 
-/* Plan what is sent behind a begun operator, without waiting. */
+/* Plan the items that are sent after @op has begun, and for which nobody waits. */
 void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward);
 
-/* @op ends. Plans the hand-in of completed chunks; before it is sent, the stretches of tensors that
- * are not `written` have to be zeroed by the caller. */
+/* End @op, and plan the hand-in of chunks whose gradients are complete. Before the items are sent,
+ * the caller must clear the gradients of their tensors that are not `written`. */
 void cst_lease_end(struct cst_leases *leases, uint32_t op, bool backward);
 
-/* Plan the end of the step; the same duty of zeroing. asked_ahead must be NONE. */
+/* Plan the end of the step. The caller clears gradients as for cst_lease_end. asked_ahead must be
+ * CST_LEASE_NONE. */
 void cst_lease_flush(struct cst_leases *leases);
 
-/* Plan the end of a micro-batch behind which another one comes; the same duty of zeroing, and then
- * cst_lease_reset_step. */
+/* Plan the end of a micro-batch that is not the last one of its step. The caller clears gradients
+ * as for cst_lease_end, sends the items, and then calls cst_lease_reset_step. */
 void cst_lease_turn(struct cst_leases *leases);
 
-/* The daemon granted @item, a FETCH. @hit, for a gradient: the block has this attempt's earlier
- * data. */
+/* The daemon granted @item, a FETCH. @hit, for a gradient: the block still has the data that this
+ * attempt wrote before. */
 void cst_lease_grant(struct cst_leases *leases, const struct cst_lease_item *item,
                      const struct cst_lease *lease, bool hit);
 
-/* @item, a FETCH, was refused: it is not held. */
+/* The daemon refused @item, a FETCH: the chunk is not held. */
 void cst_lease_refuse(struct cst_leases *leases, const struct cst_lease_item *item);
 
-/* Chunks of @op, *n_out of them. Borrowed. */
+/* Return the chunks of @op; *n_out is their number. Borrowed from @leases. */
 const uint32_t *cst_lease_op_chunks(const struct cst_leases *leases, uint32_t op, uint32_t *n_out);
 
 #endif

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights that this worker copies into its pool itself, where the daemon wants that ([gpu] copies =
- * worker): it maps the job's arenas, and a granted lease names a row in them.
+/* Weights that this worker copies into its pool itself, if the daemon is configured so ([gpu]
+ * copies = worker). The worker maps the job's arenas; a granted lease names the row in an arena
+ * from which to copy.
  *
- *   granted --copy--> in the device's queue of copies --await--> the stream is behind it
- *                                                   an operator begins that uses the chunk,
- *                                                   or its lease is to be given back
+ *   granted --copy--> in the device's queue of copies --await--> the stream waits for the copy
+ *                                                   when an operator that uses the chunk begins,
+ *                                                   or when its lease is to be given back
  *
- * So a fence behind the stream is behind the copy too, and RELEASE says that the weights are in the
- * block. Once a sync or the end begins nothing more is copied: the daemon may take the blocks back.
- * No arenas: engines copy, and all of this does nothing. */
+ * A fence that is placed after the await is passed only after the copy. Therefore RELEASE tells the
+ * daemon that the weights are in the block. Once a sync or the end of the job has begun, nothing
+ * more is copied, because the daemon may take the blocks away.
+ *
+ * If the job has no arenas here, the daemon's engines copy, and these functions do nothing. Used by
+ * the job's thread only. */
 #ifndef CST_CLIENT_LOAD_H
 #define CST_CLIENT_LOAD_H
 
@@ -17,54 +21,62 @@
 
 struct cst_job;
 
+/* The row from which a chunk's weights are copied. */
 struct cst_load_home {
-    uint32_t segment; /* of an arena */
-    uint64_t offset;  /* bytes in it */
-    uint64_t bytes;   /* to copy */
+    uint32_t segment; /* The arena's id in messages. */
+    uint64_t offset;  /* Offset in the arena, in bytes. */
+    uint64_t bytes;   /* Number of bytes to copy. */
 };
 
 struct cst_loads {
-    uint32_t n_arenas;          /* 0: engines copy */
-    uint32_t n_mapped;          /* the first of arenas, told to the device */
-    uint32_t *segments;         /* per arena: its id on the wire; owned */
-    struct cst_segment *arenas; /* n_arenas; owned */
-    uint64_t *copies;           /* per chunk: number of its last copy; owned */
-    uint64_t last;              /* number of the newest copy */
-    uint64_t awaited;           /* the stream is behind all copies up to it */
-    bool over;                  /* a sync, or the end, has begun */
+    uint32_t n_arenas;          /* Number of arenas; 0: the engines copy. */
+    uint32_t n_mapped;          /* Number of arenas that are mapped and known to the device. */
+    uint32_t *segments;         /* Per arena: its id in messages. Owned. */
+    struct cst_segment *arenas; /* n_arenas entries. Owned. */
+    uint64_t *copies;           /* Per chunk: number of its last copy. Owned. */
+    uint64_t last;              /* Number of the newest copy. */
+    uint64_t awaited;           /* The stream waits for all copies up to this number. */
+    bool over;                  /* No more copies: a sync or the end has begun. */
 };
 
-/* Room for @n_arenas arenas of a job of @n_chunks chunks; what was there is gone. CST_ENOMEM. */
+/* Prepare for @n_arenas arenas of a job with @n_chunks chunks. Earlier contents are forgotten, and
+ * must not be mapped. CST_ENOMEM. */
 int cst_load_init(struct cst_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
                   struct cst_err *err);
 
-/* Forget the arenas. They are not mapped. */
+/* Free everything. The arenas must not be mapped. */
 void cst_load_close(struct cst_loads *loads);
 
-/* Map the next arena: @fd is the caller's. CST_EPROTO: it is not what the daemon says. */
+/* Map the next arena and make it known to the device. @fd belongs to the caller. CST_EPROTO: the
+ * arena is not as the daemon says; CST_ENOMEM; or a status of the device. */
 int cst_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes,
                  struct cst_err *err);
 
-/* Unmap all arenas. No copy is under way. */
+/* Unmap all arenas. No copy may be under way. */
 void cst_load_unmap(struct cst_job *job);
 
-/* *row: where @home of @chunk is in this process. CST_EPROTO: it is in no arena, or does not fit in
- * a block.
- */
+/* Set *row to the address of @home, the row of @chunk, in this process. CST_EPROTO: the row is in
+ * no arena, or larger than a block. */
 int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_load_home *home,
                   const void **row, struct cst_err *why);
 
-/* Enqueue the copy of @bytes from @row to the block of @lease, on the weights of @chunk. If it
- * fails, or comes too late, the step is void. */
+/* Enqueue the copy of @bytes from @row, the weights of @chunk, to the block of @lease. If this
+ * fails, or a sync has begun, the step is void. */
 int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
                    const struct cst_lease *lease);
 
-/* The stream goes on behind the copies for @op; behind those for what job->leases has planned to
- * give back; behind all, and no more are made before cst_load_resume. If that fails the step is
- * void. */
+/* Let the stream wait for the copies of the chunks of @op. On failure the step is void. */
 int cst_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err);
+
+/* Let the stream wait for the copies of the chunks whose release job->leases has planned. On
+ * failure the step is void. */
 int cst_load_await_planned(struct cst_job *job, struct cst_err *err);
+
+/* Let the stream wait for all copies, and allow no more until cst_load_resume. On failure the step
+ * is void. */
 int cst_load_finish(struct cst_job *job, struct cst_err *err);
+
+/* Allow copies again. */
 void cst_load_resume(struct cst_loads *loads);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A piece of shared memory that the daemon passed as a memfd. It is believed only as far as the
- * kernel confirms it: large enough, and sealed so that nobody can make it smaller under our feet (a
- * SIGBUS). */
+/* A piece of shared memory that the daemon sent as a memfd. The worker checks two properties with
+ * the kernel: the memfd is large enough, and it is sealed against shrinking and growing. Otherwise
+ * another process could shrink it, and an access would raise SIGBUS. */
 #ifndef CST_SEGMENT_H
 #define CST_SEGMENT_H
 
@@ -10,15 +10,16 @@
 #include <stdint.h>
 
 struct cst_segment {
-    void *base;     /* NULL: not mapped */
-    uint64_t bytes; /* mapped */
+    void *base;     /* Address; NULL: not mapped. */
+    uint64_t bytes; /* Length of the mapping. */
 };
 
-/* Map @bytes of @fd, shared and writable; not inherited by forked children. @fd stays the caller's
- * and may be closed. CST_EPROTO: it is not what the daemon says; CST_ENOMEM. */
+/* Map @bytes of @fd, shared and writable. Forked children do not inherit the mapping. @fd belongs
+ * to the caller, who may close it afterwards. CST_EPROTO: the memfd is not as the daemon says;
+ * CST_ENOMEM. */
 int cst_segment_map(struct cst_segment *segment, int fd, uint64_t bytes, struct cst_err *err);
 
-/* Unmap; harmless when it is not mapped. Not to be called in a forked child. */
+/* Unmap the segment, if it is mapped. Must not be called in a forked child. */
 void cst_segment_unmap(struct cst_segment *segment);
 
 #endif
