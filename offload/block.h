@@ -128,6 +128,7 @@ struct cst_pool {
 int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
                   const struct cst_layout *layout, const struct cst_trace *trace,
                   enum cst_core_eviction eviction);
+/* Free the pool's books. Also allowed after a failed cst_pool_init. */
 void cst_pool_close(struct cst_pool *pool);
 
 /* The part whose blocks hold @chunk. */
@@ -170,6 +171,7 @@ struct cst_place cst_pool_place(const struct cst_pool *pool, uint32_t block);
 uint32_t cst_pool_slab(const struct cst_pool *pool, uint32_t block);
 uint64_t cst_pool_offset(const struct cst_pool *pool, uint32_t block);
 
+/* Count the blocks of all size classes by state. */
 void cst_pool_books(const struct cst_pool *pool, struct cst_books *out);
 
 /* Count the blocks of size class @k only. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state machine of one job. It takes an event and fills a list of actions. It does no I/O,
  * starts no threads and reads no clock: the daemon drives it with real engines, tests/sim and the
- * planner drive it with a virtual clock.
+ * planner drive it with a virtual clock. Only one thread may use a core at a time.
  *
  *   event (request, completion, death, tick) -> cst_core_step() -> actions (commands, replies)
  *
@@ -31,7 +31,7 @@
  *        |                |
  *        +- INTERRUPTED <-+  A rank dies or leaves during a step, the accelerator of its pool is
  *        |                |  lost, a deadline passes, or the ranks' hyper-parameters differ:
- *        |                |  waiting requests get EPEERDIED, contributions are dropped, updates of
+ *        |                |  waiting requests are answered, contributions are dropped, updates of
  *        |                |  committed steps go on.
  *        |                |
  *        +- IDLE <--------+  A rank leaves before any other rank has begun the next step: nothing
@@ -423,7 +423,9 @@ struct cst_actions {
     size_t n, capacity;
 };
 
+/* Initialise an empty list. */
 void cst_actions_init(struct cst_actions *actions);
+/* Free the list. The actions own nothing. */
 void cst_actions_close(struct cst_actions *actions);
 
 /* -- the core ------------------------------------------------------------------------------- */
@@ -436,6 +438,7 @@ void cst_actions_close(struct cst_actions *actions);
  *     accelerator that has no room for it.
  *   - CST_ENOMEM. */
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
+/* Free the core; NULL is allowed. Commands in flight are forgotten. */
 void cst_core_close(struct cst_core *core);
 
 /* Process @event and replace the contents of @actions by the resulting actions, which the caller
@@ -556,6 +559,7 @@ struct cst_core_stats {
     uint64_t update_ns, exposed_ns; /* last_update_ns and last_exposed_ns, summed over all steps. */
 };
 
+/* Statistics of a rank, and of the job. */
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 

@@ -65,6 +65,7 @@ struct cst_flights {
     uint32_t n;               /* Commands in flight. */
 };
 
+/* Initialise an empty map, or free one. */
 void cst_flights_init(struct cst_flights *flights);
 void cst_flights_close(struct cst_flights *flights);
 

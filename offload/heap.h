@@ -28,6 +28,7 @@ struct cst_heap {
 
 /* Allocate room for @capacity items. CST_ENOMEM: nothing is owned. */
 int cst_heap_init(struct cst_heap *heap, uint32_t capacity, uint32_t *at);
+/* Free the heap's items; the array of places is the caller's. */
 void cst_heap_close(struct cst_heap *heap);
 
 /* Grow to @capacity items, with @at as the new array of places, to which the caller has copied the

@@ -17,6 +17,7 @@
 
 /* CST_ENOMEM; the caller calls cst_landing_close nevertheless. */
 int cst_landing_open(struct cst_core *core);
+/* Free what cst_landing_open allocated. */
 void cst_landing_close(struct cst_core *core);
 
 /* True if the gradient of @chunk lands: one rank holds the chunk, that rank's pool is on an

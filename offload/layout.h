@@ -260,6 +260,7 @@ struct cst_layout_config {
     const struct cst_layout *base;
 };
 
+/* Initialise an empty model with group 0, all ranks. cst_model_close frees all declarations. */
 void cst_model_init(struct cst_model *model);
 void cst_model_close(struct cst_model *model);
 
@@ -313,6 +314,7 @@ struct cst_operator_hints {
 int cst_model_operator_as(struct cst_model *model, const char *name, const uint32_t *tensors,
                           uint32_t n_tensors, const struct cst_operator_hints *hints,
                           struct cst_err *err);
+/* Declare an operator without hints. */
 int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
                        uint32_t n_tensors, struct cst_err *err);
 
@@ -393,6 +395,7 @@ uint64_t cst_layout_device_want(const struct cst_layout *layout,
  * states. */
 uint64_t cst_layout_device_least(const struct cst_layout *layout,
                                  const struct cst_layout_device *device);
+/* Free the layout's arrays. A zeroed layout is allowed. */
 void cst_layout_close(struct cst_layout *layout);
 
 #define CST_LAYOUT_MAX_CANDIDATES 200

@@ -29,6 +29,7 @@ int cst_names_reserve(struct cst_names *names, const struct cst_model *model, cs
 void cst_names_add(struct cst_names *names, const struct cst_model *model, cst_name_fn name_of,
                    const char *name);
 
+/* Free the index. */
 void cst_names_close(struct cst_names *names);
 
 #endif

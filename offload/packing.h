@@ -100,6 +100,7 @@ static inline uint64_t cst_align_up(uint64_t n, uint64_t to)
  * world. CST_ENOMEM. On failure nothing is owned. */
 int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
+/* Free all arrays. */
 void cst_packing_close(struct cst_packing *packing);
 
 /* Pack the items into chunks of the classes in @sizes, the last of which must hold the largest

@@ -340,6 +340,7 @@ uint32_t cst_core_copier(const struct cst_core *core, uint32_t rank, uint32_t ch
 
 /* -- ranks.c: ranks and attempts ------------------------------------------------------------ */
 
+/* Handle CST_EV_ATTACH, HANGUP, DEAD, LEAVE and SYNC. */
 void cst_ranks_attach(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_dead(struct cst_core *core, const struct cst_event *event);
@@ -425,6 +426,7 @@ uint32_t cst_group_number(const struct cst_core *core, uint32_t chunk);
 
 /* -- fetch.c: requests for blocks ------------------------------------------------------------- */
 
+/* Handle CST_EV_FETCH_WEIGHT, FETCH_GRAD and WANT. */
 void cst_fetch_weight(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_grad(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
@@ -450,6 +452,7 @@ void cst_fetch_pump(struct cst_core *core);
 
 /* -- residency.c: what is in the blocks ------------------------------------------------------- */
 
+/* Handle CST_EV_RELEASE, PREFETCH and EVICT. */
 void cst_residency_release(struct cst_core *core, const struct cst_event *event);
 void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event);
 void cst_residency_evict(struct cst_core *core, const struct cst_event *event);
@@ -528,6 +531,7 @@ const char *cst_prefetch_check(const struct cst_rank *rank);
 
 /* -- schedule.c: gradients -------------------------------------------------------------------- */
 
+/* Handle CST_EV_HAND_IN and ACCUMULATE. */
 void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
 void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *event);
 
@@ -610,8 +614,10 @@ int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row r
 /* True if the rows of @chunk belong to the base job. */
 bool cst_states_is_base(const struct cst_core *core, uint32_t chunk);
 
+/* Handle CST_EV_READ and WRITE. */
 void cst_states_read(struct cst_core *core, const struct cst_event *event);
 void cst_states_write(struct cst_core *core, const struct cst_event *event);
+/* Handle the completion of a READ's copy, and of a WRITE. */
 void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
 void cst_states_written(struct cst_core *core, const struct cst_flight *flight,

@@ -39,6 +39,7 @@ struct cst_phase {
  * phase is unchanged. */
 int cst_phase_set(struct cst_phase *phase, uint32_t n_chunks, const uint32_t *entries,
                   const uint8_t *chances, uint32_t n);
+/* Free the phase and reset it to an empty one. */
 void cst_phase_close(struct cst_phase *phase);
 
 /* First position of @entry at or after @from, or CST_PHASE_NOWHERE. O(log n). */

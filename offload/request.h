@@ -50,6 +50,7 @@ struct cst_requests {
     uint32_t *late_at;    /* Per request: its place in `late`; owned. */
 };
 
+/* Initialise an empty array of requests, or free one. */
 void cst_requests_init(struct cst_requests *requests);
 void cst_requests_close(struct cst_requests *requests);
 
@@ -71,8 +72,11 @@ uint32_t cst_requests_next_late(const struct cst_requests *requests);
 /* The request with @tag, or CST_NO_REQUEST. */
 uint32_t cst_requests_find(const struct cst_requests *requests, uint64_t tag);
 
+/* Initialise an empty queue. */
 void cst_queue_init(struct cst_queue *queue);
+/* True if the queue has no requests. */
 bool cst_queue_empty(const struct cst_queue *queue);
+/* Append @request, which must be in no queue. */
 void cst_queue_push(struct cst_requests *requests, struct cst_queue *queue, uint32_t request);
 /* Take out the first request; CST_NO_REQUEST: there is none. */
 uint32_t cst_queue_pop(struct cst_requests *requests, struct cst_queue *queue);

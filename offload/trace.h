@@ -51,6 +51,7 @@ struct cst_trace {
 /* Start with the declared order of the operators that @rank runs. CST_ENOMEM: nothing is owned. */
 int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
                    const struct cst_model *model, uint32_t rank);
+/* Free the phases and the record. */
 void cst_trace_close(struct cst_trace *trace);
 
 /* Record that the rank asked for the chunk's weights or, with @grad, opened its gradient. False:

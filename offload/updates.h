@@ -16,6 +16,7 @@
 
 /* -- commit.c: the step ----------------------------------------------------------------------- */
 
+/* Handle CST_EV_STEP. */
 void cst_commit_step(struct cst_core *core, const struct cst_event *event);
 
 /* Issue the NORM if all gradients are reduced and no WRITE is in flight. */
@@ -58,6 +59,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
  * CST_ENOMEM. The caller calls cst_rooms_close in any case. */
 int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
                    struct cst_err *err);
+/* Free the books of all rooms. */
 void cst_rooms_close(struct cst_core *core);
 /* All updates of a step are issued: the next update is number 1 of a new order, with the k that is
  * set then. */
@@ -124,6 +126,7 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
  * it. */
 void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
 
+/* Handle CST_EV_PREPARE. */
 void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
 /* CST_EMISMATCH: @rank's STEP differs from what was prepared, or from the begun updates. */
 int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
@@ -158,6 +161,7 @@ void cst_exposure_all_issued(struct cst_core *core);
 /* A command that ends an update is done. */
 void cst_exposure_done(struct cst_core *core);
 
+/* Fill in the statistics about rounds and durations of updates. */
 void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out);
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_exposure_check(const struct cst_core *core);

@@ -41,12 +41,14 @@ struct cst_victims {
 /* Make room for ids below @n_blocks. CST_ENOMEM: nothing is owned. */
 int cst_victims_init(struct cst_victims *victims, uint32_t n_blocks,
                      enum cst_core_eviction eviction);
+/* Free the books. */
 void cst_victims_close(struct cst_victims *victims);
 
 /* Block @id may be evicted, or what is known about it has changed. */
 void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_victim *victim);
 /* Block @id may not be evicted. No effect if it is not there. */
 void cst_victims_remove(struct cst_victims *victims, uint32_t id);
+/* True if block @id may be evicted. */
 bool cst_victims_have(const struct cst_victims *victims, uint32_t id);
 
 /* The best block to evict at time @now; UINT32_MAX: none. @limit: only blocks that are used after

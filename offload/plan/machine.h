@@ -54,6 +54,7 @@ struct cst_machine {
 /* Initialise with @n_links links; link i is that of the rates' devices[kinds[i]]. CST_ENOMEM. */
 int cst_machine_init(struct cst_machine *machine, const struct cst_rates *rates,
                      const uint32_t *kinds, uint32_t n_links);
+/* Free the machine's arrays; the efforts are the caller's. */
 void cst_machine_close(struct cst_machine *machine);
 
 /* Advance to @now; no effort may end before. */

@@ -13,8 +13,7 @@
 #define NONE UINT32_MAX
 #define DEFAULT_EVENTS 600000
 #define ANY_PRICE                                                                                  \
-    16 /* If there is no other plan, its simulation may use this many times the events of the      \
-          search. */
+    16 /* If there is no other plan, its simulation may use this many times max_events. */
 #define HOST_GRAIN 4096 /* Simulated accelerators allocate pages of the host. */
 #define MOST_ACTIVATIONS (UINT64_MAX / 4)
 #define MOST_COMPUTE_NS 1e16 /* 116 days. */

@@ -48,9 +48,12 @@
 #define CST_PLAN_NOISE                                                                             \
     0.01 /* Of plans whose steps differ by less than this share only one is shown. */
 #define CST_PLAN_WORDS 192
-#define CST_PLAN_JOB_EVENTS                                                                        \
-    200000 /* Value of max_events for plans of jobs; `cistern plan` uses it to find the same. */
-#define CST_PLAN_NO_LIMIT UINT64_MAX /* Value for bytes of a budget: no limit. 0: no bytes. */
+/* Value for bytes of a budget: no limit. 0: no bytes. */
+/* \ 200000 /* Value of max_events fo */
+#define CST_PLAN_JOB_EVENTSplans                                                                   \
+    of jobs;                                                                                       \
+    `cistern plan` uses it to find the same.*/
+#define CST_PLAN_NO_LIMIT UINT64_MAX
 /* Value of update_room and device_states: chosen by the planner. */
 #define CST_PLAN_ROOM_AUTO UINT64_MAX
 
@@ -213,6 +216,7 @@ int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *e
  *   - CST_EINVAL, CST_ENOMEM. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
                     struct cst_err *err);
+/* Free the rows of all plans. */
 void cst_plans_close(struct cst_plans *plans);
 
 /* Simulate @choice once more, for its timeline or with another number of steps. @n_steps: as in

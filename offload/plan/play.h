@@ -229,11 +229,15 @@ struct cst_play {
 
 /* Note a failure. The first one ends the simulation. */
 void cst_play_fail(struct cst_play *play, const struct cst_err *err);
+/* End the simulation with CST_ENOMEM. */
 void cst_play_out_of_memory(struct cst_play *play);
+/* Set a timer @delay ns from now; out of memory ends the simulation. */
 void cst_play_timer(struct cst_play *play, uint64_t delay, enum cst_play_timer kind, uint64_t arg);
+/* Start or resume @effort; out of memory ends the simulation. */
 void cst_play_start(struct cst_play *play, struct cst_effort *effort);
 /* Pass an event to the core and carry out its actions. */
 void cst_play_event(struct cst_play *play, struct cst_event *event);
+/* Report an interval from @begin to now, if the caller wants intervals. */
 void cst_play_interval(struct cst_play *play, enum cst_lane_kind lane, uint32_t number,
                        uint32_t what, bool backward, uint64_t begin);
 /* Rates of the GPU whose link is @device; CST_NONE: rates of the processor. */
@@ -250,17 +254,25 @@ void cst_play_count(struct cst_play *play, const struct cst_play_command *c,
                     const struct cst_command *command);
 
 /* engines.c */
+/* Allocate the engines and the ring of commands. CST_ENOMEM: the caller calls
+ * cst_play_engines_close nevertheless. */
 int cst_play_engines_open(struct cst_play *play);
 void cst_play_engines_close(struct cst_play *play);
+/* The core has issued @command: send it to its engine. */
 void cst_play_submit(struct cst_play *play, const struct cst_command *command);
+/* The message with the command, or the completion that it waited for, has reached its engine. */
 void cst_play_arrived(struct cst_play *play, uint64_t ticket);
+/* The engine has executed the command: wake what waits for it and tell the daemon. */
 void cst_play_ended(struct cst_play *play, struct cst_play_command *command);
+/* The daemon sees the completion: pass it to the core and free the command. */
 void cst_play_done(struct cst_play *play, uint64_t ticket);
 
 /* stream.c */
 /* The worker copies the weights of @chunk into the block that it was granted. */
 void cst_play_copy_weights(struct cst_play_worker *worker, uint32_t chunk, uint64_t bytes);
+/* The worker's running copy has ended: start the next one. */
 void cst_play_copied(struct cst_play_worker *worker);
+/* Append an entry to the stream. */
 void cst_play_enqueue(struct cst_play_worker *worker, const struct cst_play_entry *entry);
 /* Begin a computation now. */
 void cst_play_compute(struct cst_play_worker *worker, const struct cst_play_entry *entry);
@@ -268,12 +280,16 @@ void cst_play_compute(struct cst_play_worker *worker, const struct cst_play_entr
 bool cst_play_run_stream(struct cst_play_worker *worker);
 
 /* worker.c */
+/* Initialise the worker of @rank. CST_EINVAL, CST_ENOMEM; the caller calls cst_play_worker_close
+ * nevertheless. */
 int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *err);
 void cst_play_worker_close(struct cst_play_worker *worker);
 /* All ranks have synced: begin. */
 void cst_play_worker_run(struct cst_play_worker *worker, uint64_t attempt);
+/* The core has answered an item of a batch. */
 void cst_play_worker_reply(struct cst_play_worker *worker, uint32_t batch, uint32_t item,
                            const struct cst_reply *reply);
+/* A message from or to the worker has arrived. */
 void cst_play_worker_timer(struct cst_play_worker *worker, enum cst_play_timer kind,
                            uint32_t batch);
 /* One of the worker's efforts has ended. */

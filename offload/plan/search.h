@@ -78,7 +78,8 @@ struct cst_search {
     uint64_t grain;       /* Granularity of accelerators' memory in bytes. */
     uint64_t room_wish;   /* update_room of the configuration, or what its device_states imply. */
     bool splits; /* The search now tries states that stay on accelerators, as its own choice. */
-    uint64_t without_ns; /* Fastest step without such states; UINT64_MAX: nothing fits. */
+    /* Fastest step without states on accelerators; UINT64_MAX: nothing fits. */
+    uint64_t without_ns;
     uint32_t world;
     /* Number of ranks that the simulated one represents; 1: all ranks are simulated. */
     uint32_t stands_for;
@@ -110,6 +111,7 @@ int cst_search_open(struct cst_search *search, const struct cst_plan_config *con
 /* Build the layout of the point; the caller closes *out. Statuses as cst_layout_build. */
 int cst_search_layout(struct cst_search *search, const struct cst_plan_try *try,
                       struct cst_layout *out, struct cst_err *err);
+/* The configuration of the point's layout. */
 struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
                                                   const struct cst_plan_try *try);
 
@@ -205,8 +207,10 @@ int cst_search_play(const struct cst_search *search, const struct cst_plan_try *
                     struct cst_replay_result *out, struct cst_err *err);
 
 /* words.c */
+/* The bottleneck of the point, as a constant string. */
 const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
                              const struct cst_layout *layout);
+/* Why @loser is not better than @best: one sentence with numbers. */
 void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try *best,
                     char words[CST_PLAN_WORDS]);
 /* Why the best point keeps so many states on accelerators, if the planner chose that. */

@@ -21,6 +21,7 @@ struct cst_timers {
     uint64_t sequence;      /* Last assigned sequence number. */
 };
 
+/* Initialise an empty set of timers, or free one. */
 void cst_timers_init(struct cst_timers *timers);
 void cst_timers_close(struct cst_timers *timers);
 
