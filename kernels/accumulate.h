@@ -40,6 +40,7 @@ typedef double (*cst_accumulate_fn)(size_t n, uint32_t n_src, const uint16_t *co
  * cst_accumulate_fn. */
 typedef double (*cst_accumulate_sum_fn)(size_t n, const float *sum, float *dst);
 
+/* The variants of cst_accumulate_fn for each instruction set. */
 double cst_accumulate_ref(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                           float *dst);
 double cst_accumulate_avx2(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
@@ -47,6 +48,7 @@ double cst_accumulate_avx2(size_t n, uint32_t n_src, const uint16_t *const *src,
 double cst_accumulate_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                              float *dst);
 
+/* The variants of cst_accumulate_sum_fn for each instruction set. */
 double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst);
 double cst_accumulate_sum_avx2(size_t n, const float *sum, float *dst);
 double cst_accumulate_sum_avx512(size_t n, const float *sum, float *dst);

@@ -34,6 +34,7 @@ struct cst_budget_debt {
     int64_t owed_ns;
 };
 
+/* A budget of one engine, shared by its team and its lanes. */
 struct cst_budget {
     /* Share of the time that is left to copies, 0 to CST_BUDGET_MAX_SHARE. Constant. */
     double share;

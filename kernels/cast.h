@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Convert one value. The conversion is exact. */
 static inline float cst_bf16_to_fp32(uint16_t h)
 {
     uint32_t u = (uint32_t)h << 16;
@@ -22,6 +23,7 @@ static inline float cst_bf16_to_fp32(uint16_t h)
     return f;
 }
 
+/* Round one value to nearest even. */
 static inline uint16_t cst_fp32_to_bf16(float f)
 {
     uint32_t u;
@@ -33,9 +35,12 @@ static inline uint16_t cst_fp32_to_bf16(float f)
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
+/* Round @n values of @src to bf16. Rows may begin at any whole element and do not overlap. */
 typedef void (*cst_cast_fn)(size_t n, const float *src, uint16_t *dst);
+/* Convert @n values of @src to fp32. Rows may begin at any whole element and do not overlap. */
 typedef void (*cst_upcast_fn)(size_t n, const uint16_t *src, float *dst);
 
+/* The variants of cst_cast_fn and cst_upcast_fn for each instruction set. */
 void cst_cast_ref(size_t n, const float *src, uint16_t *dst);
 void cst_cast_avx2(size_t n, const float *src, uint16_t *dst);
 void cst_cast_avx512(size_t n, const float *src, uint16_t *dst);

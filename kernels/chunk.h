@@ -22,6 +22,7 @@
 /* Number of rows of a chunk, including the second weight row. */
 #define CST_CHUNK_N_ROWS (CST_ROW_COUNT + 1)
 
+/* A checked chunk with its requested rows. It is valid while its segments are held. */
 struct cst_chunk {
     struct cst_table_chunk *entry; /* The entry of the chunk in the table, with its marks. */
     /* Table, chunk index, and the requested rows that are in host memory. mark is 0 and kernels is

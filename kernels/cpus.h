@@ -10,6 +10,7 @@
 #include <hwloc.h>
 #include <stdint.h>
 
+/* The processors of one NUMA node. Constant between open and close. */
 struct cst_cpus {
     hwloc_topology_t topology;
     /* PUs of the node that this process may use. If there are none, the PUs of all nodes. */
@@ -23,6 +24,7 @@ struct cst_cpus {
 /* Inspect the machine. @node is the number that the system gives to the NUMA node. CST_EINTERNAL:
  * hwloc failed; CST_ENOMEM. */
 int cst_cpus_open(struct cst_cpus *cpus, unsigned node, struct cst_err *err);
+/* Release what cst_cpus_open allocated. */
 void cst_cpus_close(struct cst_cpus *cpus);
 
 /* Pin the calling thread to core @core modulo n_cores. Returns false if the system refuses; the

@@ -53,6 +53,7 @@ struct cst_job {
     struct cst_job *link; /* Next task of the class. */
 };
 
+/* Settings of a crew. */
 struct cst_crew_config {
     /* Name of the threads, at most 9 characters; they are called "name-0" and so on. */
     const char *name;
@@ -63,6 +64,7 @@ struct cst_crew_config {
     void *arg; /* Argument of start. */
 };
 
+/* The tasks of one class, in the order in which they are run. */
 struct cst_crew_queue {
     /* Task whose pieces are being taken. NULL: no task of the class has pieces left to take. No
      * other task of the class has begun. */
@@ -70,6 +72,7 @@ struct cst_crew_queue {
     struct cst_job *tail; /* Last task of the queue. Valid if head is not NULL. */
 };
 
+/* A crew. Private to crew.c, except for config and n_started. */
 struct cst_crew {
     struct cst_crew_config config;
     pthread_mutex_t mutex; /* Guards the fields below, and the crew's fields of tasks. */

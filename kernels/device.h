@@ -35,6 +35,7 @@ struct cst_addr {
     uint64_t offset;           /* Bytes from the start of the memory. */
 };
 
+/* Kinds of conversions of CONVERT. */
 enum cst_device_conversion {
     CST_CONVERT_STATES, /* fp32 values to master weights, bf16 weights, and zeroed moments */
     CST_CONVERT_WEIGHT, /* fp32 values to bf16 */
@@ -161,6 +162,7 @@ struct cst_device_ops {
                   struct cst_tile_done *done, struct cst_err *err);
 };
 
+/* An open device. */
 struct cst_device {
     const struct cst_device_ops *ops; /* Table of the device. */
     void *state;                      /* State of the table's functions. */

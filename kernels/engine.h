@@ -10,6 +10,7 @@
 
 #include "kernels/device.h"
 
+/* Settings of an engine. */
 struct cst_engine_config {
     int sock;                             /* Socket to the daemon; borrowed. */
     const struct cst_device_ops *ops;     /* Table of the device. */

@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 
+/* Description of an engine program. */
 struct cst_engine_program {
     const char *name; /* Name of the program, such as "cistern-engine-host". */
     /* Sentence of --help about the program, up to the words "for cisternd". */

@@ -17,6 +17,7 @@
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
 
+/* The state of an engine; owned by the loop thread. */
 struct cst_engine {
     struct cst_engine_config config;
     /* SETUP was received. Before that, only config, outbox and buf are valid. */

@@ -37,6 +37,7 @@ CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
     return at;
 }
 
+/* Load the group at @at as fp32. */
 CST_MEMORY_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
                                        const struct cst_update_moment *at,
                                        struct cst_vec out[CST_VEC_GROUP])

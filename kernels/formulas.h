@@ -33,6 +33,7 @@ struct cst_formula_states {
     struct cst_vec v; /* exp_avg_sq, if the optimizer has it */
 };
 
+/* Copy each scalar to every lane. */
 CST_INLINE void cst_formula_broadcast(struct cst_formula_scalars *out,
                                       const struct cst_update_scalars *scalars)
 {

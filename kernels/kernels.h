@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 
+/* The kernels of one instruction set. */
 struct cst_kernels {
     const char *isa;      /* Name of the instruction set: "ref", "avx2" or "avx512". */
     bool (*usable)(void); /* Returns whether this CPU and operating system support the row. */

@@ -20,6 +20,7 @@ struct cst_mail {
     struct cst_mail *next; /* Next mail in the mailbox; set by the mailbox. */
 };
 
+/* A mailbox: a list of mails and its file descriptor. */
 struct cst_mailbox {
     pthread_mutex_t mutex; /* Guards head and tail. */
     struct cst_mail *head; /* Oldest mail. */

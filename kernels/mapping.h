@@ -17,6 +17,8 @@
 /* Bytes that are populated at a time. An urgent copy may have to wait for one piece. */
 #define CST_MAPPING_PIECE (4u << 20)
 
+/* A segment of the engine with its mapping. Fields without another rule belong to the loop
+ * thread. */
 struct cst_mapping {
     /* Entry of the segment in the set. First member, so a pointer to it is a pointer to the
      * mapping. */

@@ -75,6 +75,7 @@ CST_INLINE struct cst_vec cst_mx8_scale(unsigned which, uint32_t exponent)
         cst_vec_set_bits(exponent > CST_MX8_MAX_EXPONENT ? CST_UPDATE_NAN : bits));
 }
 
+/* Returns the bits of |x|. */
 CST_INLINE struct cst_vec_bits cst_mx8_magnitude(struct cst_vec x)
 {
     return cst_vec_and(cst_vec_to_bits(x), cst_vec_set_bits(0x7fffffffu));
@@ -88,6 +89,7 @@ struct cst_mx8_block {
     struct cst_vec_bits unit; /* Bit pattern of the smallest normal value. */
 };
 
+/* Returns the constants for a block with exponent @exponent. */
 CST_INLINE struct cst_mx8_block cst_mx8_block_of(unsigned which, uint32_t exponent)
 {
     uint32_t least = cst_mx8_least(which);

@@ -22,6 +22,7 @@ struct cst_completion {
     struct cst_completion *next; /* Next younger completion. */
 };
 
+/* Messages and completions that wait for the socket. */
 struct cst_outbox {
     int sock;  /* A SOCK_SEQPACKET socket; borrowed. */
     bool full; /* The socket takes no more messages until it is writable. */
@@ -30,6 +31,7 @@ struct cst_outbox {
     struct cst_completion *completions, **completions_tail;
 };
 
+/* Initialise an empty outbox for @sock, which is borrowed. */
 void cst_outbox_init(struct cst_outbox *outbox, int sock);
 
 /* Free the messages and completions without sending them. */

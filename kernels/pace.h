@@ -35,6 +35,7 @@ struct cst_pace_spec {
  * another form; CST_ENOMEM. */
 int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *err);
 
+/* A rate, and the current stretch of work. */
 struct cst_pace {
     pthread_mutex_t mutex; /* Guards the fields below rate. */
     double rate;           /* Units (bytes or elements) per second. 0: no limit. Constant. */
@@ -46,6 +47,7 @@ struct cst_pace {
 
 /* Initialise a pace. With @rate 0, all functions below do nothing. */
 void cst_pace_init(struct cst_pace *pace, uint64_t rate);
+/* Release the pace. No thread is inside. */
 void cst_pace_close(struct cst_pace *pace);
 
 /* The calling thread begins a piece of work at @now_ns. Any thread. */

@@ -32,6 +32,7 @@ struct cst_philox_keys {
     uint32_t v[CST_PHILOX_ROUNDS][2];
 };
 
+/* Compute the keys of all rounds from the key @seed. */
 CST_INLINE void cst_philox_schedule(struct cst_philox_keys *keys, uint64_t seed)
 {
     uint32_t low = (uint32_t)seed;

@@ -34,6 +34,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* Options of --rates. */
 struct cst_engine_rates_options {
     int node;              /* NUMA node; -1: the default. */
     unsigned threads;      /* Size of the team; 0: all cores. */

@@ -9,6 +9,7 @@
 
 #include "kernels/segments.h"
 
+/* The undo slots of an engine. */
 struct cst_recovery {
     struct cst_undo_slot *slots; /* The slots of the undo segment; borrowed. */
     uint32_t n_slots;            /* Number of slots; one per thread of the team, or more. */

@@ -12,12 +12,14 @@
 #include "kernels/device.h"
 #include "proto/table.h"
 
+/* States of a segment. */
 enum cst_segment_state {
     CST_SEGMENT_ADDING,   /* no command may use the segment yet */
     CST_SEGMENT_READY,    /* commands may use the segment */
     CST_SEGMENT_DROPPING, /* no new uses; the segment is unmapped when the last use ends */
 };
 
+/* A segment of an engine. The loop thread owns it. */
 struct cst_segment {
     uint32_t id;                  /* Id, never 0. */
     enum cst_segment_state state; /* State, as in the diagram above. */
@@ -26,12 +28,14 @@ struct cst_segment {
     uint32_t n_uses;
 };
 
+/* The set of segments. */
 struct cst_segments {
     struct cst_segment **v; /* Owned array of borrowed segments, sorted by id. */
     uint32_t n;             /* Number of segments. */
     uint32_t capacity;      /* Capacity of v. */
 };
 
+/* Initialise an empty set. */
 void cst_segments_init(struct cst_segments *segments);
 
 /* Free the set. The segments belong to their owners. */

@@ -44,6 +44,7 @@ struct cst_ticket {
     struct cst_ticket *next_ready; /* Next ticket of the ready list. */
 };
 
+/* The set of pending tickets. */
 struct cst_tickets {
     struct cst_ticket *buckets[CST_TICKETS_BUCKETS]; /* Pending tickets, hashed by number. */
     struct cst_ticket *ready, **ready_tail;          /* Ready list, first in first out. */
@@ -53,6 +54,7 @@ struct cst_tickets {
     uint64_t n_failures;                     /* Number of failures so far. */
 };
 
+/* Initialise an empty set. */
 void cst_tickets_init(struct cst_tickets *tickets);
 
 /* Add @ticket under @number, with the dependencies @after. CST_EEXIST: a ticket with that number is

@@ -8,6 +8,7 @@
 #include "cistern/status.h"
 #include "proto/traffic.h"
 
+/* The mapped table of an engine. */
 struct cst_engine_traffic {
     struct cst_traffic *slots; /* Mapped slots. NULL: the daemon gave no table. */
     uint32_t n_slots;          /* Number of slots. */

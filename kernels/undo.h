@@ -46,6 +46,7 @@
 struct cst_tile;      /* Defined in kernels/tile.h. */
 struct cst_tile_work; /* Defined in kernels/tile.h. */
 
+/* What a slot holds. */
 enum cst_undo_kind {
     CST_UNDO_UPDATE = 1, /* Holds master, moments, and a gradient that the weights overwrite. */
     /* Holds a bf16 grad row that is one of the sources of the reduction. */
@@ -61,6 +62,7 @@ union cst_undo_grads {
     alignas(64) float fp32[CST_TILE_ELEMS];
 };
 
+/* The undo slot of one thread. */
 struct cst_undo_slot {
     struct cst_update_undo states; /* UPDATE, FUSED: the group that is being changed. */
     /* REDUCE, ACCUMULATE: number of elements in `grads`; 0: none. */

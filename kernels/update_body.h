@@ -29,6 +29,7 @@ ALWAYS_INLINE unsigned n_moments(struct way way)
     return way.optimizer == CST_OPTIMIZER_ADAMW || way.optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
 }
 
+/* Returns whether the rounding takes random words. */
 ALWAYS_INLINE bool takes_random(struct way way)
 {
     return way.moments != CST_MOMENTS_FP32 && way.rounding == CST_ROUNDING_STOCHASTIC;

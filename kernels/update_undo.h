@@ -35,6 +35,7 @@ struct cst_update_old {
     uint8_t exponents[2];                        /* mx8: exponents of the block. */
 };
 
+/* The undo state of one running update. */
 struct cst_update_undo {
     alignas(64) _Atomic uint32_t held; /* The held group, as cst_update_undo_word; 0: none. */
     uint32_t base; /* Number of the first element of the update, below 2^16. Set by the caller. */
@@ -48,6 +49,8 @@ static inline uint32_t cst_update_undo_word(uint32_t first, uint32_t n, uint32_t
     return first | n << 16 | buffer << 24;
 }
 
+/* The parts of a word of cst_update_undo_word: number of the first element, number of elements,
+ * buffer. */
 static inline uint32_t cst_update_undo_first(uint32_t word)
 {
     return word & 0xffffu;

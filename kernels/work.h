@@ -58,6 +58,7 @@ struct cst_work_row {
     struct cst_place place;
 };
 
+/* A command of the engine. */
 struct cst_work {
     struct cst_ticket ticket; /* Number of the command and its dependencies. */
     struct cst_job job;       /* The pieces of the command. */

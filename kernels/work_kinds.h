@@ -7,6 +7,7 @@
 
 #include "kernels/work.h"
 
+/* The functions and properties of one kind of command. */
 struct cst_work_kind {
     const char *name;          /* Name for messages. */
     uint32_t min_src, max_src; /* Smallest and largest number of sources. */
@@ -53,6 +54,7 @@ uint64_t cst_work_cut(struct cst_work *work, uint64_t total, uint64_t grain);
 uint64_t cst_work_share(const struct cst_work *work, uint64_t piece, uint64_t total,
                         uint64_t *first);
 
+/* Returns @addr moved forward by @bytes. */
 static inline struct cst_addr cst_work_ahead(struct cst_addr addr, uint64_t bytes)
 {
     return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + bytes};
@@ -73,6 +75,8 @@ int cst_work_find_chunk(struct cst_work *work, unsigned rows);
 /* cst_work_find_contribution resolves and holds contribution @i, a bf16 row of cst_work_src_bytes
  * bytes. */
 int cst_work_find_contribution(struct cst_work *work, uint32_t i);
+
+/* Returns the bytes of a contribution to the chunk, which is bf16. */
 uint64_t cst_work_src_bytes(const struct cst_work *work);
 
 /* Divide the chunk into pieces and return their number. 0: the chunk carries the mark already, or

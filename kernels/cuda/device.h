@@ -8,6 +8,7 @@
 
 #include "kernels/device.h"
 
+/* The table of the device "cuda". */
 extern const struct cst_device_ops cst_cuda_ops;
 
 #endif

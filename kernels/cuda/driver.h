@@ -83,6 +83,7 @@
     CALL(cuFuncSetAttribute, 9000)                                                                 \
     CALL(cuLaunchKernel, 4000)
 
+/* The opened driver: a function pointer for each entry point, with its name. */
 struct cst_cuda_driver {
     void *library; /* Handle from dlopen. */
     int version;   /* Version of the driver, as cuDriverGetVersion counts. */

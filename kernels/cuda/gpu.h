@@ -29,6 +29,7 @@ struct cst_gpu_stage {
     (CST_GPU_STAGE_TILES_AT + CST_GPU_STAGE_TILES * sizeof(struct cst_cuda_tile))
 #define CST_GPU_STAGE_BYTES (CST_GPU_STAGE_SUMS_AT + CST_GPU_STAGE_TILES * sizeof(double))
 
+/* The state of the device "cuda". */
 struct cst_gpu {
     struct cst_cuda_driver driver;
     struct cst_cuda_kernels kernels;     /* Kernels of the GPU. */

@@ -19,6 +19,7 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/driver.h"
 
+/* The loaded kernels. Valid in the context into which they were loaded. */
 struct cst_cuda_kernels {
     const struct cst_cuda_driver *driver; /* Driver; borrowed. */
     /* The fatbinary, loaded into the context of cst_cuda_kernels_open. */
@@ -31,6 +32,7 @@ struct cst_cuda_kernels {
  * same context. */
 int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cuda_driver *driver,
                           struct cst_err *err);
+/* Unload the kernels. The context into which they were loaded is current. */
 void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels);
 
 /* Update each of @n_tiles tiles as kernels/update.h says: update->rows (device addresses of the

@@ -12,11 +12,13 @@
  * pieces. */
 #define CST_GPU_REGISTRATION (256u << 20)
 
+/* Map host memory. The engines of nodes bind and populate it. */
 int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err);
 
 /* Register all of @mem, in pieces. On failure no piece stays registered. */
 int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_err *err);
 
+/* Map GPU memory of this or another GPU, or create it. */
 int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem *mem,
                    struct cst_err *err);
 
@@ -28,6 +30,7 @@ void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem);
 int cst_gpu_enqueue_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst,
                          struct cst_addr src, uint64_t bytes, struct cst_err *err);
 
+/* cst_gpu_copy and cst_gpu_fill copy or clear @bytes of host or GPU memory and wait for the end. */
 int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
                  uint64_t bytes, struct cst_err *err);
 int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint64_t bytes,

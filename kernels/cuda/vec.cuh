@@ -17,10 +17,12 @@
 #define CST_VEC_GROUP 2  /* Number of vectors in a group. */
 #define CST_VEC_UNROLL _Pragma("unroll")
 
+/* One fp32 lane of a vector; each thread of the half-warp has one. */
 struct cst_vec {
     float x;
 };
 
+/* One lane as 32 bits. */
 struct cst_vec_bits {
     uint32_t x;
 };
@@ -138,6 +140,7 @@ CST_INLINE cst_vec_bits cst_vec_if_less(cst_vec x, cst_vec y, cst_vec_bits a, cs
 
 /* -- memory --------------------------------------------------------------------------------- */
 
+/* Kind of memory that a load or store accesses. */
 enum cst_vec_memory {
     CST_VEC_ROWS, /* Global memory that is read and written once in a step. */
     /* Shared memory of the block. Accesses with a cache hint are ld.global and st.global and cannot
