@@ -44,6 +44,7 @@ __attribute__((always_inline)) static inline double run(struct input in, size_t 
     double lanes[CST_REDUCE_LANES];
     size_t i = 0;
 
+    /* Without operands, the loop of single elements stores zeros. */
     for (; (in.sum != NULL || in.n_src > 0) && i + 16 <= n; i += 16) {
         accumulate8(in, i, dst, &acc[0], &acc[1]);
         accumulate8(in, i + 8, dst, &acc[2], &acc[3]);

@@ -43,6 +43,7 @@ int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst
                            "segment %u holds no table: magic 0x%" PRIx64 ", %" PRIu64 " bytes", id,
                            h->magic, h->total_bytes);
     }
+    /* Each part must end before the next one begins, which excludes overlaps as well. */
     if (!fits(h->chunks_bytes, h->n_chunks, sizeof(struct cst_table_chunk), sizeof *h,
               h->spans_bytes) ||
         !fits(h->spans_bytes, h->n_spans, sizeof(struct cst_table_span), sizeof *h,

@@ -24,6 +24,7 @@ static int find_usable(struct cst_cpus *cpus, unsigned node, struct cst_err *err
         hwloc_bitmap_intersects(allowed, cpus->usable)) {
         (void)hwloc_bitmap_and(allowed, allowed, cpus->usable);
     }
+    /* A node may have memory only, or none of its processors may be allowed. */
     cpus->node_found = obj != NULL && hwloc_bitmap_intersects(allowed, obj->cpuset);
     if (cpus->node_found) {
         (void)hwloc_bitmap_and(cpus->usable, allowed, obj->cpuset);

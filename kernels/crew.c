@@ -105,6 +105,7 @@ static int start_thread(struct cst_crew *crew, unsigned thread)
         free(start);
         return -1;
     }
+    /* The system limits the name of a thread to 15 characters. */
     (void)snprintf(name, sizeof name, "%.9s-%u", crew->config.name, thread % CST_CREW_MAX_THREADS);
     (void)pthread_setname_np(crew->threads[thread], name);
     return 0;
@@ -173,6 +174,7 @@ void cst_crew_submit(struct cst_crew *crew, struct cst_job *job)
     job->left = job->n_pieces;
     (void)pthread_mutex_lock(&crew->mutex);
     enqueue(&crew->queues[job->class], job);
+    /* No more threads are woken than there are pieces. */
     n_wake = job->n_pieces < crew->n_idle ? job->n_pieces : crew->n_idle;
     while (n_wake-- > 0) {
         (void)pthread_cond_signal(&crew->wake);

@@ -15,7 +15,8 @@ void cst_device_close(struct cst_device *device)
     device->ops->close(device->state);
 }
 
-/* Does [addr.offset, addr.offset + bytes) lie in its memory, at a multiple of @align? */
+/* Check that [addr.offset, addr.offset + @bytes) lies in mapped memory and begins at a multiple of
+ * @align. */
 static int check(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
 {
     const struct cst_mem *mem = addr.mem;
@@ -35,7 +36,7 @@ static int check(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cs
     return CST_OK;
 }
 
-/* Same for what must be host memory. */
+/* Check @addr in this way, and that it is host memory. */
 static int check_host(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
 {
     int rc = check(addr, bytes, align, err);
@@ -130,7 +131,7 @@ static int check_values(struct cst_addr addr, uint64_t n_elems, uint64_t size, s
     return check_host(addr, n_elems * size, size, err);
 }
 
-/* The moments row at @addr, all of it. */
+/* Check the whole moments row at @addr. */
 static int check_moments(struct cst_addr addr, const struct cst_device_convert *c,
                          struct cst_err *err)
 {
@@ -167,6 +168,7 @@ static int check_convert(const struct cst_device_convert *c, struct cst_err *err
     bool states = c->what == CST_CONVERT_STATES, encode = c->what == CST_CONVERT_ENCODE;
     int rc;
 
+    /* With these limits, sizes in bytes do not overflow. */
     if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
         c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 3 : 1) ||
         c->n_dst > (states ? CST_CONVERT_MAX_DST : 1)) {
@@ -242,7 +244,8 @@ int cst_device_reduce(struct cst_device *device, unsigned thread, const struct c
                                err);
 }
 
-/* Are the rows of @at those that @rows names, each within its memory? */
+/* Check that exactly the rows in @rows have a place in @at, and that each lies within its
+ * memory. */
 static int check_rows(const struct cst_device_update *update, const struct cst_addr *at,
                       unsigned rows, struct cst_err *err)
 {

@@ -222,6 +222,7 @@ static int say_ready(struct cst_engine *engine, uint64_t request, struct cst_err
     ready.threads = engine->team.n_started;
     ready.copy_threads = engine->lanes[CST_LANE_UP].n_started;
     ready.isa = (char *)(uintptr_t)about->isa;
+    /* Only a device with memory of its own has these properties. */
     if (about->granularity > 0) {
         ready.device_name = (char *)(uintptr_t)about->name;
         ready.has_device_bytes = 1;
@@ -240,6 +241,8 @@ static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, st
     Engine__Setup *setup = engine__setup__unpack(NULL, frame->body_bytes, frame->body);
     int rc;
 
+    /* The file descriptors are those of the undo segment and, if there is one, of the table of
+     * traffic. */
     if (setup == NULL || engine->set_up || frame->n_fds != (setup->has_traffic_slots ? 2 : 1)) {
         rc = cst_err_set(err, CST_EPROTO, "malformed or second SETUP, or it came with %u fds",
                          frame->n_fds);
@@ -271,6 +274,7 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     pong.update_bytes = context->update_bytes;
     pong.reduce_bytes = context->reduce_bytes;
     pong.progress = atomic_load(&context->progress);
+    /* Only a device with memory of its own has a link. */
     if (engine->device.about.granularity > 0) {
         pong.has_up_bytes = pong.has_up_ns = pong.has_down_bytes = pong.has_down_ns = 1;
         pong.up_bytes = context->up_bytes;
@@ -326,6 +330,7 @@ static int read_messages(struct cst_engine *engine, struct cst_err *err)
 /* Sleep until there is something to do, and do it. */
 static int turn(struct cst_engine *engine, struct cst_err *err)
 {
+    /* The mailbox exists after SETUP. poll ignores a negative fd. */
     struct pollfd fds[2] = {
         {.fd = engine->config.sock, .events = POLLIN},
         {.fd = engine->set_up ? engine->box.fd : -1, .events = POLLIN},

@@ -84,6 +84,7 @@ static bool recover(struct cst_engine *engine)
 
 static void start(struct cst_engine *engine, struct cst_work *work)
 {
+    /* A failed command, or one without pieces, is over without a crew. */
     if (cst_work_prepare(work) != CST_OK || work->job.n_pieces == 0) {
         finish(engine, work);
         return;
@@ -95,6 +96,7 @@ static void start(struct cst_engine *engine, struct cst_work *work)
 
 static void start_or_hold(struct cst_engine *engine, struct cst_work *work)
 {
+    /* A cancelled command touches no memory and need not wait for recovery. */
     if (work->ticket.doomed) {
         work->status = cst_err_set(&work->err, CST_ECANCELLED,
                                    "command %" PRIu64 " failed, which this one came after",

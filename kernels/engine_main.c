@@ -237,6 +237,7 @@ int cst_engine_main(const struct cst_engine_program *which, int argc, char **arg
     /* The engine ends with the daemon. Otherwise it would keep the memory without having work. */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)prctl(PR_SET_NAME, "cst-engine");
+    /* Sending to a closed socket fails with a status. */
     (void)signal(SIGPIPE, SIG_IGN);
     rc = cst_engine_run(&config, &err);
     if (rc != CST_OK) {

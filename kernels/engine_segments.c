@@ -45,6 +45,7 @@ static void answer_mapped(struct cst_engine *engine, struct cst_mapping *mapping
     done.locked = mapping->segment.mem.locked;
     rc = cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE, CST_FRAME_REPLY,
                         mapping->request, &done.base, mapping->made ? mapping->fd : -1, &err);
+    /* cst_outbox_say has taken the handle over. */
     mapping->fd = mapping->made ? -1 : mapping->fd;
     cst_engine_fail(engine, rc, &err);
 }
@@ -88,6 +89,7 @@ static void unmapped(struct cst_mail *mail, void *arg)
     struct cst_engine *engine = arg;
 
     cst_segments_remove(&engine->segments, &mapping->segment);
+    /* A failed SEGMENT_ADD is answered before a SEGMENT_DROP of its segment. */
     if (atomic_load(&mapping->failed)) {
         answer(engine, mapping->request, mapping->segment.id, mapping->err.status, &mapping->err);
     }
@@ -176,6 +178,7 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
         mapping->drop_after = engine->n_submitted;
         engine->n_drops++;
         if (segment->state == CST_SEGMENT_ADDING) {
+            /* The drop goes on when the adding has ended. */
             cst_mapping_cancel(mapping);
         } else if (drop_is_due(engine, mapping)) {
             start_drop(engine, mapping);
@@ -194,6 +197,7 @@ static void added(struct cst_engine *engine, struct cst_mapping *mapping)
 
     engine->n_adding--;
     report(engine, mapping);
+    /* The engine ends with this status instead of answering. */
     if (failed && mapping->err.status == CST_EGPU) {
         cst_engine_fail(engine, CST_EGPU, &mapping->err);
         return;
@@ -202,6 +206,7 @@ static void added(struct cst_engine *engine, struct cst_mapping *mapping)
         answer_mapped(engine, mapping);
     }
     cst_mapping_close_fd(mapping);
+    /* A command cannot have used the segment, which was not READY. The drop need not wait. */
     if (mapping->drop) {
         start_drop(engine, mapping);
     } else if (failed) {

@@ -47,6 +47,7 @@ void cst_mailbox_post(struct cst_mailbox *box, struct cst_mail *mail)
     }
     box->tail = mail;
     (void)pthread_mutex_unlock(&box->mutex);
+    /* The first mail knocks for all: the loop takes the whole list. */
     if (first) {
         cst_mailbox_knock(box);
     }

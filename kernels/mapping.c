@@ -125,6 +125,7 @@ bool cst_mapping_has_work(const struct cst_mapping *mapping)
 
 void cst_mapping_populate(struct cst_mapping *mapping, struct cst_crew *lanes)
 {
+    /* Importing or locking alone needs one piece. */
     uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
 
     mapping->job = (struct cst_job){.piece = mapping->import ? import_piece : populate_piece,

@@ -50,6 +50,7 @@ void cst_moments_decode(enum cst_moments moments, unsigned which, uint64_t first
 static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float *in,
                        const struct cst_update_moment *row)
 {
+    /* Rounding to nearest reads no random words. */
     struct cst_vec_bits none[CST_VEC_GROUP / 2] = {{0}};
 
     for (uint64_t i = first; i < end;) {
@@ -57,6 +58,7 @@ static void encode_mx8(unsigned which, uint64_t first, uint64_t end, const float
         struct cst_vec values[CST_UPDATE_GROUP];
         size_t n = share(i, end);
 
+        /* Elements of the block outside [i, i + n) keep their values. */
         cst_format_load(CST_MOMENTS_MX8, which, &at, values);
         for (size_t j = 0; j < n; j++) {
             values[i % CST_UPDATE_GROUP + j].x = in[i + j - first];

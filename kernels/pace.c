@@ -110,6 +110,7 @@ void cst_pace_wait(struct cst_pace *pace, uint64_t units)
     const struct timespec until = {.tv_sec = (time_t)(end / 1000000000),
                                    .tv_nsec = (long)(end % 1000000000)};
 
+    /* A signal does not shorten the sleep, because the end is an absolute time. */
     while (end > 0 && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {
     }
     cst_pace_leave(pace);

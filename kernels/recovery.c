@@ -40,6 +40,7 @@ static int restore(struct cst_undo_slot *slot, const struct cst_segments *segmen
     if (rc != CST_OK) {
         return rc;
     }
+    /* A slot never names device memory; the table or the slot is wrong. */
     if (chunk.on_device) {
         return cst_err_set(err, CST_EINVAL, "chunk %u is memory of a device", slot->chunk);
     }
@@ -67,6 +68,7 @@ uint32_t cst_recovery_try(struct cst_recovery *recovery, const struct cst_segmen
             continue;
         }
         rc = restore(slot, segments, &err);
+        /* The segments may still be added. Recovery tries again then. */
         if (rc == CST_ENOTFOUND) {
             n_left++;
         } else if (rc != CST_OK) {

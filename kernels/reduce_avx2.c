@@ -36,6 +36,7 @@ double cst_reduce_avx2(size_t n, uint32_t n_src, const uint16_t *const *src, uin
     double lanes[CST_REDUCE_LANES];
     size_t i = 0;
 
+    /* Without sources, the loop of single elements stores zeros. */
     for (; n_src > 0 && i + 16 <= n; i += 16) {
         __m256i a = sum8(i, n_src, src);
         __m256i b = sum8(i + 8, n_src, src);

@@ -37,6 +37,7 @@ int cst_segments_check_fd(int fd, uint64_t bytes, struct cst_err *err)
     if (seals < 0) {
         return cst_err_set(err, CST_EINVAL, "the fd is no memfd: it has no seals");
     }
+    /* If the file could shrink, an access to the segment could cause SIGBUS. */
     if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) {
         return cst_err_set(err, CST_EINVAL, "the memfd has seals 0x%x, SHRINK and GROW are needed",
                            (unsigned)seals);

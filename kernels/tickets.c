@@ -54,6 +54,7 @@ static void depend(struct cst_tickets *tickets, struct cst_ticket *ticket, uint6
 {
     struct cst_ticket *other = *slot_of(tickets, on);
 
+    /* A dependency that is neither pending nor known to have failed counts as complete. */
     if (other != NULL) {
         struct cst_ticket_edge *edge = &ticket->edges[ticket->n_waits++];
 

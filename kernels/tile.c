@@ -122,6 +122,7 @@ static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_ro
     work->kernels->update->v[table->optimizer][table->moments][table->rounding](
         scalars, &random, tile->n_elems - first, &rows, undo);
     if (work->n_src > 0) {
+        /* The sums of the contributions are in cache and are not counted. */
         rows.grad_bf16 = NULL;
         rows.grad_fp32 = NULL;
     }
@@ -174,6 +175,7 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     /* The weights have to be written: the gradient may have overwritten them, or they go to another
      * row. */
     work->kernels->cast(n, rows.master_in, rows.weight);
+    /* In place, the states are in their rows already. */
     if (!work->elsewhere) {
         return n * (sizeof *rows.master_in + sizeof *rows.weight);
     }
@@ -198,6 +200,7 @@ static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_r
     struct grads grads =
         work->n_src > 0 ? sum_tile(work, tile, sums, &bytes) : grad_row(work, tile);
 
+    /* Without contributions, the sum of squares is the one that REDUCE stored. */
     if (work->guard && !cst_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
         return bytes + keep_tile(work, out, tile);
     }
@@ -213,6 +216,7 @@ bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_s
                      const struct cst_tile *tile, struct cst_undo_slot *undo,
                      struct cst_tile_done *done)
 {
+    /* Holds the sums of contributions if there is no slot. */
     union cst_undo_grads sums;
 
     if (work->elsewhere) {

@@ -133,6 +133,7 @@ int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *de
     if (rc != CST_OK) {
         return rc;
     }
+    /* A device need not bind memory (a GPU does not). The memory is bound below. */
     rc = cst_device_map(device, made.fd, -1, &made.mem, &note, err);
     if (rc != CST_OK) {
         (void)close(made.fd);

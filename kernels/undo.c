@@ -71,6 +71,7 @@ void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum 
 {
     atomic_signal_fence(memory_order_seq_cst);
     if (kind == CST_UNDO_FUSED) {
+        /* The sum of squares in the entry was not made by a REDUCE. */
         mark_reduced(tile, CST_MARK_NONE);
     } else if (kind != CST_UNDO_UPDATE) {
         mark_reduced(tile, (uint32_t)tile->mark);

@@ -132,6 +132,7 @@ static void job_done(struct cst_job *job)
     struct cst_work *work = work_of(job);
     const struct cst_work_kind *kind = cst_work_kind(work);
 
+    /* The chunk is marked only if all its tiles are done. */
     if (kind->done != NULL && !atomic_load(&work->failed)) {
         kind->done(work);
     }

@@ -192,6 +192,7 @@ static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
     struct cst_device_convert part = work->convert;
     uint64_t at, n = cst_work_share(work, piece, lead(&part) + part.n_elems, &at);
 
+    /* Pieces are cut at blocks. The first piece does not have the elements before the range. */
     if (piece == 0) {
         n -= lead(&part);
     } else {
@@ -199,6 +200,7 @@ static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
     }
     part.n_elems = n;
     part.first += at;
+    /* The address of a moments row stays; a piece is a range of the row. */
     if (part.what != CST_CONVERT_DECODE) {
         part.src.offset += at * sizeof(float);
     }

@@ -53,6 +53,7 @@ void cst_work_mark_chunk(struct cst_work *work)
     if (!work->marks) {
         return;
     }
+    /* The sums of squares of the tiles were not made by a REDUCE. */
     if (work->kind == ENGINE__COMMAND_KIND__UPDATE && work->n_src > 0) {
         __atomic_store_n(&work->chunk.entry->reduce_mark, CST_MARK_NONE, __ATOMIC_RELEASE);
     }
@@ -164,6 +165,7 @@ static int find_norm(struct cst_work *work, uint64_t *pieces)
     if (rc == CST_OK) {
         cst_work_hold(work, segment);
     }
+    /* The order of the additions is fixed, which leaves nothing to divide. */
     *pieces = 1;
     return rc;
 }

@@ -114,6 +114,7 @@ int cst_work_read(struct cst_work *work, const Engine__Command *command)
 
     work->kind = command->kind;
     work->class = command->has_priority ? (unsigned)command->priority : 0;
+    /* An unknown priority counts as the lowest one. */
     work->class = work->class < CST_CREW_CLASSES ? work->class : CST_CREW_CLASSES - 1;
     work->newest_first = command->has_newest_first && command->newest_first;
     work->bytes = command->bytes;

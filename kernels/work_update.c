@@ -181,6 +181,7 @@ static unsigned table_rows(const struct cst_work *work)
         return rows | CST_CHUNK_ROW(CST_ROW_WEIGHT) | CST_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
     }
     for (uint32_t i = 0; i < work->n_in; i++) {
+        /* A row that is read elsewhere is not read at its place in the table. */
         rows &= work->in[i].row < CST_ROW_COUNT ? ~CST_CHUNK_ROW(work->in[i].row) : ~0u;
     }
     return rows;
@@ -190,6 +191,7 @@ static int find_update(struct cst_work *work, uint64_t *pieces)
 {
     int rc = cst_work_find_chunk(work, table_rows(work));
 
+    /* Marks describe the rows of the table, which an update out of place does not change. */
     work->marks = is_in_place(work);
     if (rc == CST_OK) {
         rc = find_update_rows(work);

@@ -164,6 +164,7 @@ static int open_stages(struct cst_gpu *gpu, struct cst_err *err)
 
 static void close_stages(struct cst_gpu *gpu)
 {
+    /* An incompletely opened GPU is closed as well: each part may be missing. */
     for (unsigned i = gpu->stages != NULL ? gpu->n_team : 0; i-- > 0;) {
         struct cst_gpu_stage *stage = &gpu->stages[i];
 

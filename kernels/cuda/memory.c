@@ -146,6 +146,7 @@ static int map_handle(struct cst_gpu *gpu, CUmemGenericAllocationHandle handle, 
     return CST_OK;
 
 err_after_map:
+    /* Addresses that are still mapped must not be freed. */
     if (driver->cuMemUnmap(at, bytes) != CUDA_SUCCESS) {
         return rc;
     }

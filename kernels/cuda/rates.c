@@ -117,6 +117,7 @@ static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct 
         }
     }
     for (unsigned w = 0; w < n; w++) {
+        /* Run 0 is not counted. */
         qsort(ways[w]->runs + 1, N_RUNS, sizeof(double), by_value);
         *rates[w] = ways[w]->runs[1 + N_RUNS / 2];
     }
@@ -153,6 +154,7 @@ static int measure_all(struct cuda_rates *r, struct cst_err *err)
     measure(r, &down, &r->down, NULL, NULL);
     measure(r, &up, &r->up_both, &down, &r->down_both);
     measure(r, &within, &r->memory, NULL, NULL);
+    /* A copy within the GPU reads and writes each byte. */
     r->memory *= 2.0;
     if (r->reached.device != 0) {
         measure(r, &peer, &r->peer, NULL, NULL);

@@ -52,6 +52,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
         if (batch->n == 0) {
             batch->base = tile.start / BASE_ALIGN * BASE_ALIGN;
         } else if (tile.start + tile.n_elems - batch->base > max_elems) {
+            /* The tile does not fit; it begins the next batch. */
             *walk = before;
             break;
         }
@@ -150,6 +151,7 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
     }
     rc = cst_gpu_settle(r->gpu, r->thread, rc, err);
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
+        /* The gradients have arrived in the row. The tile may be marked. */
         r->stage->batch[i].entry->sum_squares = staged_sums(r->stage)[i];
         cst_undo_end(NULL, &r->stage->batch[i], CST_UNDO_REDUCE);
         r->done->n_elems += r->stage->batch[i].n_elems;
@@ -263,9 +265,12 @@ struct way {
 static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)
 {
     bool wide = work->rows.grad_f32 != NULL;
+    /* With an fp32 row, the link carries either all sources (2 bytes per element each) or the
+     * sum (4 bytes). */
     bool fewer_bytes = !wide || (!work->accumulate && n_src * sizeof(uint16_t) > sizeof(float));
     bool on_gpu = n_on_gpu == n_src && fewer_bytes;
 
+    /* The stage has room for half as many fp32 values as bf16 values. */
     return (struct way){.on_gpu = on_gpu,
                         .max_elems =
                             on_gpu && wide ? CST_GPU_STAGE_ELEMS / 2 : room(n_on_gpu, on_gpu)};

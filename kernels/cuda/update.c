@@ -53,6 +53,8 @@ static void take_batch(const struct cst_gpu_stage *stage, const struct cst_devic
             .n_elems = tile.n_elems,
             .span = batch->n_spans - 1,
             .number = tile.number,
+            /* The kernel does not read the table; the host decides here which tiles keep their
+             * states. */
             .keep = update->guard &&
                     !cst_limit_holds(tile.entry->sum_squares, update->hyper->grad_scale)};
     }

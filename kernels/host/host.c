@@ -103,6 +103,8 @@ static int host_populate(void *state, int fd, void *base, uint64_t offset, uint6
     char *at = (char *)base + start;
 
     bytes += offset - start;
+    /* Pages are allocated first. A lack of memory is then a status and not a signal at the first
+     * touch. */
     if (fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)bytes) != 0) {
         int status = errno == ENOSPC || errno == ENOMEM ? CST_ENOMEM : CST_EIO;
 
@@ -114,6 +116,7 @@ static int host_populate(void *state, int fd, void *base, uint64_t offset, uint6
             return cst_err_errno(err, CST_ENOMEM, errno, "touching %" PRIu64 " bytes at %" PRIu64,
                                  bytes, start);
         }
+        /* Other errors mean that the kernel lacks MADV_POPULATE_WRITE. */
         touch(at, bytes, host->page_bytes);
     }
     return CST_OK;
@@ -206,6 +209,7 @@ static void place(struct cst_tile_work *work, const struct cst_device_update *up
     cst_device_rows(&work->rows, work->table, update->in, update->row_elems);
     cst_device_rows(&work->out, work->table, update->out, update->row_elems);
     work->elsewhere = !cst_device_is_in_place(update);
+    /* The weight row is only written. In place, the tile loop looks for it in `rows`. */
     work->rows.weight = work->out.weight;
     work->guard = update->guard;
     work->n_src = update->n_src;

@@ -185,6 +185,7 @@ static int paced_fill(void *state, unsigned thread, struct cst_addr dst, uint64_
     struct paced *paced = state;
     struct cst_mem to = as_host(dst.mem);
 
+    /* Filling does not use the link. */
     return cst_host_ops.fill(paced->host, thread, (struct cst_addr){&to, dst.offset}, bytes, err);
 }
 

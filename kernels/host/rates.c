@@ -121,6 +121,7 @@ static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
 
     memcpy(what.in, r->rows, sizeof what.in);
     memcpy(what.out, r->rows, sizeof what.out);
+    /* An update does not read weights and does not write gradients. */
     what.in[CST_ROW_WEIGHT] = what.out[CST_ROW_GRAD] = (struct cst_addr){0};
     (void)cst_device_update(&r->device, thread, &what, piece * n, n, &r->slots[thread], &done,
                             &err);
@@ -177,6 +178,8 @@ static void measure(struct host_rates *r)
 {
     double bytes = (double)(r->arena.mem.bytes / PIECE_BYTES * PIECE_BYTES);
     double halves = (double)(r->arena.mem.bytes / PIECE_BYTES / 2 * 2 * PIECE_BYTES);
+    /* In place every byte is read and written. A stream reads one half of the arena and writes
+     * the other. */
     double in_place = 2.0 * bytes / cst_trial_median(scale, r, BUDGET_S / 2);
     double streamed = halves / cst_trial_median(stream, r, BUDGET_S / 2);
 
@@ -250,6 +253,7 @@ static uint64_t choose_elems(const struct host_rates *r)
     bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes;
     bytes = bytes > MAX_BYTES ? MAX_BYTES : bytes;
     bytes = bytes > r->memory_bytes / MEMORY_SHARE ? r->memory_bytes / MEMORY_SHARE : bytes;
+    /* There is at least one piece, even if memory is short. */
     return bytes / ELEM_BYTES / piece * piece + piece;
 }
 
