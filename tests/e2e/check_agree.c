@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that disagree before the job is committed: all of them hear at once which tensor, operator
- * or option it is, what differs and who says what; nobody waits any longer, nothing is kept, and
- * they can declare anew. */
+/* Tests of ranks that disagree before the job is committed. All ranks are told at once the tensor,
+ * operator or option, the difference and the ranks. No rank waits any longer, nothing is kept, and
+ * the ranks can declare again. */
 #include "cistern/optimizer.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
@@ -9,8 +9,8 @@
 #include <check.h>
 #include <string.h>
 
-/* Open three ranks that have no deadline to end their waits in time. Ranks 0 and 1 declare two
- * tensors and commit; the ids of their Commits. */
+/* Open three ranks without deadlines, so that no wait ends by itself. Ranks 0 and 1 declare two
+ * tensors and send Commit; @id receives the request ids. */
 static void open_two_of_three(struct raw_client client[3], uint64_t id[3])
 {
     for (uint32_t r = 0; r < 3; r++) {
@@ -22,7 +22,8 @@ static void open_two_of_three(struct raw_client client[3], uint64_t id[3])
     }
 }
 
-/* The Commits of ranks 0 and 1 fail with the words that rank 2 has heard; then all three agree. */
+/* Check that the Commits of ranks 0 and 1 fail with rank 2's error @words. Then let all three
+ * agree. */
 static void end_disagreement(struct raw_client client[3], uint64_t id[3], const char *words)
 {
     raw_says(&client[2], words);
@@ -41,8 +42,8 @@ static void end_disagreement(struct raw_client client[3], uint64_t id[3], const 
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
 }
 
-/* A rank that declares a tensor differently ends the wait of all, at once: they hear which tensor,
- * what differs, and who says what. */
+/* A rank that declares a tensor differently ends the wait of all at once: they are told the tensor,
+ * the difference and the ranks. */
 START_TEST(declarations_that_disagree_are_named)
 {
     static const int64_t shape[] = {1000, 2};
@@ -58,7 +59,7 @@ START_TEST(declarations_that_disagree_are_named)
 }
 END_TEST
 
-/* Likewise a rank with fewer tensors, or with more. */
+/* A rank with fewer or more tensors ends the wait of all, too. */
 START_TEST(numbers_that_disagree_are_named)
 {
     static const int64_t shape[] = {1000};
@@ -81,7 +82,7 @@ START_TEST(numbers_that_disagree_are_named)
 }
 END_TEST
 
-/* Likewise a rank whose operators come in another order, or use other tensors. */
+/* A rank whose operators have another order, or use other tensors, ends the wait of all, too. */
 START_TEST(operators_that_disagree_are_named)
 {
     static const int64_t shape[] = {1000};
@@ -98,9 +99,8 @@ START_TEST(operators_that_disagree_are_named)
 }
 END_TEST
 
-/* Likewise a worker that wants another number of ranks, another capacity of chunks, or moments in
- * another format: it is not let in, and those who would wait for it hear why. A job that is
- * committed does not care. */
+/* A worker that wants another number of ranks, another chunk capacity, or other formats of moments
+ * is refused, and the ranks that wait for it are told why. It does not affect a committed job. */
 START_TEST(options_that_disagree_are_named)
 {
     static const char *const words[] = {"has 3 ranks, not 4 as rank 2 wants",

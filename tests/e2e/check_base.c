@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs that share the frozen tensors of a base job: one copy, counted once, read by all and written
- * by none; the base stays as long as they do. After every test the daemon has as many descriptors,
- * and as many bytes in its books, as before. */
+/* Tests of jobs that share the frozen tensors of a base job: there is one copy, counted once, that
+ * all jobs read and none writes, and the base job stays as long as they use it. After every test
+ * the daemon has its initial number of descriptors and bytes in use. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/mix_check.h"
 #include "tests/lib/suite.h"
@@ -64,7 +64,7 @@ static int declare(const struct client *c, const char *name, int64_t n,
     return tensor;
 }
 
-/* A tensor's weights before the first step, as mix_model.c has them. */
+/* Write a tensor's initial weights as mix_model.c defines them. */
 static void write_start(struct client *c, int tensor, const struct mix_tensor *from)
 {
     float *master = malloc(from->n_elems * sizeof *master);
@@ -79,8 +79,8 @@ static void write_start(struct client *c, int tensor, const struct mix_tensor *f
     free(master);
 }
 
-/* Job "base" with the frozen tensors of the mix model for @world ranks, in another order and among
- * others, one of them trained. Its worker leaves. */
+/* Make job "base" with the frozen tensors of the mix model for @world ranks, in another order and
+ * with further tensors, one of which is trained. Its worker leaves. */
 static void make_base(uint32_t world)
 {
     struct mix_model model;
@@ -121,7 +121,8 @@ static pid_t start(const char *name, uint32_t rank, uint32_t world, uint64_t n_s
     return mix_worker_start(&order, reports[report]);
 }
 
-/* Two jobs of two ranks train on one base at the same time, each to its own states, to the bit. */
+/* Two jobs of two ranks train on one base job at a time; each has the expected states, to the
+ * bit. */
 START_TEST(two_jobs_train_on_one_base)
 {
     pid_t pids[4];
@@ -138,8 +139,8 @@ START_TEST(two_jobs_train_on_one_base)
 }
 END_TEST
 
-/* An engine that dies takes the mapping of the base with it: the next one has it again. _i: with
- * two jobs, the point at which it is killed. */
+/* An engine that dies loses its mapping of the base job, and the next one maps it again. _i: with
+ * two jobs, the point at which the engine is killed. */
 START_TEST(an_engine_dies)
 {
     struct mix_order order = {.socket = proc.socket,
@@ -161,8 +162,8 @@ START_TEST(an_engine_dies)
 }
 END_TEST
 
-/* Frozen tensors take 2 bytes a parameter in the base, and none in a job that uses it: by what the
- * jobs say, and by what the daemon's budget does. */
+/* Frozen tensors take 2 bytes per parameter in the base job, and none in a job that uses them, by
+ * the jobs' statistics and by the daemon's budget. */
 START_TEST(bytes_are_counted_once)
 {
     const Cistern__JobInfo *info;
@@ -194,9 +195,8 @@ START_TEST(bytes_are_counted_once)
 }
 END_TEST
 
-/* The base is not removed while a job uses it, and that job is named; then it is, and all memory is
- * back.
- */
+/* The base job cannot be removed while a job uses it, and the error names that job. Afterwards it
+ * can, and all memory is free. */
 START_TEST(a_base_stays_as_long_as_it_is_used)
 {
     struct client users[2];
@@ -224,7 +224,8 @@ START_TEST(a_base_stays_as_long_as_it_is_used)
 }
 END_TEST
 
-/* A base whose time is over lives on while a job uses it, and that job reads what the base has. */
+/* A base job whose ttl is over stays as long as a job uses it, and that job can read its
+ * tensors. */
 START_TEST(a_base_outlives_its_time)
 {
     struct cst_job_spec spec = {.name = "base", .world = 1, .ttl_s = 1};
@@ -241,7 +242,7 @@ START_TEST(a_base_outlives_its_time)
     ck_assert_int_eq(open_job(&user, "user", "base"), CST_OK);
     ck_assert_int_eq(cst_job_leave(base.job, &base.err), CST_OK);
     cst_disconnect(base.client);
-    while (raw_job_info(&witness, "base")->idle_s < 1.5) { /* its timer has come by then */
+    while (raw_job_info(&witness, "base")->idle_s < 1.5) { /* the timer has expired by then */
         (void)poll(NULL, 0, 20);
     }
     (void)declare(&user, "frozen", 4, CST_PATTERN_FROZEN);
@@ -253,9 +254,8 @@ START_TEST(a_base_outlives_its_time)
 }
 END_TEST
 
-/* Shared tensors are written neither by who uses them nor, meanwhile, in the base; the base's
- * others are.
- */
+/* Shared tensors can be written neither by their users nor, meanwhile, in the base job. Other
+ * tensors of the base job can. */
 START_TEST(shared_tensors_are_not_written)
 {
     struct client base, user;
@@ -295,7 +295,8 @@ static void assert_refused(const char *name, const char *base, int status, const
     cst_disconnect(c.client);
 }
 
-/* Bases that cannot be: not there, not initialised, the job itself, one with a base of its own. */
+/* A base job is refused if it does not exist, is not initialised, is the job itself, or has a base
+ * job of its own. */
 START_TEST(bases_that_cannot_be)
 {
     struct client empty, user;
@@ -321,12 +322,12 @@ static void assert_commit_refused(const char *tensor, int64_t n, int status, con
     ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), status);
     ck_assert_msg(strstr(c.err.text, words) != NULL, "%s", c.err.text);
     cst_disconnect(c.client);
-    while (raw_job_info(&witness, "base")->n_users > 0) { /* it goes with its connection */
+    while (raw_job_info(&witness, "base")->n_users > 0) { /* the job goes with its connection */
         (void)poll(NULL, 0, 1);
     }
 }
 
-/* Frozen tensors that the base lacks, trains, or has in another shape. */
+/* A job is refused if the base job lacks a frozen tensor, trains it, or has it in another shape. */
 START_TEST(tensors_that_the_base_lacks)
 {
     make_base(1);
@@ -342,7 +343,7 @@ START_TEST(tensors_that_the_base_lacks)
 }
 END_TEST
 
-/* A client that did not look: the daemon does. */
+/* The daemon refuses invalid options even if the client did not check them. */
 START_TEST(specs_that_cannot_be)
 {
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
@@ -353,7 +354,7 @@ START_TEST(specs_that_cannot_be)
     open.micro_batches = 65537;
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
     raw_says(&witness, "65537 micro-batches in a step, at most 65536");
-    open.micro_batches = 0; /* as good as 1 */
+    open.micro_batches = 0; /* equivalent to 1 */
     open.base_job = (char *)(uintptr_t) "a/b";
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
     raw_says(&witness, "name of a base job 'a/b'");
@@ -365,8 +366,8 @@ START_TEST(specs_that_cannot_be)
 }
 END_TEST
 
-/* All ranks name the same base and as many micro-batches, when they come and when they come back.
- */
+/* All ranks must name one base job and one number of micro-batches, when they open the job and when
+ * they return. */
 START_TEST(ranks_that_disagree)
 {
     const struct {

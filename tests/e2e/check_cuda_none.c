@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where there is no GPU, or not for everybody: `cistern stat`, cst_job_open and libcistern-cuda say
- * why, in the same words, and the host device works. The driver is tests/lib/fakecuda, or none. */
+/* Tests of machines without a usable GPU: `cistern stat`, cst_job_open and libcistern-cuda give
+ * the reason in equal words, and the host device works. The driver is tests/lib/fakecuda, or
+ * missing. */
 #include "cistern/cuda.h"
 #include "cistern/device.h"
 #include "tests/lib/fake_gpu.h"
@@ -43,7 +44,7 @@ static void close_daemon(void)
     train_report_free(report);
 }
 
-/* A job of one rank on @device; the words of its failure in report->error. */
+/* Start a job of one rank on @device. The message of its failure is in report->error. */
 static pid_t start(const char *name, const char *device, const char *setting)
 {
     struct train_order order = {.socket = proc.socket,
@@ -67,7 +68,7 @@ static void expect_words(const char *text, const char *words)
                   words);
 }
 
-/* What `cistern stat` prints. */
+/* The output of `cistern stat`. */
 static const char *stat_output(void)
 {
     static char text[8192];
@@ -83,7 +84,8 @@ static const char *stat_output(void)
     return text;
 }
 
-/* The daemon has no GPU because of @words: everybody hears so, and the host trains. */
+/* Check that the daemon has no GPU because of @words, that every client is told so, and that the
+ * host can train. */
 static void expect_none(const char *words)
 {
     open_daemon();
@@ -102,7 +104,7 @@ static void expect_none(const char *words)
 /* -- no GPU at all ------------------------------------------------------------------------------
  */
 
-/* No device, a driver that is too old, one that is not loaded. */
+/* No device, a driver that is too old, and a driver that is not loaded. */
 static const struct {
     const char *name, *value, *words;
 } settings[] = {
@@ -124,7 +126,7 @@ START_TEST(test_none)
 }
 END_TEST
 
-/* A file that is no library stands for a driver that cannot be loaded. */
+/* A driver that cannot be loaded; a file that is not a library takes its place. */
 START_TEST(test_no_driver)
 {
     char folder[] = "/tmp/cst-no-driver-XXXXXX", path[64];
@@ -150,7 +152,8 @@ END_TEST
 /* -- a GPU, but not for this process -------------------------------------------------------------
  */
 
-/* A process that does not see its job's GPU is told what hides it; the next one finds the job. */
+/* A process that does not see its job's GPU is told what hides the GPU. The next process can use
+ * the job. */
 START_TEST(test_hidden)
 {
     struct cst_job_spec spec = {.name = "hidden", .world = 1, .device = "cuda:1"};
@@ -164,7 +167,8 @@ START_TEST(test_hidden)
     uuid = fake_gpu_uuid(1);
     open_daemon();
     train_worker_join(start("hidden", "cuda:1", NULL), report);
-    (void)setenv("CUDA_VISIBLE_DEVICES", "0", 1); /* for this process: the daemon runs */
+    /* For this process only; the daemon already runs. */
+    (void)setenv("CUDA_VISIBLE_DEVICES", "0", 1);
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     spec.chunk_elems = TRAIN_CHUNK_ELEMS;
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
@@ -178,7 +182,7 @@ START_TEST(test_hidden)
 }
 END_TEST
 
-/* A number of this process is not one of the daemon's: the UUID decides. */
+/* A device's number in this process may differ from the daemon's: the UUID decides. */
 START_TEST(test_renumbered)
 {
     (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
@@ -189,7 +193,7 @@ START_TEST(test_renumbered)
 }
 END_TEST
 
-/* A job on a GPU is committed with libcistern-cuda, and a job on the host has no use for it. */
+/* A job on a GPU can only be committed with libcistern-cuda, and a job on the host refuses it. */
 START_TEST(test_wrong_device)
 {
     struct cst_job_spec spec = {.name = "w", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates in rooms of GPUs, through a real daemon and the real engines, whatever goes wrong:
- * engines die, gradients are no numbers, calls of the driver fail. The bits are those of a
- * calculation in this process. The driver is tests/lib/fakecuda. */
+/* Tests of device updates on GPUs with a real daemon and the real engines, on tests/lib/fakecuda,
+ * with faults: engines die, gradients are not finite, calls of the driver fail. The results must
+ * have the bits of a computation in this process. */
 #include "tests/lib/cuda_rig.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/suite.h"
@@ -13,7 +13,7 @@
 static const struct train_placement one = {"one", 1, {"cuda:0"}},
                                     two = {"two", 2, {"cuda", "cuda"}};
 
-/* Of each two chunks one, or all, go through rooms. */
+/* Open rooms that update every second chunk, or all chunks (@k). */
 static void open_rooms(const char *k)
 {
     char config[64];
@@ -31,8 +31,9 @@ static void setup(void)
 
 /* -- deaths ----------------------------------------------------------------------------------- */
 
-/* An engine (0: the node's, 1 and 2: the GPUs') is killed at points all over a worker's life: no
- * step is given up, and the bits are the same. Updates after the commit, and before it. */
+/* An engine (0: the node's, 1 and 2: the GPUs') is killed at points of a worker's whole run: no
+ * step is interrupted, and the results have the expected bits. Updates are made after the commit,
+ * and before it. */
 START_TEST(engine_killed)
 {
     train_like.overlap.when = _i % 2 == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
@@ -40,7 +41,7 @@ START_TEST(engine_killed)
 }
 END_TEST
 
-/* One of two ranks is killed and replaced while updates go through rooms. */
+/* One of two ranks is killed and replaced while updates use rooms. */
 START_TEST(worker_killed)
 {
     train_like.overlap.when = _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
@@ -51,11 +52,11 @@ END_TEST
 /* -- gradients that are no numbers --------------------------------------------------------------
  */
 
-/* Early updates on a GPU keep the states of tiles whose gradient is not finite, or huge, and
- * update the others; the step counts. */
+/* Early updates on a GPU keep the states of tiles whose gradient is not finite or is huge, and
+ * update the others. The step counts. */
 START_TEST(guard)
 {
-    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0x7e96}; /* the last is 1e38 */
+    static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0x7e96}; /* the last one is 1e38 */
     struct train_order order = train_rig_order(&two, "guard", 0);
 
     order.overlap.when = CST_OVERLAP_EARLY;
@@ -69,7 +70,7 @@ END_TEST
 /* -- calls that fail ----------------------------------------------------------------------------
  */
 
-/* Engines that are started now have a driver that fails so. */
+/* Start engines whose driver has the faults @faults. */
 static void open_failing(const char *faults)
 {
     (void)setenv("CST_FAKECUDA_FAIL", faults, 1);
@@ -77,23 +78,24 @@ static void open_failing(const char *faults)
     (void)unsetenv("CST_FAKECUDA_FAIL");
 }
 
-/* Calls of the first engine that fail, all of them in updates of the first step, whose four chunks
- * go through the room one and all; behind those of its four sums. */
+/* Calls of the first engine that fail, in updates of the first step. All of its four chunks use the
+ * room, after four sums. */
 static const struct {
     const char *faults;
     unsigned n_failures;
-    unsigned n_there; /* of 12 updates in all */
+    unsigned n_there; /* updates on the accelerator, of 12 in all */
 } calls[] = {
-    {"cuLaunchKernel:5=2", 1, 11},                                      /* UPDATE */
-    {"cuLaunchKernel:5=2,cuLaunchKernel:7=2", 2, 10},                   /* two */
-    {"cuMemcpyHtoDAsync:15=2", 1, 11},                                  /* COPY up */
-    {"cuMemcpyDtoHAsync:20=2", 1, 12},                                  /* COPY down */
-    {"cuMemcpyDtoDAsync:3=2", 1, 12},                                   /* of a gradient */
-    {"cuLaunchKernel:5=2,cuLaunchKernel:6=2,cuLaunchKernel:7=2", 3, 1}, /* it is given up */
+    {"cuLaunchKernel:5=2", 1, 11},                    /* an UPDATE fails */
+    {"cuLaunchKernel:5=2,cuLaunchKernel:7=2", 2, 10}, /* two fail */
+    {"cuMemcpyHtoDAsync:15=2", 1, 11},                /* a COPY to the room fails */
+    {"cuMemcpyDtoHAsync:20=2", 1, 12},                /* a COPY out of the room fails */
+    {"cuMemcpyDtoDAsync:3=2", 1, 12},                 /* a copy of a gradient fails */
+    /* The room is given up. */
+    {"cuLaunchKernel:5=2,cuLaunchKernel:6=2,cuLaunchKernel:7=2", 3, 1},
 };
 enum { N_CALLS = sizeof calls / sizeof calls[0], GIVEN_UP = N_CALLS - 1 };
 
-/* The job goes on, the bits are the same, and what happened is told. */
+/* The job goes on, the results have the expected bits, and statistics show what happened. */
 START_TEST(call_fails)
 {
     const Cistern__JobInfo *info;

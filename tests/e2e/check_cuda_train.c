@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training with ranks on GPUs, through a real daemon, the real engines and libcistern-cuda, gives
- * the bits that a calculation in this process gives: wherever the ranks are, whatever the pools,
- * however late the streams, whoever dies when. Afterwards no process has left memory, streams or
- * events behind. The driver is tests/lib/fakecuda. */
+/* Tests of training with ranks on GPUs, with a real daemon, the real engines and libcistern-cuda on
+ * tests/lib/fakecuda. The results must have the bits of a computation in this process, wherever the
+ * ranks are, for any pools and delays of streams, and whichever process dies. Afterwards no process
+ * has left memory, streams or events behind. */
 #include "tests/lib/cuda_rig.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/suite.h"
@@ -24,7 +24,7 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, ONE = 0, SAME = 1,
 
 /* -- the daemon ------------------------------------------------------------------------------- */
 
-/* Who copies weights to the GPUs. */
+/* Configurations: which process copies weights to the GPUs. */
 #define BY_ENGINES ""
 #define GATHERED "[gpu]\ngather = 4096\n"
 #define BY_WORKERS "[gpu]\ncopies = worker\n"
@@ -35,7 +35,7 @@ static void setup(void)
     cuda_rig_open(BY_ENGINES);
 }
 
-/* GPUs exchange pieces of the weights that they load. */
+/* Fixture: GPUs exchange pieces of the weights that they load. */
 static void setup_gather(void)
 {
     cuda_rig_dawdle(false);
@@ -60,7 +60,7 @@ static void setup_late_copies(void)
     cuda_rig_open(BY_WORKERS);
 }
 
-/* Every second chunk that can goes through a room of a GPU, whose streams are late. */
+/* Fixture: every second chunk that can use a room of a GPU does, and streams are delayed. */
 static void setup_rooms(void)
 {
     cuda_rig_dawdle(true);
@@ -69,7 +69,8 @@ static void setup_rooms(void)
 
 /* -- bits ------------------------------------------------------------------------------------- */
 
-/* Every placement, with the largest pools, the smallest, and one in between. */
+/* The results have the expected bits for every placement, with the largest pools, the smallest, and
+ * one in between. */
 START_TEST(bits)
 {
     const struct train_placement *at = &placements[_i];
@@ -84,20 +85,21 @@ START_TEST(bits)
 }
 END_TEST
 
-/* Updates in rooms of GPUs, from gradients of a step's one batch and of several. */
+/* Device updates on GPUs with one micro-batch per step and with several have the expected bits. */
 START_TEST(rooms)
 {
     const struct train_placement *at = &placements[_i / 2];
     struct train_order order = train_rig_order(at, "rooms", 0);
 
-    order.update_room = (8ull << 20) / at->world; /* 2 MiB is the least that a GPU gives */
+    order.update_room = (8ull << 20) / at->world; /* 2 MiB is the least that a GPU allocates */
     order.micro_batches = _i % 2 == 0 ? 1 : 3;
     train_rig_run_like(at, &order, 0);
     ck_assert_uint_gt(raw_job_info(&witness, "rooms")->n_device_updates, 0);
 }
 END_TEST
 
-/* Steps of three micro-batches, whose sums are in fp32 wherever they are made. */
+/* Steps of three micro-batches, with fp32 sums wherever they are computed, have the expected
+ * bits. */
 START_TEST(micro_batches)
 {
     const struct train_placement *at = &placements[_i];
@@ -111,7 +113,8 @@ START_TEST(micro_batches)
 }
 END_TEST
 
-/* The forms that do not wait: their descriptor tells of the stream, too. */
+/* The forms that do not wait have the expected results. Their descriptor also signals the
+ * stream. */
 START_TEST(try_forms)
 {
     const struct train_placement *at = &placements[_i];
@@ -123,7 +126,7 @@ START_TEST(try_forms)
 }
 END_TEST
 
-/* A worker that forks in every operator trains on. */
+/* A worker that forks in every operator continues its training. */
 START_TEST(forks)
 {
     struct train_order order = train_rig_order(&placements[SAME], "forks", 0);
@@ -133,7 +136,7 @@ START_TEST(forks)
 }
 END_TEST
 
-/* A gradient that is no number is found by the GPU's sums: the step is skipped. */
+/* The sums on a GPU detect a gradient that is not finite: the step is skipped. */
 START_TEST(bad_gradient)
 {
     static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81};
@@ -145,7 +148,8 @@ START_TEST(bad_gradient)
 }
 END_TEST
 
-/* Workers leave and others come: the pool's memory is imported anew and the states are there. */
+/* Workers leave and others come: the pool's memory is imported again, and the states are
+ * unchanged. */
 START_TEST(come_back)
 {
     const struct train_placement *at = &placements[PEERS];
@@ -160,34 +164,34 @@ END_TEST
 
 /* -- deaths ----------------------------------------------------------------------------------- */
 
-/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's life: another one
- * takes over with the memory that the daemon kept, and no step is given up. */
+/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's run. Another one
+ * takes over with the memory that the daemon kept, and no step is interrupted. */
 START_TEST(engine_killed_anywhere)
 {
     train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
 }
 END_TEST
 
-/* One of two ranks is killed at every point, on one GPU or on two; another process takes its place,
- * and imports the pool as it is. _i: both choices. */
+/* One of two ranks is killed at every point, on one GPU or on two. Another process takes its place,
+ * and imports the pool unchanged. _i: both choices. */
 START_TEST(worker_killed_anywhere)
 {
     train_rig_kill_worker(&placements[_i / 2 == 0 ? PEERS : SAME], (uint32_t)_i % 2, 0, 1);
 }
 END_TEST
 
-/* The same where what the survivor had enqueued for the step that is given up still runs when it
- * hears of the death. _i: at which points, and who. */
+/* One of two ranks is killed while the survivor's work for the interrupted step still runs when the
+ * survivor is told of the death. _i: the points and the rank. */
 START_TEST(worker_killed_late)
 {
     train_rig_kill_worker(&placements[PEERS], (uint32_t)_i % 2, (uint32_t)_i, 4);
 }
 END_TEST
 
-/* The n-th call of the driver in a worker fails, for n until a worker's life has no more: it
- * ends with words, or what failed did not matter and the bits are right; then another one takes its
- * place. Only what the driver itself was told to break, or would not take back, stays behind. _i:
- * out of memory; an error that sticks. */
+/* The n-th call of the driver in a worker fails, for each n up to the number of calls. The worker
+ * ends with an error, or the failure did not matter and the results have the expected bits; then
+ * another worker takes its place. Only what the driver was told to break, or refused to free,
+ * leaks. _i: out of memory; a sticky error. */
 START_TEST(call_fails)
 {
     static const int results[] = {2, 719};
@@ -216,8 +220,8 @@ START_TEST(call_fails)
 }
 END_TEST
 
-/* Work on a worker's stream fails for good: the worker is told so, and ends; its peer hears that it
- * died, and a process that takes its place does the step again. _i: which piece of work. */
+/* Work on a worker's stream fails permanently: the worker is told so, and ends. The other rank is
+ * told of its death, and a process that takes its place repeats the step. _i: which work. */
 START_TEST(stream_fails)
 {
     struct train_order orders[2] = {train_rig_order(&placements[PEERS], "sticky", 0),
@@ -232,7 +236,7 @@ START_TEST(stream_fails)
 }
 END_TEST
 
-/* Ranks on two GPUs that are in step get a part of their weights from each other, and `cistern
+/* Ranks on two GPUs that run in step get a part of their weights from each other, and `cistern
  * explain` says how. */
 START_TEST(gpus_exchange)
 {
@@ -249,7 +253,7 @@ START_TEST(gpus_exchange)
 }
 END_TEST
 
-/* Where workers copy, no GPU's engine copies anything up, and `cistern job` says who does. */
+/* If workers copy, no GPU's engine copies weights, and `cistern job` says so. */
 START_TEST(no_engine_copies_up)
 {
     const Cistern__JobInfo *job;
@@ -268,7 +272,8 @@ START_TEST(no_engine_copies_up)
 }
 END_TEST
 
-/* A worker's copy fails for good: the same. _i: which. */
+/* A worker's copy fails permanently: the worker ends, and a process that takes its place repeats
+ * the step. _i: which copy. */
 START_TEST(copy_fails)
 {
     struct train_order orders[2] = {train_rig_order(&placements[PEERS], "copy", 0),

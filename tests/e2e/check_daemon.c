@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon as a process: start, refusal to start, signals, its engines' deaths, who may do what.
- */
+/* Tests of the daemon as a process: its start, reasons not to start, signals, deaths of its
+ * engines, and users' rights. */
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/raw_client.h"
@@ -48,7 +48,7 @@ static pid_t engine_pid(struct raw_client *client)
     return raw_stat(client)->engines[0]->pid;
 }
 
-/* A job "j" of one rank, committed. */
+/* Commit a job "j" of one rank. */
 static void open_committed(struct raw_client *client)
 {
     struct raw_job job = {.name = "j", .world = 1};
@@ -59,7 +59,7 @@ static void open_committed(struct raw_client *client)
     ck_assert_msg(raw_status(client, raw_commit(client, 3, 3)) == CST_OK, "%s", client->err.text);
 }
 
-/* The process behind @pidfd is gone, or goes now. */
+/* Wait for the end of the process of @pidfd. */
 static void await_end(int pidfd)
 {
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
@@ -70,7 +70,8 @@ static void await_end(int pidfd)
 
 /* -- start ---------------------------------------------------------------------------------- */
 
-/* A second daemon on the same socket is refused and names the first, which does not notice. */
+/* A second daemon on the socket is refused, and the error names the first one, which is not
+ * affected. */
 START_TEST(a_second_daemon_is_refused)
 {
     struct daemon_proc second = proc;
@@ -85,7 +86,7 @@ START_TEST(a_second_daemon_is_refused)
 }
 END_TEST
 
-/* After kill -9 the socket files are stale; the next daemon removes them and starts. */
+/* After SIGKILL the socket files are stale. The next daemon removes them and starts. */
 START_TEST(a_stale_socket_is_taken_over)
 {
     struct raw_client client;
@@ -99,7 +100,8 @@ START_TEST(a_stale_socket_is_taken_over)
 }
 END_TEST
 
-/* A socket on which some other process listens is left alone; so is a file that is no socket. */
+/* A socket on which another process listens is not touched, and neither is a file that is not a
+ * socket. */
 START_TEST(a_living_socket_is_left_alone)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -124,7 +126,7 @@ START_TEST(a_living_socket_is_left_alone)
 }
 END_TEST
 
-/* What makes no sense keeps the daemon from starting, with a line that says what is allowed. */
+/* With invalid options the daemon does not start, and its message says what is allowed. */
 START_TEST(nonsense_is_refused)
 {
     static const struct {
@@ -162,8 +164,8 @@ static void write_config(char *path, size_t size, const char *text)
     ck_assert_int_eq(fclose(file), 0);
 }
 
-/* A configuration with an unknown key, a nonsense value or a budget beyond the machine keeps the
- * daemon from starting; the line says where, what, and what is allowed. */
+/* With an unknown key, an invalid value or a budget beyond the machine in its configuration the
+ * daemon does not start. The message has the line, the error, and what is allowed. */
 START_TEST(a_bad_file_is_refused)
 {
     static const struct {
@@ -192,8 +194,8 @@ END_TEST
 
 /* -- signals -------------------------------------------------------------------------------- */
 
-/* SIGTERM: who waits is told EDRAINING; who does not is told why the connection ends; engines end,
- * status 0, and nothing is left in the folder. */
+/* On SIGTERM pending requests get EDRAINING, and idle clients are told why the connection ends.
+ * Engines end with status 0, and the folder is empty. */
 START_TEST(sigterm_drains)
 {
     struct raw_client client, idle;
@@ -223,7 +225,7 @@ START_TEST(sigterm_drains)
 }
 END_TEST
 
-/* The same with a committed job, populated and in the middle of a step. */
+/* SIGTERM works in this way also with a committed, populated job in the middle of a step. */
 START_TEST(sigterm_drains_a_running_job)
 {
     struct raw_client client;
@@ -252,7 +254,7 @@ static void await_notification(const char *text)
     }
 }
 
-/* A second signal ends the daemon at once, even when an engine does not end. */
+/* A second signal ends the daemon at once, even if an engine does not end. */
 START_TEST(a_second_signal_ends_at_once)
 {
     struct raw_client client;
@@ -269,7 +271,7 @@ START_TEST(a_second_signal_ends_at_once)
     ck_assert_int_eq(waitpid(proc.pid, &status, 0), proc.pid);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     ck_assert_int_eq(kill(engine, SIGCONT), 0);
-    await_end(engine_fd); /* its socket is closed */
+    await_end(engine_fd); /* the engine's socket is closed */
     proc.pid = 0;
     ck_assert_int_eq(rmdir(proc.dir), 0);
     (void)unlink(proc.log);
@@ -303,8 +305,8 @@ static void get_staging(struct raw_client *client)
     cst_frame_close_fds(&client->reply);
 }
 
-/* An engine that is killed with commands under way is restarted, gets its segments and the commands
- * again, and every request gets its answer. */
+/* An engine that is killed with commands under way is restarted and gets its segments and commands
+ * again. Every request is answered. */
 START_TEST(a_killed_engine_is_replaced)
 {
     Cistern__TensorIo io = CISTERN__TENSOR_IO__INIT;
@@ -315,7 +317,8 @@ START_TEST(a_killed_engine_is_replaced)
     open_committed(&client);
     get_staging(&client);
     engine = engine_pid(&client);
-    ck_assert_int_eq(kill(engine, SIGSTOP), 0); /* so that they are under way when it dies */
+    /* So that the commands are under way when the engine dies. */
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     io.row = CISTERN__TENSOR_IO__ROW__MASTER;
     io.n_elems = 1000;
     for (unsigned i = 0; i < 10; i++) {
@@ -336,7 +339,7 @@ START_TEST(a_killed_engine_is_replaced)
 }
 END_TEST
 
-/* An engine that is killed while it populates a job is replaced by one that does. */
+/* An engine that is killed while it populates a job is replaced by one that completes this. */
 START_TEST(an_engine_killed_while_populating_is_replaced)
 {
     struct raw_client client;
@@ -357,7 +360,7 @@ START_TEST(an_engine_killed_while_populating_is_replaced)
 }
 END_TEST
 
-/* How much address space process @pid has in use. */
+/* Bytes of address space that process @pid uses. */
 static uint64_t address_bytes(pid_t pid)
 {
     char path[32];
@@ -372,8 +375,9 @@ static uint64_t address_bytes(pid_t pid)
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* A job within its budget for which the system gives no memory (here: no addresses) is refused with
- * what was wanted; nothing is kept, and when there is memory the same rank commits. */
+/* If the system has no memory (here: no address space) for a job within its budget, the job is
+ * refused with the bytes that it wanted, and nothing is kept. When there is memory, the same rank
+ * can commit. */
 START_TEST(memory_that_is_not_there_is_refused)
 {
     struct rlimit little = {.rlim_max = RLIM_INFINITY};
@@ -405,8 +409,8 @@ START_TEST(memory_that_is_not_there_is_refused)
 }
 END_TEST
 
-/* An engine program that never comes up is given up after a few deaths: jobs get EENGINE with the
- * words, their memory comes back, the daemon goes on, and the next job tries again. */
+/* An engine program that never starts is given up after a few deaths: jobs get EENGINE with a
+ * message, their memory is freed, the daemon goes on, and the next job tries again. */
 START_TEST(an_engine_that_never_comes_up_is_given_up)
 {
     struct raw_client client;
@@ -433,7 +437,7 @@ END_TEST
 
 /* -- rights --------------------------------------------------------------------------------- */
 
-/* Run @fn in a child process as another user, who may reach the sockets; true if it returned. */
+/* Run @fn in a child process as another user who can reach the sockets. True if @fn returned. */
 static bool as_nobody(void (*fn)(void))
 {
     int status;
@@ -461,15 +465,15 @@ static void leave_a_job(void)
     raw_close(&client);
 }
 
-/* A job of another user cannot be removed on the workers' socket, not even by root; on the
- * managers' it can. */
+/* A job of another user cannot be removed on the workers' socket, not even by root. On the
+ * managers' socket it can. */
 START_TEST(other_users_jobs_are_the_managers)
 {
     Cistern__JobName name = CISTERN__JOB_NAME__INIT;
     struct raw_client worker, manager;
 
     if (geteuid() != 0) {
-        return; /* nobody to be but oneself */
+        return; /* this process cannot become another user */
     }
     ck_assert(as_nobody(leave_a_job));
     raw_open(&worker, proc.socket);
@@ -487,7 +491,7 @@ START_TEST(other_users_jobs_are_the_managers)
 }
 END_TEST
 
-/* Start @proc anew with @text as its configuration. */
+/* Restart @proc with @text as its configuration. */
 static void restart_with(const char *text)
 {
     char path[128], option[160];
@@ -509,7 +513,7 @@ static void expect_denied(void)
     ck_assert(!raw_receive(&client));
 }
 
-/* A user whom 'access' does not name hears who was refused and by which rule. */
+/* A user whom 'access' does not name is refused, and the message names the user and the rule. */
 START_TEST(access_rules_hold)
 {
     if (geteuid() != 0) {
@@ -520,7 +524,8 @@ START_TEST(access_rules_hold)
 }
 END_TEST
 
-/* The connection over the limit is told so and closed; when another goes there is room again. */
+/* A connection beyond the limit is told so and closed. When another one closes, there is space
+ * again. */
 START_TEST(sessions_are_limited)
 {
     struct raw_client first, second, third;
@@ -541,8 +546,8 @@ START_TEST(sessions_are_limited)
 }
 END_TEST
 
-/* Users' connections that say nothing, as many as there may be and more, do not keep a manager out;
- * and they are closed after ten seconds, so that there is room for users again. */
+/* Users' connections that send nothing, up to the limit and beyond, do not keep a manager out. They
+ * are closed after ten seconds, so that users can connect again. */
 START_TEST(silence_is_no_lockout)
 {
     static struct raw_client silent[300];
@@ -587,7 +592,8 @@ int main(void)
     tc = suite_case(suite, "engines", setup, teardown);
     tcase_add_test(tc, a_killed_engine_is_replaced);
     tcase_add_test(tc, an_engine_killed_while_populating_is_replaced);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need addresses */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* sanitizers need addresses   \
+                                                                     */
     tcase_add_test(tc, memory_that_is_not_there_is_refused);
 #else
     (void)memory_that_is_not_there_is_refused;

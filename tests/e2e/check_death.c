@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker that dies at every message of its life: before the answer to message k has come it kills
- * itself. Then its rank is free, a successor goes through the whole life in its place, and nothing
- * is left over. */
+/* Tests of a worker that dies at every message of its run: it kills itself before the reply to
+ * message k. Then its rank is free, a successor does a whole run in its place, and nothing is left
+ * behind. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -16,7 +16,7 @@
 struct worker {
     struct raw_client client;
     uint64_t attempt;
-    uint64_t generation; /* of the last lease */
+    uint64_t generation; /* generation of the last lease */
 };
 
 static void ask_open(struct worker *w)
@@ -152,8 +152,8 @@ static void ask_leave(struct worker *w)
     (void)raw_ask(&w->client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL);
 }
 
-/* Every message that a worker sends, in order; a second step, so that one dies with an update
- * behind it. */
+/* The messages of a worker in order. They include a second step, so that a worker dies after an
+ * update. */
 static const struct {
     void (*ask)(struct worker *w);
     uint16_t reply;
@@ -204,7 +204,7 @@ static void take_reply(struct worker *w, unsigned i)
     cst_frame_close_fds(&w->client.reply);
 }
 
-/* Live to the end of message @last - 1. */
+/* Run up to the end of message @last - 1. */
 static void live(struct worker *w, unsigned last)
 {
     raw_open(&w->client, proc.socket);
@@ -224,7 +224,7 @@ static void teardown(void)
 
 /* -- deaths --------------------------------------------------------------------------------- */
 
-/* A process that dies with message @last on its way. */
+/* A process that dies after it has sent message @last. */
 static void die_at(unsigned last)
 {
     int status;
@@ -243,8 +243,8 @@ static void die_at(unsigned last)
                   "the worker did not get as far as message %u", last);
 }
 
-/* Whichever message was the last, the books balance and a successor lives a whole life as that
- * rank. */
+/* Whichever message was the last one, the numbers of blocks balance, and a successor does a whole
+ * run as that rank. */
 START_TEST(a_successor_lives_on)
 {
     struct worker w = {.attempt = 0};
@@ -254,8 +254,9 @@ START_TEST(a_successor_lives_on)
     raw_open(&w.client, proc.socket);
     for (unsigned i = 0; i < N_LIFE; i++) {
         if (i == WRITE && _i > WRITE) {
-            continue; /* the weights are there since the Sync of the dead one; a write in mid-step
-                         is refused */
+            /* The weights exist since the dead worker's Sync, and a write during a step is
+             * refused. */
+            continue;
         }
         life[i].ask(&w);
         take_reply(&w, i);
@@ -267,7 +268,7 @@ START_TEST(a_successor_lives_on)
 }
 END_TEST
 
-/* Removing the job of a worker that has just died gives everything back. */
+/* Removing the job of a worker that has just died frees everything. */
 START_TEST(the_job_can_be_removed)
 {
     Cistern__JobName name = CISTERN__JOB_NAME__INIT;
@@ -276,15 +277,15 @@ START_TEST(the_job_can_be_removed)
     name.name = (char *)(uintptr_t) "mortal";
     if (raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base) != CST_OK) {
         ck_assert_int_eq(witness.err.status,
-                         CST_ENOTFOUND); /* it was never committed, and went with its worker */
+                         CST_ENOTFOUND); /* the job was never committed and went with its worker */
         ck_assert_int_le(_i, 2);
     }
     settle(&witness, &proc, base_fds);
 }
 END_TEST
 
-/* Whoever asked for a job's removal may go before it is done; the daemon does not mind. The engine
- * is stopped meanwhile, so that removal takes. */
+/* A client that has asked for a job's removal may disconnect before it is done. The engine is
+ * stopped meanwhile, so that the removal takes time. */
 START_TEST(the_remover_may_go)
 {
     Cistern__JobName name = CISTERN__JOB_NAME__INIT;

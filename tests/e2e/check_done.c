@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs whose workers have all left in good order: they are done, hold no pool, can be gone on with,
- * and are named where memory is short. After every test the daemon's books are as before. */
+/* Tests of jobs whose workers have all left: they are done, have no pool, can be continued, and are
+ * named if memory is short. After every test the daemon has its initial state. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Pools of 24 MiB, of which a job below takes more than half. */
+/* Fixture: pools of 24 MiB, of which a job below uses more than half. */
 static void setup_little(void)
 {
     daemon_proc_start(&proc, (const char *[]){"--pool-memory=24M", NULL});
@@ -17,8 +17,8 @@ static void setup_little(void)
     base_fds = settle_base_fds(&witness, &proc);
 }
 
-/* Job @name of one rank with @n tensors of @elems elements, in an attempt. Returns the status of
- * what went wrong. */
+/* Open job @name of one rank with @n tensors of @elems elements, and sync. Returns the first status
+ * that is not CST_OK. */
 static int open_sized(struct raw_client *client, const char *name, uint32_t n, int64_t elems)
 {
     struct raw_job job = {.name = name, .world = 1};
@@ -54,7 +54,7 @@ static void expect_state(const char *name, const char *state)
     ck_assert_str_eq(raw_job_info(&witness, name)->state, state);
 }
 
-/* The last copies that were under way end by themselves. */
+/* Wait until the job is done, after the last copies under way. */
 static void await_done(const char *name)
 {
     const char *state = "";
@@ -65,9 +65,8 @@ static void await_done(const char *name)
     }
 }
 
-/* The pool is given back, to the last byte of the books, when the worker has left; the arenas stay.
- * A worker that comes back has a pool again, of the same size, and the states are those that were
- * there. */
+/* When the worker has left, the pool is freed, to the last byte, and the arenas stay. A worker that
+ * returns gets a pool of equal size, and the states are unchanged. */
 START_TEST(the_pool_is_given_back_at_once)
 {
     Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
@@ -82,7 +81,7 @@ START_TEST(the_pool_is_given_back_at_once)
         leave(&client);
         await_done("j");
         ck_assert_uint_eq(raw_stat(&witness)->pool->capacity, 0);
-        while (raw_stat(&witness)->pool_used > 0) { /* until the engine has let go */
+        while (raw_stat(&witness)->pool_used > 0) { /* until the engine has dropped the pool */
         }
         ck_assert_uint_eq(raw_stat(&witness)->host_used, host);
         open_ok(&client, "j");
@@ -98,8 +97,8 @@ START_TEST(the_pool_is_given_back_at_once)
 }
 END_TEST
 
-/* A job is not done when only some of its ranks have left, nor when its worker has gone without a
- * word: then its pool stays. */
+/* A job is not done if only some of its ranks have left, nor if its worker died: then its pool
+ * stays. */
 START_TEST(who_is_missed_keeps_the_pool)
 {
     struct raw_client clients[2], client;
@@ -136,8 +135,8 @@ START_TEST(who_is_missed_keeps_the_pool)
 }
 END_TEST
 
-/* Where host memory is short the refusal says which jobs that are done would free how much, the
- * largest first; jobs that are not done are not named. */
+/* If host memory is short, the refusal names the jobs that are done with the memory that each would
+ * free, the largest first. Jobs that are not done are not named. */
 START_TEST(a_refusal_names_who_is_done)
 {
     struct raw_client small, large, busy, next;
@@ -162,8 +161,8 @@ START_TEST(a_refusal_names_who_is_done)
 }
 END_TEST
 
-/* The pool that was given back has gone to another job: the worker hears so, and the job stays
- * done; when there is room again it goes on. */
+/* If another job has the memory of the freed pool, the returning worker is told so, and the job
+ * stays done. When there is space again, the job can go on. */
 START_TEST(a_pool_that_others_have)
 {
     struct raw_client first, second;
@@ -186,7 +185,8 @@ START_TEST(a_pool_that_others_have)
 }
 END_TEST
 
-/* The engine dies while the pool is made again: that is made by the next one, and nobody hears. */
+/* If the engine dies while the pool is allocated again, the next engine allocates it, and no client
+ * notices. */
 START_TEST(an_engine_dies_meanwhile)
 {
     struct raw_client client;
@@ -204,7 +204,7 @@ START_TEST(an_engine_dies_meanwhile)
     ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
     id = raw_commit(&client, 2, 2);
     (void)raw_stat(&witness);
-    ck_assert(raw_is_quiet(&client)); /* it waits for the pool */
+    ck_assert(raw_is_quiet(&client)); /* the client waits for the pool */
     ck_assert_int_eq(kill(engine, SIGKILL), 0);
     ck_assert_int_eq(raw_status(&client, id), CST_OK);
     (void)raw_sync(&client);
@@ -213,8 +213,8 @@ START_TEST(an_engine_dies_meanwhile)
 }
 END_TEST
 
-/* The worker that came back leaves again before the pool is made: the job is done when that has
- * ended. */
+/* A worker that returns leaves again before the pool is allocated: the job is done after the
+ * allocation. */
 START_TEST(who_comes_back_leaves_at_once)
 {
     struct raw_client client;

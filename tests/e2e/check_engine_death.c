@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kill -9 of the engine in the middle of a long copy, of a long reduction and of a long update,
- * while two ranks train through libcistern: every call ends well, and the bits are those of a run
- * that was left alone. (tests/kernels/check_undo dies at every instruction of a tile,
- * check_engine_kill at any moment of a long list of commands; here it is the daemon that must
- * notice and do it again.) */
+/* Tests of SIGKILL of the engine in the middle of a long copy, a long reduction and a long update,
+ * while two ranks train with libcistern: every call succeeds, and the bits are those of an
+ * undisturbed run. tests/kernels/check_undo kills at every instruction of a tile, and
+ * check_engine_kill at random moments of a long list of commands; here the daemon must notice the
+ * death and repeat commands. */
 #include "cistern/cistern.h"
 #include "kernels/cast.h"
 #include "tests/lib/patience.h"
@@ -19,7 +19,7 @@
 #include <time.h>
 
 enum { WORLD = 2, N_ELEMS = 1 << 22, N_STEPS = 2 };
-enum { N_DEATHS = 8, UPDATE_US = 4000 }; /* an update of so many takes 2 to 6 ms */
+enum { N_DEATHS = 8, UPDATE_US = 4000 }; /* this number of updates takes 2 to 6 ms */
 
 enum phase { IN_COPY, IN_REDUCE, IN_UPDATE, N_PHASES, NEVER = N_PHASES };
 
@@ -32,7 +32,7 @@ struct states {
     uint16_t weight[N_ELEMS], grad[N_ELEMS];
 };
 
-static struct states *calm, *struck; /* what runs end with */
+static struct states *calm, *struck; /* final states of the undisturbed and the disturbed run */
 
 static void setup(void)
 {
@@ -59,9 +59,9 @@ static void teardown(void)
 struct run {
     struct cst_client *client[WORLD];
     struct cst_job *job[WORLD];
-    enum phase phase;  /* in which the engine is killed, in the first step */
-    uint64_t delay_us; /* after the commands have come to it */
-    bool over;         /* gradients take their weights' places */
+    enum phase phase;  /* phase of the first step in which the engine is killed */
+    uint64_t delay_us; /* time from the commands' arrival at the engine to the kill */
+    bool over;         /* the gradient's sum takes the place of the weights */
 };
 
 #define OK(call)                                                                                   \
@@ -71,7 +71,7 @@ struct run {
         ck_assert_msg(rc_ == CST_OK, #call ": %s: %s", cst_status_name(rc_), err.text);            \
     } while (0)
 
-/* Call @fn for both ranks until both have an answer, which must be CST_OK. */
+/* Call @fn for both ranks until both have a result, which must be CST_OK. */
 static void drive(struct run *run, int (*fn)(struct cst_job *, void *, struct cst_err *),
                   void *args[WORLD])
 {
@@ -152,7 +152,7 @@ static void close_job(struct run *run, struct states *out)
     OK(cst_tensor_read(run->job[0], 0, CST_STATE_EXP_AVG, 0, N_ELEMS, out->exp_avg, &err));
     OK(cst_tensor_read(run->job[0], 0, CST_STATE_EXP_AVG_SQ, 0, N_ELEMS, out->exp_avg_sq, &err));
     OK(cst_tensor_read(run->job[0], 0, CST_STATE_WEIGHT, 0, N_ELEMS, out->weight, &err));
-    if (run->over) { /* weights are there again */
+    if (run->over) { /* the weight rows hold weights again */
         memcpy(out->grad, calm->grad, sizeof out->grad);
     } else {
         OK(cst_tensor_read(run->job[0], 0, CST_STATE_GRAD, 0, N_ELEMS, out->grad, &err));
@@ -171,8 +171,8 @@ static pid_t engine(void)
     return raw_stat(&witness)->engines[0]->pid;
 }
 
-/* The engine stops, so that what is asked for now is under way when it dies; but an update that is
- * to be struck is under way already. Returns its pid. */
+/* Stop the engine, so that commands that are issued now are under way when it dies. For a death in
+ * the update phase an update is already under way. Returns the engine's pid. */
 static pid_t hold(const struct run *run, uint64_t step, enum phase phase)
 {
     pid_t pid = 0;
@@ -187,10 +187,11 @@ static pid_t hold(const struct run *run, uint64_t step, enum phase phase)
     return pid;
 }
 
-/* The daemon has sent its commands; the engine works on them for a while, and dies. */
+/* The daemon has sent its commands: let the engine work on them for a while, and kill it. */
 static void strike(const struct run *run, pid_t pid)
 {
-    struct timespec ts = {.tv_nsec = (long)run->delay_us * 1000}; /* the moment is what is tested */
+    /* The moment of the kill is random. */
+    struct timespec ts = {.tv_nsec = (long)run->delay_us * 1000};
 
     if (pid == 0) {
         return;
@@ -217,7 +218,7 @@ static void write_grad(const struct cst_io *io, unsigned rank, uint64_t step)
     }
 }
 
-/* From here on the daemon knows what is needed first, and copies it ahead. */
+/* After the sync the daemon knows the first chunks and prefetches them. */
 static void sync_ranks(struct run *run)
 {
     void *none[WORLD] = {NULL};
@@ -253,7 +254,7 @@ static void backward(struct run *run, uint64_t step)
     strike(run, held);
 }
 
-/* The step is committed before its update is done: then the engine has just that to do. */
+/* The step is committed before its updates are done, so the engine is left with these only. */
 static void step(struct run *run, uint64_t number)
 {
     struct cst_step_result result[WORLD];
@@ -279,7 +280,7 @@ static void train(struct run *run, struct states *out)
     close_job(run, out);
 }
 
-/* Deaths with work to do, as the daemon's log has them. */
+/* Number of deaths with work under way, from the daemon's log. */
 static unsigned count_hits(void)
 {
     FILE *file = fopen(proc.log, "re");
@@ -295,8 +296,8 @@ static unsigned count_hits(void)
     return n;
 }
 
-/* _i: the phase, struck sooner and later, then the same with gradients over weights; a blow must
- * have fallen on work. */
+/* The results have the bits of an undisturbed run. _i: the phase, with early and late kills, then
+ * all of these with gradients in weight rows. At least one kill must hit work under way. */
 START_TEST(the_bits_are_those_of_a_calm_run)
 {
     static const uint64_t delays_us[] = {0, 100, 300, 600, 1000, 2000};
@@ -321,8 +322,8 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 33;
 }
 
-/* Deaths in the update phase, each with work under way, at random moments of it; CST_TEST_DEATHS of
- * them. */
+/* Kills at random moments of the update phase, each with work under way. CST_TEST_DEATHS sets their
+ * number. */
 START_TEST(deaths_in_the_update)
 {
     const char *env = getenv("CST_TEST_DEATHS");
@@ -349,7 +350,7 @@ END_TEST
 /* -- given up -----------------------------------------------------------------------------------
  */
 
-/* An update takes two seconds, so that it is under way whenever the engine dies. */
+/* Fixture: an update takes two seconds, so that it is under way whenever the engine dies. */
 static void setup_slow(void)
 {
     calm = calloc(1, sizeof *calm);
@@ -361,7 +362,7 @@ static void setup_slow(void)
     base_fds = daemon_proc_fds(proc.pid);
 }
 
-/* Kill the engine, and those that come after it, until the daemon starts no more. */
+/* Kill the engine and its successors until the daemon gives up. */
 static void kill_for_good(void)
 {
     const Cistern__StatReply *stat;
@@ -381,8 +382,7 @@ static void expect_state(const char *state)
     ck_assert_str_eq(raw_job_info(&witness, "big")->state, state);
 }
 
-/* All ranks have handed their gradients in and asked for the step, which the engine, stopped, does
- * not get to. */
+/* All ranks hand in their gradients and ask for the step, while the engine is stopped. */
 static void ask_for_step(struct run *run)
 {
     struct cst_io io[WORLD];
@@ -396,7 +396,7 @@ static void ask_for_step(struct run *run)
         write_grad(&io[r], r, 0);
         OK(cst_op_end(run->job[r], 0, &err));
     }
-    for (unsigned i = 0; i < 20; i++) { /* the daemon has turns to read all of it */
+    for (unsigned i = 0; i < 20; i++) { /* the daemon has turns to read all requests */
         for (unsigned r = 0; r < WORLD; r++) {
             ck_assert_int_eq(try_step(run->job[r], &result, &why), CST_EAGAIN);
         }
@@ -445,10 +445,10 @@ static void come_back(struct run *run, uint64_t at)
     drive(run, try_sync, none);
 }
 
-/* The engine is given up in the middle of an update (_i 0), or of the sum of a step that all ranks
- * have asked for (1): the job is interrupted, not failed, and both ranks hear why. A worker that
- * comes back has the engine started again: what it had half done is done, and the bits at the end
- * are those of a calm run. */
+/* The engine is given up in the middle of an update (_i 0), or of a sum of a step that all ranks
+ * have asked for (1). The job is interrupted, not failed, and both ranks are told why. A worker
+ * that returns has the engine started again: the unfinished commands are done, and the final bits
+ * are those of an undisturbed run. */
 START_TEST(a_job_outlives_its_engine)
 {
     struct run run = {.phase = NEVER};

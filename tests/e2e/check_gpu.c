@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPUs from the outside: how they are found and chosen, and what is said where there are none.
- * Their memory and engines are check_gpu_engine's. */
+/* Tests of the daemon's GPUs: how they are found and chosen, and the messages if there are none.
+ * check_gpu_engine tests their memory and engines. */
 #include "tests/lib/gpu_rig.h"
 #include "tests/lib/suite.h"
 
@@ -30,7 +30,7 @@ static int try_open(struct raw_client *client, const char *device, char got[64])
 
 /* -- which there are -------------------------------------------------------------------------- */
 
-/* They are listed with their budgets; their engines are off until a job wants one. */
+/* GPUs are listed with their budgets. Their engines do not run until a job needs one. */
 START_TEST(listed)
 {
     const Cistern__StatReply *stat;
@@ -53,7 +53,7 @@ START_TEST(listed)
 }
 END_TEST
 
-/* The configuration's order counts, and what of it is not there is said. */
+/* GPUs are listed in the configuration's order, and missing ones are reported. */
 START_TEST(listed_in_part)
 {
     const Cistern__StatReply *stat;
@@ -68,7 +68,7 @@ START_TEST(listed_in_part)
 }
 END_TEST
 
-/* Why there is none: the daemon works, stat and a worker's error say it. */
+/* If there is no GPU, the daemon works, and stat and a worker's error give the reason. */
 START_TEST(none)
 {
     static const struct {
@@ -101,7 +101,8 @@ START_TEST(none)
 }
 END_TEST
 
-/* A program that was named and is not there keeps the daemon from starting, as the host's does. */
+/* If the named engine program does not exist, the daemon does not start, as with the host's
+ * engine. */
 START_TEST(no_program)
 {
     daemon_proc_start(&proc, NULL);
@@ -127,7 +128,7 @@ static void start_gated(void)
     (void)setenv("STUB_GATE", gpu_path, 1);
     gpu_rig_start(NULL, NULL);
     ck_assert_str_eq(raw_stat(&witness)->gpu, "looking");
-    base_fds = daemon_proc_fds(proc.pid) - 2; /* of the probe: its pipe and its end */
+    base_fds = daemon_proc_fds(proc.pid) - 2; /* without the probe's pipe and its other end */
 }
 
 static void open_gate(void)
@@ -138,7 +139,8 @@ static void open_gate(void)
     (void)close(fd);
 }
 
-/* A worker on a GPU waits for the answer, one on the host does not, nor does anybody else. */
+/* A worker on a GPU waits for the end of the search. A worker on the host does not, nor does any
+ * other client. */
 START_TEST(looking)
 {
     struct raw_job job = {.name = "w", .world = 1, .device = "cuda:1"};
@@ -174,7 +176,8 @@ static void put_field(uint8_t *body, size_t *n, unsigned field, uint8_t value)
     body[(*n)++] = value;
 }
 
-/* A JobPlan whose two lists are not packed, as the daemon would pack them. Returns its bytes. */
+/* Write a JobPlan whose two lists are not packed, as the daemon would pack them. Returns its
+ * length. */
 static size_t put_loose_plan(uint8_t *body)
 {
     size_t n = 0;
@@ -183,13 +186,13 @@ static size_t put_loose_plan(uint8_t *body)
         put_field(body, &n, field, 1);
     }
     put_field(body, &n, 19, 0);
-    body[n - 3] |= 1; /* a double */
+    body[n - 3] |= 1; /* the wire type of a double */
     memset(body + n, 0, 7);
     return n + 7;
 }
 
-/* A JobOpen as long as a body may be, which would be longer if it were packed again to wait, is
- * refused. */
+/* A JobOpen of the largest length, which would become longer when it is packed again in order to
+ * wait, is refused. */
 START_TEST(too_long_to_wait)
 {
     static const uint8_t start[] = {0x0a, 1, 'j', 0x10, 0, 0x18, 1, 0x22, 4, 'c', 'u', 'd', 'a'};
@@ -208,7 +211,7 @@ START_TEST(too_long_to_wait)
     body[n++] = 1;
     body[n++] = (uint8_t)n_plan;
     n += n_plan;
-    body[n++] = 0xa2; /* field 100, which nobody knows, of all bytes that are left */
+    body[n++] = 0xa2; /* field 100, which is unknown, with all remaining bytes */
     body[n++] = 6;
     left = sizeof body - n - 3;
     body[n++] = (uint8_t)(left | 0x80);
@@ -224,8 +227,8 @@ START_TEST(too_long_to_wait)
 }
 END_TEST
 
-/* Whoever hangs up meanwhile is forgotten; the daemon goes down in order while it looks. _i: 1, it
- * does so. */
+/* A client that disconnects during the search is forgotten. The daemon can be stopped while it
+ * searches. _i: 1: it is stopped. */
 START_TEST(looking_in_vain)
 {
     struct raw_job job = {.name = "w", .world = 1, .device = "cuda"};
@@ -251,13 +254,13 @@ END_TEST
 
 /* -- choosing --------------------------------------------------------------------------------- */
 
-/* What a worker (rank 1) says, and what it gets. */
+/* The device that a worker (rank 1) asks for, and the device that it gets. */
 START_TEST(chosen)
 {
     static const struct {
         const char *device;
         int status;
-        const char *what; /* device that it became, or words */
+        const char *what; /* the chosen device, or the error */
     } rows[] = {
         {NULL, CST_OK, "host"},          {"auto", CST_OK, "host"},
         {"host", CST_OK, "host"},        {"cuda", CST_OK, GPU1},
@@ -282,7 +285,7 @@ START_TEST(chosen)
 }
 END_TEST
 
-/* Ranks of a job are on different devices; each gets its own slabs, which say what they are. */
+/* Ranks of one job may be on different devices. Each gets its own slabs with their device. */
 START_TEST(mixed)
 {
     static const char *const devices[] = {"cuda:1", "host"};
@@ -316,7 +319,7 @@ START_TEST(mixed)
 }
 END_TEST
 
-/* A pool stays where it is: a worker that comes back must want that device, or any. */
+/* A pool stays on its device: a worker that returns must ask for that device or for any. */
 START_TEST(come_back)
 {
     struct raw_job job = {.name = "b", .world = 1, .chunk_elems = 1 << 19, .device = "host"};
@@ -339,7 +342,7 @@ START_TEST(come_back)
 }
 END_TEST
 
-/* Explain names the GPU, its engine and the way of the reduction. */
+/* Explain names the GPU, its engine and the reduce site. */
 START_TEST(explained)
 {
     struct raw_client client;

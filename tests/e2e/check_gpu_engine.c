@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines of GPUs from the outside: the memory that they make and share, how they start and end. */
+/* Tests of the engines of GPUs: the memory that they allocate and share, their start and their
+ * end. */
 #include "tests/lib/gpu_rig.h"
 #include "tests/lib/suite.h"
 
@@ -29,7 +30,7 @@ static bool is_restarted(const Cistern__StatReply *stat)
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
-/* What a job takes is in the card's books, in multiples of the granularity, until it goes. */
+/* A job's memory is counted for its GPU in multiples of the granularity, until the job ends. */
 START_TEST(books)
 {
     struct raw_client client;
@@ -49,7 +50,7 @@ START_TEST(books)
 }
 END_TEST
 
-/* More than the card's budget is refused with the numbers; another card has its own. */
+/* More than the GPU's budget is refused with the numbers. Another GPU has its own budget. */
 START_TEST(over_budget)
 {
     struct raw_client first, second;
@@ -69,7 +70,7 @@ START_TEST(over_budget)
 }
 END_TEST
 
-/* Ranks that ask for nothing share what is left of their own card. */
+/* Ranks that ask for no size share the remaining memory of their GPU. */
 START_TEST(shared)
 {
     static const char *const devices[] = {"cuda:0", "cuda:0", "cuda:1"};
@@ -96,7 +97,7 @@ START_TEST(shared)
 }
 END_TEST
 
-/* A card with no room for the smallest pool says so, by name. */
+/* If a GPU has no space for the smallest pool, the error names the GPU. */
 START_TEST(no_room)
 {
     struct raw_client client;
@@ -110,7 +111,8 @@ START_TEST(no_room)
 }
 END_TEST
 
-/* GPUs that cannot reach each other's memory cannot share a job; each alone can have one. */
+/* A job cannot use GPUs that cannot access each other's memory. Each of them can have a job of its
+ * own. */
 START_TEST(unreachable)
 {
     struct raw_client clients[2];
@@ -138,7 +140,7 @@ START_TEST(unreachable)
 }
 END_TEST
 
-/* Commit job @name of two ranks on @devices; both must get @status and @words. */
+/* Commit job @name of two ranks on @devices. Both must get @status and a message with @words. */
 static void expect_pair(const char *name, const char *const devices[2], int status,
                         const char *words)
 {
@@ -162,8 +164,8 @@ static void expect_pair(const char *name, const char *const devices[2], int stat
     settle_remove_jobs(&witness);
 }
 
-/* A card that others have filled: the commit fails with its name, everything is given back, also
- * what other GPUs waited for; a job without that card goes on. */
+/* If other programs have filled a GPU, the commit fails with the GPU's name, and everything is
+ * freed, including what other GPUs have allocated. A job without that GPU goes on. */
 START_TEST(full)
 {
     (void)setenv("STUB_FULL", GPU1, 1);
@@ -174,8 +176,8 @@ START_TEST(full)
 }
 END_TEST
 
-/* The engine dies whenever it is to make memory: the commit fails, those who waited for that memory
- * wait no more, and when it can, it is made. */
+/* An engine dies whenever it allocates memory: the commit fails, and requests that wait for that
+ * memory fail, too. When the engine can allocate again, it does. */
 START_TEST(fatal)
 {
     (void)setenv("STUB_FATAL", gpu_rig_path("fatal"), 1);
@@ -217,8 +219,8 @@ static uint64_t ask_arenas(struct raw_client *client, uint32_t first)
     return raw_ask(client, CISTERN__MSG_TYPE__MSG_ARENA, &message.base);
 }
 
-/* Where workers copy weights, one that cannot is refused, one that can gets the arenas, sealed; a
- * rank on the host has nothing to do with it. */
+/* If workers copy weights, a worker that cannot is refused, and one that can gets the sealed
+ * arenas. A rank on the host is not affected. */
 START_TEST(workers_copy)
 {
     const Cistern__Committed *committed;
@@ -260,7 +262,7 @@ START_TEST(workers_copy)
 }
 END_TEST
 
-/* Where engines copy, nobody gets arenas, whatever he can do. */
+/* If engines copy weights, no worker gets arenas. */
 START_TEST(engines_copy)
 {
     const Cistern__Committed *committed;
@@ -279,8 +281,8 @@ END_TEST
 
 /* -- engines ---------------------------------------------------------------------------------- */
 
-/* An engine starts with the first job that wants its GPU, ends when none has for the configured
- * time, and starts again. */
+/* An engine starts with the first job that uses its GPU, ends when none has used it for the
+ * configured time, and starts again. */
 START_TEST(started_and_ended)
 {
     struct raw_client client;
@@ -303,7 +305,7 @@ START_TEST(started_and_ended)
 }
 END_TEST
 
-/* An engine that cannot start fails the commit with words; the next one tries again. */
+/* An engine that cannot start fails the commit with a message. The next commit tries again. */
 START_TEST(broken)
 {
     struct raw_client client;
@@ -321,7 +323,7 @@ START_TEST(broken)
 }
 END_TEST
 
-/* An engine that dies while nobody does anything comes back with the pool's memory. */
+/* An engine that dies while nothing is under way is restarted with the pool's memory. */
 START_TEST(restarted)
 {
     struct raw_client client;

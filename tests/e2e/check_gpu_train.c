@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training with ranks on GPUs through a real daemon gives the bits that a calculation in this
- * process gives, wherever the ranks are and whoever dies when. The GPUs are
- * tests/lib/engine_stub's: their memory is memfds, their engines are processes that do what a GPU's
- * engine is given. */
+/* Tests of training with ranks on GPUs and a real daemon. The results must have the bits of a
+ * computation in this process, wherever the ranks are and whichever process dies. The GPUs are
+ * those of tests/lib/engine_stub: their memory is memfds, and their engines are processes that
+ * execute the commands of a GPU's engine. */
 #include "tests/lib/child.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_rig.h"
@@ -30,7 +30,8 @@ enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED =
 
 static void open_daemon(const char *config)
 {
-    (void)setenv("CISTERN_ENGINE_CUDA", STUB, 0); /* or what the environment says */
+    /* Unless the environment names another program. */
+    (void)setenv("CISTERN_ENGINE_CUDA", STUB, 0);
     (void)setenv("CISTERN_ENGINE_HOST", STUB, 1);
     train_rig_start(config, (const char *[]){"--gpus=all", "--engine-threads=2", NULL});
     train_like.streams = &train_thread;
@@ -43,7 +44,7 @@ static void setup(void)
     open_daemon("");
 }
 
-/* Workers copy weights themselves. */
+/* Fixture: workers copy weights themselves. */
 static void setup_copies(void)
 {
     (void)unsetenv("STUB_DELAY_US");
@@ -51,15 +52,15 @@ static void setup_copies(void)
     open_daemon("[gpu]\ncopies = worker\n");
 }
 
-/* Every engine dawdles, and every worker's stream: whoever does not wait for what it must come
- * after sees it. */
+/* Delay every engine and every worker's stream, so that missing waits are detected. */
 static void dawdle(void)
 {
     (void)setenv("STUB_DELAY_US", "3000", 1);
     (void)setenv("TRAIN_STREAM_DELAY_US", "3000", 1);
 }
 
-/* The same, but gradients may be where they would copy from: the engines do it after all. */
+/* Fixture: workers would copy weights, but because gradients take the place of weights, engines
+ * do. */
 static void setup_over(void)
 {
     setup_copies();
@@ -85,15 +86,16 @@ static void setup_slow_copies(void)
     open_daemon("[gpu]\ncopies = worker\n");
 }
 
-/* Every placement, with the largest pools and with the smallest. */
+/* The results have the expected bits for every placement, with the largest and the smallest
+ * pools. */
 START_TEST(bits)
 {
     train_rig_bits(&placements[_i]);
 }
 END_TEST
 
-/* The same with steps of three micro-batches: what ends one waits for the stream, and what the next
- * one hands in for that. */
+/* Steps of three micro-batches have the expected bits: the end of a micro-batch waits for the
+ * stream, and hand-ins of the next one wait for that end. */
 START_TEST(micro_batch_bits)
 {
     train_like.micro_batches = 3;
@@ -104,16 +106,16 @@ END_TEST
 /* -- deaths -------------------------------------------------------------------------------------
  */
 
-/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's life: another one
- * takes over with the memory that its daemon kept, and no step is given up. */
+/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's run. Another one
+ * takes over with the memory that the daemon kept, and no step is interrupted. */
 START_TEST(engine_killed_anywhere)
 {
     train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
 }
 END_TEST
 
-/* One rank of a host and a GPU is killed at every point; another process takes its place, and finds
- * the pool as it was made. _i: the rank. */
+/* One rank of a job on the host and a GPU is killed at every point. Another process takes its
+ * place, and finds the pool as it was allocated. _i: the rank. */
 START_TEST(worker_killed_anywhere)
 {
     train_rig_kill_worker(&placements[MIXED], (uint32_t)_i, 0, 1);
@@ -123,7 +125,7 @@ END_TEST
 /* -- a GPU that is lost --------------------------------------------------------------------------
  */
 
-static char broken[64]; /* while this file is there, no engine of a GPU starts */
+static char broken[64]; /* while this file exists, no engine of a GPU starts */
 
 static void open_to_lose(const char *config)
 {
@@ -164,7 +166,7 @@ static const Cistern__EngineInfo *first_gpu(void)
     return raw_stat(&witness)->engines[1];
 }
 
-/* Its engine dies in a step that is not the first, and again whenever it is started. */
+/* Let the GPU's engine die in a step after the first one, and whenever it is restarted. */
 static void lose_first_gpu(const char *job)
 {
     while (raw_stat(&witness)->n_jobs == 0 || raw_job_info(&witness, job)->step == 0 ||
@@ -178,7 +180,7 @@ static void lose_first_gpu(const char *job)
     }
 }
 
-/* Both ranks of a job at @at begin. */
+/* Start both ranks of a job at @at. */
 static void send_both(const struct train_placement *at, struct train_order orders[2], pid_t pids[2])
 {
     for (uint32_t r = 0; r < 2; r++) {
@@ -187,10 +189,10 @@ static void send_both(const struct train_placement *at, struct train_order order
     }
 }
 
-/* Rank 0's GPU is lost in a step, with updates at the commit, early and delayed ones (_i): that
- * rank hears which and why, the other one waits for it. All states are read back without the GPU,
- * as of the last commit; with early updates it may have been begun to bring them to the next one.
- * The GPU comes back, and with it a worker: the steps are done to the end. */
+/* Rank 0's GPU is lost in a step, with updates at the commit, early and delayed updates (_i). Rank
+ * 0 is told the GPU and the reason, and the other rank waits for it. All states can be read without
+ * the GPU, as of the last commit; with early updates, the next step's may have begun. When the GPU
+ * returns, a new worker completes the steps. */
 START_TEST(gpu_lost)
 {
     const struct train_placement at = {"lost", 2, {"cuda:0", "host"}};
@@ -223,9 +225,8 @@ START_TEST(gpu_lost)
 }
 END_TEST
 
-/* Rank 0's GPU is lost in a step and stays so; its worker comes back on the host, or on the GPU of
- * the other rank (_i): its pool is made there, and the job goes on to the end. The lost GPU is not
- * asked for again. */
+/* Rank 0's GPU is lost in a step for good. Its worker returns on the host, or on the other rank's
+ * GPU (_i): its pool is allocated there, and the job completes. The lost GPU is not used again. */
 START_TEST(gpu_left)
 {
     static const struct train_placement at = {"left", 2, {"cuda:0", "cuda:1"}};
@@ -246,7 +247,8 @@ START_TEST(gpu_left)
 }
 END_TEST
 
-/* Both ranks were there. One moves to the host, so the other one cannot come back to that GPU. */
+/* Both ranks were on the lost GPU. One moves to the host, so the other one cannot return to that
+ * GPU. */
 START_TEST(gpu_left_by_all)
 {
     static const struct train_placement at = {"all", 2, {"cuda:0", "cuda:0"}};
@@ -273,8 +275,8 @@ START_TEST(gpu_left_by_all)
 }
 END_TEST
 
-/* The GPU that the rank moves to cannot make its pool, either: its commit fails, with words, and
- * the next place is the host. */
+/* The GPU to which the rank moves cannot allocate its pool: the commit fails with a message, and
+ * the rank then moves to the host. */
 START_TEST(gpu_left_in_vain)
 {
     static const struct train_placement at = {"vain", 2, {"cuda:0", "cuda:1"}};
@@ -284,11 +286,13 @@ START_TEST(gpu_left_in_vain)
     send_both(&at, orders, pids);
     lose_first_gpu(at.name);
     train_worker_join_failing(pids[0]);
-    orders[0].device = "cuda:1"; /* it dies when it is to make memory while that file is there */
+    /* Its engine dies when it allocates memory while that file exists. */
+    orders[0].device = "cuda:1";
     train_worker_join_failing(train_rig_send(&orders[0]));
     ck_assert_msg(strstr(reports[0]->error, "EENGINE") != NULL, "%s", reports[0]->error);
     ck_assert_int_eq(unlink(broken), 0);
-    (void)kill(pids[1], SIGKILL); /* it may have heard that its GPU was gone meanwhile, or not */
+    /* The worker may or may not have been told that its GPU was gone. */
+    (void)kill(pids[1], SIGKILL);
     (void)child_wait(pids[1]);
     orders[0].device = "host";
     for (uint32_t r = 0; r < 2; r++) {
@@ -301,7 +305,7 @@ START_TEST(gpu_left_in_vain)
 }
 END_TEST
 
-/* Where workers copy, the daemon loads nothing by itself, and `cistern job` says who does. */
+/* If workers copy, the daemon loads nothing by itself, and `cistern job` says so. */
 START_TEST(workers_copy)
 {
     const Cistern__JobInfo *job;
@@ -324,7 +328,8 @@ struct user {
     struct train_stream *stream; /* NULL: on the host */
 };
 
-/* Job @name on @device with a frozen tensor, and where it has a base another one. */
+/* Open job @name on @device with a frozen tensor, and if there is a base job with another
+ * tensor. */
 static void open_user(struct user *user, const char *name, const char *device, const char *base)
 {
     const struct cst_job_spec spec = {.name = name, .world = 1, .device = device, .base = base};
@@ -364,7 +369,7 @@ static void close_user(struct user *user)
 }
 
 struct look {
-    const uint16_t *weight; /* in the pool */
+    const uint16_t *weight; /* weights in the pool */
     uint16_t seen[N_SHARED];
 };
 
@@ -375,9 +380,8 @@ static void look_at(void *arg)
     memcpy(look->seen, look->weight, sizeof look->seen);
 }
 
-/* A job on a GPU uses the weights of a base on the host: the GPU's engine, or the worker, maps
- * them, too.
- */
+/* A job on a GPU can use the weights of a base job on the host: the GPU's engine, or the worker,
+ * maps them, too. */
 START_TEST(a_base_elsewhere)
 {
     static struct look look;
@@ -400,7 +404,7 @@ START_TEST(a_base_elsewhere)
     look.weight = io.weight;
     ck_assert_int_eq(train_thread.run(user.stream, look_at, &look, &err), CST_OK);
     ck_assert_int_eq(cst_op_end(user.job, 0, &err), CST_OK);
-    close_user(&user); /* and all that it enqueued is done */
+    close_user(&user); /* all work that the user has enqueued is then done */
     ck_assert_mem_eq(look.seen, weight, sizeof weight);
 }
 END_TEST

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs from the outside: who is which rank, what ranks may declare, what fits, who waits for whom.
- * After every test the daemon has as many descriptors, and as many bytes in its books, as before.
- */
+/* Tests of jobs: the worker of a rank, declarations, budgets, and waits for other ranks. After
+ * every test the daemon has its initial number of descriptors and bytes in use. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -16,7 +15,7 @@
 
 /* -- opening -------------------------------------------------------------------------------- */
 
-/* A name, rank or world that cannot be is refused; the connection may try again. */
+/* An invalid name, rank or world is refused, and the connection can try again. */
 START_TEST(nonsense_is_not_opened)
 {
     static const char long_name[] =
@@ -38,12 +37,13 @@ START_TEST(nonsense_is_not_opened)
     }
     jobs[0].name = long_name + 1; /* 63 characters */
     ck_assert_int_eq(raw_job_open(&client, &jobs[0]), CST_OK);
-    ck_assert_int_eq(raw_job_open(&client, &jobs[0]), CST_EINVAL); /* one job per connection */
+    /* A connection can open one job. */
+    ck_assert_int_eq(raw_job_open(&client, &jobs[0]), CST_EINVAL);
     raw_close(&client);
 }
 END_TEST
 
-/* A device that the daemon lacks is refused with what it has. */
+/* A device that the daemon does not have is refused with a list of its devices. */
 START_TEST(an_unknown_device_is_refused)
 {
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
@@ -60,8 +60,8 @@ START_TEST(an_unknown_device_is_refused)
 }
 END_TEST
 
-/* Of two workers that claim one rank the second hears EBUSY with the pid of the first, which does
- * not notice. */
+/* If two workers claim one rank, the second gets EBUSY with the pid of the first, which is not
+ * affected. */
 START_TEST(a_rank_has_one_worker)
 {
     struct raw_client first, second;
@@ -73,7 +73,7 @@ START_TEST(a_rank_has_one_worker)
     ck_assert_int_eq(raw_job_open(&second, &job), CST_EBUSY);
     (void)snprintf(pid, sizeof pid, "pid %d", (int)getpid());
     raw_says(&second, pid);
-    job.rank = 1; /* the other one is free */
+    job.rank = 1; /* the other rank is free */
     ck_assert_int_eq(raw_job_open(&second, &job), CST_OK);
     ck_assert(!job.created);
     ck_assert_int_eq(raw_declare_many(&first, 1, 10), CST_OK);
@@ -82,8 +82,8 @@ START_TEST(a_rank_has_one_worker)
 }
 END_TEST
 
-/* The token of an earlier JobOpened takes the rank over, even from a connection that still stands;
- * a wrong one does not. */
+/* With the token of an earlier JobOpened a worker takes the rank over, even from a connection that
+ * is open. With another token it does not. */
 START_TEST(a_token_takes_the_rank_over)
 {
     struct raw_client first, second;
@@ -103,7 +103,7 @@ START_TEST(a_token_takes_the_rank_over)
 }
 END_TEST
 
-/* A rank that disagrees on the world or the chunk capacity is refused with both numbers. */
+/* A rank with another world or chunk capacity is refused with both numbers. */
 START_TEST(ranks_agree_on_the_job)
 {
     struct raw_client first, second;
@@ -123,7 +123,8 @@ END_TEST
 
 /* -- declaring ------------------------------------------------------------------------------ */
 
-/* Zero-size, overflowing and duplicate tensors are refused and leave what was declared before. */
+/* Tensors that are empty, overflow, or have a name in use are refused. Earlier declarations
+ * stay. */
 START_TEST(bad_tensors_are_refused)
 {
     static const int64_t zero[] = {4, 0, 3}, negative[] = {-5},
@@ -143,7 +144,7 @@ START_TEST(bad_tensors_are_refused)
 }
 END_TEST
 
-/* A job has at most 65536 tensors: as many can be committed and every one has a place; one more is
+/* A job has at most 65536 tensors: as many can be committed, and each has a place. One more is
  * refused. */
 START_TEST(a_job_has_65536_tensors)
 {
@@ -177,8 +178,8 @@ END_TEST
 
 /* -- committing ----------------------------------------------------------------------------- */
 
-/* A pool that is too small is refused with the operator that needs more and the bytes that are
- * short; nothing is kept. */
+/* A pool that is too small is refused with the operator that needs more, and the missing bytes.
+ * Nothing is kept. */
 START_TEST(a_pool_too_small_is_refused)
 {
     struct raw_client client;
@@ -194,7 +195,7 @@ START_TEST(a_pool_too_small_is_refused)
 }
 END_TEST
 
-/* A job over the budget for host memory, or for pools, is refused with all numbers, and nothing is
+/* A job beyond the budget for host memory, or for pools, is refused with all numbers. Nothing is
  * kept. */
 START_TEST(a_job_over_budget_is_refused)
 {
@@ -202,7 +203,8 @@ START_TEST(a_job_over_budget_is_refused)
     struct raw_job job = {.name = "k", .world = 1, .pool_bytes = 65 << 20, .chunk_elems = 4096};
 
     job_rig_open(&client, 0, 1);
-    ck_assert_int_eq(raw_declare_many(&client, 20, 1 << 20), CST_OK); /* 16 bytes each: 320 MiB */
+    /* 16 bytes each: 320 MiB. */
+    ck_assert_int_eq(raw_declare_many(&client, 20, 1 << 20), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 20, 20)), CST_EBUDGET);
     raw_says(&client, "268435456");
     ck_assert_uint_eq(raw_stat(&witness)->host_used, 0);
@@ -211,15 +213,15 @@ START_TEST(a_job_over_budget_is_refused)
     raw_open(&client, proc.socket);
     ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
     ck_assert_int_eq(raw_declare_many(&client, 8192, 4096),
-                     CST_OK); /* 64 MiB of weights, as much of gradients */
+                     CST_OK); /* 64 MiB of weights, and 64 MiB of gradients */
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 8192, 8192)), CST_EBUDGET);
     ck_assert_uint_eq(raw_stat(&witness)->pool_used, 0);
     raw_close(&client);
 }
 END_TEST
 
-/* A rank that waits for others at commit hears, after its timeout, which rank is missing; it can
- * commit again. */
+/* A rank that waits for others at the commit is told, after its timeout, which rank is missing. It
+ * can commit again. */
 START_TEST(a_commit_without_the_others_times_out)
 {
     struct raw_client client, other;
@@ -244,7 +246,8 @@ START_TEST(a_commit_without_the_others_times_out)
 }
 END_TEST
 
-/* An operator's name of 64 bytes is not the one of 63 that another rank declared. */
+/* A name of an operator with 64 bytes differs from one with 63 bytes that another rank has
+ * declared. */
 START_TEST(long_operator_names_differ)
 {
     char name[65];
@@ -279,9 +282,8 @@ START_TEST(a_commit_can_be_cancelled)
 }
 END_TEST
 
-/* A worker that leaves while its job is being populated gets an answer to its Commit; a Cancel that
- * comes for it afterwards finds nothing. The engine is stopped meanwhile, so that populating lasts.
- */
+/* If a worker leaves while its job is being populated, its Commit is answered, and a later Cancel
+ * of it finds nothing. The engine is stopped meanwhile, so that populating takes time. */
 START_TEST(a_worker_leaves_a_job_that_is_populated)
 {
     Cistern__Cancel cancel = CISTERN__CANCEL__INIT;
@@ -305,7 +307,7 @@ START_TEST(a_worker_leaves_a_job_that_is_populated)
 }
 END_TEST
 
-/* The slabs of a pool come as sealed memfds of mode 0600 that together hold its blocks. */
+/* The slabs of a pool are sealed memfds with mode 0600, and together hold its blocks. */
 START_TEST(pool_slabs_are_sealed)
 {
     Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
@@ -335,7 +337,7 @@ START_TEST(pool_slabs_are_sealed)
     ck_assert_uint_eq((uint64_t)st.st_size, part->bytes[0]);
     ck_assert_uint_eq(st.st_mode & 0777, 0600);
     ck_assert_uint_ge((uint64_t)st.st_blocks * 512,
-                      part->bytes[0]); /* populated: nobody meets SIGBUS */
+                      part->bytes[0]); /* the slab is populated, so that no access gets SIGBUS */
     cst_frame_close_fds(&client.reply);
     get.first = 1;
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_POOL, &get.base), CST_EINVAL);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lives of jobs from the outside: a step, workers that come back, stop and die, what is left when a
- * job goes. After every test the daemon has as many descriptors, and as many bytes in its books, as
- * before. */
+/* Tests of the runs of jobs: a step; workers that return, stop and die; and what is left when a job
+ * ends. After every test the daemon has its initial number of descriptors and bytes in use. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -56,8 +55,8 @@ static void step(struct raw_client *client, uint64_t attempt, uint64_t expected)
     ck_assert_uint_eq(stepped->step, expected);
 }
 
-/* One step by raw frames: fetch, a second fetch that hits, release, gradients, step; and the books
- * of the pool balance throughout. */
+/* One step in raw messages: fetch, a second fetch that hits, release, gradients, step. The numbers
+ * of the pool's blocks always balance. */
 START_TEST(a_whole_step)
 {
     const Cistern__BatchDone *done;
@@ -95,15 +94,15 @@ START_TEST(a_whole_step)
 }
 END_TEST
 
-/* Blocks of the pool in one state, now. */
+/* Number of blocks of the pool that are cached now. */
 static uint64_t cached_blocks(void)
 {
     return raw_job_info(&witness, "j")->ranks[0]->pool->cached;
 }
 
-/* What a worker says of weights that it does not hold: EVICT frees their block, so that the next
- * fetch copies them again; PREFETCH brings them, so that it does not. Weights that are leased stay,
- * and what is known of no chunk is refused without harm. */
+/* EVICT frees the block of weights that are not leased, so that the next fetch copies them again.
+ * PREFETCH loads weights, so that it does not. Leased weights stay, and a hint for an unknown chunk
+ * is refused without effect. */
 START_TEST(hints)
 {
     const Cistern__BatchDone *done;
@@ -121,7 +120,8 @@ START_TEST(hints)
     evictions = rank->evictions;
     done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__EVICT, 1, NULL);
     ck_assert_int_eq(done->results[0]->status, CST_OK);
-    ck_assert_uint_eq(raw_job_info(&witness, "j")->ranks[0]->evictions, evictions); /* leased */
+    /* The weights are leased. */
+    ck_assert_uint_eq(raw_job_info(&witness, "j")->ranks[0]->evictions, evictions);
     (void)batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, 1, &generation);
     cached = cached_blocks();
     done = batch(&client, attempt, CISTERN__BATCH_ITEM__KIND__EVICT, 1, NULL);
@@ -148,8 +148,8 @@ START_TEST(hints)
 }
 END_TEST
 
-/* A committed job outlives its worker: who comes back finds its step, is compared with what was
- * declared, and commits at once; but not with another pool. */
+/* A committed job outlives its worker. A returning worker finds the job's step, its declarations
+ * are compared, and its commit is answered at once. Another size of the pool is refused. */
 START_TEST(a_job_outlives_its_worker)
 {
     struct raw_client client;
@@ -185,8 +185,8 @@ START_TEST(a_job_outlives_its_worker)
 }
 END_TEST
 
-/* Removing a job with a living worker answers what waits with ECANCELLED, later requests with
- * ENOTFOUND, and returns all its memory before the remover hears OK. */
+/* When a job with a living worker is removed, pending requests get ECANCELLED and later ones
+ * ENOTFOUND. All its memory is free before the remover gets OK. */
 START_TEST(a_job_is_removed_from_under_its_worker)
 {
     struct raw_client first, second;
@@ -198,7 +198,7 @@ START_TEST(a_job_is_removed_from_under_its_worker)
     id = raw_commit(&first, 2, 2);
     ck_assert_int_eq(raw_status(&second, raw_commit(&second, 2, 2)), CST_OK);
     ck_assert_int_eq(raw_status(&first, id), CST_OK);
-    id = raw_ask(&first, CISTERN__MSG_TYPE__MSG_SYNC, NULL); /* waits for the second */
+    id = raw_ask(&first, CISTERN__MSG_TYPE__MSG_SYNC, NULL); /* waits for the second rank */
     ck_assert_int_eq(raw_call(&first, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
     stat = raw_stat(&witness);
@@ -212,7 +212,7 @@ START_TEST(a_job_is_removed_from_under_its_worker)
 }
 END_TEST
 
-/* A job that was never committed goes with its last worker. */
+/* A job that was never committed ends with its last worker. */
 START_TEST(a_job_without_commit_goes_with_its_worker)
 {
     struct raw_client client;
@@ -223,7 +223,7 @@ START_TEST(a_job_without_commit_goes_with_its_worker)
 }
 END_TEST
 
-/* A job whose time to live is over is removed. */
+/* A job is removed when its ttl is over. */
 START_TEST(a_job_has_a_time_to_live)
 {
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
@@ -240,7 +240,7 @@ START_TEST(a_job_has_a_time_to_live)
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_LEAVE, NULL), CST_OK);
     raw_close(&client);
     while (raw_stat(&witness)->n_jobs > 0) {
-        (void)usleep(20000); /* the second is what is tested */
+        (void)usleep(20000); /* the ttl of a second is what is tested */
     }
     ck_assert(daemon_proc_logged(&proc, "no worker for 1 s"));
 }
@@ -248,8 +248,8 @@ END_TEST
 
 /* -- deaths --------------------------------------------------------------------------------- */
 
-/* A worker process that is rank 1 of 2 of a committed job; it says so through @ready and then waits
- * for its death. With @heir, a child of its own inherits the connection and outlives it, until
+/* Start a worker process as rank 1 of 2 of a committed job. It reports through @ready and waits for
+ * its death. With @heir, a child of the process inherits the connection and outlives it, until
  * @heir is closed. */
 static pid_t start_worker(int *ready, int *heir)
 {
@@ -287,7 +287,7 @@ static pid_t start_worker(int *ready, int *heir)
     return pid;
 }
 
-/* Rank 0, which waits in Sync, hears EPEERDIED when the process of rank 1 dies; a new rank 1
+/* Rank 0, which waits in Sync, gets EPEERDIED when the process of rank 1 dies. A new rank 1
  * attaches at once, and both go on. */
 static void check_death(bool with_heir)
 {
@@ -304,11 +304,11 @@ static void check_death(bool with_heir)
     id = raw_ask(&first, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
     ck_assert_int_eq(kill(worker, SIGKILL), 0);
     ck_assert_int_eq(waitpid(worker, NULL, 0), worker);
-    job_rig_declare(&second, 1, 2, 2); /* the rank is free: EBUSY would fail here */
+    job_rig_declare(&second, 1, 2, 2); /* the rank is free: otherwise EBUSY would fail here */
     ck_assert_int_eq(raw_status(&second, raw_commit(&second, 2, 2)), CST_OK);
     (void)raw_ask(&second, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    if (raw_status(&first, id) != CST_OK) { /* whether a waiting Sync ends or goes on is the core's
-                                               affair; it must not hang */
+    /* Whether a waiting Sync ends or goes on is the core's decision; it must not hang. */
+    if (raw_status(&first, id) != CST_OK) {
         ck_assert_int_eq(first.err.status, CST_EPEERDIED);
         ck_assert_int_eq(raw_call(&first, CISTERN__MSG_TYPE__MSG_SYNC, NULL), CST_OK);
     }
@@ -335,7 +335,7 @@ START_TEST(a_dead_worker_with_a_living_child_is_replaced)
 }
 END_TEST
 
-/* The timeout of a job whose worker stops. */
+/* The timeout of the job whose worker stops. */
 enum { STOPPED_TIMEOUT_MS = 200 };
 
 static void open_second(struct raw_client *client, const char *name, uint32_t rank, uint32_t world)
@@ -348,8 +348,8 @@ static void open_second(struct raw_client *client, const char *name, uint32_t ra
     ck_assert_int_eq(raw_declare_many(client, 2, 1000), CST_OK);
 }
 
-/* A process that is rank 1 of 2 of job "stops", which stops at its start signal and, when it goes
- * on, syncs once and leaves. */
+/* Start a process as rank 1 of 2 of job "stops". It stops at a signal; when it continues, it syncs
+ * once and leaves. */
 static pid_t start_stopping(void)
 {
     pid_t pid = fork();
@@ -369,8 +369,8 @@ static pid_t start_stopping(void)
     return pid;
 }
 
-/* A worker that is stopped holds up nobody but its own peers, and those no longer than their
- * timeout, which names it; the job stands, and when the worker goes on so do they. */
+/* A stopped worker delays only the other ranks of its job, and those no longer than their timeout,
+ * which names it. The job stays, and when the worker continues, so do they. */
 START_TEST(a_stopped_worker_holds_up_its_peers_alone)
 {
     struct raw_client peer, other;
@@ -393,7 +393,7 @@ START_TEST(a_stopped_worker_holds_up_its_peers_alone)
     raw_says(&peer, "rank 1");
     (void)raw_ask(&peer, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
     ck_assert_int_eq(kill(worker, SIGCONT), 0);
-    if (raw_status(&peer, 0) != CST_OK) { /* it was long in waking up */
+    if (raw_status(&peer, 0) != CST_OK) { /* the worker woke up late */
         ck_assert_int_eq(peer.err.status, CST_ETIMEDOUT);
         ck_assert_int_eq(raw_call(&peer, CISTERN__MSG_TYPE__MSG_SYNC, NULL), CST_OK);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much a connection may ask for and leave waiting: replies that nobody reads, descriptors,
- * requests in flight, places and batches. After every test the daemon has as many descriptors, and
- * as many bytes in its books, as before. */
+/* Tests of how much a connection may request and leave waiting: replies that are not read,
+ * descriptors, pending requests, places and batches. After every test the daemon has its initial
+ * number of descriptors and bytes in use. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -20,7 +20,7 @@ static void setup(void)
 
 /* -- what waits ------------------------------------------------------------------------------- */
 
-/* Send the request @bytes until the daemon takes no more; returns how many went. */
+/* Send the request @bytes until the daemon accepts no more. Returns the number of requests sent. */
 static unsigned stuff_with(struct raw_client *client, const uint8_t *bytes, size_t n_bytes)
 {
     unsigned n = 0;
@@ -30,8 +30,8 @@ static unsigned stuff_with(struct raw_client *client, const uint8_t *bytes, size
             n++;
             misses = 0;
         } else {
-            raw_stat(
-                &witness); /* others are served meanwhile; and the daemon had a turn to read more */
+            /* Other clients are served meanwhile, and the daemon had a turn to read more. */
+            raw_stat(&witness);
             misses++;
         }
         ck_assert_uint_lt(n, 1000000);
@@ -39,7 +39,7 @@ static unsigned stuff_with(struct raw_client *client, const uint8_t *bytes, size
     return n;
 }
 
-/* The same with Stat. */
+/* Send Stat until the daemon accepts no more. Returns the number of requests sent. */
 static unsigned stuff(struct raw_client *client)
 {
     struct cst_frame frame = {.type = CISTERN__MSG_TYPE__MSG_STAT, .request = 77};
@@ -49,8 +49,8 @@ static unsigned stuff(struct raw_client *client)
     return stuff_with(client, bytes, sizeof bytes);
 }
 
-/* A client that does not read its replies is no longer read from once a megabyte waits, while
- * others are served; when it reads, it gets every one. */
+/* The daemon stops reading from a client when a megabyte of replies waits for it, while others are
+ * served. When the client reads, it gets every reply. */
 START_TEST(a_slow_reader_gets_all_its_replies)
 {
     struct raw_client client;
@@ -78,7 +78,7 @@ static void get_staging(struct raw_client *client)
     cst_frame_close_fds(&client->reply);
 }
 
-/* Lease the weights of chunk 0. */
+/* Fetch the weights of chunk 0. */
 static void fetch(struct raw_client *client, uint64_t attempt)
 {
     Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
@@ -97,8 +97,8 @@ static void fetch(struct raw_client *client, uint64_t attempt)
 }
 
 /* A worker that never reads its replies, in the middle of a step and with a lease, is disconnected
- * after ten seconds. Nobody else notices, the lease comes back, and another worker takes the rank
- * and finds the weights where they were. */
+ * after ten seconds. No other client notices, the lease ends, and another worker takes the rank and
+ * finds the weights unchanged. */
 START_TEST(a_client_that_never_reads_is_disconnected)
 {
     struct raw_client client, successor;
@@ -109,8 +109,7 @@ START_TEST(a_client_that_never_reads_is_disconnected)
     ck_assert_uint_gt(raw_stat(&witness)->pool->leased, 0);
     (void)stuff(&client);
     while (raw_stat(&witness)->n_sessions > 1) {
-        (void)usleep(100000); /* not a wait for something that was started: it is the ten seconds
-                                 that are tested */
+        (void)usleep(100000); /* the ten seconds are what is tested */
     }
     ck_assert(daemon_proc_logged(&proc, "does not read its replies"));
     raw_expect_closed(&client);
@@ -135,7 +134,7 @@ static void ask_read(struct raw_client *client)
     (void)raw_ask(client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base);
 }
 
-/* Replies that wait keep duplicates of their descriptors open: no client can make the daemon hold
+/* Replies that wait keep copies of their descriptors open. No client can make the daemon hold
  * thousands of them by not reading. */
 START_TEST(descriptors_that_wait_are_bounded)
 {
@@ -160,8 +159,8 @@ START_TEST(descriptors_that_wait_are_bounded)
 }
 END_TEST
 
-/* The request after the last credit is answered with ENOCREDIT, and every one before it still gets
- * its own answer. The engine is stopped meanwhile, so that requests wait. */
+/* The request after the last credit is refused with ENOCREDIT, and every earlier one gets its
+ * reply. The engine is stopped meanwhile, so that requests wait. */
 START_TEST(credits_bound_what_is_in_flight)
 {
     struct raw_client client;
@@ -186,8 +185,8 @@ END_TEST
 
 /* -- what is asked for ------------------------------------------------------------------------- */
 
-/* A staging place beyond the segment, or at an odd offset, is refused; so is one without a segment.
- */
+/* A place in staging memory beyond the segment, or at an odd offset, is refused, and so is one
+ * without a segment. */
 START_TEST(staging_places_are_checked)
 {
     static const struct {
@@ -210,19 +209,19 @@ START_TEST(staging_places_are_checked)
         ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, &io.base),
                          CST_EINVAL);
     }
-    io.tensor = 1; /* there is only 0 */
+    io.tensor = 1; /* there is only tensor 0 */
     io.n_elems = 10;
     io.staging_offset = 0;
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base), CST_EINVAL);
     io.tensor = 0;
-    io.first = 991; /* ten from there end at 1001 */
+    io.first = 991; /* ten elements from there end at 1001 */
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_TENSOR_READ, &io.base), CST_EINVAL);
     raw_close(&client);
     ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
 }
 END_TEST
 
-/* A batch of no items, of too many, or of an unknown kind is refused as a whole. */
+/* A batch with no items, too many, or an unknown kind is refused as a whole. */
 START_TEST(batches_are_checked)
 {
     static Cistern__BatchItem items[129];

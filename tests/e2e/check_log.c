@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A test that fails does not hide what its daemon said. */
+/* Tests that the messages of a failing test's daemon are shown. */
 #include "tests/lib/child.h"
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/suite.h"
@@ -28,7 +28,7 @@ START_TEST(leaves_a_log)
 }
 END_TEST
 
-/* Its one test fails if it is told to. */
+/* Its one test fails if @failing. */
 static int run_inner(bool failing)
 {
     Suite *suite = suite_create("inner");
@@ -56,8 +56,8 @@ static size_t count_logs(pid_t pid)
     return n;
 }
 
-/* The end of the log of a failing test's daemon is printed (_i = 1), that of another is not;
- * neither stays. */
+/* The end of the log of a failing test's daemon is printed (_i = 1), and that of a passing test is
+ * not. No log stays. */
 START_TEST(log_is_shown)
 {
     char text[8192];

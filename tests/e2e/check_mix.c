@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that hold different things, and steps of several micro-batches, give the bits that a
- * calculation in this process gives: for every world, every pool, and whoever dies when. After
- * every test the daemon has as many descriptors, and as many bytes in its books, as before. */
+/* Tests of ranks that hold different tensors, and of steps with several micro-batches. The
+ * results must have the bits of a computation in this process: for every world, every pool, and
+ * whichever process dies. After every test the daemon has its initial number of descriptors and
+ * bytes in use. */
 #include "tests/lib/mix_check.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
@@ -13,7 +14,8 @@
 #include <string.h>
 
 static struct daemon_proc proc;
-static struct raw_client witness; /* looks at the books and removes jobs */
+/* A manager's client that reads the daemon's statistics and removes jobs. */
+static struct raw_client witness;
 static unsigned base_fds;
 static struct mix_report *reports[MIX_MAX_WORLD];
 
@@ -60,7 +62,8 @@ static pid_t start(const struct mix_order *like, uint32_t rank)
     return mix_worker_start(&order, reports[rank]);
 }
 
-/* Run a job to its end with all ranks like @like, from step @from on; then compare. */
+/* Run a job with the order @like for all ranks, from step @from to its end, and check the
+ * reports. */
 static void run_from(const struct mix_order *like, uint64_t from)
 {
     pid_t pids[MIX_MAX_WORLD];
@@ -74,8 +77,8 @@ static void run_from(const struct mix_order *like, uint64_t from)
     mix_check(reports, like->world, like->micro_batches, from, like->n_steps);
 }
 
-/* 1, 2 and 4 ranks, 1, 2 and 4 micro-batches; the largest pool and then the smallest. The large
- * tensor has a size class of its own. */
+/* 1, 2 and 4 ranks with 1, 2 and 4 micro-batches have the expected results, with the largest and
+ * the smallest pool. The large tensor has a size class of its own. */
 START_TEST(test_worlds_and_micro_batches)
 {
     static const uint32_t counts[] = {1, 2, 4};
@@ -92,7 +95,7 @@ START_TEST(test_worlds_and_micro_batches)
 }
 END_TEST
 
-/* Workers leave after two steps; others come and go on where the job stands. */
+/* Workers leave after two steps. Others continue at the job's step. */
 START_TEST(test_come_back)
 {
     struct mix_order order = order_of("back", 2, 2, 2);
@@ -103,11 +106,11 @@ START_TEST(test_come_back)
 }
 END_TEST
 
-enum { STRIDE = 3 }; /* every third point in one run of a test, the others in the other runs */
+enum { STRIDE = 3 }; /* a run of a test takes every third point, and other runs the others */
 
-/* One of two ranks is killed at a point of its life, for every point; a new process takes its
- * place. The states in the end are those of an undisturbed run: no micro-batch is lost or counted
- * twice. _i: the rank that dies, and the first point. */
+/* One of two ranks is killed at every point of its run, and a new process takes its place. The
+ * final states are those of an undisturbed run: no micro-batch is lost or counted twice. _i: the
+ * rank that dies, and the first point. */
 START_TEST(test_killed_anywhere)
 {
     struct mix_order order = order_of("dry", 2, 2, 2);
@@ -139,9 +142,9 @@ START_TEST(test_killed_anywhere)
 }
 END_TEST
 
-/* The engine is killed at a point of a worker's life, for every point: in the sum of a micro-batch
- * into what is there, too. Another one takes over, no step is given up, and the bits are those of
- * an undisturbed run. _i: the first point. */
+/* The engine is killed at every point of a worker's run, including sums that are added to earlier
+ * micro-batches. Another one takes over, no step is interrupted, and the bits are those of an
+ * undisturbed run. _i: the first point. */
 START_TEST(test_engine_killed_anywhere)
 {
     struct mix_order order = order_of("dry", 2, 4, 2);
@@ -198,8 +201,8 @@ static void open_solo(struct solo *solo, const char *name, uint32_t micro_batche
     ck_assert_int_eq(mix_declare(&solo->model, solo->job), CST_OK);
 }
 
-/* A pool that is a byte too small for all size classes together is refused with the class, its
- * operator and what is short. */
+/* A pool that is a byte too small for all size classes is refused with the class, its operator and
+ * the missing bytes. */
 START_TEST(test_pool_too_small)
 {
     struct mix_order order = order_of("probe", 1, 1, 1);
@@ -223,8 +226,8 @@ static int begin(const struct solo *solo, int op, enum cst_direction direction, 
     return cst_op_begin(solo->job, op, direction, io, solo->model.operators[op].n_tensors, err);
 }
 
-/* The end of a micro-batch: not before the sync, not inside of an operator, not M times. A gradient
- * is handed in once in each. */
+/* cst_accumulate is refused before the sync, inside an operator, and M times in a step. A gradient
+ * is handed in once per micro-batch. */
 START_TEST(test_accumulate_in_its_place)
 {
     struct cst_hyper_params params = {.lr = 0.1f};
@@ -256,7 +259,7 @@ START_TEST(test_accumulate_in_its_place)
 }
 END_TEST
 
-/* A client that counts wrong is told so by the daemon. */
+/* The daemon refuses a wrong number of micro-batches from a client that does not check it. */
 START_TEST(test_daemon_counts_micro_batches)
 {
     Cistern__Accumulate accumulate = CISTERN__ACCUMULATE__INIT;
@@ -291,7 +294,7 @@ static int try_sync(struct cst_job *job)
     return cst_try_sync(job, NULL, NULL);
 }
 
-/* Two ranks in one process do what takes both. */
+/* Call @try on two ranks in this process, for calls that wait for both. */
 static void both(struct cst_client *const *clients, struct cst_job *const *jobs,
                  int (*try)(struct cst_job *job))
 {
@@ -313,7 +316,7 @@ static void both(struct cst_client *const *clients, struct cst_job *const *jobs,
     ck_assert(rc[0] == CST_OK && rc[1] == CST_OK);
 }
 
-/* Another rank's operator is refused, by name. */
+/* An operator of other ranks is refused by name. */
 START_TEST(test_not_my_operator)
 {
     struct mix_model model;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moments in other formats through the daemon: fp32 for whoever reads and writes them, whatever
- * range he names, in a pool of any size; and optimizers that have one. */
+/* Tests of moments in other formats with the daemon: they are read and written as fp32, in any
+ * range and with any pool; and of optimizers with one moment. */
 #include "cistern/cistern.h"
 #include "proto/table.h"
 #include "tests/lib/job_rig.h"
@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N = 5000 }; /* elements of each of two tensors: a tile and a part */
+enum { N = 5000 }; /* elements of each of two tensors: a tile and a part of one */
 
 static struct cst_client *client;
 static struct cst_job *job;
-static struct cst_plan plan; /* of the job that is open */
+static struct cst_plan plan; /* plan of the open job */
 static struct cst_err err;
 
 #define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
@@ -50,7 +50,8 @@ static void fill(float *out, uint64_t n, float value)
     }
 }
 
-/* All of @state of @tensor is @value, but for elements [first, end), which are @inside. */
+/* Check that all of @state of @tensor is @value, except elements [first, end), which are
+ * @inside. */
 static void assert_state(int tensor, enum cst_state state, uint64_t first, uint64_t end,
                          float inside, float value)
 {
@@ -67,9 +68,9 @@ static void assert_state(int tensor, enum cst_state state, uint64_t first, uint6
     free(got);
 }
 
-/* Ranges that begin and end within blocks are written to the element, their neighbours stay, the
- * other tensor and the other moment too; masters clear what they are written over. The values are
- * ones that each format has. */
+/* Ranges that begin and end within blocks are written exactly: their neighbours, the other tensor
+ * and the other moment do not change. A write of master weights clears the moments of its range.
+ * All formats can represent the values. */
 START_TEST(ranges_are_exact)
 {
     static const struct {
@@ -98,7 +99,7 @@ START_TEST(ranges_are_exact)
 }
 END_TEST
 
-/* An optimizer with one moment says that it has no other, and keeps no memory for it. */
+/* An optimizer with one moment refuses access to the other one, and has no memory for it. */
 START_TEST(one_moment)
 {
     uint64_t bytes[2];

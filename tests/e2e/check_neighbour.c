@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* While one user does what it can to harm the others (tests/lib/attack), another one's job is
- * opened, committed and trained to the bits that it has alone, managers get in, no engine dies, and
- * what the attacker held is back when it is gone. No times: tests/bench/neighbour has those. */
+/* While one user attacks the daemon (tests/lib/attack), another user's job is opened, committed and
+ * trained with the bits that it has alone. Managers can connect, no engine dies, and all that the
+ * attacker held is free afterwards. Times are measured by tests/bench/neighbour. */
 #include "tests/lib/attack.h"
 #include "tests/lib/child.h"
 #include "tests/lib/settle.h"
@@ -15,10 +15,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { STEPS = 3, JOBS = 3, MAX_FDS = 4096 /* of the daemon */ };
+enum { STEPS = 3, JOBS = 3, MAX_FDS = 4096 /* a manager */ };
 
 static struct daemon_proc proc;
-static struct raw_client witness; /* a manager */
+static struct raw_client witness; /* the kernel lets root have more descriptors in flight */
 static unsigned base_fds;
 static struct attack_state *state;
 static struct train_report *reports[TRAIN_MAX_WORLD];
@@ -27,7 +27,7 @@ static void setup(void)
 {
     static const char *const options[] = {"--host-memory=64M", "--pool-memory=16M", NULL};
 
-    daemon_proc_run_as(USER_SERVICE, MAX_FDS); /* the kernel lets root have more in flight */
+    daemon_proc_run_as(USER_SERVICE, MAX_FDS); /* Train a job of USER_BOB with two ranks. */
     daemon_proc_start(&proc, options);
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
     user_admit(&proc);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon and a service manager that does not read: it is never waited for, and hears everything
- * that still counts when it reads again. */
+/* Tests of the daemon with a service manager that does not read: the daemon never waits for it, and
+ * sends all messages that are still valid when it reads again. */
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/raw_client.h"
 #include "tests/lib/suite.h"
@@ -18,7 +18,7 @@ static void teardown(void)
     }
 }
 
-/* A job "j" of one rank, committed. */
+/* Commit a job "j" of one rank. */
 static void open_committed(struct raw_client *client)
 {
     struct raw_job job = {.name = "j", .world = 1};
@@ -29,7 +29,7 @@ static void open_committed(struct raw_client *client)
     ck_assert_msg(raw_status(client, raw_commit(client, 3, 3)) == CST_OK, "%s", client->err.text);
 }
 
-/* Jobs that come and go change the daemon's status each time. */
+/* Open and close jobs, each of which changes the daemon's status. */
 static void change_status(unsigned times)
 {
     Cistern__JobName name = CISTERN__JOB_NAME__INIT;
@@ -43,8 +43,8 @@ static void change_status(unsigned times)
     }
 }
 
-/* A service manager that does not read does not hold the daemon up; when it reads again, it hears
- * how things are now. */
+/* A service manager that does not read does not delay the daemon. When it reads again, it gets the
+ * present status. */
 START_TEST(a_deaf_manager_is_not_waited_for)
 {
     struct raw_job job = {.name = "second", .world = 1};
@@ -62,7 +62,7 @@ START_TEST(a_deaf_manager_is_not_waited_for)
 }
 END_TEST
 
-/* READY=1 comes as soon as there is room for it, however late that is, and once. */
+/* READY=1 is sent as soon as the queue has space, however late, and once. */
 START_TEST(ready_is_not_lost)
 {
     struct raw_client client;
@@ -81,7 +81,7 @@ START_TEST(ready_is_not_lost)
 }
 END_TEST
 
-/* One that never reads does not keep it from going down. */
+/* A service manager that never reads does not keep the daemon from ending. */
 START_TEST(a_deaf_manager_does_not_hear_the_end)
 {
     daemon_proc_start_unheard(&proc);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs whose gradients take their weights' places: 14 bytes of host memory per parameter, weights
- * that are right whenever they are asked for, and what can be read and written of them. (That
- * training gives the same bits, whoever dies when, is in check_train.c.) */
+/* Tests of jobs with gradients in weight rows: 14 bytes of host memory per parameter, correct
+ * weights at any time, and the states that can be read and written. check_train.c tests that
+ * training gives the expected bits, whichever process dies. */
 #include "cistern/cistern.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
@@ -26,7 +26,7 @@ static float start_of(uint32_t i)
     return (float)((i * 2654435761u) >> 12) / (1 << 20) - 0.5f;
 }
 
-/* A tensor and an operator per chunk, and the smallest pool. */
+/* Open a job with one tensor and one operator per chunk, and the smallest pool. */
 static void open_job(struct job *j, const char *name, bool over)
 {
     struct cst_job_spec spec = {.name = name,
@@ -72,7 +72,7 @@ static uint16_t *new_weights(void)
     return w;
 }
 
-/* All weights, as operators get them in a pass. */
+/* Read all weights in a forward pass. */
 static void forward(struct job *j, uint16_t *weights)
 {
     struct cst_io io;
@@ -84,7 +84,7 @@ static void forward(struct job *j, uint16_t *weights)
     }
 }
 
-/* Gradients of all: their weights' bits, as numbers. */
+/* Run backward with gradients that are the weights' bits, as numbers. */
 static void backward(struct job *j)
 {
     struct cst_io io;
@@ -112,7 +112,7 @@ static void read_all(struct job *j, enum cst_state state, uint16_t *out)
 
 /* -- bytes ------------------------------------------------------------------------------------- */
 
-/* 14 bytes of the host's memory per parameter instead of 16, but for pages. */
+/* The job has 14 bytes of host memory per parameter instead of 16, apart from rounding to pages. */
 START_TEST(fourteen_bytes)
 {
     const double n = (double)N_TENSORS * N_ELEMS;
@@ -135,8 +135,8 @@ END_TEST
 
 /* -- weights ----------------------------------------------------------------------------------- */
 
-/* After gradients were handed in, another pass in the same step gets the weights that the first one
- * got, and so does a read; the step then gives what it gives where gradients have rows. */
+/* After gradients were handed in, another pass in the step gets the weights of the first pass, and
+ * so does a read. The step has the result of a job with grad rows. */
 START_TEST(weights_behind_gradients)
 {
     uint16_t *first = new_weights(), *again = new_weights(), *ends[2];
@@ -168,7 +168,7 @@ START_TEST(weights_behind_gradients)
 }
 END_TEST
 
-/* A step that is given up half way, done again: the weights are those of its beginning. */
+/* An interrupted step is repeated with the weights of its beginning. */
 START_TEST(weights_of_a_step_done_again)
 {
     uint16_t *first = new_weights(), *again = new_weights();
@@ -190,8 +190,8 @@ END_TEST
 
 /* -- states ------------------------------------------------------------------------------------ */
 
-/* A gradient can be read until its update; weights cannot be written by themselves, master weights
- * can, and set them. */
+/* A gradient can be read until its update. Weights alone cannot be written; master weights can, and
+ * set them. */
 START_TEST(states)
 {
     uint16_t *weights = new_weights(), *grads = new_weights();
@@ -220,7 +220,7 @@ START_TEST(states)
 }
 END_TEST
 
-/* Not with what needs the weights behind their gradient, or a wider sum. */
+/* Refused together with options that need the weights after their gradient, or fp32 sums. */
 START_TEST(refused_together)
 {
     struct job j = {0};

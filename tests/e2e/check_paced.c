@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training with pools in the memory of paced accelerators through a real daemon gives the bits that
- * a calculation in this process gives, wherever the ranks are and whoever dies when; and what such
- * an accelerator is to the daemon. */
+/* Tests of training with pools in the memory of paced accelerators and a real daemon. The results
+ * must have the bits of a computation in this process, wherever the ranks are and whichever process
+ * dies. Also tests how the daemon treats such an accelerator. */
 #include "cistern/device.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/train_rig.h"
@@ -10,9 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { N_PACED = 2, FIRST = 1 /* engine of the first; the node's is 0 */ };
+enum {
+    N_PACED = 2,
+    FIRST = 1 /* number of the first accelerator's engine; the node's engine is 0 */
+};
 
-/* Copies take some time, so that there is something to be in the middle of. */
+/* Copies take some time, so that engines can be killed during them. */
 #define CONFIG                                                                                     \
     "[host]\nnodes = 0\n[paced]\ndevices = 2\nup = 64M\ndown = 32M\nupdate = 32M\nmemory = 8M\n"
 
@@ -33,14 +36,15 @@ static void setup(void)
 
 /* -- bits ------------------------------------------------------------------------------------- */
 
-/* Every placement, with the largest pools and with the smallest. */
+/* The results have the expected bits for every placement, with the largest and the smallest
+ * pools. */
 START_TEST(bits)
 {
     train_rig_bits(&placements[_i]);
 }
 END_TEST
 
-/* The same with steps of three micro-batches. */
+/* Steps of three micro-batches have the expected bits. */
 START_TEST(micro_batch_bits)
 {
     train_like.micro_batches = 3;
@@ -48,7 +52,7 @@ START_TEST(micro_batch_bits)
 }
 END_TEST
 
-/* Wait until the last step's updates of job @name, whose workers have left, have ended. */
+/* Wait until the updates of the last step of job @name, whose workers have left, are done. */
 static void await_done(const char *name)
 {
     while (strcmp(raw_job_info(&witness, name)->state, "done") != 0) {
@@ -56,8 +60,8 @@ static void await_done(const char *name)
     }
 }
 
-/* Weights went up and gradients came down over the accelerator's own lanes. When its workers have
- * left in good order the pool is given back. */
+/* Weights and gradients are copied over the accelerator's own lanes. When its workers have left,
+ * the pool is freed. */
 START_TEST(its_engine_copies)
 {
     const Cistern__StatReply *stat;
@@ -79,7 +83,8 @@ START_TEST(its_engine_copies)
 }
 END_TEST
 
-/* JobOpen on @device; what the daemon calls it, or a status. */
+/* Send JobOpen with @device. Returns the status; @became receives the daemon's name of the
+ * device. */
 static int open_on(const char *device, char *became)
 {
     struct cst_job_spec spec = {.name = "device", .world = 2, .rank = 1, .device = device};
@@ -99,7 +104,7 @@ static int open_on(const char *device, char *became)
     return rc;
 }
 
-/* A device by its number, or by the rank's; one that is not there is refused with its name. */
+/* A device is chosen by its number or by the rank's. One that does not exist is refused by name. */
 START_TEST(devices_are_checked)
 {
     char became[64];
@@ -122,7 +127,7 @@ static uint64_t used(unsigned paced)
     return raw_stat(&witness)->gpus[paced]->pool_used;
 }
 
-/* Whatever the ranks' rooms are, and where: the bits are the same. */
+/* The results have the expected bits with any rooms, wherever they are. */
 START_TEST(room_bits)
 {
     const struct train_placement *at = &placements[_i % N_PLACEMENTS];
@@ -132,8 +137,8 @@ START_TEST(room_bits)
 }
 END_TEST
 
-/* Ranks on the host device have their rooms on accelerators by their number, one room for all that
- * are on the same one; the job's end gives them back. */
+/* Ranks on the host have their rooms on accelerators with their numbers, and ranks with one
+ * accelerator share one room. The job's end frees the rooms. */
 START_TEST(rooms_of_host_ranks)
 {
     static const struct train_placement at = {"host", 3, {"host", "host", "host"}};
@@ -152,8 +157,8 @@ START_TEST(rooms_of_host_ranks)
 }
 END_TEST
 
-/* A room has its own beside the pool of a rank that asks for all there is, and one that is larger
- * than its accelerator is refused with the numbers. */
+/* A room has its own memory in addition to the pool of a rank that asks for all memory. One that is
+ * larger than its accelerator is refused with the numbers. */
 START_TEST(rooms_are_charged)
 {
     struct cst_job_spec spec = {
@@ -167,7 +172,7 @@ START_TEST(rooms_are_charged)
     train_like.update_room = 7 << 20;
     train_rig_run(&placements[0], "one", 0);
     await_done("one");
-    ck_assert_uint_eq(used(0), 7 << 20); /* the pool went with the worker, the room stays */
+    ck_assert_uint_eq(used(0), 7 << 20); /* the pool went with the worker, and the room stays */
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
     tensor = cst_tensor(job, "t", CST_BF16, 1, &n, CST_GROUP_ALL);
@@ -181,16 +186,16 @@ END_TEST
 /* -- deaths -------------------------------------------------------------------------------------
  */
 
-/* Engine _i (0: the node's, 1 and 2: accelerators) is killed at every point of a worker's life:
- * another one takes over with the memory that its daemon kept, and no step is given up. */
+/* Engine _i (0: the node's, 1 and 2: accelerators) is killed at every point of a worker's run.
+ * Another one takes over with the memory that the daemon kept, and no step is interrupted. */
 START_TEST(engine_killed_anywhere)
 {
     train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
 }
 END_TEST
 
-/* One rank of a host and an accelerator is killed at every point; another process takes its place,
- * and finds the pool as it was made. _i: the rank. */
+/* One rank of a job on the host and an accelerator is killed at every point. Another process takes
+ * its place, and finds the pool as it was allocated. _i: the rank. */
 START_TEST(worker_killed_anywhere)
 {
     train_rig_kill_worker(&placements[MIXED], (uint32_t)_i, 0, 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Jobs that are too large for the memory there is, which nobody knew: engines are killed while they
- * populate them. */
+/* Tests of jobs that need more memory than the system has, although their budgets allow it: engines
+ * are killed while they populate such jobs. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -13,7 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LARGEST = 1 << 20, SMALL = 1000, HUGE = 1 << 18 }; /* bytes; elements of four tensors */
+/* LARGEST: bytes of a segment that engines can populate; SMALL, HUGE: elements of each of four
+ * tensors */
+enum { LARGEST = 1 << 20, SMALL = 1000, HUGE = 1 << 18 };
 
 static void setup(void)
 {
@@ -27,8 +29,8 @@ static void setup(void)
     base_fds = settle_base_fds(&witness, &proc);
 }
 
-/* Send the Commit of job @name, of four tensors of @elems; its id. No plan is searched for, so
- * population begins at once. */
+/* Send the Commit of job @name with four tensors of @elems. Returns the request id. No plan is
+ * searched, so that populating begins at once. */
 static uint64_t ask_commit(struct raw_client *client, const char *name, int64_t elems)
 {
     struct raw_job job = {.name = name, .world = 1, .chunk_elems = 4 * (uint64_t)elems};
@@ -46,8 +48,8 @@ static void commit_small(struct raw_client *client, const char *name)
     ck_assert_msg(raw_status(client, id) == CST_OK, "%s", client->err.text);
 }
 
-/* The job that kills engines is refused, with the reason, and its memory given back. The engine is
- * not given up, however often that happens, and serves other jobs. */
+/* A job that kills engines is refused with the reason, and its memory is freed. The engine is not
+ * given up, however often this happens, and serves other jobs. */
 START_TEST(it_fails_alone)
 {
     struct raw_client calm, huge, later;
@@ -65,7 +67,7 @@ START_TEST(it_fails_alone)
         ck_assert_uint_eq(raw_stat(&witness)->host_used, used);
         ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, 2 * i);
     }
-    ck_assert_uint_gt(raw_sync(&calm), 0); /* its engine serves it */
+    ck_assert_uint_gt(raw_sync(&calm), 0); /* the job's engine serves it */
     commit_small(&later, "later");
     ck_assert_str_eq(raw_stat(&witness)->engines[0]->state, "ready");
     raw_close(&calm);
@@ -74,8 +76,8 @@ START_TEST(it_fails_alone)
 }
 END_TEST
 
-/* Of jobs that are populated at the same time the one that kills engines is found out: the others
- * are committed. */
+/* If several jobs are populated at a time, the one that kills engines is found, and the others are
+ * committed. */
 START_TEST(it_is_found_out)
 {
     struct raw_client clients[4];
@@ -84,7 +86,8 @@ START_TEST(it_is_found_out)
 
     while (strcmp(raw_stat(&witness)->engines[0]->state, "ready") != 0) {
     }
-    ck_assert_int_eq(kill(engine, SIGSTOP), 0); /* all of it is in hand when it goes on */
+    /* All requests have arrived when the engine continues. */
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     for (int i = 0; i < 4; i++) {
         char name[8];
 
@@ -139,8 +142,8 @@ static void teardown_group(void)
     (void)rmdir(group);
 }
 
-/* A limit that was lowered when the daemon had started is found when memory is granted: the job is
- * refused with the file that says so, no engine is killed, and with a higher limit the job is
+/* A limit that is lowered after the daemon's start is seen when memory is granted: the job is
+ * refused with the file of the limit, and no engine is killed. With a higher limit the job is
  * committed. */
 START_TEST(a_lowered_limit)
 {

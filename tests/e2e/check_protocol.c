@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a connection may send, and what it must not: broken frames, lying bodies, wrong order. After
- * every test the daemon has as many descriptors, and as many bytes in its books, as before. */
+/* Tests of what a connection may and may not send: malformed frames, invalid bodies, wrong order.
+ * After every test the daemon has its initial number of descriptors and bytes in use. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -120,7 +120,7 @@ static void send_broken(struct raw_client *client, enum broken kind)
     }
 }
 
-/* A broken frame closes that one connection, before Hello and after it. */
+/* A malformed frame closes its connection only, before Hello and after it. */
 START_TEST(a_broken_frame_closes_its_connection)
 {
     struct raw_client early, late;
@@ -158,7 +158,7 @@ static void send_body(struct raw_client *client, uint16_t type, const void *body
     ck_assert(raw_send(client, bytes, CST_FRAME_HEADER_BYTES + n, NULL, 0, 0));
 }
 
-/* A client with job "x" open, so that every type of request gets as far as its body. */
+/* Open job "x", so that the body of every type of request is parsed. */
 static void open_in_job(struct raw_client *client)
 {
     struct raw_job job = {.name = "x", .world = 1};
@@ -167,7 +167,7 @@ static void open_in_job(struct raw_client *client)
     ck_assert_int_eq(raw_job_open(client, &job), CST_OK);
 }
 
-/* A body that is no protobuf is answered with EPROTO, for every type that has one, and the
+/* A body that is not valid protobuf is answered with EPROTO, for every type with a body, and the
  * connection goes on. */
 START_TEST(a_broken_body_is_answered)
 {
@@ -183,7 +183,7 @@ START_TEST(a_broken_body_is_answered)
 }
 END_TEST
 
-/* A message whose inner length lies is answered with EPROTO. */
+/* A message with a wrong inner length is answered with EPROTO. */
 START_TEST(an_inner_length_that_lies_is_answered)
 {
     static const uint8_t lie[] = {1 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0x07, 'x'};
@@ -196,8 +196,8 @@ START_TEST(an_inner_length_that_lies_is_answered)
 }
 END_TEST
 
-/* A string with a byte 0 in it is refused, also inside an inner message: "x", of which it would
- * seem to be the name, is neither shown nor removed. */
+/* A string with a zero byte is refused, also in an inner message: job "x", which it would seem to
+ * name, is neither shown nor removed. */
 START_TEST(a_string_with_a_zero_is_refused)
 {
     static const uint8_t name[] = {1 << 3 | 2, 3, 'x', 0, 'y'};
@@ -219,8 +219,8 @@ START_TEST(a_string_with_a_zero_is_refused)
 }
 END_TEST
 
-/* What a client sends comes back in errors, and goes to the log, without anything that a terminal
- * could obey or that is no UTF-8. */
+/* Text from a client is shown in errors and in the log without control characters and invalid
+ * UTF-8. */
 START_TEST(what_is_echoed_is_clean)
 {
     struct raw_client client;
@@ -234,8 +234,8 @@ START_TEST(what_is_echoed_is_clean)
 }
 END_TEST
 
-/* A message of 64 KiB that unpacks into far more memory than that is refused, or served, but never
- * costs the daemon more than its bound. */
+/* A message of 64 KiB that would unpack into much more memory is refused or served, but never needs
+ * more memory of the daemon than the limit. */
 START_TEST(a_body_of_many_parts_is_bounded)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
@@ -247,7 +247,7 @@ START_TEST(a_body_of_many_parts_is_bounded)
     }
     send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
     ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
-    memset(body, 0, sizeof body); /* numbers of tensors, packed: 65 thousand zeros */
+    memset(body, 0, sizeof body); /* packed numbers of tensors: 65 thousand zeros */
     body[0] = 2 << 3 | 2;
     body[1] = 0xfc;
     body[2] = 0xff;
@@ -265,8 +265,8 @@ START_TEST(a_body_of_many_parts_is_bounded)
 }
 END_TEST
 
-/* Several declarations in one long message are refused with the limit, because other users would
- * wait while the daemon unpacks them. One declaration alone may be long. */
+/* Several declarations in a long message are refused with the limit, because other users would wait
+ * while the daemon unpacks them. A single declaration may be long. */
 START_TEST(a_long_declare_has_one_declaration)
 {
     static uint8_t body[CST_FRAME_DECLARE_BYTES + 2];
@@ -281,7 +281,7 @@ START_TEST(a_long_declare_has_one_declaration)
     ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
     raw_says(&client, "has 2050 bytes");
     raw_says(&client, "is 2048");
-    memset(body, 'x', sizeof body); /* one operator: its name */
+    memset(body, 'x', sizeof body); /* one operator with a long name */
     body[0] = 2 << 3 | 2;
     body[3] = 1 << 3 | 2;
     body[1] = (sizeof body - 3) % 128 | 128;
@@ -295,7 +295,8 @@ START_TEST(a_long_declare_has_one_declaration)
 }
 END_TEST
 
-/* A type that the daemon does not know is answered with UNSUPPORTED, not with a disconnect. */
+/* A type of request that the daemon does not know is answered with UNSUPPORTED, and the connection
+ * stays open. */
 START_TEST(an_unknown_type_is_unsupported)
 {
     static const uint16_t types[] = {
@@ -311,7 +312,7 @@ START_TEST(an_unknown_type_is_unsupported)
 }
 END_TEST
 
-/* The daemon says which features it takes, to whatever the client takes. */
+/* The daemon reports the features that it supports, whatever the client supports. */
 START_TEST(features_are_told)
 {
     struct raw_client client;
@@ -329,7 +330,7 @@ START_TEST(features_are_told)
 }
 END_TEST
 
-/* A request that says it is a reply is answered with EPROTO. */
+/* A request with the flag of a reply is answered with EPROTO. */
 START_TEST(a_reply_is_no_request)
 {
     uint8_t bytes[CST_FRAME_HEADER_BYTES];
@@ -344,7 +345,7 @@ START_TEST(a_reply_is_no_request)
 }
 END_TEST
 
-/* Whether a socket can be closed to descriptors (Linux 6.16). */
+/* True if the kernel can refuse descriptors on a socket (Linux 6.16). */
 static bool kernel_refuses_descriptors(void)
 {
     int ends[2], off = 0, rc;
@@ -356,9 +357,8 @@ static bool kernel_refuses_descriptors(void)
     return rc == 0;
 }
 
-/* Descriptors, which no request takes, do not get to the daemon, where closing them could take for
- * ever; a kernel that cannot refuse them hands them over, and they are closed and answered with
- * EPROTO. */
+/* Descriptors, which no request has, do not reach the daemon, where closing them could take long. A
+ * kernel that cannot refuse them passes them on; they are then closed and answered with EPROTO. */
 START_TEST(unasked_descriptors_are_closed)
 {
     uint8_t bytes[CST_FRAME_HEADER_BYTES];
@@ -375,7 +375,8 @@ START_TEST(unasked_descriptors_are_closed)
         ck_assert_int_eq(errno, EPERM);
     }
     ck_assert_int_eq(close(pipes[1]), 0);
-    ck_assert_int_eq(read(pipes[0], bytes, 1), 0); /* end of file: nobody has the other end */
+    /* End of file: no process has the other end. */
+    ck_assert_int_eq(read(pipes[0], bytes, 1), 0);
     ck_assert_int_eq(close(pipes[0]), 0);
     ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_OK);
     raw_close(&client);
@@ -384,7 +385,7 @@ END_TEST
 
 /* -- greeting ------------------------------------------------------------------------------- */
 
-/* Anything before Hello is answered with EPROTO, and the connection is closed. */
+/* A request before Hello is answered with EPROTO, and the connection is closed. */
 START_TEST(hello_must_come_first)
 {
     struct raw_client client;
@@ -396,7 +397,7 @@ START_TEST(hello_must_come_first)
 }
 END_TEST
 
-/* A client of another protocol version hears EVERSION with both versions, and the connection is
+/* A client of another protocol version gets EVERSION with both versions, and the connection is
  * closed. */
 START_TEST(a_wrong_version_is_refused)
 {
@@ -427,7 +428,7 @@ START_TEST(hello_comes_once)
 }
 END_TEST
 
-/* What belongs to a job is refused on a connection without one. */
+/* Requests for a job are refused on a connection without a job. */
 START_TEST(job_requests_need_a_job)
 {
     Cistern__Commit commit = CISTERN__COMMIT__INIT;

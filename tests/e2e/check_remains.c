@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker that keeps its pool, or its staging, after its job has been removed. */
+/* Tests of a worker that keeps its pool, or its staging memory, after its job was removed. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -11,7 +11,7 @@
 
 enum { N_ROUNDS = 14, N_TENSORS = 8, ELEMS = 1 << 18 };
 
-/* What a worker keeps of a round. */
+/* The memory that a worker keeps in one round. */
 struct kept {
     int fd;
     char *bytes;
@@ -66,7 +66,7 @@ static int commit(struct raw_client *client)
     return raw_status(client, raw_commit(client, N_TENSORS, N_TENSORS));
 }
 
-/* A job whose worker maps its pool, and keeps it when the job has been removed. */
+/* Make a job whose worker maps its pool, remove the job, and keep the pool mapped. */
 static struct kept play_round(void)
 {
     Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
@@ -82,9 +82,9 @@ static struct kept play_round(void)
     return kept;
 }
 
-/* Round after round of pools that are kept: nothing of them is left in memory, and the next round
- * has all of the budget. What the worker writes into them later is charged, and the next job is
- * refused until it lets go. */
+/* Pools that are kept in many rounds use no memory, and the next round has the whole budget.
+ * Memory that the worker writes later is charged, and the next job is refused until the worker
+ * unmaps it. */
 START_TEST(kept_pools)
 {
     struct kept kept[N_ROUNDS];
@@ -98,7 +98,7 @@ START_TEST(kept_pools)
         }
         ck_assert_uint_eq(raw_stat(&witness)->pool_used, 0);
     }
-    for (;;) { /* what is written is taken away again, twice a second */
+    for (;;) { /* memory that is written is taken away twice a second */
         for (unsigned i = 0; i < N_ROUNDS; i++) {
             memset(kept[i].bytes, 1, kept[i].n_bytes);
         }
@@ -118,7 +118,7 @@ START_TEST(kept_pools)
 }
 END_TEST
 
-/* The same of staging, when the connection is closed. */
+/* Staging memory that is kept after its connection was closed is treated in this way, too. */
 START_TEST(kept_staging)
 {
     Cistern__StagingGet get = CISTERN__STAGING_GET__INIT;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates in rooms of paced accelerators, through a real daemon: the bits are those of a
- * calculation in this process for every k, every size of the rooms, wherever pools are and whoever
- * dies when, and comes again; and a daemon that chooses k by itself. */
+/* Tests of device updates on paced accelerators with a real daemon. The results must have the bits
+ * of a computation in this process: for every k, every size of rooms, any devices of pools, and
+ * whichever process dies and returns. Also tests a daemon that chooses k itself. */
 #include "cistern/cistern.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { N_STEPS = 3, ACCELERATOR = 1 /* engine; the node's is 0 */ };
+enum { N_STEPS = 3, ACCELERATOR = 1 /* engine of the accelerator; the node's engine is 0 */ };
 
 #define CONFIG                                                                                     \
     "[host]\nnodes = 0\n[paced]\ndevices = 1\nup = 256M\ndown = 256M\nupdate = 128M\n"             \
@@ -91,8 +91,9 @@ static void run(struct train_order *orders, uint32_t world)
 static const char *const ks[] = {"none", "1", "2", "3", "5"};
 enum { N_KS = sizeof ks / sizeof *ks };
 
-/* Every k; ranks on the host and on the accelerator; with rooms for three buffers, for one, for
- * none; with micro-batches. What was updated where is told. */
+/* The results have the expected bits for every k, with ranks on the host and on the accelerator,
+ * with rooms for three buffers, for one and for none, and with micro-batches. Statistics show where
+ * chunks were updated. */
 START_TEST(bits)
 {
     static const char *const devices[] = {"host", "paced:0"};
@@ -117,7 +118,7 @@ START_TEST(bits)
         ck_assert_uint_gt(info->n_updates, 0);
         if (k == 0 || i % 3 == 2) {
             ck_assert_uint_eq(info->n_device_updates, 0);
-        } else if (i % 3 == 0) { /* in each step those of all chunks, one of k */
+        } else if (i % 3 == 0) { /* in each step, one of every k chunks */
             ck_assert_uint_eq(info->n_device_updates, N_STEPS * (info->n_updates / N_STEPS / k));
             ck_assert_uint_eq(info->interleave, k);
         }
@@ -126,8 +127,8 @@ START_TEST(bits)
 }
 END_TEST
 
-/* States that stay on the accelerator, of all chunks, of some, of none, whatever k; they are read
- * there, and come from a worker. */
+/* States in device memory, of all chunks, some, or none, with any k, have the expected results.
+ * They can be read, and a worker can write them. */
 START_TEST(states_on_device)
 {
     static const uint64_t bytes[] = {1 << 20, 120 << 10, 4096};
@@ -159,7 +160,7 @@ END_TEST
 
 /* -- who comes again ------------------------------------------------------------------------- */
 
-/* Opens job "states" with @room and @bytes of states; the status. */
+/* Open job "states" again with @room and @bytes of states. Returns the status. */
 static int open_again(uint64_t room, uint64_t bytes, struct cst_client **client,
                       struct cst_job **job, struct cst_err *err)
 {
@@ -173,7 +174,7 @@ static int open_again(uint64_t room, uint64_t bytes, struct cst_client **client,
     return cst_job_open(job, *client, &spec, err);
 }
 
-/* Read a moment of all tensors and write it back, with rooms as they are, whatever that is. */
+/* Read a moment of all tensors and write it back, with the job's present rooms. */
 static void rewrite(void)
 {
     struct cst_client *client;
@@ -197,9 +198,8 @@ static void rewrite(void)
     cst_disconnect(client);
 }
 
-/* A worker that comes again need not say what its rank's rooms are: they are what they were, and
- * states on the accelerator are read, written and updated there. One that says something else is
- * told. */
+/* A worker that returns need not repeat the sizes of its rank's device reservation: they stay, and
+ * states in device memory are read, written and updated there. Other sizes are refused. */
 START_TEST(rooms_stay)
 {
     struct train_order order;
@@ -228,8 +228,8 @@ START_TEST(rooms_stay)
 }
 END_TEST
 
-/* A room of fewer bytes than the accelerator gives out at once would be none: the commit says so,
- * with the least. */
+/* A room with fewer bytes than the accelerator's granularity is refused at the commit, with the
+ * least size. */
 START_TEST(less_than_a_grain)
 {
     struct raw_job job = {.name = "grain", .world = 1, .update_room = 1000};
@@ -266,8 +266,8 @@ static void get_staging(struct raw_client *client)
     cst_frame_close_fds(&client->reply);
 }
 
-/* Staging that was made before anybody knew which accelerators have states of the job is not used
- * for them. */
+/* Staging memory that was made before the layout had states in device memory is not used for
+ * them. */
 START_TEST(staging_before_the_layout)
 {
     struct raw_job job = {
@@ -290,8 +290,8 @@ END_TEST
 
 /* -- deaths ----------------------------------------------------------------------------------- */
 
-/* The accelerator's engine (_i = 1) and the node's (0) are killed at every point of a worker's
- * life: the steps complete, and the bits are the same. */
+/* The engine of the accelerator (_i = 1) and of the node (0) is killed at every point of a worker's
+ * run: the steps complete, and the results have the expected bits. */
 START_TEST(engine_killed_anywhere)
 {
     struct train_order orders[1];
@@ -320,8 +320,7 @@ START_TEST(engine_killed_anywhere)
 }
 END_TEST
 
-/* A worker dies at every point, and another one takes its place, while updates go through a room.
- */
+/* A worker dies at every point, and another one takes its place, while updates use a room. */
 START_TEST(worker_killed_anywhere)
 {
     struct train_order orders[1];
@@ -355,7 +354,7 @@ static const Cistern__EngineInfo *accelerator(void)
     return raw_stat(&witness)->engines[ACCELERATOR];
 }
 
-/* Its engine dies again and again, until it is given up. */
+/* Kill the accelerator's engine repeatedly, until it is given up. */
 static void lose_accelerator(void)
 {
     pid_t killed = 0;
@@ -371,8 +370,8 @@ static void lose_accelerator(void)
     }
 }
 
-/* The accelerator's engine is given up before it has made an update: the node makes all, and the
- * bits are the same. */
+/* The accelerator's engine is given up before it has made an update: the node makes all updates,
+ * and the results have the expected bits. */
 START_TEST(accelerator_lost)
 {
     struct train_order orders[1];
@@ -401,9 +400,9 @@ START_TEST(accelerator_lost)
 }
 END_TEST
 
-/* It is given up between two steps of a rank whose pool is on the host: with the worker that
- * attaches it is tried again, and the states that stay there, or the rooms (_i), are used as
- * before. */
+/* The accelerator's engine is given up between two steps of a rank whose pool is on the host. When
+ * a worker attaches, the engine is started again, and the states in device memory, or the rooms
+ * (_i), are used as before. */
 START_TEST(accelerator_back)
 {
     struct train_order order;
@@ -427,8 +426,8 @@ END_TEST
 
 /* -- auto ------------------------------------------------------------------------------------- */
 
-/* With an accelerator as fast as the node over a fast link chunks go up; over one that is slower
- * than the node, none. Both are told. */
+/* With an accelerator as fast as the node and a fast link, chunks are updated there; with a link
+ * slower than the node, none. Statistics show both. */
 START_TEST(chosen)
 {
     char config[512];
@@ -468,7 +467,7 @@ static void start_pair(void)
     raw_open(&witness, proc.socket);
 }
 
-/* All but the commit. */
+/* Open, declare and send everything but the commit. */
 static void join(struct raw_client *client, struct raw_job job)
 {
     raw_open(client, proc.socket);
@@ -488,8 +487,8 @@ static void fill(struct raw_client *client, const char *device, uint64_t bytes)
     ck_assert_msg(raw_status(client, commit(client)) == CST_OK, "%s", client->err.text);
 }
 
-/* Where another job has all of the memory there are no rooms and states of the plan's choice, and
- * it says why; where it has a part (_i = 1), they are of what is left. */
+/* If another job has all device memory, there are no rooms and states of the plan's choice, and the
+ * reason is reported. If it has a part (_i = 1), they fit into the rest. */
 START_TEST(little_left)
 {
     struct raw_client full, client;
@@ -510,7 +509,8 @@ START_TEST(little_left)
 }
 END_TEST
 
-/* The rank whose device has least left says how large pools may be, whichever rank that is. */
+/* The rank whose device has the least free memory limits the size of all pools, whichever rank that
+ * is. */
 START_TEST(least_of_ranks)
 {
     static const char *const devices[] = {"paced:0", "paced:1"};
@@ -538,8 +538,8 @@ START_TEST(least_of_ranks)
 }
 END_TEST
 
-/* Two jobs are planned at once, each for all of the accelerator: the second one has its plan, but
- * no room and no states there, and it says why. */
+/* Two jobs are planned at a time, each for the whole accelerator. The second one has its plan, but
+ * no room and no states there, and the reason is reported. */
 START_TEST(planned_at_once)
 {
     static const char *const names[] = {"one", "two"};
@@ -554,7 +554,7 @@ START_TEST(planned_at_once)
                                            .device = "paced:0",
                                            .device_states = CST_ROOM_AUTO});
     }
-    ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0); /* it is to find both commits */
+    ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0); /* so that the daemon finds both commits */
     for (unsigned i = 0; i < 2; i++) {
         ids[i] = commit(&clients[i]);
     }

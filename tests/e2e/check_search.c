@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Searches for plans, which take processors and time: who waits for whose, and for how long. */
+/* Tests of searches for plans, which need processors and time: which requests wait for them, and
+ * how long. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -10,7 +11,7 @@
 
 enum { N_HUGE = 6, HUGE_TENSORS = 65536 };
 
-/* Open job @name and commit a model of @n tensors; the id of the Commit. */
+/* Open job @name and commit a model of @n tensors. Returns the id of the Commit. */
 static uint64_t ask_commit(struct raw_client *client, const char *name, uint32_t n)
 {
     struct raw_job job = {.name = name, .world = 1};
@@ -29,8 +30,8 @@ static bool logged(const char *name, const char *words)
     return daemon_proc_logged(&proc, line);
 }
 
-/* Searches whose askers have gone are not made: another job is planned and committed without them,
- * and of theirs none comes to a plan. */
+/* Searches of clients that have disconnected are not made: another job is planned and committed
+ * without them, and none of theirs gives a plan. */
 START_TEST(abandoned)
 {
     static const struct timespec tick = {.tv_nsec = 10000000};
@@ -59,7 +60,7 @@ START_TEST(abandoned)
 }
 END_TEST
 
-/* The search for a commit that is cancelled ends with it, and the rank can commit again. */
+/* The search for a commit that is cancelled ends at once, and the rank can commit again. */
 START_TEST(cancelled)
 {
     Cistern__Cancel cancel = CISTERN__CANCEL__INIT;
@@ -86,8 +87,8 @@ static void setup_short(void)
     base_fds = settle_base_fds(&witness, &proc);
 }
 
-/* A search that would take longer than it may ends with the best plan that it has by then, and if
- * it has none the job goes on without. */
+/* A search that would exceed its time limit ends with the best plan so far; without one the job
+ * goes on without a plan. */
 START_TEST(bounded)
 {
     struct raw_client client;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training through a real daemon and engine gives the bits that a calculation in this process
- * gives: for every world, every pool, every form of the calls, and whoever dies when. After every
- * test the daemon has as many descriptors, and as many bytes in its books, as before. */
+/* Tests of training with a real daemon and engine. The results must have the bits of a computation
+ * in this process: for every world, every pool, every form of the calls, and whichever process
+ * dies. After every test the daemon has its initial number of descriptors and bytes in use. */
 #include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
@@ -16,11 +16,12 @@
 #include <unistd.h>
 
 static struct daemon_proc proc;
-static struct raw_client witness; /* looks at the books and removes jobs */
+/* A manager's client that reads the daemon's statistics and removes jobs. */
+static struct raw_client witness;
 static unsigned base_fds;
 static struct train_report *reports[TRAIN_MAX_WORLD];
-static bool grad_over;           /* gradients take their weights' places */
-static enum cst_overlap overlap; /* of the jobs' updates */
+static bool grad_over;           /* the gradient's sum takes the place of the weights */
+static enum cst_overlap overlap; /* when the jobs' updates are made */
 
 static void setup(void)
 {
@@ -79,7 +80,8 @@ static struct train_order order_of(const char *name, uint32_t rank, uint32_t wor
         .kill_at = UINT32_MAX};
 }
 
-/* Run a job to its end with all ranks like @like, from step @from on; then compare. */
+/* Run a job with the order @like for all ranks, from step @from to its end, and check the
+ * reports. */
 static void run_from(const struct train_order *like, uint64_t from)
 {
     pid_t pids[TRAIN_MAX_WORLD];
@@ -102,7 +104,7 @@ static void run_job(const struct train_order *like)
     run_from(like, 0);
 }
 
-/* 1, 2 and 4 ranks; the largest pool and then the smallest. */
+/* 1, 2 and 4 ranks have the expected results, with the largest and the smallest pool. */
 START_TEST(test_worlds_and_pools)
 {
     static const uint32_t worlds[] = {1, 2, 4};
@@ -117,7 +119,7 @@ START_TEST(test_worlds_and_pools)
 }
 END_TEST
 
-/* A pool that is a byte too small is refused with what is short. */
+/* A pool that is a byte too small is refused with the missing bytes. */
 START_TEST(test_pool_too_small)
 {
     struct train_order order = order_of("probe", 0, 1, 1);
@@ -137,7 +139,7 @@ START_TEST(test_pool_too_small)
 }
 END_TEST
 
-/* Several micro-batches a step. */
+/* Steps with several micro-batches have the expected results. */
 START_TEST(test_micro_batches)
 {
     struct train_order order = order_of("micro", 0, 2, 4);
@@ -147,7 +149,7 @@ START_TEST(test_micro_batches)
 }
 END_TEST
 
-/* The forms that do not wait give the same. */
+/* The forms that do not wait have the expected results. */
 START_TEST(test_try_forms)
 {
     struct train_order order = order_of("try", 0, 2, 3);
@@ -158,7 +160,8 @@ START_TEST(test_try_forms)
 }
 END_TEST
 
-/* A worker that forks in every operator trains on, its children find dead handles. */
+/* A worker that forks in every operator continues its training, and its children find unusable
+ * handles. */
 START_TEST(test_forks)
 {
     struct train_order order = order_of("forks", 0, 2, 2);
@@ -168,19 +171,19 @@ START_TEST(test_forks)
 }
 END_TEST
 
-/* A step with an infinite, a NaN or a huge gradient is skipped and counted, the states stay as they
- * were to the bit, and training goes on. */
+/* A step with an infinite, NaN or huge gradient is skipped and counted. The states do not change by
+ * a bit, and training goes on. */
 START_TEST(test_bad_gradient)
 {
     static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0,
-                                      0xffc1, 0x7f81, 0x7e96}; /* +-inf, NaNs, 1e38 */
+                                      0xffc1, 0x7f81, 0x7e96}; /* infinities, NaNs, 1e38 */
     struct train_order order = order_of("until", 0, 2, 1);
     struct train_states *before = malloc(sizeof *before);
 
     ck_assert_ptr_nonnull(before);
     run_job(&order);
     *before = reports[0]->run.states;
-    order.name = "skipped"; /* is the last step */
+    order.name = "skipped"; /* the skipped step is the last one */
     order.n_steps = 2;
     order.bad = (struct train_bad){.step = 1, .value = values[_i]};
     run_job(&order);
@@ -195,10 +198,10 @@ START_TEST(test_bad_gradient)
 }
 END_TEST
 
-/* In a step that was prepared, which does not clip, such a gradient spares its tile alone. */
+/* In a step that was prepared and does not clip, such a gradient only spares its tile. */
 START_TEST(test_bad_tile)
 {
-    static const uint16_t values[] = {0x7f80, 0x7fc0, 0x7e96}; /* inf, NaN, 1e38 */
+    static const uint16_t values[] = {0x7f80, 0x7fc0, 0x7e96}; /* infinity, NaN, 1e38 */
     struct train_order order = order_of("bad", 0, 2, 4);
 
     order.bad = (struct train_bad){.step = 1, .value = values[_i]};
@@ -211,8 +214,7 @@ START_TEST(test_bad_tile)
 }
 END_TEST
 
-/* Workers leave after two steps; others come and go on where the job stands, without writing
- * anything. */
+/* Workers leave after two steps. Others continue at the job's step without writing states. */
 START_TEST(test_come_back)
 {
     struct train_order order = order_of("back", 0, 2, 2);
@@ -223,14 +225,14 @@ START_TEST(test_come_back)
 }
 END_TEST
 
-/* One of two ranks is killed at a point of its life, for every point; a new process takes its
- * place. The states in the end are those of an undisturbed run. _i: the rank that dies. */
+/* One of two ranks is killed at every point of its run, and a new process takes its place. The
+ * final states are those of an undisturbed run. _i: the rank that dies. */
 START_TEST(test_killed_anywhere)
 {
     struct train_order orders[2] = {order_of("dry", 0, 2, 2), order_of("dry", 1, 2, 2)};
     uint32_t victim = (uint32_t)_i, n_points, n_redone = 0;
     const Cistern__JobInfo *info;
-    uint64_t n_dropped = 0; /* gradients of chunks that had had their update */
+    uint64_t n_dropped = 0; /* gradients of chunks that were already updated */
     pid_t pids[2];
 
     run_job(&orders[0]);
@@ -266,9 +268,9 @@ START_TEST(test_killed_anywhere)
 }
 END_TEST
 
-/* The engine is killed at a point of a worker's life, for every point: in the copies up for an
- * operator, in the sums of the gradients just handed in, in the updates just committed. Another one
- * takes over, no step is given up, and the bits are those of an undisturbed run. */
+/* The engine is killed at every point of a worker's run: in the copies for an operator, in the sums
+ * of gradients just handed in, in the updates just committed. Another one takes over, no step is
+ * interrupted, and the bits are those of an undisturbed run. */
 START_TEST(test_engine_killed_anywhere)
 {
     struct train_order order = order_of("dry", 0, 2, 2);
@@ -329,7 +331,7 @@ static void declare_pair(struct pair *pair, const char *name)
     }
 }
 
-/* Call @try on both until both have an answer. */
+/* Call @call for both ranks until both have a result. */
 static void drive_pair(struct pair *pair, int (*call)(struct cst_job *, void *, struct cst_err *),
                        void *args[2], int rc[2], struct cst_err err[2])
 {
@@ -359,8 +361,8 @@ static int call_step(struct cst_job *job, void *arg, struct cst_err *err)
     return cst_try_step(job, arg, NULL, err);
 }
 
-/* Parameters that differ between ranks fail the step for both; after a sync the step can be done
- * with one set. */
+/* Parameters that differ between ranks fail the step for both. After a sync the step can be done
+ * with equal ones. */
 START_TEST(test_params_differ)
 {
     struct cst_hyper_params params[2] = {{.lr = 0.5f}, {.lr = 0.25f}};
@@ -401,9 +403,9 @@ static void declare_gain(struct cst_job *job, int64_t n)
     ck_assert_int_eq(cst_operator(job, "norm", &zero, 1), 0);
 }
 
-/* A tensor that ranks declare differently is named to both of them, with both values, and neither
- * waits any longer. A worker that comes in the place of either can agree with the other, who only
- * commits again. _i: who gives way. */
+/* A tensor that the ranks declare differently is named to both of them, with both values, and
+ * neither waits any longer. A worker that replaces one of them can agree with the other, which only
+ * commits again. _i: which one is replaced. */
 START_TEST(test_declarations_differ)
 {
     struct cst_job_spec spec = {
@@ -435,9 +437,9 @@ START_TEST(test_declarations_differ)
 }
 END_TEST
 
-/* A rank whose connection is lost while its last step closes (the engine is stopped, so that it
- * lasts) and that comes back at once is told that the step is committed, though its peer has left:
- * it has nothing to wait for. */
+/* A rank loses its connection while its last step closes (the engine is stopped, so that this takes
+ * time) and returns at once. It is told that the step is committed, although the other rank has
+ * left: it need not wait. */
 START_TEST(test_lost_in_the_last_step)
 {
     struct cst_job_spec spec = {.name = "last",
@@ -462,7 +464,7 @@ START_TEST(test_lost_in_the_last_step)
     ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     for (int r = 0; r < 2; r++) {
         ck_assert_int_eq(cst_try_step(pair.job[r], &params, NULL, &err[r]), CST_EAGAIN);
-        (void)raw_stat(&witness); /* the daemon has read it by now */
+        (void)raw_stat(&witness); /* the daemon has read the request by now */
     }
     cst_disconnect(pair.client[1]);
     ck_assert_int_eq(cst_connect(&pair.client[1], proc.socket, &err[1]), CST_OK);
@@ -484,7 +486,7 @@ START_TEST(test_lost_in_the_last_step)
 }
 END_TEST
 
-/* A rank that has a living worker is not given to a second one. */
+/* A rank with a living worker is not given to a second one. */
 START_TEST(test_rank_taken)
 {
     struct cst_job_spec spec = {.name = "taken", .rank = 0, .world = 2};
@@ -506,7 +508,7 @@ START_TEST(test_rank_taken)
 }
 END_TEST
 
-/* Between sync and step states can be read but not written. */
+/* Between sync and step, states can be read but not written. */
 START_TEST(test_write_in_step)
 {
     struct cst_job_spec spec = {.name = "write", .world = 1, .chunk_elems = TRAIN_CHUNK_ELEMS};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors that were sent to clients which do not read. The kernel lets a user have
- * RLIMIT_NOFILE of them in flight; what is over that limit fails with ETOOMANYREFS on every socket
- * of that user, those to the engines included. Here the daemon's limit is small, and the
- * capabilities that lift it are taken from root. */
+/* Tests of descriptors that were sent to clients which do not read. The kernel lets a user have
+ * RLIMIT_NOFILE of them in flight; beyond that limit sending fails with ETOOMANYREFS on every
+ * socket of the user, including those to engines. Here the daemon has a small limit, and lacks the
+ * capabilities that lift it. */
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
@@ -16,13 +16,13 @@
 #include <unistd.h>
 
 enum {
-    LIMIT = 1024,     /* of descriptors, open or in flight */
-    N_GREEDY = 24,    /* sessions that do not read ... */
-    N_REQUESTS = 150, /* ... so many replies with a descriptor each */
+    LIMIT = 1024,     /* limit of descriptors, open or in flight */
+    N_GREEDY = 24,    /* sessions that do not read */
+    N_REQUESTS = 150, /* replies with a descriptor each, per such session */
 };
 
 static struct raw_client greedy[N_GREEDY];
-static unsigned n_sent[N_GREEDY]; /* requests that the daemon took */
+static unsigned n_sent[N_GREEDY]; /* requests that the daemon accepted */
 
 static void setup(void)
 {
@@ -46,7 +46,8 @@ static void get_staging(struct raw_client *client)
     cst_frame_close_fds(&client->reply);
 }
 
-/* Ask for the staging segment again and again without reading a reply. */
+/* Ask for the staging segment repeatedly without reading a reply. Returns the number of accepted
+ * requests. */
 static unsigned ask_for_much(struct raw_client *client)
 {
     struct cst_frame frame = {
@@ -80,7 +81,7 @@ static void attack(void)
     }
 }
 
-/* Job @name is made, populated and gets leases as if nothing were. */
+/* Check that job @name is made, populated and gets leases as usual. */
 static void train(const char *name)
 {
     struct raw_client client;
@@ -105,9 +106,9 @@ static void train(const char *name)
     raw_close(&client);
 }
 
-/* Many sessions that do not read what they asked for: other clients' jobs are made and served, no
- * engine dies, and the daemon has descriptors left. Those that read before they are disconnected
- * get a reply to each request. */
+/* Many sessions do not read their replies: other clients' jobs are made and served, no engine dies,
+ * and the daemon has descriptors left. Sessions that read before they are disconnected get a reply
+ * to each request. */
 START_TEST(others_are_served)
 {
     unsigned base_restarts = (unsigned)raw_stat(&witness)->engines[0]->restarts;
@@ -134,29 +135,28 @@ START_TEST(others_are_served)
 }
 END_TEST
 
-/* A session with more descriptors than it may leave unread is disconnected, though its socket has
- * room for more. */
+/* A session with more unread descriptors than allowed is disconnected, although its socket has
+ * space for more. */
 START_TEST(who_never_reads_is_disconnected)
 {
     raw_open(&greedy[0], proc.socket);
     get_staging(&greedy[0]);
     (void)ask_for_much(&greedy[0]);
     while (raw_stat(&witness)->n_sessions > 1) {
-        (void)usleep(100000); /* not a wait for something that was started: it is the ten seconds
-                                 that are tested */
+        (void)usleep(100000); /* the ten seconds are what is tested */
     }
     ck_assert(daemon_proc_logged(&proc, "does not read its replies"));
     raw_close(&greedy[0]);
 }
 END_TEST
 
-/* Many sessions that each leave fewer unread than they may are disconnected when another one's
- * replies have to wait for that. */
+/* Many sessions, each with fewer unread descriptors than allowed, are disconnected if another one's
+ * replies have to wait for these. */
 START_TEST(who_keeps_others_waiting_is_disconnected)
 {
     attack();
     while (!daemon_proc_logged(&proc, "while ")) {
-        (void)usleep(100000); /* as above: it is five seconds here */
+        (void)usleep(100000); /* the five seconds are what is tested */
     }
     for (unsigned i = 0; i < N_GREEDY; i++) {
         raw_close(&greedy[i]);
@@ -182,7 +182,7 @@ static uint64_t n_in_flight(void)
 }
 
 /* Descriptors that a client left in its queue when the daemon closed the connection are still in
- * flight, and still count, until the client reads them or closes its end. */
+ * flight and still counted, until the client reads them or closes its end. */
 START_TEST(what_the_disconnected_leave_unread_counts)
 {
     enum { N = 6, EACH = 32 }; /* together below the daemon's limit, so that all are sent */
@@ -195,8 +195,8 @@ START_TEST(what_the_disconnected_leave_unread_counts)
     while (raw_stat(&witness)->n_sessions > 1) {
         (void)usleep(10000); /* they are disconnected after ten seconds without reading */
     }
-    ck_assert_uint_ge(n_in_flight(), N * EACH); /* and a descriptor for each staging file that the
-                                                   client keeps, see daemon/remains */
+    /* And a descriptor for each staging file that the client keeps; see daemon/remains. */
+    ck_assert_uint_ge(n_in_flight(), N * EACH);
     for (unsigned i = 0; i < N; i++) {
         raw_close(&greedy[i]);
     }

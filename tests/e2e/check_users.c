@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two users of one daemon: neither sees anything of the other (P6), each is held to the limits in
- * [quota], and one who is at all limits leaves the other able to work. */
+/* Tests of two users of one daemon: neither can see anything of the other, each is held to the
+ * limits in [quota], and a user who is at all limits leaves the other able to work. */
 #include "tests/lib/child.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
@@ -20,7 +20,7 @@
 static struct daemon_proc proc;
 static struct raw_client witness; /* a manager */
 static unsigned base_fds;
-static char config[64]; /* the daemon's configuration file */
+static char config[64]; /* path of the daemon's configuration file */
 
 static void write_config(const char *text)
 {
@@ -31,7 +31,7 @@ static void write_config(const char *text)
     ck_assert_int_eq(fclose(file), 0);
 }
 
-/* A daemon with the configuration @text, and the budgets that the options @host and @pool give. */
+/* Start a daemon with the configuration @text and the budgets of the options @host and @pool. */
 static void start_sized(const char *text, const char *host, const char *pool)
 {
     char option[80];
@@ -75,7 +75,7 @@ static int remove_job(struct raw_client *client, const char *name, uid_t uid)
     return raw_call(client, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &message.base);
 }
 
-/* All jobs are removed; nothing is left of anybody, in the books and in the accounts. */
+/* Remove all jobs, check that nothing is in use or in the accounts, and stop the daemon. */
 static void stop(void)
 {
     Cistern__JobListPart *part;
@@ -98,7 +98,7 @@ static void open_in_group(struct raw_client *client, uid_t uid, gid_t gid)
     user_back();
 }
 
-/* Connect as @uid and say Hello; its status. */
+/* Connect as @uid and send Hello. Returns the status. */
 static int greet(struct raw_client *client, uid_t uid)
 {
     Cistern__Hello hello = CISTERN__HELLO__INIT;
@@ -121,7 +121,8 @@ static int open_job(struct raw_client *client, uid_t uid, const char *name)
     return raw_job_open(client, &job);
 }
 
-/* A job of @n_params, with a pool of @pool_bytes (0: all that is of use). */
+/* Commit a job of @n_params with a pool of @pool_bytes (0: as many as it can use). Returns the
+ * status. */
 static int commit_job(struct raw_client *client, uid_t uid, const char *name, int64_t n_params,
                       uint64_t pool_bytes)
 {
@@ -134,7 +135,7 @@ static int commit_job(struct raw_client *client, uid_t uid, const char *name, in
                       raw_commit(client, (uint32_t)(n_params / 4096), (uint32_t)(n_params / 4096)));
 }
 
-/* What @client may see of account number @i. */
+/* The account number @i that @client may see. */
 static Cistern__QuotaAccount *quota_of(struct raw_client *client, size_t *n)
 {
     Cistern__QuotaGet get = CISTERN__QUOTA_GET__INIT;
@@ -149,9 +150,8 @@ static Cistern__QuotaAccount *quota_of(struct raw_client *client, size_t *n)
 
 /* -- who sees what -------------------------------------------------------------------------- */
 
-/* By no request does bob reach, or learn of, a job of alice's: not by its name, not with her uid,
- * not as a base, not in lists, not in accounts. The same name is another job. A manager sees both.
- */
+/* By no request can bob reach, or learn of, a job of alice's: not by its name, with her uid, as a
+ * base job, in lists, or in accounts. His job of that name is another one. A manager sees both. */
 START_TEST(nobody_sees_anothers_job)
 {
     struct raw_client alice, bob;
@@ -197,7 +197,7 @@ START_TEST(nobody_sees_anothers_job)
 }
 END_TEST
 
-/* The first byte of @client's pool that is not 0; the pool is then filled. */
+/* Find the first byte of @client's pool that is not 0, then fill the pool. */
 static uint64_t fill_pool(struct raw_client *client)
 {
     Cistern__PoolGet get = CISTERN__POOL_GET__INIT;
@@ -220,8 +220,8 @@ static uint64_t fill_pool(struct raw_client *client)
     return at;
 }
 
-/* Memory that changes hands is zeroed: of what alice wrote nothing is in the pool that bob gets,
- * nor in his staging. */
+/* Memory that goes to another user is zeroed: nothing that alice wrote is in the pool or the
+ * staging memory that bob gets. */
 START_TEST(no_byte_changes_hands)
 {
     struct raw_client client;
@@ -241,8 +241,8 @@ END_TEST
 
 /* -- limits --------------------------------------------------------------------------------- */
 
-/* Of 64 jobs one user gets half, and is told which key limits them; the other one gets his. Root,
- * who runs the daemon, is not limited unless a section says so. */
+/* One user gets half of 64 jobs, and is told the key of the limit. The other one gets his half.
+ * Root, who runs the daemon, is not limited unless a section says so. */
 START_TEST(half_of_the_jobs)
 {
     static struct raw_client clients[40];
@@ -275,8 +275,8 @@ START_TEST(half_of_the_jobs)
 }
 END_TEST
 
-/* Connections of one user beyond the limit get words, or are closed; they take no place of
- * another's, also those whose words nobody asks for. */
+/* Connections of one user beyond the limit are told so, or are closed. They take no place of
+ * another user's, even if they never read the message. */
 START_TEST(half_of_the_connections)
 {
     static struct raw_client clients[200];
@@ -290,7 +290,7 @@ START_TEST(half_of_the_connections)
     raw_says(&clients[10], "uid 61001 has 10 of 10 connections (sessions in [quota], by default "
                            "50%): this process wants 1 more");
     raw_expect_closed(&clients[10]);
-    for (unsigned i = 11; i < 200; i++) { /* and say nothing */
+    for (unsigned i = 11; i < 200; i++) { /* these connections send nothing */
         open_in_group(&clients[i], USER_ALICE, USER_ALICE);
     }
     for (unsigned i = 0; i < 9; i++) {
@@ -304,8 +304,8 @@ START_TEST(half_of_the_connections)
 }
 END_TEST
 
-/* Host memory and pools, each against its own key; what is refused costs nothing, and what is given
- * back can be had again. */
+/* Host memory and pools are each limited by their own key. A refused request costs nothing, and
+ * freed memory can be used again. */
 START_TEST(bytes)
 {
     struct raw_client client, bob;
@@ -330,7 +330,7 @@ START_TEST(bytes)
 }
 END_TEST
 
-/* Who asks for no pool gets what the limit leaves, as it would be with a small device. */
+/* A worker that asks for no size gets a pool within the limit, as on a small device. */
 START_TEST(a_pool_within_the_limit)
 {
     struct raw_client client;
@@ -344,7 +344,7 @@ START_TEST(a_pool_within_the_limit)
 }
 END_TEST
 
-/* Each device has its own limit: what is in use on the host counts for no accelerator. */
+/* Each device has its own limit: memory in use on the host does not count for an accelerator. */
 START_TEST(a_pool_on_an_accelerator)
 {
     struct raw_job job = {
@@ -372,7 +372,7 @@ START_TEST(a_pool_on_an_accelerator)
 }
 END_TEST
 
-/* Requests that wait, of all connections of a user together. */
+/* The limit of pending requests is for all connections of a user together. */
 START_TEST(requests_that_wait)
 {
     struct raw_client clients[4], bob;
@@ -412,7 +412,7 @@ static int open_with_ttl(struct raw_client *client, const char *name, uint32_t t
     return raw_call(client, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base);
 }
 
-/* A time to live over the longest is refused, with words, and no job is made. */
+/* A ttl beyond the longest is refused with a message, and no job is made. */
 START_TEST(longest_ttl)
 {
     struct raw_client client;
@@ -429,7 +429,7 @@ START_TEST(longest_ttl)
 }
 END_TEST
 
-/* A user in more groups than most: the last one is seen, too. */
+/* If a user is in more groups than usual, the last group counts, too. */
 START_TEST(a_group_among_many)
 {
     gid_t groups[200];
@@ -454,7 +454,7 @@ START_TEST(a_group_among_many)
 }
 END_TEST
 
-/* Members of a group share its limit, and none leaves it by coming with another group. */
+/* Members of a group share its limit, and none can leave it by connecting with another group. */
 START_TEST(a_group)
 {
     struct raw_client alice, bob, member;
@@ -477,8 +477,8 @@ START_TEST(a_group)
 }
 END_TEST
 
-/* SIGHUP: the limits of the file as it is then. What is over stays. A file with an error changes
- * nothing. */
+/* On SIGHUP the daemon reads the limits of the file again. What exceeds them stays. A file with an
+ * error changes nothing. */
 START_TEST(reload)
 {
     struct raw_client first, second;
@@ -492,7 +492,7 @@ START_TEST(reload)
         raw_stat(&witness);
     }
     ck_assert_uint_eq(list_jobs(&first)->n_jobs, 2);
-    raw_close(&second); /* with it goes job "b" */
+    raw_close(&second); /* job "b" ends with it */
     while (list_jobs(&first)->n_jobs == 2) {
     }
     ck_assert_int_eq(open_job(&second, USER_ALICE, "c"), CST_EBUDGET);
@@ -513,7 +513,8 @@ END_TEST
 
 /* -- ageing --------------------------------------------------------------------------------- */
 
-/* A process that hung up, and lives on, does not keep its job: its time counts from the hang-up. */
+/* A process that closed its connection and lives on does not keep its job: the ttl counts from the
+ * hang-up. */
 START_TEST(a_job_ages_from_the_hang_up)
 {
     int ready[2];
@@ -536,7 +537,7 @@ START_TEST(a_job_ages_from_the_hang_up)
         }
     }
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
-    while (list_jobs(&witness)->n_jobs > 0) { /* the second is what is tested */
+    while (list_jobs(&witness)->n_jobs > 0) { /* the ttl of a second is what is tested */
         (void)usleep(20000);
     }
     ck_assert_int_eq(kill(holder, 0), 0);
@@ -551,8 +552,8 @@ END_TEST
 
 /* -- at all limits -------------------------------------------------------------------------- */
 
-/* Alice holds all that she may of jobs, memory and connections, and keeps asking for more. Bob's
- * worker connects, commits and trains, to the bits that it has alone. */
+/* Alice holds all jobs, memory and connections that she may, and keeps asking for more. Bob's
+ * worker connects, commits and trains with the bits that it has alone. */
 START_TEST(one_at_all_limits_leaves_the_other_able)
 {
     static struct raw_client clients[140];
