@@ -68,7 +68,7 @@ static bool others_copy(const struct cst_budget *budget)
 }
 
 /* Returns since when there are copies; UINT64_MAX: there are none. It is not known when the copies
- * of other engines began; they count from @began_ns. Called with the mutex held. */
+ * of other engines began; these copies count from @began_ns. Called with the mutex held. */
 static uint64_t copies_since(const struct cst_budget *budget, uint64_t began_ns)
 {
     if (others_copy(budget)) {
@@ -106,7 +106,7 @@ void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began
     int64_t idle = (int64_t)(ended_ns - debt->until_ns) - (int64_t)busy_ns;
 
     debt->until_ns = ended_ns;
-    /* Idle time reduces a debt. A thread without debt earns no credit by it. */
+    /* Idle time reduces a debt. A thread without debt earns no credit by idle time. */
     if (debt->owed_ns > 0) {
         debt->owed_ns = larger(debt->owed_ns - idle, -CST_BUDGET_LEAST_NS);
     }

@@ -65,8 +65,8 @@ void cst_budget_close(struct cst_budget *budget);
 void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns);
 void cst_budget_end(struct cst_budget *budget);
 
-/* Record a piece that thread @thread ran from @began_ns to @ended_ns. @busy_ns is the time of it
- * for which the thread had a processor. Called by the thread itself. */
+/* Record a piece that thread @thread ran from @began_ns to @ended_ns. @busy_ns is the processor
+ * time that the thread used for the piece. Called by the thread itself. */
 void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
                       uint64_t ended_ns, uint64_t busy_ns);
 

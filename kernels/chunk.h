@@ -2,7 +2,7 @@
 /* A checked view of a chunk in its job's table. Every number of the table on which REDUCE, UPDATE
  * and recovery rely is first compared with the sizes of the segments. A wrong table therefore leads
  * to an error status and never to a wrong access. The daemon writes chunks and spans once, before
- * the first command that names them. Only marks and sums change afterwards. */
+ * the first command that names these chunks. Only marks and sums change afterwards. */
 #ifndef CST_CHUNK_H
 #define CST_CHUNK_H
 

@@ -34,7 +34,7 @@ static struct cst_crew_queue *pick(struct cst_crew *crew)
     return NULL;
 }
 
-/* Take the next piece, and wait until there is one. NULL: the crew ends. Called and left with the
+/* Wait for a piece if there is none, and take it. NULL: the crew ends. Called and left with the
  * mutex held. */
 static struct cst_job *take(struct cst_crew *crew, uint64_t *piece_out)
 {

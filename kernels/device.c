@@ -36,7 +36,7 @@ static int check(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cs
     return CST_OK;
 }
 
-/* Check @addr in this way, and that it is host memory. */
+/* Make the checks of check(), and check that @addr is host memory. */
 static int check_host(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
 {
     int rc = check(addr, bytes, align, err);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of an engine's device: one table of twelve functions, all of them required. They
- * are called through the functions below, which check bounds and alignment first. There is one
+/* The operations of an engine's device: one table of twelve functions, all of them required. The
+ * table is called through the functions below, which check bounds and alignment first. There is one
  * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
  * kind. The code above this interface does not know which device it drives. This module does not
  * decide which thread runs what and when: each call returns when its work is done.
  *
- * A device works on host memory, which is mapped from a memfd. It may also have memory of its own,
- * which only its copies, fills, sums, updates and weight conversions reach. */
+ * A device works on host memory, which is mapped from a memfd. A device may also have memory of its
+ * own, which only the device's copies, fills, sums, updates and weight conversions reach. */
 #ifndef CST_DEVICE_H
 #define CST_DEVICE_H
 
@@ -169,8 +169,8 @@ struct cst_device {
     struct cst_device_about about;    /* Description that open returned. */
 };
 
-/* Open a device with table @ops. CST_EUNSUPPORTED: this machine does not support it; CST_ENOTFOUND:
- * there is no device spec->id; CST_ENOMEM; CST_EGPU: see below. */
+/* Open a device with table @ops. CST_EUNSUPPORTED: this machine does not support the device;
+ * CST_ENOTFOUND: there is no device spec->id; CST_ENOMEM; CST_EGPU: see below. */
 int cst_device_open(struct cst_device *device, const struct cst_device_ops *ops,
                     const struct cst_device_spec *spec, struct cst_err *err);
 
@@ -180,8 +180,8 @@ void cst_device_close(struct cst_device *device);
 /* Rules for all functions below. Any thread may call them, several at a time, unless a function
  * says otherwise. @thread is the number of the caller; no two callers share a number. In addition
  * to the statuses of each function:
- * - CST_EGPU: the device has failed. Nothing that it was doing can be relied on, and only a new
- *   process can go on.
+ * - CST_EGPU: the device has failed. No operation that the device was doing can be relied on, and
+ *   only a new process can go on.
  * - CST_EUNSUPPORTED: this device does not support the operation. */
 
 /* Map mem->bytes of the memfd @fd, which cst_segments_check_fd has checked. @node: NUMA node to

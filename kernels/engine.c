@@ -380,6 +380,7 @@ int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
     while (rc == CST_OK) {
         rc = turn(engine, err);
     }
-    /* Nothing is freed because the threads still use all of it. The caller ends the process. */
+    /* The engine is not freed, because the threads still use all of its parts. The caller ends the
+     * process. */
     return rc == CST_ECONN ? CST_OK : rc;
 }

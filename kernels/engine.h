@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine. One loop thread reads the daemon's messages, keeps segments and commands, and
  * answers. Crews of lanes copy bytes, and a team computes. The loop thread owns all state; crews
- * return finished tasks to it by mail. The loop thread itself touches no bulk data.
+ * return finished tasks to the loop thread by mail. The loop thread itself touches no bulk data.
  *
  *   socket --SETUP--> device, crews --SEGMENT_ADD--> mapping --> SEGMENT_DONE
  *          --SUBMIT--> tickets --> work --> lanes | team --mail--> tickets, outbox --> DONE */
@@ -18,12 +18,12 @@ struct cst_engine_config {
     void (*warn)(const struct cst_err *); /* Report one line to people; never NULL. */
 };
 
-/* Serve the daemon until it closes the connection. The caller then ends the process at once. It
- * must not wait for threads: they may still be running pieces, and the undo slots hold the tiles
- * that they are changing. CST_OK: the daemon closed the connection; CST_EPROTO: a message was
- * malformed; CST_EGPU: the device has failed, and another engine has to repeat the commands that
- * were under way; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED, CST_EINTERNAL: the engine cannot go
- * on. */
+/* Serve the daemon until it closes the connection. The caller then ends the process at once and
+ * does not wait for threads. Threads may still be running pieces; the undo slots hold the tiles
+ * that these threads are changing. CST_OK: the daemon closed the connection; CST_EPROTO: a message
+ * was malformed; CST_EGPU: the device has failed, and another engine has to repeat the commands
+ * that were under way; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED, CST_EINTERNAL: the engine
+ * cannot go on. */
 int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err);
 
 #endif

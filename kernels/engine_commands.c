@@ -15,7 +15,7 @@ static void append(struct cst_engine *engine, struct cst_work *work)
     engine->youngest = work;
 }
 
-/* Remove @work from the list. Returns whether it was the oldest. */
+/* Remove @work from the list. Returns whether @work was the oldest. */
 static bool detach(struct cst_engine *engine, struct cst_work *work)
 {
     bool oldest = engine->oldest == work;
@@ -43,7 +43,7 @@ static void finish(struct cst_engine *engine, struct cst_work *work)
     int rc;
 
     if (work->status == CST_EGPU) {
-        /* The command is not completed: the next engine has to repeat it. */
+        /* The failed command is not completed: the next engine has to repeat the command. */
         cst_engine_fail(engine, CST_EGPU, &work->err);
         return;
     }
@@ -64,9 +64,10 @@ static void finish_by_mail(struct cst_mail *mail, void *arg)
     finish(arg, (struct cst_work *)(void *)((char *)mail - offsetof(struct cst_work, mail)));
 }
 
-/* Restore the undo slots if possible. Returns whether commands may run. They may not while a slot
- * waits for a segment that is being added. The daemon adds the segments of a dead engine before it
- * submits commands again. A slot whose segments are missing by then belongs to a removed job. */
+/* Restore the undo slots if possible. Returns whether commands may run. Commands may not run while
+ * a slot waits for a segment that is being added. The daemon adds the segments of a dead engine
+ * before it submits commands again. A slot whose segments are missing by then belongs to a removed
+ * job. */
 static bool recover(struct cst_engine *engine)
 {
     if (engine->recovered) {

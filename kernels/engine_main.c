@@ -110,7 +110,7 @@ struct options {
     struct cst_engine_rates_options rates;
 };
 
-/* Returns the number in @text. Sets *wrong unless it is between @least and @most. */
+/* Returns the number in @text. Sets *wrong unless the number is between @least and @most. */
 static int parse_within(const char *text, int least, int most, bool *wrong)
 {
     int n = parse_number(text);
@@ -234,7 +234,8 @@ int cst_engine_main(const struct cst_engine_program *which, int argc, char **arg
     if (rc >= 0) {
         return rc;
     }
-    /* The engine ends with the daemon. Otherwise it would keep the memory without having work. */
+    /* The engine ends with the daemon. Otherwise the engine would keep its memory without having
+     * work. */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)prctl(PR_SET_NAME, "cst-engine");
     /* Sending to a closed socket fails with a status. */

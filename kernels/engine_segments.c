@@ -99,8 +99,8 @@ static void unmapped(struct cst_mail *mail, void *arg)
     free(mapping);
 }
 
-/* Unmap a DROPPING segment if nobody uses it. Otherwise it is unmapped when the last command that
- * uses it is over. */
+/* Unmap a DROPPING segment if nobody uses it. Otherwise the segment is unmapped when the last
+ * command that uses it is over. */
 static void unmap_if_idle(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     if (mapping->segment.state == CST_SEGMENT_DROPPING && mapping->segment.n_uses == 0) {
@@ -131,7 +131,7 @@ void cst_engine_close_work(struct cst_engine *engine, struct cst_work *work)
     }
 }
 
-/* Begin to drop a segment. No new command may use it. */
+/* Begin to drop a segment. No new command may use a DROPPING segment. */
 static void start_drop(struct cst_engine *engine, struct cst_mapping *mapping)
 {
     engine->n_drops--;

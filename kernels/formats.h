@@ -104,7 +104,7 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
     *at->exponents = (uint8_t)exponent;
 }
 
-/* Store the group @in at @at. @words are the random words of the group for this moment. They are
+/* Store the group @in at @at. @words are the random words of the group for this moment. @words is
  * not read if the moments are fp32 or are rounded to nearest. */
 CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
                                         unsigned which, const struct cst_update_moment *at,

@@ -26,14 +26,15 @@ struct cst_mapping {
     struct cst_job job;        /* Task on the lanes: populate and lock, import, or unmap. */
     struct cst_mail mail;      /* Posted when job is done. */
     struct cst_device *device; /* Device; borrowed. */
-    struct cst_mailbox *box;   /* Mailbox; borrowed. It is knocked at after each piece. */
+    struct cst_mailbox *box;   /* Mailbox; borrowed. Each finished piece knocks at the mailbox. */
     /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is
      * none. */
     int fd;
     uint64_t request; /* Request number of the SEGMENT_ADD, for the answer. */
     /* Request number of the SEGMENT_DROP, for the answer. Valid if drop is set. */
     uint64_t drop_request;
-    /* Number of commands that were submitted before the SEGMENT_DROP. They have to end first. */
+    /* Number of commands that were submitted before the SEGMENT_DROP. These commands have to end
+     * first. */
     uint64_t drop_after;
     bool drop; /* A SEGMENT_DROP was received. */
     /* The segment is device memory, which is neither populated nor locked. */

@@ -31,8 +31,8 @@
  * - The sign of an exp_avg_sq is dropped.
  *
  * A block with a NaN, an infinity, or a magnitude above 1.875 x 2^127 gets exponent 255 and codes
- * 0, and all its elements are decoded to NaN. Exponents 247 to 254 are never written; they are
- * decoded to NaN as well. */
+ * 0, and all its elements are decoded to NaN. Exponents 247 to 254 are never written; these
+ * exponents are decoded to NaN as well. */
 #ifndef CST_MX8_H
 #define CST_MX8_H
 

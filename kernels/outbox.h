@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages to the daemon that the socket has not taken yet. Messages are never dropped: they wait
- * here while the socket is full. Completions wait unpacked; the longer they wait, the more of them
- * share a message. Loop thread. */
+/* Messages to the daemon that the socket has not taken yet. Messages are never dropped. While the
+ * socket is full, messages wait here. Completions wait unpacked: a longer wait lets more
+ * completions share one message. Loop thread. */
 #ifndef CST_OUTBOX_H
 #define CST_OUTBOX_H
 
@@ -17,7 +17,7 @@ struct cst_completion {
     bool has_value;  /* NORM: the command has a value. */
     double value;    /* NORM: the value. */
     char *text;      /* Message text; owned. NULL if status is 0. */
-    /* Monotonic times of the work of the command. 0: the command had nothing to do. */
+    /* Monotonic times of the work of the command. 0: there was no work to do. */
     uint64_t began_ns, ended_ns;
     struct cst_completion *next; /* Next younger completion. */
 };
@@ -27,7 +27,7 @@ struct cst_outbox {
     int sock;  /* A SOCK_SEQPACKET socket; borrowed. */
     bool full; /* The socket takes no more messages until it is writable. */
     struct cst_outbox_message *messages, **messages_tail; /* Packed messages, first in first out. */
-    /* Completions that are not packed yet. They are younger than all messages. */
+    /* Completions that are not packed yet. These completions are younger than all messages. */
     struct cst_completion *completions, **completions_tail;
 };
 

@@ -14,10 +14,11 @@
  *      "down_both":4.9e10,"copy_latency_s":1.1e-05,"peer":0,"flops":0,"update":0,"memory":4.1e12}
  *
  * If measuring is impossible, the program prints a sentence on stderr and exits with a status that
- * is not 0. Measuring takes about three seconds. It uses 1/8 of the memory of the node or 2 GiB,
- * whichever is less, and 512 MiB of a GPU. Each figure is a median over memory that was touched
- * before. It is measured with the parts that the engine uses in production: threads on their cores,
- * pieces, kernels with undo slots and marks, streams. Nothing else should run at the time.
+ * is not 0. Measuring takes about three seconds. Measuring uses 1/8 of the memory of the node or 2
+ * GiB, whichever is less, and 512 MiB of a GPU. Each figure is a median over memory that was
+ * touched before. The figures are measured with the parts that the engine uses in production:
+ * threads on their cores, pieces, kernels with undo slots and marks, streams. Nothing else should
+ * run at the time.
  *
  *   node          host: node whose memory and cores are used (default 0). cuda: node whose memory
  *                 the copies use. The default is the node of the GPU, printed as -1 if not known.

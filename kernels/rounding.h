@@ -10,8 +10,8 @@
 #define CST_ROUNDING_H
 
 /* Returns the number that is added to @x before its last @n bits are cut. @word is the random word
- * of the element, of which the high or the low bits are taken. It is not read in rounding to
- * nearest. */
+ * of the element, of which the high or the low bits are taken. Rounding to nearest does not read
+ * @word. */
 CST_INLINE struct cst_vec_bits cst_round_add(enum cst_rounding rounding, int n,
                                              struct cst_vec_bits x, struct cst_vec_bits word,
                                              bool high)

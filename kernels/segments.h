@@ -41,8 +41,8 @@ void cst_segments_init(struct cst_segments *segments);
 /* Free the set. The segments belong to their owners. */
 void cst_segments_close(struct cst_segments *segments);
 
-/* Check that @fd is a memfd of at least @bytes that nobody can shrink or grow. CST_EINVAL: it is
- * not, with the reason. Any thread. */
+/* Check that @fd is a memfd of at least @bytes that nobody can shrink or grow. CST_EINVAL: @fd is
+ * something else; the message gives the reason. Any thread. */
 int cst_segments_check_fd(int fd, uint64_t bytes, struct cst_err *err);
 
 /* Add @segment, which stays the caller's. CST_EINVAL: its id is 0; CST_EEXIST: the id is taken;

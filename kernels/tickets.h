@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commands that have not completed, and their dependencies. This module has no threads and no I/O;
- * it allocates with malloc only.
+/* Commands that have not completed, and their dependencies. This module has no threads and no I/O,
+ * and allocates with malloc only.
  *
  *   add --(all of after are over)--> ready --take--> running --done--> gone, waiters become ready
  *
- * A dependency that is not pending counts as complete: it completed before, or belongs to an
- * earlier engine process. A dependency that is known to have failed (the last CST_TICKETS_FAILURES
- * failures are remembered) dooms the ticket: its command is cancelled instead of run. A doomed
- * ticket becomes ready like any other, after all its dependencies are over. Its completion
- * therefore never precedes theirs. */
+ * A dependency that is not pending counts as complete: its command completed before, or belongs to
+ * an earlier engine process. A dependency that is known to have failed (the last
+ * CST_TICKETS_FAILURES failures are remembered) dooms the ticket: its command is cancelled instead
+ * of run. A doomed ticket becomes ready like any other, after all its dependencies are over. Its
+ * completion therefore never precedes theirs. */
 #ifndef CST_TICKETS_H
 #define CST_TICKETS_H
 
@@ -66,7 +66,7 @@ int cst_tickets_add(struct cst_tickets *tickets, struct cst_ticket *ticket, uint
  * ready. */
 struct cst_ticket *cst_tickets_take(struct cst_tickets *tickets);
 
-/* End @ticket, which cst_tickets_take had returned, with @status. The set no longer refers to
+/* End @ticket, which cst_tickets_take returned before, with @status. The set no longer refers to
  * @ticket, and @ticket owns nothing. */
 void cst_tickets_done(struct cst_tickets *tickets, struct cst_ticket *ticket, int status);
 

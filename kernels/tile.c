@@ -78,8 +78,8 @@ struct grads {
     const float *fp32;
 };
 
-/* Returns the rows of @tile from its element @first on. They are read at work->rows and written at
- * @out. */
+/* Returns the rows of @tile from its element @first on. The rows are read at work->rows and written
+ * at @out. */
 static struct cst_update_rows rows_at(const struct cst_tile_work *work, const struct cst_rows *out,
                                       const struct cst_tile *tile, struct grads grads,
                                       uint32_t first)
@@ -163,8 +163,8 @@ static struct grads grad_row(const struct cst_tile_work *work, const struct cst_
                           .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
 }
 
-/* Keep the states of the tile. Out of place, they are copied to @out. Returns the bytes read and
- * written. */
+/* Keep the states of the tile. Out of place, the states are copied to @out. Returns the bytes read
+ * and written. */
 static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
                           const struct cst_tile *tile)
 {
@@ -172,8 +172,8 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     const enum cst_moments format = (enum cst_moments)work->table->moments;
     size_t n = tile->n_elems;
 
-    /* The weights have to be written: the gradient may have overwritten them, or they go to another
-     * row. */
+    /* The weights have to be written: the gradient may have overwritten the weights, or another
+     * weight row is written. */
     work->kernels->cast(n, rows.master_in, rows.weight);
     /* In place, the states are in their rows already. */
     if (!work->elsewhere) {

@@ -56,14 +56,14 @@ struct cst_tile_work {
     struct cst_rows rows;
     /* UPDATE out of place: the weight, master and moments rows that are written. */
     struct cst_rows out;
-    /* UPDATE: contributions in rank order, each from the first element of its row. They are summed
-     * in the pass of the update; `rows` then has no gradient. */
+    /* UPDATE: contributions in rank order, each from the first element of its row. The
+     * contributions are summed in the pass of the update; `rows` then has no gradient. */
     const uint16_t *const *src;
     uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
 };
 
-/* Hyper-parameters of an UPDATE before the scales of a span are applied. They are floats of the
- * message, converted to double. */
+/* Hyper-parameters of an UPDATE before the scales of a span are applied. The doubles are converted
+ * floats of the message. */
 struct cst_tile_hyper {
     double lr;
     double beta1;

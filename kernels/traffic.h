@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's access to the table of proto/traffic.h. The engine of an accelerator enters its
- * copies there, and the engine of a node reads them. The table stays mapped until the process
- * ends. */
+ * copies in the table, and the engine of a node reads the entries. The table stays mapped until the
+ * process ends. */
 #ifndef CST_ENGINE_TRAFFIC_H
 #define CST_ENGINE_TRAFFIC_H
 

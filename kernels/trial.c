@@ -15,8 +15,8 @@
 
 /* -- running a task ------------------------------------------------------------------------- */
 
-/* A wrapper of the measured task. It passes the end of the task, which a crew reports on one of its
- * own threads, to the thread that waits. */
+/* A wrapper of the measured task. A crew reports the end of a task on one of its own threads; the
+ * wrapper passes the report to the waiting thread. */
 struct timed {
     struct cst_job job;
     struct cst_job *what;

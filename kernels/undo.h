@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Undo slots: with them a change of a tile in place survives `kill -9` of the engine. There is one
- * slot per thread of the team, in a segment of shared memory that outlives the process. The old
- * values of elements are stored in the slot before the elements are changed, and the next engine
- * restores a torn tile from the slot. The slots do not protect against a machine that stops: the
- * memory is lost.
+/* Undo slots let a change of a tile in place survive `kill -9` of the engine. There is one slot per
+ * thread of the team, in a segment of shared memory that outlives the process. The old values of
+ * elements are stored in the slot before the elements are changed, and the next engine restores a
+ * torn tile from the slot. The slots do not protect against a machine that stops: the memory is
+ * lost.
  *
  * A slot is EMPTY or HOLDS a tile. One thread owns it.
  *

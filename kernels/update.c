@@ -6,8 +6,8 @@
 #include <math.h>
 
 /* Returns x^t by repeated squaring, using only multiplications; the bits do not depend on the pow
- * of a libm. For t <= 2^20 and 0 < x < 1 the relative error is below 2^-32. It is far smaller where
- * x^t is not negligible compared with 1. */
+ * of a libm. For t <= 2^20 and 0 < x < 1 the relative error is below 2^-32. The error is far
+ * smaller where x^t is not negligible compared with 1. */
 static double power(double x, uint64_t t)
 {
     double result = 1.0;

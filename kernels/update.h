@@ -42,8 +42,8 @@
  * factor. The limit stops these quotients. It also shortens the steps that a rare gradient makes
  * with fp32 moments, which are at most lr (1 - beta1) / sqrt(1 - beta2).
  *
- * Moments are read exactly. They are rounded when they are stored, after all other uses: p depends
- * on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/mx8.h). The random numbers of
+ * Moments are read exactly. Moments are rounded when they are stored, after all other uses: p
+ * depends on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/mx8.h). The random numbers of
  * stochastic rounding (kernels/philox.h) are determined by (seed, t, element of the job) alone.
  *
  * Bytes per element: gradient 2 (fp32: 4) + master 8 + weight 2 + two moments, each read and
@@ -61,8 +61,8 @@
 /* Number of elements that are processed together; also the size of an mx8 block. */
 #define CST_UPDATE_GROUP 32
 
-/* Scalars derived from the hyper-parameters for one span and step. They are computed in double and
- * rounded to float. */
+/* Scalars derived from the hyper-parameters for one span and step. The scalars are computed in
+ * double and rounded to float. */
 struct cst_update_scalars {
     float grad_scale;   /* Factor of the gradient: loss scale x clip factor. */
     float beta1, beta2; /* As given. */
@@ -127,10 +127,10 @@ struct cst_update_undo; /* Defined in kernels/update_undo.h. */
 
 /* Update n elements, for any n. Rows may begin at any whole element. Rows do not overlap, except
  * where they are the same row. @random is not read with fp32 moments or rounding to nearest. @undo
- * holds, at any instruction, the old values of each element that may be half changed. With it, rows
- * in shared memory that are updated in place can be restored after kill -9. NULL: old values are
- * not kept. When the function returns, all its stores are ordered before later stores of the
- * thread. It does not allocate. Any thread. */
+ * holds, at any instruction, the old values of each element that may be half changed. With @undo,
+ * rows in shared memory that are updated in place can be restored after kill -9. NULL: old values
+ * are not kept. When the function returns, all its stores are ordered before later stores of the
+ * thread. The function does not allocate. Any thread. */
 typedef void (*cst_update_fn)(const struct cst_update_scalars *scalars,
                               const struct cst_update_random *random, size_t n,
                               const struct cst_update_rows *rows, struct cst_update_undo *undo);

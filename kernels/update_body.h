@@ -78,8 +78,8 @@ ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, s
     }
 }
 
-/* Update one group, at the start of @rows. @words are its random words; they are not read if the
- * rounding takes none. */
+/* Update one group, at the start of @rows. @words are the group's random words, which are not read
+ * if the rounding takes none. */
 ALWAYS_INLINE void do_group(struct way way, const struct call *call,
                             const struct cst_update_rows *rows,
                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
@@ -244,7 +244,7 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
     }
 }
 
-/* Update the last @n elements of the call, from element @i on; they are less than a group. */
+/* Update the last @n elements of the call, from element @i on. @n is smaller than a group. */
 ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
                            const struct cst_update_rows *rows, size_t i, size_t n,
                            struct words *words, struct cst_update_undo *undo, uint32_t buffer)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The old states that an update keeps while it runs, for restoring the rows after kill -9. They are
- * the states of the group of elements that is being changed, as bytes in memory. Two buffers are
- * used in turn. One word, `held`, thereby always names a complete buffer:
+/* The old states that a running update keeps, for restoring the rows after kill -9. The update
+ * keeps the states of the group of elements that it is changing, as bytes in memory. Two buffers
+ * are used in turn. One word, `held`, thereby always names a complete buffer:
  *
  *             save in       then set                   then change
  *   group k   buffer 0      held = (first, n, 0)       elements [first, first + n)
@@ -14,9 +14,9 @@
  *
  * To restore the rows, copy the old values of the group back. Then update all elements from `first`
  * on with the same scalars and random numbers, again with this undo and base = first. That update
- * may be killed in turn: until `held` changes, it writes to the named buffer only the values that
- * the buffer already holds. The buffers are small enough to stay in L1. Compared with the states'
- * way through memory, saving costs next to nothing. */
+ * may be killed in turn: until `held` changes, the update writes to the named buffer only the
+ * values that the buffer already holds. The buffers are small enough to stay in L1. Compared with
+ * the states' way through memory, saving costs next to nothing. */
 #ifndef CST_UPDATE_UNDO_H
 #define CST_UPDATE_UNDO_H
 

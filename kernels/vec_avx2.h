@@ -169,8 +169,8 @@ CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     __m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
 
-    /* Sign extension has put the sign into the two highest bits of the half. Only the highest bit
-     * keeps it. */
+    /* Sign extension has put the sign into the two highest bits of the half. The mask clears the
+     * lower of the two. */
     c = _mm_and_si128(_mm_slli_epi16(c, 7), _mm_set1_epi16((short)0xbfff));
     return cst_vec_of(_mm256_cvtph_ps(c));
 }

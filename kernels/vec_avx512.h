@@ -171,8 +171,8 @@ CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)codes));
 
-    /* Sign extension has put the sign into the two highest bits of the half. Only the highest bit
-     * keeps it. */
+    /* Sign extension has put the sign into the two highest bits of the half. The mask clears the
+     * lower of the two. */
     c = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff));
     return cst_vec_of(_mm512_cvtph_ps(c));
 }

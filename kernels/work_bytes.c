@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-/* Elements in a piece of CONVERT. Up to 14 bytes per element are written. It is a multiple of
- * CST_MX8_BLOCK. */
+/* Elements in a piece of CONVERT. Up to 14 bytes per element are written. The number is a multiple
+ * of CST_MX8_BLOCK. */
 #define PIECE_ELEMS (256u << 10)
 
 /* -- COPY, FILL ----------------------------------------------------------------------------- */
@@ -158,8 +158,8 @@ static int check_overlap(struct cst_work *work, uint32_t i)
     return CST_OK;
 }
 
-/* Returns the number of elements before the range in its first block. Pieces are cut at blocks with
- * it; no two threads then write one exponent. */
+/* Returns the number of elements before the range in its first block. With this number, pieces
+ * begin at blocks, and no two threads write one exponent. */
 static uint64_t lead(const struct cst_device_convert *c)
 {
     return c->first % CST_MX8_BLOCK;

@@ -5,7 +5,7 @@
 
 #include <inttypes.h>
 
-/* Smallest piece in tiles. It takes about as long as waking a thread. */
+/* Smallest piece in tiles. Such a piece takes about as long as waking a thread. */
 #define MIN_TILES 4
 /* Number of pieces per thread of the team, at least, for threads to end together. */
 #define TEAM_PIECES 4

@@ -14,8 +14,8 @@
 
 #define CST_KERNEL(name) static_assert(sizeof(#name) > 1, "")
 
-/* All kernels with dynamic shared memory share one symbol. It is therefore an array of bytes, which
- * each kernel casts. */
+/* All kernels with dynamic shared memory share one symbol. The symbol is therefore an array of
+ * bytes, which each kernel casts. */
 #define CST_DYNAMIC_SHARED(type, name)                                                             \
     extern __shared__ __align__(128) unsigned char cst_dynamic_shared[];                           \
     type *name = reinterpret_cast<type *>(cst_dynamic_shared)

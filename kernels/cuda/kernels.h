@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches of cistern's CUDA kernels. The device code (update.cu, reduce.cu, norm.cu, cast.cu) is
  * compiled for sm_80, for sm_90 and as PTX into one fatbinary, which is a byte array in the
- * program. It is loaded through the table of driver calls; the CUDA runtime is not used.
+ * program. The fatbinary is loaded through the table of driver calls; the CUDA runtime is not used.
  *
  * The kernels produce the same bits as kernels/{update,reduce,norm,cast}.h: they use __fmaf_rn,
  * __fdiv_rn, __fsqrt_rn and __dadd_rn, keep the order of sums and subnormals, and store NaN as
- * those headers say. Tests compare with memcmp. Without a GPU they compile the same .cu files for
- * the processor (tests/lib/cudaemu); with a GPU they run them there (tests/gpu).
+ * those headers say. Tests compare with memcmp. Tests without a GPU compile the .cu files for the
+ * processor (tests/lib/cudaemu). Tests with a GPU run the kernels on the GPU (tests/gpu).
  *
  * All launches are asynchronous on @stream. Pointers are device addresses, or addresses of pinned
  * host memory that is mapped for the device. Rows may begin at any whole element; 16-byte aligned
@@ -19,7 +19,7 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/driver.h"
 
-/* The loaded kernels. Valid in the context into which they were loaded. */
+/* The loaded kernels. They are valid in the context into which they were loaded. */
 struct cst_cuda_kernels {
     const struct cst_cuda_driver *driver; /* Driver; borrowed. */
     /* The fatbinary, loaded into the context of cst_cuda_kernels_open. */

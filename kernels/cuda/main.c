@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern-engine-cuda. cisternd starts one for each GPU that a job needs, and one for the list of
- * GPUs. */
+/* cistern-engine-cuda. cisternd starts one such process for each GPU that a job needs, and one to
+ * list the GPUs. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/probe.h"
 #include "kernels/engine_main.h"

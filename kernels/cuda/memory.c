@@ -19,7 +19,7 @@ static CUdeviceptr device_pointer(struct cst_addr addr)
 
 /* -- host memory ---------------------------------------------------------------------------- */
 
-/* Map host memory. The engines of nodes bind and populate it. */
+/* Map host memory. The engines of nodes bind and populate host memory. */
 int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err)
 {
     void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -312,8 +312,8 @@ int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint
     return cst_gpu_settle(gpu, thread, rc, err);
 }
 
-/* Set @out to the thread's buffer for values. It is allocated at its first use, because few jobs
- * need it. */
+/* Set @out to the thread's buffer for values. The buffer is allocated at its first use, because few
+ * jobs need it. */
 static int find_values(struct cst_gpu *gpu, unsigned thread, struct cst_mem *out,
                        struct cst_err *err)
 {

@@ -12,7 +12,7 @@
  * pieces. */
 #define CST_GPU_REGISTRATION (256u << 20)
 
-/* Map host memory. The engines of nodes bind and populate it. */
+/* Map host memory, which the engines of nodes bind and populate. */
 int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err);
 
 /* Register all of @mem, in pieces. On failure no piece stays registered. */
@@ -37,7 +37,7 @@ int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint
                  struct cst_err *err);
 
 /* Convert @n fp32 values at @src (host memory) to bf16 at @dst (host or GPU memory). Each thread
- * that calls it for GPU memory allocates 1 MiB of that memory once. CST_ENOMEM. */
+ * that calls this function for GPU memory allocates 1 MiB of GPU memory once. CST_ENOMEM. */
 int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
                  uint64_t n, struct cst_err *err);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Matrix fragments of a warp: multiplication of bf16 with fp32 sums, loads of 8 x 8 matrices, and
- * asynchronous copies into shared memory. On a GPU these are PTX instructions (sm_80 and later).
- * Tests emulate them by exchange between lanes (tests/lib/cudaemu/mma.hpp). All lanes of a warp
- * call together a function whose comment begins with "Warp".
+ * asynchronous copies into shared memory. On a GPU these operations are PTX instructions (sm_80 and
+ * later). Tests emulate the operations by exchange between lanes (tests/lib/cudaemu/mma.hpp). All
+ * lanes of a warp call together a function whose comment begins with "Warp".
  *
  * Fragments of m16n8k16, for lane = 4 g + t (g = lane / 4, t = lane % 4). The lower half of a pair
  * holds the lower column (a, c) or row (b):

@@ -199,8 +199,8 @@ static int open_cpus(struct cuda_rates *r, int node, struct cst_err *err)
     return rc;
 }
 
-/* Open the GPU with a stream for each lane. If the node was not given, it is known only after the
- * GPU is open; r->cpus is then opened again. */
+/* Open the GPU with a stream for each lane. A node that was not given is known only after the GPU
+ * is open; r->cpus is then opened again. */
 static int open_device(struct cuda_rates *r, const struct cst_engine_rates_options *options,
                        struct cst_err *err)
 {

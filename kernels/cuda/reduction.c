@@ -52,7 +52,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
         if (batch->n == 0) {
             batch->base = tile.start / BASE_ALIGN * BASE_ALIGN;
         } else if (tile.start + tile.n_elems - batch->base > max_elems) {
-            /* The tile does not fit; it begins the next batch. */
+            /* A tile that does not fit begins the next batch. */
             *walk = before;
             break;
         }
@@ -116,8 +116,8 @@ static int launch(struct reduction *r, const struct batch *batch, struct cst_err
 }
 
 /* Copy gradients and sums of squares to the host. Adjacent tiles are copied together. The row
- * between tiles that are not adjacent is not touched: it is padding, or belongs to tiles that are
- * done. */
+ * between tiles that are not adjacent is not touched: these elements are padding or belong to tiles
+ * that are done. */
 static int copy_out(struct reduction *r, const struct batch *batch, struct cst_err *err)
 {
     const struct cst_tile *tiles = r->stage->batch;

@@ -9,11 +9,11 @@
  * - Some sources are on the host, and the grad row is bf16. The other sources are copied to the
  *   pinned buffer. The processor sums tile by tile with its undo slot, because a source may be the
  *   grad row itself, which must survive a kill.
- * - The grad row is fp32. The processor writes it. Sources on GPUs are copied to the host as they
- *   are (2 bytes per element each) and added to the row in place, with the undo slot: the row is
- *   the first operand of the sum, and the sources follow in rank order. The first sum of a step
- *   does not include the row. If all its sources are on GPUs and there are more than two, the GPU
- *   sums them, and the fp32 sum is copied to the host (4 bytes per element). */
+ * - The grad row is fp32, and the processor writes the row. Sources on GPUs are copied to the host
+ *   as they are (2 bytes per element each) and added to the row in place, with the undo slot: the
+ *   row is the first operand of the sum, and the sources follow in rank order. The first sum of a
+ *   step does not include the row. If all its sources are on GPUs and there are more than two, the
+ *   GPU sums them, and the fp32 sum is copied to the host (4 bytes per element). */
 #ifndef CST_CUDA_REDUCTION_H
 #define CST_CUDA_REDUCTION_H
 

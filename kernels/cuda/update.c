@@ -4,8 +4,8 @@
 #include "kernels/cuda/memory.h"
 #include "proto/limit.h"
 
-/* Offset of a batch's scalars in the stage. They use the space of a reduction's rows. Each span has
- * at least one tile; there are therefore no more scalars than tiles. */
+/* Offset of a batch's scalars in the stage. The scalars use the space of a reduction's rows. Each
+ * span has at least one tile; there are therefore no more scalars than tiles. */
 #define SPANS_AT 0
 
 _Static_assert(CST_GPU_STAGE_TILES * sizeof(struct cst_update_scalars) <= CST_GPU_STAGE_TILES_AT,

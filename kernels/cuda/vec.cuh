@@ -144,7 +144,7 @@ CST_INLINE cst_vec_bits cst_vec_if_less(cst_vec x, cst_vec y, cst_vec_bits a, cs
 enum cst_vec_memory {
     CST_VEC_ROWS, /* Global memory that is read and written once in a step. */
     /* Shared memory of the block. Accesses with a cache hint are ld.global and st.global and cannot
-     * address it. */
+     * address shared memory. */
     CST_VEC_SHARED
 };
 
@@ -180,7 +180,8 @@ CST_MEMORY_INLINE cst_vec cst_vec_load_bf16(const uint16_t *at)
     return {cst_bf16_up(CST_MEMORY(cst_vec_read)(at))};
 }
 
-/* Multiplication by 2^112 corrects the exponent bias. It is exact, also for subnormal halves. */
+/* Multiplication by 2^112 corrects the exponent bias. The product is exact, also for subnormal
+ * halves. */
 CST_INLINE cst_vec cst_vec_from_half(uint32_t half)
 {
     float magnitude = __fmul_rn(__uint_as_float((half & 0x7fffu) << 13), 0x1p112f);

@@ -209,7 +209,7 @@ static void place(struct cst_tile_work *work, const struct cst_device_update *up
     cst_device_rows(&work->rows, work->table, update->in, update->row_elems);
     cst_device_rows(&work->out, work->table, update->out, update->row_elems);
     work->elsewhere = !cst_device_is_in_place(update);
-    /* The weight row is only written. In place, the tile loop looks for it in `rows`. */
+    /* The weight row is only written, but in place the tile loop takes all rows from `rows`. */
     work->rows.weight = work->out.weight;
     work->guard = update->guard;
     work->n_src = update->n_src;

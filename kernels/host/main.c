@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern-engine-host. cisternd starts one for each NUMA node and one for each paced
+/* cistern-engine-host. cisternd starts one such process for each NUMA node and for each paced
  * accelerator. */
 #include "kernels/engine_main.h"
 #include "kernels/host/host.h"

@@ -87,9 +87,9 @@ static struct cst_mem as_host(const struct cst_mem *mem)
     return view;
 }
 
-/* Create memory of the accelerator. A worker maps it, too: the memory is sealed, which prevents the
- * worker from shrinking it, and allocated, because access to a page that could not be allocated
- * would cause a signal. */
+/* Create memory of the accelerator. A worker maps the memory, too. Seals prevent the worker from
+ * shrinking the memory. All pages are allocated, because access to a page that could not be
+ * allocated would cause a signal. */
 static int make(uint64_t bytes, int *out, struct cst_err *err)
 {
     int fd = memfd_create("cistern-paced", MFD_CLOEXEC | MFD_ALLOW_SEALING), saved;

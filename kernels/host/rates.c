@@ -56,7 +56,7 @@ static double run(struct host_rates *r, struct cst_crew *crew, cst_job_piece_fn 
 
 /* -- passes over memory --------------------------------------------------------------------- */
 
-/* A wide vector. The compiler may split it, because memory is the bottleneck. */
+/* A wide vector. The compiler may split the vector, because memory is the bottleneck. */
 typedef float vector __attribute__((vector_size(64)));
 
 static void scale_piece(struct cst_job *job, uint64_t piece, unsigned thread)
