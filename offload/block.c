@@ -193,6 +193,7 @@ static void set_state(struct cst_pool *pool, uint32_t b, enum cst_block_state st
     block->state = state;
     enlist(pool, b);
     cst_block_review(pool, b);
+    /* The new state can let a waiting fetch succeed. */
     pool->changed = true;
 }
 
@@ -231,6 +232,7 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
         block->ticket = 0;
         block->dropped = false;
     }
+    /* The worker can still be filling a block that became stale. */
     block->filling = block->filling && state == CST_BLOCK_STALE;
     if (state == CST_BLOCK_PENDING) {
         block->leases = 0;

@@ -29,6 +29,7 @@ void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t 
         reply->slab = cst_pool_slab(pool, b);
         reply->offset = cst_pool_offset(pool, b);
         reply->generation = block->generation;
+        /* A block that the worker itself must still fill is not a hit. */
         reply->hit = hit && !block->filling;
     }
     if (reply != NULL && block->filling) {
@@ -67,6 +68,7 @@ static bool place_weight(struct cst_core *core, uint32_t i)
     struct cst_pool *pool = &core->ranks[request->rank].pool;
     uint32_t b = pool->weight_of[request->chunk];
 
+    /* Weights that are being written are loaded after the last WRITE. */
     if (b == CST_NONE && core->chunks[request->chunk].n_writes > 0) {
         return false;
     }

@@ -79,6 +79,7 @@ static bool is_expected(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
+    /* With a new k the chunk can belong to its node. */
     return chunk->room != CST_NONE && !core->rooms[chunk->room].given_up &&
            core->interleave == core->interleave_now && chunk->held == CST_NONE;
 }

@@ -337,11 +337,13 @@ void cst_trace_learn(struct cst_trace *trace, uint32_t n, uint32_t by, bool comm
     if ((!same || trace->sparse) && set_merged(trace, number, n, same) != CST_OK) {
         return;
     }
+    /* Until something else follows it, a new phase is expected to repeat. */
     if (new) {
         trace->phases[number].follows = number;
         trace->phases[number].n_followed = 0;
     }
     trace->phases[number].proved = same && trace->phases[number].known;
+    /* The entries, and so the predicted times, may have changed. */
     trace->epoch++;
     trace->phases[number].known = true;
     trace->phases[number].commits = commits;

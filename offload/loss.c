@@ -93,6 +93,7 @@ void cst_loss_of_node(struct cst_core *core, const struct cst_event *event)
     mark(core, core->everybody, &why, true);
     why.status = CST_EPEERDIED;
     if (core->phase == CST_PHASE_RUNNING) {
+        /* The NORM in flight belongs to a collection that becomes void now. */
         core->norm_issued = false;
         cst_ranks_abandon(core, &why);
     } else if (core->phase == CST_PHASE_IDLE) {

@@ -101,6 +101,7 @@ static void turn(struct cst_core *core, uint32_t c)
 /* True if the update of the step that is being committed is delayed. */
 static bool is_delayed(const struct cst_core *core)
 {
+    /* The commit has already incremented core->step. */
     return core->policy.overlap == CST_OVERLAP_DELAYED && core->step > core->policy.delay_from;
 }
 
@@ -302,6 +303,7 @@ void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &err);
     } else if (r->prepared && cst_hyper_same(&r->promised, &event->hyper, "what was prepared",
                                              "what is prepared now", &err) != CST_OK) {
+        /* A rank that contradicts itself has made an error; the attempt goes on. */
         err.status = CST_EINVAL;
         cst_core_refuse_err(core, event->tag, &err);
     } else if (core->policy.overlap == CST_OVERLAP_EARLY &&
@@ -310,6 +312,7 @@ void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &err);
         cst_ranks_interrupt(core, &err);
     } else {
+        /* Without EARLY a PREPARE is accepted and has no effect. */
         r->prepared = core->policy.overlap == CST_OVERLAP_EARLY;
         r->promised = event->hyper;
         (void)cst_core_reply(core, event->tag);

@@ -381,6 +381,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &rank->gone);
         return;
     }
+    /* A rank that syncs during an attempt has given the attempt up. */
     if (core->phase == CST_PHASE_RUNNING) {
         (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " gave step %" PRIu64 " up to sync",
                           event->rank, core->step);

@@ -79,6 +79,7 @@ void cst_requests_time(struct cst_requests *requests, uint32_t request)
     uint64_t deadline = requests->v[request].deadline;
 
     if (deadline != CST_CORE_NEVER) {
+        /* The heap has the greatest key on top, so the key is the inverted deadline. */
         cst_heap_put(&requests->late, request, (struct cst_heap_key){.major = ~deadline});
     }
 }

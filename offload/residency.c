@@ -237,6 +237,7 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
 
     if (good) {
         cst_block_move(pool, b, CST_BLOCK_RESIDENT);
+        /* The worker fills the block after the reply. */
         block->filling = pool->worker_copies;
     } else {
         pool->weight_of[block->chunk] = CST_NONE;

@@ -158,6 +158,7 @@ static uint64_t with_lost(const struct cst_layout_device *device, uint64_t sum)
 {
     uint64_t want = 0, before = 1;
 
+    /* What is lost depends on the result, so iterate until it does not change. */
     while (sum > 0 && want != before) {
         before = want;
         want = sum + lost_to_grain(device, want);

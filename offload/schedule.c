@@ -160,6 +160,7 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     if (landed != 0) {
         cst_landing_read(core, c, reduce, landed, place);
     }
+    /* The engine depends on the sources, which were only just added. */
     reduce->node = cst_schedule_way(core, c, false).engine;
     cst_instant_sent(core, reduce->ticket, reduce->node);
     cst_update_before(reduce, chunk);
@@ -168,6 +169,7 @@ void cst_schedule_add(struct cst_core *core, uint32_t c)
     cst_over_begin(core, c, reduce);
     chunk->reduce_ticket = reduce->ticket;
     chunk->summed = true;
+    /* An fp32 row is complete only after the last contribution. */
     chunk->torn = chunk->torn || core->grad_fp32;
     chunk->fused = false;
     chunk->grad_version++;
@@ -276,6 +278,7 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
                           const struct cst_event *event)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    /* This must be known before the sources are freed. */
     struct cst_way way = cst_schedule_way(core, flight->chunk, false);
     bool current = flight->collection == core->collection; /* Otherwise the sum is void. */
 

@@ -185,6 +185,7 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
     } else if (event->status != CST_OK) {
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
                         cst_event_words(event));
+        /* The row was not written during the copy, so the copy is valid. */
     } else if (request->version == cst_over_row_version(core, request->chunk, request->row)) {
         (void)cst_core_reply(core, request->tag);
     } else if (check_row(core, request->chunk, request->row, &err) != CST_OK) {

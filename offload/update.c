@@ -68,6 +68,7 @@ static void replace(struct cst_core *core, struct cst_command *command, uint64_t
     struct cst_flight flight;
 
     if (cst_flights_take(&core->flights, ticket, &flight)) {
+        /* Its completion must not count as the end of an update. */
         flight.kind = CST_FLIGHT_ROOM;
         flight.block = CST_NONE;
         cst_flights_add(&core->flights, &flight);

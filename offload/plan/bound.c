@@ -229,6 +229,7 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
     } else {
         bound = most(most(compute, w.update), most(most(w.up, w.down), w.device_update));
         bound = most(bound, behind_updates(s, try, layout));
+        /* A rough share of the work that does not overlap; only the estimate uses it. */
         others = 0.2 * (w.up + w.down + w.update + w.peer);
     }
     bound = most(bound, w.disk);

@@ -215,6 +215,8 @@ static void cost_update(struct cst_play *play, struct cst_play_command *c,
     if (owner != CST_NONE) {
         const struct cst_play_worker *w = &play->workers[owner];
 
+        /* The owner's device updates the chunk, although the core has sent the command to the
+         * node. */
         c->engine = play->n_nodes + w->device;
         c->effort.left = ns(elems, w->rates->update);
         return;

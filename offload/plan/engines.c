@@ -278,6 +278,7 @@ int cst_play_engines_open(struct cst_play *play)
         if (i >= play->n_nodes) {
             e->device = i - play->n_nodes;
             e->rates = cst_play_device(play, e->device);
+            /* Distribute the GPUs evenly over the nodes. */
             e->node = e->device * play->n_nodes / (play->n_engines - play->n_nodes);
         }
         for (unsigned lane = 0; lane < CST_PLAY_LANES; lane++) {

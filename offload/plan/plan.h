@@ -49,8 +49,7 @@
     0.01 /* Of plans whose steps differ by less than this share only one is shown. */
 #define CST_PLAN_WORDS 192
 #define CST_PLAN_JOB_EVENTS                                                                        \
-    200000 /* Value of max_events for plans of jobs; `cistern plan` uses it to find the same plan. \
-            */
+    200000 /* Value of max_events for plans of jobs, also in the command `cistern plan`. */
 #define CST_PLAN_NO_LIMIT UINT64_MAX /* Value for bytes of a budget: no limit. 0: no bytes. */
 /* Value of update_room and device_states: chosen by the planner. */
 #define CST_PLAN_ROOM_AUTO UINT64_MAX

@@ -25,8 +25,8 @@
 struct cst_preset {
     const char *name; /* "opt-30b" for example. */
     uint32_t layers;
-    uint32_t width;     /* h. */
-    uint32_t feed;      /* f. */
+    uint32_t width;     /* The h of the formulas above. */
+    uint32_t feed;      /* The f of the formulas above. */
     uint32_t vocab;     /* Rows of the embedding. */
     uint32_t positions; /* Rows of the position embedding; 0: there is none (rotary). */
     uint32_t context;   /* Default number of tokens of a sequence. */

@@ -324,6 +324,7 @@ static bool turn(struct cst_play *play)
         stop(play);
         return false;
     }
+    /* Messages go before ends of efforts at the same time. */
     play->now = timer_at <= at ? timer_at : at;
     if (play->now >= CST_MACHINE_END) {
         play->status = cst_err_set(&play->err, CST_EINVAL,

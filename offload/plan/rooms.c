@@ -52,6 +52,7 @@ void cst_rooms_describe(struct cst_interleave *m, const struct cst_layout *layou
             m->buffers = buffers.n < m->buffers ? buffers.n : m->buffers;
         }
         for (uint32_t r = 0; r < world; r++) {
+            /* A pool on the accelerator fetches its weights over the same link. */
             m->fetch_bytes = pools[r].engine == rooms[i].engine ? 2 : m->fetch_bytes;
         }
     }

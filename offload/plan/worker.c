@@ -262,6 +262,8 @@ static void begin_op(struct cst_play_worker *w)
         want(w);
         return;
     }
+    /* An ACCUMULATE still waits for the stream: gradients of the next micro-batch are opened after
+     * it. */
     if (at->backward && w->fences.n_turns > 0) {
         return;
     }
