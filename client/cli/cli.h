@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the commands of `cistern` share: the options, the connection, a request, and how a failure
- * is told. */
+/* Shared by the commands of `cistern`: the options, the connection, a request to the daemon, and
+ * the report of a failure. The program has one thread. */
 #ifndef CLI_H
 #define CLI_H
 
@@ -12,63 +12,72 @@
 
 enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
-/* What `cistern plan` was asked for; 0 and NULL: not given. */
+/* Options of `cistern plan`. 0 and NULL: not given, unless the comment says otherwise. */
 struct cli_plan_wish {
-    uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given */
-    uint64_t host_bytes;    /* --host, of the node; same */
+    uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given. */
+    uint64_t host_bytes;    /* --host, of the node; CST_PLAN_NO_LIMIT: not given. */
     uint64_t ranks;         /* --ranks */
-    uint64_t micro_batches; /* --micro-batches, per step */
-    double share;           /* --share, of the device's flops */
-    const char *rates;      /* --rates: a file, or "a100" */
-    const char *timeline;   /* --timeline: a file */
+    uint64_t micro_batches; /* --micro-batches, per step. */
+    double share;           /* --share, of the device's flops. */
+    const char *rates;      /* --rates: a file, or "a100". */
+    const char *timeline;   /* --timeline: a file. */
     bool recompute;         /* --recompute */
     bool simulate;          /* --simulate */
-    bool what_if;           /* --what-if: also what the daemon cannot do yet */
-    const char *save;       /* --save: a file */
-    uint64_t batch;         /* --batch: of a preset, sequences */
-    uint64_t context;       /* --context: of a preset, tokens */
-    double flops;           /* --flops, of the device */
-    const char *on;         /* --on: a device of the rates */
-    uint32_t optimizer;     /* --optimizer, enum cst_optimizer */
-    uint32_t moments;       /* --moments, enum cst_moments */
-    uint32_t overlap;       /* --overlap, enum cst_overlap */
-    uint64_t update_room;   /* --update-room, of each rank's device; CST_PLAN_ROOM_AUTO */
-    uint64_t device_states; /* --device-states, same; so it may be */
-    bool grad_over_weight;  /* --grad-over-weight */
+    bool what_if;           /* --what-if: plan also with what the daemon cannot do yet. */
+    const char *save;       /* --save: a file. */
+    uint64_t batch;         /* --batch: sequences per micro-batch of a preset. */
+    uint64_t context;       /* --context: tokens per sequence of a preset. */
+    double flops;           /* --flops: flop/s of the device. */
+    const char *on;         /* --on: name of a device in the rates. */
+    uint32_t optimizer;     /* --optimizer: enum cst_optimizer. */
+    uint32_t moments;       /* --moments: enum cst_moments. */
+    uint32_t overlap;       /* --overlap: enum cst_overlap. */
+    /* --update-room: bytes of each rank's device, or CST_PLAN_ROOM_AUTO. */
+    uint64_t update_room;
+    /* --device-states: bytes of each rank's device, or CST_PLAN_ROOM_AUTO. */
+    uint64_t device_states;
+    bool grad_over_weight; /* --grad-over-weight */
 };
 
+/* A command line. Strings are borrowed from argv. */
 struct cli {
-    const char *socket;         /* NULL: $CISTERN_SOCKET or the default */
-    const char *manager_socket; /* NULL: manager.sock beside the socket */
-    bool json;                  /* --json */
-    bool watch;                 /* --watch */
-    double watch_seconds;       /* between two drawings */
-    bool has_uid;               /* --uid: a job of another owner */
-    uint32_t uid;               /* valid with has_uid */
-    uint64_t count;             /* --count: pings */
-    const char *output;         /* -o */
-    const char *disk;           /* --disk: a directory or a size */
-    struct cli_plan_wish plan;  /* of plan alone */
-    char **args;                /* behind the command's name */
-    int n_args;                 /* entries in args */
-    struct cst_client *client;  /* connected before a command runs; NULL: it needs none, or wants
-                                   one only if it is there */
+    const char *socket; /* --socket; NULL: $CISTERN_SOCKET or the default. */
+    /* --manager-socket; NULL: manager.sock in the directory of the socket. */
+    const char *manager_socket;
+    bool json;                 /* --json */
+    bool watch;                /* --watch */
+    double watch_seconds;      /* Time between two drawings of --watch. */
+    bool has_uid;              /* --uid: a job of another owner. */
+    uint32_t uid;              /* The owner; valid with has_uid. */
+    uint64_t count;            /* --count: number of pings. */
+    const char *output;        /* --output: a file. */
+    const char *disk;          /* --disk: a directory or a size. */
+    struct cli_plan_wish plan; /* Options of plan alone. */
+    char **args;               /* Arguments after the command's name. */
+    int n_args;                /* Number of entries in args. */
+    /* Connected before the command runs. NULL: the command needs no daemon, or it can use one but
+     * there is none. */
+    struct cst_client *client;
 };
 
-/* Say "cistern: words" on stderr; returns CLI_EXIT_FAILURE, so that a command can end with it. */
+/* Print "cistern: " and the error to stderr. Returns CLI_EXIT_FAILURE, such that a command can end
+ * with `return cli_fail(&err)`. */
 int cli_fail(const struct cst_err *err);
 
-/* Ask and wait; the reply is in @call, to reset. False: said on stderr, nothing to reset. */
+/* Make a request and wait for the reply, which is then in @call; the caller resets @call. False: it
+ * failed; the error was printed to stderr, and @call is reset. */
 bool cli_ask(struct cli *cli, struct cst_call *call, uint16_t type, const ProtobufCMessage *body,
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form);
 
-/* Take a page of the list of jobs; false stops. */
+/* Process a page of the list of jobs. False: stop. */
 typedef bool (*cli_jobs_fn)(const Cistern__JobListPart *part, void *arg);
 
-/* Ask for all jobs, page by page. False: said on stderr. */
+/* Request the list of all jobs, and call @fn for each page. False: it failed; the error was printed
+ * to stderr, unless @fn returned false. */
 bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg);
 
-/* For a table of jobs: see jobs.c. */
+/* jobs.c: the table of jobs. cli_jobs_begin makes an empty table; cli_jobs_rows adds a page to a
+ * table, and cli_jobs_json adds a page to a JSON array. */
 struct cli_table;
 void cli_jobs_begin(struct cli_table *table);
 bool cli_jobs_rows(const Cistern__JobListPart *part, void *table);

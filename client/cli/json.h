@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any message as JSON, by its descriptor: keys are the names of proto/cistern.proto. */
+/* Converts any message to JSON by its descriptor. Keys are the names of proto/cistern.proto. */
 #ifndef CLI_JSON_H
 #define CLI_JSON_H
 
@@ -7,12 +7,12 @@
 #include <protobuf-c/protobuf-c.h>
 #include <stdbool.h>
 
-/* A new object, or NULL: out of memory. Optional fields that are not set are left out; NaN and
- * infinity become null. */
+/* Return a new object; NULL: out of memory. Optional fields that are not set are omitted. NaN and
+ * infinities become null. */
 json_t *cli_json(const ProtobufCMessage *msg);
 
-/* Print @value to stdout, indented, and drop it. False: NULL, or it could not be written; said on
- * stderr. */
+/* Print @value to stdout, indented, and release it. False: @value is NULL or cannot be written; the
+ * error was printed to stderr. */
 bool cli_json_print(json_t *value);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measuring this machine: what engines say when asked, a disk, a round trip to the daemon. */
+/* Measures this machine for `cistern probe`: the rates of engines, a disk, and round trips to the
+ * daemon. */
 #ifndef CLI_MEASURE_H
 #define CLI_MEASURE_H
 
@@ -10,57 +11,62 @@
 #include <stddef.h>
 
 #define CLI_MEASURE_MAX_NOTES 16
-#define CLI_MEASURE_TRIALS 3              /* of each engine's rates */
-#define CLI_MEASURE_TEXT ((16 << 10) + 1) /* bytes of a program's words that are kept */
+#define CLI_MEASURE_TRIALS 3 /* Number of measurements of each engine's rates. */
+/* Size of a buffer for the output of a program, with a NUL. What does not fit is dropped. */
+#define CLI_MEASURE_TEXT ((16 << 10) + 1)
 
 struct cli_measured {
     struct cst_rates rates;
-    char notes[CLI_MEASURE_MAX_NOTES][192]; /* what could not be measured, and why */
+    char notes[CLI_MEASURE_MAX_NOTES][192]; /* What could not be measured, and why. */
     unsigned n_notes;
 };
 
-/* Run, CLI_MEASURE_TRIALS times, the host's engine program on each NUMA node that has memory and
- * cores, the other one on each GPU, fill in medians of nodes and devices, their spread and the
- * fingerprint. CST_ENOTFOUND: no engine program; CST_EENGINE: the host's failed, with its words.
- * Without GPUs there is a note. Takes seconds per node and GPU.
- */
+/* Measure the nodes and devices: run the host's engine program on each NUMA node that has memory
+ * and cores, and the GPUs' engine program on each GPU, CLI_MEASURE_TRIALS times each. Fills in the
+ * medians, their spread, and the machine's fingerprint. A failure on GPUs becomes a note. Takes
+ * seconds per node and GPU. CST_ENOTFOUND: there is no engine program for the host; CST_EENGINE: it
+ * failed, with the cause. */
 int cli_measure_engines(struct cli_measured *out, struct cst_err *err);
 
-/* Measure how many flop/s a training step reaches on the host, by a few steps of cistern-gpt in its
- * own memory, into the host's device, which is there. Where that program is missing or fails there
- * is a note. Takes seconds. */
+/* Measure the flop/s that a training step reaches on the host: run a few steps of cistern-gpt in
+ * its own memory. Sets flops of the device "host", which cli_measure_engines has added. A failure
+ * becomes a note. Takes seconds. */
 void cli_measure_flops(struct cli_measured *out);
 
-/* What other programs use of the processors, between begin and end. */
+/* The use of processors at the begin of a measurement, for the use by other programs. */
 struct cli_busy {
-    double began_s;    /* on the monotonic clock */
-    double used_s;     /* processor time of the whole machine, then */
-    double used_own_s; /* of it, of this program and its children */
+    double began_s;    /* Time on the monotonic clock. */
+    double used_s;     /* Processor time that the whole machine had used. */
+    double used_own_s; /* Processor time that this program and its ended children had used. */
 };
 
-/* Begin to watch; and, into @out, how many cores others used since, with a note where these are so
- * many that rates suffer. Where the kernel does not say nothing is known. */
+/* Begin to observe the use of processors. */
 void cli_busy_begin(struct cli_busy *busy);
+
+/* Write into @out how many cores other programs have used since cli_busy_begin, and add a note, if
+ * they are so many that the rates suffer. Does nothing if the kernel does not tell. */
 void cli_busy_end(const struct cli_busy *busy, struct cli_measured *out);
 
-/* Write and read a file in @directory, with direct I/O where it can be had. CST_EIO: not enough
- * room, or no way to write there. */
+/* Measure the rates of writing and reading a file in @directory, with direct I/O if possible.
+ * CST_EIO: there is not enough space, or the directory cannot be written; CST_ENOMEM. */
 int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst_err *err);
 
-/* The median of round trips to the daemon. */
+/* Measure the median time of a round trip to the daemon. Statuses of cst_ping. */
 int cli_measure_request(struct cli_measured *out, struct cst_client *client, struct cst_err *err);
 
-/* -- for the parts of it ---------------------------------------------------------------------- */
+/* -- used by measure.c and measure_flops.c ----------------------------------------------------- */
 
+/* Add a note, if there is space for it. */
 void cli_measure_note(struct cli_measured *out, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Run @argv to its end; the first CLI_MEASURE_TEXT - 1 bytes that it says, on standard output and
- * error, in @text. *status as waitpid says. CST_EENGINE: it could not be started. */
+/* Run the program @argv to its end. @text receives the first CLI_MEASURE_TEXT - 1 bytes of its
+ * standard output and error. *status is that of waitpid. CST_EENGINE: it could not be started. */
 int cli_measure_run(char *const *argv, char text[CLI_MEASURE_TEXT], int *status,
                     struct cst_err *err);
 
-/* Sort @values; their median. *spread: half their range over it, if that is more than *spread. */
+/* Sort @values and return their median. *spread is raised to half their range divided by the
+ * median, if it is less. */
 double cli_measure_median(double *values, unsigned n, double *spread);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The options of `cistern`, of all its commands, and numbers as people type them. */
+/* The options of all commands of `cistern`. */
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H
 
@@ -7,7 +7,8 @@
 
 #include <stdio.h>
 
-/* Which commands take an option: those whose `uses` have its bit. */
+/* An option has one of these bits, or none. A command takes the options whose bit is in its `uses`,
+ * and all options without a bit. */
 enum {
     CLI_USES_JSON = 1 << 0,
     CLI_USES_WATCH = 1 << 1,
@@ -18,26 +19,27 @@ enum {
     CLI_USES_PLAN = 1 << 6,
 };
 
-/* What a command line had, beside what is in struct cli. */
+/* Contents of a command line in addition to struct cli. */
 struct cli_given {
-    uint64_t rows; /* a bit for each option that was given */
-    bool help;     /* --help */
-    bool version;  /* --version */
-    int first;     /* where the words begin in argv */
+    uint64_t rows; /* The options that were given: bit i for entry i of the table in options.c. */
+    bool help;     /* --help was given. */
+    bool version;  /* --version was given. */
+    int first;     /* Index in argv of the first word that is not an option. */
 };
 
-/* Read options and words of the command line into @cli and @given. CLI_EXIT_OK; CLI_EXIT_USAGE: the
- * cause was said on stderr. */
+/* Read the options of the command line into @cli and @given. Returns CLI_EXIT_OK, or
+ * CLI_EXIT_USAGE after printing the cause to stderr. */
 int cli_options_parse(struct cli *cli, int argc, char **argv, struct cli_given *given);
 
-/* The name of an option that was given, but that a command which has the bits @uses does not take;
- * NULL: none. */
+/* Return the name of an option that was given and that a command with the bits @uses does not take;
+ * NULL: there is none. */
 const char *cli_options_strange(const struct cli_given *given, unsigned uses);
 
-/* The options' part of the help: those that a command with the bits @uses takes. */
+/* Print the help on the options that a command with the bits @uses takes. */
 void cli_options_help(FILE *out, unsigned uses);
 
-/* Say what is wrong with the command line on stderr. CLI_EXIT_USAGE. */
+/* Print to stderr that the command line is wrong: "@what: @which", or "@what" if @which is empty.
+ * Returns CLI_EXIT_USAGE. */
 int cli_usage(const char *what, const char *which);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan for people and for programs. */
+/* Output of a plan, as text (plan_report.c) and as JSON (plan_json.c). */
 #ifndef CLI_PLAN_REPORT_H
 #define CLI_PLAN_REPORT_H
 
@@ -9,40 +9,47 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-enum { CLI_PLAN_ROWS = CST_ROW_COUNT + 1 }; /* the second weight row too */
+enum { CLI_PLAN_ROWS = CST_ROW_COUNT + 1 }; /* All rows, and the second weight row. */
 
 extern const char *const cli_plan_row_names[CLI_PLAN_ROWS];
 
-/* Bytes of each row of all chunks, by where they are. */
+/* Bytes of each row of all chunks, by the place where they are. */
 struct cli_plan_rows {
-    uint64_t device[CLI_PLAN_ROWS]; /* of all ranks' devices, or accelerators beside the host */
-    uint64_t host[CLI_PLAN_ROWS];
-    uint64_t disk[CLI_PLAN_ROWS];
+    /* On the devices of all ranks together; or on accelerators, if the ranks compute on the host.
+     */
+    uint64_t device[CLI_PLAN_ROWS];
+    uint64_t host[CLI_PLAN_ROWS]; /* In host memory. */
+    uint64_t disk[CLI_PLAN_ROWS]; /* On disk. */
 };
 
-/* Rows of @choice for the model of @input. CST_ENOMEM and what cst_layout_build returns. */
+/* Compute the rows of the plan @choice for the model of @input. CST_ENOMEM, and the statuses of
+ * cst_layout_build. */
 int cli_plan_rows(struct cli_plan_rows *out, const struct cli_plan_input *input,
                   const struct cst_plan_choice *choice, struct cst_err *err);
 
-/* Gradients take the weights' places in @choice: the user has said so, or the plan has chosen it.
- */
+/* Return whether gradients are stored in place of their weights, because the user or the plan
+ * decided so. */
 bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
 
-/* Tokens per second of all ranks together; 0: the model does not say. */
+/* Return the tokens per second of all ranks together; 0: the model does not say how many tokens a
+ * micro-batch has. */
 double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan_choice *choice);
 
-/* "100G": the smallest round size of at least @bytes, as a person types it. Returns @out. */
+/* Write a size of at least @bytes as a person types it, rounded up: "100G". Returns @out. */
 const char *cli_size_option(uint64_t bytes, char out[CLI_HUMAN_BYTES]);
 
-/* The tables, to stdout. False: out of memory, said. */
+/* Print the plan to stdout. False: out of memory; the error was printed to stderr. */
 bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *plans,
                     const struct cli_plan_rows *rows);
 
-/* plan_json.c. New objects; NULL: out of memory. Times and traffic of a step that was played; a
- * plan. */
+/* The functions below return a new JSON value; NULL: out of memory. */
+
+/* Times and traffic of a simulated step. */
 json_t *cli_plan_step_json(const struct cst_replay_result *step);
 /* Bytes of a budget; null: no limit. */
 json_t *cli_limit_json(uint64_t bytes);
+
+/* The whole plan. */
 json_t *cli_plan_json(const struct cli_plan_input *input, const struct cst_plans *plans,
                       const struct cli_plan_rows *rows);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rates for people, and where their file is. */
+/* The default file of the rates of this machine, and their output as text. */
 #ifndef CLI_RATES_H
 #define CLI_RATES_H
 
@@ -8,12 +8,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The file that `cistern probe` writes and `cistern plan` reads unless told otherwise, into @out of
- * @n bytes: of root the daemon's, else $XDG_STATE_HOME/cistern/rates.json, or the same in
- * ~/.local/state. False: there is no home, or no room. */
+/* Write to @out, which has @n bytes, the path of the file that `cistern probe` writes and `cistern
+ * plan` reads by default: for root /var/lib/cistern/rates.json, which the daemon reads, too; else
+ * cistern/rates.json in $XDG_STATE_HOME or in ~/.local/state. False: there is no home directory, or
+ * the path is too long. */
 bool cli_rates_path(char *out, size_t n);
 
-/* Tables to stdout. False: out of memory, said. */
+/* Print the rates to stdout as tables. False: out of memory; the error was printed to stderr. */
 bool cli_rates_print(const struct cst_rates *rates);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tables for a terminal, by libsmartcols: columns as wide as their widest cell; and numbers as
- * people read them. */
+/* Tables for a terminal, with libsmartcols: a column is as wide as its widest cell. Also numbers in
+ * a form for people. */
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
 
@@ -12,39 +12,38 @@
 #define CLI_TABLE_MAX_COLUMNS 20
 
 struct cli_table {
-    const char *const *titles; /* borrowed; one that begins with '>' is aligned to the right */
-    unsigned n_columns;        /* titles */
-    char **cells;              /* row by row; owned */
-    size_t n_cells;            /* filled so far */
-    size_t capacity;           /* of cells */
-    bool failed;               /* out of memory: it cannot be printed */
+    const char *const *titles; /* Borrowed. A title that begins with '>': aligned to the right. */
+    unsigned n_columns;        /* Number of titles. */
+    char **cells;              /* Row by row. Owned. */
+    size_t n_cells;            /* Number of cells that are filled. */
+    size_t capacity;           /* Number of entries allocated in cells. */
+    bool failed;               /* Memory was short: the table cannot be printed. */
 };
 
-/* @titles: 2 to CLI_TABLE_MAX_COLUMNS, ended by NULL. */
+/* Begin a table with 2 to CLI_TABLE_MAX_COLUMNS titles, followed by NULL. */
 void cli_table_init(struct cli_table *table, const char *const *titles);
 
-/* Add the next cell, row by row. */
+/* Add the next cell, row by row. A lack of memory is reported by cli_table_print. */
 void cli_table_cell(struct cli_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Print the titles and all rows to @out and free the cells. Where @out is a terminal that is too
- * narrow for all columns, they are printed in blocks one below the other, each with the first
- * column, by which the rows are known. Nothing is printed without rows. False: out of memory, said
- * on stderr. */
+/* Print the titles and all rows to @out, and free the cells. A table without rows prints nothing.
+ * If @out is a terminal that is too narrow for all columns, they are printed in several blocks,
+ * each with the first column. False: out of memory; the error was printed to stderr. */
 bool cli_table_print(struct cli_table *table, FILE *out);
 
 #define CLI_HUMAN_BYTES 24
 
-/* "1.5 GiB", "0 B". Returns @out. */
+/* Write bytes as "1.5 GiB" or "0 B". Returns @out. */
 const char *cli_bytes(uint64_t bytes, char out[CLI_HUMAN_BYTES]);
 
-/* "10.2 M", "12". Returns @out. */
+/* Write a number as "10.2 M" or "12". Returns @out. */
 const char *cli_count(uint64_t n, char out[CLI_HUMAN_BYTES]);
 
-/* "350 us", "1.25 s", "3 min 5 s", "2 h 10 min", "4 d 3 h". Returns @out. */
+/* Write a time as "350 us", "1.25 s", "3 min 5 s", "2 h 10 min" or "4 d 3 h". Returns @out. */
 const char *cli_seconds(double seconds, char out[CLI_HUMAN_BYTES]);
 
-/* @part of @all as "97.5 %", or "-" when @all is 0. Returns @out. */
+/* Write the share @part of @all as "97.5 %", or "-" if @all is 0. Returns @out. */
 const char *cli_percent(uint64_t part, uint64_t all, char out[CLI_HUMAN_BYTES]);
 
 #endif

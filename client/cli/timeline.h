@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happened when, as a trace file that Perfetto and chrome://tracing open (the Trace Event
- * Format: JSON, complete events). One writer for plans and for real runs. Intervals of a lane that
- * overlap are drawn on lanes of their own beside it. */
+/* Writes intervals as a trace file for Perfetto and chrome://tracing (Trace Event Format: JSON,
+ * complete events). Used for plans and for real runs. A lane whose intervals overlap is drawn as
+ * several lanes. */
 #ifndef CLI_TIMELINE_H
 #define CLI_TIMELINE_H
 
@@ -13,48 +13,50 @@
 #define CLI_TIMELINE_NAME_BYTES 64
 #define CLI_TIMELINE_NONE UINT64_MAX
 
-/* Lanes of whoever moves and computes on bytes: a NUMA node, an accelerator. The same words in
- * plans and in traces. */
-#define CLI_LANE_UP "copies up"     /* towards ranks' devices, and to where chunks are updated */
-#define CLI_LANE_DOWN "copies down" /* towards the host */
+/* Names of the lanes of a NUMA node or an accelerator. Plans and real runs use the same names.
+ * CLI_LANE_UP: copies to the ranks' devices, or to the place where chunks are updated.
+ * CLI_LANE_DOWN: copies to the host. */
+#define CLI_LANE_UP "copies up"
+#define CLI_LANE_DOWN "copies down"
 #define CLI_LANE_SUMS "sums of gradients"
 #define CLI_LANE_UPDATES "updates"
 
+/* An interval. The last four fields are shown with it; CLI_TIMELINE_NONE: not shown. */
 struct cli_span {
-    uint32_t lane;                      /* of cli_timeline_lane */
-    char name[CLI_TIMELINE_NAME_BYTES]; /* what is drawn */
-    const char *kind;                   /* static, to filter by; NULL: the lane's name */
-    uint64_t begin, end;                /* ns */
-    uint64_t step;                      /* so these are: shown with it; CLI_TIMELINE_NONE: not */
-    uint64_t chunk;
-    uint64_t bytes;
-    uint64_t queued_ns; /* it waited before its begin */
+    uint32_t lane;                      /* Number from cli_timeline_lane. */
+    char name[CLI_TIMELINE_NAME_BYTES]; /* Text that is drawn. */
+    const char *kind;                   /* Category, for filters; NULL: the lane's name. Static. */
+    uint64_t begin, end;                /* In ns. */
+    uint64_t step;                      /* Number of the step. */
+    uint64_t chunk;                     /* Number of the chunk. */
+    uint64_t bytes;                     /* Bytes moved. */
+    uint64_t queued_ns;                 /* Time for which it waited before its begin, in ns. */
 };
 
 struct cli_timeline {
-    struct cli_timeline_lane *lanes; /* owned */
+    struct cli_timeline_lane *lanes; /* Owned. */
     uint32_t n_lanes, lanes_capacity;
-    struct cli_span *spans; /* owned */
+    struct cli_span *spans; /* Owned. */
     size_t n_spans, spans_capacity;
-    int status; /* CST_ENOMEM: something is missing */
+    int status; /* CST_ENOMEM: lanes or intervals are missing. */
 };
 
 void cli_timeline_init(struct cli_timeline *timeline);
 void cli_timeline_close(struct cli_timeline *timeline);
 
-/* The lane @name of @process ("rank 0", "compute"), made if it is not there; processes and lanes
- * are drawn in the order in which they were made. */
+/* Return the number of the lane @name of @process ("rank 0", "compute"). A lane that does not exist
+ * is created. Processes and lanes are drawn in the order of their creation. */
 uint32_t cli_timeline_lane(struct cli_timeline *timeline, const char *process, const char *name);
 
-/* Copied. Out of memory is remembered, for write to tell. */
+/* Add an interval, which is copied. A lack of memory is reported by cli_timeline_write. */
 void cli_timeline_add(struct cli_timeline *timeline, const struct cli_span *span);
 
-/* Write all of it; times count from the first begin. Sorts the spans. CST_ENOMEM; CST_EIO. */
+/* Write all intervals to @to; times are relative to the first begin. Sorts the intervals.
+ * CST_ENOMEM: something is missing; CST_EIO. */
 int cli_timeline_write(struct cli_timeline *timeline, FILE *to, struct cst_err *err);
 
-/* The same into the file @path, which is replaced when all is written; "-" or NULL: standard
- * output.
- */
+/* Write all intervals to the file @path, which is replaced when everything is written. "-" and
+ * NULL: standard output. Statuses of cli_timeline_write, and of opening the file. */
 int cli_timeline_save(struct cli_timeline *timeline, const char *path, struct cst_err *err);
 
 #endif

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of libcistern-cuda: a job's GPU in this process, as the functions of
- * cistern/device.h. cuda.c opens and closes it, memory.c maps slabs, marks.c is the
- * program's stream and the marks in it, copies.c copies weights where the daemon leaves that to us.
+/* Internal header of libcistern-cuda: the GPU of a job in this process, which implements the
+ * functions of cistern/device.h. cuda.c opens and closes it. memory.c maps slabs. marks.c handles
+ * the program's stream and the marks in it. copies.c copies weights, if the daemon leaves copies to
+ * the worker. Used by the job's thread only.
  *
  *   the program's stream   ...work...| event 7 |...work...| event 8 |...
  *                                        \                    \
- *   side                                  wait, wake           wait, wake      (host functions)
+ *   side stream                           wait, wake           wait, wake      (host functions)
  *                                               \                   \
  *   fd (epoll)                                   eventfd, and a timer, in case no host function
  *                                                runs because the GPU has failed
  *
  *   copies         weights from arenas | event 3 | weights | event 4 |   the program's stream waits
- *                                                                        for them where it must
+ *                                                                        for them if necessary
  *
- * The program's stream is never held up: host functions are on a stream of their own. */
+ * The host functions run in the side stream, because they would hold up the program's stream. */
 #ifndef CST_CLIENT_CUDA_H
 #define CST_CLIENT_CUDA_H
 
@@ -23,75 +24,80 @@
 
 #include <sys/types.h>
 
-#define CST_MARKS_LOOK_MS 100 /* how often one looks after a stream that says nothing */
+/* Interval between checks of a stream that does not wake the program, in milliseconds. */
+#define CST_MARKS_LOOK_MS 100
 
 struct cst_mark {
-    CUevent event;   /* recorded on the program's stream */
-    uint64_t number; /* of the mark; ascending */
+    CUevent event;   /* Recorded in the program's stream. */
+    uint64_t number; /* Number of the mark; numbers increase. */
 };
 
-#define CST_CUDA_COPIED 8 /* events behind copies; a later copy's stands for an earlier one */
+/* Number of events that follow copies. A later copy reuses the event of an earlier one. */
+#define CST_CUDA_COPIED 8
 
-/* Host memory that copies come from: one registration, made at the first copy. */
+/* Host memory from which weights are copied. It is registered with the driver as a whole, by the
+ * first copy from it. */
 struct cst_host {
     void *base;
     uint64_t bytes;
-    bool registered; /* with the driver */
+    bool registered; /* Registered with the driver. */
 };
 
 struct cst_cuda {
     struct cst_cuda_driver driver;
-    struct cst_device_calls calls;   /* what libcistern is given */
-    pid_t pid;                       /* that opened it: CUDA does not outlive fork() */
-    CUdevice device;                 /* number in this process */
-    CUcontext context;               /* its primary context; NULL: not retained */
-    char uuid[CST_CUDA_UUID_BYTES];  /* name of the device */
-    CUstream stream;                 /* the program's */
-    CUstream side;                   /* host functions run here; NULL: not made */
-    int fd;                          /* epoll: wake and timer; -1: not open */
-    int wake;                        /* eventfd, written when a mark has been reached */
-    int timer;                       /* timerfd, runs while marks are open */
-    bool timer_runs;                 /* it will fire */
-    uint64_t last;                   /* number of the newest mark */
-    uint64_t passed;                 /* number of the newest mark that has been reached */
-    struct cst_mark *open;           /* marks not known to be reached: a ring of capacity entries */
-    uint32_t first, n_open;          /* the oldest, and how many */
-    uint32_t capacity;               /* of open and of idle */
-    CUevent *idle;                   /* events without a mark */
-    uint32_t n_idle;                 /* entries in idle */
-    CUstream copies;                 /* of weights; NULL: none was made yet */
-    CUevent copied[CST_CUDA_COPIED]; /* copy n is followed by event n modulo their number */
-    uint32_t n_copied;               /* of them, made */
-    uint64_t last_copy;              /* number of the newest copy */
-    struct cst_host *hosts;          /* n_hosts of hosts_capacity; owned */
-    uint32_t n_hosts, hosts_capacity;
+    struct cst_device_calls calls;   /* The functions that libcistern calls. */
+    pid_t pid;                       /* Process that opened it: CUDA does not survive fork(). */
+    CUdevice device;                 /* Number of the GPU in this process. */
+    CUcontext context;               /* The GPU's primary context; NULL: not retained. */
+    char uuid[CST_CUDA_UUID_BYTES];  /* UUID of the GPU. */
+    CUstream stream;                 /* The program's stream. Borrowed. */
+    CUstream side;                   /* Stream of the host functions; NULL: not created. */
+    int fd;                          /* epoll of wake and timer; -1: not open. */
+    int wake;                        /* eventfd, written when the stream has passed a mark. */
+    int timer;                       /* timerfd, runs while marks are open. */
+    bool timer_runs;                 /* The timer will fire. */
+    uint64_t last;                   /* Number of the newest mark. */
+    uint64_t passed;                 /* Number of the newest mark that the stream has passed. */
+    struct cst_mark *open;           /* Marks that may not be passed: a ring of capacity entries. */
+    uint32_t first, n_open;          /* Index of the oldest open mark; number of open marks. */
+    uint32_t capacity;               /* Number of entries in open, and in idle. */
+    CUevent *idle;                   /* Events that no open mark uses. */
+    uint32_t n_idle;                 /* Number of entries in idle. */
+    CUstream copies;                 /* Stream of the copies of weights; NULL: not created. */
+    CUevent copied[CST_CUDA_COPIED]; /* Event n % CST_CUDA_COPIED follows copy n. */
+    uint32_t n_copied;               /* Number of events in copied that are created. */
+    uint64_t last_copy;              /* Number of the newest copy. */
+    struct cst_host *hosts;          /* Memory known by map_host. Owned. */
+    uint32_t n_hosts, hosts_capacity; /* Numbers of entries in hosts, used and allocated. */
 };
 
-/* Make the GPU's context the calling thread's. */
+/* Make the GPU's context current in the calling thread. CST_EGPU. */
 int cst_cuda_enter(struct cst_cuda *cuda, struct cst_err *err);
 
-/* memory.c; as in cistern/device.h. */
+/* memory.c: functions of cistern/device.h. */
 int cst_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
 void cst_cuda_unmap(void *arg, void *base, uint64_t bytes);
 int cst_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err);
 
-/* Prepare the side stream and the descriptors. On failure cst_marks_close undoes what is done. */
+/* Create the side stream and the descriptors. After a failure, cst_marks_close undoes what was
+ * done.
+ */
 int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err);
 
-/* Both streams are waited for first. */
+/* Wait for the program's stream and the side stream, then free everything. */
 void cst_marks_close(struct cst_cuda *cuda);
 
-/* copies.c; as in cistern/device.h. */
+/* copies.c: functions of cistern/device.h. */
 int cst_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err);
 void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes);
 int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
                   struct cst_err *err);
 int cst_cuda_await(void *arg, uint64_t number, struct cst_err *err);
 
-/* The stream of copies is waited for first. */
+/* Wait for the stream of the copies, then free everything. */
 void cst_copies_close(struct cst_cuda *cuda);
 
-/* marks.c; as in cistern/device.h. */
+/* marks.c: functions of cistern/device.h. */
 int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err);
 int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err);
 
