@@ -73,7 +73,7 @@ static void cost(struct cst_packing *packing, bool cut, struct candidate *c)
     c->bytes = c->further + c->need.min_blocks[0] * block_bytes(sizes->v[0]);
 }
 
-/* -- given ---------------------------------------------------------------------------------- */
+/* -- given capacities ------------------------------------------------------------------------- */
 
 static int check_limit(uint64_t elems, struct cst_err *err)
 {
@@ -168,7 +168,7 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
     return CST_OK;
 }
 
-/* -- chosen --------------------------------------------------------------------------------- */
+/* -- chosen capacities ------------------------------------------------------------------------ */
 
 /* The state of a choice between candidates. */
 struct choice {

@@ -373,7 +373,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     core->actions = NULL;
 }
 
-/* -- numbers ---------------------------------------------------------------------------------- */
+/* -- statistics and job table ----------------------------------------------------------------- */
 
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out)
 {

@@ -88,7 +88,7 @@ void cst_exposure_done(struct cst_core *core)
     }
 }
 
-/* -- numbers ---------------------------------------------------------------------------------- */
+/* -- statistics ------------------------------------------------------------------------------- */
 
 void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out)
 {

@@ -107,7 +107,7 @@ void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
     }
 }
 
-/* -- the end ---------------------------------------------------------------------------------- */
+/* -- lost updates ----------------------------------------------------------------------------- */
 
 /* True if the states of the chunk are on @engine's accelerator, or on their way from it. */
 static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)

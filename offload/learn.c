@@ -29,7 +29,7 @@ int cst_trace_append(struct cst_trace *trace, uint32_t entry)
     return CST_OK;
 }
 
-/* -- the declared order ----------------------------------------------------------------------- */
+/* -- declared order --------------------------------------------------------------------------- */
 
 struct declaring {
     struct cst_trace *trace;
@@ -135,7 +135,7 @@ int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,
     return status;
 }
 
-/* -- what may be left out --------------------------------------------------------------------- */
+/* -- sparse entries --------------------------------------------------------------------------- */
 
 struct merging {
     const struct cst_trace *trace;

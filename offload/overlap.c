@@ -141,7 +141,7 @@ void cst_overlap_flush(struct cst_core *core)
     }
 }
 
-/* -- early ------------------------------------------------------------------------------------ */
+/* -- early updates ---------------------------------------------------------------------------- */
 
 /* True if all ranks have announced hyper-parameters and do not clip. (They are equal: PREPARE
  * checks that.) */
@@ -250,7 +250,7 @@ void cst_overlap_drop(struct cst_core *core, uint32_t c)
     core->n_reduced += chunk->reduced;
 }
 
-/* -- prepare ---------------------------------------------------------------------------------- */
+/* -- PREPARE ---------------------------------------------------------------------------------- */
 
 /* CST_EMISMATCH if @hyper of @rank differs from what other ranks announced, or from the updates
  * that were begun. */

@@ -209,7 +209,7 @@ static void list_op_items(struct cst_packing *p)
     p->op_first[p->model->n_operators] = at;
 }
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- open and close --------------------------------------------------------------------------- */
 
 static int allocate(struct cst_packing *p)
 {

@@ -303,7 +303,7 @@ void cst_instant_committed(struct cst_core *core);
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_instant_check(const struct cst_core *core);
 
-/* -- actions.c ------------------------------------------------------------------------------ */
+/* -- actions.c: commands, replies, log lines -------------------------------------------------- */
 
 /* Make room in @actions and in the core's tables for everything that one event can cause.
  * CST_ENOMEM. */
@@ -450,7 +450,7 @@ void cst_fetch_unqueue(struct cst_core *core, uint32_t request);
 /* Serve waiting fetches and start prefetches. Called at the end of each event. */
 void cst_fetch_pump(struct cst_core *core);
 
-/* -- residency.c: what is in the blocks ------------------------------------------------------- */
+/* -- residency.c: contents of blocks ---------------------------------------------------------- */
 
 /* Handle CST_EV_RELEASE, PREFETCH and EVICT. */
 void cst_residency_release(struct cst_core *core, const struct cst_event *event);

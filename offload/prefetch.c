@@ -44,7 +44,7 @@ void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk)
     }
 }
 
-/* -- the trace goes on ------------------------------------------------------------------------ */
+/* -- progress of the trace -------------------------------------------------------------------- */
 
 /* Adopt the times of the trace, if enough expected requests have paid for the review of all
  * victims. False: the pool's times are out of date. */
@@ -146,7 +146,7 @@ void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next)
     retreat(pool, &pool->parts[part], next);
 }
 
-/* -- looking ahead --------------------------------------------------------------------------- */
+/* -- look-ahead ------------------------------------------------------------------------------- */
 
 static uint32_t most_in_flight(const struct cst_part *part)
 {

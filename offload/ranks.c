@@ -393,7 +393,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     cst_requests_time(&core->requests, rank->sync);
 }
 
-/* -- lateness --------------------------------------------------------------------------------- */
+/* -- deadlines -------------------------------------------------------------------------------- */
 
 static const char *absence(const struct cst_rank *rank)
 {

@@ -103,7 +103,7 @@ void cst_core_set_interleave(struct cst_core *core, uint32_t k)
     core->interleave = k;
 }
 
-/* -- which ------------------------------------------------------------------------------------- */
+/* -- choice of room --------------------------------------------------------------------------- */
 
 void cst_rooms_end(struct cst_core *core)
 {
@@ -374,7 +374,7 @@ void cst_room_update(struct cst_core *core, uint32_t r, const struct cst_update 
     room->next = (room->next + 1) % room->buffers.n;
 }
 
-/* -- what fails -------------------------------------------------------------------------------- */
+/* -- failures --------------------------------------------------------------------------------- */
 
 /* In the list of commands that the next user of @buffer waits for, replace @from by @to; 0: by
  * nothing. */

@@ -12,7 +12,7 @@
 
 #include <inttypes.h>
 
-/* -- who has come ----------------------------------------------------------------------------- */
+/* -- contributions ---------------------------------------------------------------------------- */
 
 bool cst_schedule_has_come(const struct cst_core *core, uint32_t c, uint32_t rank)
 {

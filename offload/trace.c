@@ -58,7 +58,7 @@ void cst_trace_close(struct cst_trace *trace)
     memset(trace, 0, sizeof *trace);
 }
 
-/* -- what comes next -------------------------------------------------------------------------- */
+/* -- prediction ------------------------------------------------------------------------------- */
 
 uint64_t cst_trace_now(const struct cst_trace *trace)
 {

@@ -114,7 +114,7 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
     overtake(core, what->chunk);
 }
 
-/* -- what comes after it ----------------------------------------------------------------------- */
+/* -- dependencies and completion -------------------------------------------------------------- */
 
 void cst_update_before(struct cst_command *command, const struct cst_chunk *chunk)
 {

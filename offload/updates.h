@@ -80,7 +80,7 @@ void cst_room_give_up(struct cst_core *core, uint32_t room);
 /* Issue again the COPY down from a room that @flight was and that failed. */
 void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight);
 
-/* -- fallback.c: rooms that fail -------------------------------------------------------------- */
+/* -- fallback.c: failed updates in rooms ------------------------------------------------------ */
 
 /* @flight, a command of an update, has failed. True: the failure is handled and the update is not
  * lost. False: it is lost. */

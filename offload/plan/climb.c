@@ -15,7 +15,7 @@
 #define LOCK 50
 #define MAX_LAVISH 0.5 /* Share of the weights from which on padding counts as too much. */
 
-/* -- replays -------------------------------------------------------------------------------- */
+/* -- simulations ------------------------------------------------------------------------------ */
 
 uint64_t cst_search_memory(const struct cst_plan_try *try)
 {

@@ -276,7 +276,7 @@ static bool is_of_room(const struct cst_play_command *c)
            c->kind == CST_FLIGHT_STATES || c->kind == CST_FLIGHT_HELD;
 }
 
-/* -- each kind ------------------------------------------------------------------------------ */
+/* -- kinds of commands ------------------------------------------------------------------------ */
 
 void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
                    const struct cst_command *command)

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- the ring of commands ------------------------------------------------------------------- */
+/* -- ring of commands ------------------------------------------------------------------------- */
 
 static struct cst_play_command *find(const struct cst_play *play, uint64_t ticket)
 {
@@ -138,7 +138,7 @@ static void enqueue(struct cst_play *play, struct cst_play_command *c)
     run_next(play, lane);
 }
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- life of a command ------------------------------------------------------------------------ */
 
 static void release(struct cst_play *play, struct cst_play_command *c)
 {

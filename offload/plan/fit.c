@@ -47,7 +47,7 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
     return rows;
 }
 
-/* -- what is short -------------------------------------------------------------------------- */
+/* -- shortages -------------------------------------------------------------------------------- */
 
 /* Bytes of the ranks' own devices that updates use. */
 static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
@@ -171,7 +171,7 @@ static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
     }
 }
 
-/* -- the device ----------------------------------------------------------------------------- */
+/* -- device memory ---------------------------------------------------------------------------- */
 
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           int row)
@@ -268,7 +268,7 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
     }
 }
 
-/* -- the host ------------------------------------------------------------------------------- */
+/* -- host memory ------------------------------------------------------------------------------ */
 
 /* Move the rows @first to @last of the last chunks to disk until the host's memory suffices.
  * Returns the number of chunks. */
@@ -357,7 +357,7 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct
     return lack.device == 0 && lack.host == 0;
 }
 
-/* -- nothing fits --------------------------------------------------------------------------- */
+/* -- report of shortages ---------------------------------------------------------------------- */
 
 static int tell_shortage(const struct cst_search *s, const struct cst_plan_short *device,
                          const struct cst_plan_short *host, struct cst_err *err)

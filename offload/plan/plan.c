@@ -18,7 +18,7 @@
 #define MOST_ACTIVATIONS (UINT64_MAX / 4)
 #define MOST_COMPUTE_NS 1e16 /* 116 days. */
 
-/* -- opening -------------------------------------------------------------------------------- */
+/* -- open ------------------------------------------------------------------------------------- */
 
 /* Sum of the operators' activation bytes. Declared numbers can be anything, so the sum is limited
  * and cannot overflow. */

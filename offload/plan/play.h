@@ -186,7 +186,7 @@ struct cst_play_worker {
     uint64_t last_backward;
 };
 
-/* -- the whole ------------------------------------------------------------------------------ */
+/* -- the simulation --------------------------------------------------------------------------- */
 
 struct cst_play {
     const struct cst_replay_config *config;

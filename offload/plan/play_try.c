@@ -107,7 +107,7 @@ out:
     return rc;
 }
 
-/* -- a choice ------------------------------------------------------------------------------- */
+/* -- simulation of a choice ------------------------------------------------------------------- */
 
 /* The chunks on a device are the first ones, those on disk the last ones. Frozen chunks between
  * them have no such rows, so they are included. */

@@ -9,7 +9,7 @@
 
 #define TURNS 16 /* This many timers and ends of efforts count as one event of the core. */
 
-/* -- what the parts share ------------------------------------------------------------------- */
+/* -- shared functions ------------------------------------------------------------------------- */
 
 void cst_play_fail(struct cst_play *play, const struct cst_err *err)
 {
@@ -556,7 +556,7 @@ int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_res
     return rc;
 }
 
-/* -- comparing ------------------------------------------------------------------------------ */
+/* -- comparison ------------------------------------------------------------------------------- */
 
 unsigned cst_replay_differs(const struct cst_replay_counts *predicted,
                             const struct cst_replay_counts *counted, double tolerance,

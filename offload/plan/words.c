@@ -138,7 +138,7 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
     return names[most];
 }
 
-/* -- why the others lost -------------------------------------------------------------------- */
+/* -- reasons of runners-up -------------------------------------------------------------------- */
 
 struct part {
     const char *what;

@@ -405,7 +405,7 @@ static void advance(struct cst_play_worker *w)
     } while (w->play->status == CST_OK && (w->state != before || w->at != at || w->micro != micro));
 }
 
-/* -- what comes ----------------------------------------------------------------------------- */
+/* -- events ----------------------------------------------------------------------------------- */
 
 void cst_play_worker_run(struct cst_play_worker *w, uint64_t attempt)
 {
