@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_vs_memcpy: how fast an engine copies 32 MiB chunks from arena to pool and back, several in
- * flight, against memcpy with as many threads as the engine has lanes, on the same memory in the
- * same run. All of it is touched and holds fresh random data in every run; engine and memcpy take
- * turns; medians. The worse direction is reported.
+/* copy_vs_memcpy: the rate of an engine that copies 32 MiB chunks from arena to pool and back,
+ * several at a time, compared with memcpy in as many threads as the engine has lanes, on the same
+ * memory in one run. All memory is touched and has new random data in every run; engine and memcpy
+ * take turns. Reports the medians of the slower direction.
  *
  * Starts a real engine. Run from the build tree. Usage: bench_copy [--json FILE] [--lanes N] */
 #include "tests/lib/engine_proc.h"
@@ -17,12 +17,12 @@
 #include <time.h>
 
 enum {
-    CHUNKS = 8,    /* in the arena and in the pool */
-    ROUNDS = 2,    /* each chunk is copied so often in a run */
-    IN_FLIGHT = 4, /* commands that the engine has at a time */
-    RUNS = 15,     /* of each kind */
+    CHUNKS = 8,    /* chunks in the arena, and as many in the pool */
+    ROUNDS = 2,    /* number of copies of each chunk in a run */
+    IN_FLIGHT = 4, /* number of commands that the engine has at a time */
+    RUNS = 15,     /* number of runs with the engine, and as many with memcpy */
     MAX_THREADS = 64,
-    ARENA = 1, /* segment ids */
+    ARENA = 1, /* the enumerators from here on are segment ids */
     POOL = 2,
     UNDO = 3,
 };
@@ -73,7 +73,7 @@ struct slice {
     pthread_barrier_t *start;
     char *dst;
     const char *src;
-    size_t bytes; /* of each chunk that are this thread's, from dst and src on */
+    size_t bytes; /* bytes of each chunk that this thread copies, from dst and src on */
 };
 
 static void *copy_slices(void *arg)
@@ -89,7 +89,8 @@ static void *copy_slices(void *arg)
     return NULL;
 }
 
-/* GB/s of memcpy, each chunk divided among @n threads that do not wait for one another. */
+/* Rate of memcpy in GB/s. Each chunk is divided among @n threads that do not wait for one
+ * another. */
 static double run_memcpy(char *dst, const char *src, unsigned n)
 {
     struct slice slices[MAX_THREADS];
@@ -133,7 +134,7 @@ static void submit(struct engine_proc *proc, uint32_t to, uint32_t from, uint64_
     engine_proc_submit(proc, &copy, 1);
 }
 
-/* GB/s of COPY commands, IN_FLIGHT at a time. */
+/* Rate of COPY commands in GB/s, IN_FLIGHT at a time. */
 static double run_engine(struct engine_proc *proc, uint32_t to, uint32_t from)
 {
     uint64_t sent = 0;
@@ -164,16 +165,16 @@ static void must_same(const void *a, const void *b)
 
 struct direction {
     const char *name;
-    uint32_t to, from;               /* segments */
-    char *dst, *src;                 /* the same, mapped here */
-    double engine[RUNS], yard[RUNS]; /* GB/s */
-    double value, yardstick;         /* medians */
+    uint32_t to, from;               /* segments of a direction */
+    char *dst, *src;                 /* the segments' memory, mapped in this process */
+    double engine[RUNS], yard[RUNS]; /* rates in GB/s */
+    double value, yardstick;         /* medians in GB/s */
 };
 
 static void measure(struct engine_proc *proc, struct direction *direction, int run)
 {
     fill(direction->src, (uint64_t)run + 1);
-    /* Take turns at being first, after the source was written. */
+    /* After the source was written, engine and memcpy take turns at being first. */
     if (run % 2 == 0) {
         direction->engine[run] = run_engine(proc, direction->to, direction->from);
         must_same(direction->dst, direction->src);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_scale: what a request costs the core at 100 000 chunks, against 1 000; the core alone, no
- * sockets, no engines. One rank trains: forward over all chunks, backward with gradients, step; its
- * pool holds a quarter of the weights. All that such a step makes the core do, completions and
- * deadlines too, is divided by its requests. Medians of steps, both sizes in turns.
+/* core_scale: the time of a request in the core at 100 000 chunks, compared with 1 000. There are
+ * no sockets and no engines. One rank trains: forward over all chunks, backward with gradients,
+ * step; its pool holds a quarter of the weights. The time that the core needs in such a step,
+ * including completions and deadlines, is divided by the number of requests. Reports medians of
+ * steps; the two sizes take turns.
  *
  * Usage: bench_core_scale --json FILE */
 #include "offload/core.h"
@@ -19,14 +20,14 @@ struct bench {
     struct cst_model model;
     struct cst_layout layout;
     struct cst_layout_operator *operators;
-    uint32_t *used; /* chunk of each operator */
+    uint32_t *used; /* per operator: its chunk */
     struct cst_core *core;
     struct cst_actions actions;
-    uint64_t *tickets; /* commands that are not done, a ring */
+    uint64_t *tickets; /* ring of tickets of commands that are not done */
     size_t n_slots, head, tail;
-    uint64_t tag;        /* last given */
-    uint64_t generation; /* of the last reply */
-    uint64_t replied;    /* its tag */
+    uint64_t tag;        /* tag of the last request */
+    uint64_t generation; /* generation in the last reply */
+    uint64_t replied;    /* tag of the last reply */
     uint64_t attempt;
     uint64_t n_requests;
 };
@@ -47,7 +48,8 @@ static void *make(size_t n, size_t size)
     return p;
 }
 
-/* By hand: a model that is declared has fewer tensors than this has chunks. */
+/* The layout is made by hand, because a declared model has fewer tensors than this one has
+ * chunks. */
 static void lay_out(struct bench *b)
 {
     uint32_t n = b->n_chunks;
@@ -106,8 +108,9 @@ static bool complete_one(struct bench *b)
     return true;
 }
 
-/* Its reply comes at once, or when the engine has done what it waits for. Meanwhile the engine does
- * two commands for each request. The generation that was granted. */
+/* Send a request. Its reply comes at once, or when the engine has completed what it waits for.
+ * Meanwhile the engine completes two commands per request. Returns the generation that was
+ * granted. */
 static uint64_t request(struct bench *b, enum cst_event_kind kind, uint32_t chunk,
                         uint64_t generation)
 {
@@ -180,7 +183,7 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Nanoseconds per request of @n_steps steps. */
+/* Nanoseconds per request, measured over @n_steps steps. */
 static double time_steps(struct bench *b, uint32_t n_steps)
 {
     uint64_t began = now_ns();

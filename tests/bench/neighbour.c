@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* neighbour_*: what one user's request and commit take while another user does its worst
- * (tests/lib/attack), against the same without the attack, in turns. A request is a fetch of
- * weights that are in the pool, sent and answered; 99 of 100 are faster than the figure. A commit
- * is that of a job of four chunks, its JobOpen and declarations with it; the slowest of all counts,
- * in seconds, and its yardstick is the slowest without the attack.
+/* neighbour_*: the time of one user's request and commit while another user attacks the daemon
+ * (tests/lib/attack), compared with the time without the attack. Both are measured in turns. A
+ * request is a fetch of weights that are in the pool; the result is the 99th percentile. A commit
+ * is that of a job of four chunks, including its JobOpen and declarations; the result is the
+ * slowest one in seconds, compared with the slowest one without the attack.
  *
- * The attackers run at the lowest priority, so that what is measured is the daemon's time and not
- * the processors'. Needs root, or a user namespace with several uids: without, it says so and
+ * The attackers run at the lowest priority, so that the daemon's time is measured and not the
+ * processors'. Needs root, or a user namespace with several uids; otherwise the program says so and
  * measures nothing. Run from the build tree. Usage: bench_neighbour --json FILE [ATTACK] */
 #include "tests/lib/attack.h"
 #include "tests/lib/child.h"
@@ -24,24 +24,24 @@
 #include <unistd.h>
 
 enum {
-    TURNS = 4,       /* with and without the attack, each */
-    REQUESTS = 2500, /* in a turn */
-    COMMITS = 4,     /* same */
+    TURNS = 4,       /* number of measurements with the attack, and as many without */
+    REQUESTS = 2500, /* requests of one measurement */
+    COMMITS = 4,     /* commits of one measurement */
     CHUNKS = 4,
     CHUNK_ELEMS = 65536,
-    MAX_FDS = 4096, /* open files of the daemon */
+    MAX_FDS = 4096, /* limit of the daemon's open files */
 };
 
 static struct daemon_proc proc;
 static struct attack_state *state;
 static FILE *out;
-static const char *wanted; /* attack; NULL: all */
+static const char *wanted; /* name of the attack to measure; NULL: all */
 
-/* What was seen. */
+/* Measured times, with or without an attack. */
 struct seen {
-    double requests[TURNS * REQUESTS]; /* us */
-    double slowest_commit;             /* s */
-    unsigned n;                        /* requests */
+    double requests[TURNS * REQUESTS]; /* time of each request in us */
+    double slowest_commit;             /* time of the slowest commit in s */
+    unsigned n;                        /* number of requests */
 };
 
 static double now(void)
@@ -59,7 +59,7 @@ static void open_as_bob(struct raw_client *client)
     user_back();
 }
 
-/* A connection with a committed job of that name; returns the seconds that it took. */
+/* Connect and commit a job of that name. Returns the time in seconds. */
 static double commit(struct raw_client *client, const char *name)
 {
     struct raw_job job = {.name = name, .world = 1, .chunk_elems = CHUNK_ELEMS};
@@ -98,7 +98,7 @@ static uint64_t batch(struct raw_client *client, uint64_t attempt, uint32_t kind
     return got;
 }
 
-/* A lease on weights, and back. */
+/* Fetch weights and release them. Returns the time of the fetch. */
 static double request(struct raw_client *client, uint64_t attempt, uint32_t chunk)
 {
     double begun = now(), took;
@@ -139,7 +139,7 @@ static double p99(struct seen *seen)
     return seen->requests[seen->n - seen->n / 100 - 1];
 }
 
-/* Until alice has nothing in the books. */
+/* Wait until USER_ALICE has nothing in use. */
 static void await_quiet(struct raw_client *manager)
 {
     bool quiet = false;

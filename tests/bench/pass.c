@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled once per instruction set, which the predefined macros tell. */
+/* This file is compiled once for each instruction set, which the predefined macros determine. */
 #include "tests/bench/pass.h"
 
 #include "proto/table.h"
@@ -29,7 +29,7 @@
 #endif
 #endif
 
-/* A typedef is the only way to name a vector type. */
+/* Only a typedef can name a vector type. */
 typedef uint32_t vec __attribute__((vector_size(VEC_BYTES), may_alias));
 
 #define VEC_FP32 (VEC_BYTES / sizeof(float))
@@ -45,7 +45,7 @@ static inline vec flipped(const uint16_t *at)
     return *(const vec *)(const void *)at ^ ((vec){0} + 1);
 }
 
-/* All rows in one loop. */
+/* Read and write all rows in one loop. */
 static void together(const struct cst_pass_rows *rows)
 {
     for (size_t i = 0; i < rows->n; i += VEC_BF16) {
@@ -65,7 +65,7 @@ static void flip_stretch(float *at, size_t n)
     }
 }
 
-/* Row after row within a tile: fewer streams at a time. */
+/* Read and write row after row within a tile, so that fewer streams are active at a time. */
 static void apart(const struct cst_pass_rows *rows)
 {
     for (size_t at = 0; at < rows->n; at += CST_TILE_ELEMS) {

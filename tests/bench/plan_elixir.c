@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_elixir: OPT-30B on one 40 GB device with 512 GB of host memory, planned and played, beside
- * what Elixir's paper claims of that machine. Prints the table and what it assumes; nothing here
- * was measured on an A100.
+/* plan_elixir: plans and simulates OPT-30B on one device of 40 GB with 512 GB of host memory, and
+ * compares the plan with what Elixir's paper states for that machine. Prints a table and its
+ * assumptions. Nothing here was measured on an A100.
  *
  * Usage: bench_plan_elixir [--json FILE] */
 #include "offload/plan/preset.h"
@@ -13,15 +13,16 @@
 #include <string.h>
 
 #define CLAIM                                                                                      \
-    0.84 /* of PyTorch's efficiency with all on the GPU; Elixir, arXiv 2212.05339 v1, abstract */
-#define STATED 4 /* sequences, at which the figure is told */
+    0.84 /* part of PyTorch's efficiency with everything on the GPU; Elixir, arXiv 2212.05339 v1,  \
+          * abstract */
+#define STATED 4 /* number of sequences for which the result is reported */
 
 struct row {
     uint32_t batch;
-    double all_on_gpu_s; /* a step, if 16 bytes a parameter fitted into the device */
-    double today_s;      /* cistern's plan of what can be run */
-    double later_s;      /* with optimizer states on the device */
-    double rule_s;       /* Elixir's rule through the same replay; 0: it does not fit */
+    double all_on_gpu_s; /* step time if 16 bytes per parameter fitted into the device */
+    double today_s;      /* step time of cistern's plan with what it supports today */
+    double later_s;      /* step time with optimizer states on the device */
+    double rule_s;       /* step time of Elixir's rule in this simulator; 0: it does not fit */
     struct cst_plan_choice plan;
 };
 
@@ -114,7 +115,7 @@ static void show(const struct row *row)
 
 /* -- what lifts it ---------------------------------------------------------------------------- */
 
-/* Ways to train that a job can be opened with. Steps with early updates do not clip. */
+/* Options with which a job can be trained. Steps with early updates do not clip. */
 static const struct way {
     const char *name;
     uint64_t update_room;
@@ -131,10 +132,10 @@ static const struct way {
 };
 #define N_WAYS (sizeof ways / sizeof ways[0])
 #define EARLY (N_WAYS - 1)
-#define EARLY_BATCH 2 /* at which its figure is told */
+#define EARLY_BATCH 2 /* batch size for which the efficiency of early updates is reported */
 #define GOAL 0.9
 
-/* Of a step with all on the GPU. */
+/* Efficiency relative to a step with everything on the GPU. */
 static double efficiency(const struct cst_plan_budget *budget, uint32_t batch,
                          const struct way *way)
 {
@@ -168,7 +169,8 @@ static double efficiency(const struct cst_plan_budget *budget, uint32_t batch,
     return all_on_gpu_s;
 }
 
-/* A table of batches and ways; the efficiency of early updates at EARLY_BATCH. */
+/* Print a table of batch sizes and options. Returns the efficiency of early updates at
+ * EARLY_BATCH. */
 static double show_ways(const struct cst_plan_budget *budget)
 {
     double told = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_scale: how long planning OPT-175B on 64 ranks takes, all searches, and how much memory; and
- * how long where there are 65 536 tensors of four sizes, and states that stay on accelerators are
- * the plan's choice. Medians.
+/* plan_scale: the time and memory of planning OPT-175B on 64 ranks with all searches, and the time
+ * of planning a model of 65 536 tensors of four sizes where the plan chooses the states in device
+ * memory. Reports medians.
  *
  * Usage: bench_plan_scale [--json FILE] */
 #include "offload/plan/plan.h"
@@ -59,7 +59,7 @@ static double plan(bool runtime_only)
     return now_s() - before;
 }
 
-/* Operators of one tensor each. */
+/* Time of a plan for a model of operators with one tensor each. */
 static double plan_many(void)
 {
     static const int64_t sizes[] = {1000, 10000, 50000, 200000};

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fetch_hit_vs_socket, fetch_batch16_us: what a fetch costs whose chunk is in the pool, against a
- * bare SOCK_SEQPACKET round trip with messages of the same sizes to a process that sends back at
- * once. Both are taken in turns; medians.
+/* fetch_hit_vs_socket, fetch_batch16_us: the time of a fetch whose chunk is in the pool, compared
+ * with a SOCK_SEQPACKET round trip of messages of equal sizes to a process that replies at once.
+ * Both are measured in turns; reports medians.
  *
- * All three processes are kept on one core: there a round trip costs what the software does, while
- * between cores the wake-up of a sleeping one, the same for both, is most of it and hides the rest.
+ * All three processes run on one core, where the time of a round trip is that of the software.
+ * Between cores most of the time would be the wake-up of a sleeping core, which is equal for both
+ * and would hide the difference.
  *
- * Starts a private ./cisternd and speaks the protocol itself, packing and unpacking as libcistern
+ * Starts a private ./cisternd and uses the protocol directly, packing and unpacking as libcistern
  * does. Run from the build tree. Usage: bench_request --json FILE */
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
@@ -27,12 +28,12 @@
 enum { CHUNKS = 16, CHUNK_ELEMS = 65536, ROUNDS = 60, PER_ROUND = 100, RUNS = ROUNDS * PER_ROUND };
 
 struct peer {
-    int sock;                 /* connected to the daemon */
-    uint64_t request;         /* last id */
-    uint64_t attempt;         /* from Sync */
-    size_t sent_bytes;        /* of the last request, with its header */
-    size_t received_bytes;    /* of the last reply, with its header */
-    struct cst_frame_buf buf; /* last reply */
+    int sock;                 /* connection to the daemon */
+    uint64_t request;         /* id of the last request */
+    uint64_t attempt;         /* attempt of the last Sync */
+    size_t sent_bytes;        /* size of the last request with its header */
+    size_t received_bytes;    /* size of the last reply with its header */
+    struct cst_frame_buf buf; /* buffer of the last reply */
 };
 
 static pid_t daemon_pid, echo_pid;
@@ -111,7 +112,8 @@ static void start_daemon(struct peer *peer)
     die("./cisternd", "does not listen within 10 s");
 }
 
-/* This process, its children to come and the daemon's loop, on the core where this runs now. */
+/* Bind this process, its future children and the daemon's loop to the core on which this runs
+ * now. */
 static void share_core(void)
 {
     cpu_set_t set;
@@ -124,7 +126,8 @@ static void share_core(void)
     }
 }
 
-/* One request and its reply, which is unpacked by @form and of @reply_type; the caller frees it. */
+/* Send one request and wait for its reply of @reply_type, which is unpacked by @form. The caller
+ * frees the reply. */
 static ProtobufCMessage *ask(struct peer *peer, unsigned type, const ProtobufCMessage *body,
                              unsigned reply_type, const ProtobufCMessageDescriptor *form)
 {
@@ -165,7 +168,7 @@ static void ask_and_forget(struct peer *peer, unsigned type, const ProtobufCMess
     (void)ask(peer, type, body, reply_type, NULL);
 }
 
-/* A job of one rank, CHUNKS tensors that fill a chunk each, all of them in the pool. */
+/* Open a job of one rank with CHUNKS tensors that fill a chunk each. The pool holds all chunks. */
 static void open_job(struct peer *peer)
 {
     Cistern__Hello hello = CISTERN__HELLO__INIT;
@@ -216,8 +219,8 @@ static void open_job(struct peer *peer)
     cistern__synced__free_unpacked(synced, NULL);
 }
 
-/* Fetch the weights of chunks 0..n-1 in one batch and give them back in another. Returns the
- * microseconds of the first. */
+/* Fetch the weights of chunks 0 to n-1 in one batch and release them in another. Returns the
+ * microseconds of the first batch. */
 static double fetch(struct peer *peer, uint32_t n, size_t *sent_bytes, size_t *received_bytes)
 {
     Cistern__BatchItem items[CHUNKS], *list[CHUNKS];
@@ -257,7 +260,7 @@ static double fetch(struct peer *peer, uint32_t n, size_t *sent_bytes, size_t *r
     return us;
 }
 
-/* A process that answers each message on the returned socket with one of @reply_bytes. */
+/* Start a process that answers each message on the returned socket with @reply_bytes bytes. */
 static int start_echo(size_t reply_bytes)
 {
     static char bytes[65536];
@@ -308,7 +311,7 @@ int main(int argc, char **argv)
     start_daemon(&peer);
     open_job(&peer);
     share_core();
-    (void)fetch(&peer, CHUNKS, &batch_sent, &batch_received); /* misses */
+    (void)fetch(&peer, CHUNKS, &batch_sent, &batch_received); /* these fetches miss */
     (void)fetch(&peer, 1, &sent, &received);
     sock = start_echo(received);
     for (int round = 0, i = 0; round < ROUNDS; round++) {

@@ -16,7 +16,7 @@ struct member {
 struct cst_team {
     pthread_barrier_t start;
     pthread_barrier_t end;
-    cst_team_fn fn; /* NULL: end */
+    cst_team_fn fn; /* NULL: the threads end */
     void *arg;
     unsigned threads;
     struct member members[];
@@ -37,7 +37,8 @@ unsigned cst_team_cpus(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
 }
 
-/* The @index-th processor that we may use, counted around. */
+/* Bind the thread to the processor number @index, modulo their number, of those that the process
+ * may use. */
 static void pin(unsigned index)
 {
     cpu_set_t all;
@@ -52,7 +53,8 @@ static void pin(unsigned index)
         if (CPU_ISSET(cpu, &all) && skip-- == 0) {
             CPU_ZERO(&one);
             CPU_SET(cpu, &one);
-            (void)sched_setaffinity(0, sizeof one, &one); /* a benchmark runs unpinned, too */
+            /* Without the right to bind, the benchmark runs unbound. */
+            (void)sched_setaffinity(0, sizeof one, &one);
             return;
         }
     }
@@ -89,7 +91,7 @@ struct cst_team *cst_team_open(unsigned threads)
         team->members[i] = (struct member){.team = team, .index = i};
         rc = pthread_create(&team->members[i].thread, NULL, member_main, &team->members[i]);
         if (rc != 0) {
-            errno = rc; /* threads that exist wait for ever; the program ends */
+            errno = rc; /* threads that exist wait for ever; the program then ends */
             return NULL;
         }
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* update_vs_pass and update_vs_three_passes: the fused update of a chunk as the engine runs it,
- * against the best plain pass over the same bytes and against upcast, step and downcast done
- * separately. update_FORM: other optimizers and formats of moments, against what their bytes come
- * to at AdamW's rate. update_ranks_N: contributions summed on the way, against one. All in one
- * process, in turns. */
+ * compared with the fastest plain pass over equally many bytes, and with upcast, step and downcast
+ * as three passes. update_FORM: other optimizers and formats of moments, compared with AdamW's time
+ * in proportion to their bytes. update_ranks_N: updates that sum contributions, compared with one
+ * contribution. All are measured in turns in one process. */
 #include "tests/bench/pass.h"
 #include "tests/bench/team.h"
 #include "tests/bench/update_job.h"
@@ -18,33 +18,34 @@
 #include "config.h"
 #endif
 
-#define MAX_PASSES 12 /* in all three tables */
-#define TRIAL_RUNS 5  /* of each pass, to find the best */
+#define MAX_PASSES 12 /* number of passes in all three tables */
+#define TRIAL_RUNS 5  /* runs of each pass in the choice of the fastest */
 #define MAX_RUNS 1000
 
 struct options {
     size_t params;
     unsigned threads;
     unsigned runs;
-    const char *json; /* NULL: no file */
+    const char *json; /* path of the result; NULL: no file */
 };
 
 struct bench {
     const struct options *options;
-    const struct cst_pass *pass; /* the one that is run */
+    const struct cst_pass *pass; /* the pass that is being run */
     cst_pass_step_fn step;
-    struct cst_update_scalars scalars; /* of the job's hyper-parameters, for the separate step */
+    /* Scalars of the job's hyper-parameters, for the separate step. */
+    struct cst_update_scalars scalars;
     struct cst_update_job job;
 };
 
-/* A figure: what is run, and how long it took per parameter. */
+/* One measurement: what is run, and its time per parameter. */
 struct figure {
     char name[64];
-    const struct cst_pass *pass; /* NULL: it is no plain pass */
+    const struct cst_pass *pass; /* NULL: the measurement is not a plain pass */
     double (*measure)(struct bench *bench, struct cst_team *team);
-    struct cst_update_way way; /* measure_update */
-    const char *json;          /* its name there; NULL: not there by itself */
-    double ns[MAX_RUNS];       /* per parameter */
+    struct cst_update_way way; /* options of measure_update */
+    const char *json;          /* name in the JSON file; NULL: not a result of its own */
+    double ns[MAX_RUNS];       /* time per parameter of each run */
 };
 
 static void die(const char *what)
@@ -58,7 +59,7 @@ static void usage(FILE *to)
     fprintf(to, "usage: bench_update [--params N] [--threads N] [--runs N] [--json FILE]\n");
 }
 
-/* A number of at least 1 and at most @max, or the end of the program. */
+/* Parse a number from 1 to @max. Ends the program on an error. */
 static unsigned long long parse(const char *option, const char *words, unsigned long long max)
 {
     char *end;
@@ -235,8 +236,8 @@ static double median(const double *values, unsigned n)
     return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0;
 }
 
-/* Add the passes of an instruction set, if this CPU has it, behind @n others; how many there are
- * then. */
+/* Append the passes of an instruction set to @n others, if this CPU supports it. Returns the new
+ * number. */
 static unsigned add_passes_of(struct figure *figures, unsigned n, const struct cst_pass *passes)
 {
     for (; passes->name != NULL && cst_kernels_get(passes->isa) != NULL; passes++, n++) {
@@ -259,7 +260,7 @@ static unsigned add_passes(struct figure *figures)
     return n;
 }
 
-/* The separate step of the best kernels' instruction set. */
+/* Choose the separate step with the instruction set of the best kernels. */
 static void choose_step(struct bench *bench)
 {
     bench->step = cst_pass_step_ref;
@@ -291,7 +292,7 @@ static void append_json(const struct options *options, const char *name, double 
     }
 }
 
-/* One line of the table; returns the median. */
+/* Print one line of the table. Returns the median. */
 static double print_figure(const struct figure *figure, unsigned runs)
 {
     double m = median(figure->ns, runs);
@@ -304,7 +305,7 @@ static double print_figure(const struct figure *figure, unsigned runs)
     return m;
 }
 
-/* Run @n figures in turns, @runs times each after one that is not counted. */
+/* Run @n measurements in turns, @runs times each, after one run that does not count. */
 static void take_turns(struct bench *bench, struct cst_team *team, struct figure *figures,
                        unsigned n, unsigned runs)
 {
@@ -320,8 +321,8 @@ static void take_turns(struct bench *bench, struct cst_team *team, struct figure
     }
 }
 
-/* Of @n passes, the one with the least median in a few runs. It is then measured afresh, in turns
- * with the update: the least of many noisy medians would be too good. */
+/* Of @n passes, find the one with the least median in a few runs. It is then measured again, in
+ * turns with the update, because the least of many noisy medians would be too good. */
 static struct figure best_pass(struct bench *bench, struct cst_team *team, struct figure *passes,
                                unsigned n)
 {
@@ -336,8 +337,8 @@ static struct figure best_pass(struct bench *bench, struct cst_team *team, struc
     return passes[best];
 }
 
-/* Other forms of the update; the first is what their bytes are compared with, the ones with
- * contributions among themselves. */
+/* Other forms of the update. The bytes of the others are compared with the first; forms with
+ * contributions are compared with one another. */
 static struct figure forms[] = {
     {.name = "adamw, moments fp32"},
     {.name = "adamw, moments bf16", .way = {.moments = CST_MOMENTS_BF16}, .json = "update_bf16"},
@@ -359,7 +360,8 @@ static struct figure forms[] = {
     {.name = "adamw, sum of 4 in the update", .way = {.n_src = 4}, .json = "update_ranks_4"},
 };
 
-/* The yardstick of @form: one contribution's time, or the first form's in proportion to bytes. */
+/* Expected time of @form: the time with one contribution, or the first form's time in proportion to
+ * the bytes. */
 static double yardstick(const struct figure *form, double of_first, double of_one)
 {
     return form->way.n_src > 1

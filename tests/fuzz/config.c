@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon's configuration file. An input is the file. */
+/* Fuzzes the daemon's configuration file. An input is the file. */
 #include "daemon/config.h"
 
 #include "tests/fuzz/fuzz.h"
@@ -31,7 +31,7 @@ size_t fuzz_seed(uint8_t *out, size_t max)
     return sizeof text - 1;
 }
 
-/* A path at which the @n bytes of @data can be read; *fd is the caller's to close. */
+/* Make a path at which the @n bytes of @data can be read. The caller closes *@fd. */
 static void make_file(const uint8_t *data, size_t n, char path[64], int *fd)
 {
     *fd = memfd_create("cistern.conf", MFD_CLOEXEC);
@@ -44,7 +44,7 @@ static bool ends_in(const char *text, size_t size)
     return memchr(text, '\0', size) != NULL;
 }
 
-/* What a daemon relies on in a configuration that was accepted. */
+/* Check the properties of an accepted configuration on which the daemon relies. */
 static void check(const struct cst_config *config)
 {
     fuzz_must(config->host_bytes <= machine_bytes && config->pool_bytes <= machine_bytes,

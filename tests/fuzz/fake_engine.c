@@ -10,7 +10,7 @@
 
 struct message {
     STAILQ_ENTRY(message) link;
-    struct cst_frame frame; /* body behind it */
+    struct cst_frame frame; /* the frame, followed by its body */
     uint8_t body[];
 };
 
@@ -18,12 +18,12 @@ struct cst_process {
     TAILQ_ENTRY(cst_process) link;
     const struct cst_process_ops *ops;
     void *arg;
-    bool doomed;                     /* to exit at the next turn */
-    STAILQ_HEAD(, message) messages; /* sent, not answered */
+    bool doomed;                     /* the engine exits at its next turn */
+    STAILQ_HEAD(, message) messages; /* messages that were sent and not answered */
 };
 
 static TAILQ_HEAD(, cst_process) processes = TAILQ_HEAD_INITIALIZER(processes);
-static unsigned n_commands; /* ever */
+static unsigned n_commands; /* number of commands so far */
 
 int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *argv,
                       const struct cst_process_ops *ops, void *arg, struct cst_err *err)
@@ -146,7 +146,7 @@ static void answer(struct cst_process *process, const struct cst_frame *frame, u
     case ENGINE__MSG_TYPE__ENGINE_SUBMIT:
         answer_commands(process, frame, fail);
         break;
-    default: /* PING: silence is an answer for a long time */
+    default: /* PING: no answer is a valid answer for a long time */
         break;
     }
 }
@@ -195,7 +195,8 @@ void fake_engine_kill(void)
 
     for (process = TAILQ_FIRST(&processes); process != NULL; process = next) {
         next = TAILQ_NEXT(process, link);
-        if (next == NULL) { /* the daemon starts another one, behind this one */
+        /* The daemon starts another engine, which comes after this one in the list. */
+        if (next == NULL) {
             end(process);
             break;
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames: the header of a message, which says how long its body is and how many descriptors came
- * with it. The first byte of an input is the number of descriptors, the rest is the message. */
+/* Fuzzes frames: the header of a message with the length of its body and the number of its
+ * descriptors. The first byte of an input is the number of descriptors, and the rest is the
+ * message. */
 #include "proto/frame.h"
 
 #include "tests/fuzz/fuzz.h"
@@ -27,7 +28,7 @@ size_t fuzz_seed(uint8_t *out, size_t max)
     return n;
 }
 
-/* What was accepted says the same when it is written again, byte for byte. */
+/* Check that an accepted header is written again to equal bytes. */
 static void check_header(const struct cst_frame *frame, const uint8_t *bytes, size_t n)
 {
     uint8_t again[CST_FRAME_HEADER_BYTES];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of messages, of both protocols: unpacked within the daemon's bound of memory, and packed
- * again. The first byte of an input chooses the message (see types), the rest is its body. A Batch,
- * which the daemon reads by hand (daemon/batch.h), must be read as protobuf-c reads it. */
+/* Fuzzes the bodies of messages of both protocols: they are unpacked within the daemon's limit of
+ * memory, and packed again. The first byte of an input chooses the message (see types), and the
+ * rest is its body. The daemon's hand-written reader of a Batch (daemon/batch.h) must agree with
+ * protobuf-c. */
 #include "daemon/batch.h"
 #include "daemon/unpack.h"
 #include "proto/cistern.pb-c.h"
@@ -87,8 +88,8 @@ static bool items_agree(const struct cst_batch_item *item, const Cistern__BatchI
            item->ahead == (other->has_ahead && other->ahead);
 }
 
-/* A Batch that the daemon's reader accepts says the same to protobuf-c, which gave @other (NULL: it
- * refused the body). */
+/* Check that protobuf-c reads a Batch which the daemon's reader accepts to equal values. @other is
+ * protobuf-c's result (NULL: it refused the body). */
 static void compare_batch(const uint8_t *body, size_t n, const Cistern__Batch *other)
 {
     struct cst_batch batch;
@@ -107,8 +108,8 @@ static void compare_batch(const uint8_t *body, size_t n, const Cistern__Batch *o
     }
 }
 
-/* The daemon's reader accepts the @n bytes in which protobuf-c wrote @message. (Other encodings may
- * differ: protobuf-c takes field numbers beyond 32 bits, and cuts them.) */
+/* Check that the daemon's reader accepts the @n bytes in which protobuf-c has packed @message.
+ * Other encodings may differ: protobuf-c accepts field numbers beyond 32 bits, and cuts them. */
 static void read_packed(const uint8_t *bytes, size_t n, const Cistern__Batch *message)
 {
     struct cst_batch batch;
@@ -123,8 +124,8 @@ static void read_packed(const uint8_t *bytes, size_t n, const Cistern__Batch *me
     }
 }
 
-/* What was unpacked is packed into @n bytes, and these are unpacked and packed to the same bytes.
- */
+/* Check that an unpacked message is packed into @n bytes, and that these are unpacked and packed to
+ * equal bytes. */
 static void pack_again(const ProtobufCMessageDescriptor *type, const ProtobufCMessage *message)
 {
     size_t n = protobuf_c_message_get_packed_size(message);

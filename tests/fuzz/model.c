@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptions of models, as `cistern plan` reads them, and the layouts of what was accepted. An
+/* Fuzzes descriptions of models as `cistern plan` reads them, and the layouts of accepted ones. An
  * input is the JSON text. */
 #include "client/cli/model_json.h"
 #include "offload/layout.h"
@@ -10,7 +10,7 @@
 
 const char fuzz_name[] = "model";
 
-/* Layouts of models beyond it take the time of many inputs and no other way through the code. */
+/* Layouts of larger models take the time of many inputs and use no other code. */
 static const uint64_t max_elems = UINT64_C(1) << 36;
 
 size_t fuzz_seed(uint8_t *out, size_t max)
@@ -32,7 +32,7 @@ size_t fuzz_seed(uint8_t *out, size_t max)
     return sizeof text - 1;
 }
 
-/* A model that is written as JSON and read again is the same model. */
+/* Check that a model that is written as JSON and read again is unchanged. */
 static void write_again(const struct cli_model *model)
 {
     struct cli_model second;
@@ -61,7 +61,7 @@ static uint64_t count_elems(const struct cst_model *model)
     return sum;
 }
 
-/* Every row of @chunk lies wholly in its segment. */
+/* Check that every row of @chunk lies completely in its segment. */
 static void check_rows(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
     for (int row = 0; row < CST_ROW_COUNT; row++) {
@@ -78,7 +78,8 @@ static void check_rows(const struct cst_layout *layout, const struct cst_layout_
     }
 }
 
-/* Every tensor lies wholly in its chunk, and apart from those before it there. */
+/* Check that every tensor lies completely in its chunk, and does not overlap earlier tensors
+ * there. */
 static void check_layout(const struct cst_layout *layout, const struct cst_model *model)
 {
     for (uint32_t c = 0; c < layout->n_chunks; c++) {

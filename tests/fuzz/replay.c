@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The main program of replay_NAME: gives the target its seed and every file of its corpus, each as
- * it is, cut off at many places, and with random damage. `replay_NAME --seed FILE` writes the seed
- * to FILE instead, for libFuzzer to begin with. FUZZ_SEED=N in the environment is the random seed.
- * The corpus is looked for in $srcdir/tests/fuzz/corpus. */
+/* The main program of replay_NAME. It gives the target its seed and every file of its corpus, each
+ * of them unchanged, cut off at many places, and with random damage. `replay_NAME --seed FILE`
+ * writes the seed to FILE instead, as libFuzzer's first input. FUZZ_SEED=N in the environment is
+ * the seed of random numbers. The corpus is in $srcdir/tests/fuzz/corpus. */
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
@@ -12,7 +12,7 @@
 enum { INPUT_BYTES = 1 << 16, N_CUTS = 4, N_DAMAGED = 4 };
 
 static uint8_t input[INPUT_BYTES], copy[INPUT_BYTES];
-static uint64_t state; /* of the random numbers */
+static uint64_t state; /* state of the random numbers */
 static unsigned long n_runs;
 
 static uint64_t next_random(void)
@@ -23,7 +23,8 @@ static uint64_t next_random(void)
     return state * 0x2545f4914f6cdd1dull;
 }
 
-/* Run the target on a heap block of exactly @n bytes, so that a sanitizer sees a read beyond. */
+/* Run the target on a heap block of exactly @n bytes, so that a sanitizer detects reads behind
+ * it. */
 static void run(const uint8_t *data, size_t n)
 {
     uint8_t *exact = malloc(n > 0 ? n : 1);
@@ -37,7 +38,7 @@ static void run(const uint8_t *data, size_t n)
     n_runs++;
 }
 
-/* Change up to eight bytes of the @n, or leave a stretch of them out. */
+/* Change up to eight of the @n bytes, or remove a range of them, and run the target. */
 static void run_damaged(size_t n)
 {
     size_t from = next_random() % n, to = next_random() % n;
@@ -53,7 +54,8 @@ static void run_damaged(size_t n)
     run(copy, n);
 }
 
-/* Run the target on the @n bytes in input and on what can become of them, @scale times as often. */
+/* Run the target on the @n bytes in `input` and on variants of them, @scale times as often as
+ * usual. */
 static void run_all(size_t n, size_t scale)
 {
     run(input, n);

@@ -18,8 +18,8 @@ const char fuzz_name[] = "session";
 enum { BUDGET = 32 << 20, MAX_TURNS = 10000 };
 
 struct connection {
-    int sock;         /* ours; -1: the daemon has closed its end */
-    uint64_t n_asked; /* requests sent; also the last id */
+    int sock;         /* the client's end; -1: the daemon has closed its end */
+    uint64_t n_asked; /* number of requests sent, which is also the last id */
     uint64_t n_replies;
 };
 
@@ -44,7 +44,7 @@ static void start(void)
     (void)snprintf(config.manager_socket, sizeof config.manager_socket, "%s/m", dir);
     (void)snprintf(config.engine, sizeof config.engine, "/proc/self/exe");
     fuzz_must(cst_daemon_open(&daemon_, &config, &err) == CST_OK, err.text);
-    cst_server_stop(&daemon_.server); /* nobody is to connect, and nothing to be left behind */
+    cst_server_stop(&daemon_.server); /* no client may connect, and no file may be left behind */
     (void)rmdir(dir);
 }
 
@@ -61,7 +61,7 @@ static void open_connection(unsigned i)
               "socketpair");
     fuzz_must(cst_peer_open(&peer, ends[1]), "peer");
     peer.uid = i == 2 ? 4711 : 4710;
-    if (i == 1) { /* its hang-up is its death */
+    if (i == 1) { /* the hang-up of this client is its death */
         cst_peer_close(&peer);
     }
     fuzz_must(cst_quota_open(&daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account,
@@ -168,7 +168,8 @@ static void send_raw(struct input *in)
     size_t n;
     const uint8_t *bytes = take_bytes(in, &n);
 
-    /* It may be a good frame, which has a reply: a count of replies proves nothing any more. */
+    /* The bytes may be a valid frame, which gets a reply. The number of replies can then no longer
+     * be checked. */
     if (connections[i].sock >= 0 && send(connections[i].sock, bytes, n, MSG_DONTWAIT) >= 0) {
         turn();
         close_connection(i);

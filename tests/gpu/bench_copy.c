@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_up, copy_down, copy_both: how fast an engine of a GPU copies 64 MiB chunks from an arena to
- * a pool and back, several in flight, against cuMemcpyAsync between pinned memory and the GPU in
- * the same run: the same number of bytes in the same pieces, a stream a direction, enqueued at
- * once. Engine and driver take turns; medians; every byte that the engine moved is compared.
+/* copy_up, copy_down, copy_both: the rate of a GPU's engine that copies 64 MiB chunks from an arena
+ * to a pool and back, several at a time, compared with cuMemcpyAsync between pinned memory and the
+ * GPU in one run: equally many bytes in equal pieces, one stream per direction, enqueued at once.
+ * Engine and driver take turns; reports medians. Every byte that the engine has copied is compared.
  *
  * Starts a real engine. Usage: bench_copy [--quick] [--json FILE] [--engine PROGRAM] */
 #include "tests/lib/engine_proc.h"
@@ -17,23 +17,23 @@
 #include <time.h>
 
 enum {
-    CHUNKS = 8,    /* in the arena and in the pool */
-    IN_FLIGHT = 4, /* commands that the engine has at a time, in each direction */
-    MAX_RUNS = 11, /* of each kind */
+    CHUNKS = 8,    /* chunks in the arena, and as many in the pool */
+    IN_FLIGHT = 4, /* number of commands that the engine has at a time, in each direction */
+    MAX_RUNS = 11, /* largest number of runs of each kind */
     MAX_THREADS = 64,
     NO_GPU = 77,
-    ARENA = 1, /* segment ids */
+    ARENA = 1, /* the enumerators from here on are segment ids */
     POOL = 2,
     UNDO = 3,
 };
 
 enum way { UP, DOWN, BOTH, N_WAYS };
 
-/* Chunks [first, first + n) of a direction, @rounds times. */
+/* Copies of the chunks [first, first + n) in one direction, @rounds times. */
 struct traffic {
     enum way way; /* UP or DOWN */
     unsigned first, n;
-    uint64_t sent, total; /* commands */
+    uint64_t sent, total; /* number of commands */
 };
 
 struct bench {
@@ -41,11 +41,12 @@ struct bench {
     unsigned rounds, runs;
     struct engine_proc proc;
     uint64_t last_ticket;
-    char *arena, *pattern; /* CHUNKS chunks; what is in the pool when it was filled */
+    /* CHUNKS chunks each; `pattern` is the content with which the pool was filled. */
+    char *arena, *pattern;
     struct cst_cuda_driver driver;
     CUstream streams[2];
-    CUdeviceptr device; /* the yardstick's */
-    char *pinned;       /* same */
+    CUdeviceptr device; /* memory of the comparison on the device */
+    char *pinned;       /* memory of the comparison on the host */
     double engine[N_WAYS][MAX_RUNS], yard[N_WAYS][MAX_RUNS];
 };
 
@@ -90,7 +91,7 @@ static void fill(void *at, size_t bytes, uint64_t seed)
     }
 }
 
-/* What goes which way in @way: all up, all down, or the first half up and the second half down. */
+/* The traffic of @way: all up, all down, or the first half up and the second half down. */
 static unsigned plan(const struct bench *b, enum way way, struct traffic traffic[2])
 {
     unsigned n = way == BOTH ? CHUNKS / 2 : CHUNKS;
@@ -124,8 +125,8 @@ static void submit(struct bench *b, struct traffic *t)
     engine_proc_submit(&b->proc, &copy, 1);
 }
 
-/* Completions that came since @seen, by direction: tickets of a direction are odd or even only by
- * luck, so each command's direction is kept. */
+/* Count the completions since @seen by direction. A ticket does not tell the direction, so the
+ * direction of each command is kept. */
 static void count_done(const struct bench *b, size_t *seen, const enum way *way_of,
                        uint64_t first_ticket, uint64_t done[2])
 {
@@ -217,8 +218,8 @@ static void must_hold(const struct bench *b, unsigned first, unsigned n, const c
     }
 }
 
-/* The three ways, each followed by a look at every byte. What an earlier way left in the pool is
- * what a later one brings down. */
+/* Measure the three ways, and compare every byte after each. A later way copies down what an
+ * earlier one has left in the pool. */
 static void measure(struct bench *b, unsigned run)
 {
     size_t all = CHUNKS * b->chunk_bytes, half = all / 2;
@@ -244,7 +245,8 @@ static void measure(struct bench *b, unsigned run)
     must_hold(b, 0, CHUNKS, "both ways at once: what went up is not there");
 }
 
-/* The UUID of the first GPU, as the engine tells it: this process has no CUDA before it forks. */
+/* The UUID of the first GPU, as the engine reports it: this process must not use CUDA before it
+ * forks. */
 static int probe(const char *program, char *uuid, size_t room)
 {
     static const char key[] = "\"uuid\"";

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* matmul: the card's rate of bf16 matrix products with fp32 sums, as cuBLASLt reaches it: the best
- * of some square sizes, on random numbers (zeros cost less power and run faster). The yardstick of
- * the worker.
+/* matmul: the GPU's rate of bf16 matrix products with fp32 sums, as cuBLASLt reaches it: the best
+ * of some square sizes, on random numbers (zeros need less power and run faster). The worker is
+ * compared with it.
  *
- * cuBLASLt is found at run time. Usage: bench_matmul [--quick] [--json FILE] [--cublas FILE]. Exit
+ * cuBLASLt is loaded at run time. Usage: bench_matmul [--quick] [--json FILE] [--cublas FILE]. Exit
  * status 77: no GPU, or no cuBLASLt. */
 #include "kernels/cuda/driver.h"
 
@@ -40,8 +40,8 @@ struct bench {
     CUdeviceptr a, b, c, workspace;
 };
 
-/* What is measured: c := a b, n x n each, a transposed as BLAS has it, so that both are read along
- * the rows that are summed over. */
+/* The measured product: c := a b, n x n each. a is transposed as BLAS defines it, so that both are
+ * read along the rows over which the sums run. */
 struct product {
     uint64_t n;
     cublasLtMatmulDesc_t desc;
@@ -116,7 +116,7 @@ static int open_gpu(struct bench *b)
     return 0;
 }
 
-/* Memory of @n bf16 between -2 and 2, signs and all digits random. */
+/* Allocate @n bf16 numbers between -2 and 2, with random signs and digits. */
 static CUdeviceptr random_matrix(struct bench *b, size_t n, uint64_t seed)
 {
     uint16_t *values = malloc(2 * n);
@@ -193,12 +193,12 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* TFLOP/s, the median. */
+/* The median rate in TFLOP/s. */
 static double measure(struct bench *b, const struct product *p)
 {
     double rates[REPEATS], flop = 2.0 * (double)p->n * (double)p->n * (double)p->n * LAUNCHES;
 
-    for (int r = -1; r < REPEATS; r++) { /* the first warms up */
+    for (int r = -1; r < REPEATS; r++) { /* the first run warms up */
         float ms;
 
         call(b, b->cu.cuEventRecord(b->begin, b->stream), "event");

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention on a GPU: against the formula in double precision, the same bits twice, and its speed.
- * Exits with 77 where there is no GPU. "--small": small shapes and no speed, for a driver without a
- * GPU. Operations are counted as usual: 4 per score, key and element of a head forwards, of the
- * scores that are not masked; 2.5 times as many back, whatever is computed twice. */
+/* Tests attention on a GPU: compares it with the formula in double precision, checks that two
+ * runs have equal bits, and measures its speed. Exit status 77: no GPU. "--small": small shapes
+ * and no speed, for a driver without a GPU. Operations are counted as usual: forward has 4 per
+ * score that is not masked and element of a head, and backward 2.5 times as many, whatever is
+ * computed twice. */
 #include "client/gpt/cuda/gpu.h"
 #include "tests/lib/attention_reference.h"
 
@@ -21,7 +22,7 @@ static const struct gpt_attention_shape large[] = {
     {1, 777, 1, 80}, {2, 300, 2, 96}, {1, 1025, 1, 112}, {1, 1000, 2, 128}, {1, 400, 1, 256},
 };
 
-/* What is trained: the last one's is the speed that counts. */
+/* Shapes used in training. The speed of the last one is reported. */
 static const struct gpt_attention_shape trained[] = {{8, 2048, 32, 64}, {8, 2048, 16, 128}};
 
 /* One attention on the device. */
@@ -116,7 +117,7 @@ static void fill(const struct place *p, CUdeviceptr at, size_t bytes)
     call(p->gpu, p->gpu->driver.cuMemsetD8Async(at, 0xff, bytes, p->gpu->stream), "NaNs");
 }
 
-/* Results of a run that finds NaNs where it writes. */
+/* Run attention with results filled with NaN before, and copy the results to @f. */
 static void run(const struct place *p, struct attention_field *f)
 {
     fill(p, p->out, 2 * f->n_out);
@@ -130,8 +131,8 @@ static void run(const struct place *p, struct attention_field *f)
     download(p->gpu, f->dqkv, p->dqkv, 6 * f->n_out);
 }
 
-/* Is what was computed right? The bounds are those of tests/gpt/test_cuda_attention, and the fast
- * functions' errors. */
+/* True if the results are right. The bounds are those of tests/gpt/test_cuda_attention plus the
+ * errors of fast functions. */
 static bool judge(const struct attention_field *f, const struct gpt_attention_shape *shape)
 {
     const struct attention_error e = attention_compare(f);
@@ -161,7 +162,7 @@ static bool check(const struct gpt_gpu *gpu, const struct gpt_attention_shape *s
     return ok;
 }
 
-/* Head @head of sequence @seq of @from, alone. */
+/* Copy head @head of sequence @seq of @from. */
 static void pick(const struct attention_field *from, size_t seq, size_t head,
                  struct attention_field *to)
 {
@@ -184,7 +185,7 @@ static void pick(const struct attention_field *from, size_t seq, size_t head,
     }
 }
 
-/* Milliseconds of one @what, the best of RUNS. */
+/* Milliseconds of one call of @what, the best of RUNS. */
 static double measure(const struct place *p, const struct gpt_attention_shape *shape,
                       void (*what)(const struct place *, const struct gpt_attention_shape *))
 {
@@ -223,7 +224,7 @@ static void tell_speed(const struct place *p, const struct gpt_attention_shape *
                  back, 2.5 * operations / back * 1e-9);
 }
 
-/* Does another run write what @f has? */
+/* True if another run writes the results in @f. */
 static bool runs_the_same(const struct place *p, struct attention_field *f)
 {
     struct attention_field again = *f;
@@ -247,7 +248,7 @@ static bool runs_the_same(const struct place *p, struct attention_field *f)
     return same;
 }
 
-/* One shape: the last head is right, two runs have the same bits, and the speed. */
+/* Check one shape: the last head is right, and two runs have equal bits. Also measure the speed. */
 static bool check_whole(const struct gpt_gpu *gpu, const struct gpt_attention_shape *shape,
                         bool speed)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA kernels on a GPU: the same cases as tests/kernels/check_cuda_kernels, bit by bit against
- * the C references, then their speed. Exits with 77 where there is no GPU. */
+/* Tests the CUDA kernels on a GPU with the cases of tests/kernels/check_cuda_kernels, bit by bit
+ * compared with the C references, and measures their speed. Exit status 77: no GPU. */
 #include "tests/gpu/kernels_device.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@ enum { NO_GPU = 77 };
 
 struct options {
     const char *json; /* file to which a line is appended, or NULL */
-    bool speed;       /* also measure */
+    bool speed;       /* measure the speed, too */
     uint64_t seed;
 };
 
@@ -33,7 +33,7 @@ static bool parse(int argc, char **argv, struct options *options)
     return true;
 }
 
-/* A line of the table; true if the bits are right. */
+/* Print a line of the table. True if the bits are right. */
 static bool report(const char *name, const struct cases_result *result, FILE *json)
 {
     (void)printf("%-22s %12llu elements: %s\n", name, result->n_elems,

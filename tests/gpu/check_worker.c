@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The worker's kernels and whole steps of a small model on a real GPU, against the host: the cases
- * of tests/gpt/cuda. With cuBLASLt, and with the plain product. Status 77 without a GPU; a line per
- * case. */
+/* Tests the worker's kernels and whole steps of a small model on a GPU, compared with the host: the
+ * cases of tests/gpt/cuda, with cuBLASLt and with the plain product. Prints a line per case. Exit
+ * status 77: no GPU. */
 #include "tests/gpt/cuda_cases.h"
 #include "tests/gpt/cuda_model.h"
 

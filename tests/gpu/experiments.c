@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a GPU's driver does where its manual is silent and cistern's design depends on it. Each line
- * of the table is a question; its answer and its figures go into the JSON file as well. The parent
- * has no CUDA: processes in the role "gpu" do as they are told.
+/* Experiments that find out what a GPU's driver does where its manual is silent and cistern's
+ * design depends on it. Each line of the table is a question; its answer and numbers are also
+ * written to the JSON file. The parent does not use CUDA: processes in the role "gpu" execute its
+ * requests.
  *
- * Usage: experiments [--json FILE] [--only NAME]. Exit status 77: no GPU here. */
+ * Usage: experiments [--json FILE] [--only NAME]. Exit status 77: no GPU. */
 #include "tests/gpu/link.h"
 #include "tests/gpu/process.h"
 
@@ -24,8 +25,8 @@
 #define ROUNDS 200
 
 struct answer {
-    char words[160];   /* for the table */
-    char figures[200]; /* members of a JSON object, may be "" */
+    char words[160];   /* text for the table */
+    char figures[200]; /* members of a JSON object; may be empty */
 };
 
 struct experiment {
@@ -46,7 +47,7 @@ static void pause_ms(long ms)
     (void)nanosleep(&t, NULL);
 }
 
-/* A new GPU process with a context. */
+/* Start a GPU process with a context. */
 static int start_gpu(struct gpu_link *link, struct cst_err *err)
 {
     struct gpu_message answer;
@@ -55,7 +56,7 @@ static int start_gpu(struct gpu_link *link, struct cst_err *err)
     return rc != CST_OK ? rc : gpu_link_ask(link, GPU_OPEN, 0, -1, &answer, NULL, err);
 }
 
-/* Shared host memory; with @huge, of 2 MiB pages. */
+/* Make shared host memory; with @huge, of 2 MiB pages. */
 static int host_memory(bool huge, int *out, struct cst_err *err)
 {
     int fd = memfd_create("experiments", MFD_CLOEXEC | (huge ? MFD_HUGETLB : 0u));
@@ -92,7 +93,7 @@ static int check_survivor(int slab, double *others, struct cst_err *err)
     return rc;
 }
 
-/* Bytes of the device that are free, seen by a fresh process. */
+/* Free bytes of the device, as a new process sees them. */
 static int look_at_free(double *out, struct cst_err *err)
 {
     struct gpu_link looker = {0};
@@ -180,7 +181,7 @@ static int no_context(struct answer *answer, struct cst_err *err)
 
 /* -- a timeline page between processes ------------------------------------------------------ */
 
-/* Two processes' streams answer each other through two words of host memory. */
+/* The streams of two processes answer each other with two words of host memory. */
 static int timeline_pair(struct gpu_link *echo, struct gpu_link *drive, int page, double *us,
                          struct cst_err *err)
 {
@@ -200,7 +201,7 @@ static int timeline_pair(struct gpu_link *echo, struct gpu_link *drive, int page
     return rc != CST_OK ? rc : gpu_link_ask(echo, GPU_SYNC, 0, -1, &reply, NULL, err);
 }
 
-/* A stream that waits for a process that is dead, freed by the processor. */
+/* A stream waits for a process that is dead, and the processor releases it. */
 static int timeline_free(struct gpu_link *echo, int page, struct cst_err *err)
 {
     struct gpu_message reply;
@@ -286,7 +287,7 @@ static int measure_beside(struct gpu_link *copier, struct gpu_link *busy, struct
         rc = gpu_link_send(busy->sock, &ask, -1, err);
     }
     if (rc == CST_OK) {
-        pause_ms(200); /* the kernels run by then; they go on for long after the copies */
+        pause_ms(200); /* the kernels run by then, and continue long after the copies */
         rc = gpu_link_ask(copier, GPU_BANDWIDTH, 100, -1, &beside, NULL, err);
     }
     if (rc == CST_OK) {
@@ -335,7 +336,8 @@ static int overlap(struct answer *answer, struct cst_err *err)
 
 /* -- registration --------------------------------------------------------------------------- */
 
-/* Milliseconds for 256 MiB that are populated; negative: no such pages here. */
+/* Milliseconds of registering 256 MiB of populated memory. Negative: the system has no such
+ * pages. */
 static int time_registration(bool huge, double *ms, struct cst_err *err)
 {
     struct gpu_link link = {0};
@@ -353,7 +355,7 @@ static int time_registration(bool huge, double *ms, struct cst_err *err)
     if (page >= 0) {
         (void)close(page);
     }
-    if (rc != CST_OK && huge) { /* none reserved: mmap says so */
+    if (rc != CST_OK && huge) { /* none are reserved, so mmap fails */
         *ms = -1;
         rc = CST_OK;
     }
@@ -384,7 +386,7 @@ static int registration(struct answer *answer, struct cst_err *err)
 
 /* -- kill -9 in a copy ---------------------------------------------------------------------- */
 
-/* One kill; *moved: the slab changed after the process was gone. */
+/* Kill a process once. *@moved: the slab changed after the process's end. */
 static int kill_once(struct gpu_link *watcher, int slab, int page, long after_ms, bool *moved,
                      struct cst_err *err)
 {
@@ -403,7 +405,7 @@ static int kill_once(struct gpu_link *watcher, int slab, int page, long after_ms
         rc = gpu_link_ask(&copier, GPU_COPY_FOR_EVER, 0, -1, &reply, NULL, err);
     }
     if (rc == CST_OK) {
-        pause_ms(after_ms); /* which copy it falls into is left to chance */
+        pause_ms(after_ms); /* the copy that the kill hits is random */
         rc = gpu_link_kill(&copier, err);
     }
     if (rc == CST_OK) {
@@ -475,7 +477,7 @@ static void write_json(FILE *json, const struct experiment *experiment, const st
     }
 }
 
-/* Is there a GPU? What it is goes to the first line. */
+/* True if there is a GPU. Its name is printed on the first line. */
 static int look(void)
 {
     struct gpu_link link = {0};

@@ -80,7 +80,7 @@ static void get(struct cases_device *cases, void *to, const void *from, size_t b
     }
 }
 
-/* All that was used of the arena becomes canaries again. */
+/* Fill the used part of the arena with canaries again. */
 static bool clear(struct cases_device *cases)
 {
     struct kernels_device *d = of(cases);
@@ -182,7 +182,7 @@ struct product {
     float want[3][M][N];
 };
 
-/* Small whole numbers: exact in any order of sums. */
+/* Small integers make sums exact in any order. */
 static void make_product(struct product *p)
 {
     for (int k = 0; k < K; k++) {
@@ -294,7 +294,7 @@ static int open_rest(struct kernels_device *d, struct cst_err *err)
     }
     if (status == CST_OK) {
         d->arena_used = ARENA_BYTES - AROUND;
-        (void)clear(&d->cases); /* all of it becomes canaries */
+        (void)clear(&d->cases); /* fills all of the arena with canaries */
     }
     return status;
 }

@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bandwidth of the kernels beside that of a copy within the card, in the same run. */
+/* Measures the memory bandwidth of the kernels, compared with a copy within the GPU in the same
+ * run. */
 #include "tests/gpu/kernels_device.h"
 
 #include <stdlib.h>
 
 enum {
-    REPEATS = 7,     /* of which the median counts */
-    LAUNCHES = 10,   /* in a repeat */
-    MAX_SOURCES = 8, /* in a reduction */
+    REPEATS = 7,     /* number of repetitions; the median counts */
+    LAUNCHES = 10,   /* launches in a repetition */
+    MAX_SOURCES = 8, /* sources of a reduction */
 };
 
-static const uint64_t N = 1u << 26;    /* elements: rows are larger than any cache */
-static const uint64_t N_SUMS = 244141; /* tiles of 1e9 parameters */
+static const uint64_t N = 1u << 26;    /* elements; rows are larger than any cache */
+static const uint64_t N_SUMS = 244141; /* number of tiles of 1e9 parameters */
 
-/* Rows for all that is measured. */
+/* Rows for all measurements. */
 struct speed {
     struct kernels_device *d;
     FILE *json;
     CUevent begin, end;
     CUdeviceptr grad, master, exp_avg, exp_avg_sq, weight;
-    CUdeviceptr out[3]; /* what updates write: master, exp_avg, exp_avg_sq */
+    CUdeviceptr out[3]; /* rows that updates write: master, exp_avg, exp_avg_sq */
     CUdeviceptr source[MAX_SOURCES];
     CUdeviceptr tiles, spans, sums, norm;
     struct cst_update_scalars scalars;
-    double copy; /* GB/s, read and written */
+    double copy; /* rate of the copy in GB/s, read plus written */
 };
 
 static int by_size(const void *a, const void *b)
@@ -34,7 +35,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median milliseconds of one @once. */
+/* Median milliseconds of one call of @once. */
 static double measure(struct speed *s, int (*once)(struct speed *s, uint32_t arg, struct cst_err *),
                       uint32_t arg)
 {
@@ -42,7 +43,7 @@ static double measure(struct speed *s, int (*once)(struct speed *s, uint32_t arg
     double ms[REPEATS];
     struct cst_err err = {0};
 
-    for (int r = -1; r < REPEATS; r++) { /* the first warms up */
+    for (int r = -1; r < REPEATS; r++) { /* the first run warms up */
         float elapsed;
 
         kernels_device_call(s->d, cu->cuEventRecord(s->begin, s->d->stream), "event");
@@ -74,13 +75,13 @@ static void *pointer(CUdeviceptr at)
     return (void *)(uintptr_t)at;
 }
 
-/* @at: the row's first element; exponents are behind the codes. */
+/* The moments row at @at. Exponents are after the codes. */
 static struct cst_update_moment moment(CUdeviceptr at)
 {
     return (struct cst_update_moment){.values = pointer(at), .exponents = pointer(at + N)};
 }
 
-/* AdamW with moments of format @moments. */
+/* Run an AdamW update with moments of the format @moments. */
 static int update_once(struct speed *s, uint32_t moments, struct cst_err *err)
 {
     const struct cst_cuda_update update = {
@@ -158,7 +159,7 @@ static void make_tiles(struct speed *s)
     free(tiles);
 }
 
-/* @bytes: read and written by one. */
+/* Print a row of the table. @bytes: read and written by one call. */
 static void row(struct speed *s, const char *name, double ms, double bytes)
 {
     double rate = bytes / ms / 1e6;

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define ANSWER_MS 60000 /* the slowest thing that is asked takes seconds */
+#define ANSWER_MS 60000 /* the slowest requests take seconds */
 
 extern char **environ;
 
@@ -25,7 +25,7 @@ int gpu_link_start(struct gpu_link *link, const char *role, struct cst_err *err)
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
         return cst_err_errno(err, CST_EIO, errno, "socketpair");
     }
-    if (pair[1] == GPU_LINK_FD) { /* dup2 onto itself would keep close-on-exec */
+    if (pair[1] == GPU_LINK_FD) { /* dup2 onto itself would keep the close-on-exec flag */
         (void)fcntl(pair[1], F_SETFD, 0);
     }
     (void)posix_spawn_file_actions_init(&actions);

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define REGISTER_BYTES ((uint64_t)256 << 20)
-#define BUSY_ELEMS ((uint64_t)16 << 20) /* of the kernels that keep the GPU busy */
+#define BUSY_ELEMS ((uint64_t)16 << 20) /* elements of the kernels that keep the GPU busy */
 
 struct process {
     struct cst_cuda_driver driver;
@@ -24,9 +24,9 @@ struct process {
     struct cst_cuda_kernels kernels;
     CUstream up, down;
     CUmemGenericAllocationHandle handle;
-    CUdeviceptr slab; /* 0: none */
+    CUdeviceptr slab; /* 0: there is no slab */
     uint64_t slab_bytes;
-    char *host; /* NULL: none */
+    char *host; /* NULL: there is no host memory */
     uint64_t host_bytes;
 };
 
@@ -160,7 +160,7 @@ static int paint(uint32_t word, struct cst_err *err)
     return rc != CST_OK ? rc : CHECK(cuStreamSynchronize(p.up));
 }
 
-/* The slab's words, the caller's to free. */
+/* Read the slab's words, which the caller frees. */
 static int read_slab(uint32_t **out, struct cst_err *err)
 {
     uint32_t *words = malloc(p.slab_bytes);
@@ -198,7 +198,7 @@ static int count_others(uint32_t word, double *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* Of 52 bits, so that a double carries it. */
+/* The checksum has 52 bits, so that a double can hold it. */
 static int checksum(double *out, struct cst_err *err)
 {
     uint32_t *words;
@@ -259,10 +259,11 @@ static uint64_t copy_bytes(void)
 {
     uint64_t n = p.host_bytes < p.slab_bytes ? p.host_bytes : p.slab_bytes;
 
-    return n < REGISTER_BYTES ? n : REGISTER_BYTES; /* a copy must not straddle registrations */
+    /* A copy must not cross the border of registrations. */
+    return n < REGISTER_BYTES ? n : REGISTER_BYTES;
 }
 
-/* Until it is killed: the words say which round they are of. */
+/* Copy until this process is killed. The words contain the number of their round. */
 static int copy_for_ever(struct cst_err *err)
 {
     uint32_t *words = (uint32_t *)(void *)p.host;
@@ -285,7 +286,7 @@ static int time_copies(unsigned n, bool up, double *gb_s, struct cst_err *err)
     int rc = CST_OK;
 
     for (unsigned i = 0; i < n + 1 && rc == CST_OK; i++) {
-        if (i == 1) { /* the first warms up */
+        if (i == 1) { /* the first run warms up */
             rc = CHECK(cuStreamSynchronize(stream));
             began = now_s();
         }
@@ -353,7 +354,8 @@ static int word(unsigned i, CUdeviceptr *out, struct cst_err *err)
     return rc;
 }
 
-/* @rounds times: wait for word @waits, write word @writes; or the other way round. */
+/* Enqueue @rounds rounds: wait for word @waits and write word @writes, or with @write_first in the
+ * opposite order. */
 static int enqueue_rounds(unsigned rounds, unsigned waits, unsigned writes, bool write_first,
                           struct cst_err *err)
 {
@@ -457,7 +459,7 @@ static int obey(const struct gpu_message *asked, int fd, struct gpu_message *ans
     return cst_err_set(err, CST_EINVAL, "verb %u", asked->what);
 }
 
-/* One verb. CST_ECONN: the parent is gone. */
+/* Execute one request. CST_ECONN: the parent is gone. */
 static int serve_one(struct cst_err *err)
 {
     struct gpu_message asked, answer = {0};
