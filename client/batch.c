@@ -4,19 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Most items in a batch, whatever the daemon allows: 2048 of at most 28 bytes fit a frame. */
+/* Largest number of items in a batch, even if the daemon allows more. An item has at most 28 bytes,
+ * so that 2048 items fit into a frame. */
 #define MAX_ITEMS 2048
 
 struct cst_batch {
-    struct cst_call call;         /* first: the call's callback finds the batch by it */
-    struct cst_job *job;          /* owns it */
-    struct cst_batch *next;       /* in job->batches */
-    bool in_flight;               /* else it is free to use */
-    bool awaited;                 /* by the pending call */
-    uint32_t lease_epoch;         /* when it was sent */
-    uint32_t n_items;             /* entries in items */
-    uint32_t capacity;            /* of items */
-    struct cst_lease_item *items; /* what was asked, in order; owned */
+    struct cst_call call;         /* First field: the callback converts its address. */
+    struct cst_job *job;          /* The owner. */
+    struct cst_batch *next;       /* Next in job->batches. */
+    bool in_flight;               /* False: the batch can be used for new items. */
+    bool awaited;                 /* The pending call waits for it. */
+    uint32_t lease_epoch;         /* job->lease_epoch when it was sent. */
+    uint32_t n_items;             /* Number of items. */
+    uint32_t capacity;            /* Number of entries allocated in items. */
+    struct cst_lease_item *items; /* The items in order. Owned. */
 };
 
 static bool is_fetch(const struct cst_lease_item *item)
@@ -29,9 +30,10 @@ static bool is_hint(const struct cst_lease_item *item)
     return item->kind == CST_LEASE_PREFETCH || item->kind == CST_LEASE_EVICT;
 }
 
-/* A hint that fails changes nothing. A fetch ahead that fails is asked again as a demand, and then
- * its failure is heard. All else that nobody waits for would be lost silently: gradients above all.
- */
+/* Record the failure of @item. A hint that fails changes nothing. A fetch ahead that fails is
+ * repeated as a fetch for which the worker waits, which then reports the failure. The failure of
+ * any other item would be lost, and with it perhaps a gradient; therefore it makes the step
+ * void. */
 static void note_failure(struct cst_batch *batch, const struct cst_lease_item *item,
                          const struct cst_err *why)
 {
@@ -46,7 +48,7 @@ static void note_failure(struct cst_batch *batch, const struct cst_lease_item *i
     }
 }
 
-/* Within the slabs of the size class of @chunk. */
+/* Check that the block of @result lies in the slabs of the size class of @chunk. */
 static int check_place(const struct cst_job *job, uint32_t chunk, const Cistern__ItemResult *result,
                        struct cst_err *why)
 {
@@ -66,7 +68,8 @@ static int check_place(const struct cst_job *job, uint32_t chunk, const Cistern_
     return CST_OK;
 }
 
-/* What is granted may still have to be copied to its block. */
+/* Take over a granted lease. If the daemon leaves the copy to the worker, the copy is started here.
+ * If that fails, the step is void, and the lease counts as refused. */
 static int take_lease(struct cst_batch *batch, const struct cst_lease_item *item,
                       const Cistern__ItemResult *result, struct cst_err *why)
 {
@@ -151,6 +154,7 @@ static void batch_done(struct cst_call *call)
 {
     struct cst_batch *batch = (struct cst_batch *)(void *)call;
 
+    /* A sync since then has voided all leases, and has set n_awaited to 0. */
     if (batch->lease_epoch == batch->job->lease_epoch) {
         if (call->status == CST_OK) {
             take_results(batch);
@@ -163,8 +167,9 @@ static void batch_done(struct cst_call *call)
     cst_call_reset(call);
 }
 
-/* A micro-batch whose end is not known would be mixed with the next; a step that is prepared as
- * nobody knows is no better. */
+/* The reply to Accumulate or PrepareStep. If Accumulate failed, the micro-batch would be mixed with
+ * the next one. If PrepareStep failed, it is unknown with which parameters chunks are updated.
+ * Therefore both failures make the step void. */
 static void plain_done(struct cst_call *call)
 {
     struct cst_batch *batch = (struct cst_batch *)(void *)call;
@@ -176,7 +181,7 @@ static void plain_done(struct cst_call *call)
     cst_call_reset(call);
 }
 
-/* A batch that is not in flight, with room for @n items. */
+/* Return a batch that is not in flight, with space for @n items; NULL: out of memory. */
 static struct cst_batch *get_batch(struct cst_job *job, uint32_t n)
 {
     struct cst_batch *batch;
@@ -204,7 +209,7 @@ static struct cst_batch *get_batch(struct cst_job *job, uint32_t n)
     return batch;
 }
 
-/* BatchItem.Kind has the numbers of cst_lease_kind. */
+/* BatchItem.Kind and cst_lease_kind have the same numbers. */
 static void fill_item(const struct cst_lease_item *item, Cistern__BatchItem *msg)
 {
     cistern__batch_item__init(msg);
@@ -302,8 +307,8 @@ int cst_batch_prepare(struct cst_job *job, Cistern__Hyper *hyper, struct cst_err
     return rc;
 }
 
-/* What could not be sent: fetches are not held; and as parts may be on their way already, the step
- * is void. */
+/* Cancel items that could not be sent. Fetches are not held. Earlier items of the same list may be
+ * sent already; therefore the step is void. */
 static void give_up(struct cst_job *job, const struct cst_lease_item *items, uint32_t n,
                     const struct cst_err *why)
 {
@@ -320,8 +325,8 @@ void cst_batch_give_up(struct cst_job *job, const struct cst_err *why)
     give_up(job, job->leases.items, job->leases.n_items, why);
 }
 
-/* How many of the @n items at @items go with the first of them: one ACCUMULATE, or up to @max that
- * are none. */
+/* Return how many of the @n items at @items are sent in the next message: one ACCUMULATE alone, or
+ * up to @max items of other kinds. */
 static uint32_t take_run(const struct cst_lease_item *items, uint32_t n, uint32_t max)
 {
     uint32_t run = 0;

@@ -13,8 +13,8 @@
  * status that ended the connection: the step is void. Never waits. */
 int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err);
 
-/* Send the @n items @items in order. Nobody waits for their replies. Otherwise as cst_batch_send.
- */
+/* Send the @n items @items in order. Nobody waits for their replies. Otherwise as
+ * cst_batch_send. */
 int cst_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n);
 
 /* Send the parameters of the current step in advance (PrepareStep). Nobody waits for the reply; if

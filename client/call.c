@@ -25,7 +25,7 @@ static void finish(struct cst_call *call, int status, const char *words)
     }
 }
 
-/* A call's callback must not see itself in a list, so each list is emptied from the front. */
+/* The lists are emptied from the front, such that no call is in a list when its callback runs. */
 void cst_client_die(struct cst_client *client, const struct cst_err *cause)
 {
     struct cst_call *call;
@@ -49,8 +49,8 @@ void cst_client_die(struct cst_client *client, const struct cst_err *cause)
     client->n_sent = 0;
 }
 
-/* Read an Error's body. Its status must be one of an error: a daemon that says "error: ok" is not
- * believed. */
+/* Read the body of an Error message. Its status must be a final failure, else the daemon is faulty:
+ * CST_EPROTO. */
 static int parse_error(const struct cst_frame *frame, struct cst_err *out)
 {
     Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
@@ -66,8 +66,8 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out)
     return CST_OK;
 }
 
-/* What the daemon says unasked: why it is going to close the connection. A newer one may announce
- * other things. */
+/* Process a message that is not a reply: an Error says why the daemon will close the connection.
+ * All other types are ignored, because newer daemons may send them. */
 static void take_event(struct cst_client *client, const struct cst_frame *frame)
 {
     struct cst_err why = {0};
@@ -77,8 +77,8 @@ static void take_event(struct cst_client *client, const struct cst_frame *frame)
     }
 }
 
-/* The peer has closed the connection, as a send found out: what it said before may still be here to
- * be read. Replies among it are not of use any more: their calls end with the connection. */
+/* The peer has closed the connection. Its last messages may still be in the socket; look there for
+ * the reason. Replies are dropped, because their calls end with the connection. */
 static void hear_farewell(struct cst_client *client)
 {
     struct cst_frame frame = {0};
@@ -92,8 +92,9 @@ static void hear_farewell(struct cst_client *client)
     }
 }
 
-/* End the connection with @status and the words in @err, prefixed with the socket's path; or with
- * what the daemon said about its end. */
+/* End the connection with @status and the text of @why, after the socket's path. If the daemon said
+ * why it closed the connection, its status and text are used. Returns the status; @err receives the
+ * cause. */
 static int die(struct cst_client *client, int status, struct cst_err *why, struct cst_err *err)
 {
     struct cst_err cause;
@@ -110,7 +111,7 @@ static int die(struct cst_client *client, int status, struct cst_err *why, struc
     return cst_client_check(client, err);
 }
 
-/* CST_OK: gone; CST_EAGAIN: the socket is full; else the connection is over. */
+/* Send a request. CST_EAGAIN: not now; any other failure: the connection is over. */
 static int transmit(struct cst_client *client, struct cst_call *call, const uint8_t *body,
                     uint32_t body_bytes, struct cst_err *err)
 {
@@ -120,7 +121,7 @@ static int transmit(struct cst_client *client, struct cst_call *call, const uint
     int rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
 
     if (rc == CST_EAGAIN || rc == CST_ENOMEM) {
-        return CST_EAGAIN; /* a machine that is short of memory takes the request later */
+        return CST_EAGAIN; /* If the kernel has no memory for it now, it is sent later. */
     }
     if (rc != CST_OK) {
         return die(client, rc, &why, err);
@@ -150,7 +151,8 @@ static int enqueue(struct cst_client *client, struct cst_call *call, const uint8
     return CST_OK;
 }
 
-/* Send from the queue's front. CST_OK: empty or out of credits; CST_EAGAIN: the socket is full. */
+/* Send queued requests, oldest first. CST_OK: the queue is empty, or there is no credit left;
+ * CST_EAGAIN: the socket is full; other statuses: the connection is over. */
 static int drain(struct cst_client *client, struct cst_err *err)
 {
     while (client->queue != NULL && client->n_sent < client->credits) {
@@ -201,7 +203,8 @@ int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t ty
     return enqueue(client, call, client->out, (uint32_t)bytes, err);
 }
 
-/* Take the call with id @request out of the list sent, or return NULL. */
+/* Remove the call with the id @request from the list of sent calls and return it; NULL: there is
+ * none. */
 static struct cst_call *take(struct cst_client *client, uint64_t request)
 {
     for (struct cst_call **link = &client->sent; *link != NULL; link = &(*link)->next) {
@@ -240,7 +243,8 @@ static int parse_reply(struct cst_call *call, struct cst_frame *frame, struct cs
     return CST_OK;
 }
 
-/* Give a received frame to its call. Fails only where the daemon cannot be believed any more. */
+/* Finish the call to which @frame is the reply. Fails only if the daemon is faulty, and the
+ * connection must end. */
 static int dispatch(struct cst_client *client, struct cst_frame *frame, struct cst_err *why)
 {
     struct cst_call *call;
@@ -315,6 +319,7 @@ int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err
         return rc;
     }
     rc = drain(client, err);
+    /* Without a time limit and a device, a blocking read is enough and saves the poll. */
     if (rc == CST_OK && timeout_ms < 0 && client->watch == NULL) {
         return receive(client, 0, err);
     }
@@ -373,7 +378,8 @@ int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t typ
 {
     int rc = cst_client_check(client, err);
 
-    /* Waiting here would take in the reply that a poller of the fd waits for. */
+    /* A wait here would read the reply of the pending call, and the client's descriptor would not
+     * become readable for it. */
     if (rc == CST_OK && client->pending) {
         rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
     }
@@ -384,7 +390,7 @@ int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t typ
         return rc;
     }
     while (call->state != CST_CALL_DONE) {
-        /* A connection that ends finishes the call with the cause. */
+        /* If the connection ends, the call is finished with the cause. */
         (void)cst_call_wait(client, -1, err);
     }
     rc = cst_call_result(call, err);

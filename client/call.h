@@ -53,8 +53,8 @@ int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t ty
  * cst_call_pump and cst_call_wait do. */
 int cst_call_result(const struct cst_call *call, struct cst_err *err);
 
-/* Free the reply and close its remaining fds; the call is then IDLE. The call must be DONE or IDLE.
- */
+/* Free the reply and close its remaining fds; the call is then IDLE. The call must be DONE or
+ * IDLE. */
 void cst_call_reset(struct cst_call *call);
 
 /* Start a call and wait until it is DONE. After a failure the call is IDLE. Statuses of

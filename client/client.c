@@ -40,7 +40,7 @@ int cst_client_check(const struct cst_client *client, struct cst_err *err)
     return CST_OK;
 }
 
-/* Words for a connect() to @path that failed with @errnum, and what to do about it. */
+/* Make the error for a connect() to @path that failed with @errnum, with a remedy. */
 static int cannot_connect(const char *path, int errnum, struct cst_err *err)
 {
     bool is_default = strcmp(path, CST_DEFAULT_SOCKET) == 0;
@@ -70,7 +70,7 @@ static int cannot_connect(const char *path, int errnum, struct cst_err *err)
     return cst_err_errno(err, CST_ECONN, errnum, "no daemon to talk to at %s", path);
 }
 
-/* SO_SNDTIMEO bounds connect() where the daemon's backlog is full. */
+/* SO_SNDTIMEO limits how long connect() waits if the daemon's backlog is full. */
 static int dial(const char *path, int *out, struct cst_err *err)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -101,7 +101,8 @@ static int dial(const char *path, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* A daemon of another version answers the Hello with EVERSION and words of its own. */
+/* Exchange Hello and Welcome. A daemon without a common version of the protocol answers with
+ * CST_EVERSION and a text of its own. */
 static int hello(struct cst_client *client, struct cst_err *err)
 {
     Cistern__Hello msg = CISTERN__HELLO__INIT;
@@ -192,7 +193,8 @@ void cst_disconnect(struct cst_client *client)
         return;
     }
     if (client->job != NULL && !client->forked) {
-        /* Once the connection is gone somebody else may have the blocks. */
+        /* Wait for the device first: when the connection is closed, the daemon may give the blocks
+         * to another worker. */
         (void)cst_device_finish(client->job, NULL);
     }
     cst_fork_forget(client);

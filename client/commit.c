@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_commit: declarations go up, the layout and the pool come down. */
+/* cst_commit: send the declarations, then get the layout and the pool. */
 #include "client/job.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A bound on what a plan can make us allocate: more than 2 per tensor cannot be of use. */
+/* Limit of the slabs and arenas in a plan, so that a faulty daemon cannot cause huge
+ * allocations. */
 #define MAX_SLABS (1u << 20)
 
-/* CST_OK: the declaration is with the daemon whole. One message at a time: a refused one must stop
- * those behind it. */
+/* Send the declarations. CST_OK: the daemon has accepted all of them. The messages are sent one at
+ * a time, because a message that is refused must stop the following ones. */
 static int declare_some(struct cst_job *job, struct cst_err *err)
 {
     struct cst_commit *commit = &job->commit;
@@ -39,7 +40,7 @@ static int declare_some(struct cst_job *job, struct cst_err *err)
     }
 }
 
-/* Size class @i of the plan. A daemon that says nothing of classes has one. */
+/* Return size class @i of the plan. An older daemon does not send classes, and has one. */
 static Cistern__PoolClass class_at(const Cistern__Committed *msg, uint32_t i)
 {
     Cistern__PoolClass only = CISTERN__POOL_CLASS__INIT;
@@ -62,7 +63,8 @@ static uint32_t slabs_of(const Cistern__PoolClass *class)
            (class->n_blocks % class->blocks_per_slab > 0 ? 1 : 0);
 }
 
-/* Slabs of the classes follow each other; a class that this rank never uses has none. */
+/* Check the size classes. Their slabs must follow each other; a class that this rank never uses has
+ * no slabs. */
 static int check_classes(const Cistern__Committed *msg, struct cst_err *why)
 {
     uint64_t n_slabs = 0, least = 0;
@@ -110,7 +112,8 @@ static int check_committed(const struct cst_job *job, const Cistern__Committed *
     return CST_OK;
 }
 
-/* The arrays that hang on the plan. A commit that failed here before has made some of them. */
+/* Allocate the arrays whose lengths depend on the plan. An earlier commit that failed may have
+ * allocated some of them. */
 static int make_room(struct cst_job *job, struct cst_err *err)
 {
     size_t n = job->declare.n_tensors;
@@ -198,8 +201,8 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* Tensor @number of @chunk, of size class @class, at element @offset. All tensors of a chunk are of
- * one kind. */
+/* Record that tensor @number begins at element @offset of @chunk, which has the size class @class.
+ * The chunk gets its traits from each of its tensors, because all of them have the same pattern. */
 static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint32_t class,
                       uint64_t offset, struct cst_err *why)
 {
@@ -267,7 +270,8 @@ static int get_layout(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* CST_EPROTO: a slab is not what the daemon says; CST_ENOMEM: the kernel does not map it. */
+/* Map the slabs of a reply. CST_EPROTO: a slab is not as the daemon says; CST_ENOMEM: the kernel
+ * cannot map it; or a status of the device. */
 static int take_slabs(struct cst_job *job, struct cst_err *why)
 {
     const Cistern__PoolPart *part = (const Cistern__PoolPart *)job->call.reply;
@@ -307,7 +311,7 @@ static int ask_memory(struct cst_job *job, uint16_t type, const ProtobufCMessage
     return cst_call_start(job->client, &job->call, type, msg, reply_type, reply, err);
 }
 
-/* The answer's descriptors are for @take. */
+/* Get the reply with descriptors, and let @take map them. */
 static int take_memory(struct cst_job *job, int (*take)(struct cst_job *job, struct cst_err *why),
                        struct cst_err *err)
 {
@@ -433,7 +437,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-/* The ranks disagree: what this one declared is forgotten over there. */
+/* The ranks disagree, and the daemon has forgotten what this rank declared: begin again. */
 static void declare_anew(struct cst_commit *commit)
 {
     commit->phase = CST_COMMIT_DECLARE;

@@ -10,7 +10,7 @@
 
 /* -- names ------------------------------------------------------------------------------------ */
 
-/* FNV-1a. */
+/* FNV-1a hash. */
 static uint32_t hash(const char *name)
 {
     uint32_t h = 2166136261u;
@@ -21,7 +21,8 @@ static uint32_t hash(const char *name)
     return h;
 }
 
-/* The name of number @i: tensors and operators both begin with it, @stride bytes apart. */
+/* Return the name of tensor or operator @i. Both structs begin with their name, and have a size of
+ * @stride bytes. */
 static const char *name_at(const void *base, size_t stride, uint32_t i)
 {
     return (const char *)base + stride * i;
@@ -56,7 +57,7 @@ static void put_name(struct cst_declare_names *names, const char *name, uint32_t
     names->n_used++;
 }
 
-/* Make room for one more name at a load of at most a half. */
+/* Make space for one more name, such that at most half of the slots are used. */
 static int grow_names(struct cst_declare_names *names, const void *base, size_t stride)
 {
     struct cst_declare_names bigger = {.n_slots = names->n_slots == 0 ? 64 : 2 * names->n_slots};
@@ -122,7 +123,7 @@ void cst_declare_close(struct cst_declare *declare)
     cst_declare_init(declare, declare->rank, declare->world);
 }
 
-/* Double @*array when @n fills @*capacity. */
+/* Double the allocated size of *array if its @n entries fill *capacity. */
 static int grow(void **array, uint32_t n, uint32_t *capacity, size_t size)
 {
     uint32_t bigger = *capacity == 0 ? 16 : 2 * *capacity;
@@ -238,7 +239,7 @@ static int check_kind(const struct cst_declare *declare, const struct cst_tensor
     return CST_OK;
 }
 
-/* The shape has been checked. */
+/* Check the box of a tensor whose shape has been checked. */
 static int check_box(const struct cst_tensor_spec *spec, struct cst_err *err)
 {
     const char *name = cst_pattern(spec->pattern)->name;
@@ -332,7 +333,8 @@ int cst_declare_add_tensor(struct cst_declare *declare, const struct cst_tensor_
 
 /* -- operators -------------------------------------------------------------------------------- */
 
-/* Stamps tell a repeat in O(1): an operator may name 65536 tensors. */
+/* Copy the list of tensors. Stamps find a repeated tensor in O(1), because an operator may have
+ * 65536 tensors. */
 static int copy_tensors(struct cst_declare *declare, const char *name, const int *tensors,
                         uint32_t n_tensors, uint32_t *out, struct cst_err *err)
 {
@@ -371,7 +373,8 @@ static int grow_stamps(struct cst_declare *declare)
     return CST_OK;
 }
 
-/* A failed try leaves stamps behind that name the operator which comes next: wipe them. */
+/* Clear the stamps of an operator that was not added: the next operator will have the same
+ * number. */
 static void wipe_stamps(struct cst_declare *declare, const int *tensors, uint32_t n_tensors)
 {
     for (uint32_t i = 0; i < n_tensors; i++) {
@@ -381,7 +384,7 @@ static void wipe_stamps(struct cst_declare *declare, const int *tensors, uint32_
     }
 }
 
-/* The ranks that are in the groups of all its tensors. */
+/* Return the ranks that are in the groups of all tensors of @op. */
 static uint64_t ranks_of(const struct cst_declare *declare, const struct cst_declare_operator *op)
 {
     uint64_t ranks = declare->groups[0];
@@ -392,7 +395,7 @@ static uint64_t ranks_of(const struct cst_declare *declare, const struct cst_dec
     return ranks;
 }
 
-/* @op gets its list, and who runs it. */
+/* Fill in the tensors of @op, and whether this rank runs it. */
 static int fill_operator(struct cst_declare *declare, struct cst_declare_operator *op,
                          const int *tensors, struct cst_err *err)
 {

@@ -2,8 +2,7 @@
 /* The declarations of a worker before it commits: groups, tensors and operators. This module checks
  * what can be checked without the daemon (declare.c) and packs them into Declare messages
  * (declare_message.c). After cst_commit the declarations are constant. Used by the job's thread
- * only.
- */
+ * only. */
 #ifndef CST_DECLARE_H
 #define CST_DECLARE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations in Declare messages: groups, then tensors, then operators, as many as fit. */
+/* Packs declarations into Declare messages: first groups, then tensors, then operators. */
 #include "client/declare.h"
 
 #include "proto/frame.h"
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes that a declaration takes in a message at most: tags and lengths of at most 5 bytes each,
- * varints of at most 10 or 3. */
+/* Upper limit of the bytes of a declaration in a message. A tag or a length has at most 5 bytes,
+ * the size of a dimension at most 10, the number of a tensor at most 3. */
 static size_t tensor_bytes(const struct cst_declare_tensor *tensor)
 {
     return 96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
@@ -19,9 +19,9 @@ static size_t operator_bytes(const struct cst_declare_operator *op)
     return 64 + strlen(op->name) + 3 * (size_t)op->n_tensors;
 }
 
-enum { GROUP_BYTES = 16 + 64 }; /* a group: a byte for each rank */
+enum { GROUP_BYTES = 16 + 64 }; /* The same for a group: one byte per rank. */
 
-/* A group's list is its message's, behind it. */
+/* Make the message of a group. The list of ranks lies after the struct in the same allocation. */
 static Cistern__GroupDecl *make_group(uint64_t group)
 {
     Cistern__GroupDecl *msg = malloc(sizeof *msg + 64 * sizeof *msg->ranks);
@@ -38,7 +38,7 @@ static Cistern__GroupDecl *make_group(uint64_t group)
     return msg;
 }
 
-/* Messages borrow names, shapes and lists from the declaration; they own only themselves. */
+/* Make the message of a tensor. It borrows the name and the shapes from the declaration. */
 static Cistern__TensorDecl *make_tensor(const struct cst_declare_tensor *tensor)
 {
     Cistern__TensorDecl *msg = malloc(sizeof *msg);
@@ -83,7 +83,7 @@ static Cistern__OperatorDecl *make_operator(const struct cst_declare_operator *o
     return msg;
 }
 
-/* How many behind the first @done fit into @room bytes; what is used is taken off @room. */
+/* Return how many groups after the first @done ones fit into *room bytes, and reduce *room. */
 static uint32_t fit_groups(const struct cst_declare *declare, uint32_t done, size_t *room)
 {
     uint32_t n = declare->n_groups - 1 - done;
@@ -93,7 +93,7 @@ static uint32_t fit_groups(const struct cst_declare *declare, uint32_t done, siz
     return n;
 }
 
-/* The same from number @first on. */
+/* Return how many tensors from number @first on fit into *room bytes, and reduce *room. */
 static uint32_t fit_tensors(const struct cst_declare *declare, uint32_t first, size_t *room)
 {
     uint32_t n = 0;
@@ -115,7 +115,7 @@ static uint32_t fit_operators(const struct cst_declare *declare, uint32_t first,
     return n;
 }
 
-/* What one message takes. */
+/* The numbers of declarations in one message. */
 struct load {
     uint32_t n_groups, n_tensors, n_operators;
 };
@@ -134,7 +134,7 @@ static struct load fit(const struct cst_declare *declare, const struct cst_decla
     if (load.n_groups + load.n_tensors + load.n_operators == 0 &&
         cursor->op < declare->n_operators &&
         operator_bytes(&declare->operators[cursor->op]) <= CST_FRAME_MAX_BODY) {
-        load.n_operators = 1; /* a message of its own may be longer */
+        load.n_operators = 1; /* If it is alone, the message may be longer. */
     }
     return load;
 }

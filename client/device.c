@@ -21,7 +21,8 @@ const char *cst_job_device(const struct cst_job *job)
     return job->device_name;
 }
 
-/* One descriptor that polls readable when either the daemon or the device has something to say. */
+/* Make a descriptor that polls readable when the daemon has sent something, or the stream may have
+ * passed a fence. */
 static int open_epoll(const struct cst_client *client, int fd, int *out, struct cst_err *err)
 {
     int epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -114,7 +115,7 @@ void cst_device_unmap(struct cst_job *job)
 
 /* -- giving back ---------------------------------------------------------------------------- */
 
-/* No cst_sync helps a process whose stream has failed. */
+/* The text does not advise cst_sync, which cannot help a process whose stream has failed. */
 void cst_device_failed(struct cst_job *job, const struct cst_err *why)
 {
     if (job->void_step.status == CST_OK) {
@@ -163,6 +164,8 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
         return cst_batch_send(job, awaited, err);
     }
     cst_fence_take_back(&device->fences, &job->leases);
+    /* The await comes before the mark, such that a passed mark means that the copies are done,
+     * too. */
     if (cst_fence_is_needed(&job->leases)) {
         int rc = cst_load_await_planned(job, &why);
 
@@ -173,7 +176,8 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
             cst_batch_give_up(job, &why);
             return cst_job_check_step(job, err);
         }
-        /* Of a mark that is known to be passed nobody tells again. */
+        /* If the mark is known to be passed, done() will not report it again, and the items are
+         * sent at once. */
         if (device->mark > device->passed) {
             cst_fence_hold(&device->fences, &job->leases, device->mark);
         }
@@ -181,7 +185,8 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
     return cst_batch_send(job, awaited, err);
 }
 
-/* The one place where done() is asked: what it says is true of all that waits. */
+/* Ask the device which marks the stream has passed. Only this function calls done(), because
+ * device->passed must have its last result. */
 static int ask_done(struct cst_device *device, struct cst_err *err)
 {
     uint64_t passed = device->passed;
@@ -202,7 +207,7 @@ void cst_device_pump(struct cst_job *job)
     if (ask_done(&job->device, &why) != CST_OK) {
         cst_device_failed(job, &why);
     }
-    /* A void step gives everything back at once, at the next sync. */
+    /* In a void step nothing is sent: the next sync gives back everything at once. */
     if (job->void_step.status == CST_OK && job->device.fences.n > 0) {
         items = cst_fence_pass(&job->device.fences, job->device.passed, &n);
         (void)cst_batch_send_items(job, items, n);
@@ -250,7 +255,7 @@ int cst_device_finish(struct cst_job *job, struct cst_err *err)
     struct cst_err why = {0};
     int rc;
 
-    job->device.drained = false; /* more may have been enqueued since a try of a sync */
+    job->device.drained = false; /* Work may have been enqueued since a cst_try_sync. */
     while ((rc = cst_device_drain(job, &why)) == CST_EAGAIN) {
         struct pollfd pfd = {.fd = job->device.calls->fd, .events = POLLIN};
 

@@ -33,8 +33,8 @@ static inline bool cst_device_copies(const struct cst_device *device)
 /* Record that the device failed because of @why: the step is void. */
 void cst_device_failed(struct cst_job *job, const struct cst_err *why);
 
-/* Map slab @i of the pool. The handle @fd belongs to the caller. On failure the slab is not mapped.
- */
+/* Map slab @i of the pool. The handle @fd belongs to the caller. On failure the slab is not
+ * mapped. */
 int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err);
 
 /* Unmap all slabs and arenas. */

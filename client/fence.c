@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A chunk has at most one lease on its weights, which is taken back before it is asked for again,
- * perhaps with an EVICT behind its RELEASE, and one on its gradients, which is handed in once in a
- * micro-batch; no gradient is fetched while an ACCUMULATE waits. */
+/* The capacity follows from what can wait for each chunk:
+ *   - one RELEASE of its weights, because it is taken back before the weights are fetched again,
+ *   - one EVICT after that RELEASE,
+ *   - one REDUCE_SCATTER, because a gradient is handed in once per micro-batch, and no gradient is
+ *     fetched while an ACCUMULATE waits. */
 int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, uint32_t micro_batches,
                    struct cst_err *err)
 {
@@ -45,7 +47,7 @@ bool cst_fence_is_needed(const struct cst_leases *leases)
     return false;
 }
 
-/* Take the first @n out of the list, or the one at @at. */
+/* Remove @n items from index @at on. */
 static void cut(struct cst_fences *fences, uint32_t at, uint32_t n)
 {
     fences->n -= n;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What fork() does to clients: the child's handles are dead and its copies of the sockets closed,
- * so that the parent's death is seen by the daemon at once. */
+/* Handles fork(): in the child the clients become unusable, and its copies of their sockets are
+ * closed. Otherwise the connection would stay open when the parent dies, and the daemon would not
+ * notice the death at once. */
 #include "client/client.h"
 
 #include <pthread.h>
@@ -20,7 +21,8 @@ static void in_parent(void)
     (void)pthread_mutex_unlock(&mutex);
 }
 
-/* Only async-signal-safe calls: another thread of the parent may have held any lock. */
+/* Makes only async-signal-safe calls, because another thread of the parent may have held any
+ * lock. */
 static void in_child(void)
 {
     for (struct cst_client *client = clients; client != NULL; client = client->next) {

@@ -130,8 +130,8 @@ int cst_job_check_committed(const struct cst_job *job, struct cst_err *err);
  * that made the step void. */
 int cst_job_check_step(const struct cst_job *job, struct cst_err *err);
 
-/* Make @want the pending call, or continue it if it is pending. CST_EBUSY: another call is pending.
- */
+/* Make @want the pending call, or continue it if it is pending. CST_EBUSY: another call is
+ * pending. */
 int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst_err *err);
 
 /* Continue the pending call with @advance: if @block, until it ends; otherwise as far as possible,

@@ -40,8 +40,8 @@ enum cst_lease_kind {
     CST_LEASE_PREFETCH = 5,
     CST_LEASE_EVICT = 6,
     CST_LEASE_WANT = 7,
-    /* End of a micro-batch: has no chunk, and is sent as a separate message, in order with items.
-     */
+    /* End of a micro-batch: has no chunk, and is sent as a separate message, in order with
+     * items. */
     CST_LEASE_ACCUMULATE = 100,
 };
 
@@ -148,8 +148,7 @@ void cst_lease_want(struct cst_leases *leases);
 void cst_lease_clear(struct cst_leases *leases);
 
 /* Plan to tell the daemon that the weights of @chunk are wanted soon, unless they are HELD or
- * ASKED.
- */
+ * ASKED. */
 void cst_lease_prefetch(struct cst_leases *leases, uint32_t chunk);
 
 /* Plan to release the weights of @chunk if they are HELD, and to tell the daemon that they are not

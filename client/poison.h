@@ -12,8 +12,7 @@
 int cst_poison_read(bool *on, struct cst_err *err);
 
 /* Fill with NaN each of the @n_io gradients in @io to which nothing was written in this
- * micro-batch.
- */
+ * micro-batch. */
 void cst_poison_fill(const struct cst_job *job, const struct cst_io *io, uint32_t n_io);
 
 /* Check the gradients at the end of the backward pass of @op. CST_EINVAL: an element was not

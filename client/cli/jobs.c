@@ -57,8 +57,8 @@ static void add_seconds(struct cli_table *table, bool has, double seconds)
     cli_table_cell(table, "%s", has ? cli_seconds(seconds, text) : "-");
 }
 
-/* Updates: of how many chunks one is done on a device; how much longer
- * the last step was for them, and how much longer they took than that; early ones. */
+/* Updates: of how many chunks one is done on a device; how much longer the last step was for them,
+ * and how much longer they took than that; early ones. */
 static void add_updates(struct cli_table *table, const Cistern__JobInfo *job)
 {
     bool has = job->has_last_update_seconds && job->has_last_exposed_seconds;

@@ -27,8 +27,8 @@ struct cli_given {
     int first;     /* Index in argv of the first word that is not an option. */
 };
 
-/* Read the options of the command line into @cli and @given. Returns CLI_EXIT_OK, or
- * CLI_EXIT_USAGE after printing the cause to stderr. */
+/* Read the options of the command line into @cli and @given. Returns CLI_EXIT_OK, or CLI_EXIT_USAGE
+ * after printing the cause to stderr. */
 int cli_options_parse(struct cli *cli, int argc, char **argv, struct cli_given *given);
 
 /* Return the name of an option that was given and that a command with the bits @uses does not take;

@@ -120,8 +120,8 @@ static int no_device(const struct cst_rates *rates, const char *name, struct cst
                        known);
 }
 
-/* What updates have room on where ranks compute on the processor: the first that is another device.
- */
+/* What updates have room on where ranks compute on the processor: the first that is another
+ * device. */
 static uint32_t find_accelerator(const struct cst_rates *rates)
 {
     for (uint32_t i = 0; i < rates->n_devices; i++) {

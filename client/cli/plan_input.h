@@ -28,8 +28,8 @@ void cli_plan_input_close(struct cli_plan_input *input);
 #define CLI_PLAN_MAX_WARNINGS (CST_PATTERN_COUNT + 1)
 
 /* Write at most @max warnings about probable mistakes to @words, one sentence each: rates of a busy
- * machine, and tensors of a pattern that is useless in a group of all ranks. Returns their number.
- */
+ * machine, and tensors of a pattern that is useless in a group of all ranks. Returns their
+ * number. */
 unsigned cli_plan_input_warn(const struct cli_plan_input *input, char words[][192], unsigned max);
 
 #endif

@@ -15,8 +15,8 @@ extern const char *const cli_plan_row_names[CLI_PLAN_ROWS];
 
 /* Bytes of each row of all chunks, by the place where they are. */
 struct cli_plan_rows {
-    /* On the devices of all ranks together; or on accelerators, if the ranks compute on the host.
-     */
+    /* On the devices of all ranks together; or on accelerators, if the ranks compute on the
+     * host. */
     uint64_t device[CLI_PLAN_ROWS];
     uint64_t host[CLI_PLAN_ROWS]; /* In host memory. */
     uint64_t disk[CLI_PLAN_ROWS]; /* On disk. */

@@ -80,8 +80,7 @@ void cst_cuda_unmap(void *arg, void *base, uint64_t bytes);
 int cst_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err);
 
 /* Create the side stream and the descriptors. After a failure, cst_marks_close undoes what was
- * done.
- */
+ * done. */
 int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err);
 
 /* Wait for the program's stream and the side stream, then free everything. */

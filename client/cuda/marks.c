@@ -210,8 +210,7 @@ int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
 }
 
 /* The descriptor is read before the events are asked: what comes in between makes it readable
- * again.
- */
+ * again. */
 int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;

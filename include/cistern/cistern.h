@@ -502,8 +502,8 @@ struct cst_hyper_params {
  * If a step is interrupted after its first update, it can only be finished, not undone:
  *   - The ranks must give the parameters with which the step was begun. Otherwise this call or a
  *     later one returns CST_EMISMATCH, with both values.
- *   - Gradients that are handed in again for chunks that were already updated are ignored
- *     (`cistern job` has their number). Therefore each rank should compute the same batch again.
+ *   - Gradients that are handed in again for chunks that were already updated are ignored (`cistern
+ *     job` has their number). Therefore each rank should compute the same batch again.
  *   - The alternative is to remove the job (`cistern rm`) and to begin from the last checkpoint.
  *
  * Statuses:

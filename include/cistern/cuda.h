@@ -37,8 +37,7 @@ struct cst_cuda; /* The GPU of a job. */
  * belongs to the caller, who frees it with cst_cuda_close after cst_disconnect. Statuses:
  *   - CST_EUNSUPPORTED: there is no driver or no GPU, the driver is too old, or the job is on the
  *     host.
- *   - CST_ENOTFOUND: this process does not see the job's GPU; the error names
- *     CUDA_VISIBLE_DEVICES.
+ *   - CST_ENOTFOUND: this process does not see the job's GPU; the error names CUDA_VISIBLE_DEVICES.
  *   - CST_EINVAL: the job is committed already, or has the functions of a device already.
  *   - CST_EGPU: a call of the driver failed.
  *   - CST_ENOMEM. */

@@ -49,8 +49,8 @@ struct cst_device_calls {
     void (*unmap)(void *arg, void *base, uint64_t bytes);
     /* Enqueue: fill @bytes at the device address @at with zeros. */
     int (*zero)(void *arg, void *at, uint64_t bytes, struct cst_err *err);
-    /* Enqueue a mark after all work enqueued before. *fence is the mark's number; numbers increase.
-     */
+    /* Enqueue a mark after all work enqueued before. *fence is the mark's number; numbers
+     * increase. */
     int (*fence)(void *arg, uint64_t *fence, struct cst_err *err);
     /* Get the largest number of a mark that the stream has passed. Fails if the stream has failed.
      * Never waits. */

@@ -7,8 +7,8 @@
 enum cst_optimizer {
     CST_OPTIMIZER_ADAMW = 0, /* Decoupled weight decay; two moments. */
     CST_OPTIMIZER_ADAM = 1,  /* Decay is added to the gradient; two moments. */
-    /* Sign of an interpolation between moment and gradient, decoupled decay; one moment (exp_avg).
-     */
+    /* Sign of an interpolation between moment and gradient, decoupled decay; one moment
+     * (exp_avg). */
     CST_OPTIMIZER_LION = 2,
     /* Momentum is beta1, decay is added to the gradient; one moment (exp_avg). */
     CST_OPTIMIZER_SGD = 3,
