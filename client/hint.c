@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_hint and cst_hint_tensor: which weights are wanted soon, and which are not. */
+/* cst_hint and cst_hint_tensor: tell the daemon which weights are wanted soon, and which are
+ * not. */
 #include "client/device.h"
 #include "client/job.h"
 
-/* The operator that is begun uses weights of @chunk. */
+/* Return whether the operator that has begun uses weights of @chunk. */
 static bool is_in_use(const struct cst_job *job, uint32_t chunk)
 {
     uint32_t n = 0;
@@ -36,6 +37,7 @@ static int send_hint(struct cst_job *job, const uint32_t *chunks, uint32_t n, en
                      const char *what, const char *name, struct cst_err *err)
 {
     cst_lease_clear(&job->leases);
+    /* All chunks are checked first, so that a refused hint changes nothing. */
     for (uint32_t i = 0; i < n; i++) {
         if (hint == CST_EVICT && is_in_use(job, chunks[i])) {
             cst_lease_clear(&job->leases);
@@ -78,7 +80,7 @@ int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *er
     return send_hint(job, chunks, n, hint, "operator", job->declare.operators[op].name, err);
 }
 
-/* This rank runs an operator that uses it. */
+/* Return whether this rank runs an operator that uses @tensor. */
 static bool is_used(const struct cst_job *job, uint32_t tensor)
 {
     for (uint32_t op = 0; op < job->declare.n_operators; op++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Defaults and limits of hyper-parameters, and cst_prepare_step, which tells them ahead. */
+/* Defaults and ranges of hyper-parameters; and cst_prepare_step, which sends them in advance. */
 #include "client/hyper.h"
 
 #include "client/batch.h"
@@ -11,7 +11,7 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
 {
     const struct {
         const char *name;
-        float value, low, high; /* low <= value < high */
+        float value, low, high; /* Must hold: low <= value < high. */
     } fields[] = {
         {"lr", h->lr, 0.0f, INFINITY},
         {"beta1", h->beta1, 0.0f, 1.0f},
@@ -38,7 +38,8 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
 int cst_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *params,
                    Cistern__Hyper *out, struct cst_err *err)
 {
-    /* Who sets beta2 means beta1, too: betas of {0, 0.99} are a choice and no omission. */
+    /* If beta2 is given, beta1 is meant as it is: betas of {0, 0.99} are a choice, not an
+     * omission. */
     bool default_beta1 = params->beta1 == 0.0f && params->beta2 == 0.0f;
     bool no_momentum = job->optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
     Cistern__Hyper hyper = CISTERN__HYPER__INIT;
@@ -59,7 +60,7 @@ int cst_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *par
     return rc;
 }
 
-/* -- ahead ------------------------------------------------------------------------------------ */
+/* -- cst_prepare_step ------------------------------------------------------------------------- */
 
 static bool same_hyper(const Cistern__Hyper *a, const Cistern__Hyper *b)
 {
@@ -86,6 +87,7 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
     if (rc != CST_OK || job->overlap != CST_OVERLAP_EARLY) {
         return rc;
     }
+    /* Updates may run already with the parameters of the first call. */
     if (job->prepared && !same_hyper(&job->prepared_hyper, &hyper)) {
         return cst_err_set(err, CST_EINVAL,
                            "job '%s': step %llu was prepared with other parameters", job->name,

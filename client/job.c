@@ -20,7 +20,7 @@ static bool is_name(const char *name)
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
-/* What the daemon would refuse as well is refused here with the names of the spec. */
+/* Check the enums. The daemon checks them, too, but this error has the names of the struct. */
 static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
 {
     if ((unsigned)spec->optimizer >= CST_OPTIMIZER_COUNT ||
@@ -81,7 +81,7 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->recompute = spec->recompute;
 }
 
-/* A plan as a message, which points into it. */
+/* Fill @msg with a plan. The message points into @plan. */
 static void fill_plan(struct cst_saved_plan *plan, Cistern__JobPlan *msg)
 {
     cistern__job_plan__init(msg);
@@ -194,7 +194,8 @@ void cst_job_free(struct cst_job *job)
         return;
     }
     if (!job->client->forked) {
-        /* A child never had the mappings; their addresses may be somebody else's by now. */
+        /* Forked children do not inherit the mappings. Other memory may be mapped at these
+         * addresses in a child. */
         if (job->device.calls != NULL) {
             cst_device_unmap(job);
         }
@@ -308,7 +309,7 @@ int cst_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_
 
 /* -- the pending call ------------------------------------------------------------------------- */
 
-/* By bits: a loss may be NaN, and padding does not count. */
+/* Compare bit by bit, because a loss may be NaN. Padding between the fields is not compared. */
 static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
 {
     return memcmp(a, b, offsetof(struct cst_hyper_params, grad_scale) + sizeof a->grad_scale) ==
@@ -342,7 +343,7 @@ int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struc
     int rc;
 
     if (!block) {
-        /* What ends the connection ends the calls too: advance reports it. */
+        /* If the connection ends, the calls in flight fail, and advance reports the cause. */
         (void)cst_call_pump(job->client, err);
     }
     if (job->device.calls != NULL) {

@@ -12,7 +12,7 @@ const uint32_t *cst_lease_op_chunks(const struct cst_leases *leases, uint32_t op
     return leases->op_chunks + leases->op_first[op];
 }
 
-/* The operator at a place of the expected way: forward 0..n-1, backward n..2n-1. */
+/* Return the operator at a place of the expected way: forward 0 to n - 1, backward n to 2n - 1. */
 static uint32_t op_at(const struct cst_leases *leases, uint32_t place)
 {
     uint32_t n = leases->n_way;
@@ -92,9 +92,10 @@ static void list_by_chunk(struct cst_leases *leases)
     }
 }
 
-/* Where all chunks at a place are used by the operator of @place too, what they lack comes no
- * earlier than what that place lacks: its answer is a jump. This keeps the search linear for models
- * with many operators in a chunk. */
+/* Find the next chunk on the way that the operator of @place does not use. Places are done from the
+ * last to the first. If the operator of @place uses all chunks of a later place `at`, the places
+ * before ahead_at[at] use no other chunks either, and the search jumps there. This keeps the search
+ * linear for models with many operators in one chunk. */
 static void look_ahead(struct cst_leases *leases, uint32_t place)
 {
     uint32_t end = 2 * leases->n_way, at = place + 1;
@@ -127,7 +128,7 @@ static uint32_t count_uses(const struct cst_lease_model *model)
     return n;
 }
 
-/* calloc that gives a pointer for no elements, too. */
+/* Call calloc such that the result is not NULL for 0 elements. */
 static void *zeros(uint64_t n, size_t size)
 {
     return calloc(n > 0 ? n : 1, size);
@@ -244,7 +245,7 @@ static uint32_t class_of(const struct cst_leases *leases, uint32_t chunk)
     return leases->model.traits[chunk].size_class;
 }
 
-/* Its gradient is not leased, and a backward needs it. */
+/* Return whether a backward pass needs the gradient of @chunk, which is not leased. */
 static bool lacks_grad(const struct cst_leases *leases, uint32_t chunk)
 {
     return leases->model.traits[chunk].trains && leases->chunks[chunk].grad.state == CST_LEASE_FREE;
@@ -258,7 +259,7 @@ static void fetch_grad(struct cst_leases *leases, uint32_t chunk)
     push(leases, CST_LEASE_FETCH_GRAD, chunk, false, (struct cst_lease){0});
 }
 
-/* Give back held weights that neither the marked operator uses nor @keep is. */
+/* Plan to release the held weights, except those of the marked operator and of the chunk @keep. */
 static void release_others(struct cst_leases *leases, uint32_t keep)
 {
     for (uint32_t i = 0; i < leases->n_held;) {
@@ -275,7 +276,7 @@ static void release_others(struct cst_leases *leases, uint32_t keep)
     }
 }
 
-/* Its gradient is open no more. */
+/* Remove the gradient of @chunk from the open gradients. */
 static void close_grad(struct cst_leases *leases, uint32_t chunk)
 {
     leases->chunks[chunk].grad.state = CST_LEASE_FREE;
@@ -292,8 +293,8 @@ static void hand_in(struct cst_leases *leases, uint32_t chunk)
     close_grad(leases, chunk);
 }
 
-/* Chunks of @op of size class @class; *blocks: what it takes with all gradients that are or come
- * open. */
+/* Return the number of chunks of @op in the size class @class. *blocks is the number of blocks of
+ * that class that it needs, together with all gradients that are open or that it opens. */
 static uint32_t count_blocks(const struct cst_leases *leases, uint32_t op, bool backward,
                              uint32_t class, uint32_t *blocks)
 {
@@ -310,7 +311,8 @@ static uint32_t count_blocks(const struct cst_leases *leases, uint32_t op, bool 
     return n_weights;
 }
 
-/* The chunk to have ready behind @op, or NONE: the way ends, or the pool has no block to spare. */
+/* Return the chunk to fetch ahead during @op. CST_LEASE_NONE: the way ends, or the pool has no
+ * block to spare. */
 static uint32_t wanted_ahead(const struct cst_leases *leases, uint32_t op, bool backward)
 {
     uint32_t chunk = leases->ahead[place_of(leases, op, backward)], class, blocks;
@@ -449,7 +451,8 @@ void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward)
     leases->n_items = 0;
     mark_op(leases, op);
     if (leases->asked_ahead != CST_LEASE_NONE) {
-        /* A guess in flight takes the one place ahead, right or wrong. */
+        /* There is one block for a fetch ahead, and the fetch in flight uses it, even if another
+         * chunk is wanted now. */
         release_others(leases, leases->asked_ahead);
         return;
     }
@@ -460,8 +463,8 @@ void cst_lease_ahead(struct cst_leases *leases, uint32_t op, bool backward)
     }
 }
 
-/* An operator whose backward is run again in the same step adds to its gradients and is not counted
- * again. */
+/* If the backward pass of an operator is repeated in a micro-batch, it adds to its gradients, and
+ * its uses are not counted again. */
 void cst_lease_end(struct cst_leases *leases, uint32_t op, bool backward)
 {
     const struct cst_lease_operator *o = &leases->model.operators[op];
@@ -500,7 +503,7 @@ void cst_lease_turn(struct cst_leases *leases)
 void cst_lease_flush(struct cst_leases *leases)
 {
     hand_in_all(leases);
-    leases->mark++; /* no chunk is in use */
+    leases->mark++; /* Now no chunk is marked as used. */
     release_others(leases, CST_LEASE_NONE);
 }
 
@@ -517,6 +520,7 @@ void cst_lease_grant(struct cst_leases *leases, const struct cst_lease_item *ite
     if (item->ahead) {
         leases->asked_ahead = CST_LEASE_NONE;
     }
+    /* The block is a new one: what an earlier use of these tensors wrote is not in it. */
     if (item->kind == CST_LEASE_FETCH_GRAD && !hit) {
         for (uint32_t i = 0; i < c->n_tensors; i++) {
             leases->written[leases->by_chunk[c->first_tensor + i]] = false;

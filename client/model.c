@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker says of its model before it commits: groups, tensors, operators. */
+/* The calls with which a worker declares its model: groups, tensors and operators. */
 #include "client/job.h"
 
 static int check_declaring(struct cst_job *job)

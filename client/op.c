@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_op_begin and cst_op_end: what of an operator's chunks is missing is fetched, and its tensors
- * get their addresses. */
+/* cst_op_begin and cst_op_end: fetch the chunks that an operator lacks, and give its tensors their
+ * addresses. */
 #include "client/op.h"
 
 #include "client/batch.h"
@@ -100,13 +100,14 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     return CST_OK;
 }
 
-/* The reply to the fetch ahead must come first. If it is not there yet the daemon is told, once, if
- * it is not an older one: only then it knows that the worker stands still, and for what. */
+/* Wait for the reply to the fetch ahead. If it has not arrived, tell the daemon once that the
+ * worker now waits for it: the daemon cannot know otherwise. Older daemons do not have this
+ * request. */
 static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    (void)cst_call_pump(job->client, err); /* what ends the connection ends the calls too */
+    (void)cst_call_pump(job->client, err); /* If the connection ends, its calls fail. */
     if (!cst_lease_must_settle(&job->leases, op, backward)) {
         return cst_job_check_step(job, err);
     }
@@ -118,8 +119,9 @@ static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_er
     return rc == CST_OK ? CST_EAGAIN : rc;
 }
 
-/* Ask for what is missing; CST_OK: it was sent or nothing is. No gradient of a micro-batch is asked
- * for while the end of the one before it waits for the device. */
+/* Request what the operator lacks. CST_OK: the request is sent, or nothing is missing. While the
+ * end of a micro-batch waits for the device, no gradient of the next one is fetched: it would
+ * belong to the wrong micro-batch. */
 static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
 {
     int rc =
@@ -206,7 +208,7 @@ int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, 
     return begin(job, op, direction, io, n_io, false, err);
 }
 
-/* An end in a void step ends the operator too: the worker is on its way to cst_sync. */
+/* In a void step the operator is ended, too, because the worker will call cst_sync next. */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
 {
     int rc = cst_job_check_committed(job, err);

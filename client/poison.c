@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POISON 0xffffu /* bf16: a NaN that no arithmetic makes */
+#define POISON 0xffffu /* A NaN in bf16 that is no result of arithmetic. */
 
 int cst_poison_read(bool *on, struct cst_err *err)
 {

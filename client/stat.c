@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon knows of a job: cst_stat, this rank's line of its books; cst_job_waits. */
+/* cst_stat and cst_job_waits: what the daemon knows about a job. */
 #include "client/job.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_sync, where a step begins for all ranks, cst_accumulate, between two micro-batches of it, and
- * cst_step, where it ends. */
+/* cst_sync, at which a step begins for all ranks; cst_accumulate, which ends a micro-batch;
+ * cst_step, which ends the step. */
 #include "client/batch.h"
 #include "client/hyper.h"
 #include "client/op.h"
@@ -9,8 +9,8 @@
 
 /* -- sync ------------------------------------------------------------------------------------- */
 
-/* From here on replies to what was asked before are dropped, and if the sync fails the job waits
- * for another. */
+/* Send the Sync. From then on, replies to earlier batches are ignored. If the sync fails, the step
+ * stays void, and the worker must call cst_sync again. */
 static int start_sync(struct cst_job *job, struct cst_err *err)
 {
     Cistern__Sync msg = CISTERN__SYNC__INIT;
@@ -37,7 +37,8 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
     const Cistern__Synced *msg;
     int rc = CST_OK;
 
-    /* Sync tells the daemon that this rank has done with its blocks. */
+    /* The Sync tells the daemon that this rank no longer uses its blocks; the device must have
+     * finished before. */
     if (job->call.state == CST_CALL_IDLE) {
         rc = cst_job_check(job, err);
         rc = rc == CST_OK ? cst_device_drain(job, err) : rc;
@@ -144,11 +145,12 @@ static int start_step(struct cst_job *job, struct cst_err *err)
                           CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
 }
 
-/* Hand in and give back all that is left. */
+/* Hand in all gradients and release all weights that are left. */
 static int flush(struct cst_job *job, struct cst_err *err)
 {
     int rc;
 
+    /* A lease that is granted after the flush would not be released. */
     if (job->leases.asked_ahead != CST_LEASE_NONE) {
         return CST_EAGAIN;
     }
@@ -157,7 +159,8 @@ static int flush(struct cst_job *job, struct cst_err *err)
     return rc == CST_OK ? cst_device_send(job, false, err) : rc;
 }
 
-/* Ask for the step right behind the last hand-in: the daemon takes requests in order. */
+/* Send the Step after the last hand-in, without waiting for its reply: the daemon processes
+ * requests in order. */
 static int send_step(struct cst_job *job, struct cst_err *err)
 {
     int rc = cst_job_check_step(job, err);
@@ -225,6 +228,7 @@ static int step_job(struct cst_job *job, bool block, const struct cst_hyper_para
                          job->declare.operators[job->begun].name);
     }
     if (rc == CST_OK) {
+        /* Checks the parameters before anything is sent. */
         rc = cst_hyper_fill(job, params, &(Cistern__Hyper){0}, err);
     }
     if (rc == CST_OK) {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading and writing states of tensors through the staging segment, a piece at a time. */
+/* cst_tensor_read and cst_tensor_write: copy states of tensors through the staging segment, one
+ * piece at a time. */
 #include "client/job.h"
 
 #include "proto/table.h"
 
 #include <string.h>
 
-#define STAGING_BYTES (8u << 20) /* asked for; the daemon may give less */
+#define STAGING_BYTES (8u << 20) /* Requested size; the daemon may give less. */
 
 static size_t elem_bytes(enum cst_state state)
 {
@@ -79,7 +80,7 @@ static int transfer(struct cst_job *job, uint16_t type, int tensor, enum cst_sta
     int rc;
 
     msg.tensor = (uint32_t)tensor;
-    msg.row = (Cistern__TensorIo__Row)state; /* the same numbers */
+    msg.row = (Cistern__TensorIo__Row)state; /* Both enums have the same numbers. */
     msg.first = first;
     msg.n_elems = n_elems;
     msg.staging_offset = 0;
@@ -101,8 +102,9 @@ static int prepare(struct cst_job *job, int tensor, enum cst_state state, uint64
     return rc == CST_OK ? get_staging(job, err) : rc;
 }
 
-/* Elements of the next piece, which begins at @at. Pieces part where blocks of 8-bit moments do: a
- * block that is written twice is rounded twice. */
+/* Return the number of elements of the next piece, which begins at element @at. If possible, a
+ * piece ends at the end of a block of 8-bit moments, because a block that is written in two pieces
+ * is rounded twice. */
 static uint64_t piece_of(const struct cst_job *job, enum cst_state state, uint64_t at,
                          uint64_t n_left)
 {

@@ -44,8 +44,8 @@ void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
     cuda->hosts[i] = cuda->hosts[--cuda->n_hosts];
 }
 
-/* The driver pins it: milliseconds, and of one arena at a time. Memory that no copy comes from is
- * never pinned. */
+/* Register the memory that contains @src. The driver then pins it, which takes milliseconds. Memory
+ * is registered by the first copy from it, such that memory without copies is never pinned. */
 static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err *err)
 {
     struct cst_host *host = NULL;
@@ -120,7 +120,7 @@ int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_
         rc = cst_cuda_check(
             driver, driver->cuEventRecord(cuda->copied[next % CST_CUDA_COPIED], cuda->copies), err,
             "a mark behind a copy");
-        if (rc != CST_OK) { /* a copy without a number */
+        if (rc != CST_OK) { /* Nobody can wait for a copy without a number: wait here. */
             (void)driver->cuStreamSynchronize(cuda->copies);
         }
     }
@@ -130,8 +130,8 @@ int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_
     return rc;
 }
 
-/* The event of @number may have been recorded again since, behind a later copy: then that one is
- * waited for. */
+/* The event of @number may have been recorded again after a later copy. Then the stream waits for
+ * that copy, which comes after copy @number. */
 int cst_cuda_await(void *arg, uint64_t number, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;

@@ -28,7 +28,8 @@ int cst_cuda_enter(struct cst_cuda *cuda, struct cst_err *err)
                           "context of %s", cuda->uuid);
 }
 
-/* A process sees the GPUs that CUDA_VISIBLE_DEVICES names, the daemon sees all. */
+/* Find the job's GPU. This process sees only the GPUs in CUDA_VISIBLE_DEVICES, the daemon sees
+ * all. */
 static int find_device(struct cst_cuda *cuda, struct cst_err *err)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -112,7 +113,7 @@ int cst_cuda_open(struct cst_cuda **out, struct cst_job *job, void *stream, stru
     return CST_OK;
 }
 
-/* In a forked child no call of CUDA works: what is the driver's stays as it is. */
+/* In a forked child no call of CUDA works, and the objects of the driver are left as they are. */
 void cst_cuda_close(struct cst_cuda *cuda)
 {
     if (cuda == NULL) {

@@ -46,10 +46,11 @@ static void read_count(int fd)
     uint64_t count;
     ssize_t n = read(fd, &count, sizeof count);
 
-    (void)n; /* nothing there is well, too */
+    (void)n; /* The counter may be 0, in which case read() fails. */
 }
 
-/* The driver runs no host functions any more once the GPU has failed: somebody has to look. */
+/* Start the timer if marks are open. After a failure of the GPU the driver runs no host functions,
+ * and only the timer makes the program check the stream. */
 static void run_timer(struct cst_cuda *cuda)
 {
     struct itimerspec after = {.it_value = {.tv_nsec = CST_MARKS_LOOK_MS * 1000000l}};
@@ -98,7 +99,7 @@ void cst_marks_close(struct cst_cuda *cuda)
 
     if (cuda->side != NULL) {
         (void)driver->cuStreamSynchronize(cuda->stream);
-        /* Host functions write to the descriptors. */
+        /* Host functions write to the descriptors, which are closed below. */
         (void)driver->cuStreamSynchronize(cuda->side);
         (void)driver->cuStreamDestroy(cuda->side);
     }
@@ -115,7 +116,8 @@ void cst_marks_close(struct cst_cuda *cuda)
 
 /* -- marks ------------------------------------------------------------------------------------ */
 
-/* Room for one more mark: there are as many events as there were ever marks open at once. */
+/* Make space for one more mark. There are as many events as marks were ever open at the same
+ * time. */
 static int grow(struct cst_cuda *cuda, struct cst_err *err)
 {
     uint32_t capacity = cuda->capacity > 0 ? 2 * cuda->capacity : 16;
@@ -135,7 +137,7 @@ static int grow(struct cst_cuda *cuda, struct cst_err *err)
     for (uint32_t i = 0; i < cuda->n_open; i++) {
         open[i] = cuda->open[(cuda->first + i) % cuda->capacity];
     }
-    /* All events are open marks': none is idle. */
+    /* The ring is full, so that open marks use all events, and the list of idle events is empty. */
     free(cuda->open);
     free(cuda->idle);
     cuda->open = open;
@@ -155,14 +157,14 @@ static int get_event(struct cst_cuda *cuda, CUevent *out, struct cst_err *err)
                           err, "an event of %s", cuda->uuid);
 }
 
-/* Runs in a thread of the driver, where no call of CUDA is allowed. */
+/* Host function. Runs in a thread of the driver, in which no call of CUDA is allowed. */
 static void CUDA_CB wake(void *arg)
 {
     const struct cst_cuda *cuda = arg;
     uint64_t one = 1;
     ssize_t n = write(cuda->wake, &one, sizeof one);
 
-    (void)n; /* full: it is readable */
+    (void)n; /* If the counter is full, the descriptor is readable already. */
 }
 
 static int record(struct cst_cuda *cuda, CUevent event, struct cst_err *err)
@@ -209,8 +211,8 @@ int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
     return CST_OK;
 }
 
-/* The descriptor is read before the events are asked: what comes in between makes it readable
- * again. */
+/* The descriptors are read before the events are queried: a mark that is passed between the two
+ * makes the descriptor readable again. */
 int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;

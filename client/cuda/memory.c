@@ -56,7 +56,7 @@ int cst_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err 
         return rc;
     }
     rc = map_handle(cuda, handle, bytes, &at, err);
-    /* The mapping keeps the memory. */
+    /* The mapping keeps a reference to the memory. */
     (void)cuda->driver.cuMemRelease(handle);
     if (rc == CST_OK) {
         *base = (void *)(uintptr_t)at;
