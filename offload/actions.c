@@ -38,8 +38,8 @@ static int reserve_actions(struct cst_actions *actions, size_t n)
 
 int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
 {
-    /* Each waiting request can cause a reply, a load and a staging copy; each chunk a reduction or
-     * an update; each rank some prefetches, a reply and a log line. */
+    /* Each waiting request can cause a reply, a load and a spill; each chunk a reduction or an
+     * update; each rank some prefetches, a reply and a log line. */
     size_t fixed = 2 * (size_t)core->n_chunks +
                    (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
     /* A write of states on an accelerator has four parts. */

@@ -90,7 +90,7 @@ struct cst_part {
     uint32_t n_awaited;         /* Number of LOADING blocks that fetches wait for. */
     uint32_t n_foreseen;        /* Number of LOADING blocks that are foreseen. */
     struct cst_victims victims; /* RESIDENT blocks without leases, numbered within the part. */
-    /* In this collection a gradient could not be staged. Gradients are then staged for fetches
+    /* In this collection a gradient could not be spilled. Gradients are then spilled for fetches
      * only, which get the error. */
     bool staging_failed;
     uint32_t n_ahead;   /* Number of weights that the trace expects before the edge of `victims`. */

@@ -5,8 +5,8 @@
 
 #define PAGE_BYTES 4096
 
-/* Bytes of a row, also of a gradient that has no row of its own: it is copied to the room
- * nevertheless. */
+/* Bytes of a row, also of a gradient that has no row of its own: it is copied to the device
+ * reservation nevertheless. */
 static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_elems)
 {
     uint64_t bytes = row == CST_ROW_GRAD
@@ -69,9 +69,9 @@ static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, 
 }
 
 /* Choose the number of buffers and the size of their chunks so that most elements pass per time. If
- * the three stages (up, update, down) take equally long, a room with n buffers processes n chunks
- * in the time of three stages, but only chunks that fit a buffer. Of equal choices take the one
- * with more buffers. The result has n = 0 if no chunk fits. */
+ * the three stages (up, update, down) take equally long, a device reservation with n buffers
+ * processes n chunks in the time of three stages, but only chunks that fit a buffer. Of equal
+ * choices take the one with more buffers. The result has n = 0 if no chunk fits. */
 static struct cst_buffers choose(const struct cst_layout *layout, uint64_t room_bytes)
 {
     struct cst_buffers best = {0}, b;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Division of a room, an accelerator's memory for updates. Pure.
+/* Division of a device reservation, an accelerator's memory for updates. Pure.
  *
  *   buffer 0                                       buffer 1   buffer 2   held gradients
  *   | in:  grad, master, exp_avg, exp_avg_sq    |  | ...      | ...      | 0 | 1 | ...
@@ -7,8 +7,8 @@
  *
  * A buffer serves the update of one chunk at a time: the chunk's states are copied to `in`, updated
  * from there into `out`, and copied back. With three buffers one chunk is copied up while another
- * one is updated and a third one is copied down. The rest of the room holds gradients, which then
- * need not be copied up again. */
+ * one is updated and a third one is copied down. The rest of the device reservation holds
+ * gradients, which then need not be copied up again. */
 #ifndef CST_BUFFERS_H
 #define CST_BUFFERS_H
 
@@ -22,9 +22,12 @@ struct cst_buffers {
     /* Offset in a buffer of each row that is written, in bytes; GRAD is not used. */
     uint64_t out[CST_ROW_COUNT];
     uint64_t bytes; /* Size of a buffer. */
-    uint32_t n; /* Number of buffers, 0..CST_BUFFERS_MAX; 0: the room is too small for any chunk. */
-    uint64_t max_elems;  /* Elements of the largest chunk that fits a buffer. */
-    uint64_t held_first; /* Offset in the room of the first held gradient, in bytes. */
+    /* Number of buffers, 0..CST_BUFFERS_MAX; 0: the device reservation is too small for any
+     * chunk. */
+    uint32_t n;
+    uint64_t max_elems; /* Elements of the largest chunk that fits a buffer. */
+    /* Offset in the device reservation of the first held gradient, in bytes. */
+    uint64_t held_first;
     uint64_t held_bytes; /* Size of a held gradient. */
     /* Number of gradients that can be held. */
     uint32_t n_held;
@@ -32,9 +35,9 @@ struct cst_buffers {
 
 /* Divide @room_bytes into one, two or three buffers of one size for the chunks of @layout with
  * states. More buffers overlap more copies and updates. Larger buffers take larger chunks; a chunk
- * that is larger than a buffer is never updated in the room. The number is chosen that takes the
- * most elements per time: three buffers only if they fit chunks with two thirds of the elements
- * that fit two. The rest holds gradients. *buffers has n = 0 if no chunk fits. */
+ * that is larger than a buffer is never updated in the device reservation. The number is chosen
+ * that takes the most elements per time: three buffers only if they fit chunks with two thirds of
+ * the elements that fit two. The rest holds gradients. *buffers has n = 0 if no chunk fits. */
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t room_bytes);
 
@@ -42,7 +45,8 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
  * @n_classes. 0: there is no chunk with states. */
 uint64_t cst_buffers_want(const struct cst_layout *layout);
 uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes);
-/* Bytes of one buffer for the smallest chunk: the smallest useful room. 0: no chunk has states. */
+/* Bytes of one buffer for the smallest chunk: the smallest useful device reservation. 0: no chunk
+ * has states. */
 uint64_t cst_buffers_least(const struct cst_layout *layout);
 
 #endif

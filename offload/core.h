@@ -39,7 +39,8 @@
  *                            order and no gradient was lost.
  *
  * Loss of an accelerator. The engine of a lost accelerator returns its commands with EENGINE or
- * ELOST. The pools and the room in its memory are lost; states in host memory are not.
+ * ELOST. The pools and the device reservation in its memory are lost; states in host memory are
+ * not.
  *
  *   - Any command that was to read or write a lost pool interrupts the attempt. If all ranks have
  *     asked for the step, it is committed first, unless a sum or a contribution to it is lost.
@@ -100,8 +101,8 @@
  * An fp32 row takes contributions as they come, in the order of micro-batches and, in each
  * micro-batch, of ranks. Each addition is rounded to fp32, whether it has a command of its own or
  * not. Therefore, if a pool is short of blocks, the contributions of the first ranks can be added
- * before the last ones have come, with the same bits. (They cannot be staged like a contribution to
- * a bf16 row, because an fp32 row holds the sum so far.) No rank can be blocked by this: of the
+ * before the last ones have come, with the same bits. (They cannot be spilled like a contribution
+ * to a bf16 row, because an fp32 row holds the sum so far.) No rank can be blocked by this: of the
  * ranks in the earliest micro-batch, the lowest one can always empty its pool.
  *
  * Gradients in the weight row (layout's states.grad_over_weight). A chunk's sum, or a contribution
@@ -185,8 +186,8 @@ struct cst_core_policy {
 
 #define CST_CORE_MAX_ROOMS 8
 
-/* Memory of an accelerator for updates: the states of a chunk are copied there, updated, and copied
- * back. */
+/* Device reservation: an accelerator's memory for device updates. The states of a chunk are copied
+ * there, updated, and copied back. */
 struct cst_core_room {
     uint32_t engine;  /* The accelerator's engine, numbered as in cst_command.node. */
     uint32_t segment; /* Id of the segment that is this memory. */
@@ -211,7 +212,7 @@ struct cst_core_config {
     uint32_t micro_batches;
     const struct cst_core_room *rooms; /* Copied. */
     uint32_t n_rooms;                  /* 0..CST_CORE_MAX_ROOMS. */
-    /* Initial k: one of every k chunks of a node is updated in a room; 0: none. See
+    /* Initial k: one of every k chunks of a node gets a device update; 0: none. See
      * cst_core_set_interleave. */
     uint32_t interleave;
     uint64_t seed;              /* Seed of stochastic rounding, for the job table. */
@@ -270,7 +271,8 @@ struct cst_command {
     /* The command reads or writes a staging segment, which may be gone once the request is
      * answered. */
     bool io;
-    /* The engine that executes the command: that of a chunk's node, of a pool or of a room. */
+    /* The engine that executes the command: that of a chunk's node, of a pool or of a device
+     * reservation. */
     uint32_t node;
     /* COPY, CONVERT: one source. REDUCE and an UPDATE that also makes the sum: contributions in
      * rank order. */
@@ -432,10 +434,10 @@ void cst_actions_close(struct cst_actions *actions);
 
 /* Open a core. The caller closes *out with cst_core_close. Statuses:
  *
- *   - CST_EINVAL: too many ranks or rooms, or no rank; micro-batches without fp32 grad rows; early
- *     or delayed updates without a second weight row; a pool smaller than min_blocks of a size
- *     class; gradients in weight rows with a pool whose worker copies; a chunk with states on an
- *     accelerator that has no room for it.
+ *   - CST_EINVAL: too many ranks or device reservations, or no rank; micro-batches without fp32
+ *     grad rows; early or delayed updates without a second weight row; a pool smaller than
+ *     min_blocks of a size class; gradients in weight rows with a pool whose worker copies; a chunk
+ *     with states on an accelerator without a device reservation that fits it.
  *   - CST_ENOMEM. */
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
 /* Free the core; NULL is allowed. Commands in flight are forgotten. */
@@ -469,10 +471,10 @@ void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_c
 /* Set prefetch_depth of cst_core_policy, from the next look ahead on. */
 void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);
 
-/* Set k of updates in rooms, from the next commit on: the last of every @k consecutive chunks of a
- * node, in the order of updates, is updated in a room. 0: none (k = infinity); 1: all. Has no
- * effect without rooms. A chunk that fits no room is updated by its node. Results do not depend on
- * k. */
+/* Set k of device updates, from the next commit on: the last of every @k consecutive chunks of a
+ * node, in the order of updates, gets a device update. 0: none (k = infinity); 1: all. Has no
+ * effect without device reservations. A chunk that fits no device reservation is updated by its
+ * node. Results do not depend on k. */
 void cst_core_set_interleave(struct cst_core *core, uint32_t k);
 
 /* The latest time at which the core needs a TICK, in ns; or CST_CORE_NEVER. */
@@ -537,13 +539,14 @@ struct cst_core_stats {
     uint64_t commands_in_flight;
     double last_loss, last_grad_norm;
     uint64_t last_step_ns; /* Time between the last two commits. */
-    uint32_t interleave;   /* k that is in use; 0: no chunk is updated in a room. */
+    uint32_t interleave;   /* k that is in use; 0: no chunk gets a device update. */
     uint64_t n_updates;    /* Completed updates of chunks. */
-    /* Completed updates of chunks that were made on accelerators, in rooms or on device states. */
+    /* Completed updates of chunks that were made on accelerators, in device reservations or on
+     * device states. */
     uint64_t n_device_updates;
-    uint64_t n_room_failures; /* Commands of updates in rooms that failed and were replaced. */
-    /* Rooms that had too many failures or whose engine is lost. Only chunks whose states are there
-     * are still updated in them. */
+    uint64_t n_room_failures; /* Commands of device updates that failed and were replaced. */
+    /* Device reservations that had too many failures or whose engine is lost. Only chunks whose
+     * states are there are still updated in them. */
     uint32_t n_rooms_given_up;
     /* Steps whose updates are complete, or were cut off by those of the next step. */
     uint64_t n_rounds;

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles failed commands of an update in a room, so that the job goes on without the room.
+/* Handles failed commands of a device update, so that the job goes on without the device
+ * reservation.
  *
  *   - COPY up or UPDATE fails: the chunk's rows are unchanged, because nothing was copied down. The
  *     node's engine makes the update in place. What waits for the COPYs down, which have no effect,
  *     waits for that update instead.
  *   - COPY down fails: `out` is complete and the chunk's row is torn. The copy is made again; after
  *     a few failures the job fails.
- *   - COPY of a gradient that is to be kept in the room fails: the gradient is not kept. The sum is
- *     made in any case.
+ *   - COPY of a gradient that is to be kept in the device reservation fails: the gradient is not
+ *     kept. The sum is made in any case.
  *
- * After a few failures the room is given up for this job; if its engine is lost, at once. A lost
- * engine loses only the chunks whose UPDATE is known to be complete: their rows may be half
- * overwritten, and the new contents were in the lost memory. Then the job fails, and the message
- * names these chunks. The job also fails if an accelerator with states fails, because these chunks
- * are updated there or not at all. */
+ * After a few failures the device reservation is given up for this job; if its engine is lost, at
+ * once. A lost engine loses only the chunks whose UPDATE is known to be complete: their rows may be
+ * half overwritten, and the new contents were in the lost memory. Then the job fails, and the
+ * message names these chunks. The job also fails if an accelerator with states fails, because these
+ * chunks are updated there or not at all. */
 #include "offload/updates.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Count a failure and log it. Failures of a room that was given up are not logged, because
- * everything that is in flight there can fail at once. */
+/* Count a failure and log it. Failures of a device reservation that was given up are not logged,
+ * because everything that is in flight there can fail at once. */
 static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cst_event *event,
                   const char *then)
 {
@@ -43,8 +44,8 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
     }
 }
 
-/* Give the room up if its engine is lost, whatever the failed command was. Nodes' engines make the
- * updates of which nothing has been copied down. */
+/* Give the device reservation up if its engine is lost, whatever the failed command was. Nodes'
+ * engines make the updates of which nothing has been copied down. */
 static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *event)
 {
     struct cst_room *room = &core->rooms[r];
@@ -60,7 +61,7 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
     }
 }
 
-/* True if the command is that of an update in a room. */
+/* True if the command is that of a device update. */
 static bool is_there(const struct cst_flight *flight)
 {
     return flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM || flight->down;
@@ -125,8 +126,8 @@ static void break_lost(struct cst_core *core, uint32_t engine)
     }
 }
 
-/* List the chunks that are lost with the engine of @flight's room: "3, 5-9", or the first ones and
- * "...". */
+/* List the chunks that are lost with the engine of @flight's device reservation: "3, 5-9", or the
+ * first ones and "...". */
 static void name_lost(const struct cst_core *core, const struct cst_flight *flight, char *text,
                       size_t size)
 {

@@ -180,7 +180,7 @@ static void begin(struct cst_core *core, const struct cst_event *event, bool com
     }
     rank->waits++;
     cst_fetch_enqueue(core, i);
-    /* The fetch may be able to join a load, or a gradient may be staged to free a block for it. */
+    /* The fetch may be able to join a load, or a gradient may be spilled to free a block for it. */
     rank->pool.changed = true;
 }
 

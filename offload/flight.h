@@ -23,28 +23,29 @@ enum cst_flight_kind {
     CST_FLIGHT_REDUCE,
     /* Norm of all gradients. */
     CST_FLIGHT_NORM,
-    /* The command that completes the weights of an update: UPDATE in place, or COPY down from a
-     * room. */
+    /* The command that completes the weights of an update: UPDATE in place, or COPY down after a
+     * device update. */
     CST_FLIGHT_UPDATE,
-    CST_FLIGHT_STATES, /* COPY of states down from a room. */
-    CST_FLIGHT_AWAY,   /* UPDATE in a room. */
-    CST_FLIGHT_ROOM,   /* Any other command of an update in a room. */
-    CST_FLIGHT_HELD,   /* COPY of a gradient from its block to a room, in addition to its sum. */
-    CST_FLIGHT_READ,   /* READ: row to staging segment. */
-    CST_FLIGHT_WRITE,  /* WRITE: staging segment to rows. */
-    CST_FLIGHT_PART,   /* Part of a WRITE, which waits for it. */
+    CST_FLIGHT_STATES, /* COPY of states down after a device update. */
+    CST_FLIGHT_AWAY,   /* UPDATE on an accelerator. */
+    CST_FLIGHT_ROOM,   /* Any other command of a device update. */
+    /* COPY of a gradient from its block to a device reservation, in addition to its sum. */
+    CST_FLIGHT_HELD,
+    CST_FLIGHT_READ,  /* READ: row to staging segment. */
+    CST_FLIGHT_WRITE, /* WRITE: staging segment to rows. */
+    CST_FLIGHT_PART,  /* Part of a WRITE, which waits for it. */
 };
 
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty. */
     enum cst_flight_kind kind;
     /* LOAD, PIECE, STAGE, LANDING: the rank. AWAY, ROOM, HELD, and UPDATE and STATES with `down`:
-     * number of the room. */
+     * number of the device reservation. */
     uint32_t rank;
     /* LOAD, PIECE, STAGE: the block. HELD: slot of the kept gradient. AWAY, ROOM: slot of the kept
      * gradient, or CST_NONE. */
     uint32_t block;
-    bool down;           /* UPDATE, STATES: the command is a COPY out of a room. */
+    bool down;           /* UPDATE, STATES: the command is a COPY down after a device update. */
     uint32_t tries;      /* With `down`: number of failed copies of the same row before this one. */
     uint32_t peer;       /* PIECE: rank whose block is read. */
     uint32_t peer_block; /* PIECE: the peer's block. */

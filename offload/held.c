@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that stay on an accelerator. A copy of a chunk's gradient is kept in the part of a room
- * that its buffers leave free, if the whole gradient is one contribution in the pool of the room's
- * accelerator, and the chunk's last update was made in that room. The gradient then need not be
- * copied up for the update.
+/* Gradients that stay on an accelerator. A copy of a chunk's gradient is kept in the part of a
+ * device reservation that its buffers leave free, if the whole gradient is one contribution in the
+ * pool of that accelerator, and the chunk's last update was a device update there. The gradient
+ * then need not be copied up for the update.
  *
  *   block --COPY--> slot --UPDATE--> (free)        The sum in the grad row has the same bits: one
  *     \--REDUCE--> grad row                        contribution is its own sum.
@@ -74,7 +74,7 @@ static uint32_t find_only(const struct cst_core *core, uint32_t c)
     return only;
 }
 
-/* True if the chunk's next update is expected in the same room as the last one. */
+/* True if the chunk's next update is expected in the same device reservation as the last one. */
 static bool is_expected(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];

@@ -2,7 +2,7 @@
 /* Gradients in weight rows: 14 bytes per parameter instead of 16. The sum of a chunk's gradients,
  * or a contribution that leaves its pool early, is written to the weight row.
  *
- *            first REDUCE or staging copy is issued
+ *            first REDUCE or spill is issued
  *   WEIGHTS ---------------------------------------> GRADIENT --WRITE of master weights--> DEBRIS
  *      ^                                                 |                                    |
  *      +---------------------- UPDATE is issued ---------+------------------------------------+

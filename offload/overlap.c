@@ -2,7 +2,7 @@
 /* Where a chunk's update writes its weights, and when it is issued.
  *
  * A job with early or delayed updates has two weight rows. Fetches read one of them, the chunk's
- * side; an update always writes the other one. A turn makes that row the side.
+ * weight side; an update always writes the other one. A turn makes that row the weight side.
  *
  *   COMMIT, or EARLY if not allowed early     commit i: UPDATE i, turn
  *   EARLY      gradient complete: UPDATE i;   commit i: turn
@@ -12,11 +12,12 @@
  *
  * EARLY. An update may be issued before the commit if all ranks have announced the hyper-parameters
  * of their STEP by PREPARE, and nothing is clipped. Its chunk is then `ahead`: master weights and
- * moments belong to the uncommitted step, and the side is unchanged. Such a step can only be
+ * moments belong to the uncommitted step, and the weight side is unchanged. Such a step can only be
  * completed, not undone. If the attempt ends before the commit, the next one computes the same step
- * with the same side and the same hyper-parameters. A gradient that is handed in for such a chunk
- * (`carried`) is dropped: the whole group had handed in before, and the first sum and its squares
- * are used. So a step has the same bits however often it was interrupted, if the gradients have.
+ * with the same weight side and the same hyper-parameters. A gradient that is handed in for such a
+ * chunk (`carried`) is dropped: the whole group had handed in before, and the first sum and its
+ * squares are used. So a step has the same bits however often it was interrupted, if the gradients
+ * have.
  *
  * A gradient beyond proto/limit.h cannot make the whole step be skipped any more. Therefore, in a
  * step that all ranks prepared, every update is guarded, whether early or not: tiles beyond the

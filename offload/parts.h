@@ -11,7 +11,7 @@
  *   prefetch.c   loads that nobody has asked for yet
  *   group.c      the ranks of a chunk, and error messages about them
  *   schedule.c   contributions, micro-batches, reductions
- *   staging.c    gradients that leave a pool before their sum can be made
+ *   staging.c    spills: gradients that leave a pool before their sum can be made
  *   over.c       gradients in weight rows
  *   instant.c    exposed update time
  *   hyper.c      valid and equal hyper-parameters
@@ -87,14 +87,15 @@ struct cst_clock {
 
 /* Durations of updates; see exposure.c. */
 struct cst_exposure {
-    uint32_t n_updates;     /* Updates in flight: UPDATEs in place, and COPYs down from rooms. */
+    /* Updates in flight: UPDATEs in place, and COPYs down after device updates. */
+    uint32_t n_updates;
     uint64_t since;         /* If n_updates > 0: update_ns includes the time up to here, in ns. */
     uint64_t quiet_since;   /* If n_updates == 0: end of the last update, in ns. */
     uint64_t update_ns;     /* Total time during which updates were in flight. */
     uint64_t round_from_ns; /* Value of update_ns when the current round began. */
     bool open;              /* A round is open: updates of a step have been issued. */
     bool all_issued; /* The round's step is committed: no further update of it will be issued. */
-    uint32_t interleave;      /* k of the round's updates; 0: none is made in a room. */
+    uint32_t interleave;      /* k of the round's updates; 0: none is a device update. */
     uint64_t n_rounds;        /* Number of completed rounds. */
     uint32_t last_interleave; /* k of the last completed round. */
     /* Time during which updates of the last completed round were in flight. */
@@ -130,18 +131,21 @@ struct cst_chunk {
      * states are in host memory. */
     uint32_t device;
     /* Command in flight that completes the weights of the last update: UPDATE in place, or COPY of
-     * the weights down from a room; else 0. */
+     * the weights down after a device update; else 0. */
     uint64_t update_ticket;
-    /* Last update made in a room: COPYs of its states down that are in flight; else 0. */
+    /* If the last update was a device update: COPYs of its states down that are in flight; else
+     * 0. */
     uint64_t states_tickets[CST_UPDATE_STATES];
-    uint32_t room;   /* Room of the last update; CST_NONE: the node's engine made it in place. */
-    uint32_t buffer; /* Buffer of the room that the last update used. */
-    /* Last update made in a room: its UPDATE is done, so its COPYs down overwrite the chunk's
-     * rows. */
+    /* Device reservation of the last update; CST_NONE: the node's engine made it in place. */
+    uint32_t room;
+    uint32_t buffer; /* Buffer of the device reservation that the last update used. */
+    /* If the last update was a device update: its UPDATE is done, so its COPYs down overwrite the
+     * chunk's rows. */
     bool comes;
-    struct cst_update away; /* Last update made in a room: its parameters. */
-    uint32_t held; /* Slot of the room that holds the chunk's gradient; CST_NONE: none does. */
-    bool turn;     /* By the interleaving, the last update belonged in a room. */
+    struct cst_update away; /* If the last update was a device update: its parameters. */
+    /* Slot of the device reservation that holds the chunk's gradient; CST_NONE: none does. */
+    uint32_t held;
+    bool turn; /* By the interleaving, the last update was to be a device update. */
     /* Command in flight that completes the weights that fetches read; else 0. */
     uint64_t weight_ticket;
     bool other_side; /* Fetches read the second weight row. */
@@ -158,7 +162,7 @@ struct cst_chunk {
     bool broken;
     /* The grad row holds one rank's contribution, or the sum of some micro-batches only. */
     bool torn;
-    /* Rank whose contribution is staged in the grad row; CST_NONE: none is. */
+    /* Rank whose contribution is spilled in the grad row; CST_NONE: none is. */
     uint32_t staged_rank;
     uint32_t micro; /* Micro-batch that the chunk collects; all before it are in the grad row. */
     /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
@@ -185,13 +189,13 @@ struct cst_chunk {
     uint32_t evicted_for;
 };
 
-#define CST_ROOM_MAX_FAILURES 3 /* A room is given up after this many failures. */
-#define CST_ROOM_MAX_TRIES 3    /* A COPY down from a room is tried this many times. */
+#define CST_ROOM_MAX_FAILURES 3 /* A device reservation is given up after this many failures. */
+#define CST_ROOM_MAX_TRIES 3    /* A COPY down after a device update is tried this many times. */
 #define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
 #define CST_ROOM_COMMANDS                                                                          \
-    (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* Commands of one update in a room. */
+    (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* Commands of one device update. */
 
-/* Place in a room for one gradient. */
+/* Place in a device reservation for one gradient. */
 struct cst_held_slot {
     /* Chunk whose gradient the slot is reserved for; CST_NONE: no chunk needs it any more. */
     uint32_t chunk;
@@ -210,8 +214,9 @@ struct cst_room {
     uint32_t segment;
     struct cst_buffers buffers;
     struct cst_held held;
-    uint32_t n_failures; /* Failed commands of updates in the room. */
-    /* The room is not used any more: it had too many failures, or its engine is lost. */
+    uint32_t n_failures; /* Failed commands of device updates. */
+    /* The device reservation is not used any more: it had too many failures, or its engine is
+     * lost. */
     bool given_up;
     uint32_t next; /* Buffer that the next update uses. */
     /* Per buffer: the last COPYs out of it; 0: none. */
@@ -267,7 +272,7 @@ struct cst_core {
     uint32_t n_rooms;
     uint32_t next_room;
     uint32_t interleave;     /* k as set by the configuration or cst_core_set_interleave. */
-    uint32_t interleave_now; /* k of the last issued updates; 0: none is made in a room. */
+    uint32_t interleave_now; /* k of the last issued updates; 0: none is a device update. */
     /* Per node: updates of its chunks issued since the current order of updates began; owned. */
     uint32_t *in_order;
     bool order_ended; /* The order of updates has ended: the next update begins a new one. */
@@ -573,9 +578,9 @@ void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
 void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
 
-/* -- staging.c: gradients that leave a pool early --------------------------------------------- */
+/* -- staging.c: spills of gradients --------------------------------------------- */
 
-/* Move a pending gradient of @rank out of a block of @part: to a bf16 grad row, which can keep one
+/* Spill a pending gradient of @rank from a block of @part: to a bf16 grad row, which can keep one
  * contribution, or into the sum in an fp32 row. False: no gradient can be moved. */
 bool cst_staging_begin(struct cst_core *core, uint32_t rank, uint32_t part);
 

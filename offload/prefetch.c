@@ -9,7 +9,7 @@
  *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- available for eviction
  *
  * If the blocks are full of gradients that wait for other ranks and nothing inside is being loaded,
- * one of these gradients is staged (staging.c), as for a fetch.
+ * one of these gradients is spilled (staging.c), as for a fetch.
  *
  * Only a few loads are in flight at once, because a load that has not begun need not be cancelled
  * when a fetch wants its block. While fetches wait, no load begins. */
@@ -20,7 +20,7 @@
  * loads. */
 #define IN_FLIGHT_BYTES (16u << 20)
 #define IN_FLIGHT_LEAST 4 /* Number of unrequested loads in flight that is always allowed. */
-/* If fewer weights than this are inside the edge, gradients are staged to free blocks. */
+/* If fewer weights than this are inside the edge, gradients are spilled to free blocks. */
 #define SOON 2
 #define EARNED 4 /* Number of victims whose review an expected request pays for. */
 #define FOLLOWED_MOST                                                                              \
@@ -234,7 +234,7 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
     return true;
 }
 
-/* Weights that are used soon have no block, and a fetch would find none: stage a gradient that
+/* Weights that are used soon have no block, and a fetch would find none: spill a gradient that
  * waits for other ranks now, not only then. */
 static void make_room(struct cst_core *core, uint32_t rank, uint32_t k)
 {

@@ -3,7 +3,7 @@
  *
  * A block is chosen in this order: a free one; clean weights that are not expected any more; a
  * block that an engine is about to empty; the clean weights that are best to evict (victim.h); a
- * gradient that was handed in, once it is staged. Open gradients are never evicted, nor are
+ * gradient that was handed in, once it is spilled. Open gradients are never evicted, nor are
  * gradients that wait for other ranks if the grad row is taken. */
 #include "offload/updates.h"
 

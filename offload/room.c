@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates on accelerators (Deep Optimizer States). Every k-th chunk of each node, in the order of
- * updates, is updated in a buffer of a room, while the engines of the nodes update the others.
- * Chunks are counted per node; if they were counted together, all chunks in rooms could belong to
- * one node.
+/* Device updates (Deep Optimizer States): updates on accelerators. Every k-th chunk of each node,
+ * in the order of updates, gets a device update in a buffer of a device reservation, while the
+ * engines of the nodes update the others. Chunks are counted per node; if they were counted
+ * together, all chunks with device updates could belong to one node.
  *
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
@@ -43,7 +43,8 @@ static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
     return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
 }
 
-/* The room on the accelerator that has the chunk's states; CST_NONE: it has no room that fits. */
+/* The device reservation on the accelerator that has the chunk's states; CST_NONE: it has no device
+ * reservation that fits. */
 static uint32_t find_own(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t r = 0; r < core->n_rooms; r++) {
@@ -103,14 +104,14 @@ void cst_core_set_interleave(struct cst_core *core, uint32_t k)
     core->interleave = k;
 }
 
-/* -- choice of room --------------------------------------------------------------------------- */
+/* -- choice of device reservation ------------------------------------------------------------- */
 
 void cst_rooms_end(struct cst_core *core)
 {
     core->order_ended = true;
 }
 
-/* True if a room is in use. */
+/* True if a device reservation is in use. */
 static bool has_rooms(const struct cst_core *core)
 {
     bool any = false;
@@ -139,7 +140,7 @@ static void begin_order(struct cst_core *core)
     core->order_ended = false;
 }
 
-/* The next usable room in turn whose buffers fit the chunk; CST_NONE: none. */
+/* The next usable device reservation in turn whose buffers fit the chunk; CST_NONE: none. */
 static uint32_t find_room(const struct cst_core *core, uint32_t c)
 {
     for (uint32_t i = 0; i < core->n_rooms; i++) {
@@ -187,7 +188,7 @@ uint32_t cst_room_choose(struct cst_core *core, uint32_t c)
     }
     chunk->turn = is_turn(core, c);
     count(core, c);
-    /* A chunk with a kept gradient must go to the room that has it. */
+    /* A chunk with a kept gradient must go to the device reservation that has it. */
     if (!chunk->turn || chunk->held == CST_NONE) {
         cst_held_drop(core, c);
         chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
@@ -265,7 +266,7 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
     rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
 }
 
-/* The place of the gradient for the update: kept in the room, or copied up now. */
+/* The place of the gradient for the update: kept in the device reservation, or copied up now. */
 static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
                                    uint64_t *ticket)
 {

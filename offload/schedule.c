@@ -121,7 +121,7 @@ void cst_schedule_add_sources(struct cst_core *core, uint32_t c, struct cst_comm
     }
 }
 
-/* A contribution that was staged, or that lands, is in host memory. */
+/* A contribution that was spilled, or that lands, is in host memory. */
 struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t c, bool all)
 {
     uint32_t engines[CST_CORE_MAX_WORLD];
@@ -292,7 +292,7 @@ void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight
     if (current) {
         chunk->staged_rank = CST_NONE;
     }
-    cst_schedule_wake(core); /* The row can be staged to, or added to, again. */
+    cst_schedule_wake(core); /* The row can be spilled to, or added to, again. */
     cst_schedule_reduce(core, flight->chunk);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool is short of blocks because gradients that were handed in fill them: one gradient leaves
- * before the whole group has handed in.
+/* Spills. A pool is short of blocks because gradients that were handed in fill them: one gradient
+ * leaves before the whole group has handed in.
  *
  *   bf16 grad row: it is empty until the sum is made, so it can keep one contribution
  *                  PENDING --copy--> the row; REDUCE names the row as that rank's source
@@ -141,6 +141,6 @@ void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
         }
         cst_block_move(pool, flight->block, CST_BLOCK_FREE);
     }
-    cst_schedule_wake(core); /* The row can be staged to again. */
+    cst_schedule_wake(core); /* The row can be spilled to again. */
     cst_schedule_reduce(core, flight->chunk);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One update of one chunk: by its node's engine in place, or in a room (room.c). Also what waits
- * for an update, and when it is complete. */
+/* One update of one chunk: by its node's engine in place, or on an accelerator (room.c). Also what
+ * waits for an update, and when it is complete. */
 #include "offload/updates.h"
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
@@ -134,7 +134,7 @@ bool cst_update_is_over(const struct cst_chunk *chunk)
     return any == 0;
 }
 
-/* Free the slot of the kept gradient that an update in a room has read. */
+/* Free the slot of the kept gradient that a device update has read. */
 static void end_use(struct cst_core *core, const struct cst_flight *flight)
 {
     bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM;

@@ -31,7 +31,7 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
 /* Where the next update of @chunk writes its weights. */
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
 
-/* Issue the update @what, in a room if it is the chunk's turn. */
+/* Issue the update @what, as a device update if it is the chunk's turn. */
 void cst_update_issue(struct cst_core *core, const struct cst_update *what);
 /* Issue the update @what to the node's engine. */
 struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what);
@@ -45,8 +45,8 @@ void cst_update_before(struct cst_command *command, const struct cst_chunk *chun
 /* True if no update of the chunk is in flight. */
 bool cst_update_is_over(const struct cst_chunk *chunk);
 
-/* Issue the last update of @chunk to the node's engine. Replaces an update in a room of which
- * nothing has been copied down. */
+/* Issue the last update of @chunk to the node's engine. Replaces a device update of which nothing
+ * has been copied down. */
 void cst_update_return(struct cst_core *core, uint32_t chunk);
 
 /* Handle the completion of any command of an update. */
@@ -55,32 +55,33 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- room.c: updates on accelerators ---------------------------------------------------------- */
 
-/* CST_EINVAL: too many rooms; or a chunk has its states on an accelerator without a room for it.
- * CST_ENOMEM. The caller calls cst_rooms_close in any case. */
+/* CST_EINVAL: too many device reservations; or a chunk has its states on an accelerator without a
+ * device reservation that fits it. CST_ENOMEM. The caller calls cst_rooms_close in any case. */
 int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
                    struct cst_err *err);
-/* Free the books of all rooms. */
+/* Free the books of all device reservations. */
 void cst_rooms_close(struct cst_core *core);
 /* All updates of a step are issued: the next update is number 1 of a new order, with the k that is
  * set then. */
 void cst_rooms_end(struct cst_core *core);
-/* The room for the next update, which is that of @chunk; CST_NONE: none. Counts the update. */
+/* The device reservation for the next update, which is that of @chunk; CST_NONE: none. Counts the
+ * update. */
 uint32_t cst_room_choose(struct cst_core *core, uint32_t chunk);
 /* True if the next update, that of @chunk, is to be made by its node; it is then counted. False: it
- * is to be made in a room. */
+ * is to be a device update. */
 bool cst_room_pass(struct cst_core *core, uint32_t chunk);
-/* Issue the update @what in room @room. */
+/* Issue the device update @what in the device reservation @room. */
 void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
 
-/* The update of @chunk failed in a room and nothing has been copied down: the next update in its
+/* The device update of @chunk failed and nothing has been copied down: the next update in its
  * buffer waits for nothing. */
 void cst_room_leave(struct cst_core *core, uint32_t chunk);
-/* Use @room for no further updates. */
+/* Use the device reservation @room for no further updates. */
 void cst_room_give_up(struct cst_core *core, uint32_t room);
-/* Issue again the COPY down from a room that @flight was and that failed. */
+/* Issue again the COPY down after a device update that @flight was and that failed. */
 void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight);
 
-/* -- fallback.c: failed updates in rooms ------------------------------------------------------ */
+/* -- fallback.c: failed device updates -------------------------------------------------------- */
 
 /* @flight, a command of an update, has failed. True: the failure is handled and the update is not
  * lost. False: it is lost. */
@@ -89,14 +90,14 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
 /* The update is lost: the job fails, with the lost chunks in the message. */
 void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);
-/* A gradient could not be kept in a room. Nothing else depends on it. */
+/* A gradient could not be kept in a device reservation. Nothing else depends on it. */
 void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);
 
 /* -- overlap.c: weight rows and times of updates ----------------------------------------------- */
 
-/* Weight rows of @chunk: side: the one that fetches read; newest: the one with all committed
- * updates; target: the one that an update issued now writes. */
+/* Weight rows of @chunk: side (the weight side): the one that fetches read; newest: the one with
+ * all committed updates; target: the one that an update issued now writes. */
 enum cst_row cst_overlap_side(const struct cst_core *core, uint32_t chunk);
 enum cst_row cst_overlap_newest(const struct cst_core *core, uint32_t chunk);
 enum cst_row cst_overlap_target(const struct cst_core *core, uint32_t chunk);
@@ -139,8 +140,8 @@ void cst_held_close(struct cst_room *room);
 /* The sum of @chunk is about to be issued: keep a copy of its gradient on the accelerator if
  * possible. Returns the ticket that the sum has to wait for; 0: none. */
 uint64_t cst_held_keep(struct cst_core *core, uint32_t chunk);
-/* The place of @chunk's kept gradient, for an update in the same room. The slot is freed when the
- * caller's command, whose flight names room and slot, is complete. */
+/* The place of @chunk's kept gradient, for an update in the same device reservation. The slot is
+ * freed when the caller's command, whose flight names device reservation and slot, is complete. */
 struct cst_place cst_held_use(struct cst_core *core, uint32_t chunk);
 /* The kept gradient of the chunk is not needed. */
 void cst_held_drop(struct cst_core *core, uint32_t chunk);
@@ -152,7 +153,8 @@ const char *cst_held_check(const struct cst_core *core);
 /* -- exposure.c: durations of updates
  * ----------------------------------------------------------- */
 
-/* A command that ends an update was issued: an UPDATE in place or a COPY down from a room. */
+/* A command that ends an update was issued: an UPDATE in place or a COPY down after a device
+ * update. */
 void cst_exposure_issued(struct cst_core *core);
 /* One command was issued in place of @n commands that end an update. */
 void cst_exposure_replaced(struct cst_core *core, uint32_t n);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which engine sums the contributions to a chunk's gradient, as a function of where they lie. Knows
- * only numbers of engines: 0 to n_nodes - 1 serve the host's nodes, the others one GPU each. */
+/* The reduce site of a chunk, the engine that sums its gradients, as a function of where they lie.
+ * Knows only numbers of engines: 0 to n_nodes - 1 serve the host's nodes, the others one GPU each.
+ */
 #ifndef CST_WAY_H
 #define CST_WAY_H
 

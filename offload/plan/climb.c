@@ -255,8 +255,8 @@ static int visit_settled(struct cst_search *s, struct cst_plan_try try,
     return rc;
 }
 
-/* Try rooms for other classes, and other amounts of states on accelerators, with the same layout.
- * If the planner chooses these states, @layout has none. */
+/* Try device reservations for other classes, and other amounts of states on accelerators, with the
+ * same layout. If the planner chooses these states, @layout has none. */
 static int climb_rooms(struct cst_search *s, const struct cst_plan_try *from,
                        const struct cst_layout *layout)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The work of a command: what it moves, which lane and link it uses, and which cores and memory.
  * The rates of updates are those of the machine's engines and devices; everything else follows from
- * bytes. Updates in a room take their time on the accelerator, whatever else it computes. */
+ * bytes. Device updates take their time on the accelerator, whatever else it computes. */
 #include "offload/plan/play.h"
 
 /* Bytes per element of the sum for which `reduce` is measured: two contributions and the result. */
@@ -233,7 +233,7 @@ static void cost_update(struct cst_play *play, struct cst_play_command *c,
     }
 }
 
-/* -- rooms ---------------------------------------------------------------------------------- */
+/* -- device updates --------------------------------------------------------------------------- */
 
 /* True if the copy stays within the accelerator: a kept gradient, or states whose home it is. */
 static bool stays_there(const struct cst_play *play, const struct cst_play_command *c)

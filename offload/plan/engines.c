@@ -3,7 +3,7 @@
  * is in the queue of its lane and priority. A more urgent command interrupts a less urgent one,
  * like the pieces in kernels/crew.h. A node's engine has a crew that copies and a team that
  * computes. A GPU's engine has a crew for each direction, a team whose sums use the link down, and
- * a lane for updates in its room. */
+ * a lane for device updates. */
 #include "offload/plan/play.h"
 
 #include <assert.h>

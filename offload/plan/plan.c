@@ -117,7 +117,7 @@ static bool is_processor(const struct cst_rates_device *device)
     return strcmp(device->name, "host") == 0;
 }
 
-/* Find the ranks' device, and the device whose rooms make updates. */
+/* Find the ranks' device, and the device that makes device updates. */
 static void choose_devices(struct cst_search *s)
 {
     const struct cst_plan_config *c = s->config;
@@ -204,7 +204,8 @@ static uint64_t of_rank(const struct cst_search *s, uint64_t bytes)
     return (bytes * s->n_rooms + s->world - 1) / s->world;
 }
 
-/* Compute the least memory with which a room fits one chunk, and one chunk's states fit. */
+/* Compute the least memory with which a device reservation fits one chunk, and one chunk's states
+ * fit. */
 static void describe_least(const struct cst_search *s, const struct cst_layout *layout,
                            struct cst_plan_choice *choice)
 {

@@ -28,15 +28,17 @@
  *   - The formats of states.
  *   - When chunks are updated. Early updates need steps without clipping, delayed updates are a
  *     different optimizer.
- *   - The states of the last chunks that stay on accelerators (device_states), and the room in
- *     which accelerators update chunks (update_room): a number of bytes, or CST_PLAN_ROOM_AUTO.
+ *   - The states of the last chunks that stay on accelerators (device_states), and the device
+ *     reservation in which accelerators update chunks (update_room): a number of bytes, or
+ *     CST_PLAN_ROOM_AUTO.
  *
- * With CST_PLAN_ROOM_AUTO there is a room of three buffers if steps are shorter with it. One of
- * every k chunks is updated there, with the k that a daemon starts with (offload/interleave.h). The
- * part of a device that the smallest pool and the room leave is divided between blocks and states
- * in a few ways, and the fastest is kept. The first search is made without states on accelerators,
- * so the plan is never slower because of this choice. Neither rooms nor such states are combined
- * with what the daemon cannot do yet.
+ * With CST_PLAN_ROOM_AUTO there is a device reservation of three buffers if steps are shorter with
+ * it. One of every k chunks is updated there, with the k that a daemon starts with
+ * (offload/interleave.h). The part of a device that the smallest pool and the device reservation
+ * leave is divided between blocks and states in a few ways, and the fastest is kept. The first
+ * search is made without states on accelerators, so the plan is never slower because of this
+ * choice. Neither device reservations nor such states are combined with what the daemon cannot do
+ * yet.
  *
  * Used by the daemon at the commit of a model, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
@@ -50,12 +52,13 @@
 #define CST_PLAN_WORDS 192
 #define CST_PLAN_JOB_EVENTS                                                                        \
     200000 /* Value of max_events for plans of jobs, also in the command `cistern plan`. */
-#define CST_PLAN_NO_LIMIT UINT64_MAX /* Value for bytes of a budget: no limit. 0: no bytes. */
+/* Value for bytes of a budget: no limit. 0: no bytes. */
+#define CST_PLAN_NO_LIMIT UINT64_MAX
 /* Value of update_room and device_states: chosen by the planner. */
 #define CST_PLAN_ROOM_AUTO UINT64_MAX
 
 struct cst_plan_budget {
-    /* Memory of one rank's device: blocks, rows kept there, activations and room for updates.
+    /* Memory of one rank's device: blocks, rows kept there, activations and device reservation.
      * CST_PLAN_NO_LIMIT: as much as can be used. */
     uint64_t device_bytes;
     /* Part of device_bytes that the worker uses for itself; 0: what the operators declare. Not
@@ -92,7 +95,7 @@ struct cst_plan_config {
      * in rows of their own and, if it is a number of bytes, an update_room that is one too. */
     uint64_t device_states;
     bool interleave_given; /* Use `interleave` as k, whatever the rates are. */
-    /* If interleave_given: one of this many chunks of a node is updated in a room; 0: none. */
+    /* If interleave_given: one of this many chunks of a node gets a device update; 0: none. */
     uint32_t interleave;
     /* If ranks compute on the processor: index into the devices of `rates` of the accelerators that
      * make updates. Else the ranks' devices do. */
@@ -152,12 +155,12 @@ struct cst_plan_choice {
     /* Bytes of each rank's accelerator for states that stay there, as a job requests them;
      * state_bytes of them are used. */
     uint64_t device_states;
-    /* Least bytes of each rank's accelerator with which a room fits one chunk, and with which one
-     * chunk's states fit. */
+    /* Least bytes of each rank's accelerator with which a device reservation fits one chunk, and
+     * with which one chunk's states fit. */
     uint64_t least_room, least_states;
     uint32_t n_staying; /* Number of chunks whose states stay on accelerators. */
-    uint32_t n_buffers; /* Number of chunks that each room holds at a time. */
-    /* One of this many chunks is updated in a room; 0: none, or only those whose states are
+    uint32_t n_buffers; /* Number of chunks that each device reservation holds at a time. */
+    /* One of this many chunks gets a device update; 0: none, or only those whose states are
      * there. */
     uint32_t interleave;
     uint64_t activation_bytes;       /* Bytes on each rank's device for activations. */
@@ -196,7 +199,7 @@ struct cst_plans {
     char states_why[CST_PLAN_WORDS];
 };
 
-/* True if the planner chooses the room for updates: it is CST_PLAN_ROOM_AUTO, or it is 0 and
+/* True if the planner chooses the device reservation: it is CST_PLAN_ROOM_AUTO, or it is 0 and
  * device_states is CST_PLAN_ROOM_AUTO. */
 bool cst_plan_chooses_room(const struct cst_plan_config *config);
 /* CST_EINVAL: @config's device_states, states and update_room contradict each other. Checks nothing

@@ -28,7 +28,7 @@
 #define CST_PLAY_POOL_SEGMENT                                                                      \
     (1u << 20) /* + rank x CST_PLAY_POOL_STRIDE + number of the slab in the rank's pool. */
 #define CST_PLAY_POOL_STRIDE CST_LAYOUT_MAX_CLASSES
-#define CST_PLAY_ROOM_SEGMENT (1u << 19) /* + number of the room. */
+#define CST_PLAY_ROOM_SEGMENT (1u << 19) /* + number of the device reservation. */
 
 /* Tags of requests consist of rank + 1, batch and item. Number of the batch of single requests: */
 #define CST_PLAY_NO_BATCH UINT16_MAX
@@ -52,7 +52,7 @@ enum cst_play_lane_kind {
     CST_PLAY_UP,
     CST_PLAY_DOWN,
     CST_PLAY_TEAM,
-    CST_PLAY_ROOM, /* Updates in an accelerator's room. */
+    CST_PLAY_ROOM, /* Device updates. */
     CST_PLAY_LANES
 };
 
@@ -62,7 +62,7 @@ struct cst_play_command {
     enum cst_play_lane_kind lane;
     unsigned class; /* The priority. */
     enum cst_flight_kind kind;
-    uint32_t chunk, rank; /* rank is that of cst_flight, which can be a room. */
+    uint32_t chunk, rank; /* rank is that of cst_flight, which can be a device reservation. */
     bool told;            /* As in cst_command, like newest_first. */
     bool newest_first;
     uint32_t n_waits; /* Number of commands that it waits for, plus one for its own message. */
@@ -212,7 +212,7 @@ struct cst_play {
     uint64_t peer_bytes; /* Bytes between devices so far. */
     /* Bytes so far, from commands: what the core must have counted. */
     uint64_t moved_up, moved_down;
-    /* Bytes of updates in rooms so far; not included in moved_up and moved_down. */
+    /* Bytes of device updates so far; not included in moved_up and moved_down. */
     uint64_t states_up, states_down;
     uint64_t states_up_before, states_down_before; /* Values at the last commit. */
     uint64_t commit_at;                            /* Time of the last commit. */

@@ -381,7 +381,7 @@ static void play_all(struct cst_play *play)
 
 /* -- open ----------------------------------------------------------------------------------- */
 
-/* Check that the rates say how fast accelerators with rooms update. */
+/* Check that the rates say how fast accelerators with device reservations update. */
 static int open_rooms(const struct cst_play *play, struct cst_core_room rooms[CST_CORE_MAX_ROOMS],
                       struct cst_err *err)
 {

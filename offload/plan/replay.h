@@ -11,10 +11,11 @@
  * A rank can represent several ranks that do the same: each has a device of its own, and the work
  * of the host is done for all. Numbers of bytes are exact in either case.
  *
- * Updates follow the core's policy and rooms. With EARLY, workers PREPARE at the start of a step,
- * and do not clip. The engine of a room is numbered after those of the nodes. It has a link of its
- * own unless a pool is there too, and its copies share the link with those of weights. An update
- * takes the time that the device's rate says, whatever else the device computes.
+ * Updates follow the core's policy, with device updates in its device reservations. With EARLY,
+ * workers PREPARE at the start of a step, and do not clip. The engine of a device reservation is
+ * numbered after those of the nodes. It has a link of its own unless a pool is there too, and its
+ * copies share the link with those of weights. An update takes the time that the device's rate
+ * says, whatever else the device computes.
  *
  * Times. A message between a worker and the daemon, or the daemon and an engine, takes half of
  * request_s each way. Operators on a GPU are enqueued without waiting; on the processor they are
@@ -31,8 +32,8 @@ enum cst_lane_kind {
     CST_LANE_UP,
     CST_LANE_DOWN,
     CST_LANE_PEER,
-    CST_LANE_STATES_UP,   /* Copies of updates in rooms to the accelerator or within it. */
-    CST_LANE_STATES_DOWN, /* Copies of updates in rooms back to the host. */
+    CST_LANE_STATES_UP,   /* Copies of device updates to the accelerator or within it. */
+    CST_LANE_STATES_DOWN, /* Copies of device updates back to the host. */
     CST_LANE_REDUCE,
     CST_LANE_UPDATE,
     CST_LANE_WAIT
@@ -51,8 +52,8 @@ struct cst_interval {
 };
 
 struct cst_replay_config {
-    /* Model, layout, pools, policy, rooms and interleave of the job; borrowed. The simulator
-     * replaces segments, tickets and timeouts. */
+    /* Model, layout, pools, policy, device reservations and interleave of the job; borrowed. The
+     * simulator replaces segments, tickets and timeouts. */
     const struct cst_core_config *core;
     const struct cst_rates *rates;
     /* Number of steps to simulate; the last one is reported. With 3 the trace is learned and the
@@ -88,7 +89,8 @@ struct cst_replay_config {
 struct cst_replay_counts {
     uint64_t bytes_up, bytes_down;
     uint64_t hits, late, misses, evictions, prefetches, surprises;
-    uint64_t updates, device_updates; /* Updates of chunks, and those of them made in rooms. */
+    /* Updates of chunks, and those of them made on accelerators. */
+    uint64_t updates, device_updates;
 };
 
 struct cst_replay_result {
@@ -102,10 +104,10 @@ struct cst_replay_result {
      * (cst_core_stats). */
     uint64_t update_ns;
     uint64_t update_hidden_ns; /* The part of update_ns that was not exposed. */
-    /* Bytes that updates in rooms moved over the links. Like in the core, not included in bytes_up
+    /* Bytes that device updates moved over the links. Like in the core, not included in bytes_up
      * and bytes_down. */
     uint64_t states_up, states_down;
-    uint64_t device_updates; /* Chunks whose update in a room was completed. */
+    uint64_t device_updates; /* Chunks whose device update was completed. */
     uint64_t tail_ns;        /* Time from the busiest rank's last backward pass to the commit. */
     /* Bytes from and to host memory, of all ranks; as the core counts them, but without chunks
      * whose home is a device. */

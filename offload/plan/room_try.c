@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates on accelerators: rooms, states that stay there, and k. If one simulated rank represents
- * all, there are rooms for all ranks nevertheless, each with a link of its own. */
+/* Updates on accelerators: device reservations, states that stay there, and k. If one simulated
+ * rank represents all, there are device reservations for all ranks nevertheless, each with a link
+ * of its own. */
 #include "offload/plan/search.h"
 
 #include "offload/buffers.h"
@@ -56,7 +57,8 @@ uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
     return bytes > 0 ? bytes : UINT64_MAX;
 }
 
-/* Check that a room has at least one unit of the granularity: a smaller one would be none. */
+/* Check that a device reservation has at least one unit of the granularity: a smaller one would be
+ * none. */
 static int check_grain(const struct cst_search *s, struct cst_err *err)
 {
     if (is_auto(s) || cst_search_of_each(s, s->room_wish) >= s->grain) {
@@ -144,8 +146,8 @@ void cst_search_devices(const struct cst_search *s, const struct cst_plan_try *t
     }
 }
 
-/* Bytes of a room with buffers of @bytes and a place for the gradient of each chunk that fits
- * them. */
+/* Bytes of a device reservation with buffers of @bytes and a place for the gradient of each chunk
+ * that fits them. */
 static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
 {
     struct cst_buffers buffers;
@@ -177,8 +179,8 @@ uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan
     return cst_search_of_each(s, want) <= cst_search_accelerator_bytes(s) ? want : 0;
 }
 
-/* Bytes of the room without places for gradients. A gradient is kept only if it is the only
- * contribution, which is not so if one rank represents several. */
+/* Bytes of the device reservation without places for gradients. A gradient is kept only if it is
+ * the only contribution, which is not so if one rank represents several. */
 static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
 {
     struct cst_buffers buffers;

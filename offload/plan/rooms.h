@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Input for offload/interleave.h: from a layout and accelerators' rooms to numbers of chunks and
+/* Input for offload/interleave.h: from a layout and device reservations to numbers of chunks and
  * bytes. Pure. */
 #ifndef CST_PLAN_ROOMS_H
 #define CST_PLAN_ROOMS_H
@@ -8,9 +8,9 @@
 #include "offload/interleave.h"
 #include "offload/plan/rates.h"
 
-/* Fill in everything that follows from @layout, the @n_rooms rooms and the @world pools: chunks
- * that can be updated in rooms or by nodes, nodes, bytes per element, links, buffers. Leaves the
- * rates and `shared` unchanged. */
+/* Fill in everything that follows from @layout, the @n_rooms device reservations and the @world
+ * pools: chunks that can get device updates or updates by nodes, nodes, bytes per element, links,
+ * buffers. Leaves the rates and `shared` unchanged. */
 void cst_rooms_describe(struct cst_interleave *out, const struct cst_layout *layout,
                         const struct cst_core_room *rooms, uint32_t n_rooms,
                         const struct cst_core_pool *pools, uint32_t world);

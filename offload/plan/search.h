@@ -6,7 +6,7 @@
  *   tries.c      the points of the search: capacities, and what is tried with each
  *   climb.c      simulations of the promising points, then of the neighbours of the best
  *   fit.c        blocks and bytes of a point: what fits, and what is missing
- *   room_try.c   updates on accelerators: rooms, states that stay there, k
+ *   room_try.c   updates on accelerators: device reservations, states that stay there, k
  *   split_try.c  the amount of states that stay there, if the planner chooses it
  *   bound.c      lower bound and estimate of a step's time
  *   play_try.c   simulation of a point
@@ -27,10 +27,11 @@ struct cst_plan_try {
      * on. */
     uint32_t first_class;
     bool once; /* One reduction of all micro-batches. */
-    /* If the planner chooses the room: number of size classes whose chunks fit it; 0: no room. */
+    /* If the planner chooses the device reservation: number of size classes whose chunks fit it; 0:
+     * no device reservation. */
     uint32_t n_through;
-    /* If the planner chooses the room: it also keeps gradients, which then need not be copied
-     * up. */
+    /* If the planner chooses the device reservation: it also keeps gradients, which then need not
+     * be copied up. */
     bool holds;
     uint64_t device_states; /* Bytes of each rank's accelerator for states that stay there. */
     uint32_t depth;         /* Depth of prefetch; 0: as deep as blocks allow. */
@@ -72,11 +73,13 @@ struct cst_search {
     const struct cst_plan_config *config;
     /* The ranks' device as devices[0] and, if it is another one, the device that makes updates. */
     struct cst_rates rates;
-    bool host;            /* The ranks compute on the processor. */
-    uint32_t accelerator; /* Index into the devices of `rates` of the accelerator with rooms. */
-    uint32_t n_rooms;     /* Maximum number of rooms, which is the number of accelerators. */
-    uint64_t grain;       /* Granularity of accelerators' memory in bytes. */
-    uint64_t room_wish;   /* update_room of the configuration, or what its device_states imply. */
+    bool host; /* The ranks compute on the processor. */
+    /* Index into the devices of `rates` of the accelerator with device reservations. */
+    uint32_t accelerator;
+    /* Maximum number of device reservations, which is the number of accelerators. */
+    uint32_t n_rooms;
+    uint64_t grain;     /* Granularity of accelerators' memory in bytes. */
+    uint64_t room_wish; /* update_room of the configuration, or what its device_states imply. */
     bool splits; /* The search now tries states that stay on accelerators, as its own choice. */
     /* Fastest step without states on accelerators; UINT64_MAX: nothing fits. */
     uint64_t without_ns;
@@ -153,10 +156,10 @@ uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_
 uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
                              uint32_t chunk);
 
-/* room_try.c. CST_EINVAL: impossible requests for rooms and states on accelerators. CST_EPOOL: they
- * exceed the accelerator's memory. */
+/* room_try.c. CST_EINVAL: impossible requests for device reservations and states on accelerators.
+ * CST_EPOOL: they exceed the accelerator's memory. */
 int cst_search_check_rooms(const struct cst_search *search, struct cst_err *err);
-/* Bytes of each accelerator's room: the sum of its ranks' shares, rounded down to the
+/* Bytes of each device reservation: the sum of its ranks' shares, rounded down to the
  * granularity. */
 uint64_t cst_search_room_of_each(const struct cst_search *search, const struct cst_plan_try *try);
 /* Fill in the accelerators with states, for a layout. */
@@ -167,10 +170,10 @@ uint64_t cst_search_of_each(const struct cst_search *search, uint64_t bytes);
 /* Memory of an accelerator if ranks compute on the processor. UINT64_MAX: they do not, or it is
  * not known. */
 uint64_t cst_search_accelerator_bytes(const struct cst_search *search);
-/* Bytes of each rank's accelerator for the point's room. */
+/* Bytes of each rank's accelerator for the point's device reservation. */
 uint64_t cst_search_room_bytes(const struct cst_search *search, const struct cst_plan_try *try,
                                const struct cst_layout *layout);
-/* The rooms of the point: returns their number, and k in *interleave. */
+/* The device reservations of the point: returns their number, and k in *interleave. */
 uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan_try *try,
                           const struct cst_layout *layout,
                           struct cst_core_room rooms[CST_CORE_MAX_ROOMS], uint32_t *interleave);
@@ -178,17 +181,18 @@ uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan
 /* split_try.c. True if the planner chooses the states that stay on accelerators, and there can be
  * some. */
 bool cst_search_may_split(const struct cst_search *search);
-/* True if the planner can choose a room that keeps gradients: each is the only contribution. */
+/* True if the planner can choose a device reservation that keeps gradients: each is the only
+ * contribution. */
 bool cst_search_may_hold(const struct cst_search *search);
 #define CST_SEARCH_GRAIN (2u << 20) /* Granularity of a GPU's memory. */
 typedef int (*cst_search_visit_fn)(struct cst_search *search, const struct cst_plan_try *try,
                                    const struct cst_layout *layout);
-/* Visit the ways to divide the memory that is left by the room of @site, whose @layout has no
- * states on accelerators: each way with different bytes, with its own layout. CST_ENOMEM, or what
- * @visit returns. */
+/* Visit the ways to divide the memory that is left by the device reservation of @site, whose
+ * @layout has no states on accelerators: each way with different bytes, with its own layout.
+ * CST_ENOMEM, or what @visit returns. */
 int cst_search_each_split(struct cst_search *search, const struct cst_plan_try *site,
                           const struct cst_layout *layout, cst_search_visit_fn visit);
-/* Maximum number of layouts that the visits build, for all rooms of one capacity. */
+/* Maximum number of layouts that the visits build, for all device reservations of one capacity. */
 uint32_t cst_search_layouts_of_site(const struct cst_search *search);
 /* Reduce @try's device_states to those of whole chunks that fit. If *found, the caller closes *out;
  * else no chunk's states fit, or enough layouts were built. @layout has no states on accelerators.

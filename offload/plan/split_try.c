@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The amount of states that stay on accelerators, if the planner chooses it. What the smallest pool
- * and the room for updates leave of a device is divided between blocks and states in a few ways,
+ * and the device reservation leave of a device is divided between blocks and states in a few ways,
  * and the search simulates them. */
 #include "offload/plan/search.h"
 
@@ -38,8 +38,9 @@ static uint64_t pool_bytes(const struct cst_layout *layout, bool most)
     return bytes;
 }
 
-/* Bytes of each rank's accelerator that a pool and the room leave: the smallest pool or, with
- * @most, the largest useful one. If ranks compute on the processor, accelerators have no pools. */
+/* Bytes of each rank's accelerator that a pool and the device reservation leave: the smallest pool
+ * or, with @most, the largest useful one. If ranks compute on the processor, accelerators have no
+ * pools. */
 static uint64_t free_bytes(const struct cst_search *s, const struct cst_plan_try *try,
                            const struct cst_layout *layout, bool most)
 {
@@ -70,8 +71,8 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
     return (sum + s->world - 1) / s->world + largest + CST_SEARCH_GRAIN;
 }
 
-/* Bytes of each rank's accelerator for states, in the @i-th way to divide what the room of @try
- * leaves. @layout has no states on accelerators. 0: nothing is left. */
+/* Bytes of each rank's accelerator for states, in the @i-th way to divide what the device
+ * reservation of @try leaves. @layout has no states on accelerators. 0: nothing is left. */
 static uint64_t split(const struct cst_search *s, const struct cst_plan_try *try,
                       const struct cst_layout *layout, uint32_t i)
 {
@@ -127,8 +128,8 @@ int cst_search_settle(struct cst_search *s, struct cst_plan_try *try,
     return CST_OK;
 }
 
-/* Requested amounts with one room, and what they were reduced to: every amount in between gives the
- * same layout. */
+/* Requested amounts with one device reservation, and what they were reduced to: every amount in
+ * between gives the same layout. */
 struct settled {
     uint64_t asked[SPLITS], got[SPLITS];
     uint32_t n;

@@ -74,8 +74,8 @@ static void tighten(const struct cst_layout *layout, struct cst_plan_try *try)
     }
 }
 
-/* A first point. If the sizes of rooms and states on accelerators are given, they are part of each
- * layout. */
+/* A first point. If the sizes of device reservations and states on accelerators are given, they are
+ * part of each layout. */
 static struct cst_plan_try start(const struct cst_search *s, uint64_t elems)
 {
     struct cst_plan_try try = {.sizes = {elems}, .n_sizes = 1, .block_room = UINT64_MAX};
@@ -134,7 +134,7 @@ static bool states_may_stay(const struct cst_search *s)
            s->config->budget->device_bytes != CST_PLAN_NO_LIMIT;
 }
 
-/* Add all points of one layout, with a room for updates or without. */
+/* Add all points of one layout, with a device reservation or without. */
 static int add_shares(struct cst_search *s, const struct cst_plan_try *site,
                       const struct cst_layout *layout)
 {
