@@ -145,7 +145,7 @@ int gpt_describe(const struct gpt_options *options, struct cst_err *err)
     if (rc == 0) {
         write_model(f, options, &model);
         /* Write errors are checked only here: the results of fprintf are ignored. */
-        if ((here ? fflush(f) : fclose(f)) != 0) {
+        if ((ferror(f) != 0) | ((here ? fflush(f) : fclose(f)) != 0)) {
             rc = cst_err_errno(err, CST_EIO, errno, "--describe '%s'", options->describe);
         }
     }

@@ -289,6 +289,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
 {
     struct train t = {.options = options, .model = model, .data = data, .store = store};
     uint64_t step;
+    bool opened;
     int rc;
 
     t.rank = rank;
@@ -319,14 +320,18 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc == 0) {
         rc = open_files(&t, step, err);
     }
+    opened = rc == 0;
     if (rc == 0) {
         rc = run_steps(&t, step, err);
     }
     if (rc == CST_ECANCELLED && gpt_stop_asked() != 0) {
         tell_stopped(&t, err);
         (void)close_files(&t, NULL);
-    } else if (rc == 0) {
-        rc = close_files(&t, err);
+    } else if (opened) {
+        struct cst_err second; /* the first error is the one to tell */
+        int closed = close_files(&t, rc == 0 ? err : &second);
+
+        rc = rc == 0 ? closed : rc;
     }
     if (rc == 0 && rank == options->rank && options->dump_weights != NULL) {
         rc = gpt_dump_weights(options->dump_weights, model, store, err);

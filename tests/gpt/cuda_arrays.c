@@ -26,7 +26,7 @@ bool cuda_case_near(struct cuda_case *c, const char *what, const float *got, con
         const double d = fabs((double)got[i] - (double)want[i]);
 
         most = fabs((double)want[i]) > most ? fabs((double)want[i]) : most;
-        if (!(d <= off)) {
+        if (!isnan(off) && !(d <= off)) { /* a difference that is NaN stays */
             off = d;
             at = i;
         }

@@ -58,7 +58,7 @@ double test_worst(const float *a, const double *b, size_t n)
     for (size_t i = 0; i < n; i++) {
         const double d = fabs((double)a[i] - b[i]);
 
-        if (!(d <= off)) {
+        if (!isnan(off) && !(d <= off)) { /* a difference that is NaN stays */
             off = d;
         }
         most = fabs(b[i]) > most ? fabs(b[i]) : most;
