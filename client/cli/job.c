@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern job, explain and rm: what concerns one job. */
+/* The commands of `cistern` about one job: job, explain and rm. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -11,12 +11,12 @@
 
 /* -- job -------------------------------------------------------------------------------------- */
 
-/* How states are kept and what a parameter costs. */
+/* Print how states are stored, and the bytes per parameter. */
 static void print_states(const Cistern__JobInfo *job)
 {
     char text[CLI_HUMAN_BYTES];
 
-    if (job->optimizer == NULL) { /* an older daemon */
+    if (job->optimizer == NULL) { /* An older daemon does not send it. */
         return;
     }
     (void)printf("states    %s, moments in %s%s%s, %.4g B/parameter%s", job->optimizer,
@@ -29,7 +29,8 @@ static void print_states(const Cistern__JobInfo *job)
     (void)printf("\n");
 }
 
-/* When chunks are updated, where, and how much of that shows. */
+/* Print when and where chunks are updated, and how much longer steps take because of the
+ * updates. */
 static void print_updates(const Cistern__JobInfo *job)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES], c[CLI_HUMAN_BYTES];
@@ -108,7 +109,7 @@ static void print_progress(const Cistern__JobInfo *job)
     (void)printf("\n");
 }
 
-/* Size classes and patterns, where there is more than the plain one. */
+/* Print size classes and patterns, unless there is only the default one. */
 static void print_kinds(const Cistern__JobInfo *job)
 {
     char text[CLI_HUMAN_BYTES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern jobs, and the table of jobs that cistern stat shows too. */
+/* The command `cistern jobs`, and the table of jobs, which `cistern stat` also prints. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -57,8 +57,10 @@ static void add_seconds(struct cli_table *table, bool has, double seconds)
     cli_table_cell(table, "%s", has ? cli_seconds(seconds, text) : "-");
 }
 
-/* Updates: of how many chunks one is done on a device; how much longer the last step was for them,
- * and how much longer they took than that; early ones. */
+/* Add the cells about updates:
+ *   - every how many chunks one is updated on a device,
+ *   - the exposed time of the last step's updates, and the rest of their time, which was hidden,
+ *   - the number of chunks whose update was early, and of the gradients dropped because of it. */
 static void add_updates(struct cli_table *table, const Cistern__JobInfo *job)
 {
     bool has = job->has_last_update_seconds && job->has_last_exposed_seconds;

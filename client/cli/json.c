@@ -10,7 +10,7 @@ static json_t *from_real(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* jansson's integers are signed; what does not fit becomes its digits. */
+/* The integers of jansson are signed. A value that does not fit becomes a string of digits. */
 static json_t *from_unsigned(uint64_t value)
 {
     return value <= INT64_MAX ? json_integer((json_int_t)value)
@@ -30,7 +30,7 @@ static json_t *from_bytes(const ProtobufCBinaryData *bytes)
     return text;
 }
 
-/* The value of one element at @at. */
+/* Convert one element of the type of @field, which lies at @at. */
 static json_t *from_value(const ProtobufCFieldDescriptor *field, const void *at)
 {
     switch (field->type) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern: a look at the daemon from the command line. */
+/* The program `cistern`, which shows and manages the daemon from the command line. */
 #include "client/cli/options.h"
 #include "offload/plan/plan.h"
 #include "proto/usage.h"
@@ -10,18 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Does a command talk to the daemon? */
+/* Whether a command needs a connection to the daemon. */
 enum wants { DAEMON, DAEMON_IF_THERE, NO_DAEMON };
 
 struct command {
-    const char *name;            /* as typed */
-    const char *args;            /* as in the help */
-    const char *help;            /* one line */
-    int n_args;                  /* that must be there */
-    int n_more;                  /* that may be, behind those */
-    unsigned uses;               /* options that it takes beside the common ones */
-    enum wants wants;            /* the daemon */
-    int (*run)(struct cli *cli); /* returns an enum cli_exit */
+    const char *name;            /* Name on the command line. */
+    const char *args;            /* Arguments, for the help. */
+    const char *help;            /* One line of help. */
+    int n_args;                  /* Number of required arguments. */
+    int n_more;                  /* Number of optional arguments after them. */
+    unsigned uses;               /* Options of the command: CLI_USES_ bits. */
+    enum wants wants;            /* Need of a connection. */
+    int (*run)(struct cli *cli); /* Returns an enum cli_exit. */
 };
 
 static int version(struct cli *cli);
@@ -104,8 +104,8 @@ static int no_such_command(const char *name)
     return cli_usage(words, "");
 }
 
-/* Which socket the command talks to: what concerns another owner goes to the manager's. NULL: out
- * of memory. */
+/* Return the path of the socket to connect to, which the caller frees; NULL: out of memory. Only
+ * the manager's socket allows requests about jobs of other owners. */
 static char *choose_socket(const struct cli *cli)
 {
     const char *path = cli->socket;

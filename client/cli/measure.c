@@ -41,7 +41,7 @@ void cli_measure_note(struct cli_measured *out, const char *fmt, ...)
 
 /* -- programs --------------------------------------------------------------------------------- */
 
-/* Start @argv with its standard output and error going to *fd. */
+/* Start the program @argv. Its standard output and error can be read from *fd. */
 static int spawn(char *const *argv, pid_t *pid, int *fd, struct cst_err *err)
 {
     posix_spawn_file_actions_t actions;
@@ -64,7 +64,8 @@ static int spawn(char *const *argv, pid_t *pid, int *fd, struct cst_err *err)
     return CST_OK;
 }
 
-/* All that it says up to its end, as text; what is beyond MAX_ANSWER is lost. */
+/* Read from @fd until its end, as text. What exceeds MAX_ANSWER bytes is read and dropped, such
+ * that the program can end. */
 static void read_answer(int fd, char text[MAX_ANSWER + 1])
 {
     size_t used = 0;
@@ -81,7 +82,8 @@ static void read_answer(int fd, char text[MAX_ANSWER + 1])
     text[used] = '\0';
 }
 
-/* Its JSON; or the first line of what it says instead. */
+/* Parse the output of an engine program as JSON. If that is not possible, or the program failed,
+ * the first line of the output is the error. */
 static int judge(const char *program, const char *text, int status, json_t **out,
                  struct cst_err *err)
 {
@@ -119,7 +121,7 @@ int cli_measure_run(char *const *argv, char text[CLI_MEASURE_TEXT], int *status,
     return rc;
 }
 
-/* Ask @program and wait for its answer. */
+/* Run an engine program and parse its output. *out belongs to the caller. */
 static int ask(char *const *argv, json_t **out, struct cst_err *err)
 {
     char *text = malloc(CLI_MEASURE_TEXT);
@@ -138,7 +140,8 @@ static int ask(char *const *argv, json_t **out, struct cst_err *err)
 
 /* -- engines ---------------------------------------------------------------------------------- */
 
-/* Memory without cores has no engine; a machine whose kernel does not say has node 0. */
+/* Return whether the daemon would start an engine for @node: the node has cores. If the kernel has
+ * no list of nodes, there is node 0. */
 static bool has_engine(unsigned node)
 {
     char path[64], line[64] = "";
@@ -174,7 +177,8 @@ double cli_measure_median(double *values, unsigned n, double *spread)
     return median;
 }
 
-/* The median of the rate that lies @offset bytes into each of the trials, @stride bytes apart. */
+/* Return the median of one rate over the trials: the double at @offset in structs of @stride
+ * bytes. */
 static double median_at(const void *trials, size_t stride, size_t offset, double *spread)
 {
     double values[CLI_MEASURE_TRIALS];
@@ -185,7 +189,7 @@ static double median_at(const void *trials, size_t stride, size_t offset, double
     return cli_measure_median(values, CLI_MEASURE_TRIALS, spread);
 }
 
-/* Add a node whose rates are the medians of trials. */
+/* Add a node whose rates are the medians over the trials. */
 static void add_node(struct cst_rates *rates, const struct cst_rates_node *trials)
 {
     static const size_t fields[] = {
@@ -200,7 +204,7 @@ static void add_node(struct cst_rates *rates, const struct cst_rates_node *trial
     }
 }
 
-/* Add a device whose rates are the medians of trials. */
+/* Add a device whose rates are the medians over the trials. */
 static void add_device(struct cst_rates *rates, const struct cst_rates_device *trials)
 {
     static const size_t fields[] = {offsetof(struct cst_rates_device, up),
@@ -245,7 +249,8 @@ static int measure_node(struct cst_rates *rates, char *program, unsigned node, s
     return rc;
 }
 
-/* A rank that computes on the host has its pool in the same memory: its link is a copy. */
+/* Add the device "host". If a rank computes on the host, its pool is in host memory, and a transfer
+ * to the pool is a copy in memory. */
 static void add_host_device(struct cst_rates *rates)
 {
     struct cst_rates_device *device = &rates->devices[rates->n_devices++];
@@ -286,8 +291,9 @@ static int measure_gpu(struct cst_rates *rates, char *program, const char *uuid,
     return rc;
 }
 
-/* What goes wrong with GPUs is a note: the host's rates are good without. *uuids: borrowed from
- * *list, which is the caller's. */
+/* Measure all GPUs. A failure becomes a note, because the rates of the host are useful without
+ * GPUs. Returns the number of @uuids, which are borrowed from *list; *list belongs to the
+ * caller. */
 static size_t measure_gpus(struct cli_measured *out, json_t **list,
                            const char *uuids[CST_RATES_MAX_DEVICES])
 {
@@ -357,7 +363,7 @@ static double now(void)
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
-/* Write, or read, all pieces; bytes/s, 0: it failed and errno says why. */
+/* Write or read all pieces. Returns the bytes per second; 0: it failed, and errno has the cause. */
 static double pass_over(int fd, void *piece, bool write_it)
 {
     double began = now();
@@ -377,7 +383,8 @@ static double pass_over(int fd, void *piece, bool write_it)
     return (double)DISK_BYTES / (now() - began);
 }
 
-/* A file in @directory that nobody else sees; *direct: without the page cache. */
+/* Create a file without a name in @directory. *direct: it bypasses the page cache. Returns the
+ * descriptor; -1: it failed, and errno has the cause. */
 static int open_file(const char *directory, bool *direct)
 {
     char path[PATH_MAX];
@@ -411,7 +418,8 @@ int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst
     memset(piece, 0x5a, DISK_PIECE);
     out->rates.disk_write = pass_over(fd, piece, true);
     if (out->rates.disk_write > 0) {
-        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* where it is not direct */
+        (void)posix_fadvise(fd, 0, 0,
+                            POSIX_FADV_DONTNEED); /* Without direct I/O: drop it from the cache. */
         out->rates.disk_read = pass_over(fd, piece, false);
     }
     if (out->rates.disk_write == 0 || out->rates.disk_read == 0) {

@@ -33,7 +33,7 @@ int cli_measure_engines(struct cli_measured *out, struct cst_err *err);
  * becomes a note. Takes seconds. */
 void cli_measure_flops(struct cli_measured *out);
 
-/* The use of processors at the begin of a measurement, for the use by other programs. */
+/* The use of processors at the start of a measurement, to compute what other programs use. */
 struct cli_busy {
     double began_s;    /* Time on the monotonic clock. */
     double used_s;     /* Processor time that the whole machine had used. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker on this machine reaches, and what others take of it meanwhile. */
+/* Measures the flop/s of a training step on the host, and the use of processors by other
+ * programs. */
 #include "client/cli/measure.h"
 
 #include <errno.h>
@@ -15,14 +16,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BUSY_SHARE 0.1 /* of the cores: rates suffer where others use more */
+/* Share of the cores that other programs may use before a note is added. */
+#define BUSY_SHARE 0.1
 #define DATA_BYTES 65536
 
-enum { STEPS = 6 }; /* the first one warms up */
+enum { STEPS = 6 }; /* Including one step that warms up and is not counted. */
 
 /* -- cistern-gpt ------------------------------------------------------------------------------ */
 
-/* It lies where this program does. False: there is none. */
+/* Find cistern-gpt in the directory of this program. False: it is not there. */
 static bool find_gpt(char out[PATH_MAX])
 {
     char self[PATH_MAX];
@@ -38,7 +40,7 @@ static bool find_gpt(char out[PATH_MAX])
     return snprintf(out, PATH_MAX, "%s/cistern-gpt", self) < PATH_MAX && access(out, X_OK) == 0;
 }
 
-/* Text to train on: any bytes will do. */
+/* Write a file of text for the training; its contents do not matter. */
 static bool write_data(const char *path)
 {
     FILE *to = fopen(path, "we");
@@ -50,7 +52,7 @@ static bool write_data(const char *path)
     return to != NULL && fclose(to) == 0 && good;
 }
 
-/* The flop/s of each step in the log at @path, but of the first; how many. */
+/* Read the flop/s of the steps in the log @path, except the first step. Returns their number. */
 static unsigned read_log(const char *path, double flops[STEPS])
 {
     FILE *from = fopen(path, "re");
@@ -72,7 +74,7 @@ static unsigned read_log(const char *path, double flops[STEPS])
     return n;
 }
 
-/* A model of which nearly all is matrix products, with all cores. */
+/* Train a model whose time is nearly all in matrix products, on all cores. */
 static int train(const char *program, const char *data, const char *log, struct cst_err *err)
 {
     char *words[] = {(char *)(uintptr_t)program,
@@ -151,8 +153,7 @@ void cli_measure_flops(struct cli_measured *out)
 
 /* -- other programs --------------------------------------------------------------------------- */
 
-/* Seconds of processor time that the machine has spent, all cores together; 0: the kernel does not
- * say. */
+/* Return the processor time of the machine in seconds, all cores together; 0: unknown. */
 static double machine_used(void)
 {
     FILE *from = fopen("/proc/stat", "re");
@@ -174,7 +175,7 @@ static double seconds(const struct timeval *time)
     return (double)time->tv_sec + 1e-6 * (double)time->tv_usec;
 }
 
-/* Of this program and of its children that have ended. */
+/* Return the processor time of this program and of its ended children, in seconds. */
 static double own_used(void)
 {
     struct rusage self, children;

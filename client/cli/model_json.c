@@ -84,7 +84,7 @@ int cli_model_set_world(struct cli_model *model, uint64_t world, struct cst_err 
 
 /* -- tensors ---------------------------------------------------------------------------------- */
 
-/* Whole numbers, at most CST_LAYOUT_MAX_DIMS of them; *n: how many. */
+/* Read an array of at most CST_LAYOUT_MAX_DIMS integers; *n is their number. */
 static int read_dims(const json_t *object, const char *place, const char *key,
                      enum cst_json_need need, int64_t *out, uint32_t *n, struct cst_err *err)
 {
@@ -140,11 +140,11 @@ static int read_scale(const json_t *object, const char *place, const char *key, 
     return rc;
 }
 
-/* A tensor's words point here. */
+/* Storage to which the pointers in `words` point. */
 struct tensor {
     char name[CST_LAYOUT_NAME_BYTES];
     int64_t shape[CST_LAYOUT_MAX_DIMS], whole[CST_LAYOUT_MAX_DIMS], first[CST_LAYOUT_MAX_DIMS];
-    uint32_t n_whole, n_first; /* 0: not given */
+    uint32_t n_whole, n_first; /* Numbers of entries in whole and first; 0: the key is absent. */
     uint64_t group;
     struct cst_tensor_words words;
 };
@@ -219,7 +219,7 @@ static int read_tensors(struct cst_model *model, const json_t *root, struct cst_
 
 /* -- operators -------------------------------------------------------------------------------- */
 
-/* Numbers of the tensors named in @names. */
+/* Find the numbers of the tensors with the names @names. */
 static int find_tensors(const struct cst_model *model, const json_t *names, const char *place,
                         uint32_t *out, struct cst_err *err)
 {
@@ -256,7 +256,7 @@ static int read_hints(const json_t *object, const char *place, struct cst_operat
     return rc;
 }
 
-/* @numbers has room for every tensor of the model. */
+/* Read one operator. @numbers is scratch space with one entry per tensor of the model. */
 static int read_operator(struct cst_model *model, const json_t *object, const char *place,
                          uint32_t *numbers, struct cst_err *err)
 {
@@ -367,7 +367,7 @@ void cli_model_close(struct cli_model *model)
 
 /* -- writing ---------------------------------------------------------------------------------- */
 
-/* Add @value, which is dropped, to @object; false: out of memory. */
+/* Add @value to @object, which takes it over. False: out of memory. */
 static bool put(json_t *object, const char *key, json_t *value)
 {
     return json_object_set_new(object, key, value) == 0;
@@ -461,9 +461,10 @@ json_t *cli_model_to_json(const struct cli_model *from)
 {
     const struct cst_model *model = &from->model;
     json_t *groups = json_array(), *tensors = json_array(), *operators = json_array();
-    json_t *root = json_pack("{s:s, s:i, s:o, s:o, s:o}", "name", from->name, "world",
-                             (int)from->world, "groups", groups, "tensors", tensors, "operators",
-                             operators); /* which it owns now, or has dropped */
+    json_t *root =
+        json_pack("{s:s, s:i, s:o, s:o, s:o}", "name", from->name, "world", (int)from->world,
+                  "groups", groups, "tensors", tensors, "operators",
+                  operators); /* json_pack takes over the arrays, or releases them if it fails. */
     bool good = root != NULL;
 
     if (good && from->tokens > 0) {

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HELP_INDENT "                             " /* of a second line */
+#define HELP_INDENT "                             " /* Indents a second line of help. */
 
 enum {
     OPT_MANAGER = 256,
@@ -45,14 +45,14 @@ enum {
 
 enum { NO = no_argument, YES = required_argument, MAY = optional_argument };
 
-/* Every option, in the order of the help. */
+/* All options, in the order of the help. */
 static const struct row {
-    const char *name; /* without the dashes */
-    int val;          /* as getopt_long answers: a letter that may be typed alone, or OPT_ */
-    int value;        /* has it one: NO, YES, MAY */
-    unsigned uses;    /* a bit that commands which take it have; 0: all do */
-    const char *word; /* for its value; NULL: none */
-    const char *help; /* in a few words */
+    const char *name; /* Name without the dashes. */
+    int val;          /* Result of getopt_long: the short option's letter, or an OPT_ number. */
+    int value;        /* Whether it has a value: NO, YES or MAY. */
+    unsigned uses;    /* CLI_USES_ bit of the commands that take it; 0: all commands. */
+    const char *word; /* Name of the value in the help; NULL: no value. */
+    const char *help; /* Description in the help. */
 } rows[] = {
     {"json", OPT_JSON, NO, CLI_USES_JSON, NULL, "JSON instead of text"},
     {"watch", OPT_WATCH, MAY, CLI_USES_WATCH, "SECONDS",
@@ -101,7 +101,7 @@ static const struct row {
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
 
-/* @val is one of the table's. */
+/* Return the row of @val, which must be in the table. */
 static const struct row *find_row(int val)
 {
     const struct row *row = rows;
@@ -167,7 +167,7 @@ static bool parse_real(const char *text, double least, double most, double *out)
     return true;
 }
 
-/* The optional argument of --watch may also stand behind a blank, as people type it. */
+/* People also type the optional value of --watch after a blank, where getopt_long does not look. */
 static int parse_watch(struct cli *cli, int argc, char **argv)
 {
     cli->watch = true;
@@ -187,7 +187,7 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
     return names[*out] != NULL ? CLI_EXIT_OK : cli_usage(usage, optarg);
 }
 
-/* Memory that `cistern plan` plans with. */
+/* Parse an option of `cistern plan` whose value is a size of memory. */
 static int parse_plan_size(struct cli_plan_wish *plan, int c)
 {
     uint64_t *size = c == OPT_DEVICE        ? &plan->device_bytes
@@ -207,7 +207,7 @@ static int parse_plan_size(struct cli_plan_wish *plan, int c)
     return CLI_EXIT_OK;
 }
 
-/* Other numbers that it takes. */
+/* Parse an option of `cistern plan` whose value is another number. */
 static int parse_plan_number(struct cli_plan_wish *plan, int c)
 {
     switch (c) {
@@ -236,7 +236,7 @@ static int parse_plan_number(struct cli_plan_wish *plan, int c)
     }
 }
 
-/* What `cistern plan` alone takes. */
+/* Parse an option that only `cistern plan` takes. */
 static int parse_plan_option(struct cli_plan_wish *plan, int c)
 {
     switch (c) {
@@ -288,7 +288,7 @@ static int parse_plan_option(struct cli_plan_wish *plan, int c)
     return CLI_EXIT_OK;
 }
 
-/* What several commands take, and what only one does, but plan. */
+/* Parse any other option. */
 static int parse_common_option(struct cli *cli, int c, int argc, char **argv)
 {
     uint64_t number;
@@ -327,7 +327,8 @@ static int parse_common_option(struct cli *cli, int c, int argc, char **argv)
     }
 }
 
-/* What getopt_long wants to be told: all rows, and ":" with the letters. */
+/* Make the tables for getopt_long from all rows. The ":" before the letters makes it return ":" for
+ * an option without its value. */
 static void make_tables(struct option table[N_ROWS + 1], char letters[2 * N_ROWS + 2])
 {
     char *end = letters;

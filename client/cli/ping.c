@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern ping: how long a round trip takes. */
+/* The command `cistern ping`: measures round trips to the daemon. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 

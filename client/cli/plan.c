@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern plan: what a step will take and where everything goes, before anything runs. */
+/* The command `cistern plan`: predicts the time of a step, and decides what is stored where, before
+ * anything runs. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/options.h"
@@ -19,17 +20,19 @@ enum { SIMULATED_STEPS = 6 };
 struct drawing {
     struct cli_timeline timeline;
     const struct cst_model *model;
-    uint32_t n_nodes; /* engines before the devices' */
-    bool on_host;     /* ranks compute on the processor: nodes copy */
+    uint32_t n_nodes; /* Number of the nodes' engines; the devices' engines follow. */
+    bool on_host;     /* Ranks compute on the host, hence the nodes' engines make the copies. */
 };
 
-/* Where it happens and on which lane; what is a node's and what a device's goes by its number. */
+/* Return the lane of an interval. The process is a rank, a node or a device. */
 static uint32_t lane_of(struct drawing *drawing, const struct cst_interval *interval)
 {
     static const struct {
         const char *lane;
-        bool of_rank, of_engine; /* its number is a rank's, an engine's; else a device's */
-        bool of_device;          /* and not a node's, where ranks compute on the processor */
+        /* Meaning of interval->number: a rank, or an engine. Neither: a device, or a node if ranks
+         * compute on the host. */
+        bool of_rank, of_engine;
+        bool of_device; /* The number is a device even if ranks compute on the host. */
     } lanes[] = {
         [CST_LANE_COMPUTE] = {.lane = "compute", .of_rank = true},
         [CST_LANE_UP] = {.lane = CLI_LANE_UP},
@@ -92,7 +95,7 @@ static int draw(const struct cli_plan_input *input, const struct cst_plan_choice
     int rc;
 
     cli_timeline_init(&drawing.timeline);
-    (void)cli_timeline_lane(&drawing.timeline, "rank 0", "compute"); /* comes first */
+    (void)cli_timeline_lane(&drawing.timeline, "rank 0", "compute"); /* Is drawn first. */
     rc = cst_plan_replay(&input->config, choice, 0, on_interval, &drawing, &unused, err);
     if (rc == CST_OK) {
         rc = cli_timeline_save(&drawing.timeline, path, err);
@@ -104,19 +107,19 @@ static int draw(const struct cli_plan_input *input, const struct cst_plan_choice
 /* -- simulation ------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *name; /* in a table */
+    const char *name; /* Name in the table. */
     enum cst_core_eviction eviction;
 } policies[] = {{"next use", CST_EVICT_NEXT_USE}, {"oldest", CST_EVICT_LRU}};
 
 enum { N_POLICIES = sizeof policies / sizeof *policies };
 
-/* Steps 1, 2, ... of a plan, by policy. */
+/* Results of steps 1, 2, ... of a plan, for each eviction policy. */
 struct simulation {
     struct cst_replay_result steps[N_POLICIES][SIMULATED_STEPS];
 };
 
-/* The best plan, step by step: how the core learns the order of a step, and what plain LRU would
- * do. */
+/* Simulate the first steps of the plan one by one, with each eviction policy. They show how the
+ * core learns the order of a step, and what eviction by LRU would cost. */
 static int simulate(struct simulation *out, const struct cli_plan_input *input,
                     const struct cst_plan_choice *choice, struct cst_err *err)
 {
@@ -169,7 +172,7 @@ static bool print_simulation(const struct simulation *simulation)
     return cli_table_print(&table, stdout);
 }
 
-/* Steps as elements of an array; NULL: out of memory. */
+/* Return an array of the steps; NULL: out of memory. */
 static json_t *simulation_json(const struct simulation *simulation)
 {
     json_t *list = json_array();
@@ -190,7 +193,7 @@ static json_t *simulation_json(const struct simulation *simulation)
 
 /* -- a plan for a job ------------------------------------------------------------------------- */
 
-/* With what the plan was made, for people: a new object; NULL: out of memory. */
+/* Return a new object with the input of the plan, for people; NULL: out of memory. */
 static json_t *made_json(const struct cli_plan_input *input)
 {
     return json_pack(
@@ -213,7 +216,7 @@ static int save(const struct cli_plan_input *input, const struct cst_plan_choice
 
 /* -- the command ------------------------------------------------------------------------------ */
 
-/* @simulation may be NULL. */
+/* Print the plan; @simulation may be NULL. */
 static bool print(const struct cli *cli, const struct cli_plan_input *input,
                   const struct cst_plans *plans, const struct cli_plan_rows *rows,
                   const struct simulation *simulation)
@@ -260,7 +263,7 @@ static int report(const struct cli *cli, const struct cli_plan_input *input,
     return rc;
 }
 
-/* Say with which options a plan would fit. */
+/* If nothing fits, add to the error the options with which a plan would fit. Returns @status. */
 static int name_options(const struct cli_plan_input *input, int status, struct cst_err *err)
 {
     const struct cst_plan_least *least = &input->least;

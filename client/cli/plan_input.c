@@ -78,7 +78,8 @@ static int open_model(struct cli_model *out, const char *from, const struct cli_
 
 /* -- rates ------------------------------------------------------------------------------------ */
 
-/* Named, or the file that `cistern probe` writes: one's own, then the daemon's. */
+/* Read the rates: the given file or preset; else the file that `cistern probe` writes for this
+ * user; else the file of the daemon. */
 static int open_rates(struct cli_plan_input *input, const char *named, struct cst_err *err)
 {
     static const char daemons[] = "/var/lib/cistern/rates.json";
@@ -120,8 +121,8 @@ static int no_device(const struct cst_rates *rates, const char *name, struct cst
                        known);
 }
 
-/* What updates have room on where ranks compute on the processor: the first that is another
- * device. */
+/* Return the accelerator for device updates if ranks compute on the host: the first device that is
+ * not the host. */
 static uint32_t find_accelerator(const struct cst_rates *rates)
 {
     for (uint32_t i = 0; i < rates->n_devices; i++) {
@@ -132,13 +133,14 @@ static uint32_t find_accelerator(const struct cst_rates *rates)
     return 0;
 }
 
-/* A paced accelerator, whose memory is pages of the host. */
+/* Return whether @device is a simulated accelerator, whose memory consists of pages of the host. */
 static bool is_simulated(const struct cst_rates_device *device)
 {
     return strncmp(device->name, "paced", strlen("paced")) == 0;
 }
 
-/* The device that is named, else the first; and its flops, which nobody measures. */
+/* Choose the device of the ranks: the one that --on names, else the first. Its flops may be
+ * missing, because `cistern probe` does not measure them for GPUs. */
 static int choose_device(struct cli_plan_input *input, const struct cli_plan_wish *wish,
                          struct cst_err *err)
 {

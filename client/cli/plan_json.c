@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plan for programs. */
+/* Output of a plan as JSON. */
 #include "client/cli/plan_report.h"
 #include "proto/optimizers.h"
 
@@ -114,13 +114,15 @@ static json_t *warnings_json(const struct cli_plan_input *input)
     return list;
 }
 
-/* Why so many states stay on accelerators; null: that was not asked. A step without them: null:
- * nothing fits, or it was not asked. */
+/* Return why this amount of states stays on accelerators; null: the user did not leave it to the
+ * plan. */
 static json_t *why_json(const struct cst_plans *plans)
 {
     return plans->states_why[0] != '\0' ? json_string(plans->states_why) : json_null();
 }
 
+/* Return the time of a step without states on accelerators; null: then nothing fits, or the user
+ * did not leave the amount to the plan. */
 static json_t *without_json(const struct cst_plans *plans)
 {
     return plans->without_states_ns > 0 ? json_real((double)plans->without_states_ns * 1e-9)

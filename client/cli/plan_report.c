@@ -12,7 +12,7 @@ const char *const cli_plan_row_names[CLI_PLAN_ROWS] = {"weight",  "gradient",   
 
 /* -- rows ------------------------------------------------------------------------------------- */
 
-/* States that stay on an accelerator. */
+/* Return whether @row of @chunk is a state that stays on an accelerator. */
 static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
 {
     return chunk->device != 0 && row >= CST_ROW_MASTER && row <= CST_ROW_EXP_AVG_SQ;
@@ -81,8 +81,8 @@ static void bytes_or_dash(struct cli_table *table, uint64_t bytes)
     cli_table_cell(table, "%s", bytes > 0 ? cli_bytes(bytes, text) : "-");
 }
 
-/* Where memory is, as columns. Where ranks compute on the processor, what updates take of
- * accelerators stands by itself. */
+/* Bytes in each column of the table of memory. If ranks compute on the host, the memory of
+ * accelerators for updates has a column of its own. */
 struct columns {
     uint64_t device, host, disk, accelerator;
 };
@@ -99,13 +99,13 @@ static void memory_line(struct cli_table *table, bool accelerators, const char *
     }
 }
 
-/* A limit; 0: there is none. */
+/* Return @limit, or 0 if there is no limit. */
 static uint64_t given(uint64_t limit)
 {
     return limit == CST_PLAN_NO_LIMIT ? 0 : limit;
 }
 
-/* A device's part of what all of them have together. */
+/* Return the part of one device in the bytes of all devices. */
 static uint64_t each(const struct cli_plan_input *input, uint64_t bytes)
 {
     return bytes / input->config.world;
@@ -121,7 +121,8 @@ static uint64_t sum(const uint64_t *rows)
     return all;
 }
 
-/* On the host, a device's pool is memory of the host. */
+/* Print the table of memory. If ranks compute on the host, pools are counted as memory of the
+ * host. */
 static bool print_memory(const struct cli_plan_input *input, const struct cst_plan_choice *best,
                          const struct cli_plan_rows *rows)
 {
@@ -254,7 +255,7 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
                                                   : ", summed once a step");
 }
 
-/* When chunks are updated, and where; how much of it is seen. */
+/* Print when and where chunks are updated, and how much of the updates is hidden. */
 static void print_updates(const struct cli_plan_input *input, const struct cst_plan_choice *best)
 {
     const struct cst_replay_result *p = &best->predicted;
@@ -284,8 +285,9 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     (void)printf("up %s, down %s\n", cli_bytes(p->states_up, a), cli_bytes(p->states_down, b));
 }
 
-/* How many states stay on accelerators. Where that was given: what is used of it. Where it was
- * chosen: why, and the bytes that a job asks for to have the same. */
+/* Print how many states stay on accelerators. If the user gave their bytes, print how many are
+ * used. If the plan chose them, print the reason, and the exact bytes, which can be requested for a
+ * job. */
 static void print_states(const struct cst_plans *plans)
 {
     const struct cst_plan_choice *best = &plans->best;
@@ -349,7 +351,7 @@ static void print_head(const struct cli_plan_input *input)
                  input->rates.n_nodes == 1 ? "" : "s", input->rates_from);
 }
 
-/* ", 1.2 GiB of 4.0 GiB on each device", without the limit where there is none. */
+/* Print ", 1.2 GiB of 4.0 GiB on each device", without "of 4.0 GiB" if there is no limit. */
 static void print_share(const char *before, uint64_t bytes, uint64_t limit, const char *where)
 {
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
@@ -366,7 +368,7 @@ double cli_plan_tokens(const struct cli_plan_input *input, const struct cst_plan
     return step_s > 0 ? tokens / step_s : 0;
 }
 
-/* That it fits, how fast it is, and how sure that is. */
+/* Print that the plan fits, the time of a step, and its uncertainty. */
 static void print_verdict(const struct cli_plan_input *input, const struct cst_plan_choice *best)
 {
     bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;

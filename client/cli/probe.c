@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern probe: what this machine can do, measured, into a file. */
+/* The command `cistern probe`: measures the rates of this machine and writes them to a file. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/measure.h"
@@ -31,7 +31,7 @@ bool cli_rates_path(char *out, size_t n)
     return length > 0 && (size_t)length < n;
 }
 
-/* "19.9 G/s", "-". */
+/* Add a cell as "19.9 GB/s", or "-" for 0. */
 static void rate(struct cli_table *table, double value, const char *unit)
 {
     static const char prefixes[] = " kMGTP";
@@ -126,7 +126,7 @@ bool cli_rates_print(const struct cst_rates *rates)
     return true;
 }
 
-/* $XDG_STATE_HOME itself may be missing; the writer makes the last directory. */
+/* Create the directories of @path, because even $XDG_STATE_HOME itself may be missing. */
 static void make_state_home(const char *path)
 {
     char copy[PATH_MAX];

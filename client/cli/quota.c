@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern quota: what users hold of the daemon, and may hold. */
+/* The command `cistern quota`: prints the limits of users and groups, and their use of them. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -11,7 +11,8 @@
 
 typedef bool (*account_fn)(const Cistern__QuotaAccount *account, void *arg);
 
-/* Ask for all accounts that the daemon shows, page by page. False: said on stderr. */
+/* Request all accounts that the daemon shows to this user, and call @fn for each. False: it failed;
+ * the error was printed to stderr, unless @fn returned false. */
 static bool each_account(struct cli *cli, account_fn fn, void *arg)
 {
     uint32_t first = 0;
@@ -38,7 +39,7 @@ static bool each_account(struct cli *cli, account_fn fn, void *arg)
     return good;
 }
 
-/* "alice", or the number of a user or group without a name. */
+/* Add the name of a user or group, or the number if there is no name. */
 static void add_owner(struct cli_table *table, const Cistern__QuotaAccount *account)
 {
     const struct passwd *pw = account->group ? NULL : getpwuid(account->id);
@@ -52,7 +53,7 @@ static void add_owner(struct cli_table *table, const Cistern__QuotaAccount *acco
     }
 }
 
-/* An amount in the unit of @key. */
+/* Add an amount in the unit of @key; @none if there is none. */
 static void add_amount(struct cli_table *table, const char *key, bool has, uint64_t amount,
                        const char *none)
 {

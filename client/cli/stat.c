@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern stat: the node at a glance, once or again and again. */
+/* The command `cistern stat`: prints the state of the node once or, with --watch, repeatedly. */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -9,18 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Counters of an engine at the last drawing, for rates in between. */
+/* Counters of an engine at the last drawing, to compute rates since then. */
 struct sample {
-    uint64_t copy_bytes, update_elems, reduce_elems;     /* work done, bytes or elements */
-    double copy_seconds, update_seconds, reduce_seconds; /* time at it */
-    uint64_t up_bytes, down_bytes;                       /* of copies, between host and GPU */
-    double up_seconds, down_seconds;                     /* time at them */
-    uint64_t update_bytes, reduce_bytes;                 /* that these read and wrote */
+    uint64_t copy_bytes, update_elems, reduce_elems;     /* Work done, in bytes or elements. */
+    double copy_seconds, update_seconds, reduce_seconds; /* Time of each kind of work. */
+    uint64_t up_bytes, down_bytes;       /* Bytes copied from host to GPU, and back. */
+    double up_seconds, down_seconds;     /* Time of these copies. */
+    uint64_t update_bytes, reduce_bytes; /* Bytes that updates and sums read and wrote. */
 };
 
 struct history {
-    struct sample *samples; /* per engine; NULL at first */
-    size_t n_samples;       /* entries in samples */
+    struct sample *samples; /* Per engine; NULL before the first drawing. Owned. */
+    size_t n_samples;       /* Number of entries in samples. */
 };
 
 static struct sample sample_of(const Cistern__EngineInfo *engine)
@@ -41,9 +41,11 @@ static struct sample sample_of(const Cistern__EngineInfo *engine)
     };
 }
 
-/* Amounts per second of work since @before; where nothing was seen before, what the daemon saw
- * @lately (0: nothing), else since the engine's start; "-" where there was none (an engine that was
- * restarted counts from 0). */
+/* Add the rate of an engine's work in bytes or elements per second:
+ *   - since the last drawing, which saw @before and @before_s;
+ *   - if that saw no work: the rate @lately that the daemon measured;
+ *   - if the daemon has none (0): since the start of the engine;
+ *   - "-" if there was no work. (The counters of a restarted engine begin at 0.) */
 static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, double now_s,
                      double before_s, double lately, bool bytes)
 {
@@ -62,7 +64,8 @@ static void add_rate(struct cli_table *table, uint64_t now, uint64_t before, dou
                    bytes ? cli_bytes((uint64_t)rate, text) : cli_count((uint64_t)rate, text));
 }
 
-/* "host 0" by its node; "cuda:0" by its GPU; others by what they are called. */
+/* Add the name of an engine: "host 0" with its node, "cuda:0" with its GPU, otherwise its
+ * device. */
 static void add_name(struct cli_table *table, const Cistern__StatReply *stat,
                      const Cistern__EngineInfo *engine)
 {
@@ -134,7 +137,8 @@ static void add_cost(struct cli_table *table, bool has, double value)
     }
 }
 
-/* Bytes per second of each kind of work, while it was done, and what updates cost. */
+/* Add the bytes per second of each kind of work, over the time of that work, and the bytes and time
+ * of updates per parameter. */
 static void add_bandwidth(struct cli_table *table, const Cistern__StatReply *stat,
                           const Cistern__EngineInfo *engine, const struct sample *before)
 {
@@ -181,7 +185,7 @@ static void print_books(const Cistern__Books *books)
                  cli_bytes(books->pending, e), cli_bytes(books->quarantined, f));
 }
 
-/* A paced accelerator, which the daemon lists with the GPUs? */
+/* Return whether @gpu is a simulated accelerator. The daemon lists them after the GPUs. */
 static bool is_paced(const Cistern__GpuInfo *gpu)
 {
     return strncmp(gpu->uuid, "paced:", 6) == 0;
@@ -269,7 +273,7 @@ static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
     return print_jobs(cli);
 }
 
-/* The reply with one key more: "jobs". */
+/* Print the reply with an additional key "jobs". */
 static bool print_json(struct cli *cli, const Cistern__StatReply *stat)
 {
     json_t *object = cli_json(&stat->base), *jobs = json_array();
@@ -284,7 +288,8 @@ static bool print_json(struct cli *cli, const Cistern__StatReply *stat)
     return cli_json_print(object);
 }
 
-/* Out of memory only means no rates in between: the totals are shown. */
+/* Keep the counters for the next drawing. If memory is short, the next drawing has no rates since
+ * this one. */
 static void remember(struct history *history, const Cistern__StatReply *stat)
 {
     struct sample *samples = calloc(stat->n_engines + 1, sizeof *samples);

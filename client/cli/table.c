@@ -66,7 +66,8 @@ static void measure(const struct cli_table *table, unsigned *widths)
     }
 }
 
-/* Columns of the terminal that @out is; UINT_MAX: it is none, or does not say. */
+/* Return the width of the terminal @out; UINT_MAX: it is not a terminal, or its width is
+ * unknown. */
 static unsigned room_of(FILE *out)
 {
     struct winsize size;
@@ -76,8 +77,8 @@ static unsigned room_of(FILE *out)
                : UINT_MAX;
 }
 
-/* How many columns can be printed side by side with the first one, from column @from on: the number
- * behind the last of them. At least one is. */
+/* Find the columns that fit beside the first column, from column @from on. Returns the index after
+ * the last of these columns. There is at least one, even if it is too wide. */
 static unsigned fitting(const struct cli_table *table, const unsigned *widths, unsigned from,
                         unsigned room)
 {
@@ -99,8 +100,8 @@ static bool add_column(struct libscols_table *shape, const char *title)
            NULL;
 }
 
-/* The first column, by which rows are known, and columns @from to @end - 1 of all rows. False: out
- * of memory. */
+/* Print the first column, which identifies the rows, and columns @from to @end - 1 of all rows.
+ * False: out of memory. */
 static bool print_block(const struct cli_table *table, FILE *out, unsigned from, unsigned end)
 {
     struct libscols_table *shape = scols_new_table();
@@ -155,7 +156,7 @@ bool cli_table_print(struct cli_table *table, FILE *out)
     return good;
 }
 
-/* @value in units that grow by @base, three figures or so. */
+/* Write @value with about three digits, in units that differ by the factor @base. */
 static const char *scale(double value, double base, const char *const *units, unsigned n_units,
                          char *out)
 {
@@ -195,7 +196,7 @@ const char *cli_seconds(double seconds, char out[CLI_HUMAN_BYTES])
 
     if (seconds < 1e-3) {
         (void)snprintf(out, CLI_HUMAN_BYTES, "%.0f us", seconds * 1e6);
-    } else if (seconds < 0.9995) { /* above, three figures would be 1e+03 */
+    } else if (seconds < 0.9995) { /* From here on, %.3g would write 1e+03 ms. */
         (void)snprintf(out, CLI_HUMAN_BYTES, "%.3g ms", seconds * 1e3);
     } else if (s < 60) {
         (void)snprintf(out, CLI_HUMAN_BYTES, "%.3g s", seconds);

@@ -8,14 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_BESIDE = 64 }; /* lanes that one may become where its intervals overlap */
+/* Largest number of lanes that are drawn for one lane whose intervals overlap. */
+enum { MAX_BESIDE = 64 };
 
 struct cli_timeline_lane {
     char process[CLI_TIMELINE_NAME_BYTES];
     char name[CLI_TIMELINE_NAME_BYTES];
-    uint32_t pid;              /* of the process, from 1 */
-    uint32_t n_beside;         /* lanes beside each other that it is drawn on */
-    uint64_t free[MAX_BESIDE]; /* ns: when each of them is free again */
+    uint32_t pid;              /* Number of the process, from 1. */
+    uint32_t n_beside;         /* Number of lanes that are drawn for it. */
+    uint64_t free[MAX_BESIDE]; /* Per drawn lane: end of its last interval, in ns. */
 };
 
 void cli_timeline_init(struct cli_timeline *timeline)
@@ -88,7 +89,7 @@ void cli_timeline_add(struct cli_timeline *timeline, const struct cli_span *span
 
 /* -- writing ---------------------------------------------------------------------------------- */
 
-/* The longer of two that begin together comes first. */
+/* Compare by the begin; of two intervals with the same begin, the longer one comes first. */
 static int compare(const void *a, const void *b)
 {
     const struct cli_span *x = a, *y = b;
@@ -99,7 +100,7 @@ static int compare(const void *a, const void *b)
     return x->end > y->end ? -1 : x->end < y->end;
 }
 
-/* Where the events go, and what parts the next one from the last. */
+/* The output file, and the separator before the next event. */
 struct out {
     FILE *to;
     const char *comma;
@@ -130,13 +131,13 @@ static void write_text(FILE *to, const char *text)
     (void)fputc('"', to);
 }
 
-/* Nanoseconds as the format's microseconds, exactly. */
+/* Write a time in microseconds, the unit of the format, without rounding. */
 static void write_us(FILE *to, const char *key, uint64_t ns)
 {
     (void)fprintf(to, "\"%s\":%" PRIu64 ".%03u", key, ns / 1000, (unsigned)(ns % 1000));
 }
 
-/* Threads are numbered by lane, and beside each other within it. */
+/* Return the thread number of drawn lane @beside of @lane. */
 static uint32_t tid_of(uint32_t lane, uint32_t beside)
 {
     return lane * MAX_BESIDE + beside + 1;
@@ -197,7 +198,8 @@ static void write_metadata(struct out *out, const char *what, uint32_t pid, uint
     (void)fputs("}}", to);
 }
 
-/* Names and order of processes and lanes; after the spans, which tell how many lanes there are. */
+/* Write the names and the order of processes and lanes. Called after the intervals are written,
+ * because only then the number of drawn lanes is known. */
 static void write_names(struct out *out, const struct cli_timeline *timeline)
 {
     uint32_t named = 0;

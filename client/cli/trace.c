@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cistern trace: what a job did lately, as a file for Perfetto. */
+/* The command `cistern trace`: writes the recent intervals of a job to a file for Perfetto. */
 #include "client/cli/cli.h"
 #include "client/cli/timeline.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* By number: what an interval is called, and on which of its engine's lanes it is drawn. */
+/* Per kind of interval: its name, and the lane of its engine on which it is drawn. */
 static const struct {
     const char *name, *lane;
 } kinds[] = {
@@ -29,7 +29,7 @@ static const struct {
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
 struct engines {
-    char names[64][CLI_TIMELINE_NAME_BYTES]; /* "node 0", "cuda:0", by number */
+    char names[64][CLI_TIMELINE_NAME_BYTES]; /* Per engine: "node 0", "cuda:0". */
     size_t n;
 };
 
@@ -73,7 +73,8 @@ static unsigned kind_of(const Cistern__TraceInterval *interval)
     return kind < N_KINDS ? kind : 0;
 }
 
-/* All of them when the first is met, so that they are drawn in the same order everywhere. */
+/* Make all lanes of an engine at its first interval, such that they have the same order for every
+ * engine. */
 static void make_lanes(struct cli_timeline *timeline, const char *engine)
 {
     static const char *const lanes[] = {CLI_LANE_UP, CLI_LANE_DOWN, CLI_LANE_SUMS,
@@ -84,7 +85,8 @@ static void make_lanes(struct cli_timeline *timeline, const char *engine)
     }
 }
 
-/* Steps are the job's, waits the ranks'; all else an engine's. */
+/* Return the lane of an interval. A step belongs to the job, a wait to a rank, everything else to
+ * an engine. */
 static uint32_t lane_of(struct cli_timeline *timeline, const struct engines *engines,
                         const Cistern__TraceInterval *interval)
 {
@@ -131,7 +133,8 @@ static void add(struct cli_timeline *timeline, const struct engines *engines,
     cli_timeline_add(timeline, &span);
 }
 
-/* All that there is now, page by page; what comes meanwhile is left. */
+/* Get the intervals that exist now, page by page. Intervals that are added during this are left
+ * out. */
 static bool get_intervals(struct cli *cli, struct cli_timeline *timeline,
                           const struct engines *engines)
 {
@@ -168,7 +171,7 @@ int cli_trace(struct cli *cli)
     int rc = CLI_EXIT_FAILURE;
 
     cli_timeline_init(&timeline);
-    (void)cli_timeline_lane(&timeline, "job", "step"); /* comes first */
+    (void)cli_timeline_lane(&timeline, "job", "step"); /* Is drawn first. */
     if (get_engines(cli, &engines) && get_intervals(cli, &timeline, &engines)) {
         rc = cli_timeline_save(&timeline, cli->output, &err) == CST_OK ? CLI_EXIT_OK
                                                                        : cli_fail(&err);

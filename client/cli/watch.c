@@ -9,17 +9,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t ended;  /* a signal came */
-static volatile sig_atomic_t hidden; /* keys are not shown: the terminal is to be restored */
-static struct termios before;        /* the terminal as it was */
+static volatile sig_atomic_t ended;  /* A signal has arrived. */
+static volatile sig_atomic_t hidden; /* Keys are not shown: the terminal must be restored. */
+static struct termios before;        /* The original settings of the terminal. */
 
-/* A process in the background that changes its terminal would be stopped. */
+/* The kernel stops a process in the background that changes the settings of its terminal. */
 static bool in_foreground(void)
 {
     return tcgetpgrp(STDIN_FILENO) == getpgrp();
 }
 
-/* Of what it calls, all may be called by a signal's handler. */
+/* Restore the terminal. Makes only async-signal-safe calls. */
 static void restore_terminal(void)
 {
     if (hidden != 0 && in_foreground()) {
@@ -41,10 +41,11 @@ static void end_soon(int number)
 static void end_now(int number)
 {
     restore_terminal();
-    (void)raise(number); /* it is the default's, as soon as this handler has returned */
+    (void)raise(number); /* SA_RESETHAND: the default action ends the program after this handler. */
 }
 
-/* Who started this process in the background, or with nohup, may want signals to be ignored. */
+/* A signal that is ignored stays ignored: nohup, or a shell that starts this process in the
+ * background, may have arranged this. */
 static void catch_unless_ignored(int number, void (*handler)(int))
 {
     const struct sigaction action = {.sa_handler = handler, .sa_flags = (int)SA_RESETHAND};
@@ -55,7 +56,7 @@ static void catch_unless_ignored(int number, void (*handler)(int))
     }
 }
 
-/* A second signal of the same kind ends the program at once, whatever it waits for. */
+/* A second signal of the same kind ends the program at once, even during a wait for the daemon. */
 static void catch_signals(void)
 {
     catch_unless_ignored(SIGINT, end_soon);
@@ -65,8 +66,8 @@ static void catch_signals(void)
     catch_unless_ignored(SIGPIPE, end_now);
 }
 
-/* Keys come at once and are not shown. False: they are not this program's. With output into a pipe
- * they may be those of the program that shows it. */
+/* Set the terminal such that keys are read at once and are not shown. False: the keys are not for
+ * this program. If the output is a pipe, they may be for the program that displays it. */
 static bool take_keys(void)
 {
     struct termios raw;
@@ -94,7 +95,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Wait for the next drawing. False: there will be none. */
+/* Wait until the next drawing is due. False: the user or a signal has ended the program. */
 static bool wait_for_next(double seconds, bool keys)
 {
     struct pollfd input = {.fd = keys ? STDIN_FILENO : -1, .events = POLLIN};
@@ -125,7 +126,7 @@ int cli_watch(struct cli *cli, cli_draw_fn draw, void *arg)
     bool keys = false, good;
 
     if (cli->watch) {
-        (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16); /* a drawing appears in one piece */
+        (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16); /* A drawing is written at once. */
         catch_signals();
         keys = take_keys();
     }
