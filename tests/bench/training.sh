@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the benchmarks that train share: a daemon of their own, a text, workers, medians. Sourced with the arguments of the script; the
-# current directory is the build tree. Sets out and tmp; the script sets model, the options of all workers. A daemon
-# with default settings is started, unless it sets daemons=own before.
+# Functions for the benchmarks that train: a private daemon, a text, workers, medians. Sourced with the arguments of the script in
+# the build tree. Sets out and tmp; the script sets model, the options of all workers. Starts a daemon with default settings,
+# unless the script sets daemons=own before.
 set -euo pipefail
 
 if [ $# -ne 2 ] || [ "$1" != --json ]; then
@@ -34,12 +34,12 @@ median() {
     sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'
 }
 
-# The number of the field $1 in the JSON on standard input, from each line that has it.
+# The number of the field $1 in each line of the JSON on standard input that has it.
 numbers() {
     sed -n "s/.*\"$1\": *\\([0-9.eE+-]*\\).*/\\1/p"
 }
 
-# Train as job $1 with $2 ranks; the rest goes to every worker. The step times of rank 0 go to $tmp/$1.json.
+# Train as job $1 with $2 ranks; the other arguments go to every worker. The step times of rank 0 go to $tmp/$1.json.
 train() {
     local job=$1 world=$2 rank pids=()
     shift 2
@@ -54,8 +54,8 @@ train() {
     done
 }
 
-# The most sequences, from $1 to $2, with which a step of the model on $3 ranks takes at most $4 seconds while its states are in the process: where
-# processors compute slowly, a benchmark has less to compute, and a step is about as long everywhere.
+# The largest number of sequences, from $1 to $2, with which a step of the model on $3 ranks takes at most $4 seconds with its
+# states in the process. Slow processors get less to compute, so a step takes about equally long everywhere.
 fit_batch() {
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --batch "$2" --steps 3 --world "$3" --store local --quiet --log-json "$tmp/fit.log.json" >"$tmp/fit.log" 2>&1 ||
         fail "cistern-gpt --store=local failed"
@@ -64,19 +64,19 @@ fit_batch() {
     rm "$tmp/fit.log.json"
 }
 
-# One line of output: name, value, unit, yardstick, runs.
+# Print one line of output: name, value, unit, yardstick, runs.
 emit() {
     awk -v name="$1" -v v="$2" -v unit="$3" -v y="$4" -v n="$5" 'BEGIN {
         printf "{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"yardstick\": %.6g, \"ratio\": %.4f, \"runs\": %d}\n",
             name, v, unit, y, v / y, n }' >>"$out"
 }
 
-# Text that is there wherever this runs: the sources of this tree, a few MB of them.
+# Print text that exists wherever this runs: the sources of this tree, a few MB.
 while [ "$(stat -c %s "$tmp/text" 2>/dev/null || echo 0)" -lt 1000000 ]; do
     find "${srcdir:-.}" -name '*.[ch]' -exec cat {} + >>"$tmp/text"
 done
 
-# Start the daemon with a configuration file of the text $1.
+# Start the daemon with a configuration file whose text is $1.
 start_daemon() {
     local i
     printf '%s\n' "$1" >"$tmp/cistern.conf"
@@ -97,12 +97,12 @@ stop_daemon() {
     daemon=
 }
 
-# One figure of the daemon's books of job $1: the field $2.
+# The field $2 of the daemon's statistics of job $1.
 of_job() {
     ./cistern job "$1" --json | numbers "$2" | head -n 1
 }
 
-# Step times of all runs of $1, without each one's first step.
+# Step times of all runs of $1, without the first step of each.
 times() {
     local file
     for file in "$tmp/$1".*.json; do

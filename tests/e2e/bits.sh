@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The same bits everywhere: losses and final weights of cistern-gpt with its states in the process, and in the daemon with pools from all
-# weights down to the smallest that is accepted, with one engine thread and with two, with an engine killed, and with a worker killed; and all
-# that with gradients that take their weights' places.
+# Tests that cistern-gpt has losses and final weights with equal bits in all cases: with its states in the process, and in the
+# daemon with pools from all weights down to the smallest accepted one, with one engine thread and with two, with a killed engine,
+# and with a killed worker; and in all of these cases with gradients in weight rows.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -13,7 +13,7 @@ model=(--layers 12 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0
 steps=12
 write_text 400
 
-# Start rank $2 of job $1; the rest is for it alone. Sets pid.
+# Start rank $2 of job $1 with the other arguments. Sets pid.
 worker() {
     local job=$1 rank=$2
     shift 2
@@ -22,7 +22,7 @@ worker() {
     managers+=("$pid")
 }
 
-# Start both ranks of job $1, of which rank 0 leaves its losses and weights. Sets pids.
+# Start both ranks of job $1. Rank 0 writes its losses and weights. Sets pids.
 workers() {
     local job=$1
     shift
@@ -32,7 +32,7 @@ workers() {
     pids+=("$pid")
 }
 
-# Wait for the processes pids of job $1 and compare what it left with $2's.
+# Wait for the processes pids of job $1, and compare its losses and weights with those of $2.
 same() {
     for pid in "${pids[@]}"; do
         wait "$pid" || fail "$1: a worker failed"
@@ -43,7 +43,7 @@ same() {
     printf '%s: same bits as %s\n' "$1" "$2"
 }
 
-# Both ranks of job $1 are refused a pool of $2 bytes, and rank 0 is told how many are short. Sets short.
+# Check that both ranks of job $1 are refused a pool of $2 bytes, and that rank 0 is told the missing bytes. Sets short.
 refused() {
     workers "$1" --pool "$2"
     for pid in "${pids[@]}"; do
@@ -53,7 +53,7 @@ refused() {
     [ -n "$short" ] || fail "$1: cistern-gpt does not tell the bytes that are short"
 }
 
-# The smallest pool that is accepted: one byte less is one byte short. Sets least.
+# The smallest pool that is accepted: with one byte less, one byte is missing. Sets least.
 smallest() {
     refused "$1-1" 1
     least=$((1 + short))
@@ -85,25 +85,25 @@ for threads in 1 2; do
     stop_daemon "engine$threads"
 done
 
-# A part of the weights that is less than a byte is a pool that is too small, not as much as can be used.
+# A share of the weights that is less than a byte is a pool that is too small. It does not mean a pool of any size.
 start_daemon small
 ! ./cistern-gpt "${model[@]}" --world 1 --data "$tmp/text" --steps 1 --job none --pool 0.0000001% >"$tmp/none.log" 2>&1 ||
     fail "a pool of no bytes is taken"
 grep -q 'pool of 1 bytes' "$tmp/none.log" || fail "a pool of no bytes is refused for another reason"
 stop_daemon small
 
-# The rest takes longer, so that there is something to disturb.
+# The other runs take longer, so that they can be disturbed.
 steps=300
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --steps $steps --store local --loss-file "$tmp/long.losses" \
     --dump-weights "$tmp/long.weights" >"$tmp/long.log" 2>&1 || fail "--store local failed"
 start_daemon disturbed
 
-# The number of job $1 that its JSON calls $2.
+# The number $2 in the JSON of job $1.
 number_of() {
     ./cistern job "$1" --json | tr ',' '\n' | sed -n "s/.*\"$2\": *\([0-9]*\).*/\1/p" | head -n 1
 }
 
-# Start job $1 with option $2, or none, and come back in the middle of it. False: it was over before that, by bad luck.
+# Start job $1 with the option $2, if any, and return in the middle of it. False if it was over before that.
 in_the_middle_of() {
     workers "$1" --pool 50% ${2:+"$2"}
     poll has_done "$1" 20
@@ -115,7 +115,7 @@ in_the_middle_of() {
 
 n_killed=0
 for over in "" --grad-over-weight; do
-    # An engine that is killed is replaced, and nothing shows.
+    # A killed engine is replaced without any effect on the results.
     for ((i = 0; i < 20; i++)); do
         if in_the_middle_of "engine-killed$i$over" $over; then
             break
@@ -130,7 +130,7 @@ for over in "" --grad-over-weight; do
     least=$([ -z "$over" ] && printf 1600 || printf 1400)
     ((per_param >= least && per_param <= least + 100)) || fail "$per_param/100 bytes per parameter $over"
 
-    # A worker that is killed and started again takes its place, and nothing shows.
+    # A killed worker that is started again takes its place without any effect on the results.
     for ((i = 0; i < 20; i++)); do
         if in_the_middle_of "worker-killed$i$over" $over; then
             break

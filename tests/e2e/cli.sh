@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The cistern command against a daemon with a job: every command, as text and as JSON, its exit codes, its completion.
+# Tests the cistern command with a daemon and a job: every command, as text and as JSON, its exit status, its completion.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need jq
 
-# Run `cistern $@`; its exit status must be $1.
+# Run `cistern $@`, and check that its exit status is $1.
 expect() {
     local want=$1 got=0
     shift
@@ -13,7 +13,7 @@ expect() {
     [ $got = "$want" ] || fail "cistern $*: exit status $got, expected $want: $(cat "$tmp/err")"
 }
 
-# The last output matches the pattern $1.
+# Check that the last output matches the pattern $1.
 says() {
     grep -qE -- "$1" "$tmp/out" || fail "no '$1' in: $(cat "$tmp/out")"
 }
@@ -23,12 +23,12 @@ complains() {
     [ ! -s "$tmp/out" ] || fail "a failure printed: $(cat "$tmp/out")"
 }
 
-# The last output is JSON for which the filter $1 is true.
+# Check that the last output is JSON for which the filter $1 is true.
 holds() {
     jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
 }
 
-# No daemon: one line that names the socket.
+# Without a daemon the error is one line that names the socket.
 for command in stat jobs "job x" "explain x y" "rm x" "trace x" ping; do
     # shellcheck disable=SC2086 # words
     expect 1 $command
@@ -40,7 +40,7 @@ complains "$tmp/other.sock"
 expect 0 version
 says '^cistern [0-9]'
 
-# A wrong command line.
+# A wrong command line is refused.
 for line in "" "frobnicate" "stat x" "job" "job a b" "explain a" "stat --uid 0" "rm x --watch" "ping --count 0" "ping -c x" \
     "stat --watch=-1" "stat --frob" "stat -o x" "trace" "probe x" "stat --disk x" "rm x --uid -1" "rm x --uid 4294967296"; do
     # shellcheck disable=SC2086 # words
@@ -53,7 +53,7 @@ says '^  plan '
 expect 0 help
 says '^  plan '
 
-# A command's help has its options, and no others; what is not known is named, with what may have been meant.
+# A command's help has its options, and no others. An unknown word is named, with a similar known one.
 for line in "plan --help" "--help plan" "help plan"; do
     # shellcheck disable=SC2086 # words
     expect 0 $line
@@ -75,7 +75,7 @@ complains 'stat does not take --disk'
 expect 2 job
 complains '0 arguments given, job takes NAME'
 
-# What cannot be written is a failure.
+# A write error gives an exit status that is not 0.
 for line in --help --version version; do
     ! ./cistern "$line" >/dev/full 2>"$tmp/err" || fail "cistern $line: a full disk is not noticed"
     : >"$tmp/out"
@@ -92,15 +92,15 @@ says '^cisternd  '
 says '^host 0 '
 says '^rates +built in$'
 
-# A worker that evaluates between its steps, and says which weights it wants: none is missed there, and
-# each evaluation's block is given up.
+# A worker evaluates between its steps, and sends hints for weights: none of them is missed, and the block of each evaluation is
+# evicted.
 ./tests/lib/example_eval >"$tmp/eval.out" || fail "the example of an evaluation: $?"
 grep -q '^step 3: probe [0-9a-f]' "$tmp/eval.out" || fail "the evaluation printed: $(cat "$tmp/eval.out")"
 grep -Eq '^hits [0-9]+, late [0-9]+, misses [0-9]+, evictions [3-9]' "$tmp/eval.out" ||
     fail "the evaluation's hints: $(cat "$tmp/eval.out")"
 expect 0 rm example_eval
 
-# A job of a worker that has left: two commands and the library's example, linked as a user would.
+# A job whose worker has left, by two commands and by the library's example, which is linked as a user would link it.
 ./tests/lib/example >"$tmp/example.out" || fail "the example: $?"
 grep -q '^step 3: gradient norm [0-9]' "$tmp/example.out" || fail "the example printed: $(cat "$tmp/example.out")"
 
@@ -109,7 +109,7 @@ says '^example +'"$(id -u)"' +done +1 +3 '
 expect 0 jobs --json
 holds '.[0].name == "example" and .[0].step == 3 and .[0].n_params == 1000'
 expect 0 stat
-# The README shows the same columns; those at the end are left out there.
+# The README shows these columns, without the last ones.
 titles=$(grep -E '^ +JOB ' "$srcdir/README.md" | tr -s ' ')
 [ -n "$titles" ] || fail "README.md shows no table of jobs"
 grep '^JOB ' "$tmp/out" | sed -e 's/^/ /' -e 's/ K / /' | tr -s ' ' | has -F "$titles" || fail "README.md has other columns: $titles"
@@ -141,7 +141,7 @@ expect 1 explain example nothing
 complains 'nothing'
 expect 1 job nothing
 complains 'nothing'
-# Every event has what the Trace Event Format asks for; the last step has what it did.
+# Every event has the members that the Trace Event Format requires, and the last step has what it did.
 trace_is_valid='(.traceEvents | length > 0) and (.traceEvents | all((.ph == "X" and (.ts >= 0) and (.dur >= 0) and (.name | length > 0)
     and (.pid > 0) and (.tid > 0)) or (.ph == "M" and (.args | length == 1))))'
 expect 0 trace example -o "$tmp/trace.json"
@@ -166,7 +166,7 @@ holds '.count == 10 and .p50_us > 0 and .p50_us <= .p99_us'
 expect 0 version
 says "^daemon at $CISTERN_SOCKET: "
 
-# Rates of this machine, by its engine, with a daemon that answers and without; no GPUs here.
+# Rates of this machine, measured by its engine, with and without a daemon. There are no GPUs here.
 export CISTERN_ENGINE_CUDA=$tmp/none
 expect 0 probe -o "$tmp/rates/rates.json" --disk "$tmp"
 says '^NODE .*UPDATE$'
@@ -188,15 +188,15 @@ expect 1 probe -o "$tmp/rates.json" --disk "$tmp/nowhere"
 complains 'nowhere'
 unset CISTERN_ENGINE_CUDA
 
-# --watch draws again and ends with the daemon's end or the reader's.
+# --watch draws repeatedly, and ends when the daemon or the reader ends.
 { ./cistern stat --watch=0.05 2>/dev/null || true; } | head -n 40 >"$tmp/out"
 [ "$(grep -c '^cisternd  ' "$tmp/out")" -ge 2 ] || fail "drawn once: $(cat "$tmp/out")"
 
-# On a terminal of 80 columns no table is wider, and none loses a column: what does not fit stands below. q ends --watch, and so does Ctrl-C; keys are
-# shown again then.
+# On a terminal of 80 columns no table is wider, and none loses a column: columns that do not fit are shown below. q and Ctrl-C
+# end --watch, and the terminal then echoes keys again.
 if command -v script >/dev/null; then
     on_terminal() {
-        # Of the shells that script may run this with, not all outlive the Ctrl-C that ends their child.
+        # Not every shell that script may run this with outlives the Ctrl-C that ends its child.
         SHELL=$BASH timeout $((2 * wait_s)) script -qfec "stty cols 80; $1; stty -a" "$tmp/raw" >/dev/null
         grep -v '^Script ' "$tmp/raw" | tr -d '\r' >"$tmp/out"
         grep -q ' icanon.* echo ' <(tr '\n;' '  ' <"$tmp/out") || fail "$1: the terminal is not as it was: $(cat "$tmp/out")"
@@ -217,7 +217,7 @@ if command -v script >/dev/null; then
             on_terminal "./cistern $command --watch=0.05" < <(poll grep -qE 'JOB|USER|ENGINE|RANK' "$tmp/raw" && printf %b "$key")
         done
     done
-    # Other ends leave the terminal as it was, too; and in the background nothing is done to it, for which the process would be stopped.
+    # Other ends also restore the terminal. In the background the terminal is not changed, because the process would be stopped.
     on_terminal "./cistern stat --watch=0.05 | head -n 1" </dev/null
     : >"$tmp/raw"
     on_terminal "trap : QUIT; ulimit -c 0; ./cistern stat --watch=0.05" < <(poll grep -q ENGINE "$tmp/raw" && printf '\034')
@@ -235,7 +235,7 @@ complete_words() {
 [ "$(complete_words cistern ex)" = explain ] || fail "completion of 'ex': $(complete_words cistern ex)"
 ! grep -E "warning|interrupted" "$tmp/d.log" || fail "a job that ended well is warned of"
 [ "$(complete_words cistern job '')" = example ] || fail "completion of a job: $(complete_words cistern job '')"
-# Bash hands "--socket=PATH" over in three words.
+# Bash passes "--socket=PATH" as three words.
 [ "$(complete_words cistern --socket = "$CISTERN_SOCKET" job '')" = example ] || fail "completion behind --socket=PATH"
 [ "$(complete_words cistern stat --watch = 5 --j)" = --json ] || fail "completion behind --watch=SECONDS"
 [ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
@@ -246,7 +246,7 @@ complete_words cistern plan preset : | has -xF gpt2-124m || fail "completion of 
 [ "$(complete_words cistern plan pres)" = preset: ] || fail "completion of 'pres'"
 [ "$(complete_words cistern help qu)" = quota ] || fail "completion of a command to help with"
 
-# A job of this uid by the manager's socket; then it is gone.
+# A job of this uid is removed through the managers' socket.
 expect 0 job example --uid "$(id -u)"
 expect 0 rm example --uid "$(id -u)"
 expect 1 job example
@@ -254,7 +254,7 @@ expect 1 rm example
 complains 'example'
 stop_daemon d
 
-# Plans with measured rates; without a search; a file that makes no sense is told with its place.
+# Plans with measured rates and without a search. An invalid file is refused with the place of the error.
 printf '[plan]\nrates = %s\n' "$tmp/rates/rates.json" >"$tmp/rates.conf"
 start_daemon r --config "$tmp/rates.conf"
 expect 0 stat --json
@@ -276,7 +276,7 @@ printf '[plan]\nrates = %s\n' "$tmp/broken.json" >"$tmp/rates.conf"
 ! ./cisternd --config "$tmp/rates.conf" --socket "$CISTERN_SOCKET" 2>"$tmp/err" || fail "broken rates are taken"
 grep -q 'broken.json: nodes\[0\]\.update: wanted a number, not text$' "$tmp/err" || fail "said: $(cat "$tmp/err")"
 
-# Two GPUs, which are found while the daemon runs; their engines are there, but nobody wants one.
+# Two GPUs, which are found while the daemon runs. Their engines are listed, but no job uses them.
 CISTERN_ENGINE_CUDA=./tests/lib/engine_stub start_daemon g --gpus all --gpu-memory 32M --manager-socket "$tmp/run/manager.sock"
 found() {
     expect 0 stat --json

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The texts are true: every option of the programs is in their man pages, every key of the example is one that the daemon takes, every test
-# that is to prove a promise is there.
+# Tests that the documentation is true: every option of the programs is in their man pages, the daemon accepts every key of the
+# example, and every test that is named as proof of a promise exists.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 
-# The help of program $1, with that of all commands.
+# The help of program $1 and of all its commands.
 help_of() {
     local command
     "$1" --help
@@ -14,7 +14,7 @@ help_of() {
     done
 }
 
-# Options in the help of program $1 that its page $2 does not have.
+# Print the options in the help of program $1 that are missing in its page $2.
 undocumented() {
     local option
     help_of "$1" | grep -oE -- '--[a-z][a-z-]+' | sort -u | while read -r option; do
@@ -34,17 +34,17 @@ if [ -x ./cistern-gpt ]; then
     [ -z "$missing" ] || fail "not in cistern-gpt(1): $missing"
 fi
 
-# Every function of the library is in libcistern(3), and nothing else is.
+# libcistern(3) has every function of the library, and no other.
 grep -ho '^    cst_[a-z_]*' "$srcdir"/client/libcistern.map "$srcdir"/client/libcistern-cuda.map | tr -d ' ' | sort >"$tmp/exported"
 grep -o 'cst_[a-z_]*' "$srcdir/client/libcistern.3" | grep -v '^cst_\(client\|err\|try_\)$' | sort -u >"$tmp/described"
 differ=$(comm -3 "$tmp/exported" "$tmp/described" | tr -d '\t' | tr '\n' ' ')
 [ -z "$differ" ] || fail "libcistern(3) and the exported functions differ: $differ"
 
-# Who asks for delayed updates is warned.
+# The user is warned of delayed updates.
 [ ! -x ./cistern-gpt ] || ./cistern-gpt --help | has 'other training, *$' ||
     fail "cistern-gpt --help does not warn of --overlap delayed"
 
-# Every key of the example, with its default, is taken; and each is in cistern.conf(5).
+# The daemon accepts every key of the example with its default, and each key is in cistern.conf(5).
 sed -n -e '/^\[/p' -e '/^#program/d' -e 's/^#\([a-z_]* = \)/\1/p' "$srcdir/daemon/cistern.conf" >"$tmp/all.conf"
 [ "$(grep -c ' = ' "$tmp/all.conf")" -ge 15 ] || fail "the example has lost its keys"
 grep -o '^[a-z_]* =' "$tmp/all.conf" | while read -r key _; do
@@ -54,7 +54,7 @@ start configured ./cisternd --config "$tmp/all.conf" --socket "$CISTERN_SOCKET" 
 await configured READY=1
 stop_daemon configured
 
-# A key that the daemon does not know is an error, so the above could have failed.
+# The daemon refuses an unknown key, so the check above could have failed.
 printf '[host]\nmemroy = 1G\n' >"$tmp/wrong.conf"
 if ./cisternd --config "$tmp/wrong.conf" --socket "$CISTERN_SOCKET" >"$tmp/wrong.log" 2>&1; then
     fail "an unknown key is taken"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What cistern-gpt cannot work with ends it with one line that says what is wrong, and leaves nothing in the daemon.
+# Tests that cistern-gpt ends with one line that names the error if it cannot work, and leaves nothing in the daemon.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 
-# cistern-gpt with the options $3... ends with status $1 and says $2 in its one line; no job is left.
+# Check that cistern-gpt with the options $3... ends with status $1 and one line that contains $2, and that no job is left.
 refuses() {
     local want=$1 words=$2 status=0
     shift 2
@@ -29,13 +29,13 @@ refuses 2 "need 33" --data "$tmp/tiny"
 refuses 2 "not a regular file" --data "$tmp"
 refuses 2 "--layers" --data "$tmp/text" --layers 0
 refuses 1 "bytes short" --data "$tmp/text" --pool 4096
-if [ "$(id -u)" != 0 ]; then # tests/gpt/test_input gives its rights up where it has all
+if [ "$(id -u)" != 0 ]; then # tests/gpt/test_input drops root's rights
     chmod 000 "$tmp/text"
     refuses 1 "$tmp/text': Permission denied" --data "$tmp/text"
 fi
 CISTERN_ISA=avx3 refuses 2 "CISTERN_ISA is 'avx3'" --data "$tmp/text"
 
-# The instructions that oneDNN uses are those that CISTERN_ISA leaves.
+# oneDNN uses only the instructions that CISTERN_ISA allows.
 for isa in plain:SSE4.1 avx2:AVX2; do
     grep -q ' avx2' /proc/cpuinfo || continue
     CISTERN_ISA=${isa%:*} ONEDNN_VERBOSE=1 ./cistern-gpt --store local --layers 1 --heads 1 --width 32 --context 32 --batch 1 --steps 1 --threads 1 \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# cistern-gpt --device cuda without a GPU (tests/lib/fakecuda): losses and final weights are the same bits with all states in the GPU's
-# memory, and in the daemon with pools from all weights down to the smallest that is accepted; with activations computed again; in parts;
-# and near those of the host. Calls of the driver that fail.
+# Tests cistern-gpt --device cuda without a GPU (tests/lib/fakecuda). Losses and final weights have equal bits with all states in
+# the GPU's memory, and in the daemon with pools from all weights down to the smallest accepted one; with recomputation; and with
+# micro-batches. They are near those of the host. Also tests calls of the driver that fail.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -14,7 +14,7 @@ model=(--layers 6 --heads 2 --width 64 --context 24 --batch 4 --warmup 2 --lr 0.
 gpu=(--device cuda --matmul plain)
 write_text 400
 
-# cistern-gpt with the options behind $1; leaves $1's losses and weights.
+# Run cistern-gpt with the options after $1, which names its losses and weights.
 train() {
     local name=$1
     shift
@@ -22,14 +22,14 @@ train() {
         >>"$tmp/$name.log" 2>&1
 }
 
-# $1 left what $2 did.
+# Check that losses and weights of $1 are equal to those of $2.
 same() {
     cmp "$tmp/$2.losses" "$tmp/$1.losses" || fail "$1: other losses than $2"
     cmp "$tmp/$2.weights" "$tmp/$1.weights" || fail "$1: other weights than $2"
     printf '%s: same bits as %s\n' "$1" "$2"
 }
 
-# A job of the daemon called $1, as $2; the rest are options.
+# Run a job $1 in the daemon and compare it with $2. The other arguments are options.
 job() {
     local name=$1 like=$2
     shift 2
@@ -44,13 +44,13 @@ train again "${gpu[@]}" --store local --recompute || fail "--recompute failed"
 same again local
 train parts "${gpu[@]}" --store local --micro-batches 2 || fail "--micro-batches failed"
 
-# The host's rounding differs, not its learning.
+# The host rounds differently, but learns equally.
 train host --store local --matmul bf16 --threads 1 || fail "the host failed"
 paste "$tmp/local.losses" "$tmp/host.losses" | while read -r a b; do
     printf '%.6f %.6f\n' "$a" "$b"
 done | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 0.005) { print "losses", $0; exit 1 } }' || fail "losses far from the host's"
 
-# Whatever call of the driver fails, the worker ends with a sentence and leaves nothing behind; or it was a call that gives back.
+# If any call of the driver fails, the worker ends with a message and leaves nothing behind, or the call only freed something.
 for ((n = 4; n < 220; n += 9)); do
     rm -f "$tmp/leaks"
     status=0
@@ -74,7 +74,7 @@ least=$(sed -n 's/.*: \([0-9]*\) bytes short .*/\1/p' "$tmp/none.log")
 [ -n "$least" ] || fail "cistern-gpt does not tell the bytes that are short"
 job smallest local --pool $((least + 1))
 
-# The sample is what the weights say, wherever they are.
+# The sample depends on the weights only, wherever they are.
 ./cistern-gpt "${model[@]}" --data "$tmp/text" "${gpu[@]}" --store local --temperature 0 --sample 8 >"$tmp/sample1" || fail "--sample"
 ./cistern-gpt "${model[@]}" --data "$tmp/text" "${gpu[@]}" --job sample --temperature 0 --sample 8 >"$tmp/sample2" || fail "--sample"
 [ -s "$tmp/sample1" ] || fail "no sample"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Mixtures of experts, and adapters on a frozen base, with cistern-gpt --device cuda, without a GPU (tests/lib/fakecuda): the same bits
-# with all states in the GPU's memory and in the daemon, near those of the host; tokens between two ranks; two jobs on one base.
+# Tests mixtures of experts, and adapters on a frozen base, with cistern-gpt --device cuda without a GPU (tests/lib/fakecuda). The
+# bits are equal with all states in the GPU's memory and in the daemon, and near those of the host. Also tests the exchange of
+# tokens between two ranks, and two jobs with one base job.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -13,7 +14,7 @@ model=(--layers 3 --heads 2 --width 32 --context 16 --batch 4 --warmup 2 --lr 0.
 gpu=(--device cuda --matmul plain)
 write_text 400
 
-# cistern-gpt with the options behind $1; leaves $1's losses and weights.
+# Run cistern-gpt with the options after $1, which names its losses and weights.
 train() {
     local name=$1
     shift
@@ -21,14 +22,14 @@ train() {
         >>"$tmp/$name.log" 2>&1 || fail "$name: cistern-gpt failed"
 }
 
-# $1 left what $2 did.
+# Check that losses and weights of $1 are equal to those of $2.
 same() {
     cmp "$tmp/$2.losses" "$tmp/$1.losses" || fail "$1: other losses than $2"
     cmp "$tmp/$2.weights" "$tmp/$1.weights" || fail "$1: other weights than $2"
     printf '%s: same bits as %s\n' "$1" "$2"
 }
 
-# The losses of $1 are those of $2 but for the rounding, and change.
+# Check that the losses of $1 are near those of $2, and change.
 near() {
     [ "$(sort -u "$tmp/$1.losses" | wc -l)" = $steps ] || fail "$1: losses that do not change prove nothing"
     paste "$tmp/$1.losses" "$tmp/$2.losses" | while read -r a b; do
@@ -36,7 +37,7 @@ near() {
     done | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 0.005) { print "losses", $0; exit 1 } }' || fail "$1: far from $2"
 }
 
-# Start rank $2 of 2 of job $1 through the daemon, on a GPU of its own; rank 0 leaves losses and weights as train does. Sets pid.
+# Start rank $2 of 2 of job $1 in the daemon, on a GPU of its own. Rank 0 writes losses and weights as train does. Sets pid.
 worker() {
     local name=$1 rank=$2
     shift 2
@@ -47,7 +48,7 @@ worker() {
     managers+=("$pid")
 }
 
-# Both ranks of job $1. Sets pids.
+# Start both ranks of job $1. Sets pids.
 workers() {
     local name=$1 rank
     shift
@@ -58,7 +59,7 @@ workers() {
     done
 }
 
-# Job $1 has committed $2 steps.
+# True once job $1 has committed $2 steps.
 has_done() {
     local step
     step=$(./cistern job "$1" --json 2>/dev/null | sed -n 's/.*"step": *\([0-9]*\).*/\1/p' | head -n 1)
@@ -90,19 +91,19 @@ cmp "$tmp/moe.log" "$tmp/moe.job.log" || fail "other samples"
 train moe.tight "${gpu[@]}" --job moe --pool 70% "${moe[@]}"
 same moe.tight moe
 
-# Two ranks with two experts each: as on the host, whatever the pool; and so many experts that most have nothing to do.
+# Two ranks with two experts each have the host's results with any pool; and so have many experts, most of which are idle.
 train pair.host --store local --matmul bf16 --threads 1 --world 2 --batch 2 "${moe[@]}"
 pair pair --batch 2 "${moe[@]}"
 near pair pair.host
 pair pair.tight --batch 2 --pool 70% "${moe[@]}"
 same pair.tight pair
-CST_FAKECUDA_PINNED=32K pair pair.staged --batch 2 "${moe[@]}" # too little for the memory of the exchange
+CST_FAKECUDA_PINNED=32K pair pair.staged --batch 2 "${moe[@]}" # too little memory for the exchange
 same pair.staged pair
 train starved.host --store local --matmul bf16 --threads 1 --world 2 --batch 1 --experts 32 --top-k 1
 pair starved --batch 1 --experts 32 --top-k 1
 near starved starved.host
 
-# The rank that made the shared memory is killed in the middle and started again: nothing shows.
+# The rank that made the shared memory is killed in the middle and started again, without any effect on the results.
 killed=(--layers 1 --batch 1 --experts 4 --steps 40)
 pair whole "${killed[@]}"
 workers killed "${killed[@]}"
@@ -118,7 +119,7 @@ cmp "$tmp/whole.weights" "$tmp/killed.weights" || fail "killed: other weights th
 [ "$(wc -l <"$tmp/leaks")" -ge 12 ] || fail "who says what the workers left behind?"
 ! grep -v '"leaks":0,"misuses":0,' "$tmp/leaks" || fail "workers leave something behind"
 
-# Whatever call of the driver fails, a mixture ends with a sentence and leaves nothing behind; or it was a call that gives back.
+# If any call of the driver fails, a mixture ends with a message and leaves nothing behind, or the call only freed something.
 n_ended=0
 for ((n = 150; n < 330; n += 40)); do
     rm -f "$tmp/leaks"
@@ -134,7 +135,7 @@ for ((n = 150; n < 330; n += 40)); do
 done
 [ $n_ended -gt 0 ] || fail "no call that failed ended the worker"
 
-# Ranks on other devices exchange their tokens in another way, and say so.
+# A rank on the host and one on a GPU exchange tokens in different ways: they cannot train together, and say so.
 worker mixed 0 --batch 1 --experts 4 --device host --matmul bf16 --threads 1
 first=$pid
 worker mixed 1 --batch 1 --experts 4
@@ -150,7 +151,7 @@ same lora.again lora
 train lora.job "${gpu[@]}" --job base --pool 80% "${lora[@]}"
 same lora.job lora
 
-# A second job of other adapters on the same base, which it neither writes nor has of its own.
+# A second job with other adapters uses the base job, neither writing it nor having a copy.
 train tuned "${gpu[@]}" --store local --lora 8
 train tuned.job "${gpu[@]}" --job tuned --base base --lora 8
 same tuned.job tuned

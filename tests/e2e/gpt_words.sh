@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What cistern-gpt says to the person who runs it: for whom it waits, what to type when the pool is too small, that a job is finished, and how to
-# go on after Ctrl-C.
+# Tests the messages of cistern-gpt to its user: the rank that it waits for, the value to type if the pool is too small, the end
+# of a job, and how to go on after Ctrl-C.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need jq
@@ -10,7 +10,7 @@ need jq
 write_text 200
 model=(--layers 2 --heads 2 --width 32 --context 32 --batch 2 --threads 1 --data "$tmp/text")
 
-# cistern-gpt with the arguments $2..., in the background, into $tmp/$1.log; sets pid.
+# Run cistern-gpt with the arguments $2... in the background, with its output in $tmp/$1.log. Sets pid.
 worker() {
     local log=$tmp/$1.log
     shift
@@ -18,7 +18,7 @@ worker() {
     pid=$!
 }
 
-# The log $1 has a line that matches $2.
+# Check that the log $1 has a line that matches $2.
 says() {
     grep -qE -- "$2" "$tmp/$1.log" || fail "$1: no '$2' in: $(cat "$tmp/$1.log")"
 }
@@ -29,7 +29,7 @@ state_is() {
 
 start_daemon d
 
-# A rank alone names the one that it waits for: in the commit, and in a sync after its peer has left.
+# A rank that is alone names the rank that it waits for: in the commit, and in a sync after the other rank has left.
 worker alone --job two --world 2 --rank 0 --steps 3
 first=$pid
 poll grep -q '^cistern-gpt: rank 0 waits for rank 1 (absent)$' "$tmp/alone.log"
@@ -40,7 +40,7 @@ wait "$pid" || fail "rank 1 ended with status $?: $(cat "$tmp/peer.log")"
 wait "$first" || fail "rank 0 ended with status $?: $(cat "$tmp/alone.log")"
 [ "$(grep -c waits "$tmp/alone.log")" = 1 ] || fail "rank 0 says more than once that it waits: $(cat "$tmp/alone.log")"
 
-# A job that has done its steps: the same command says so, and how to go on; that works.
+# If the job has done its steps, the command says so, and how to go on. The given command works.
 worker again --job two --world 2 --rank 0 --steps 3
 wait "$pid" || fail "a finished job's worker ended with status $?"
 says again "^cistern-gpt: job 'two' is finished: 3 of 3 steps are done\\. To go on: --steps 6, or more; to begin anew: cistern rm two\$"
@@ -52,7 +52,7 @@ wait "$first" || fail "--steps 6 of rank 1 ended with status $?"
 ! grep -q finished "$tmp/more0.log" || fail "a job with steps to do is said to be finished"
 ./cistern rm two
 
-# A pool that is too small: the value to type is in the words, and it is enough.
+# If the pool is too small, the message has the value to type, and that value is enough.
 worker small --job small --pool 1% --steps 1
 ! wait "$pid" || fail "a pool of 1 % is taken"
 value=$(sed -n 's/.* bytes short (--pool \([0-9]*%\))$/\1/p' "$tmp/small.log")
@@ -61,7 +61,7 @@ worker enough --job small --pool "$value" --steps 1
 wait "$pid" || fail "--pool $value is refused: $(cat "$tmp/enough.log")"
 ./cistern rm small
 
-# SIGINT and SIGTERM: the job is left in good order; the same command goes on where it stood.
+# On SIGINT and SIGTERM the worker leaves the job. The command can then be repeated to go on.
 for signal in INT TERM; do
     worker long --job "stop$signal" --steps 1000000000
     poll grep -q '^step ' "$tmp/long.log"
@@ -78,7 +78,7 @@ for signal in INT TERM; do
     [ "$(./cistern job "stop$signal" --json | jq .step)" = $((done_steps + 2)) ] || fail "after SIG$signal other steps were done"
 done
 
-# While it waits for others, too.
+# This is also true while the worker waits for other ranks.
 worker waiting --job waiting --world 2 --rank 0
 poll grep -q 'waits for rank 1' "$tmp/waiting.log"
 kill -INT "$pid"

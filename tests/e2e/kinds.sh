@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Mixtures of experts, adapters on a frozen base, and micro-batches through the daemon: the same bits as with the states in the process,
-# whatever is killed; two jobs on one base; what a frozen base costs.
+# Tests mixtures of experts, adapters on a frozen base, and micro-batches with the daemon: the bits are those of a run with the
+# states in the process, even if processes are killed. Also tests two jobs with one base job, and the memory of a frozen base.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -11,7 +11,7 @@ model=(--layers 4 --heads 2 --width 64 --context 32 --warmup 2 --lr 0.003 --matm
 steps=12
 write_text 400
 
-# Start rank $2 of $3 of job $1; the rest is for it. Sets pid.
+# Start rank $2 of $3 of job $1 with the other arguments. Sets pid.
 worker() {
     local job=$1 rank=$2 world=$3
     shift 3
@@ -39,7 +39,7 @@ finished() {
     done
 }
 
-# What job $1 with $2 ranks would leave, without a daemon.
+# Make the results of job $1 with $2 ranks without a daemon.
 alone() {
     local job=$1 world=$2
     shift 2
@@ -53,7 +53,7 @@ same() {
     printf '%s: same bits as --store local\n' "$1"
 }
 
-# Job $1 with $2 ranks leaves what it would leave without a daemon.
+# Check that job $1 with $2 ranks has the results that it has without a daemon.
 matches() {
     alone "$@"
     workers "$@"
@@ -61,7 +61,7 @@ matches() {
     same "$1"
 }
 
-# The number of the field $2 in what `cistern job $1` tells.
+# The number $2 in the output of `cistern job $1`.
 number() {
     ./cistern job "$1" --json | sed -n "s/.*\"$2\": *\\([0-9.]*\\).*/\\1/p" | head -n 1
 }
@@ -74,15 +74,15 @@ start_daemon d
 matches experts1 1 --experts 4 --batch 4
 matches experts2 2 --experts 8 --batch 2
 matches experts4 4 --experts 8 --batch 1 --pool 60%
-matches starved 2 --experts 32 --top-k 1 --batch 1 --context 8 # most of them in most steps
+matches starved 2 --experts 32 --top-k 1 --batch 1 --context 8 # most experts are idle in most steps
 matches micro 1 --batch 4 --micro-batches 4
 matches micro2 2 --batch 2 --micro-batches 2 --pool 80%
 matches micro-experts 2 --experts 4 --batch 2 --micro-batches 2
 matches lora 1 --batch 2 --lora 4
 matches lora2 2 --batch 2 --lora 4 --lora-alpha 8 --micro-batches 2
 
-# A rank of a mixture that is killed, be it the one that made the shared memory or another, and started again: nothing shows.
-steps=1000 # of which losses come to the file in pieces of 4096 bytes
+# A killed rank of a mixture that is started again has no effect on the results, whether or not it made the shared memory.
+steps=1000 # their losses are written to the file in pieces of 4096 bytes
 killed=(--experts 8 --batch 2 --layers 1 --width 32)
 alone killed0 2 "${killed[@]}"
 cp "$tmp/killed0.want.losses" "$tmp/killed1.want.losses"
@@ -97,13 +97,13 @@ for victim in 0 1; do
     pids[victim]=$pid
     finished "killed$victim"
     if [ "$victim" = 0 ]; then
-        same killed0 weights # its losses that were not in the file yet are gone
+        same killed0 weights # losses that were not yet in the file are lost
     else
         same killed1
     fi
 done
 
-# Of a frozen base there are weights alone, 2 bytes a parameter; a second job on it has none of its own.
+# A frozen base has only weights, 2 bytes per parameter. A second job that uses it has no copy.
 steps=6
 alone tuned 1 --batch 2 --lora 4 --lr 0.01
 workers tuned 1 --batch 2 --lora 4 --lr 0.01 --base lora
@@ -118,7 +118,7 @@ tuned=$(number tuned arena_bytes)
 ./cistern rm tuned >/dev/null
 ./cistern rm lora >/dev/null || fail "a base out of use was not removed"
 
-# What cannot be is said.
+# Impossible options are refused.
 ! ./cistern-gpt "${model[@]}" --data "$tmp/text" --job lost --lora 4 --base nowhere >"$tmp/lost.log" 2>&1 || fail "a base that is not there"
 grep -q nowhere "$tmp/lost.log" || fail "the words do not name the base"
 stop_daemon d

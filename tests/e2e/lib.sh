@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the end-to-end scripts share: a private daemon under a service manager of our own (tests/lib/notify_run), and its end. Sourced;
-# the current directory is the build tree and $srcdir the source tree.
+# Functions for the end-to-end scripts: a private daemon under a service manager for tests (tests/lib/notify_run), and its end.
+# Sourced in the build tree; $srcdir is the source tree.
 set -euo pipefail
 
 srcdir=${srcdir:-.}
@@ -8,10 +8,10 @@ tmp=$(mktemp -d "${TMPDIR:-/tmp}/cistern-e2e.XXXXXX")
 export CISTERN_SOCKET=$tmp/run/cistern.sock
 mkdir "$tmp/run"
 : >"$tmp/empty.conf"
-# Longest wait for anything, scaled as tests/lib/patience.h says.
+# Longest wait in seconds, scaled as tests/lib/patience.h describes.
 wait_s=$(awk -v m="${CK_TIMEOUT_MULTIPLIER:-1}" 'BEGIN { printf "%d", 30 * (m > 1 ? m : 1) }')
 managers=()      # notify_run processes
-declare -A heard # name -> descriptor with what its notify_run hears
+declare -A heard # name -> descriptor with the output of its notify_run
 declare -A manager_of
 
 fail() {
@@ -25,19 +25,19 @@ skip() {
     exit 77
 }
 
-# What takes minutes under a sanitizer, where tests/gpt and the tests in C meet the same code.
+# Skip a test that takes minutes under a sanitizer in sparse runs, because tests/gpt and the tests in C run its code.
 not_sparse() {
     [ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: this takes too long"
 }
 
-# Programs find the driver that needs no GPU.
+# Let programs find the driver that needs no GPU.
 use_fakecuda() {
     local fake=$PWD/tests/lib/fakecuda/.libs
     [ -e "$fake/libcuda.so.1" ] || skip "built without the driver that needs no GPU"
     export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 }
 
-# $1 sentences to learn from, in $tmp/text.
+# Write $1 sentences to learn from to $tmp/text.
 write_text() {
     local i
     for ((i = 0; i < $1; i++)); do
@@ -45,7 +45,8 @@ write_text() {
     done >"$tmp/text"
 }
 
-# grep, for what it finds alone; unlike grep -q it reads all, or who writes could be killed by a pipe that nobody reads.
+# grep that only returns whether it found something. Unlike grep -q it reads all input, because the writer could be killed by a
+# pipe without a reader.
 has() {
     grep "$@" >/dev/null
 }
@@ -67,7 +68,7 @@ finish() {
 }
 trap finish EXIT
 
-# Run the command $2... under notify_run as $1; its standard error goes to $tmp/$1.log.
+# Run the command $2... under notify_run as $1. Its standard error goes to $tmp/$1.log.
 start() {
     local name=$1 fd
     shift
@@ -80,7 +81,7 @@ start() {
     heard[$name]=$fd
 }
 
-# Read what $1's manager hears up to a line that matches the pattern $2; sets line. Earlier lines are gone.
+# Read the messages to $1's manager up to a line that matches the pattern $2. Sets line. Earlier lines are dropped.
 await() {
     while read -r -t "$wait_s" -u "${heard[$1]}" line; do
         # shellcheck disable=SC2053 # a pattern
@@ -91,7 +92,7 @@ await() {
     fail "$1: no '$2' within $wait_s s"
 }
 
-# Start a daemon as $1, without GPUs unless the options that follow say otherwise, and wait until it is ready; sets daemon_pid.
+# Start a daemon as $1 with the other arguments as options, without GPUs by default, and wait until it is ready. Sets daemon_pid.
 start_daemon() {
     local name=$1
     shift
@@ -102,7 +103,7 @@ start_daemon() {
     await "$name" READY=1
 }
 
-# Tell $1 to end and expect it to do so with status 0.
+# Send $1 the signal to end, and check that its status is 0.
 stop_daemon() {
     kill -TERM "${manager_of[$1]}"
     await "$1" 'EXIT=*'
@@ -123,7 +124,7 @@ poll() {
     done
 }
 
-# True when process $1 is no more, or only waits to be reaped.
+# True if process $1 has ended, even if it was not reaped.
 gone() {
     [ ! -e "/proc/$1" ] || grep -q '^State:.[ZX]' "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A machine of two NUMA nodes, as hwloc is told: each has an engine of its own with its own threads, both update and sum a job's chunks, and the bits are
-# those of one node.
+# Tests a machine that hwloc shows as two NUMA nodes: each has its own engine with its own threads, both engines update and sum a
+# job's chunks, and the bits are those of one node.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -16,7 +16,7 @@ HWLOC_SYNTHETIC='pack:2 [numa] core:2 pu:1' HWLOC_COMPONENTS=synthetic start_dae
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --job two --dump-weights "$tmp/two.weights" >"$tmp/two.job.log" 2>&1 || fail "--job two failed"
 cmp "$tmp/local.weights" "$tmp/two.weights" || fail "two nodes have other bits than one"
 
-# What both engines have done by now: the daemon asks them once a second, and once more when they have nothing to do.
+# Counters of both engines. The daemon asks engines once a second, and once more when they become idle.
 counted() {
     ./cistern stat --json >"$tmp/stat" && jq -e '[.engines[] | .update_elems > 0 and .reduce_elems > 0] == [true, true]' "$tmp/stat" >/dev/null
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every optimizer, format of moments and time of update: cistern-gpt with its states in the daemon has the losses and final weights of its own store, bit for
-# bit, with pools that are too small to keep weights, with one engine thread and with two, and where accelerators update some of the chunks.
+# Tests every optimizer, format of moments and time of updates: cistern-gpt with its states in the daemon has the losses and final
+# weights of its own store, bit for bit, with pools that are too small to keep weights, with one engine thread and with two, and
+# with device updates of some chunks.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -11,7 +12,7 @@ world=2
 model=(--layers 3 --heads 2 --width 64 --context 32 --batch 2 --steps 8 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --world "$world" --seed 7)
 write_text 400
 
-# Leave losses and weights of the local store with options $2... in $tmp/$1.{losses,weights}.
+# Write losses and weights of the local store with the options $2... to $tmp/$1.{losses,weights}.
 local_run() {
     local name=$1
     shift
@@ -19,7 +20,7 @@ local_run() {
         >"$tmp/$name.log" 2>&1 || fail "$name: --store local $* failed"
 }
 
-# Train job $1 with options $2... in the daemon, which is to leave the same as the run that is called $reference. The job stays.
+# Train job $1 with the options $2... in the daemon, and compare its results with those of the run $reference. The job stays.
 reference=
 same() {
     local job=$1 rank pids=() more
@@ -39,12 +40,12 @@ same() {
     printf '%s: same bits as %s\n' "$job" "$reference"
 }
 
-# What `cistern job $1` says is true: jq's filter $2.
+# Check that jq's filter $2 is true for the output of `cistern job $1`.
 holds() {
     ./cistern job "$1" --json | jq -e "$2" >/dev/null || fail "$1: not '$2': $(./cistern job "$1" --json)"
 }
 
-# Each combination once, and that they differ from each other.
+# Run each combination once, and check that the results differ from each other.
 start_daemon plain --engine-threads 2
 for optimizer in adamw adam lion sgd; do
     for moments in fp32 bf16 mx8; do
@@ -58,17 +59,17 @@ done
 [ "$(cat "$tmp"/*-*.weights | wc -c)" -gt 0 ] || fail "no weights were written"
 [ "$(sha256sum "$tmp"/{adamw,adam,lion,sgd}-{fp32,bf16,mx8}.weights | cut -d' ' -f1 | sort -u | wc -l)" = 12 ] || fail "two optimizers or formats do the same"
 
-# The daemon $1 searched for a plan for job $2, and found one.
+# Check that the daemon $1 searched for a plan for job $2, and found one.
 planned() {
     grep -q "job '$2': planned with the rates " "$tmp/$1.log" || fail "$2: $(grep "job '$2'" "$tmp/$1.log")"
 }
 
-# What `cistern explain` says of job $1 has $2 in it.
+# Check that the output of `cistern explain` for job $1 contains $2.
 explains() {
     ./cistern explain "$1" wte | has -E "$2" || fail "explain: $(./cistern explain "$1" wte)"
 }
 
-# Rounding is what was asked for, and is seeded.
+# Rounding is as requested, and depends on a seed.
 local_run nearest --moments mx8 --rounding nearest
 reference=nearest
 same job-nearest --moments mx8 --rounding nearest
@@ -76,7 +77,7 @@ cmp -s "$tmp/nearest.weights" "$tmp/adamw-mx8.weights" && fail "both ways to rou
 local_run seeded --moments mx8 --seed 8
 cmp -s "$tmp/seeded.weights" "$tmp/adamw-mx8.weights" && fail "the seed has no effect"
 
-# Early updates: the bits of updates at the commit. With clipping they are made at the commit.
+# Early updates have the bits of updates at the commit. With clipping they are made at the commit.
 local_run unclipped --clip 0
 reference=unclipped
 same early --overlap early --clip 0
@@ -94,7 +95,7 @@ local_run unclipped-micro --clip 0 --micro-batches 2
 reference=unclipped-micro
 same early-micro --overlap early --clip 0 --micro-batches 2
 
-# Delayed updates: other training, the same in both stores.
+# Delayed updates train differently, but equally in both stores.
 local_run delayed --overlap delayed
 reference=delayed
 same delayed --overlap delayed
@@ -107,7 +108,7 @@ same delayed-from --overlap delayed --delay-from 3 --moments bf16
 head -n 4 "$tmp/delayed-from.losses" | cmp - <(head -n 4 "$tmp/adamw-bf16.losses") || fail "delayed before its step"
 cmp -s "$tmp/delayed-from.losses" "$tmp/adamw-bf16.losses" && fail "never delayed"
 
-# Gradients over weights.
+# Gradients in weight rows.
 reference=adamw-bf16
 same over --grad-over-weight --moments bf16
 for job in early early-micro delayed over; do
@@ -115,12 +116,13 @@ for job in early early-micro delayed over; do
 done
 holds over '.grad_over_weight and .state_bytes_per_param == 10'
 
-# A rank that wants something else than the first one hears what.
+# A rank with other options than the first one is refused with the difference.
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --job over --rank 0 --moments bf16 --grad-over-weight --optimizer lion >"$tmp/other.log" 2>&1 && fail "lion is adamw"
 grep -q "job 'over' was opened with optimizer adamw, not lion as rank 0 wants" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
 stop_daemon plain
 
-# Accelerators that update every second chunk change nothing, and show: in what the job says, and as lanes of their own.
+# Device updates of every second chunk do not change the results. They are shown in the job's statistics, and as lanes of their
+# own.
 printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
 start_daemon paced --config "$tmp/paced.conf"
 for moments in fp32 mx8; do
@@ -133,7 +135,8 @@ reference=adamw-fp32
 same room-planned --update-room 8M --device-states 1M
 planned paced room-planned
 
-# What the plan chooses changes nothing; where the daemon does not plan there is none, and it says so. What cannot be chosen is refused.
+# Choices of the plan do not change the results. A daemon that does not plan has none, and says so. An impossible choice is
+# refused.
 same room-chosen --device-states auto
 planned paced room-chosen
 same room-unplanned --device-states auto --chunk 36864
@@ -150,14 +153,15 @@ jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contain
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
 jq -e '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["states up", "states down", "update"])' "$tmp/trace.json" >/dev/null ||
     fail "kinds of $(jq -c '[.traceEvents[] | select(.ph == "X") | .cat] | unique' "$tmp/trace.json")"
-# Up, down and updates; engines tell their counters once a second.
+# The counters of copies in both directions and of updates. Engines report them once a second.
 has_bandwidth() {
     ./cistern stat | has -E '^paced:0 +[0-9.]+ [KMG]iB/s +[0-9.]+ [KMG]iB/s +- +[0-9.]+ [KMG]iB/s +[0-9.]+ +[0-9.]+ '
 }
 poll has_bandwidth
 stop_daemon paced
 
-# So does what is chosen where accelerators are much faster and links are slow, with pools there, too, and its words say it; where their memory is short there is less of it, and with none to speak of, nothing.
+# A choice for fast accelerators with slow links does not change the results either, also with pools there, and Explain mentions
+# it. With little device memory less is chosen, and with almost none, nothing.
 for memory in 64M 8M 1M; do
     printf '[engine]\nupdate_rate = 5M\n[paced]\ndevices = 2\nup = 64M\ndown = 64M\nupdate = 200M\nmemory = %s\n' $memory >"$tmp/fast.conf"
     start_daemon "fast-$memory" --config "$tmp/fast.conf"

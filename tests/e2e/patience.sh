@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The multiplier of the tests' time limits: a whole number in bounds, larger where many processes share the processors, and heard by scripts.
+# Tests the factor for the tests' time limits: it is a whole number with limits, larger if many processes share the processors,
+# and used by scripts.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 
@@ -22,7 +23,7 @@ in_bounds() {
 one=$($calibrate 1)
 in_bounds "$one" || fail "alone: $one"
 
-# Forty to a processor take at least ten times as long as two do.
+# Forty processes per processor take at least ten times as long as two.
 many=$($calibrate $(($(nproc) * 40)))
 in_bounds "$many" || fail "forty processes to a processor: $many"
 [ "$many" -gt 4 ] || fail "forty processes to a processor: $many"

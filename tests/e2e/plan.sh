@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# cistern plan: presets and files, rates by name and from files, tables, JSON and timelines, and what is wrong with any of them. No daemon.
+# Tests cistern plan without a daemon: presets and files, rates by name and from files, tables, JSON, timelines, and errors in
+# each.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need jq
@@ -26,7 +27,7 @@ holds() {
     jq -e "$1" <"$tmp/out" >/dev/null || fail "not '$1': $(cat "$tmp/out")"
 }
 
-# A model that is known by name, on a machine that was published.
+# A model with a known name, on a published machine.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --batch 4 --ranks 2 --timeline "$tmp/timeline.json" --simulate
 says '^model +gpt2-124m: 124 M parameters'
 says '^machine +2 ranks on A100'
@@ -40,12 +41,12 @@ says '^6 +oldest '
 cp "$tmp/timeline.json" "$tmp/out"
 holds '.traceEvents | all((.ph == "X" and .ts >= 0 and .dur >= 0 and (.name | length > 0) and .pid > 0 and .tid > 0) or .ph == "M")'
 holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["compute", "copies up", "updates"])'
-# Nothing overlaps on a lane.
+# Intervals on a lane do not overlap.
 holds '[.traceEvents[] | select(.ph == "X")] | group_by(.tid) | all(sort_by(.ts) | [., .[1:]] | transpose
     | all(.[1] == null or .[0].ts + .[0].dur <= .[1].ts + 0.0011))'
 
-# Of rates with a spread the step has an error bar, and rates of a busy machine are warned of. Sizes have binary units everywhere, and no runner-up is as fast but
-# for noise.
+# With rates that have a spread, the step has an error bar. Rates of a busy machine cause a warning. Sizes have binary units
+# everywhere, and no runner-up is as fast as the plan, except for noise.
 cat >"$tmp/spread.json" <<'RATES'
 {"devices": [{"name": "host", "memory_bytes": 8589934592, "up": 8e9, "down": 8e9, "memory": 2e10, "flops": 4e10}],
  "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 8e9}], "spread": 0.05, "busy_cores": 1.25}
@@ -58,7 +59,7 @@ expect 0 preset:cistern-gpt --rates "$tmp/spread.json" --device 1M --batch 8 --j
 holds '[.plan.predicted.step_s] + [.runners_up[].plan.predicted.step_s] | sort | [., .[1:]] | transpose | all(.[1] == null or .[1] / .[0] >= 1.01)'
 holds '.plan.tokens_per_s > 0 and .plan.spread == 0.05'
 
-# The same as JSON: memory and time add up.
+# The plan as JSON: memory and time add up.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
 holds '.model.n_params > 124000000 and .plan.predicted.step_s >= .plan.predicted.compute_s and .plan.predicted.compute_s > 0'
 holds '.plan.pool_bytes + .plan.state_bytes + .plan.activation_bytes <= .budget.device_bytes and .plan.host_bytes <= .budget.host_bytes'
@@ -70,17 +71,17 @@ jq '.plan' "$tmp/out" | cmp -s - "$tmp/first" || fail "another plan the second t
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
 holds '.plan.state_bytes == 0 and .plan.disk_bytes == 0 and .plan.gradient == "beside"'
 
-# Steps that are simulated are in the JSON, too: six by each policy, and the order of a step is learned.
+# Simulated steps are in the JSON, too: six with each policy. The order of a step is learned.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --json --simulate
 holds '.simulated | length == 12 and ([.[].eviction] | unique == ["next use", "oldest"]) and all(.played.step_s > 0)'
 holds '[.simulated[] | select(.eviction == "next use")] | [.[].step] == [1, 2, 3, 4, 5, 6] and (.[5].played | .hits + .late) >= (.[0].played | .hits + .late)'
 
-# What cannot fit is told with the limit and the bytes.
+# A plan that cannot fit is refused with the limit and the bytes.
 expect 1 preset:opt-30b --rates a100 --device 4G --host 512G
 complains 'device memory .* bytes short'
 expect 1 preset:opt-30b --rates a100 --device 40G --host 100G
 complains 'host memory .* bytes short: a plan needs --host [0-9]+G$'
-# ... which is enough, and is the limit that no plan meets even where the device is what some lack less of.
+# These bytes are enough. The named limit is the one that no plan meets, even if some plans lack fewer bytes of the device.
 size=$(sed -n 's/.*--host \([0-9]*G\)$/\1/p' "$tmp/err")
 expect 0 preset:opt-30b --rates a100 --device 40G --host "$size"
 expect 1 preset:opt-6.7b --rates a100 --device 4G --host 80G --recompute
@@ -88,7 +89,7 @@ complains '^cistern: host memory .* a plan needs --host 100G$'
 expect 1 preset:opt-6.7b --rates a100 --device 1G --host 80G --recompute
 complains 'device memory .* host memory .* a plan needs --device [0-9]+M and --host 100G$'
 
-# A model from a file, or from standard input; rates from a file, found where cistern probe leaves them.
+# A model from a file or from standard input; rates from a file that is found where cistern probe writes it.
 cat >"$tmp/model.json" <<'MODEL'
 {"name": "two", "world": 2, "groups": [[0], [1]],
  "tensors": [{"name": "a", "shape": [512, 512]}, {"name": "base", "shape": [512, 512], "pattern": "frozen"},
@@ -113,7 +114,7 @@ if [ "$(id -u)" != 0 ]; then
 fi
 expect 0 - --rates "$tmp/rates.json" --flops 4e10 --on host --json <"$tmp/model.json"
 holds '.model.name == "two" and .rates.device == "host"'
-# Frozen weights have no states: 2 bytes of master, gradient and moments for each trained one.
+# Frozen weights have no states: four tensors have weights, and only the three trained ones have master weights.
 holds '.rows.host | .weight == 2 * 4 * 512 * 512 and .master == 4 * 3 * 512 * 512'
 expect 0 "$tmp/model.json" --rates "$tmp/rates.json" --flops 4e10 --ranks 3 --micro-batches 4
 jq '.tensors[2].group = 0' "$tmp/model.json" >"$tmp/warned.json"
@@ -122,7 +123,8 @@ says '^warning +1 tensors of pattern expert'
 expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10 --json
 holds '.warnings | length == 1 and (.[0] | startswith("1 tensors of pattern expert"))'
 
-# States in other formats take what they say, and updates of fewer bytes less time; a room for updates is not there for blocks.
+# States in other formats have the bytes of these formats, and updates of fewer bytes take less time. Memory of a room is not
+# available for blocks.
 states() {
     expect 0 preset:gpt2-124m --rates a100 --host 64G --json "$@"
 }
@@ -146,7 +148,8 @@ says '^rooms +1\.00 GiB on each accelerator, [1-3] chunks? at a time; '
 expect 1 preset:gpt2-124m --rates a100 --device 1G --update-room 1G
 complains 'room for updates 1073741824, the smallest pool .* bytes short'
 
-# Memory of accelerators is had in whole grains, and chunks in rooms and states are whole: what is too small is said to be, with what is enough.
+# Device memory is allocated in multiples of the granularity, and rooms and states hold whole chunks. A size that is too small is
+# refused with a sufficient one.
 expect 1 preset:gpt2-124m --rates a100 --device 4G --update-room 1M
 complains "room for updates of 1048576 bytes .*'A100-40GB' gives out memory in multiples of 2097152 bytes, which is the least"
 expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 4M
@@ -156,13 +159,14 @@ says "^states +none stay on accelerators: 500 KiB hold no chunk's states, the sm
 size=$(sed -n 's/.*--device-states \([0-9]*M\))$/\1/p' "$tmp/out")
 expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-states "$size"
 says "^states +[0-9.]+ MiB of [0-9.]+ MiB on each accelerator, of 1 of [0-9]+ chunks$"
-# Gradients that are asked to take the weights' places do so in what is printed, too.
+# Gradients that take the place of weights are shown in the output.
 expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight
 says "^gradient +in the weight's place$"
 expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight --json
 holds '.plan.gradient == "over"'
 
-# Where updates take long, a room in which a faster device does some of them pays, and is taken if the plan may choose; states that stay there, too.
+# If updates take long, a room in which a faster device makes some of them shortens the step, and the plan has one if it may
+# choose. This is also true of states in device memory.
 jq '.nodes[0].update = 4e8 | .nodes[0].cores = 16 | .nodes[0].pass = 1e11 | .devices[0].flops = 1e12
     | .devices += [{"name": "fast", "memory_bytes": 8589934592, "up": 2.4e10, "down": 2.4e10, "update": 8e9, "memory": 1e12, "flops": 1e14}]' \
     "$tmp/rates.json" >"$tmp/fast.json"
@@ -207,7 +211,7 @@ complains 'need room there'
 expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --update-room 1G
 complains 'the rates have none'
 
-# What is wrong is told with its place.
+# Errors are reported with their place.
 printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
 expect 1 "$tmp/broken.json" --rates a100
 complains 'broken\.json:2:1[0-9]: '

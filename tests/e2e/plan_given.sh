@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A plan that was made before its job: what cistern plan --save wrote, a job that is given it has, to the byte, whatever rates the daemon knows; a job that is
-# not what the plan was made for is refused with what differs. Without a plan the daemon finds the same layout from the same rates and budgets.
+# Tests plans that are made before their job with cistern plan --save: a job with such a plan has it exactly, whatever rates the
+# daemon knows, and a job that differs from the plan's is refused with the difference. Without a plan the daemon finds an equal
+# layout from equal rates and budgets.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
 steps=6
-# Nothing like the rates that a daemon without a file takes.
+# Rates that are very different from those of a daemon without a file.
 cat >"$tmp/rates.json" <<'RATES'
 {"devices": [{"name": "host", "memory_bytes": 8589934592, "up": 1e9, "down": 1e9, "memory": 2e10, "flops": 3e11}],
  "nodes": [{"cores": 2, "memory_bytes": 8589934592, "pass": 2e10, "update": 5e8, "reduce": 3e9, "copy": 1e9}], "request_s": 3e-5}
@@ -16,7 +17,8 @@ RATES
 printf '[plan]\nrates = %s\nsearch_time = 10m\n' "$tmp/rates.json" >"$tmp/rates.conf"
 seq 20000 >"$tmp/text"
 
-# The model of $1 ranks with the options that follow, in the array `model`; and a plan of it, in $tmp/plan.json and $tmp/planned.
+# Put the options of a model of $1 ranks, with the other arguments, into the array `model`, and plan it into $tmp/plan.json and
+# $tmp/planned.
 plan() {
     local world=$1
     shift
@@ -26,7 +28,7 @@ plan() {
         fail "no plan for $*"
 }
 
-# Train the planned model as job $1 with the options that follow; $tmp/job is what the job then says of itself.
+# Train the planned model as job $1 with the other arguments. $tmp/job receives the job's statistics.
 train() {
     local job=$1 rank pids=()
     shift
@@ -45,7 +47,7 @@ updated() {
     [ "$(jq .n_updates "$tmp/job")" -ge $((steps * $(jq .plan.n_chunks "$tmp/planned"))) ]
 }
 
-# The job has the chunks, the blocks of every rank, and the memory that were planned.
+# Check that the job has the planned chunks, blocks of every rank, and memory.
 same_layout() {
     local planned had
     planned=$(jq -c '.model.world as $n | [.plan.n_chunks, .plan.host_bytes, [range($n) as $r | .plan.classes]]' "$tmp/planned")
@@ -53,7 +55,7 @@ same_layout() {
     [ "$planned" = "$had" ] || fail "$1: planned $planned (chunks, bytes of the host, blocks), had $had"
 }
 
-# One rank moves what was planned.
+# One rank moves the planned bytes.
 same_bytes() {
     local up down
     read -r up down < <(jq -r '.simulated[] | select(.step == '$steps' and .eviction == "next use").played | "\(.total_bytes_up) \(.total_bytes_down)"' "$tmp/planned")
@@ -67,7 +69,7 @@ plan 1
 train dense --plan "$tmp/plan.json"
 same_layout dense
 same_bytes dense
-# It is there for a worker that comes back without the plan, or with it.
+# A worker that returns gets the plan, with or without naming it.
 steps=7
 train dense
 same_layout dense
@@ -80,7 +82,7 @@ plan 2 --experts 4
 train mixture --plan "$tmp/plan.json"
 same_layout mixture
 
-# Refused, with the field and both values.
+# A wrong plan is refused with the field and both values.
 refuses() {
     local words=$1
     shift
@@ -101,7 +103,7 @@ refuses 'the plan was made for another model (fingerprint' --plan "$tmp/other.js
 jq '.plan.n_chunks += 1' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'the plan has [0-9]* chunks of .* size class.*, the job' --plan "$tmp/other.json"
 refuses "job 'dense': the job's plan has n_chunks" --job dense --plan "$tmp/other.json"
-# As many blocks as it likes, which the daemon would play when the steps drift.
+# A plan with too many blocks, which the daemon would simulate when the steps drift.
 jq '.plan.classes[0].n_blocks = 40000000' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'the plan has 40000000 blocks of [0-9]* elements, the job can use [0-9]* at most' --plan "$tmp/other.json"
 jq '.cistern_plan = 9' "$tmp/plan.json" >"$tmp/other.json"
@@ -109,7 +111,7 @@ refuses 'other.json: cistern_plan: a plan of version 9, this program reads versi
 refuses 'none.json: No such file' --plan "$tmp/none.json"
 stop_daemon guesses
 
-# From the same rates and budgets the daemon finds the same layout itself.
+# From equal rates and budgets the daemon finds an equal layout itself.
 start_daemon knows --config "$tmp/rates.conf"
 for world in 1 2; do
     pool=$((world * 3 / 2))M

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What README.md tells a newcomer to do works: its C program, built with pkg-config against an installed tree, trains through a daemon of
-# that tree. The installation itself has what it should.
+# Tests README.md's instructions for newcomers: its C program, built with pkg-config against an installed tree, trains with a
+# daemon of that tree. Also checks the contents of the installation.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need pkg-config
 
-root=$PWD/tests/stage # make check installs there
+root=$PWD/tests/stage # make check installs to this directory
 
-# Each of these, wherever the prefix puts it.
+# Each of these files exists, wherever the prefix puts it.
 for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host include/cistern/cistern.h pkgconfig/cistern.pc \
     libcistern.so man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 man3/libcistern.3 system/cisternd.service system/cisternd.socket \
     system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf examples/example.c \
@@ -16,13 +16,13 @@ for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host includ
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
 
-# What programs include is in one directory, which nothing needs to be told of.
+# All headers that programs include are in the directory include/cistern.
 [ "$(find "$root" -path '*/include/*' -type d -printf '%f ')" = "cistern " ] || fail "headers are not in include/cistern alone"
 
 # Man pages name the directories of this installation.
 ! grep -rq SYSCONFDIR "$root" || fail "a man page does not say where the configuration is"
 
-# What is compiled gets directories from a header, so that configure with another prefix has it compiled again.
+# Compiled code gets directories from a header, so that it is compiled again after a configure with another prefix.
 compile=$(make -n -W "$srcdir/daemon/options.c" -W "$srcdir/proto/program.c" daemon/options.lo proto/program.lo 2>/dev/null) ||
     fail "make does not say how it compiles"
 [ "$(grep -c '^#define .* "/.*"$' dirs.h)" -eq 3 ] || fail "dirs.h has not the three directories"
@@ -30,7 +30,7 @@ while read -r dir; do
     ! grep -F -- "$dir" <<<"$compile" || fail "$dir is on the compiler's command line"
 done < <(sed -n '/PREFIX/!s/^#define .* "\(.*\)"$/\1/p' dirs.h)
 
-# Nothing but the library's own header names is visible to those who link with it.
+# Programs that link with the library can see only the names in its header.
 library=$(find "$root" -name libcistern.so)
 strange=$(nm -D --defined-only "$library" | awk '$2 ~ /[TDBR]/ && $3 !~ /^cst_/ && $3 !~ /^CISTERN/ { print $3 }')
 [ -z "$strange" ] || fail "symbols that should be hidden: $strange"
@@ -48,13 +48,13 @@ done
 PKG_CONFIG_PATH=$(dirname "$(find "$root" -name cistern.pc)")
 export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR=$root
 read -r -a flags < <(pkg-config --cflags --libs cistern)
-# The library may have been built with a sanitizer, and so must be the program then.
+# If the library was built with a sanitizer, the program must be, too.
 sanitize=$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)
 # shellcheck disable=SC2086 # words
 ${CC:-cc} -std=c11 -Wall -Wextra -Werror $sanitize "$tmp/worker.c" "${flags[@]}" -o "$tmp/worker" >"$tmp/compile.log" 2>&1 ||
     fail "the program in README.md does not compile"
 
-# The static library, unless configure was told to leave it out, links with what cistern.pc says it needs.
+# The static library, unless configure left it out, links with the libraries that cistern.pc names.
 if ./libtool --config | has '^build_old_libs=yes'; then
     read -r -a static_flags < <(pkg-config --static --cflags --libs cistern)
     # shellcheck disable=SC2086 # words
@@ -62,7 +62,7 @@ if ./libtool --config | has '^build_old_libs=yes'; then
         fail "the program in README.md does not link with libcistern.a"
 fi
 
-# The headers serve C++ as well: every name that the library exports is found from there.
+# The headers work in C++ as well: it finds every name that the library exports.
 if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
     {
         printf '#include <cistern/cistern.h>\n#include <cistern/device.h>\nint main()\n{\n    void *volatile all[] = {\n'
@@ -74,7 +74,7 @@ if [ -z "$sanitize" ] && command -v "${CXX:-c++}" >/dev/null; then
         fail "a C++ program does not compile and link"
 fi
 
-# The daemon as installed. It lies elsewhere than under the prefix, and finds the engine that was installed with it.
+# The daemon as installed. It is not under the configured prefix here, and finds the engine that was installed with it.
 start installed "$(find "$root" -path '*/sbin/cisternd')" --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET"
 await installed READY=1
 engine=$(realpath "$(find "$root" -name cistern-engine-host)")

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What README.md says of programs that use a GPU works: client/example_cuda.c, built with pkg-config against an installed tree, with the
-# toolkit's header, trains through a daemon of that tree with the numbers of the C program in README.md. The driver is tests/lib/fakecuda.
+# Tests README.md's statements about programs that use a GPU: client/example_cuda.c, built with pkg-config against an installed
+# tree and with the toolkit's header, trains with a daemon of that tree and has the numbers of README.md's C program. The driver
+# is tests/lib/fakecuda.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need pkg-config
 
 cuda=$(sed -n 's/^CUDA_DIR = //p' Makefile)
 fake=$PWD/tests/lib/fakecuda/.libs
-root=$PWD/tests/stage # make check installs there
+root=$PWD/tests/stage # make check installs to this directory
 for file in include/cistern/cuda.h include/cistern/device.h pkgconfig/cistern-cuda.pc libcistern-cuda.so \
     libexec/cistern/cistern-engine-cuda; do
     [ -n "$(find "$root" -path "*/$file")" ] || fail "not installed: $file"
 done
 
-# The library shows what its header names, each with a version, and wants no driver to start.
+# The library exports the names in its header, each with a version, and needs no driver to start.
 library=$(find "$root" -name libcistern-cuda.so)
 sed -n 's/^    \(cst_[a-z_]*\);$/\1/p' "$srcdir/client/libcistern-cuda.map" | sort >"$tmp/names"
 [ -s "$tmp/names" ] || fail "libcistern-cuda.map has no names"
@@ -33,7 +34,7 @@ cp "$srcdir/client/example_cuda.c" "$tmp/worker.c"
 PKG_CONFIG_PATH=$(dirname "$(find "$root" -name cistern-cuda.pc)")
 export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR=$root
 sanitize=$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)
-# $1: name of the program; $2...: more words for the compiler.
+# $1: name of the program; $2...: further arguments of the compiler.
 build() {
     local name=$1
     shift

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A daemon that is killed again and again is started again each time, and its sockets go on listening: under a systemd of our own, with
-# the units as they are installed but for paths, users and the walls around the service, which a user's manager cannot build.
+# Tests that a daemon which is killed repeatedly is started again each time, and that its sockets go on listening. A private
+# systemd runs the installed units, except for paths, users, and the service's restrictions, which a user's manager cannot apply.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need systemctl
 need unshare
 
-n_kills=7 # with a second between them: more than systemd's own default allows
+n_kills=7 # with a second between them; systemd's default allows fewer
 manager=/lib/systemd/systemd
 [ -x $manager ] || skip "no $manager"
 unshare -m -p -f --mount-proc true 2>/dev/null || skip "no namespaces for mounts and processes"
@@ -17,7 +17,7 @@ write_units() {
     for unit in cisternd.socket cisternd-manager.socket; do
         sed -e "s|/run/cistern/|$tmp/run/|" -e '/^Socket\(User\|Group\)=/d' "systemd/$unit" >"$tmp/config/systemd/user/$unit"
     done
-    # What decides over starts and restarts, and nothing else.
+    # Keep only the settings that determine starts and restarts.
     grep -E '^(\[|#|$|Requires=|After=|StartLimit|Type=|Restart|Watchdog|Timeout|KillMode=)' systemd/cisternd.service |
         sed "s|^\[Service\]|&\nExecStart=$PWD/cisternd --config $tmp/empty.conf --gpus none|" >"$tmp/config/systemd/user/cisternd.service"
 }
@@ -26,7 +26,7 @@ property() {
     systemctl --user show --value -p "$1" "$2"
 }
 
-# The service runs in a process other than $1; sets main_pid.
+# True if the service runs in another process than $1. Sets main_pid.
 is_up() {
     [ "$(property ActiveState cisternd.service)" != failed ] || fail "the service has failed: $(property Result cisternd.service)"
     main_pid=$(property MainPID cisternd.service)
@@ -37,9 +37,9 @@ manager_answers() {
     systemctl --user show -p Version >/dev/null 2>&1
 }
 
-# In the namespaces: a manager, the sockets, kills.
+# In the namespaces: start a manager, open the sockets, kill the daemon.
 inside() {
-    mount -t tmpfs tmpfs /run # and with it no manager of the machine's
+    mount -t tmpfs tmpfs /run # hides the machine's own manager
     mkdir -p /run/systemd/system /run/user/0
     export XDG_RUNTIME_DIR=/run/user/0 XDG_CONFIG_HOME=$tmp/config HOME=$tmp
     unset NOTIFY_SOCKET DBUS_SESSION_BUS_ADDRESS

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# cisternd as a service: ready, alone on its socket, activated by it, watched, and gone without a trace.
+# Tests cisternd as a service: readiness, exclusive use of its socket, socket activation, watchdog, and an end without remains.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 
-# Everything under the sockets' directory, one line.
+# Print everything in the sockets' directory on one line.
 traces() {
     (cd "$tmp/run" && find . -mindepth 1 | sort | tr '\n' ' ')
 }
 
-# It says READY=1 when it can be talked to; the sockets have the modes that keep strangers out.
+# The daemon sends READY=1 when it accepts requests. The sockets' modes exclude other users.
 start_daemon first
 ./cistern ping >/dev/null || fail "a daemon that is ready does not answer"
 [ "$(stat -c %a "$CISTERN_SOCKET")" = 660 ] || fail "the workers' socket has mode $(stat -c %a "$CISTERN_SOCKET")"
 [ "$(stat -c %a "$tmp/run/manager.sock")" = 600 ] || fail "the manager's socket has mode $(stat -c %a "$tmp/run/manager.sock")"
 
-# A second daemon on the same socket is refused and names the first one, which does not notice.
+# A second daemon on the socket is refused and names the first one, which is not affected.
 if ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" >"$tmp/second.log" 2>&1; then
     fail "two daemons on one socket"
 fi
 grep -q "pid $daemon_pid" "$tmp/second.log" || fail "the second daemon does not say who holds the socket"
 ./cistern ping >/dev/null || fail "the first daemon was disturbed by the second"
 
-# SIGTERM leaves nothing behind: no socket, no lock, no engine.
+# After SIGTERM there is no socket, lock or engine.
 read -r -a engines < <(children "$daemon_pid") || true
 stop_daemon first
 [ -z "$(traces)" ] || fail "left behind: $(traces)"
@@ -30,7 +30,7 @@ for engine in "${engines[@]}"; do
     poll gone "$engine"
 done
 
-# After kill -9 the socket is stale: the next daemon takes it over, and the engines of the old one have ended.
+# After SIGKILL the socket is stale: the next daemon replaces it, and the old one's engines have ended.
 start_daemon killed
 read -r -a engines < <(children "$daemon_pid") || true
 kill -KILL "$daemon_pid"
@@ -44,14 +44,14 @@ start_daemon successor
 stop_daemon successor
 [ -z "$(traces)" ] || fail "left behind: $(traces)"
 
-# The watchdog is fed.
+# The daemon sends WATCHDOG=1 in time.
 start watched --watchdog 400000 ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET"
 await watched READY=1
 await watched WATCHDOG=1
 await watched WATCHDOG=1
 stop_daemon watched
 
-# Started by its sockets: the first connection starts it and is answered; the files are systemd's and stay.
+# Socket activation: the first connection starts the daemon and is answered. The socket files are systemd's and stay.
 need systemd-socket-activate
 start activated systemd-socket-activate --seqpacket -E NOTIFY_SOCKET -l "$CISTERN_SOCKET" -l "$tmp/run/manager.sock" \
     --fdname=cistern.sock:manager ./cisternd --config "$tmp/empty.conf" --socket "$tmp/run/unused.sock"

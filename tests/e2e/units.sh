@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# systemd has no complaint about the units, and little can be reached from inside the service.
+# Tests that systemd accepts the units, and that the service can access little of the system.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 need systemd-analyze
 
 max_exposure=35 # tenths
 
-# The units as installed, but with the program of this build.
+# The installed units with the program of this build.
 for unit in cisternd.service cisternd.socket cisternd-manager.socket; do
     sed "s|^ExecStart=[^ ]*|ExecStart=$PWD/cisternd|" "systemd/$unit" >"$tmp/$unit"
 done
@@ -20,7 +20,7 @@ systemd-analyze security --offline=yes --threshold=$max_exposure ./cisternd.serv
     fail "exposure above $max_exposure tenths"
 tail -n 1 security.log
 
-# The same with the drop-in for GPUs: it may reach more, but only by what it says.
+# With the drop-in for GPUs the service can access more, but only what the drop-in names.
 mkdir cisternd.service.d
 cp "$source/gpu.conf" cisternd.service.d/
 systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-manager.socket >verify.log 2>&1 ||
@@ -28,7 +28,7 @@ systemd-analyze verify --man=no ./cisternd.service ./cisternd.socket ./cisternd-
 [ ! -s verify.log ] || fail "systemd-analyze verify has something to say about gpu.conf"
 cd - >/dev/null
 
-# The user and the directory are made from the files that are installed.
+# The installed files create the user and the directory.
 need systemd-sysusers
 mkdir -p "$tmp/root/etc"
 systemd-sysusers --dry-run --root="$tmp/root" "$(realpath "$srcdir/systemd/sysusers.d/cistern.conf")" >"$tmp/sysusers.log" 2>&1 ||

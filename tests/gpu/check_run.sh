@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The script tests/gpu/run itself, without a GPU: what it says where there is none, what it makes of stages that fail, hang or miss a goal,
-# and that every stage that makes sense on the stand-in driver passes there.
+# Tests the script tests/gpu/run itself without a GPU: its message if there is no GPU, its handling of stages that fail, hang or
+# miss a goal, and that every stage which can run on the stand-in driver passes there.
 # shellcheck source=tests/e2e/lib.sh disable=SC2016 # what is pretended expands later
 . "${srcdir:-.}/tests/e2e/lib.sh"
 unset OUT
@@ -11,7 +11,7 @@ fakecuda=$build/tests/lib/fakecuda/.libs
 [ -e "$fakecuda/libcuda.so.1" ] || skip "built without CUDA"
 [ -z "$(sed -n 's/^CST_SAN_CFLAGS = //p' Makefile)" ] || skip "built with a sanitizer: the script is what is tested here"
 
-# Usage: a list without a GPU, and wrong options.
+# Usage: a list of the stages without a GPU, and wrong options.
 "$scripts/run" --list >"$tmp/list"
 grep -q '^kernels ' "$tmp/list" || fail "--list does not list"
 status=0
@@ -19,7 +19,7 @@ status=0
 [ $status = 2 ] || fail "a stage that is none: status $status"
 grep -q "'nonsense'" "$tmp/usage.log" || fail "a stage that is none is not named"
 
-# Without a GPU: one line and status 77.
+# Without a GPU the script prints one line and exits with status 77.
 if ! ldconfig -p | grep 'libcuda\.so\.1' >"$tmp/driver"; then
     status=0
     "$scripts/run" --out "$tmp/none" >"$tmp/none.log" 2>&1 || status=$?
@@ -28,7 +28,7 @@ if ! ldconfig -p | grep 'libcuda\.so\.1' >"$tmp/driver"; then
     grep -q '^no GPU here: no NVIDIA driver' "$tmp/none.log" || fail "without a GPU: not said why"
 fi
 
-# A tree of programs that only say what they would have measured.
+# A tree of programs that only print results.
 tree=$tmp/tree
 mkdir -p "$tree/tests/gpu"
 cp "$scripts"/{run,*.sh,table.awk} "$tree/tests/gpu/"
@@ -63,7 +63,7 @@ grep -q '^{"name": "kernel_adamw", .*"goal": "ratio >= 0.90", "met": false}$' "$
 "$tree/tests/gpu/run" --only copy --out "$tmp/pretended" >"$tmp/pretended.log" 2>&1 || fail "a goal that is met: failed"
 says 'copy_up .*0\.980 .*: met$'
 
-# The stand-in driver: whatever is built has to pass.
+# With the stand-in driver every stage that is built must pass.
 status=0
 LD_LIBRARY_PATH=$fakecuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$scripts/run" --quick --budget $((20 * wait_s)) --out "$tmp/quick" \
     >"$tmp/quick.log" 2>&1 || status=$?

@@ -1,18 +1,18 @@
 # shellcheck shell=bash disable=SC2154,SC2034 # begin_stage sets tmp; small_gpt's variables are the stage's
-# The stage "rooms" of tests/gpu/run: Deep Optimizer States on a card. Sourced by stages.sh, behind train.sh.
+# The stage "rooms" of tests/gpu/run: Deep Optimizer States on a GPU. Sourced by stages.sh after train.sh.
 
-# A daemon in which of each $1 chunks one is updated on the card (none, auto).
+# Start a daemon in which one of every $1 chunks is updated on the GPU (none, auto).
 start_rooms() {
     printf '[plan]\ninterleave = %s\n' "$1" >"$tmp/rooms.conf"
     start_daemon --config "$tmp/rooms.conf" "${@:2}"
 }
 
-# The number that `cistern job $1` gives as $2; nothing where it has none.
+# The number $2 in the output of `cistern job $1`; empty if there is none.
 of_job() {
     ./cistern job "$1" --json | number_of "$2"
 }
 
-# Job $1 was updated on the card if $2, the k of its daemon, says so, and no command of that failed.
+# Check that job $1 was updated on the GPU if $2, the k of its daemon, says so, and that no device update failed.
 updated_there() {
     local there failures
     there=$(of_job "$1" n_device_updates)
@@ -25,7 +25,7 @@ updated_there() {
     fi
 }
 
-# Every k leaves the bits that the card by itself leaves; updates before the commit, too.
+# Every k has the bits of a run on the GPU alone, also with updates before the commit.
 rooms_bits() {
     local k world=1 layers=12 steps=20
     [ -z "$GPU_FAKE" ] || layers=3 steps=2
@@ -36,7 +36,7 @@ rooms_bits() {
         small_gpt "room-$k" --job "room-$k" --chunk 36864 --update-room 16M || gpt_failed "$tmp/room-$k.log" "k = $k"
         updated_there "room-$k" $k
         same_bits "room-$k" local
-        if [ -n "$GPU_FAKE" ] && [ $k != 2 ]; then # it takes long there
+        if [ -n "$GPU_FAKE" ] && [ $k != 2 ]; then # the stand-in driver needs long for the others
             stop_daemon
             continue
         fi
@@ -48,12 +48,12 @@ rooms_bits() {
     done
 }
 
-# Median seconds of three update phases with k = $1, and in used_k what was in force in the last one.
+# Median seconds of three update phases with k = $1. used_k receives the k of the last one.
 time_rooms() {
     local i steps=0 name=timed-$1 times=()
     start_rooms "$1" --host-memory 90%
     for ((i = 0; i < 3; i++)); do
-        steps=$((steps + (i == 0 ? 6 : 2))) # the first ones learn
+        steps=$((steps + (i == 0 ? 6 : 2))) # the daemon learns in the first ones
         ./cistern-gpt "${model[@]}" --steps "$steps" --job "$name" >"$tmp/$name.log" 2>&1 || gpt_failed "$tmp/$name.log" "k = $1"
         times+=("$(of_job "$name" last_update_seconds)")
     done
@@ -70,7 +70,7 @@ stage_rooms() {
     make_text
     rooms_bits
     [ -z "$GPU_FAKE" ] || return 0
-    # 0.2 G parameters in 24 chunks; room for three of them.
+    # 0.2 G parameters in 24 chunks, with a room for three of them.
     model=(--layers 16 --heads 16 --width 1024 --context 256 --batch 4 --device cuda --warmup 2 --lr 0.0001 --quiet --data "$tmp/text"
         --pool 50% --chunk 8388608 --update-room 1G)
     [ -z "$GPU_QUICK" ] || model+=(--layers 4)

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# The stages of tests/gpu/run. Each is a function that is run by itself, in the tree's or the staged folder's root, with a time limit; what
-# it prints is its log. It ends with status 0, 77 (skipped: the last line says why) or another (failed), and writes figures with emit.
+# The stages of tests/gpu/run. Each is a function that runs by itself in the root of the build tree or the staged folder, with a
+# time limit. Its output is its log. It ends with status 0, 77 (skipped: the last line has the reason) or another one (failed),
+# and writes results with emit.
 
-# Name, seconds at most, what it does. Correctness comes first.
+# Name, largest number of seconds, purpose. Correctness comes first.
 stages=(
     "kernels 45 the kernels' bits against the C references, and their bandwidth against a copy on the card"
     "attention 30 attention against its reference"
@@ -34,7 +35,7 @@ is_stage() {
 
 # -- for the parent ---------------------------------------------------------------------------
 
-# Libraries that a staged folder brings, and cuBLASLt, which lies in a toolkit or in Python's folders.
+# Find the libraries that a staged folder contains, and cuBLASLt, which is in a toolkit or in Python's folders.
 prepare_libraries() {
     local packed dir
     GPU_LIBRARIES=${LD_LIBRARY_PATH-}
@@ -57,12 +58,12 @@ print(*{f.rsplit("/", 1)[0] for p in sys.path for f in glob.glob(p + "/nvidia/*/
         done
     fi
     export GPU_LIBRARIES
-    # Pinned memory counts against this limit where the driver is asked for it.
+    # Pinned memory counts against this limit if the driver is asked for it.
     ulimit -l unlimited 2>/dev/null || true
     export HWLOC_HIDE_ERRORS=2
 }
 
-# Sets GPU_NAME, GPU_DRIVER, GPU_UUID, GPU_BYTES and GPU_FAKE; ends the run where there is no GPU.
+# Set GPU_NAME, GPU_DRIVER, GPU_UUID, GPU_BYTES and GPU_FAKE. Ends the run if there is no GPU.
 look_for_gpu() {
     local said
     [ -x ./cistern-engine-cuda ] || no_gpu "built without CUDA"
@@ -77,7 +78,7 @@ look_for_gpu() {
     export GPU_NAME GPU_DRIVER GPU_UUID GPU_BYTES GPU_FAKE
 }
 
-# One line about the rest of the machine.
+# Print one line about the rest of the machine.
 look_at_machine() {
     local link=
     if command -v nvidia-smi >/dev/null; then
@@ -96,7 +97,7 @@ no_gpu() {
     exit 77
 }
 
-# What a stage whose log is $1 and whose status is $2 came to, $3 being its time limit.
+# Print the result of a stage with log $1, status $2 and time limit $3.
 stage_words() {
     case $2 in
     0) printf 'passed' ;;
@@ -106,7 +107,7 @@ stage_words() {
     esac
 }
 
-# A line for the table: stage, status, seconds, words.
+# Print a line for the table: stage, status, seconds, message.
 tell_stage() {
     printf '{"stage": "%s", "status": %d, "seconds": %d, "words": "%s"}\n' "$1" "$2" "$3" \
         "$(tr -d '"\\\000-\037' <<<"$4" | cut -c1-200)" >>"$GPU_RAW"
@@ -121,7 +122,7 @@ begin_stage() {
     export CISTERN_SOCKET=$tmp/cistern.sock
     daemon=
     here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-    # Python brings libraries of its own.
+    # Python brings its own libraries.
     [ "$1" = peer ] || export LD_LIBRARY_PATH=$GPU_LIBRARIES
     trap end_stage EXIT
 }
@@ -152,7 +153,7 @@ need_real() {
     [ -z "$GPU_FAKE" ] || skip "no figures from a driver without a GPU"
 }
 
-# The value of the first field $1 in the JSON on standard input: a text, a number.
+# The value, a text or a number, of the first field $1 in the JSON on standard input.
 text_of() {
     grep -o "\"$1\": *\"[^\"]*\"" | sed '1!d; s/.*: *"//; s/"$//' || true
 }
@@ -169,7 +170,7 @@ median() {
     sort -g | awk '{ x[NR] = $1 } END { if (NR > 0) print x[int((NR + 1) / 2)] }'
 }
 
-# A figure: name, value, unit, and what it is measured by, if anything.
+# Write a result: name, value, unit, and the yardstick, if there is one.
 emit() {
     awk -v name="$1" -v v="$2" -v unit="$3" -v y="${4-}" 'BEGIN {
         printf "{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"", name, v, unit
@@ -198,7 +199,7 @@ stop_daemon() {
     fi
 }
 
-# A text of some size in $tmp/text.
+# Make a text of some size in $tmp/text.
 make_text() {
     if [ -n "$GPU_TEXT" ]; then
         cp "$GPU_TEXT" "$tmp/text"
@@ -215,7 +216,7 @@ need_gpt() {
     ./cistern-gpt --help | grep -e --device >/dev/null || skip "cistern-gpt is built without --device"
 }
 
-# cistern-gpt, whose log is $1, failed in $2.
+# Report that cistern-gpt with log $1 failed in $2.
 gpt_failed() {
     ! grep -q 'only with --store=local' "$1" || skip "cistern-gpt --device cuda takes no daemon yet"
     fail "$2: $(tail -n 1 "$1")"
@@ -251,7 +252,7 @@ stage_attention() {
         return
     fi
     ./tests/gpu/check_attention | tee "$tmp/attention.log"
-    # The last shape: heads of 128 elements.
+    # The last shape has heads of 128 elements.
     emit attention_forward "$(numbers_of forward_tflops <"$tmp/attention.log" | tail -n 1)" TFLOP/s
     emit attention_backward "$(numbers_of backward_tflops <"$tmp/attention.log" | tail -n 1)" TFLOP/s
 }
@@ -287,7 +288,7 @@ stage_sanitizer() {
 stage_experiments() {
     need tests/gpu/experiments
     local name
-    if [ -n "$GPU_FAKE" ]; then # the rest is of the card or takes long
+    if [ -n "$GPU_FAKE" ]; then # the other experiments need a real GPU or take long
         for name in survive timeline; do
             ./tests/gpu/experiments --only "$name" --json "$tmp/answers.json"
         done

@@ -3,8 +3,8 @@
 
 # -- the same bits, whatever happens -------------------------------------------------------------
 
-# cistern-gpt on the GPU with a model of a moment, as rank 0 of $world, into $tmp/NAME.losses and .weights; the options behind NAME go
-# over these.
+# Run cistern-gpt on the GPU with a tiny model, as rank 0 of $world, and write NAME.losses and NAME.weights. The options after
+# NAME override the usual ones.
 small_gpt() {
     local name=$1
     shift
@@ -13,7 +13,7 @@ small_gpt() {
         --dump-weights "$tmp/$name.weights" "$@" >>"$tmp/$name.log" 2>&1
 }
 
-# $1 left what $2 did; its job is removed.
+# Check that losses and weights of $1 are equal to those of $2, and remove job $1.
 same_bits() {
     [ "$(sort -u "$tmp/$2.losses" | wc -l)" = "$steps" ] || fail "losses that do not change prove nothing"
     cmp "$tmp/$2.losses" "$tmp/$1.losses" || fail "$1: other losses than $2"
@@ -55,7 +55,7 @@ gpu_engine() {
     fail "the daemon has no engine for the GPU"
 }
 
-# Start rank $2 of job $1; sets pid. Rank 0 leaves the job's losses and weights, the others nothing.
+# Start rank $2 of job $1. Sets pid. Only rank 0 writes the job's losses and weights.
 start_rank() {
     if [ "$2" = 0 ]; then
         small_gpt "$1" --job "$1" --pool "$pool" &
@@ -65,7 +65,7 @@ start_rank() {
     pid=$!
 }
 
-# Start both ranks of job $1; sets pids.
+# Start both ranks of job $1. Sets pids.
 start_ranks() {
     start_rank "$1" 0
     pids=("$pid")
@@ -73,7 +73,7 @@ start_ranks() {
     pids+=("$pid")
 }
 
-# Come back when job $1 has done a step, or is over.
+# Wait until job $1 has done a step, or is over.
 in_the_middle() {
     local deadline=$((SECONDS + 30))
     until [ -s "$tmp/$1.losses" ] || ! kill -0 "${pids[0]}" 2>/dev/null; do
@@ -82,7 +82,7 @@ in_the_middle() {
     done
 }
 
-# Kill rank 1 and start another in its place. False: it was over before that, by bad luck.
+# Kill rank 1 and start another one in its place. False if the job was over before that.
 kill_worker() {
     kill -KILL "$(child_of "${pids[1]}")" 2>/dev/null || true
     if wait "${pids[1]}"; then
@@ -93,13 +93,13 @@ kill_worker() {
     pids[1]=$pid
 }
 
-# Kill the engine of the GPU. False: the job was over before that.
+# Kill the engine of the GPU. False if the job was over before that.
 kill_engine() {
     kill -KILL "$(gpu_engine)"
     kill -0 "${pids[0]}" 2>/dev/null
 }
 
-# Disturb jobs called $1 by $2 until one was under way, and compare them all with $3.
+# Disturb jobs named $1 with $2 until one was disturbed during its run. Compare all of them with $3.
 disturb() {
     local try job disturbed=
     for try in 1 2 3 4 5; do
@@ -123,7 +123,7 @@ end_ranks() {
     same_bits "$1" "$2"
 }
 
-# The pid of process $1's child; of itself where it has none: a shell may have become what it ran.
+# The pid of process $1's child, or of $1 itself if it has none: a shell may have been replaced by its command.
 child_of() {
     local stat pid ppid
     for stat in /proc/[0-9]*/stat; do
@@ -152,7 +152,7 @@ stage_e2e() {
     disturb engine-killed kill_engine whole
     ./cistern stat | tee "$tmp/stat"
     grep -q '^gpu .*: 0 B of .* for pools' "$tmp/stat" || fail "all jobs are gone, their pools are not"
-    # An engine does not outlive its daemon, however that ends.
+    # An engine does not outlive its daemon, however the daemon ends.
     engine=$(gpu_engine)
     kill -KILL "$daemon"
     wait "$daemon" 2>/dev/null || true
@@ -166,15 +166,15 @@ stage_e2e() {
 
 # -- 1.3 billion parameters ------------------------------------------------------------------------
 
-# The model of worker, whole and peer: sets model, n_params, context, micro (sequences of a micro-batch), pool, and warm_steps, which do
-# not count, of n_steps.
+# Set the model of worker, whole and peer: model, n_params, context, micro (sequences of a micro-batch), pool, and warm_steps, the
+# number of the n_steps that do not count.
 big_model() {
     local layers=26 heads=16 width=2048
     context=1024 micro=4 pool=25% warm_steps=2 n_steps=7
     if [ -n "$GPU_QUICK" ]; then
         layers=6 heads=2 width=64 context=32 micro=1 pool=50% warm_steps=1 n_steps=2
     elif [ "$GPU_BYTES" -lt 60000000000 ]; then
-        layers=10 # what fits with its activations
+        layers=10 # as many as fit together with the activations
     fi
     model=(--layers "$layers" --heads "$heads" --width "$width" --context "$context" --device cuda --warmup 2 --lr 0.0001
         --quiet --data "$tmp/text")
@@ -182,12 +182,12 @@ big_model() {
     n_params=$(parameters "$layers" "$width" "$context")
 }
 
-# Parameters of a GPT of bytes: layers, width, context.
+# Parameters of a GPT with bytes as tokens: layers, width, context.
 parameters() {
     printf '%s\n' $(($1 * (12 * $2 * $2 + 13 * $2) + (256 + $3 + 2) * $2))
 }
 
-# Tokens per second over the steps in the log $1, but for its first $2, by the median time of a step.
+# Tokens per second over the steps in the log $1 without its first $2, by the median step time.
 rate_of() {
     local seconds
     seconds=$(numbers_of seconds <"$1" | tail -n +"$(($2 + 1))" | median)
@@ -195,7 +195,7 @@ rate_of() {
     awk -v s="$seconds" -v t="$3" 'BEGIN { printf "%.6g\n", t / s }'
 }
 
-# All states on the GPU, $1 micro-batches a step. Sets local_rate, tokens per second; kept for the stages that follow.
+# Train with all states on the GPU and $1 micro-batches per step. Sets local_rate in tokens per second, which later stages use.
 run_local() {
     local kept=$GPU_SCRATCH/local.$1.rate tokens=$(($1 * micro * context))
     if [ ! -s "$kept" ]; then
@@ -221,7 +221,8 @@ stage_worker() {
     emit worker_mfu "$rate" TFLOP/s "$matmul"
 }
 
-# Steps of the one job of stage whole, with $1 micro-batches each; sets rate. The job goes on where it was: its states are made once.
+# Run steps of the single job of stage whole, with $1 micro-batches each. Sets rate. The job continues, so that its states are
+# made only once.
 run_whole() {
     local tokens=$(($1 * micro * context)) log=$tmp/whole.$1.json
     to_step=$((to_step + n_steps))
@@ -244,14 +245,14 @@ stage_whole() {
     awk -v t=$((4 * micro * context)) -v r="$rate" 'BEGIN { print t / r }' >"$GPU_SCRATCH/whole.seconds"
     ./cistern job whole
     ./cistern stat
-    for n in 1 2 8; do # the last may outlive the time limit on a slow link: what was measured by then is there
+    for n in 1 2 8; do # on a slow link the last run may reach the time limit; the earlier results stay
         [ -z "$GPU_QUICK" ] || [ $n = 1 ] || continue
         run_whole $n
         emit "whole_$((n * micro * context))_tokens" "$rate" tokens/s "$local_rate"
     done
 }
 
-# Which of the two makes the better default: [gpu] copies in cistern.conf(5).
+# Find the better default of [gpu] copies in cistern.conf(5).
 stage_copies() {
     local model n_params context micro pool warm_steps n_steps rate to_step=0
     need_gpt
@@ -268,7 +269,7 @@ stage_copies() {
 
 # -- size ----------------------------------------------------------------------------------------
 
-# Bytes of memory that the machine and our control group have.
+# Bytes of memory of the machine and of this process's control group.
 host_bytes() {
     local limit
     limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || true)
@@ -296,7 +297,7 @@ stage_size() {
         [ "$(awk -v n="$n_params" -v m="$most" 'BEGIN { print 16.1 * n <= m }')" = 1 ] || continue
         heads=$((width >= 1024 ? width / 128 : 2))
         printf -- '-- %s parameters\n' "$n_params"
-        # Weights are 2 bytes a parameter: the pool and the activations together stay under 16 GiB.
+        # Weights have 2 bytes per parameter. The pool and the activations together stay under 16 GiB.
         if ./cistern-gpt --layers "$layers" --heads "$heads" --width "$width" --context "$context" --batch 2 --micro-batches 2 \
             --recompute --device cuda --job "size$n_params" "${options[@]}" --steps 2 --data "$tmp/text" \
             --log-json "$tmp/size.json" >"$tmp/size.log" 2>&1; then

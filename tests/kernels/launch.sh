@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# kernels/cuda/kernels.c loads and launches every kernel: tests/gpu/check_kernels on the driver without a GPU.
+# Tests that kernels/cuda/kernels.c loads and launches every kernel: runs tests/gpu/check_kernels with the driver that needs no
+# GPU.
 set -euo pipefail
 export LD_LIBRARY_PATH=$PWD/tests/lib/fakecuda/.libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 out=$(mktemp)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Bytes that updates and sums move, measured: lines that a simulated cache (valgrind's cachegrind), which holds tiles but no row, brings in per
-# parameter, against the rows that one pass has to touch. It knows nothing of what engines count, and shows a second pass over any row.
+# Measures the bytes that updates and sums move: the lines that a simulated cache (valgrind's cachegrind), which holds tiles but
+# no row, loads per parameter, compared with the rows that one pass must access. The simulation does not use the engines'
+# counters, and reveals a second pass over any row.
 set -euo pipefail
 
 skip() {
@@ -19,7 +20,8 @@ params=524288
 out=$(mktemp)
 trap 'rm -f "$out" "$out.err"' EXIT
 
-# Run $1 there: reads and writes that missed the cache. And what traffic says: isa, read, only_written, counted.
+# Run $1 in the simulation. Prints the reads and writes that missed the cache, and traffic's output: isa, read, only_written,
+# counted.
 run() {
     "${cachegrind[@]}" tests/kernels/traffic "$1" "$params" >"$out" 2>"$out.err" || {
         cat "$out" "$out.err"
