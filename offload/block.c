@@ -234,6 +234,7 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
     }
     /* The worker can still be filling a block that became stale. */
     block->filling = block->filling && state == CST_BLOCK_STALE;
+    /* The hand-in ends the worker's lease. */
     if (state == CST_BLOCK_PENDING) {
         block->leases = 0;
         block->generation = 0;

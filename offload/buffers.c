@@ -21,10 +21,12 @@ static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint
     *b = (struct cst_buffers){.max_elems = n_elems};
     for (int row = 0; row < CST_ROW_COUNT; row++) {
         b->in[row] = b->bytes;
+        /* UPDATE does not read the weights. */
         b->bytes += row == CST_ROW_WEIGHT ? 0 : row_bytes(layout, row, n_elems);
     }
     for (int row = 0; row < CST_ROW_COUNT; row++) {
         b->out[row] = b->bytes;
+        /* UPDATE does not write the gradient. */
         b->bytes += row == CST_ROW_GRAD ? 0 : row_bytes(layout, row, n_elems);
     }
 }
@@ -102,6 +104,7 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
     b.held_first = b.n * b.bytes;
     b.held_bytes = row_bytes(layout, CST_ROW_GRAD, b.max_elems);
     b.n_held = (uint32_t)((room_bytes - b.held_first) / b.held_bytes);
+    /* More places than chunks are of no use. */
     if (b.n_held > layout->n_chunks) {
         b.n_held = layout->n_chunks;
     }

@@ -38,6 +38,7 @@ static void order_updates(struct cst_core *core)
     uint32_t n = 0;
 
     for (uint32_t c = 0; c < core->n_chunks; c++) {
+        /* Frozen chunks are not updated: treat them as already listed. */
         core->chunks[c].ordered = !core->chunks[c].has_states;
     }
     for (uint32_t i = 0; leaders != 0; i++) {

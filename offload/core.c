@@ -284,6 +284,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         cst_residency_loaded(core, &flight, event);
         break;
     case CST_FLIGHT_PIECE:
+        /* The copy has kept both blocks LOADING: the one it read and the one it wrote. */
         cst_gather_done(core, flight.peer, flight.peer_block, event);
         cst_gather_done(core, flight.rank, flight.block, event);
         break;
@@ -311,6 +312,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         }
         cst_held_done(core, &flight);
         break;
+    /* The WRITE that waits for the part fails with it. */
     case CST_FLIGHT_PART:
         break;
     case CST_FLIGHT_READ:

@@ -45,6 +45,7 @@ void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again)
     const struct cst_request *request = &core->requests.v[i];
     struct cst_rank *rank = &core->ranks[request->rank];
 
+    /* Weights that were on their way are a hit if the worker has not waited for them, else late. */
     rank->hits += request->coming && request->ahead;
     rank->late += request->coming && !request->ahead;
     cst_fetch_grant(core, request->rank, b, request->tag, again, request->ahead);

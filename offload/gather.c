@@ -56,6 +56,7 @@ static bool can_join(const struct cst_core *core, const struct group *group, uin
 {
     const struct cst_rank *r = &core->ranks[rank];
 
+    /* A rank that has asked for the step fetches nothing more of it. */
     return r->pool.engine != 0 && !r->pool.worker_copies && r->joined && !r->stepped &&
            (core->chunks[group->chunk].ranks & 1ull << rank) != 0 &&
            r->pool.weight_of[group->chunk] == CST_NONE && !has_engine(core, group, r->pool.engine);

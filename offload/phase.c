@@ -20,6 +20,7 @@ static void sort_places(struct cst_phase *phase)
     for (uint32_t i = 0; i < phase->n; i++) {
         phase->places[phase->first[phase->entries[i]]++] = i;
     }
+    /* Each start was advanced to the next one, so shift them back. */
     memmove(phase->first + 1, phase->first, n * sizeof *phase->first);
     phase->first[0] = 0;
 }

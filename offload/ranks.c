@@ -169,6 +169,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
     for (uint32_t i = 0; i < core->requests.capacity; i++) {
         const struct cst_request *request = &core->requests.v[i];
 
+        /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
         if (is_fetch(request)) {
             refuse_waiting(core, i, &core->why);
         } else if (request->where == CST_REQUEST_STEP) {
@@ -186,6 +187,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
 {
     if (core->closing) {
+        /* Keep the first cause. */
         if (!core->interrupt_later) {
             core->interrupt_later = true;
             core->why = *why;

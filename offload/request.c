@@ -31,6 +31,7 @@ int cst_requests_reserve(struct cst_requests *requests)
     if (v == NULL) {
         return CST_ENOMEM;
     }
+    /* If a later allocation fails, this larger array does no harm. */
     requests->v = v;
     at = realloc(requests->late_at, grown * sizeof *at);
     if (at == NULL) {

@@ -177,6 +177,7 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
     uint32_t w = pool->weight_of[event->chunk];
     uint32_t g = pool->grad_of[event->chunk];
 
+    /* 0 is the generation of blocks without a lease, so it must match none. */
     if (event->generation == 0) {
         w = CST_NONE;
         g = CST_NONE;

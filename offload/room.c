@@ -170,6 +170,7 @@ static void count(struct cst_core *core, uint32_t c)
 
 bool cst_room_pass(struct cst_core *core, uint32_t c)
 {
+    /* States on an accelerator are updated there, whatever the order says. */
     if (core->chunks[c].device != 0 || (is_turn(core, c) && find_room(core, c) != CST_NONE)) {
         return false;
     }

@@ -70,6 +70,7 @@ void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_
     if (victims->eviction == CST_EVICT_LRU) {
         key = (struct cst_heap_key){.major = oldest};
     }
+    /* Within one heap the key can be changed in place. */
     if (cst_victims_have(victims, id) && victims->v[id].cost == victim->cost) {
         uncount(victims, id);
     } else {

@@ -47,6 +47,7 @@ static int replay(struct cst_search *s, uint32_t i, bool any_price)
         return CST_OK;
     }
     try->replayed = true;
+    /* Until its simulation has succeeded the point cannot be the best. */
     try->result.step_ns = UINT64_MAX;
     rc = cst_search_layout(s, try, &layout, &err);
     if (rc != CST_OK) {
@@ -412,6 +413,7 @@ int cst_search_climb(struct cst_search *s)
             break;
         }
     }
+    /* The best point can be wasteful: also search around one that wastes little. */
     if (rc == CST_OK && s->best != NONE && s->events_left > 0 && !s->stopped) {
         struct cst_plan_try from = s->tries[thriftiest(s, LOCK)];
 

@@ -113,9 +113,9 @@ struct cst_plan_config {
     bool runtime_only;    /* Choose only what the daemon can do today. */
     uint64_t chunk_elems; /* Capacity of the first size class; 0: to be chosen. */
     /* Acceptable waste of weight blocks, as a share of the weights; 0: 0.02. A plan within it goes
-     * before one that wastes more and is faster by up to 0.25 %. If that one wastes more than half
-     * of the weights, the limit is 2 %; if no plan is within it then, the one that wastes least is
-     * taken. */
+     * before one that wastes more and is faster by up to 0.25 %, or by up to 2 % if that one wastes
+     * more than half of the weights. If there is no plan within it in the latter case, the one of
+     * these that wastes least is taken. */
     double max_padding;
     /* Filled if the search ends with CST_EPOOL or CST_EBUDGET; may be NULL. Borrowed. */
     struct cst_plan_least *least;

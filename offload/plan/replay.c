@@ -290,6 +290,7 @@ static void on_timer(struct cst_play *play, const struct cst_timer *timer)
 
 static bool is_workers(const struct cst_play *play, const struct cst_effort *effort)
 {
+    /* The owner of an effort is a worker or a command; only workers are in this array. */
     const char *owner = effort->owner, *first = (const char *)play->workers;
 
     return owner >= first && owner < first + play->world * sizeof *play->workers;

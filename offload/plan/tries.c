@@ -102,6 +102,7 @@ int cst_search_find(struct cst_search *s, uint64_t elems, struct cst_plan_try *t
     if (rc != CST_OK) {
         return rc == CST_ENOMEM ? rc : CST_OK;
     }
+    /* A capacity that the user gave is not reduced. */
     if (elems == 0 || s->config->chunk_elems == 0) {
         tighten(layout, try);
         cst_layout_close(layout);
