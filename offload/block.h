@@ -65,7 +65,9 @@ struct cst_block {
     uint64_t ticket;
     /* Value of the core's use counter when the block was last granted, released or loaded. */
     uint64_t last_use;
+
     /* Times on both clocks, see instant.c. */
+
     struct cst_moment last;    /* End of the last action on the block. */
     struct cst_moment granted; /* Time of the last lease. */
     struct cst_moment end;     /* GPU: predicted end of the work for which the block was granted. */

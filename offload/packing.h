@@ -82,7 +82,9 @@ struct cst_packing {
     uint64_t largest;        /* Elements of the largest item, rounded up to the alignment. */
     uint64_t smallest;       /* Elements of the smallest item, rounded up to the alignment. */
     uint64_t n_elems;        /* Elements of all items. */
-    /* Results of the last cst_packing_pack: */
+
+    /* The fields from here on are results of the last cst_packing_pack. */
+
     uint32_t *chunk_of;        /* Per item: its chunk. */
     uint64_t *offset;          /* Per item: offset in its chunk, in elements. */
     struct cst_packed *chunks; /* In order of their first items. */

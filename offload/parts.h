@@ -55,7 +55,9 @@ struct cst_rank {
     uint64_t hits, misses, late, prefetches, evictions, waits;
     uint64_t weight_wait_ns; /* Time for which the worker waited for weights. */
     uint64_t bytes_up, bytes_down, bytes_peer;
+
     /* Times on both clocks, see instant.c. stream, device and shift are used for GPUs only. */
+
     /* The worker's last request, or the last answer that it waited for. */
     struct cst_moment thread;
     struct cst_moment resumed; /* The last answer that the worker waited for. */

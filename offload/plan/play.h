@@ -30,7 +30,7 @@
 #define CST_PLAY_POOL_STRIDE CST_LAYOUT_MAX_CLASSES
 #define CST_PLAY_ROOM_SEGMENT (1u << 19) /* + number of the device reservation. */
 
-/* Tags of requests consist of rank + 1, batch and item. Number of the batch of single requests: */
+/* Tags of requests consist of rank + 1, batch and item. This is the batch of single requests. */
 #define CST_PLAY_NO_BATCH UINT16_MAX
 enum cst_play_single { CST_PLAY_TAG_STEP = 1, CST_PLAY_TAG_SYNC, CST_PLAY_TAG_PREPARE };
 
@@ -164,7 +164,9 @@ struct cst_play_worker {
     uint32_t n_awaited;
     /* The daemon was told that the current operator waits for what was fetched ahead. */
     bool wanted;
-    /* The stream: */
+
+    /* The fields from here on describe the stream. */
+
     struct cst_play_entry *entries; /* A ring; owned. */
     uint32_t first, n_entries, entries_capacity;
     bool marked;
@@ -172,7 +174,9 @@ struct cst_play_worker {
     struct cst_effort compute;
     struct cst_play_entry computing;
     uint64_t compute_begin;
-    /* Copies by the worker: */
+
+    /* The fields from here on describe the copies by the worker. */
+
     struct cst_play_copy *copies; /* A ring; owned. */
     uint32_t first_copy, n_copies, copies_capacity;
     uint64_t *copy_of;          /* Per chunk: number of its last copy; owned. */
@@ -180,7 +184,9 @@ struct cst_play_worker {
     uint64_t waited_copy;       /* Number of the copy for which the stream already waits. */
     struct cst_effort copying;
     uint64_t copy_begin;
-    /* Of the current step: */
+
+    /* The fields from here on belong to the current step. */
+
     uint64_t idle_since; /* End of the last computation, or time of the last step's reply. */
     uint64_t compute_ns, wait_ns;
     uint64_t last_backward;
@@ -245,7 +251,8 @@ const struct cst_rates_device *cst_play_device(const struct cst_play *play, uint
 /* The rank on whose device the chunk's states stay; CST_NONE: they are in host memory. */
 uint32_t cst_play_owner(const struct cst_play *play, uint32_t chunk);
 
-/* costs.c */
+/* -- costs.c: work of commands ---------------------------------------------------------------- */
+
 /* Set the command's lane and effort. */
 void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
                    const struct cst_command *command);
@@ -253,7 +260,8 @@ void cst_play_cost(struct cst_play *play, struct cst_play_command *c,
 void cst_play_count(struct cst_play *play, const struct cst_play_command *c,
                     const struct cst_command *command);
 
-/* engines.c */
+/* -- engines.c: commands at engines ----------------------------------------------------------- */
+
 /* Allocate the engines and the ring of commands. CST_ENOMEM: the caller calls
  * cst_play_engines_close nevertheless. */
 int cst_play_engines_open(struct cst_play *play);
@@ -267,7 +275,8 @@ void cst_play_ended(struct cst_play *play, struct cst_play_command *command);
 /* The daemon sees the completion: pass it to the core and free the command. */
 void cst_play_done(struct cst_play *play, uint64_t ticket);
 
-/* stream.c */
+/* -- stream.c: a device's stream -------------------------------------------------------------- */
+
 /* The worker copies the weights of @chunk into the block that it was granted. */
 void cst_play_copy_weights(struct cst_play_worker *worker, uint32_t chunk, uint64_t bytes);
 /* The worker's running copy has ended: start the next one. */
@@ -279,7 +288,8 @@ void cst_play_compute(struct cst_play_worker *worker, const struct cst_play_entr
 /* Continue the stream. True: marks were passed. */
 bool cst_play_run_stream(struct cst_play_worker *worker);
 
-/* worker.c */
+/* -- worker.c: ranks -------------------------------------------------------------------------- */
+
 /* Initialise the worker of @rank. CST_EINVAL, CST_ENOMEM; the caller calls cst_play_worker_close
  * nevertheless. */
 int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *err);

@@ -94,7 +94,8 @@ struct cst_replay_counts {
 };
 
 struct cst_replay_result {
-    /* Of the last step: */
+    /* The fields from here on belong to the last step. */
+
     uint64_t step_ns;    /* Time from commit to commit. */
     uint64_t compute_ns; /* Compute time of the busiest rank. */
     uint64_t wait_ns;    /* Time that the busiest rank waited for weights or blocks. */
@@ -116,7 +117,9 @@ struct cst_replay_result {
     uint64_t hits, late, misses, evictions, prefetches;
     /* Per rank: maximum number of blocks that were not free. */
     uint32_t peak_blocks[CST_CORE_MAX_WORLD];
-    /* Of the whole run: */
+
+    /* The fields from here on belong to the whole run. */
+
     /* Counters after the last step, when nothing is in flight: those of a job after n_steps. */
     struct cst_replay_counts total;
     /* Sums over commands and copies. They must equal the bytes in `total`. */

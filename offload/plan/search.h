@@ -18,7 +18,8 @@
 
 /* A point of the search: parameters, and what follows from them. */
 struct cst_plan_try {
-    /* Parameters: */
+    /* The fields from here on are parameters. */
+
     uint64_t sizes[CST_LAYOUT_MAX_CLASSES]; /* Capacities of the size classes. */
     uint32_t n_sizes;
     uint64_t state_room; /* Bytes of a device that states may take. */
@@ -36,7 +37,9 @@ struct cst_plan_try {
     uint64_t device_states; /* Bytes of each rank's accelerator for states that stay there. */
     uint32_t depth;         /* Depth of prefetch; 0: as deep as blocks allow. */
     enum cst_core_eviction eviction;
-    /* Results: */
+
+    /* The fields from here on follow from the parameters. */
+
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_chunks;
     uint32_t n_device; /* Number of first chunks whose states are on a device. */
@@ -210,8 +213,7 @@ int cst_search_play(const struct cst_search *search, const struct cst_plan_try *
                     const struct cst_layout *layout, struct cst_replay_config *replay,
                     struct cst_replay_result *out, struct cst_err *err);
 
-/* words.c */
-/* The bottleneck of the point, as a constant string. */
+/* words.c. The bottleneck of the point, as a constant string. */
 const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
                              const struct cst_layout *layout);
 /* Why @loser is not better than @best: one sentence with numbers. */
