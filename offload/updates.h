@@ -33,7 +33,7 @@ struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
 
 /* Issue the update @what, as a device update if it is the chunk's turn. */
 void cst_update_issue(struct cst_core *core, const struct cst_update *what);
-/* Issue the update @what to the node's engine. */
+/* Issue the update @what to the node's engine. Returns the command, which the caller may extend. */
 struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what);
 /* Fill in the fields of the command that do not depend on where @what is executed. */
 void cst_update_fill(const struct cst_core *core, struct cst_command *command,

@@ -63,11 +63,13 @@ struct cst_plan_short {
  * exceeds both limits, both are to blame, and the candidate with the smallest total shortage is
  * reported. */
 struct cst_search_lack {
-    struct cst_plan_short device; /* Of candidates that fit the host's memory. */
-    struct cst_plan_short host;   /* Of candidates that fit a device. */
-    /* Of the candidate with the smallest total shortage of both limits. */
+    /* Least shortage of device memory among candidates that fit the host's memory. */
+    struct cst_plan_short device;
+    /* Least shortage of host memory among candidates that fit a device. */
+    struct cst_plan_short host;
+    /* Shortage of device memory of the candidate with the smallest total shortage. */
     struct cst_plan_short device_of_both;
-    /* Of the candidate with the smallest total shortage of both limits. */
+    /* Shortage of host memory of the candidate with the smallest total shortage. */
     struct cst_plan_short host_of_both;
     struct cst_err err; /* Why a candidate that fits could not be simulated. */
 };
