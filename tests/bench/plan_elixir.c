@@ -113,7 +113,7 @@ static void show(const struct row *row)
            (double)p->activation_bytes / 1e9, (double)p->host_bytes / 1e9, p->binds);
 }
 
-/* -- what lifts it ---------------------------------------------------------------------------- */
+/* -- options ---------------------------------------------------------------------------------- */
 
 /* Options with which a job can be trained. Steps with early updates do not clip. */
 static const struct way {

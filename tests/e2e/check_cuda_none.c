@@ -101,8 +101,7 @@ static void expect_none(const char *words)
     close_daemon();
 }
 
-/* -- no GPU at all ------------------------------------------------------------------------------
- */
+/* -- machines without a GPU -------------------------------------------------------------------- */
 
 /* No device, a driver that is too old, and a driver that is not loaded. */
 static const struct {
@@ -149,8 +148,7 @@ START_TEST(test_no_driver)
 }
 END_TEST
 
-/* -- a GPU, but not for this process -------------------------------------------------------------
- */
+/* -- a GPU that a process cannot see ----------------------------------------------------------- */
 
 /* A process that does not see its job's GPU is told what hides the GPU. The next process can use
  * the job. */

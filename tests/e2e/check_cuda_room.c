@@ -49,8 +49,7 @@ START_TEST(worker_killed)
 }
 END_TEST
 
-/* -- gradients that are no numbers --------------------------------------------------------------
- */
+/* -- gradients that are not finite ------------------------------------------------------------- */
 
 /* Early updates on a GPU keep the states of tiles whose gradient is not finite or is huge, and
  * update the others. The step counts. */
@@ -67,8 +66,7 @@ START_TEST(guard)
 }
 END_TEST
 
-/* -- calls that fail ----------------------------------------------------------------------------
- */
+/* -- calls that fail --------------------------------------------------------------------------- */
 
 /* Start engines whose driver has the faults @faults. */
 static void open_failing(const char *faults)

@@ -53,8 +53,7 @@ static void teardown(void)
     free(struck);
 }
 
-/* -- a job of two ranks in this process ----------------------------------------------------------
- */
+/* -- a job of two ranks in this process -------------------------------------------------------- */
 
 struct run {
     struct cst_client *client[WORLD];
@@ -163,8 +162,7 @@ static void close_job(struct run *run, struct states *out)
     settle_remove_jobs(&witness);
 }
 
-/* -- the blow ------------------------------------------------------------------------------------
- */
+/* -- killing the engine ------------------------------------------------------------------------ */
 
 static pid_t engine(void)
 {
@@ -203,8 +201,7 @@ static void strike(const struct run *run, pid_t pid)
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
 }
 
-/* -- training ------------------------------------------------------------------------------------
- */
+/* -- training ---------------------------------------------------------------------------------- */
 
 static void write_grad(const struct cst_io *io, unsigned rank, uint64_t step)
 {
@@ -347,8 +344,7 @@ START_TEST(deaths_in_the_update)
 }
 END_TEST
 
-/* -- given up -----------------------------------------------------------------------------------
- */
+/* -- an engine that is given up ---------------------------------------------------------------- */
 
 /* Fixture: an update takes two seconds, so that it is under way whenever the engine dies. */
 static void setup_slow(void)

@@ -28,7 +28,7 @@ static int try_open(struct raw_client *client, const char *device, char got[64])
     return rc;
 }
 
-/* -- which there are -------------------------------------------------------------------------- */
+/* -- listing ---------------------------------------------------------------------------------- */
 
 /* GPUs are listed with their budgets. Their engines do not run until a job needs one. */
 START_TEST(listed)
@@ -120,7 +120,7 @@ START_TEST(no_program)
 }
 END_TEST
 
-/* -- while they are looked for ---------------------------------------------------------------- */
+/* -- search for GPUs -------------------------------------------------------------------------- */
 
 static void start_gated(void)
 {

@@ -103,8 +103,7 @@ START_TEST(micro_batch_bits)
 }
 END_TEST
 
-/* -- deaths -------------------------------------------------------------------------------------
- */
+/* -- deaths ------------------------------------------------------------------------------------ */
 
 /* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's run. Another one
  * takes over with the memory that the daemon kept, and no step is interrupted. */
@@ -122,8 +121,7 @@ START_TEST(worker_killed_anywhere)
 }
 END_TEST
 
-/* -- a GPU that is lost --------------------------------------------------------------------------
- */
+/* -- a GPU that is lost ------------------------------------------------------------------------ */
 
 static char broken[64]; /* while this file exists, no engine of a GPU starts */
 

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* -- a life --------------------------------------------------------------------------------- */
+/* -- a worker's run ------------------------------------------------------------------------- */
 
 static const Cistern__BatchDone *batch(struct raw_client *client, uint64_t attempt,
                                        Cistern__BatchItem__Kind kind, uint32_t n,

@@ -18,7 +18,7 @@ static void setup(void)
     engine = raw_stat(&witness)->engines[0]->pid;
 }
 
-/* -- what waits ------------------------------------------------------------------------------- */
+/* -- replies and requests that wait ----------------------------------------------------------- */
 
 /* Send the request @bytes until the daemon accepts no more. Returns the number of requests sent. */
 static unsigned stuff_with(struct raw_client *client, const uint8_t *bytes, size_t n_bytes)
@@ -183,7 +183,7 @@ START_TEST(credits_bound_what_is_in_flight)
 }
 END_TEST
 
-/* -- what is asked for ------------------------------------------------------------------------- */
+/* -- invalid requests -------------------------------------------------------------------------- */
 
 /* A place in staging memory beyond the segment, or at an odd offset, is refused, and so is one
  * without a segment. */

@@ -13,8 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* -- the suite that is looked at ------------------------------------------------------------------
- */
+/* -- the inner suite --------------------------------------------------------------------------- */
 
 static struct daemon_proc proc;
 
@@ -40,8 +39,7 @@ static int run_inner(bool failing)
     return suite_run(suite);
 }
 
-/* -- tests ----------------------------------------------------------------------------------------
- */
+/* -- tests ------------------------------------------------------------------------------------- */
 
 static size_t count_logs(pid_t pid)
 {

@@ -176,8 +176,7 @@ START_TEST(test_engine_killed_anywhere)
 }
 END_TEST
 
-/* -- calls that must fail, and what is told of a job ----------------------------------------------
- */
+/* -- calls that must fail, and a job's statistics ---------------------------------------------- */
 
 struct solo {
     struct mix_model model;

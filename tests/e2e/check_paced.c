@@ -119,8 +119,7 @@ START_TEST(devices_are_checked)
 }
 END_TEST
 
-/* -- rooms ----------------------------------------------------------------------------------------
- */
+/* -- rooms ------------------------------------------------------------------------------------- */
 
 static uint64_t used(unsigned paced)
 {
@@ -183,8 +182,7 @@ START_TEST(rooms_are_charged)
 }
 END_TEST
 
-/* -- deaths -------------------------------------------------------------------------------------
- */
+/* -- deaths ------------------------------------------------------------------------------------ */
 
 /* Engine _i (0: the node's, 1 and 2: accelerators) is killed at every point of a worker's run.
  * Another one takes over with the memory that the daemon kept, and no step is interrupted. */

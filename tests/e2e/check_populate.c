@@ -105,7 +105,7 @@ START_TEST(it_is_found_out)
 }
 END_TEST
 
-/* -- a control group of ours ------------------------------------------------------------------ */
+/* -- a control group of the test -------------------------------------------------------------- */
 
 static char group[] = "/sys/fs/cgroup/memory/cistern-test-XXXXXX";
 

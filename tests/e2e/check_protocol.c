@@ -383,7 +383,7 @@ START_TEST(unasked_descriptors_are_closed)
 }
 END_TEST
 
-/* -- greeting ------------------------------------------------------------------------------- */
+/* -- Hello ---------------------------------------------------------------------------------- */
 
 /* A request before Hello is answered with EPROTO, and the connection is closed. */
 START_TEST(hello_must_come_first)

@@ -158,7 +158,7 @@ START_TEST(states_on_device)
 }
 END_TEST
 
-/* -- who comes again ------------------------------------------------------------------------- */
+/* -- returning workers ----------------------------------------------------------------------- */
 
 /* Open job "states" again with @room and @bytes of states. Returns the status. */
 static int open_again(uint64_t room, uint64_t bytes, struct cst_client **client,
@@ -424,7 +424,7 @@ START_TEST(accelerator_back)
 }
 END_TEST
 
-/* -- auto ------------------------------------------------------------------------------------- */
+/* -- choice of k ------------------------------------------------------------------------------ */
 
 /* With an accelerator as fast as the node and a fast link, chunks are updated there; with a link
  * slower than the node, none. Statistics show both. */
@@ -454,7 +454,7 @@ START_TEST(chosen)
 }
 END_TEST
 
-/* -- what is left to the plan ----------------------------------------------------------------- */
+/* -- choices of the plan ---------------------------------------------------------------------- */
 
 enum { N_TENSORS = 8, ELEMS = 50000 };
 

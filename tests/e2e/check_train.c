@@ -307,8 +307,7 @@ START_TEST(test_engine_killed_anywhere)
 }
 END_TEST
 
-/* -- one process, both ranks: calls that must fail ------------------------------------------------
- */
+/* -- one process, both ranks: calls that must fail --------------------------------------------- */
 
 struct pair {
     struct cst_client *client[2];

@@ -148,7 +148,7 @@ static Cistern__QuotaAccount *quota_of(struct raw_client *client, size_t *n)
     return part->accounts[0];
 }
 
-/* -- who sees what -------------------------------------------------------------------------- */
+/* -- visibility ----------------------------------------------------------------------------- */
 
 /* By no request can bob reach, or learn of, a job of alice's: not by its name, with her uid, as a
  * base job, in lists, or in accounts. His job of that name is another one. A manager sees both. */
@@ -550,7 +550,7 @@ START_TEST(a_job_ages_from_the_hang_up)
 }
 END_TEST
 
-/* -- at all limits -------------------------------------------------------------------------- */
+/* -- a user at all limits ------------------------------------------------------------------- */
 
 /* Alice holds all jobs, memory and connections that she may, and keeps asking for more. Bob's
  * worker connects, commits and trains with the bits that it has alone. */

@@ -172,7 +172,7 @@ static void run_engine(struct bench *b, enum way way, double *out)
     free(way_of);
 }
 
-/* -- the yardstick -------------------------------------------------------------------------- */
+/* -- comparison ----------------------------------------------------------------------------- */
 
 static void call(struct bench *b, CUresult result, const char *what)
 {
@@ -207,7 +207,7 @@ static void run_driver(struct bench *b, enum way way, double *out)
     *out = gb_s(b, now() - began);
 }
 
-/* -- both ----------------------------------------------------------------------------------- */
+/* -- measurement ---------------------------------------------------------------------------- */
 
 static void must_hold(const struct bench *b, unsigned first, unsigned n, const char *what)
 {

@@ -74,7 +74,7 @@ static int host_memory(bool huge, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- does memory survive its maker? --------------------------------------------------------- */
+/* -- memory after its maker's death --------------------------------------------------------- */
 
 static int check_survivor(int slab, double *others, struct cst_err *err)
 {
@@ -256,7 +256,7 @@ static int timeline(struct answer *answer, struct cst_err *err)
     return rc;
 }
 
-/* -- copies beside another process's kernels ------------------------------------------------ */
+/* -- copies during another process's kernels ------------------------------------------------ */
 
 static int equip_for_copies(struct gpu_link *link, int page, struct cst_err *err)
 {
@@ -384,7 +384,7 @@ static int registration(struct answer *answer, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- kill -9 in a copy ---------------------------------------------------------------------- */
+/* -- SIGKILL during a copy ------------------------------------------------------------------ */
 
 /* Kill a process once. *@moved: the slab changed after the process's end. */
 static int kill_once(struct gpu_link *watcher, int slab, int page, long after_ms, bool *moved,
@@ -456,7 +456,7 @@ static int killed_copy(struct answer *answer, struct cst_err *err)
     return rc;
 }
 
-/* -- all of them ---------------------------------------------------------------------------- */
+/* -- list of the experiments ---------------------------------------------------------------- */
 
 static const struct experiment experiments[] = {
     {"survive", "memory outlives its maker while an fd is held", survive},

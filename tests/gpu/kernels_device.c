@@ -257,7 +257,7 @@ void kernels_device_mma(struct kernels_device *d, struct cases_result *result)
     }
 }
 
-/* ---- life ---- */
+/* ---- open and close ---- */
 
 static int open_context(struct kernels_device *d, struct cst_err *err)
 {

@@ -42,7 +42,7 @@ static double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* -- what verbs need ------------------------------------------------------------------------ */
+/* -- helpers -------------------------------------------------------------------------------- */
 
 static int need_driver(struct cst_err *err)
 {

@@ -25,7 +25,7 @@ static void must_not_open(const char *beginning)
     ck_assert_msg(strncmp(err.text, beginning, strlen(beginning)) == 0, "%s", err.text);
 }
 
-/* -- the three sentences -------------------------------------------------------------------- */
+/* -- errors without a GPU ------------------------------------------------------------------- */
 
 /* If the linker cannot load libcuda.so.1, there is no driver, and the error has the linker's
  * message. On machines with a driver the test's library is still found first. */

@@ -28,7 +28,7 @@ void run_with(const cst_emu_kernel &kernel, dim3 grid, dim3 block, unsigned shar
 
 } // namespace
 
-/* ---- kernels that are right ---- */
+/* ---- correct kernels ----------- */
 
 extern "C" void where(uint32_t *out)
 {
@@ -83,7 +83,7 @@ extern "C" void early(float *sum)
 }
 CST_KERNEL(early);
 
-/* ---- kernels that are broken ---- */
+/* ---- broken kernels ------------- */
 
 extern "C" void no_barrier(const uint32_t *in, uint32_t *out)
 {

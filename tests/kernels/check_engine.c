@@ -389,7 +389,7 @@ START_TEST(test_cancelled)
 }
 END_TEST
 
-/* -- lies ----------------------------------------------------------------------------------- */
+/* -- invalid commands ----------------------------------------------------------------------- */
 
 /* Invalid commands are refused with a status and a message each, and the engine goes on. */
 START_TEST(test_lies)
@@ -475,7 +475,7 @@ START_TEST(test_wrong_table)
 }
 END_TEST
 
-/* -- many ----------------------------------------------------------------------------------- */
+/* -- many commands -------------------------------------------------------------------------- */
 
 #define N_MANY 30000
 

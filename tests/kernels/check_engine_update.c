@@ -211,7 +211,7 @@ static struct engine_command update_elsewhere(unsigned chunk, bool from_room)
     return command;
 }
 
-/* -- the same bits -------------------------------------------------------------------------- */
+/* -- equal bits ----------------------------------------------------------------------------- */
 
 /* An update that writes elsewhere, and reads at home or elsewhere, has the bits of an update in
  * place. It does not change what it reads, marks no tile, and can be repeated. */
@@ -444,7 +444,7 @@ START_TEST(test_guard_elsewhere)
 }
 END_TEST
 
-/* -- lies ----------------------------------------------------------------------------------- */
+/* -- invalid commands ----------------------------------------------------------------------- */
 
 static struct engine_row *row_of(struct engine_row *rows, unsigned n, enum cst_row row)
 {

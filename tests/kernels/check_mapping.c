@@ -232,7 +232,7 @@ START_TEST(test_memory_of_a_device)
 }
 END_TEST
 
-/* -- machines that are not this one --------------------------------------------------------- */
+/* -- topologies of other machines ----------------------------------------------------------- */
 
 static void open_machine(const char *synthetic, unsigned node)
 {

@@ -400,7 +400,7 @@ const unsigned n_attacks = sizeof attacks / sizeof *attacks;
 static void (*const rounds[])(struct attacker *) = {unread,   pools, silent, hoard,
                                                     searches, huge,  names,  requests};
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- start and stop ------------------------------------------------------------------------- */
 
 _Static_assert(sizeof rounds / sizeof *rounds == sizeof attacks / sizeof *attacks,
                "each attack has a function");

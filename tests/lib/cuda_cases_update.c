@@ -118,7 +118,7 @@ static void make_rows(struct cases *c, struct update *u, enum cases_fill fill)
     }
 }
 
-/* -- what it must come to --------------------------------------------------------------------- */
+/* -- expected results ------------------------------------------------------------------------- */
 
 static struct cst_update_moment pointers(const struct moment *m, bool on_device)
 {

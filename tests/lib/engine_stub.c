@@ -311,7 +311,7 @@ static void from_engine(struct stub *stub, struct cst_frame *frame)
     pass_on(DAEMON_FD, frame);
 }
 
-/* -- the go-between --------------------------------------------------------------------------- */
+/* -- the proxy -------------------------------------------------------------------------------- */
 
 static void go_between(struct stub *stub)
 {

@@ -109,7 +109,7 @@ void fake_daemon_hang_up(struct fake_daemon *fake)
     (void)shutdown(fake->sock, SHUT_RDWR);
 }
 
-/* -- life ------------------------------------------------------------------------------------- */
+/* -- start and stop --------------------------------------------------------------------------- */
 
 static void serve_connection(struct fake_daemon *fake)
 {

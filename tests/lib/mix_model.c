@@ -127,7 +127,7 @@ int mix_declare(const struct mix_model *model, struct cst_job *job)
     return rc < 0 ? rc : CST_OK;
 }
 
-/* -- its numbers ------------------------------------------------------------------------------ */
+/* -- numbers of the model --------------------------------------------------------------------- */
 
 /* splitmix64. */
 static uint64_t mix(uint64_t x)

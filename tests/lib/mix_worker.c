@@ -255,7 +255,7 @@ static int live(struct worker *w, struct cst_err *err)
     return rc == CST_OK ? cst_job_leave(w->job, err) : rc;
 }
 
-/* -- from outside ----------------------------------------------------------------------------- */
+/* -- functions for tests ---------------------------------------------------------------------- */
 
 struct mix_report *mix_report_new(void)
 {

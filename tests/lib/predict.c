@@ -139,7 +139,7 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
     return cst_replay_run(&config, out, err);
 }
 
-/* -- what is said --------------------------------------------------------------------------- */
+/* -- output --------------------------------------------------------------------------------- */
 
 /* Print a line: the name, the prediction, and the job's number @counted if there is one. */
 static void say(struct prediction *p, const char *name, uint64_t predicted, const json_t *counted)

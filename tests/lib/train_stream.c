@@ -128,8 +128,7 @@ static void close_queue(struct queue *queue)
     (void)pthread_join(queue->thread, NULL);
 }
 
-/* -- what libcistern calls ----------------------------------------------------------------------
- */
+/* -- calls of libcistern ----------------------------------------------------------------------- */
 
 static int map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
 {
@@ -277,7 +276,7 @@ static int await(void *arg, uint64_t number, struct cst_err *err)
                    err);
 }
 
-/* -- life ------------------------------------------------------------------------------------- */
+/* -- open and close --------------------------------------------------------------------------- */
 
 static int open_thread(struct train_stream **out, struct cst_job *job, struct cst_err *err)
 {

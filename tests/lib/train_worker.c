@@ -59,8 +59,7 @@ static void await(struct worker *w)
     (void)poll(&pfd, 1, -1);
 }
 
-/* -- each call in the form that was ordered -----------------------------------------------------
- */
+/* -- calls with and without waiting ------------------------------------------------------------ */
 
 static int commit(struct worker *w, struct cst_err *err)
 {
@@ -125,8 +124,7 @@ static int step(struct worker *w, uint64_t number, const struct cst_hyper_params
     return rc;
 }
 
-/* -- compute: here, or behind our back -----------------------------------------------------------
- */
+/* -- compute in this process or on a stream ---------------------------------------------------- */
 
 struct task {
     struct task *older;
@@ -250,8 +248,7 @@ static int end_losses(struct worker *w, double *loss, struct cst_err *err)
     return rc;
 }
 
-/* -- a life ---------------------------------------------------------------------------------------
- */
+/* -- a worker's run ---------------------------------------------------------------------------- */
 
 /* The child finds that its handle is unusable, and the parent is not affected. */
 static int fork_once(struct worker *w, int op, struct cst_err *err)

@@ -426,7 +426,7 @@ static void come(struct cluster *cl, uint32_t n, uint32_t rank)
     go(cl, n, rank, 0);
 }
 
-/* -- the whole --------------------------------------------------------------------------------- */
+/* -- the cluster ------------------------------------------------------------------------------- */
 
 /* Of every eight chunks, all ranks hold six, the even ranks one, and the odd ranks one, an expert.
  * One of the six is frozen. */

@@ -28,7 +28,7 @@ static int is_ready(const struct sim *sim, const struct job *job)
     return failed ? CST_ECANCELLED : 1;
 }
 
-/* -- what a command reads and writes --------------------------------------------------------- */
+/* -- memory of a command --------------------------------------------------------------------- */
 
 struct spot engines_find(const struct sim *sim, const struct job *job, struct cst_place place)
 {
@@ -123,7 +123,7 @@ bool engines_copies(const struct job *job)
            (job->command.kind == CST_COMMAND_CONVERT && job->command.n_dst == 1);
 }
 
-/* -- the kinds ------------------------------------------------------------------------------- */
+/* -- kinds of commands ----------------------------------------------------------------------- */
 
 /* The number of the row to which the source of a part belongs. */
 static uint64_t read_piece(struct sim *sim, const struct job *job)

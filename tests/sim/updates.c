@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* -- when it is issued ------------------------------------------------------------------------- */
+/* -- issue ------------------------------------------------------------------------------------- */
 
 /* An update before the commit. All contributions to its sum must have been handed in. */
 static void submit_early(struct sim *sim, struct job *job)
@@ -49,8 +49,7 @@ void update_submit(struct sim *sim, struct job *job)
     }
 }
 
-/* -- when it is done ----------------------------------------------------------------------------
- */
+/* -- execution --------------------------------------------------------------------------------- */
 
 static uint64_t sum_of(struct sim *sim, const struct job *job)
 {

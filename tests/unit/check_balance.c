@@ -70,7 +70,7 @@ static void steady(unsigned n, double seconds)
     }
 }
 
-/* -- at first --------------------------------------------------------------------------------- */
+/* -- the first k ------------------------------------------------------------------------------ */
 
 /* The first k is the best one by the known rates. If a rate is unknown, no chunk is updated on the
  * accelerator. */
@@ -97,7 +97,7 @@ START_TEST(seen)
 }
 END_TEST
 
-/* -- staying ---------------------------------------------------------------------------------- */
+/* -- k does not change ------------------------------------------------------------------------ */
 
 /* k stays if rates are as known and phases take as long as predicted, or are all longer by the same
  * factor. */
@@ -178,7 +178,7 @@ START_TEST(swing)
 }
 END_TEST
 
-/* -- changing --------------------------------------------------------------------------------- */
+/* -- k changes -------------------------------------------------------------------------------- */
 
 /* If the link is half as fast as assumed, k grows after some phases, so that fewer chunks use
  * it. */

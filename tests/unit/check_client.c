@@ -115,7 +115,7 @@ START_TEST(test_no_leak)
 }
 END_TEST
 
-/* -- a daemon that is gone -------------------------------------------------------------------- */
+/* -- closed connections ----------------------------------------------------------------------- */
 
 static void send_raw(struct fake_daemon *fake, const struct cst_frame *request, uint16_t type,
                      uint16_t flags, uint64_t id, const uint8_t *body, uint32_t body_bytes)
@@ -230,7 +230,7 @@ START_TEST(test_farewell_while_idle)
 }
 END_TEST
 
-/* -- a daemon that lies ----------------------------------------------------------------------- */
+/* -- invalid replies -------------------------------------------------------------------------- */
 
 enum lie {
     LIE_TYPE,         /* a reply of another type */

@@ -128,7 +128,7 @@ START_TEST(test_refused)
 }
 END_TEST
 
-/* -- behind a stream -------------------------------------------------------------------------- */
+/* -- micro-batches on a stream ---------------------------------------------------------------- */
 
 static struct fake_device device;
 

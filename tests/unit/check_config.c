@@ -225,7 +225,7 @@ START_TEST(the_command_line_beats_the_file)
 }
 END_TEST
 
-/* -- what must fit -------------------------------------------------------------------------- */
+/* -- budgets -------------------------------------------------------------------------------- */
 
 /* Budgets that exceed the machine's memory, alone or together, are refused with the numbers. */
 START_TEST(budgets_beyond_the_machine_are_refused)

@@ -122,7 +122,7 @@ START_TEST(test_map_fails)
 }
 END_TEST
 
-/* -- what waits ------------------------------------------------------------------------------- */
+/* -- requests that wait ----------------------------------------------------------------------- */
 
 /* Hand-ins and releases are sent, in any call, when the stream has passed their operator. The step
  * waits for all of them. */
@@ -337,7 +337,7 @@ START_TEST(test_scarce)
 }
 END_TEST
 
-/* -- ends ------------------------------------------------------------------------------------- */
+/* -- sync, leave, disconnect ------------------------------------------------------------------ */
 
 /* In the daemon's thread: check that the stream had passed when a request said that this rank has
  * finished with its blocks. */

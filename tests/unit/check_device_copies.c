@@ -418,7 +418,7 @@ START_TEST(test_lies)
 }
 END_TEST
 
-/* -- ends ------------------------------------------------------------------------------------- */
+/* -- sync, leave, disconnect ------------------------------------------------------------------ */
 
 /* A copy or a wait that fails makes the step void, with the device's error. _i: which call; 2: a
  * copy of a prefetch. */

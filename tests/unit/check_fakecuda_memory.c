@@ -185,7 +185,7 @@ START_TEST(test_peers)
 }
 END_TEST
 
-/* -- over processes ------------------------------------------------------------------------- */
+/* -- several processes ---------------------------------------------------------------------- */
 
 static void make_and_send(int socket)
 {

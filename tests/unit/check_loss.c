@@ -86,7 +86,7 @@ static void go_on(int i)
     rig.attempt = rig_answer(&rig, sync)->attempt;
 }
 
-/* -- a step that runs ------------------------------------------------------------------------- */
+/* -- a running step --------------------------------------------------------------------------- */
 
 /* A read of a gradient that waits for its sum is cancelled with the sum, because the row then holds
  * no gradient. No read of an unfinished sum begins. */
@@ -258,7 +258,7 @@ START_TEST(not_moved)
 }
 END_TEST
 
-/* -- a step that closes ----------------------------------------------------------------------- */
+/* -- a closing step --------------------------------------------------------------------------- */
 
 /* All ranks have asked for the step when a sum is lost: the step is not committed. */
 START_TEST(sum_while_closing)

@@ -220,8 +220,7 @@ START_TEST(fewer_are_legal)
 }
 END_TEST
 
-/* -- ranks ---------------------------------------------------------------------------------------
- */
+/* -- ranks ------------------------------------------------------------------------------------- */
 
 /* Without fp32 grad rows there are no micro-batches. */
 START_TEST(needs_fp32_rows)
@@ -346,8 +345,7 @@ START_TEST(end_of_micro_batch)
 }
 END_TEST
 
-/* -- a pool that is short ------------------------------------------------------------------------
- */
+/* -- a pool without free blocks ---------------------------------------------------------------- */
 
 /* If the pool lacks blocks, the first rank's contribution is added before the others have come, and
  * theirs are added later. */
@@ -458,8 +456,7 @@ START_TEST(no_ring_of_waits)
 }
 END_TEST
 
-/* -- ends ----------------------------------------------------------------------------------------
- */
+/* -- interrupted attempts ---------------------------------------------------------------------- */
 
 /* An interrupted attempt drops all its micro-batches. The next attempt begins with the first one,
  * and writes the row after the commands that are still under way. */

@@ -276,7 +276,7 @@ START_TEST(sum_waits_for_a_write)
 }
 END_TEST
 
-/* -- open -------------------------------------------------------------------------------------- */
+/* -- refused options --------------------------------------------------------------------------- */
 
 /* Refused if workers copy weights themselves. The engine of a GPU makes the weights in the GPU's
  * pool. */

@@ -68,7 +68,7 @@ START_TEST(scale)
 }
 END_TEST
 
-/* -- what a plan says ----------------------------------------------------------------------- */
+/* -- contents of a plan --------------------------------------------------------------------- */
 
 /* A plan reports its choices, and a replay of them gives the promised step. */
 START_TEST(promises)
@@ -154,7 +154,7 @@ START_TEST(binds)
 }
 END_TEST
 
-/* -- what does not fit ---------------------------------------------------------------------- */
+/* -- missing memory ------------------------------------------------------------------------- */
 
 START_TEST(device_is_short)
 {

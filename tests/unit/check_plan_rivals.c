@@ -217,7 +217,7 @@ static void thrift(void)
     ck_assert_double_le((double)f.plans.best.predicted.step_ns, HAIR * (double)step);
 }
 
-/* -- what a plan is worth ------------------------------------------------------------------- */
+/* -- gains of a plan ------------------------------------------------------------------------ */
 
 /* Quotients of the rival's step time and the plan's, separately for ranks that compute on an
  * accelerator and on the processor. */

@@ -58,7 +58,7 @@ static void check_promise(void)
     ck_assert_mem_eq(&again, &f.plans.best.predicted, sizeof again);
 }
 
-/* -- when ----------------------------------------------------------------------------------- */
+/* -- time of updates ------------------------------------------------------------------------ */
 
 /* A plan with early updates promises a step no longer than one without, and delayed updates none
  * longer than early ones. The second weight row is counted in the memory. On one rank and on
@@ -453,7 +453,7 @@ START_TEST(combinations)
 }
 END_TEST
 
-/* -- what does not fit ---------------------------------------------------------------------- */
+/* -- missing memory ------------------------------------------------------------------------- */
 
 /* The missing bytes include the memory for updates, and are exact. */
 START_TEST(room_is_short)

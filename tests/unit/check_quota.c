@@ -74,7 +74,7 @@ static void take(struct cst_quota_account *account, unsigned resource, uint64_t 
                   err.text);
 }
 
-/* -- which limit ---------------------------------------------------------------------------- */
+/* -- choice of the limit -------------------------------------------------------------------- */
 
 /* Without a limit in the configuration a user may hold half of everything, to the byte. The use of
  * other users does not count. */
@@ -241,7 +241,7 @@ START_TEST(nobody_leaves_a_group)
 }
 END_TEST
 
-/* -- change --------------------------------------------------------------------------------- */
+/* -- changed limits ------------------------------------------------------------------------- */
 
 /* New limits count what is already held. What exceeds them stays, and nothing can be added. */
 START_TEST(reload_counts_what_is_held)

@@ -358,7 +358,7 @@ START_TEST(death_that_is_made_good)
 }
 END_TEST
 
-/* -- lateness --------------------------------------------------------------------------------- */
+/* -- timeouts --------------------------------------------------------------------------------- */
 
 /* A sync that waits too long gets an error that says for which rank and why, and can be
  * repeated. */

@@ -44,7 +44,7 @@ static void open_chain(uint32_t world, bool gpu, double share, double flops)
 
 static const struct cst_layout_states plain = {.optimizer = CST_OPTIMIZER_ADAMW};
 
-/* -- when ----------------------------------------------------------------------------------- */
+/* -- time of updates ------------------------------------------------------------------------ */
 
 static const struct {
     uint32_t world;

@@ -28,7 +28,7 @@ static void open_room(uint32_t n_chunks, uint64_t bytes, uint32_t k)
     rig_start(&rig, 1);
 }
 
-/* -- which ------------------------------------------------------------------------------------ */
+/* -- choice of chunks ------------------------------------------------------------------------- */
 
 /* Of every k chunks in the order of updates, the last one uses the room. */
 START_TEST(every_kth)
@@ -151,7 +151,7 @@ START_TEST(rooms_take_turns)
 }
 END_TEST
 
-/* -- in which commands ------------------------------------------------------------------------ */
+/* -- commands of an update -------------------------------------------------------------------- */
 
 /* The commands are copies in, the update, and copies out. Each row comes from its place in the
  * table and goes back there, the weights first. A command that overwrites waits until the
@@ -216,7 +216,7 @@ START_TEST(buffers_take_turns)
 }
 END_TEST
 
-/* -- what waits for what ---------------------------------------------------------------------- */
+/* -- dependencies ----------------------------------------------------------------------------- */
 
 /* A fetch waits only for the weights. A read, and the next sum, wait for all copies out. */
 START_TEST(waiting)

@@ -14,7 +14,7 @@ static void teardown(void)
     rig_close(&rig);
 }
 
-/* -- gradients that stay up ------------------------------------------------------------------- */
+/* -- gradients kept in a room ----------------------------------------------------------------- */
 
 /* Open one rank whose pool is on the accelerator. The room keeps @n_held gradients in addition to
  * its buffers. */
@@ -129,7 +129,7 @@ START_TEST(kept_in_vain)
 }
 END_TEST
 
-/* -- states that stay there ------------------------------------------------------------------- */
+/* -- states in device memory ------------------------------------------------------------------ */
 
 static void open_states(uint64_t bytes, uint32_t k)
 {

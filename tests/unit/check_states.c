@@ -248,7 +248,7 @@ START_TEST(io_fails)
 }
 END_TEST
 
-/* -- what it tells ---------------------------------------------------------------------------- */
+/* -- Explain and the job table ---------------------------------------------------------------- */
 
 static bool explained(uint32_t chunk, const char *words)
 {

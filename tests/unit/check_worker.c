@@ -188,8 +188,7 @@ START_TEST(test_one_credit)
 }
 END_TEST
 
-/* -- failures of items --------------------------------------------------------------------------
- */
+/* -- failures of items ------------------------------------------------------------------------- */
 
 struct failing {
     uint32_t at; /* number of the batch, counted from 0 */
@@ -284,8 +283,7 @@ START_TEST(test_hand_in_failed)
 }
 END_TEST
 
-/* -- states ---------------------------------------------------------------------------------------
- */
+/* -- states ------------------------------------------------------------------------------------ */
 
 /* More elements than the staging segment holds are read and written in pieces, with both sizes of
  * elements. */

@@ -9,8 +9,7 @@
 
 static struct fake_job f;
 
-/* -- replies late and out of order --------------------------------------------------------------
- */
+/* -- replies late and out of order ------------------------------------------------------------- */
 
 struct held {
     uint32_t which; /* number of the batch whose reply is kept back, counted from 0 */
@@ -83,8 +82,7 @@ START_TEST(test_late_ahead)
 }
 END_TEST
 
-/* -- forms that do not wait ---------------------------------------------------------------------
- */
+/* -- forms that do not wait -------------------------------------------------------------------- */
 
 static int finish_begin(int op, struct cst_io *io, struct cst_err *err)
 {
@@ -177,8 +175,7 @@ START_TEST(test_try_alone)
 }
 END_TEST
 
-/* -- wants ----------------------------------------------------------------------------------------
- */
+/* -- WANT -------------------------------------------------------------------------------------- */
 
 struct patience {
     struct cst_frame held; /* a prefetch that is not answered */

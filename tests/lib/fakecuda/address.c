@@ -118,7 +118,7 @@ void cst_fake_range_sweep(enum cst_fake_kind kind, CUdevice device)
     }
 }
 
-/* -- verdicts ------------------------------------------------------------------------------- */
+/* -- classification ------------------------------------------------------------------------- */
 
 static bool in_window(uintptr_t addr, size_t bytes)
 {

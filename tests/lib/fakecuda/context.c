@@ -131,7 +131,7 @@ CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)
                                                                     : CUDA_ERROR_INVALID_VALUE);
 }
 
-/* -- the current one ------------------------------------------------------------------------ */
+/* -- the current context -------------------------------------------------------------------- */
 
 CUresult cuCtxSetCurrent(CUcontext ctx)
 {

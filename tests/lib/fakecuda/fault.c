@@ -53,7 +53,7 @@ void cst_fake_changed(void)
     (void)pthread_cond_broadcast(&changed);
 }
 
-/* -- life ----------------------------------------------------------------------------------- */
+/* -- states of the library ------------------------------------------------------------------ */
 
 static void child_of_fork(void)
 {

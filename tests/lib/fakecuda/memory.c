@@ -16,7 +16,7 @@ static size_t whole_pages(size_t bytes)
     return (bytes + PAGE - 1) & ~(PAGE - 1);
 }
 
-/* -- of the device -------------------------------------------------------------------------- */
+/* -- device memory -------------------------------------------------------------------------- */
 
 static CUresult allocate(CUdevice device, size_t bytes, CUdeviceptr *out)
 {
@@ -82,7 +82,7 @@ CUresult cuMemFree(CUdeviceptr dptr)
     return cst_fake_end(result);
 }
 
-/* -- pinned, of the driver ------------------------------------------------------------------ */
+/* -- pinned memory of the driver ------------------------------------------------------------ */
 
 static bool may_pin(size_t bytes)
 {
@@ -149,7 +149,7 @@ CUresult cuMemFreeHost(void *p)
     return cst_fake_end(result);
 }
 
-/* -- pinned, of the program ----------------------------------------------------------------- */
+/* -- memory pinned by the program ----------------------------------------------------------- */
 
 /* True if every page of the range is mapped. */
 static bool is_mapped(uintptr_t addr, size_t bytes)

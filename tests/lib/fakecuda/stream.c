@@ -82,7 +82,7 @@ static void *run_stream(void *arg)
     return NULL;
 }
 
-/* -- making and finding --------------------------------------------------------------------- */
+/* -- creation and lookup -------------------------------------------------------------------- */
 
 static int start_thread(struct cst_fake_stream *stream)
 {
