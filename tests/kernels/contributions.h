@@ -7,6 +7,7 @@
 
 #define MAX_SRC 9
 
+/* Kinds of numbers in contributions. */
 enum fill {
     ORDINARY, /* gradients of one magnitude, whose squares are summed exactly */
     /* Finite numbers from 2^-20 to 2^20: each addition is rounded, so the order of a sum shows. */

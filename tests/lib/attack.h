@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+/* A kind of attack. */
 struct attack {
     const char *name;
     const char *words; /* what the attack does, as the end of a sentence */

@@ -37,6 +37,7 @@ struct cases_device {
     void (*upcast)(struct cases_device *device, uint64_t n, const uint16_t *src, float *dst);
 };
 
+/* The result of one run of cases. */
 struct cases_result {
     unsigned long long n_elems; /* number of compared elements */
     bool ok;                    /* no bit differed, and no memory around the rows was written */

@@ -9,6 +9,7 @@
 #define CASES_MAX_TILES 48
 #define CASES_SPANS 5
 
+/* Kinds of numbers in rows. */
 enum cases_fill {
     ORDINARY, /* numbers around 1 */
     /* Finite numbers from 2^-20 to 2^20: each addition is rounded, so the order of a sum shows. */

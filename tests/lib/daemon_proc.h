@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+/* A daemon process, its sockets and its files. */
 struct daemon_proc {
     pid_t pid;
     int notify;       /* the test's end of NOTIFY_SOCKET */

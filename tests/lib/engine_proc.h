@@ -74,6 +74,7 @@ struct engine_segment_done {
     char text[384];
 };
 
+/* An engine process, and what it has sent. */
 struct engine_proc {
     pid_t pid;                /* process id of the engine; 0: it was reaped */
     int sock;                 /* the test's end of the socketpair; -1: closed */

@@ -29,6 +29,7 @@ struct fake_daemon;
  * daemon's thread. */
 typedef bool (*fake_hook)(struct fake_daemon *fake, const struct cst_frame *request, void *arg);
 
+/* A block of the simulated pool. */
 struct fake_block {
     bool used;           /* the block is leased */
     bool is_grad;        /* the block holds a gradient; false: weights */
@@ -36,6 +37,7 @@ struct fake_block {
     uint64_t generation; /* generation of the block's lease */
 };
 
+/* The simulated daemon. Zero it before the options are set. */
 struct fake_daemon {
     /* Options, set before fake_daemon_start. */
     fake_hook hook;         /* sees requests first; may be NULL */

@@ -13,6 +13,7 @@
 /* Value of `passed` with which the stream is never behind. */
 #define FAKE_DEVICE_FLOWS (UINT64_MAX / 2)
 
+/* The simulated device. */
 struct fake_device {
     /* The calls that the job receives, with the device as their argument. */
     struct cst_device_calls calls;

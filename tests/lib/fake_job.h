@@ -19,6 +19,7 @@
         ck_assert_msg(ck_rc == CST_OK, "%s: %s (%s)", #call, cst_status_name(ck_rc), err.text);    \
     } while (0)
 
+/* A job on the simulated daemon. */
 struct fake_job {
     struct fake_daemon fake;               /* set its options before fake_job_start */
     struct cst_client *client;             /* connected to `fake` */

@@ -17,6 +17,7 @@
 #define MIX_MAX_ELEMS 65536
 #define MIX_MAX_STEPS 8
 
+/* A tensor of the model. */
 struct mix_tensor {
     char name[16];                 /* name in the declaration */
     uint64_t n_elems;              /* number of elements */
@@ -25,6 +26,7 @@ struct mix_tensor {
     enum cst_pattern_kind pattern; /* pattern in the declaration */
 };
 
+/* An operator of the model. */
 struct mix_operator {
     char name[16];           /* name in the declaration */
     int tensors[MIX_MAX_IO]; /* indices in mix_model.tensors */
@@ -32,6 +34,7 @@ struct mix_operator {
     uint64_t ranks;          /* bit mask of the ranks that run the operator */
 };
 
+/* The model for a number of ranks. */
 struct mix_model {
     struct mix_tensor tensors[MIX_MAX_TENSORS];
     struct mix_operator operators[MIX_MAX_OPERATORS];
@@ -49,6 +52,7 @@ struct mix_states {
     uint16_t grad[MIX_MAX_ELEMS];    /* gradients of the last step, bf16 */
 };
 
+/* The results of a training run. */
 struct mix_run {
     struct mix_states states;                      /* states after the last step */
     struct cst_step_result results[MIX_MAX_STEPS]; /* result of each step */

@@ -11,6 +11,7 @@
 
 struct raw_body; /* private to raw_client.c */
 
+/* A connection to the daemon. */
 struct raw_client {
     int sock;
     uint64_t id; /* id of the last request */
@@ -29,6 +30,7 @@ void raw_connect(struct raw_client *client, const char *path);
 /* Connect to @path and send Hello. */
 void raw_open(struct raw_client *client, const char *path);
 
+/* Close the connection and free the unpacked bodies. */
 void raw_close(struct raw_client *client);
 
 /* Send @n @bytes unchanged, with @n_fds descriptors. False if the daemon has closed the connection
@@ -76,6 +78,7 @@ int raw_job_remove(struct raw_client *client, const char *name);
 bool raw_explains(struct raw_client *client, const char *job, const char *tensor,
                   const char *words);
 
+/* The fields of JobOpen and of its reply. */
 struct raw_job {
     const char *name;
     uint32_t rank, world;

@@ -25,8 +25,10 @@ struct tiny_states {
     bool room;
 };
 
+/* Indices of the job's segments. */
 enum tiny_segment { TINY_ARENA, TINY_TABLE, TINY_POOL, TINY_UNDO, TINY_SEGMENTS };
 
+/* A job and its memory. */
 struct tiny_job {
     unsigned n_chunks;
     uint64_t n_elems[TINY_MAX_CHUNKS]; /* elements of each chunk */

@@ -16,6 +16,7 @@
 #define TRAIN_MAX_STEPS 8
 #define TRAIN_NEVER UINT64_MAX
 
+/* A tensor of the model. */
 struct train_tensor {
     const char *name;            /* name in the declaration */
     uint64_t n_elems;            /* number of elements */
@@ -23,6 +24,7 @@ struct train_tensor {
     float lr_scale, decay_scale; /* lr_scale and decay_scale in the declaration */
 };
 
+/* An operator of the model. */
 struct train_operator {
     const char *name;          /* name in the declaration */
     int tensors[TRAIN_MAX_IO]; /* indices in train_tensors */
@@ -41,6 +43,7 @@ struct train_states {
     uint16_t weight[TRAIN_N_ELEMS];  /* weights, bf16 */
 };
 
+/* The results of a training run. */
 struct train_run {
     struct train_states states;                      /* states after the last step */
     struct cst_step_result results[TRAIN_MAX_STEPS]; /* result of each step */

@@ -9,6 +9,7 @@
 
 struct train_stream;
 
+/* A kind of stream: its functions return a status, with the error in @err. */
 struct train_stream_kind {
     /* Prepare @job's device. Called between cst_job_open and cst_commit. The caller closes
      * *@out. */

@@ -479,8 +479,7 @@ static int live(struct worker *w, struct cst_err *err)
     return rc == CST_OK ? cst_job_leave(w->job, err) : rc;
 }
 
-/* -- from outside
- * ----------------------------------------------------------------------------------- */
+/* -- functions for tests ----------------------------------------------------------------------- */
 
 struct train_report *train_report_new(void)
 {

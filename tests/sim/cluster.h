@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 
+/* Properties of a cluster and of its run. */
 struct cluster_options {
     uint64_t seed;
     uint32_t n_nodes, n_ranks; /* n_ranks: of each node */
@@ -21,6 +22,7 @@ struct cluster_options {
     uint64_t n_steps;         /* number of steps to commit */
 };
 
+/* Counts of a run. */
 struct cluster_totals {
     uint64_t n_events; /* events processed by all cores */
     uint64_t n_commands;

@@ -14,6 +14,7 @@ struct cluster_sum {
     uint64_t updated;       /* Adam step of the chunk's last update */
 };
 
+/* The engine of one node. */
 struct cluster_engine {
     /* Time in ns at which a lane becomes free: lanes[0] copies, lanes[1] executes other commands.
      */

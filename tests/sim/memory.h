@@ -38,6 +38,7 @@ struct cell {
     unsigned n_pieces;
 };
 
+/* The memory of a job: rows, blocks, staging slots and landings. */
 struct memory {
     const struct cst_model *model;
     const struct cst_layout *layout;
@@ -51,6 +52,7 @@ struct memory {
     struct cell *landings; /* one cell per segment of the layout; landings of all nodes */
 };
 
+/* Kinds of memory that a place can refer to. */
 enum place_kind { PLACE_NOWHERE, PLACE_ROW, PLACE_BLOCK, PLACE_STAGING, PLACE_ROOM, PLACE_LANDING };
 
 /* A place of a command, decoded. */

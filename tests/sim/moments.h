@@ -7,8 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Kinds of events: a command ends; a rank goes on, has computed, dies, or returns. */
 enum moment_kind { MOMENT_DONE, MOMENT_GO, MOMENT_COMPUTED, MOMENT_DEATH, MOMENT_RETURN };
 
+/* An event in the future. */
 struct moment {
     uint64_t at;    /* virtual time in ns */
     uint64_t order; /* set by moments_push; orders the moments that have equal times */

@@ -18,6 +18,7 @@
 
 /* -- engines -------------------------------------------------------------------------------- */
 
+/* State of a command at an engine. */
 enum job_state { JOB_WAITING, JOB_RUNNING, JOB_FINISHED };
 
 /* A command that was issued to an engine. */
@@ -60,6 +61,7 @@ struct room_row {
 
 /* -- workers -------------------------------------------------------------------------------- */
 
+/* State of a rank's worker. */
 enum worker_state {
     WORKER_GONE, /* no process runs */
     WORKER_HUNG, /* the connection is closed, but the process still runs */
@@ -69,6 +71,7 @@ enum worker_state {
     WORKER_STEPPING,
 };
 
+/* A worker's lease of a block. */
 struct lease {
     bool held; /* The lease was granted and not yet released. */
     uint32_t block;
@@ -82,6 +85,7 @@ struct lease {
     unsigned count;   /* how often the lease was granted */
 };
 
+/* The worker of a rank. */
 struct worker {
     enum worker_state state;
     uint64_t attempt;
@@ -127,12 +131,14 @@ struct pending {
     uint64_t at_least;
 };
 
+/* Options of a run. */
 struct sim_options {
     uint64_t seed;
     uint64_t n_steps; /* number of steps to commit */
     bool verbose;
 };
 
+/* Counts of all runs. */
 struct sim_totals {
     uint64_t turns, deaths;
     uint64_t gpu_runs; /* runs in which a rank has its pool on a GPU */
@@ -166,6 +172,7 @@ struct sim_totals {
     uint64_t early;
 };
 
+/* A simulated job with everything that belongs to it. */
 struct sim {
     struct sim_options options;
     uint64_t rng;

@@ -8,8 +8,7 @@
 
 static struct fake_job f;
 
-/* -- the order of calls
- * ---------------------------------------------------------------------------- */
+/* -- the order of calls ------------------------------------------------------------------------ */
 
 /* Calls that come too early are refused with a message that names the missing call. */
 START_TEST(test_order)

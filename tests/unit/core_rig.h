@@ -40,6 +40,7 @@ struct rig_job {
     uint64_t first_ticket; /* the first command's ticket; 0: 1 */
 };
 
+/* The core under test, with its model, commands and replies. */
 struct rig {
     struct cst_model model;
     struct cst_layout layout;

@@ -6,6 +6,7 @@
 #include "offload/plan/preset.h"
 #include "offload/plan/replay.h"
 
+/* A model with a layout, pools, rates and the configuration of its replay. */
 struct plan_rig {
     struct cst_model model;
     struct cst_layout layout;

@@ -5,6 +5,7 @@
 
 #include "offload/plan/plan.h"
 
+/* The input and output of a search for plans. */
 struct search_rig {
     struct cst_model model;
     struct cst_plan_budget budget;

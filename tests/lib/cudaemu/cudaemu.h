@@ -12,6 +12,7 @@
 extern "C" {
 #endif
 
+/* A kernel that can be run on the processor. */
 struct cst_emu_kernel {
     const char *name; /* the name that cuModuleGetFunction takes */
     /* Run the whole grid, block after block, and return when it is done. @shared: bytes of dynamic

@@ -17,6 +17,7 @@
 
 #define CST_FAKE_GRANULARITY ((size_t)2 << 20)
 
+/* Kinds of address ranges. */
 enum cst_fake_kind {
     CST_FAKE_RESERVED,   /* addresses without memory */
     CST_FAKE_MAPPED,     /* memory of a handle, mapped inside a reservation */

@@ -13,6 +13,7 @@
 
 struct cst_fake_stream;
 
+/* The primary context of a device. */
 struct CUctx_st {
     CUdevice device;                /* device of the context */
     unsigned n_retained;            /* number of retains; 0: the context is dead */

@@ -9,6 +9,7 @@
 /* @context ends: its events too; they are named on stderr. With the lock. */
 void cst_fake_events_end(CUcontext context);
 
+/* Number of events that were created and not destroyed. */
 size_t cst_fake_n_events(void);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "tests/lib/fakecuda/address.h"
 
+/* A handle in the list of handles. */
 struct cst_fake_handle {
     struct cst_fake_handle *next;
     CUmemGenericAllocationHandle number; /* number of the handle, never used again */

@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 
+/* The device memory that is in use. */
 struct cst_fake_use {
     size_t bytes;     /* bytes of device memory */
     size_t n_objects; /* number of allocations */

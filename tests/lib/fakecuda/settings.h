@@ -10,11 +10,13 @@
 
 #define CST_FAKE_MAX_DEVICES 8
 
+/* A device attribute that the test has set. */
 struct cst_fake_attribute {
     int number; /* a CUdevice_attribute */
     int value;  /* value that replaces the usual one */
 };
 
+/* All settings. */
 struct cst_fake_settings {
     int n_devices;                             /* number of devices in the machine */
     size_t memory_bytes[CST_FAKE_MAX_DEVICES]; /* size of each device's memory */

@@ -12,6 +12,7 @@
 #define CST_FAKE_LEAST_PRIORITY 0
 #define CST_FAKE_GREATEST_PRIORITY (-5)
 
+/* A stream with its queue. */
 struct cst_fake_stream {
     struct cst_fake_stream *next;
     CUcontext context;
