@@ -25,7 +25,7 @@ static void finish(struct cst_call *call, int status, const char *words)
     }
 }
 
-/* The lists are emptied from the front, such that no call is in a list when its callback runs. */
+/* The lists are emptied from the front, so that no call is in a list when its callback runs. */
 void cst_client_die(struct cst_client *client, const struct cst_err *cause)
 {
     struct cst_call *call;

@@ -9,8 +9,8 @@
  * allocations. */
 #define MAX_SLABS (1u << 20)
 
-/* Send the declarations. CST_OK: the daemon has accepted all of them. The messages are sent one at
- * a time, because a message that is refused must stop the following ones. */
+/* Send the declarations. CST_OK: the daemon has accepted all declarations. The messages are sent
+ * one at a time, because a message that is refused must stop the following ones. */
 static int declare_some(struct cst_job *job, struct cst_err *err)
 {
     struct cst_commit *commit = &job->commit;
@@ -202,7 +202,8 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
 }
 
 /* Record that tensor @number begins at element @offset of @chunk, which has the size class @class.
- * The chunk gets its traits from each of its tensors, because all of them have the same pattern. */
+ * The chunk gets its traits from each of its tensors, because all its tensors have the same
+ * pattern. */
 static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint32_t class,
                       uint64_t offset, struct cst_err *why)
 {

@@ -57,7 +57,7 @@ static void put_name(struct cst_declare_names *names, const char *name, uint32_t
     names->n_used++;
 }
 
-/* Make space for one more name, such that at most half of the slots are used. */
+/* Make space for one more name, so that at most half of the slots are used. */
 static int grow_names(struct cst_declare_names *names, const void *base, size_t stride)
 {
     struct cst_declare_names bigger = {.n_slots = names->n_slots == 0 ? 64 : 2 * names->n_slots};

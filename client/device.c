@@ -164,7 +164,7 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
         return cst_batch_send(job, awaited, err);
     }
     cst_fence_take_back(&device->fences, &job->leases);
-    /* The await comes before the mark, such that a passed mark means that the copies are done,
+    /* The await comes before the mark, so that a passed mark means that the copies are done,
      * too. */
     if (cst_fence_is_needed(&job->leases)) {
         int rc = cst_load_await_planned(job, &why);

@@ -1,5 +1,5 @@
-/* The same worker with its memory on a GPU: the pointers are the GPU's, and work is enqueued, not
- * waited for. */
+/* The worker of example.c with its pool on a GPU. The pointers are addresses on the GPU. The worker
+ * enqueues its work and does not wait for it. */
 #include <cistern/cuda.h>
 #include <cuda.h>
 #include <stdio.h>
@@ -18,8 +18,9 @@ int main(void)
     struct cst_io io;
     struct cst_step_result result;
     struct cst_err err = {0};
-    CUstream stream = NULL;   /* the default one; or one of the primary context of the job's GPU */
-    static float start[1000]; /* fp32 master weights: the host's, wherever the rank computes */
+    /* The default stream. Another stream must belong to the primary context of the job's GPU. */
+    CUstream stream = NULL;
+    static float start[1000]; /* fp32 master weights, always in host memory */
 
     for (int i = 0; i < 1000; i++)
         start[i] = 1.0f;
@@ -28,7 +29,7 @@ int main(void)
         &job, client,
         &(struct cst_job_spec){.name = "example-cuda", .rank = 0, .world = 1, .device = "cuda"},
         &err));
-    CHECK(cst_cuda_open(&cuda, job, stream, &err)); /* its context is current from here on */
+    CHECK(cst_cuda_open(&cuda, job, stream, &err)); /* makes the GPU's context current */
     int w = cst_tensor(job, "w", CST_BF16, 2, (int64_t[]){10, 100}, CST_GROUP_ALL);
     int layer = cst_operator(job, "layer", &w, 1);
     CHECK(cst_commit(job, NULL, &err));
@@ -37,13 +38,13 @@ int main(void)
     CHECK(cst_sync(job, NULL, &err));
     for (int step = 0; step < 3; step++) {
         CHECK(cst_op_begin(job, layer, CST_FORWARD, &io, 1,
-                           &err)); /* the bytes are there for all that is enqueued from now on */
+                           &err)); /* work enqueued from now on finds the weights in place */
         CHECK(cst_op_end(job, layer, &err));
         CHECK(cst_op_begin(job, layer, CST_BACKWARD, &io, 1, &err));
         if (cuMemcpyDtoDAsync((CUdeviceptr)io.grad, (CUdeviceptr)io.weight, 2 * io.n_elems,
                               stream) != CUDA_SUCCESS)
             return 1;
-        CHECK(cst_op_end(job, layer, &err)); /* both go back when the stream has come so far */
+        CHECK(cst_op_end(job, layer, &err)); /* the leases end when the stream gets here */
         CHECK(cst_step(job, &(struct cst_hyper_params){.lr = 0.1f, .clip_norm = 1.0f}, &result,
                        &err));
         printf("step %llu: gradient norm %g\n", (unsigned long long)result.step, result.grad_norm);

@@ -1,5 +1,5 @@
-/* A worker that evaluates between two steps: the operator of the evaluation is brought into the
- * pool while the step ends, and leaves it when the evaluation is over. */
+/* A worker that evaluates its model between two steps. The weights of the evaluation's operator are
+ * fetched into the pool while the worker does something else, and leave it after the evaluation. */
 #include <cistern/cistern.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +31,7 @@ int main(void)
     int w = cst_tensor(job, "w", CST_BF16, 2, (int64_t[]){ROWS, COLUMNS}, CST_GROUP_ALL);
     int probe = cst_tensor(job, "probe", CST_BF16, 2, (int64_t[]){ROWS, COLUMNS}, CST_GROUP_ALL);
     int layer = cst_operator(job, "layer", &w, 1);
-    int check = cst_operator(job, "check", &probe, 1); /* used by the evaluation alone */
+    int check = cst_operator(job, "check", &probe, 1); /* only for the evaluation */
     CHECK(cst_commit(job, NULL, &err));
     if (!cst_job_initialised(job)) {
         CHECK(cst_tensor_write(job, w, CST_STATE_MASTER, 0, N, start, &err));
@@ -46,11 +46,11 @@ int main(void)
         CHECK(cst_op_end(job, layer, &err));
         CHECK(cst_step(job, &(struct cst_hyper_params){.lr = 0.1f}, NULL, &err));
         CHECK(cst_hint(job, check, CST_PREFETCH,
-                       &err)); /* it comes while this worker does something else */
+                       &err)); /* the weights come while this worker does something else */
         CHECK(cst_op_begin(job, check, CST_FORWARD, &io, 1, &err));
         printf("step %d: probe %04x\n", step + 1, ((const unsigned short *)io.weight)[0]);
         CHECK(cst_op_end(job, check, &err));
-        CHECK(cst_hint(job, check, CST_EVICT, &err)); /* its block is free for the next step */
+        CHECK(cst_hint(job, check, CST_EVICT, &err)); /* the next step can use its block */
     }
     CHECK(cst_stat(job, &stat, &err));
     printf("hits %llu, late %llu, misses %llu, evictions %llu\n", (unsigned long long)stat.hits,

@@ -128,7 +128,7 @@ static uint32_t count_uses(const struct cst_lease_model *model)
     return n;
 }
 
-/* Call calloc such that the result is not NULL for 0 elements. */
+/* Call calloc so that the result is not NULL for 0 elements. */
 static void *zeros(uint64_t n, size_t size)
 {
     return calloc(n > 0 ? n : 1, size);

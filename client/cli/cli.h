@@ -60,7 +60,7 @@ struct cli {
     struct cst_client *client;
 };
 
-/* Print "cistern: " and the error to stderr. Returns CLI_EXIT_FAILURE, such that a command can end
+/* Print "cistern: " and the error to stderr. Returns CLI_EXIT_FAILURE, so that a command can end
  * with `return cli_fail(&err)`. */
 int cli_fail(const struct cst_err *err);
 

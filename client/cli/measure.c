@@ -64,8 +64,8 @@ static int spawn(char *const *argv, pid_t *pid, int *fd, struct cst_err *err)
     return CST_OK;
 }
 
-/* Read from @fd until its end, as text. What exceeds MAX_ANSWER bytes is read and dropped, such
- * that the program can end. */
+/* Read from @fd until its end, as text. What exceeds MAX_ANSWER bytes is read and dropped, so that
+ * the program can end. */
 static void read_answer(int fd, char text[MAX_ANSWER + 1])
 {
     size_t used = 0;

@@ -73,7 +73,7 @@ static unsigned kind_of(const Cistern__TraceInterval *interval)
     return kind < N_KINDS ? kind : 0;
 }
 
-/* Make all lanes of an engine at its first interval, such that they have the same order for every
+/* Make all lanes of an engine at its first interval, so that they have the same order for every
  * engine. */
 static void make_lanes(struct cli_timeline *timeline, const char *engine)
 {

@@ -66,7 +66,7 @@ static void catch_signals(void)
     catch_unless_ignored(SIGPIPE, end_now);
 }
 
-/* Set the terminal such that keys are read at once and are not shown. False: the keys are not for
+/* Set the terminal so that keys are read at once and are not shown. False: the keys are not for
  * this program. If the output is a pipe, they may be for the program that displays it. */
 static bool take_keys(void)
 {

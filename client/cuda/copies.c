@@ -45,7 +45,7 @@ void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
 }
 
 /* Register the memory that contains @src. The driver then pins it, which takes milliseconds. Memory
- * is registered by the first copy from it, such that memory without copies is never pinned. */
+ * is registered by the first copy from it, so that memory without copies is never pinned. */
 static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err *err)
 {
     struct cst_host *host = NULL;

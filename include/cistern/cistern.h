@@ -13,16 +13,19 @@
  * independent. The functions that have no client and no job as argument may be called by any
  * thread.
  *
- * fork(). The handles cannot be used in the child: every call returns CST_EFORKED, and
- * cst_disconnect only frees memory.
+ * fork(). The handles cannot be used in the child: every call that returns a status returns
+ * CST_EFORKED, and cst_disconnect only frees memory.
  *
  * Errors.
- *   - A call returns 0 (CST_OK) or a negative status of cistern/status.h. Calls that return a
- *     number return a negative status if they fail. A positive number is never a status.
+ *   - A call that returns int returns 0 (CST_OK) or a negative status of cistern/status.h. If the
+ *     result is a number, such as a tensor's number, failures are negative statuses, too. A
+ *     positive number is never a status.
  *   - If the last parameter is a struct cst_err and not NULL, the call writes the cause there.
  *   - Outputs are written only on success.
  *   - Every call can return CST_EFORKED, or the status that ended the connection (for example
  *     CST_ECONN, CST_EPROTO or CST_EDRAINING). Calls that send a request can return CST_ENOMEM.
+ *   - If the job is removed (`cistern rm`), waiting calls return CST_ECANCELLED, and later requests
+ *     return CST_ENOTFOUND.
  *   - The comment of a function lists its other statuses.
  *
  * Waiting.
@@ -90,11 +93,11 @@ enum cst_group { CST_GROUP_ALL = 0 };
 
 /* A value of update_room and device_states in struct cst_job_spec: the daemon's plan chooses the
  * number of bytes. What the job may use of the device is divided between the pool, updates and
- * states such that a step is fastest. If device_states is CST_ROOM_AUTO and update_room is 0, the
+ * states so that a step is fastest. If device_states is CST_ROOM_AUTO and update_room is 0, the
  * plan chooses both.
  *
  * The plan's choice is 0 bytes in each of these cases (`cistern explain` gives the reason):
- *   - The daemon makes no plan, because chunk_elems or base is set or there are no operators.
+ *   - The daemon makes no plan, because chunk_elems or base is set.
  *   - No other division makes a step faster.
  *   - Other jobs use the memory of the device already, or take it before the plan is finished.
  *
@@ -161,14 +164,18 @@ struct cst_job_spec {
     bool grad_over_weight;
     /* Bytes of this rank's device, in addition to the pool, in which the daemon may update chunks.
      * The worker must leave them free. 0: none. CST_ROOM_AUTO: the daemon chooses. If the pool is
-     * in host memory: bytes of a simulated accelerator, if the daemon has one.
+     * in host memory: bytes of a simulated accelerator, if the daemon has one. CST_EINVAL, from
+     * cst_commit: fewer bytes than the device's unit of allocation.
      *
      * The first cst_commit fixes update_room and device_states. A later worker of the same rank
      * must give the same values, 0 or CST_ROOM_AUTO (else CST_EMISMATCH). */
     uint64_t update_room;
     /* Bytes of this rank's device in which the states of some chunks stay for good. 0: none.
-     * CST_ROOM_AUTO: the daemon chooses. CST_EINVAL: with moments that are not fp32, or with
-     * grad_over_weight. Fixed by the first cst_commit as described at update_room. */
+     * CST_ROOM_AUTO: the daemon chooses. Fixed by the first cst_commit as described at update_room.
+     * Conditions, else cst_job_open or cst_commit returns CST_EINVAL:
+     *   - update_room reserves memory of the same device, or both are CST_ROOM_AUTO.
+     *   - The moments are fp32.
+     *   - grad_over_weight is not set. */
     uint64_t device_states;
     /* Hint for the daemon's plan: the worker repeats each forward pass before its backward pass.
      * Only the hint of the rank that creates the job is used. */
@@ -289,7 +296,8 @@ int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint
 /* Hints for the daemon's plan. A field is 0 if its value is unknown. The hints of different ranks
  * are not compared. */
 struct cst_operator_cost {
-    /* Floating-point operations of all forward passes of the operator per micro-batch and rank. */
+    /* Floating-point operations of the forward pass, per rank, in a micro-batch that uses the
+     * operator. If a micro-batch uses it several times, of all these uses together. */
     double flops;
     /* Bytes kept from the forward pass to the backward pass, per micro-batch and rank. */
     uint64_t activation_bytes;
@@ -309,7 +317,7 @@ const struct cst_err *cst_job_error(const struct cst_job *job);
 
 #define CST_PLAN_MAX_CLASSES 4
 
-/* A size class: the chunks of one capacity. A huge embedding can have a class of its own, such that
+/* A size class: the chunks of one capacity. A huge embedding can have a class of its own, so that
  * the other chunks can be smaller. */
 struct cst_plan_class {
     uint64_t chunk_elems; /* Chunk capacity in elements. A block has 2 * chunk_elems bytes. */
@@ -422,6 +430,7 @@ struct cst_io {
  *   - CST_EINVAL: the operator's gradient was already handed in in this micro-batch; this rank does
  *     not run the operator; another operator is begun; @n_io is wrong; or cst_sync has not been
  *     called yet.
+ *   - CST_EPOOL: the pool has too few blocks, because operators run in another order than declared.
  *   - CST_EBUSY: another call is pending.
  *   - CST_EENGINE, CST_ELOST: the daemon gave up an engine. If the engine is the one of this rank's
  *     device, cst_sync does not help: leave and open the job again, as described at cst_sync. */
@@ -579,9 +588,13 @@ enum cst_state {
  *   - CST_EDENIED: the tensor belongs to this job's base job.
  *   - CST_EBUSY: the tensor is frozen, and another job uses this job as its base.
  *
+ * A gradient cannot be read while its sum is incomplete (CST_EBUSY).
+ *
  * With grad_over_weight:
  *   - A gradient can be read from the end of its sum to its update (else CST_EUNSUPPORTED).
  *   - Weights cannot be written (CST_EUNSUPPORTED); write the master weights.
+ *   - Master weights cannot be written while a gradient of an interrupted attempt is still being
+ *     copied to the place of the weights (CST_EBUSY).
  *
  * With early updates, from a step's first update to its commit, even between attempts:
  *   - Master weights and moments of updated chunks cannot be read (CST_EBUSY).
@@ -616,7 +629,8 @@ struct cst_rank_stat {
     double step_seconds; /* Time between the last two commits; 0 before the second one. */
 };
 
-/* Get the daemon's counters of this rank. CST_EBUSY: a cst_try_... call is pending. */
+/* Get the daemon's counters of this rank. CST_EBUSY: a cst_try_... call is pending; CST_EINVAL: the
+ * job was left; CST_ENOTFOUND: the daemon has no counters of this rank. */
 int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err);
 
 /* Get the ranks for which other ranks of the job @name wait in cst_commit, cst_sync or cst_step, as

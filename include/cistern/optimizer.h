@@ -19,7 +19,7 @@ enum cst_optimizer {
 enum cst_moments {
     CST_MOMENTS_FP32 = 0, /* 4 bytes per element. */
     CST_MOMENTS_BF16 = 1, /* 2 bytes per element. */
-    /* 33/32 bytes per element: 8-bit floats, with a common power of two for each 32 of them
+    /* 33/32 bytes per element: 8-bit floats, with a common power of two for each block of 32
      * (kernels/mx8.h). */
     CST_MOMENTS_MX8 = 2,
     CST_MOMENTS_COUNT
