@@ -284,7 +284,7 @@ START_TEST(gpu_left_in_vain)
     send_both(&at, orders, pids);
     lose_first_gpu(at.name);
     train_worker_join_failing(pids[0]);
-    /* Its engine dies when it allocates memory while that file exists. */
+    /* The engine of this GPU dies when it allocates memory while that file exists. */
     orders[0].device = "cuda:1";
     train_worker_join_failing(train_rig_send(&orders[0]));
     ck_assert_msg(strstr(reports[0]->error, "EENGINE") != NULL, "%s", reports[0]->error);

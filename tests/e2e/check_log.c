@@ -27,7 +27,7 @@ START_TEST(leaves_a_log)
 }
 END_TEST
 
-/* Its one test fails if @failing. */
+/* Run a suite whose only test fails if @failing. */
 static int run_inner(bool failing)
 {
     Suite *suite = suite_create("inner");

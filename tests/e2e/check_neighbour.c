@@ -72,7 +72,7 @@ static void teardown(void)
     child_unshare(state, sizeof *state);
 }
 
-/* A job of bob's, of two ranks. */
+/* Train a job of USER_BOB with two ranks to its end. */
 static void train(const char *name)
 {
     const struct train_bad none = {.step = TRAIN_NEVER};

@@ -461,7 +461,7 @@ START_TEST(a_group)
 
     start("[quota gid:61001]\njobs = 1\n");
     open_in_group(&member, USER_BOB, USER_ALICE);
-    ck_assert_int_eq(open_job(&bob, USER_BOB, "his"), CST_OK); /* in his own group */
+    ck_assert_int_eq(open_job(&bob, USER_BOB, "his"), CST_OK); /* bob uses his own group */
     ck_assert_int_eq(open_job(&alice, USER_ALICE, "hers"), CST_EBUDGET);
     raw_says(&alice, "gid 61001 has 1 of 1 jobs (jobs in [quota gid:61001]): job 'hers' wants 1");
     raw_close(&bob);

@@ -307,7 +307,7 @@ START_TEST(a_job_is_forgotten)
 }
 END_TEST
 
-/* It is known until its completion that a command is forgiven. Engines are not told. */
+/* A command counts as forgiven until its completion. Engines are not told that it is. */
 START_TEST(some_are_forgiven)
 {
     const struct cst_command command = {.kind = CST_COMMAND_COPY,

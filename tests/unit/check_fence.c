@@ -16,7 +16,7 @@
 
 /* A worker with its stream, and what the daemon knows of the worker. */
 struct rig {
-    /* Its leases are under test, and its model of the daemon is not used. */
+    /* The leases in this rig are under test. Its model of the daemon is not used. */
     struct lease_rig *model;
     struct cst_fences fences; /* the fences under test */
     uint64_t mark;            /* the newest fence */

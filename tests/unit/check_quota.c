@@ -100,8 +100,8 @@ START_TEST(half_is_the_default)
 }
 END_TEST
 
-/* The default does not apply to users who could raise it, nor to a user who is alone. The limits in
- * [quota] apply to all users. */
+/* The default does not apply to users who could raise it (root and the daemon's user), nor to the
+ * only user who may connect. The limits in [quota] apply to all users. */
 START_TEST(the_default_is_for_others)
 {
     const uid_t sole = ALICE;

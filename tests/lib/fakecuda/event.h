@@ -6,7 +6,7 @@
 #include <cuda.h>
 #include <stddef.h>
 
-/* @context ends: its events too; they are named on stderr. With the lock. */
+/* End the events of @context, which ends, and name them on stderr. Called with the lock. */
 void cst_fake_events_end(CUcontext context);
 
 /* Number of events that were created and not destroyed. */
