@@ -15,10 +15,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { STEPS = 3, JOBS = 3, MAX_FDS = 4096 /* a manager */ };
+enum { STEPS = 3, JOBS = 3, MAX_FDS = 4096 /* limit of the daemon's descriptors */ };
 
 static struct daemon_proc proc;
-static struct raw_client witness; /* the kernel lets root have more descriptors in flight */
+static struct raw_client witness; /* a manager */
 static unsigned base_fds;
 static struct attack_state *state;
 static struct train_report *reports[TRAIN_MAX_WORLD];
@@ -27,7 +27,8 @@ static void setup(void)
 {
     static const char *const options[] = {"--host-memory=64M", "--pool-memory=16M", NULL};
 
-    daemon_proc_run_as(USER_SERVICE, MAX_FDS); /* Train a job of USER_BOB with two ranks. */
+    /* Not as root, because the kernel lets root have more descriptors in flight. */
+    daemon_proc_run_as(USER_SERVICE, MAX_FDS);
     daemon_proc_start(&proc, options);
     ck_assert_int_eq(shutdown(proc.notify, SHUT_RD), 0);
     user_admit(&proc);
