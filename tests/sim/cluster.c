@@ -393,6 +393,7 @@ static void computed(struct cluster *cl, uint32_t n, uint32_t rank)
         struct cluster_sum *sum = &node->engine.sums[chunk];
         uint32_t counts = sum->updated <= r->step;
 
+        /* Counted before the request, because the core may issue the sum within it. */
         sum->handed += counts;
         if (!ask(cl, n, rank, CST_EV_HAND_IN, ASKED_HAND_IN, chunk, r->grad)) {
             sum->handed -= counts;

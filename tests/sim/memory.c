@@ -231,6 +231,7 @@ void memory_begin(struct cell *cell)
 {
     cell->writers++;
     cell->changes++;
+    /* A write of the whole cell ends its division into parts. */
     cell->n_pieces = 0;
 }
 

@@ -37,6 +37,7 @@ static struct room_row *row_at(struct sim *sim, struct cst_place place, uint64_t
         row = &sim->room_rows[sim->n_room_rows++];
         *row = (struct room_row){.room = room, .offset = place.offset};
     }
+    /* A row may be used with fewer bytes than at first, as by a smaller chunk. */
     row->bytes = row->bytes > bytes ? row->bytes : bytes;
     return row;
 }

@@ -42,6 +42,8 @@ void script_write(struct sim *sim, uint32_t rank)
     uint64_t rng = sim->rng;
     bool idle;
 
+    /* The generator is seeded by rank, step and micro-batch, so that a repeated attempt is
+     * equal. */
     if (sim->steady) {
         sim->rng = script_seed(sim, rank);
     }

@@ -263,6 +263,7 @@ static void open_pools(struct sim *sim, struct cst_core_pool *pools)
     enum devices devices = (enum devices)sim_below(sim, N_DEVICES);
 
     sim->p_worker_copies = sim_chance(sim, 5000) ? 0 : sim_below(sim, 10001);
+    /* A worker that copies from a weight row could copy a gradient. */
     if (sim->grad_over) {
         sim->p_worker_copies = 0;
     }
@@ -338,6 +339,7 @@ static void choose_overlap(struct sim *sim)
                                : CST_OVERLAP_DELAYED;
     sim->delay_from = sim->overlap == CST_OVERLAP_DELAYED ? sim_below(sim, 6) : 0;
     sim->steady = sim->overlap == CST_OVERLAP_EARLY || sim_chance(sim, 2000);
+    /* Steps that clip have no early updates, so they are rare in runs with early updates. */
     sim->clip_norm = sim_chance(sim, sim->overlap == CST_OVERLAP_EARLY ? 1500 : 8000) ? 1.0f : 0.0f;
     sim->p_prepare = sim_chance(sim, 5000) ? 10000 : sim_below(sim, 10001);
 }
@@ -424,6 +426,7 @@ static void mischief(struct sim *sim)
     if (sim_chance(sim, sim->p_hint)) {
         worker_hint(sim, rank);
     }
+    /* Most of the entries of `pending` are unused, so several are tried. */
     for (int i = 0; i < 20 && sim_chance(sim, sim->p_cancel); i++) {
         worker_cancel(sim, rank);
     }
@@ -535,6 +538,7 @@ static void wind_up(struct sim *sim)
             bool lost = r == CST_ROW_WEIGHT && value == MEMORY_GARBAGE &&
                         over_shares(sim, sim->model.tensors[t].chunk);
 
+            /* The states of a chunk with an early update are one update ahead of the commit. */
             if (r != CST_ROW_WEIGHT && sim->ahead[sim->model.tensors[t].chunk]) {
                 value--; /* The update belongs to a step that was not committed. */
             } else if (sim->ahead[sim->model.tensors[t].chunk]) {

@@ -69,6 +69,7 @@ static void fetch(struct sim *sim, uint32_t rank, uint32_t chunk, bool ahead)
 {
     struct worker *w = &sim->workers[rank];
 
+    /* A chunk that is leased is sometimes fetched again, which must be a hit. */
     if ((!w->weights[chunk].held || sim_chance(sim, 500)) && !w->weight_asked[chunk]) {
         w->weight_asked[chunk] = true;
         worker_ask(sim, rank, CST_EV_FETCH_WEIGHT, chunk, 0, ahead);
@@ -450,6 +451,7 @@ static void granted(struct sim *sim, uint32_t rank, bool grad, uint32_t chunk,
     *lease =
         (struct lease){.held = true, .block = block, .generation = reply->generation, .count = 1};
     if (grad) {
+        /* A contribution is never 0, because 0 in sim->handed means none. */
         lease->value =
             (sim->steady ? memory_mix(script_seed(sim, rank), chunk) : sim_random(sim)) | 1;
         memory_begin(cell);
