@@ -8,6 +8,7 @@
  * so that 2048 items fit into a frame. */
 #define MAX_ITEMS 2048
 
+/* Batches are kept until the connection is over and reused, so that a step allocates no memory. */
 struct cst_batch {
     struct cst_call call;         /* First field: the callback converts its address. */
     struct cst_job *job;          /* The owner. */
@@ -59,6 +60,7 @@ static int check_place(const struct cst_job *job, uint32_t chunk, const Cistern_
     if (!result->has_slab || !result->has_offset || !result->has_generation) {
         return cst_err_set(why, CST_EPROTO, "a lease without a place");
     }
+    /* The worker writes to this place: a wrong one would overwrite the memory of another chunk. */
     if (result->slab < slabs->first || result->slab - slabs->first >= slabs->n ||
         result->offset % 128 != 0 || job->slabs[result->slab].bytes < block_bytes ||
         result->offset > job->slabs[result->slab].bytes - block_bytes) {
@@ -129,6 +131,8 @@ static void fail_all(struct cst_batch *batch, const struct cst_err *why)
     }
 }
 
+/* Process the results, which are in the order of the items. If one is impossible, the leases of the
+ * worker and of the daemon may differ, and the connection ends. */
 static void take_results(struct cst_batch *batch)
 {
     const Cistern__BatchDone *done = (const Cistern__BatchDone *)batch->call.reply;
@@ -189,6 +193,7 @@ static struct cst_batch *get_batch(struct cst_job *job, uint32_t n)
 
     for (batch = job->batches; batch != NULL && batch->in_flight; batch = batch->next) {
     }
+    /* More batches than the daemon's credits are possible: the rest waits in the client's queue. */
     if (batch == NULL) {
         batch = calloc(1, sizeof *batch);
         if (batch == NULL) {
@@ -233,6 +238,7 @@ static int start_accumulate(struct cst_job *job, struct cst_batch *batch, struct
 
 static int start(struct cst_job *job, struct cst_batch *batch, struct cst_err *err)
 {
+    /* Nearly all batches have at most 64 items, and need no allocation. */
     Cistern__BatchItem items[64], *pointers[64], *more = NULL, **more_pointers = NULL;
     Cistern__Batch msg;
     int rc = CST_ENOMEM;

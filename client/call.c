@@ -20,6 +20,7 @@ static void finish(struct cst_call *call, int status, const char *words)
     call->queued = NULL;
     call->next = NULL;
     call->state = CST_CALL_DONE;
+    /* Comes last, because the callback may start the call again. */
     if (call->done != NULL) {
         call->done(call);
     }
@@ -194,6 +195,7 @@ int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t ty
     call->reply_form = reply_form;
     call->request = ++client->last_request;
     call->status = CST_OK;
+    /* If requests are queued, this one waits behind them: the daemon must get requests in order. */
     if (client->queue == NULL && client->n_sent < client->credits) {
         rc = transmit(client, call, client->out, (uint32_t)bytes, err);
         if (rc != CST_EAGAIN) {
@@ -239,7 +241,7 @@ static int parse_reply(struct cst_call *call, struct cst_frame *frame, struct cs
     }
     memcpy(call->fds, frame->fds, sizeof frame->fds);
     call->n_fds = frame->n_fds;
-    frame->n_fds = 0;
+    frame->n_fds = 0; /* The call owns the fds now; the caller closes those of the frame. */
     return CST_OK;
 }
 
@@ -276,6 +278,7 @@ static int dispatch(struct cst_client *client, struct cst_frame *frame, struct c
             return CST_OK;
         }
     }
+    /* The call is in no list any more; the end of the connection would not finish it. */
     finish(call, rc, words.text);
     *why = words;
     return rc;
@@ -301,6 +304,7 @@ int cst_call_pump(struct cst_client *client, struct cst_err *err)
 {
     int rc = cst_client_check(client, err);
 
+    /* Replies come first, because each one returns a credit for a queued request. */
     while (rc == CST_OK) {
         rc = receive(client, MSG_DONTWAIT, err);
     }

@@ -120,6 +120,7 @@ static int hello(struct cst_client *client, struct cst_err *err)
     }
     while ((rc = cst_call_result(&call, err)) == CST_EAGAIN) {
         if (cst_call_wait(client, CST_CLIENT_HELLO_MS, err) == CST_ETIMEDOUT) {
+            /* Finishes the call, which is on this stack and linked into the client. */
             cst_client_die(client, &(struct cst_err){.status = CST_ECONN});
             return cst_err_set(err, CST_ECONN, "daemon at %s: no welcome within %d ms",
                                client->path, CST_CLIENT_HELLO_MS);
@@ -155,6 +156,7 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
     int rc, sock = -1;
 
     if (path == NULL) {
+        /* A privileged program must not follow the environment of its user. */
         path = secure_getenv("CISTERN_SOCKET");
     }
     if (path == NULL || path[0] == '\0') {
@@ -173,7 +175,7 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
     client->epoll = -1;
     client->watched = -1;
     (void)snprintf(client->path, sizeof client->path, "%s", path);
-    client->credits = 1;
+    client->credits = 1; /* For the Hello; Welcome has the number. */
     client->queue_end = &client->queue;
     cst_fork_register(client);
     rc = hello(client, err);
@@ -199,6 +201,8 @@ void cst_disconnect(struct cst_client *client)
     }
     cst_fork_forget(client);
     (void)cst_err_set(&cause, CST_ECONN, "disconnected");
+    /* Comes before the job is freed, because the job contains calls that are linked into the
+     * client. */
     cst_client_die(client, &cause);
     cst_job_free(client->job);
     if (client->epoll >= 0) {

@@ -170,7 +170,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
     job->steps = msg->has_step ? msg->step : job->steps;
-    cst_load_unmap(job);
+    cst_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
     rc = cst_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, msg->n_chunks,
                        err);
     return rc == CST_OK ? make_room(job, err) : rc;
@@ -210,6 +210,7 @@ static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint
     const struct cst_declare_tensor *tensor = &job->declare.tensors[number];
     uint64_t capacity = class < job->plan.n_classes ? job->plan.classes[class].chunk_elems : 0;
 
+    /* 64 elements of bf16 are 128 bytes, the alignment of struct cst_io. */
     if (chunk >= job->plan.n_chunks || offset % 64 != 0 || tensor->n_elems > capacity ||
         offset > capacity - tensor->n_elems) {
         return cst_err_set(
@@ -229,6 +230,7 @@ static int take_places(struct cst_job *job, struct cst_err *why)
     uint32_t n = job->declare.n_tensors, first = job->commit.n_placed;
     int rc = CST_OK;
 
+    /* Older daemons send no size classes; all chunks are then of class 0. */
     if (part->first != first || part->n_chunk != part->n_offset || part->n_chunk == 0 ||
         part->n_chunk > n - first ||
         (part->n_size_class != 0 && part->n_size_class != part->n_chunk)) {
@@ -351,6 +353,7 @@ static int get_pool(struct cst_job *job, struct cst_err *err)
         }
         rc = rc == CST_OK ? take_memory(job, take_slabs, err) : rc;
     }
+    /* The next requests of this call bring no fds. */
     job->call.max_fds = job->call.state == CST_CALL_IDLE ? 0 : job->call.max_fds;
     return rc;
 }
@@ -432,7 +435,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
     if (rc == CST_OK && job->device.calls != NULL) {
         rc = cst_fence_init(&job->device.fences, model.n_chunks, job->micro_batches, err);
         if (rc != CST_OK) {
-            cst_lease_close(&job->leases);
+            cst_lease_close(&job->leases); /* The next commit initialises them again. */
         }
     }
     return rc;

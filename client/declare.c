@@ -34,6 +34,7 @@ static bool has_name(const struct cst_declare_names *names, const char *name, co
     if (names->n_slots == 0) {
         return false;
     }
+    /* The loop ends, because at least half of the slots are free. */
     for (uint32_t at = hash(name);; at++) {
         uint32_t slot = names->slots[at & (names->n_slots - 1)];
 
@@ -185,6 +186,7 @@ static int count_elems(const char *name, uint32_t n_dims, const int64_t *shape, 
             return cst_err_set(err, CST_EINVAL, "tensor '%s': dimension %u is %lld, at least 1",
                                name, i, (long long)shape[i]);
         }
+        /* Compared without a multiplication, which could overflow. */
         if (shape[i] > CST_DECLARE_MAX_ELEMS / product) {
             return cst_err_set(err, CST_EINVAL, "tensor '%s': over %lld elements", name,
                                CST_DECLARE_MAX_ELEMS);
@@ -362,6 +364,7 @@ static int grow_stamps(struct cst_declare *declare)
     if (declare->n_stamps >= declare->n_tensors) {
         return CST_OK;
     }
+    /* Grows with the capacity of the tensors, hence rarely. */
     moved = realloc(declare->stamp, declare->tensor_capacity * sizeof *moved);
     if (moved == NULL) {
         return CST_ENOMEM;
@@ -416,6 +419,8 @@ static int fill_operator(struct cst_declare *declare, struct cst_declare_operato
 static int append_operator(struct cst_declare *declare, struct cst_declare_operator *op,
                            const int *tensors, struct cst_err *err)
 {
+    /* Everything is allocated before the list is checked, so that a valid operator is always
+     * added. */
     void *array = declare->operators;
     int rc = grow(&array, declare->n_operators, &declare->operator_capacity, sizeof *op);
 

@@ -125,6 +125,7 @@ static struct load fit(const struct cst_declare *declare, const struct cst_decla
     size_t room = CST_FRAME_DECLARE_BYTES;
     struct load load = {.n_groups = fit_groups(declare, cursor->group, &room)};
 
+    /* Tensors refer to groups, and operators to tensors: the daemon must know these first. */
     if (cursor->group + load.n_groups + 1 == declare->n_groups) {
         load.n_tensors = fit_tensors(declare, cursor->tensor, &room);
         if (cursor->tensor + load.n_tensors == declare->n_tensors) {

@@ -11,6 +11,7 @@
 
 /* -- a job's device ------------------------------------------------------------------------- */
 
+/* Return whether the job's pool is in host memory; that of a simulated accelerator is, too. */
 static bool is_host(const struct cst_job *job)
 {
     return strcmp(job->device_name, "host") == 0 || strncmp(job->device_name, "paced:", 6) == 0;
@@ -45,6 +46,7 @@ static int open_epoll(const struct cst_client *client, int fd, int *out, struct 
     return CST_OK;
 }
 
+/* Called during waits for the daemon, when the stream may have passed a fence. */
 static void watch(struct cst_client *client)
 {
     cst_device_pump(client->job);
@@ -145,7 +147,7 @@ int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_er
         memset(at, 0, bytes);
         return CST_OK;
     }
-    job->device.marked = false;
+    job->device.marked = false; /* The hand-in must wait for this work, too. */
     rc = job->device.calls->zero(job->device.arg, at, bytes, &why);
     if (rc != CST_OK) {
         cst_device_failed(job, &why);
@@ -243,7 +245,7 @@ int cst_device_drain(struct cst_job *job, struct cst_err *err)
     if (!device->drained) {
         cst_fence_drop(&device->fences);
         rc = cst_load_finish(job, err);
-        device->marked = false;
+        device->marked = false; /* The program may have enqueued work outside of operators. */
         rc = rc == CST_OK ? mark(device, err) : rc;
         device->drained = rc == CST_OK;
     }

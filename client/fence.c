@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The capacity follows from what can wait for each chunk:
+/* The capacity assumes that at most these items wait for each chunk:
  *   - one RELEASE of its weights, because it is taken back before the weights are fetched again,
  *   - one EVICT after that RELEASE,
  *   - one REDUCE_SCATTER, because a gradient is handed in once per micro-batch, and no gradient is
@@ -64,6 +64,7 @@ static bool take_back(struct cst_fences *fences, struct cst_leases *leases,
         if (item->kind == CST_LEASE_RELEASE && item->chunk == fetch->chunk) {
             bool evict = i + 1 < fences->n && fences->waiting[i + 1].item.kind == CST_LEASE_EVICT;
 
+            /* The weights are still in the block of the old lease. */
             cst_lease_grant(leases, fetch, &item->lease, true);
             cut(fences, i, evict ? 2 : 1);
             return true;

@@ -229,6 +229,7 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err)
     if (job->pending.kind != CST_PENDING_NONE) {
         return cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
+    /* After Leave the daemon may give the blocks to another worker. */
     rc = cst_device_finish(job, err);
     if (rc != CST_OK) {
         return rc;
@@ -290,6 +291,7 @@ int cst_job_check_step(const struct cst_job *job, struct cst_err *err)
 
 void cst_job_void(struct cst_job *job, const struct cst_err *cause)
 {
+    /* After these, cst_sync does not help, and the text must not advise it. */
     bool engine = cause->status == CST_EENGINE || cause->status == CST_ELOST;
 
     if (job->void_step.status == CST_OK) {
@@ -346,6 +348,7 @@ int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struc
         /* If the connection ends, the calls in flight fail, and advance reports the cause. */
         (void)cst_call_pump(job->client, err);
     }
+    /* The stream may have passed fences since the last call; the call may need what they free. */
     if (job->device.calls != NULL) {
         cst_device_pump(job);
     }

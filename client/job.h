@@ -76,7 +76,7 @@ struct cst_job {
     uint32_t rank;                     /* Number of this rank, from 0 to world - 1. */
     uint32_t world;                    /* Number of ranks. */
     char device_name[64];              /* "host", "paced:N" or a UUID; NUL-terminated. */
-    struct cst_device device;          /* The device's functions, if it is not in host memory. */
+    struct cst_device device;          /* The device's functions, if the pool is not on the host. */
     bool left;                         /* cst_job_leave has succeeded. */
     bool poison;                       /* CISTERN_DEBUG=poison is set, see poison.h. */
     bool initialised;                  /* A sync has completed in the job's life. */

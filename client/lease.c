@@ -266,6 +266,7 @@ static void release_others(struct cst_leases *leases, uint32_t keep)
         uint32_t c = leases->held[i];
         struct cst_lease *lease = &leases->chunks[c].weight;
 
+        /* A lease that is ASKED cannot be given back before it is granted. */
         if (is_marked(leases, c) || c == keep || lease->state != CST_LEASE_HELD) {
             i++;
             continue;
@@ -376,6 +377,7 @@ void cst_lease_evict(struct cst_leases *leases, uint32_t chunk)
 {
     struct cst_lease *lease = &leases->chunks[chunk].weight;
 
+    /* Its generation is not known yet, so it cannot be released. */
     if (lease->state == CST_LEASE_ASKED) {
         return;
     }
@@ -426,6 +428,7 @@ int cst_lease_begin(struct cst_leases *leases, uint32_t op, bool backward, struc
     if (rc != CST_OK) {
         return rc;
     }
+    /* Then nothing needs room, and releases can wait for the next batch. */
     if (!lacks_something(leases, op, backward)) {
         return CST_OK;
     }

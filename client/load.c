@@ -79,6 +79,7 @@ int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_lo
     const struct cst_segment *arena = find_arena(&job->device.loads, home->segment);
     uint64_t block_bytes = 2 * job->plan.classes[job->traits[chunk].size_class].chunk_elems;
 
+    /* A wrong place would copy other memory of this process to the block. */
     if (arena == NULL || home->bytes > block_bytes || home->bytes > arena->bytes ||
         home->offset > arena->bytes - home->bytes) {
         return cst_err_set(why, CST_EPROTO,
@@ -101,6 +102,8 @@ int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_
     struct cst_err why = {0};
     int rc;
 
+    /* The daemon may take the block away during a sync; a copy could overwrite its next
+     * contents. */
     if (loads->over) {
         rc = cst_err_set(&why, CST_ESTALE, "the step was given up");
         cst_job_void(job, &why);
@@ -121,6 +124,7 @@ static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
     struct cst_err why = {0};
     int rc;
 
+    /* Copies are in order: the stream waits already for this one or a later one. */
     if (number <= loads->awaited) {
         return CST_OK;
     }
@@ -133,7 +137,7 @@ static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
         return rc;
     }
     loads->awaited = number;
-    job->device.marked = false;
+    job->device.marked = false; /* The next mark must come after this wait. */
     return CST_OK;
 }
 

@@ -225,7 +225,7 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
     if (rc == CST_OK && job->begun_backward) {
         rc = cst_poison_check(job, (uint32_t)op, err);
         if (rc != CST_OK) {
-            return rc;
+            return rc; /* The operator stays begun: the program can still write the gradient. */
         }
     }
     job->begun = -1;

@@ -33,6 +33,7 @@ int cst_segment_map(struct cst_segment *segment, int fd, uint64_t bytes, struct 
         return cst_err_errno(err, CST_ENOMEM, errno, "mmap of %llu bytes",
                              (unsigned long long)bytes);
     }
+    /* A child has no leases: its writes would corrupt the memory of the job. */
     if (madvise(base, bytes, MADV_DONTFORK) != 0) {
         int errnum = errno;
 

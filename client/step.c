@@ -116,6 +116,7 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
+    /* Leases on weights stay: the next micro-batch uses the same weights. */
     cst_lease_turn(&job->leases);
     rc = cst_op_zero_unwritten(job, err);
     rc = rc == CST_OK ? cst_device_send(job, false, err) : rc;
@@ -165,6 +166,7 @@ static int send_step(struct cst_job *job, struct cst_err *err)
 {
     int rc = cst_job_check_step(job, err);
 
+    /* Repeated calls must not plan the hand-ins again. */
     if (rc == CST_OK && !job->pending.planned) {
         rc = flush(job, err);
         job->pending.planned = rc == CST_OK;

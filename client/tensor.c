@@ -39,6 +39,7 @@ static int get_staging(struct cst_job *job, struct cst_err *err)
     } else {
         rc = cst_segment_map(&job->staging, call.fds[0], bytes, &why);
     }
+    /* A faulty daemon ends the connection; a lack of memory in this process does not. */
     if (rc == CST_EPROTO) {
         rc = cst_job_distrust(job, &why, err);
     } else if (rc != CST_OK) {

@@ -23,7 +23,7 @@ bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg)
             return false;
         }
         part = (const Cistern__JobListPart *)call.reply;
-        more = part->more && part->n_jobs > 0;
+        more = part->more && part->n_jobs > 0; /* An empty page would repeat for ever. */
         first += (uint32_t)part->n_jobs;
         good = fn(part, arg);
         cst_call_reset(&call);
@@ -140,6 +140,7 @@ static bool draw(struct cli *cli, void *arg)
         (void)printf("no jobs\n");
         return true;
     }
+    /* After a failure, the pages received before go to stderr: stdout has complete lists only. */
     return cli_table_print(&table, good ? stdout : stderr) && good;
 }
 

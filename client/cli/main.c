@@ -185,6 +185,7 @@ static int run_command(struct cli *cli, const struct command *command,
     const char *strange = cli_options_strange(given, command->uses);
     char words[128];
 
+    /* Help is given whatever else is wrong. */
     if (given->help) {
         return print_help(command);
     }
@@ -233,6 +234,7 @@ int main(int argc, char **argv)
 {
     int rc = run_command_line(argc, argv);
 
+    /* Output that is lost (a full disk, a closed pipe) must not look like a success. */
     if (fflush(stdout) != 0 || ferror(stdout) != 0) {
         (void)fprintf(stderr, "cistern: cannot write: %s\n", strerror(errno));
         rc = CLI_EXIT_FAILURE;

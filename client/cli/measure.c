@@ -373,10 +373,11 @@ static double pass_over(int fd, void *piece, bool write_it)
                              : pread(fd, piece, DISK_PIECE, (off_t)at);
 
         if (n != (ssize_t)DISK_PIECE) {
-            errno = n >= 0 ? ENOSPC : errno;
+            errno = n >= 0 ? ENOSPC : errno; /* A short write sets no errno. */
             return 0;
         }
     }
+    /* Without direct I/O, the data may still be in the page cache. */
     if (write_it && fdatasync(fd) != 0) {
         return 0;
     }
@@ -396,7 +397,7 @@ static int open_file(const char *directory, bool *direct)
     }
     fd = mkostemp(path, O_CLOEXEC);
     if (fd >= 0) {
-        (void)unlink(path);
+        (void)unlink(path); /* The file disappears even if the program is killed. */
         *direct = fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_DIRECT) == 0;
     }
     return fd;

@@ -59,6 +59,7 @@ static unsigned read_log(const char *path, double flops[STEPS])
     json_t *step;
     unsigned n = 0, skipped = 0;
 
+    /* The log has one JSON object per line. */
     while (from != NULL && n < STEPS &&
            (step = json_loadf(from, JSON_DISABLE_EOF_CHECK, NULL)) != NULL) {
         double value = json_number_value(json_object_get(step, "model_flops_per_s"));

@@ -356,7 +356,7 @@ int cli_options_parse(struct cli *cli, int argc, char **argv, struct cli_given *
 
     make_tables(table, letters);
     *given = (struct cli_given){0};
-    opterr = 0;
+    opterr = 0; /* The messages of this program are better than those of getopt_long. */
     while (rc == CLI_EXIT_OK && (c = getopt_long(argc, argv, letters, table, NULL)) != -1) {
         if (c == '?' || c == ':') {
             (void)cst_usage_refused(c, argv, table, &err);

@@ -216,6 +216,8 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.micro_batches = wish->micro_batches > 0 ? (uint32_t)wish->micro_batches : 1;
     input->config.flops_share = wish->share;
     input->config.recompute = wish->recompute;
+    /* Without --what-if, the search has the limits of a search in the daemon, so that both find the
+     * same plan. */
     input->config.runtime_only = !wish->what_if;
     input->config.max_events = wish->what_if ? 0 : CST_PLAN_JOB_EVENTS;
     input->config.overlap = (enum cst_overlap)wish->overlap;

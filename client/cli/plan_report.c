@@ -64,6 +64,8 @@ const char *cli_size_option(uint64_t bytes, char out[CLI_HUMAN_BYTES])
     static const char units[] = "KMGT";
     unsigned unit = 0;
 
+    /* The largest unit in which the number has at least two digits, so that rounding up adds at
+     * most a tenth. */
     while (unit + 1 < sizeof units - 1 && bytes >> (10 * (unit + 2)) >= 10) {
         unit++;
     }

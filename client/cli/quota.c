@@ -29,7 +29,7 @@ static bool each_account(struct cli *cli, account_fn fn, void *arg)
             return false;
         }
         part = (const Cistern__QuotaPart *)call.reply;
-        more = part->more && part->n_accounts > 0;
+        more = part->more && part->n_accounts > 0; /* An empty page would repeat for ever. */
         first += (uint32_t)part->n_accounts;
         for (size_t i = 0; i < part->n_accounts && good; i++) {
             good = fn(part->accounts[i], arg);

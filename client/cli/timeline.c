@@ -147,6 +147,7 @@ static uint32_t find_free(struct cli_timeline_lane *lane, const struct cli_span 
 {
     uint32_t i = 0;
 
+    /* If all MAX_BESIDE lanes are busy, the intervals overlap on the last one. */
     while (i < lane->n_beside && lane->free[i] > span->begin && i + 1 < MAX_BESIDE) {
         i++;
     }

@@ -157,6 +157,7 @@ static bool get_intervals(struct cli *cli, struct cli_timeline *timeline,
         for (size_t i = 0; i < part->n_intervals; i++) {
             add(timeline, engines, part->intervals[i]);
         }
+        /* part->first can be later than requested, because old intervals are overwritten. */
         msg.first = part->n_intervals > 0 ? part->first + part->n_intervals : end;
         cst_call_reset(&call);
     }

@@ -103,6 +103,7 @@ static bool wait_for_next(double seconds, bool keys)
     char key;
 
     while (ended == 0 && (left = end - now_ms()) > 0) {
+        /* The time can exceed an int; poll in parts. */
         int n = poll(&input, 1, left > 60000 ? 60000 : (int)left);
 
         if ((n < 0 && errno != EINTR) ||
@@ -116,7 +117,7 @@ static bool wait_for_next(double seconds, bool keys)
 static bool draw_once(struct cli *cli, cli_draw_fn draw, void *arg)
 {
     if (cli->watch && !cli->json && isatty(STDOUT_FILENO)) {
-        (void)printf("\033[H\033[2J");
+        (void)printf("\033[H\033[2J"); /* Cursor to the top left, and clear the screen. */
     }
     return draw(cli, arg) && fflush(stdout) == 0;
 }

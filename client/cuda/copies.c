@@ -38,6 +38,7 @@ void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
     if (i == cuda->n_hosts) {
         return;
     }
+    /* Memory that is still registered must not be unmapped. */
     if (cuda->hosts[i].registered && cst_cuda_enter(cuda, NULL) == CST_OK) {
         (void)cuda->driver.cuMemHostUnregister(base);
     }
@@ -80,6 +81,7 @@ static int make_stream(struct cst_cuda *cuda, struct cst_err *err)
     CUstream stream;
     int rc = CST_OK;
 
+    /* After a failure, the next copy continues here with the events that are still missing. */
     while (rc == CST_OK && cuda->n_copied < CST_CUDA_COPIED) {
         rc = cst_cuda_check(
             driver, driver->cuEventCreate(&cuda->copied[cuda->n_copied], CU_EVENT_DISABLE_TIMING),

@@ -83,6 +83,7 @@ int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err)
                             "priorities of streams");
     }
     if (rc == CST_OK) {
+        /* The highest priority: host functions must not wait for kernels of other streams. */
         rc = cst_cuda_check(
             driver, driver->cuStreamCreateWithPriority(&side, CU_STREAM_NON_BLOCKING, greatest),
             err, "a stream of %s", cuda->uuid);

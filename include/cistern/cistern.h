@@ -70,7 +70,8 @@ struct cst_job;    /* This process as one rank of a job. */
 int cst_connect(struct cst_client **out, const char *path, struct cst_err *err);
 
 /* Close the connection and free @client and its job. If the job has not been left with
- * cst_job_leave, the daemon treats the rank as if its process had died. @client may be NULL. */
+ * cst_job_leave, the daemon treats the rank as if its process had died. If the pool is on a GPU,
+ * this call waits for the work on the rank's stream first. @client may be NULL. */
 void cst_disconnect(struct cst_client *client);
 
 /* Return the file descriptor to poll for POLLIN after a cst_try_... call returned CST_EAGAIN, or a
@@ -119,16 +120,19 @@ struct cst_job_spec {
     /* Device of this rank's pool:
      *   - NULL or "auto": the device that this rank of the job has already, or else "host".
      *   - "host": host memory.
-     *   - "paced" or "paced:N": simulated accelerator, chosen by the rank, or number N.
-     *   - "cuda" (a GPU chosen by the rank), "cuda:N", or the UUID of a GPU or MIG instance: only
-     *     with libcistern-cuda (cistern/cuda.h). */
+     *   - "paced:N": simulated accelerator N. "paced": simulated accelerator rank % n, if the
+     * daemon has n simulated accelerators.
+     *   - "cuda:N": GPU N. "cuda": GPU rank % n, if the daemon has n GPUs.
+     *   - A UUID ("GPU-..." or "MIG-..."): that GPU or MIG instance.
+     * GPUs need libcistern-cuda (cistern/cuda.h). */
     const char *device;
     /* Bytes of this rank's pool, in which the weights and gradients in use lie. 0: as many as the
      * rank can use. */
     uint64_t pool_bytes;
     /* Chunk capacity in elements. 0: the daemon chooses. Equal in all ranks. */
     uint64_t chunk_elems;
-    /* Longest wait for other ranks, in milliseconds. 0: the default of the daemon. */
+    /* Longest wait for other ranks in cst_commit, cst_sync and cst_step, in milliseconds. 0: the
+     * default of the daemon. */
     uint32_t timeout_ms;
     /* Time to live in seconds: the daemon removes the job when it has had no worker for so long. 0:
      * the default of the daemon. CST_EINVAL: more than [quota] of cistern.conf(5) allows. */
@@ -222,7 +226,9 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
  * this rank. Therefore all ranks should leave after the same step. A rank that waits in cst_commit
  * gets CST_EPEERDIED, too. Reading states needs no other rank.
  *
- * CST_EBUSY: a cst_try_... call is pending. */
+ * If the pool is on a GPU, this call waits for the work on the rank's stream first. Statuses:
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EGPU: the stream has failed; use cst_disconnect. */
 int cst_job_leave(struct cst_job *job, struct cst_err *err);
 
 /* The rules for declarations (cst_group, cst_tensor..., cst_operator...):
