@@ -120,9 +120,8 @@ struct cst_job_spec {
     /* Device of this rank's pool:
      *   - NULL or "auto": the device that this rank of the job has already, or else "host".
      *   - "host": host memory.
-     *   - "paced:N": simulated accelerator N. "paced": simulated accelerator rank % n, if the
-     * daemon has n simulated accelerators.
-     *   - "cuda:N": GPU N. "cuda": GPU rank % n, if the daemon has n GPUs.
+     *   - "paced:N": simulated accelerator N. "paced": N is the rank modulo their number.
+     *   - "cuda:N": GPU N. "cuda": N is the rank modulo the number of GPUs.
      *   - A UUID ("GPU-..." or "MIG-..."): that GPU or MIG instance.
      * GPUs need libcistern-cuda (cistern/cuda.h). */
     const char *device;
