@@ -183,6 +183,8 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
         if (device->mark > device->passed) {
             cst_fence_hold(&device->fences, &job->leases, device->mark);
         }
+    } else if (device->fences.n > 0) {
+        cst_fence_hold(&device->fences, &job->leases, device->mark); /* an EVICT may have to wait */
     }
     return cst_batch_send(job, awaited, err);
 }

@@ -6,7 +6,7 @@
 
 /* The capacity assumes that at most these items wait for each chunk:
  *   - one RELEASE of its weights, because it is taken back before the weights are fetched again,
- *   - one EVICT after that RELEASE,
+ *   - one EVICT after that RELEASE, because an EVICT of any other chunk is sent at once,
  *   - one REDUCE_SCATTER, because a gradient is handed in once per micro-batch, and no gradient is
  *     fetched while an ACCUMULATE waits. */
 int cst_fence_init(struct cst_fences *fences, uint32_t n_chunks, uint32_t micro_batches,
@@ -55,22 +55,34 @@ static void cut(struct cst_fences *fences, uint32_t at, uint32_t n)
             (fences->n - at) * sizeof *fences->waiting);
 }
 
+/* Return the index of the waiting item of @kind on @chunk; fences->n if there is none. */
+static uint32_t find(const struct cst_fences *fences, enum cst_lease_kind kind, uint32_t chunk)
+{
+    uint32_t i = 0;
+
+    while (i < fences->n &&
+           (fences->waiting[i].item.kind != kind || fences->waiting[i].item.chunk != chunk)) {
+        i++;
+    }
+    return i;
+}
+
 static bool take_back(struct cst_fences *fences, struct cst_leases *leases,
                       const struct cst_lease_item *fetch)
 {
-    for (uint32_t i = 0; fetch->kind == CST_LEASE_FETCH_WEIGHT && i < fences->n; i++) {
-        const struct cst_lease_item *item = &fences->waiting[i].item;
+    uint32_t release = find(fences, CST_LEASE_RELEASE, fetch->chunk), evict;
 
-        if (item->kind == CST_LEASE_RELEASE && item->chunk == fetch->chunk) {
-            bool evict = i + 1 < fences->n && fences->waiting[i + 1].item.kind == CST_LEASE_EVICT;
-
-            /* The weights are still in the block of the old lease. */
-            cst_lease_grant(leases, fetch, &item->lease, true);
-            cut(fences, i, evict ? 2 : 1);
-            return true;
-        }
+    if (fetch->kind != CST_LEASE_FETCH_WEIGHT || release == fences->n) {
+        return false;
     }
-    return false;
+    /* The weights are still in the block of the old lease. */
+    cst_lease_grant(leases, fetch, &fences->waiting[release].item.lease, true);
+    cut(fences, release, 1);
+    evict = find(fences, CST_LEASE_EVICT, fetch->chunk);
+    if (evict < fences->n) {
+        cut(fences, evict, 1);
+    }
+    return true;
 }
 
 void cst_fence_take_back(struct cst_fences *fences, struct cst_leases *leases)
@@ -85,17 +97,26 @@ void cst_fence_take_back(struct cst_fences *fences, struct cst_leases *leases)
     leases->n_items = n;
 }
 
+/* An EVICT waits only after the RELEASE of its chunk, and once. */
+static bool must_wait(const struct cst_fences *fences, const struct cst_lease_item *item)
+{
+    return is_given_back(item) || (item->kind == CST_LEASE_EVICT &&
+                                   find(fences, CST_LEASE_RELEASE, item->chunk) < fences->n);
+}
+
 void cst_fence_hold(struct cst_fences *fences, struct cst_leases *leases, uint64_t fence)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < leases->n_items; i++) {
-        if (is_given_back(&leases->items[i]) || leases->items[i].kind == CST_LEASE_EVICT) {
-            fences->waiting[fences->n++] =
-                (struct cst_fence_item){.fence = fence, .item = leases->items[i]};
-            fences->n_turns += leases->items[i].kind == CST_LEASE_ACCUMULATE;
-        } else {
-            leases->items[n++] = leases->items[i];
+        const struct cst_lease_item *item = &leases->items[i];
+
+        if (!must_wait(fences, item)) {
+            leases->items[n++] = *item;
+        } else if (item->kind != CST_LEASE_EVICT ||
+                   find(fences, CST_LEASE_EVICT, item->chunk) == fences->n) {
+            fences->waiting[fences->n++] = (struct cst_fence_item){.fence = fence, .item = *item};
+            fences->n_turns += item->kind == CST_LEASE_ACCUMULATE;
         }
     }
     leases->n_items = n;

@@ -42,8 +42,9 @@ bool cst_fence_is_needed(const struct cst_leases *leases);
  * and neither item is sent. */
 void cst_fence_take_back(struct cst_fences *fences, struct cst_leases *leases);
 
-/* Move the items that give something back, and EVICT, from leases->items to the waiting items of
- * @fence. The rest of leases->items can be sent at once. */
+/* Move the items that give something back, and an EVICT of a chunk whose RELEASE waits, from
+ * leases->items to the waiting items of @fence. A second EVICT of such a chunk is dropped. The rest
+ * of leases->items can be sent at once. */
 void cst_fence_hold(struct cst_fences *fences, struct cst_leases *leases, uint64_t fence);
 
 /* Remove and return the items that wait for fences up to @passed; *n_out is their number. The

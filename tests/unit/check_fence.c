@@ -29,6 +29,7 @@ struct rig {
     uint64_t generation;          /* generation of the newest lease */
     struct cst_lease_item ahead;  /* request sent ahead that is granted but not delivered */
     bool has_ahead;               /* `ahead` is valid */
+    uint32_t n_evicted[4];        /* EVICTs sent, by chunk */
     uint32_t n_taken_back;        /* number of fetches that needed no message */
 };
 
@@ -57,6 +58,12 @@ static void close_rig(void)
     rig_close(rig.model);
 }
 
+static void evict(const struct cst_lease_item *item)
+{
+    ck_assert_uint_eq(rig.weight[item->chunk], 0);
+    rig.n_evicted[item->chunk]++;
+}
+
 static void give_back(const struct cst_lease_item *item)
 {
     uint64_t *held =
@@ -77,7 +84,11 @@ static void pass(uint64_t passed)
     rig.passed = passed;
     items = cst_fence_pass(&rig.fences, passed, &n);
     for (uint32_t i = 0; i < n; i++) {
-        give_back(&items[i]);
+        if (items[i].kind == CST_LEASE_EVICT) {
+            evict(&items[i]);
+        } else {
+            give_back(&items[i]);
+        }
     }
 }
 
@@ -116,10 +127,17 @@ static void send_plan(void)
     rig.n_taken_back += n - leases->n_items;
     if (cst_fence_is_needed(leases)) {
         cst_fence_hold(&rig.fences, leases, ++rig.mark);
+    } else if (rig.fences.n > 0) {
+        cst_fence_hold(&rig.fences, leases, rig.mark);
     }
     ck_assert(!cst_fence_is_needed(leases));
+    ck_assert_uint_le(rig.fences.n, rig.fences.capacity);
     for (uint32_t i = 0; i < leases->n_items; i++) {
-        grant(&leases->items[i]);
+        if (leases->items[i].kind == CST_LEASE_EVICT) {
+            evict(&leases->items[i]);
+        } else {
+            grant(&leases->items[i]);
+        }
     }
 }
 
@@ -208,6 +226,32 @@ START_TEST(test_too_late)
 }
 END_TEST
 
+/* An EVICT waits for the RELEASE of its own chunk, once, however often it is asked for. An EVICT of
+ * another chunk is sent at once, and is not lost when the release is taken back. */
+START_TEST(test_evict)
+{
+    struct cst_leases *leases;
+
+    open_rig(4);
+    leases = &rig.model->leases;
+    run(0, false);
+    deliver_ahead();
+    run(1, false);
+    deliver_ahead();
+    for (unsigned i = 1; i <= 100; i++) {
+        cst_lease_clear(leases);
+        cst_lease_evict(leases, 0);
+        cst_lease_evict(leases, 3);
+        send_plan();
+        ck_assert_uint_eq(rig.n_evicted[0], 0);
+        ck_assert_uint_eq(rig.n_evicted[3], i);
+    }
+    pass(rig.mark);
+    ck_assert_uint_eq(rig.n_evicted[0], 1);
+    close_rig();
+}
+END_TEST
+
 /* Requests that are dropped are never sent. */
 START_TEST(test_drop)
 {
@@ -273,6 +317,7 @@ int main(void)
     tcase_add_test(tcase, test_taken_back);
     tcase_add_test(tcase, test_too_late);
     tcase_add_test(tcase, test_drop);
+    tcase_add_test(tcase, test_evict);
     tcase_add_loop_test(tcase, test_any_order, 0, 20);
     suite_add_tcase(suite, tcase);
     return suite_run(suite);
