@@ -29,7 +29,7 @@ missing_packages() {
 need_packages() {
     local missing sudo=()
     command -v dpkg-query >/dev/null || {
-        say "not a Debian system: packages are yours to install (names as in Debian 12): $*"
+        say "this is not a Debian system: install these packages yourself (names as in Debian 12): $*"
         return 0
     }
     mapfile -t missing < <(missing_packages "$@")

@@ -67,7 +67,7 @@ static int cannot_connect(const char *path, int errnum, struct cst_err *err)
                        : "no daemon listens at %1$s: start one with 'cisternd --socket %1$s'",
             path);
     }
-    return cst_err_errno(err, CST_ECONN, errnum, "no daemon to talk to at %s", path);
+    return cst_err_errno(err, CST_ECONN, errnum, "no connection to a daemon at %s", path);
 }
 
 /* SO_SNDTIMEO limits how long connect() waits if the daemon's backlog is full. */
@@ -131,7 +131,8 @@ static int hello(struct cst_client *client, struct cst_err *err)
     }
     welcome = (const Cistern__Welcome *)call.reply;
     if (welcome->version != CST_PROTOCOL_VERSION) {
-        rc = cst_err_set(err, CST_EVERSION, "daemon at %s speaks version %u, this library %d",
+        rc = cst_err_set(err, CST_EVERSION,
+                         "daemon at %s speaks version %u of the protocol, this library version %d",
                          client->path, welcome->version, CST_PROTOCOL_VERSION);
     } else if (welcome->credits == 0 || welcome->max_batch == 0) {
         rc = cst_err_set(err, CST_EPROTO, "daemon at %s: welcome with %u credits, batches of %u",

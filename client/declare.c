@@ -157,7 +157,7 @@ int cst_declare_add_group(struct cst_declare *declare, const uint32_t *ranks, ui
     }
     for (uint32_t i = 0; i < n_ranks; i++) {
         if (ranks[i] >= declare->world) {
-            return cst_err_set(err, CST_EINVAL, "group %u: rank %u, the job has %u ranks",
+            return cst_err_set(err, CST_EINVAL, "group %u has rank %u, but the job has %u ranks",
                                declare->n_groups, ranks[i], declare->world);
         }
         if ((group >> ranks[i] & 1) != 0) {
@@ -228,15 +228,16 @@ static int check_kind(const struct cst_declare *declare, const struct cst_tensor
                            spec->name, (int)spec->dtype);
     }
     if (spec->group < 0 || (uint32_t)spec->group >= declare->n_groups) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': group %d, %u are declared", spec->name,
-                           spec->group, declare->n_groups);
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': group %d is not declared (%u groups are)",
+                           spec->name, spec->group, declare->n_groups);
     }
     if ((unsigned)spec->pattern >= CST_PATTERN_COUNT) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': pattern %u, there are %d", spec->name,
-                           (unsigned)spec->pattern, CST_PATTERN_COUNT);
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': pattern %u is unknown (there are %d)",
+                           spec->name, (unsigned)spec->pattern, CST_PATTERN_COUNT);
     }
     if (!isfinite(spec->lr_scale) || !isfinite(spec->decay_scale)) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': a scale that is not finite", spec->name);
+        return cst_err_set(err, CST_EINVAL, "tensor '%s': lr_scale and decay_scale must be finite",
+                           spec->name);
     }
     return CST_OK;
 }
@@ -258,8 +259,8 @@ static int check_box(const struct cst_tensor_spec *spec, struct cst_err *err)
             spec->whole_shape[i] > CST_DECLARE_MAX_ELEMS ||
             spec->first[i] > spec->whole_shape[i] - spec->shape[i]) {
             return cst_err_set(err, CST_EINVAL,
-                               "tensor '%s': dimension %u of its box is %lld from %lld on, the "
-                               "whole tensor has %lld",
+                               "tensor '%s': in dimension %u its box has %lld elements from %lld "
+                               "on, but the whole tensor has %lld",
                                spec->name, i, (long long)spec->shape[i], (long long)spec->first[i],
                                (long long)spec->whole_shape[i]);
         }
@@ -344,8 +345,10 @@ static int copy_tensors(struct cst_declare *declare, const char *name, const int
 
     for (uint32_t i = 0; i < n_tensors; i++) {
         if (tensors[i] < 0 || (uint32_t)tensors[i] >= declare->n_tensors) {
-            return cst_err_set(err, CST_EINVAL, "operator '%s': its tensor %u is number %d of %u",
-                               name, i, tensors[i], declare->n_tensors);
+            return cst_err_set(
+                err, CST_EINVAL,
+                "operator '%s': its tensor %u has number %d, but only %u are declared", name, i,
+                tensors[i], declare->n_tensors);
         }
         out[i] = (uint32_t)tensors[i];
         if (declare->stamp[out[i]] == mine) {
@@ -476,7 +479,8 @@ int cst_declare_add_operator(struct cst_declare *declare, const char *name, cons
         return cst_err_set(err, CST_EINVAL, "operator '%s' uses no tensors", name);
     }
     if (n_tensors > declare->n_tensors) {
-        return cst_err_set(err, CST_EINVAL, "operator '%s' uses %u tensors, %u are declared", name,
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s' uses %u tensors, but only %u are declared", name,
                            n_tensors, declare->n_tensors);
     }
     if (has_name(&declare->operator_names, name, declare->operators, sizeof op)) {

@@ -64,11 +64,13 @@ int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls
         return cst_err_set(err, CST_EINVAL, "job '%s' is on the host device", job->name);
     }
     if (job->device.calls != NULL) {
-        return cst_err_set(err, CST_EINVAL, "job '%s' has the calls of its device", job->name);
+        return cst_err_set(err, CST_EINVAL, "job '%s' already has the calls of its device",
+                           job->name);
     }
     if (job->commit.phase != CST_COMMIT_DECLARE || job->pending.kind != CST_PENDING_NONE) {
         return cst_err_set(err, CST_EINVAL,
-                           "job '%s' is committed: its device comes before cst_commit", job->name);
+                           "job '%s' is committed: its device must be given before cst_commit",
+                           job->name);
     }
     rc = open_epoll(job->client, calls->fd, &epoll, err);
     if (rc == CST_OK) {
@@ -87,8 +89,8 @@ int cst_device_check(const struct cst_job *job, struct cst_err *err)
         return CST_OK;
     }
     return cst_err_set(err, CST_EUNSUPPORTED,
-                       "job '%s' is on %s, whose memory the processor cannot touch: "
-                       "cst_cuda_open (libcistern-cuda) comes before cst_commit",
+                       "job '%s' is on %s, whose memory the processor cannot read: call "
+                       "cst_cuda_open (libcistern-cuda) before cst_commit",
                        job->name, job->device_name);
 }
 

@@ -27,8 +27,9 @@ static int check(const struct cst_job *job, enum cst_hint hint, struct cst_err *
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && hint != CST_PREFETCH && hint != CST_EVICT) {
-        rc = cst_err_set(err, CST_EINVAL, "hint %d: CST_PREFETCH (%d) and CST_EVICT (%d) are known",
-                         (int)hint, (int)CST_PREFETCH, (int)CST_EVICT);
+        rc = cst_err_set(err, CST_EINVAL,
+                         "hint %d is unknown: use CST_PREFETCH (%d) or CST_EVICT (%d)", (int)hint,
+                         (int)CST_PREFETCH, (int)CST_EVICT);
     }
     return rc;
 }
@@ -67,7 +68,7 @@ int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *er
         return rc;
     }
     if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
-        return cst_err_set(err, CST_EINVAL, "operator %d, %u are declared", op,
+        return cst_err_set(err, CST_EINVAL, "there is no operator %d, %u are declared", op,
                            job->declare.n_operators);
     }
     if (!job->declare.operators[op].runs) {
@@ -104,7 +105,7 @@ int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct 
         return rc;
     }
     if (tensor < 0 || (uint32_t)tensor >= job->declare.n_tensors) {
-        return cst_err_set(err, CST_EINVAL, "tensor %d, %u are declared", tensor,
+        return cst_err_set(err, CST_EINVAL, "there is no tensor %d, %u are declared", tensor,
                            job->declare.n_tensors);
     }
     name = job->declare.tensors[tensor].name;

@@ -27,7 +27,7 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
 
         if (!isfinite(v) || v < fields[i].low || v >= fields[i].high) {
             return cst_err_set(err, CST_EINVAL,
-                               "job '%s': %s = %g with %s: %g <= %s < %g is needed", job->name,
+                               "job '%s': %s = %g with %s: %g <= %s < %g is required", job->name,
                                fields[i].name, (double)v, cst_optimizer_names[job->optimizer],
                                (double)fields[i].low, fields[i].name, (double)fields[i].high);
         }
@@ -79,7 +79,8 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && params == NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s': a step without parameters", job->name);
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': the parameters of the step are missing",
+                         job->name);
     }
     if (rc == CST_OK) {
         rc = cst_hyper_fill(job, params, &hyper, err);

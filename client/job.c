@@ -45,8 +45,10 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
                            client->job->name);
     }
     if (spec->name == NULL || !is_name(spec->name)) {
-        return cst_err_set(err, CST_EINVAL, "job name: 1 to 63 of A-Z a-z 0-9 . _ -, got %zu bytes",
-                           spec->name == NULL ? 0 : strlen(spec->name));
+        return cst_err_set(
+            err, CST_EINVAL,
+            "the name of a job has 1 to 63 characters of A-Z a-z 0-9 . _ -; this one has %zu bytes",
+            spec->name == NULL ? 0 : strlen(spec->name));
     }
     if (spec->world < 1 || spec->world > 64 || spec->rank >= spec->world) {
         return cst_err_set(err, CST_EINVAL, "job '%s': rank %u of %u, at most 64 ranks from 0",
@@ -57,7 +59,7 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
                            spec->micro_batches, CST_MAX_MICRO_BATCHES);
     }
     if (spec->base != NULL && !is_name(spec->base)) {
-        return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is no job's: '%.64s'",
+        return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is not valid: '%.64s'",
                            spec->name, spec->base);
     }
     return check_options(spec, err);
@@ -270,7 +272,7 @@ int cst_job_check_committed(const struct cst_job *job, struct cst_err *err)
     int rc = cst_job_check(job, err);
 
     if (rc == CST_OK && job->commit.phase != CST_COMMIT_DONE) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s' is not committed: cst_commit comes first",
+        rc = cst_err_set(err, CST_EINVAL, "job '%s' is not committed: call cst_commit first",
                          job->name);
     }
     return rc;
@@ -283,7 +285,7 @@ int cst_job_check_step(const struct cst_job *job, struct cst_err *err)
     if (rc == CST_OK && job->void_step.status != CST_OK) {
         rc = cst_err_set(err, job->void_step.status, "%s", job->void_step.text);
     } else if (rc == CST_OK && !job->synced) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s': cst_sync comes before the first step",
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': call cst_sync before the first step",
                          job->name);
     }
     return rc;
@@ -296,7 +298,7 @@ void cst_job_void(struct cst_job *job, const struct cst_err *cause)
 
     if (job->void_step.status == CST_OK) {
         (void)cst_err_set(&job->void_step, cause->status, "job '%s': the step is void%s: %.256s",
-                          job->name, engine ? "" : ", cst_sync and do it again", cause->text);
+                          job->name, engine ? "" : ", call cst_sync and do it again", cause->text);
     }
 }
 

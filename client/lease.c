@@ -159,8 +159,7 @@ int cst_lease_init(struct cst_leases *leases, const struct cst_lease_model *mode
         leases->op_done == NULL || leases->held == NULL || leases->open == NULL ||
         leases->items == NULL) {
         cst_lease_close(leases);
-        return cst_err_set(err, CST_ENOMEM, "no memory for the books of %u chunks",
-                           model->n_chunks);
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u chunks", model->n_chunks);
     }
     list_op_chunks(leases);
     list_by_chunk(leases);
@@ -408,11 +407,11 @@ static int check_blocks(const struct cst_leases *leases, uint32_t op, bool backw
         uint32_t blocks, n = count_blocks(leases, op, backward, class, &blocks);
 
         if (n > 0 && blocks > leases->model.blocks[class]) {
-            return cst_err_set(err, CST_EPOOL,
-                               "%u chunks of weights and %u chunks of gradients of size class %u "
-                               "are needed at once, the pool has %u blocks: operators come in "
-                               "another order than declared",
-                               n, blocks - n, class, leases->model.blocks[class]);
+            return cst_err_set(
+                err, CST_EPOOL,
+                "%u chunks of weights and %u chunks of gradients of size class %u are needed at "
+                "once, but the pool has %u blocks: operators run in another order than declared",
+                n, blocks - n, class, leases->model.blocks[class]);
         }
     }
     return CST_OK;

@@ -82,10 +82,9 @@ int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_lo
     /* A wrong place would copy other memory of this process to the block. */
     if (arena == NULL || home->bytes > block_bytes || home->bytes > arena->bytes ||
         home->offset > arena->bytes - home->bytes) {
-        return cst_err_set(why, CST_EPROTO,
-                           "weights of %llu bytes at segment %u, offset %llu, which is in no arena",
-                           (unsigned long long)home->bytes, home->segment,
-                           (unsigned long long)home->offset);
+        return cst_err_set(
+            why, CST_EPROTO, "weights of %llu bytes at segment %u, offset %llu, which no arena has",
+            (unsigned long long)home->bytes, home->segment, (unsigned long long)home->offset);
     }
     *row = (const char *)arena->base + home->offset;
     return CST_OK;

@@ -30,8 +30,8 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
     int rc = check_declaring(job);
 
     if (rc == CST_OK && spec == NULL) {
-        rc = cst_err_set(&job->declare_err, CST_EINVAL, "job '%s': nothing is said of a tensor",
-                         job->name);
+        rc = cst_err_set(&job->declare_err, CST_EINVAL,
+                         "job '%s': the description of the tensor is missing", job->name);
     }
     if (rc == CST_OK) {
         rc = cst_declare_add_tensor(&job->declare, spec, &job->declare_err);

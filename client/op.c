@@ -67,7 +67,7 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     uint32_t tensor;
 
     if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
-        return cst_err_set(err, CST_EINVAL, "operator %d, %u are declared", op,
+        return cst_err_set(err, CST_EINVAL, "there is no operator %d, %u are declared", op,
                            job->declare.n_operators);
     }
     o = &job->declare.operators[op];
@@ -81,12 +81,13 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
                            o->name, job->rank);
     }
     if (io == NULL || n_io != o->n_tensors) {
-        return cst_err_set(err, CST_EINVAL, "operator '%s': room for %u tensors, it uses %u",
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%s': io has %u entries, but the operator uses %u tensors",
                            o->name, io == NULL ? 0 : n_io, o->n_tensors);
     }
     if (job->begun >= 0) {
-        return cst_err_set(err, CST_EINVAL, "operator '%s' begins inside of operator '%s'", o->name,
-                           job->declare.operators[job->begun].name);
+        return cst_err_set(err, CST_EINVAL, "operator '%s' begins before the end of operator '%s'",
+                           o->name, job->declare.operators[job->begun].name);
     }
     tensor = direction == CST_BACKWARD ? cst_lease_handed_in(&job->leases, (uint32_t)op)
                                        : CST_LEASE_NONE;
@@ -217,8 +218,8 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
         return rc;
     }
     if (job->begun < 0 || job->begun != op) {
-        return cst_err_set(err, CST_EINVAL, "end of operator %d, which is not begun (%s%s)", op,
-                           job->begun < 0 ? "none is" : "begun is ",
+        return cst_err_set(err, CST_EINVAL, "end of operator %d, which has not begun (%s%s)", op,
+                           job->begun < 0 ? "none is" : "the current one is ",
                            job->begun < 0 ? "" : job->declare.operators[job->begun].name);
     }
     rc = cst_job_check_step(job, err);

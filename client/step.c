@@ -97,14 +97,15 @@ static int check_accumulate(const struct cst_job *job, struct cst_err *err)
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && job->begun >= 0) {
-        rc = cst_err_set(err, CST_EINVAL, "the end of a micro-batch inside of operator '%s'",
-                         job->declare.operators[job->begun].name);
+        rc =
+            cst_err_set(err, CST_EINVAL, "the end of a micro-batch before the end of operator '%s'",
+                        job->declare.operators[job->begun].name);
     }
     if (rc == CST_OK && job->micro_batch + 1 >= job->micro_batches) {
-        rc = cst_err_set(err, CST_EINVAL,
-                         "job '%s': micro-batch %u of %u is the step's last, which ends with "
-                         "cst_step",
-                         job->name, job->micro_batch + 1, job->micro_batches);
+        rc = cst_err_set(
+            err, CST_EINVAL,
+            "job '%s': micro-batch %u of %u is the last one of the step: end it with cst_step",
+            job->name, job->micro_batch + 1, job->micro_batches);
     }
     return rc;
 }
@@ -223,10 +224,11 @@ static int step_job(struct cst_job *job, bool block, const struct cst_hyper_para
     int rc = cst_job_check_committed(job, err);
 
     if (rc == CST_OK && params == NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s': a step without parameters", job->name);
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': the parameters of the step are missing",
+                         job->name);
     }
     if (rc == CST_OK && job->begun >= 0) {
-        rc = cst_err_set(err, CST_EINVAL, "a step inside of operator '%s'",
+        rc = cst_err_set(err, CST_EINVAL, "a step before the end of operator '%s'",
                          job->declare.operators[job->begun].name);
     }
     if (rc == CST_OK) {

@@ -55,7 +55,7 @@ static int check_range(struct cst_job *job, int tensor, enum cst_state state, ui
     const struct cst_declare_tensor *t;
 
     if (tensor < 0 || (uint32_t)tensor >= job->declare.n_tensors) {
-        return cst_err_set(err, CST_EINVAL, "tensor %d, %u are declared", tensor,
+        return cst_err_set(err, CST_EINVAL, "there is no tensor %d, %u are declared", tensor,
                            job->declare.n_tensors);
     }
     t = &job->declare.tensors[tensor];

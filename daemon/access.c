@@ -41,9 +41,10 @@ static int add_rule(struct cst_access *access, const char *rule, struct cst_err 
     } else if (strncmp(rule, "group:", 6) == 0 && (gr = getgrnam(rule + 6)) != NULL) {
         access->gids[access->n_gids++] = gr->gr_gid;
     } else {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "'%s' is no rule or names nobody (any, user:NAME, group:NAME, uid:N, gid:N)", rule);
+        return cst_err_set(err, CST_EINVAL,
+                           "'%s' is not a rule, or there is no such user or group (rules: any, "
+                           "user:NAME, group:NAME, uid:N, gid:N)",
+                           rule);
     }
     return CST_OK;
 }
@@ -69,7 +70,8 @@ int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *e
         n++;
     }
     if (n == 0) {
-        return cst_err_set(err, CST_EINVAL, "no rule (any, user:NAME, group:NAME, uid:N, gid:N)");
+        return cst_err_set(err, CST_EINVAL,
+                           "the list is empty (rules: any, user:NAME, group:NAME, uid:N, gid:N)");
     }
     *out = access;
     return CST_OK;

@@ -3,6 +3,7 @@
 
 #include "daemon/quota.h"
 #include "daemon/remains.h"
+#include "proto/size.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,28 +19,29 @@
 
 void cst_budget_words(const struct cst_budget *budget, char *out, size_t n)
 {
-    char kept[96] = "";
+    char kept[96] = "", used[CST_SIZE_TEXT], limit[CST_SIZE_TEXT];
 
     if (budget->kept > 0) {
-        (void)snprintf(kept, sizeof kept, " (%llu by processes that keep memory of removed jobs)",
-                       (unsigned long long)budget->kept);
+        (void)snprintf(kept, sizeof kept, " (%s by processes that keep memory of removed jobs)",
+                       cst_size_text(budget->kept, used));
     }
-    (void)snprintf(out, n, "%llu of %llu are in use%s", (unsigned long long)budget->used,
-                   (unsigned long long)budget->limit, kept);
+    (void)snprintf(out, n, "%s of %s are in use%s", cst_size_text(budget->used, used),
+                   cst_size_text(budget->limit, limit), kept);
 }
 
 int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
                     const char *what, struct cst_err *err)
 {
     uint64_t left = cst_budget_unused(budget);
-    char use[CST_BUDGET_WORDS];
+    char use[CST_BUDGET_WORDS], wants[CST_SIZE_EXACT], lacks[CST_SIZE_EXACT];
     int rc;
 
     if (bytes > left) {
         cst_budget_words(budget, use, sizeof use);
-        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %llu bytes, %s: %llu short",
-                           budget->name, what, (unsigned long long)bytes, use,
-                           (unsigned long long)(bytes - left));
+        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %s, %s: %s short%s%s%s", budget->name,
+                           what, cst_size_exact(bytes, wants), use,
+                           cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
+                           budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "");
     }
     rc = cst_quota_take(account, budget->resource, bytes, what, err);
     budget->used += rc == CST_OK ? bytes : 0;

@@ -24,7 +24,9 @@ struct cst_remains;
 /* A limited amount of memory of one kind, such as host memory or the memory of one GPU. */
 struct cst_budget {
     const char *name; /* The budget's name in messages, such as "host memory". */
-    uint64_t limit;   /* Size of the budget in bytes. */
+    /* The key of the configuration that sets the limit, such as "memory in [host]"; NULL: none. */
+    const char *key;
+    uint64_t limit; /* Size of the budget in bytes. */
     /* Bytes that are charged. More than limit is possible when processes write again to files that
      * the daemon has dropped. */
     uint64_t used;
@@ -49,8 +51,8 @@ void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *accou
 
 #define CST_BUDGET_WORDS 160
 
-/* Write the use of @budget in bytes to @out, such as "60000 of 100000 are in use", and how many of
- * these bytes are held by processes that keep memory of removed jobs. */
+/* Write the use of @budget to @out, such as "58.6 KiB of 97.7 KiB are in use", and how much of it
+ * is held by processes that keep memory of removed jobs. */
 void cst_budget_words(const struct cst_budget *budget, char *out, size_t n);
 
 /* Bytes of @budget that are not charged. */

@@ -20,13 +20,12 @@ static int check_weights(const struct cst_job *job, const char *name, struct cst
     if (!stats.initialised) {
         return cst_err_set(
             err, CST_EINVAL,
-            "base of job '%s': job '%s' is not initialised, no sync has completed in "
-            "it: its weights are not there",
+            "base of job '%s': job '%s' has no weights yet, because no sync has completed in it",
             name, job->name);
     }
     if (stats.phase == CST_PHASE_FAILED) {
         return cst_err_set(err, CST_EINVAL,
-                           "base of job '%s': job '%s' has failed, its states cannot be trusted",
+                           "base of job '%s': job '%s' has failed, and its states may be damaged",
                            name, job->name);
     }
     return CST_OK;
@@ -38,7 +37,7 @@ int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const 
     struct cst_job *job = cst_job_find(daemon, uid, base);
 
     if (strcmp(name, base) == 0) {
-        return cst_err_set(err, CST_EINVAL, "job '%s' as the base of itself", name);
+        return cst_err_set(err, CST_EINVAL, "job '%s' cannot be the base of itself", name);
     }
     if (job == NULL) {
         return cst_err_set(err, CST_ENOTFOUND, "base of job '%s': uid %u has no job '%s'", name,
@@ -47,7 +46,7 @@ int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const 
     /* A base must hold all frozen tensors itself; those of a base's base are in another job. */
     if (job->base != NULL) {
         return cst_err_set(err, CST_EINVAL,
-                           "base of job '%s': job '%s' has a base itself, '%s': name that one",
+                           "base of job '%s': job '%s' has a base of its own, '%s': use that one",
                            name, base, job->base->name);
     }
     if (check_weights(job, name, err) != CST_OK) {

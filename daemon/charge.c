@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/done.h"
 #include "daemon/machine.h"
+#include "proto/size.h"
 
 uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
                          const struct cst_memory_pool *pool)
@@ -65,15 +66,16 @@ static int check_machine(const struct cst_daemon *daemon, uint64_t bytes, const 
 {
     uint64_t used = daemon->host.used + daemon->pool.used;
     struct cst_machine_limit limit;
+    char wants[CST_SIZE_EXACT], in_use[CST_SIZE_EXACT], allowed[CST_SIZE_EXACT];
 
     if (!cst_machine_limit("", &limit) || (used <= limit.bytes && bytes <= limit.bytes - used)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_ENOMEM,
-                       "job '%s' wants %llu bytes of memory and %llu are in use: the daemon's "
-                       "control group allows %llu (%.100s)",
-                       name, (unsigned long long)bytes, (unsigned long long)used,
-                       (unsigned long long)limit.bytes, limit.file);
+                       "job '%s' wants %s of memory and %s are in use: the daemon's control group "
+                       "allows %s (%.100s)",
+                       name, cst_size_exact(bytes, wants), cst_size_exact(used, in_use),
+                       cst_size_exact(limit.bytes, allowed), limit.file);
 }
 
 /* Bytes of host memory that @wish needs, including pools. */

@@ -296,7 +296,7 @@ void cst_commit_populated(struct cst_memory *memory)
                   cst_memory_is_locked(memory) ? ", locked" : "");
     if (job->daemon->config->lock == CST_LOCK_TRY && !cst_memory_is_locked(memory)) {
         cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job),
-                      "its arenas are not locked in memory (raise LimitMEMLOCK)");
+                      "its states are not locked in memory (raise LimitMEMLOCK)");
     }
     job->state = CST_JOB_READY;
     attach_present(job);
@@ -454,11 +454,10 @@ static int check_copies(const struct cst_worker *worker, bool copies, struct cst
     if (copies || !cst_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
         return CST_OK;
     }
-    return cst_err_set(
-        err, CST_EUNSUPPORTED,
-        "the worker of rank %u cannot copy weights to %s itself, as this daemon wants "
-        "([gpu] copies = worker)",
-        worker->rank, cst_devices_name(worker));
+    return cst_err_set(err, CST_EUNSUPPORTED,
+                       "the worker of rank %u cannot copy weights to %s, which this daemon "
+                       "requires ('copies = worker' in [gpu])",
+                       worker->rank, cst_devices_name(worker));
 }
 
 void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,

@@ -272,7 +272,8 @@ static int set_gpu_pool(struct cst_config *config, const char *value, void *fiel
 
     (void)field;
     if (rc == CST_OK && (bytes == 0 || strlen(value) >= sizeof config->gpu_pool)) {
-        rc = cst_err_set(err, CST_EINVAL, "'%.40s' is no room for a pool", value);
+        rc = cst_err_set(err, CST_EINVAL, "'%.40s' is too small or too long for the size of a pool",
+                         value);
     }
     if (rc == CST_OK) {
         (void)snprintf(config->gpu_pool, sizeof config->gpu_pool, "%s", value);
@@ -525,9 +526,10 @@ static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
         return CST_OK;
     }
     if ((size_t)dir + sizeof "/manager.sock" > sizeof config->manager_socket) {
-        return cst_err_set(err, CST_EINVAL,
-                           "no room for 'manager.sock' beside '%s': set manager_socket",
-                           config->socket);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "the path of 'manager.sock' in the directory of '%s' is too long: set manager_socket",
+            config->socket);
     }
     (void)snprintf(config->manager_socket, sizeof config->manager_socket, "%.*s/manager.sock", dir,
                    config->socket);
@@ -539,20 +541,25 @@ static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
 static int finish_budgets(struct cst_config *config, struct cst_err *err)
 {
     uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;
+    char host[CST_SIZE_TEXT], pool[CST_SIZE_TEXT], machine[CST_SIZE_TEXT], each[CST_SIZE_TEXT];
 
+    (void)cst_size_text(config->memory_bytes, machine);
     /* Divided, because the product above may have wrapped. */
     if (config->n_paced > 0 && config->paced_memory > left / config->n_paced) {
         return cst_err_set(
             err, CST_EBUDGET,
-            "%u paced accelerators of %llu bytes are beyond the machine's %llu bytes",
-            config->n_paced, (unsigned long long)config->paced_memory, (unsigned long long)left);
+            "%u simulated accelerators of %s exceed the machine's memory of %s: lower 'memory' "
+            "or 'devices' in [paced]",
+            config->n_paced, cst_size_text(config->paced_memory, each), machine);
     }
     left -= paced;
     /* Checked first, for a message that names only the setting that is wrong. */
     if (config->host_bytes > config->memory_bytes) {
         return cst_err_set(
-            err, CST_EBUDGET, "host memory of %llu bytes is beyond the machine's %llu bytes",
-            (unsigned long long)config->host_bytes, (unsigned long long)config->memory_bytes);
+            err, CST_EBUDGET,
+            "host memory of %s exceeds the machine's memory of %s: lower 'memory' in [host] or "
+            "--host-memory",
+            cst_size_text(config->host_bytes, host), machine);
     }
     if (!was_given(config, &config->pool_bytes) && config->host_bytes <= left &&
         config->pool_bytes > left - config->host_bytes) {
@@ -564,12 +571,12 @@ static int finish_budgets(struct cst_config *config, struct cst_err *err)
     }
     if (config->host_bytes > left || config->pool_bytes > left - config->host_bytes) {
         return cst_err_set(err, CST_EBUDGET,
-                           "host memory of %llu bytes and pools of %llu bytes are beyond the "
-                           "machine's %llu bytes, "
-                           "of which paced accelerators have %llu",
-                           (unsigned long long)config->host_bytes,
-                           (unsigned long long)config->pool_bytes,
-                           (unsigned long long)config->memory_bytes, (unsigned long long)paced);
+                           "host memory of %s and pools of %s exceed the machine's memory of %s, "
+                           "of which simulated accelerators have %s: lower 'memory' in [host] or "
+                           "'pool' in [device host]",
+                           cst_size_text(config->host_bytes, host),
+                           cst_size_text(config->pool_bytes, pool), machine,
+                           cst_size_text(paced, each));
     }
     return CST_OK;
 }

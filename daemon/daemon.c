@@ -44,8 +44,7 @@ static void on_watchdog(uv_timer_t *timer)
     if (cst_engines_alive(&daemon->engines)) {
         cst_notify_alive(&daemon->notify);
     } else {
-        cst_log(CST_LOG_WARNING,
-                "an engine with commands in flight has not moved since the last look");
+        cst_log(CST_LOG_WARNING, "an engine that has commands makes no progress");
     }
 }
 
@@ -91,13 +90,12 @@ static void on_reload(uv_signal_t *signal, int number)
 
     (void)number;
     if (cst_config_reload(daemon->config, &rules, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "SIGHUP: the limits of users stay as they were: %s", err.text);
+        cst_log(CST_LOG_ERROR, "SIGHUP: the limits of users are unchanged: %s", err.text);
         return;
     }
     cst_quota_reload(&daemon->quota, &rules);
-    cst_log(CST_LOG_NOTICE,
-            "SIGHUP: the limits in [quota] were read anew; what else has changed in "
-            "the configuration applies after a restart");
+    cst_log(CST_LOG_NOTICE, "SIGHUP: the limits in [quota] were read again; other changes of the "
+                            "configuration need a restart");
 }
 
 static void start_signals(struct cst_daemon *daemon)
@@ -165,9 +163,11 @@ static void init_parts(struct cst_daemon *daemon, const struct cst_config *confi
 {
     memset(daemon, 0, sizeof *daemon);
     daemon->config = config;
-    daemon->host = (struct cst_budget){.name = "host memory", .limit = config->host_bytes};
-    daemon->pool =
-        (struct cst_budget){.name = "pools of the host device", .limit = config->pool_bytes};
+    daemon->host = (struct cst_budget){
+        .name = "host memory", .key = "memory in [host]", .limit = config->host_bytes};
+    daemon->pool = (struct cst_budget){.name = "pools of the host device",
+                                       .key = "pool in [device host]",
+                                       .limit = config->pool_bytes};
     daemon->started_ns = uv_hrtime();
     cst_jobs_init(&daemon->jobs);
     cst_pendings_init(&daemon->requests);

@@ -90,11 +90,11 @@ static int read_group(const struct cst_job *job, const Cistern__GroupDecl *decl,
         uint32_t rank = decl->ranks[i];
 
         if (rank >= job->world) {
-            return cst_err_set(err, CST_EINVAL, "a group of rank %u, the job has %u ranks", rank,
-                               job->world);
+            return cst_err_set(err, CST_EINVAL, "a group has rank %u, but the job has %u ranks",
+                               rank, job->world);
         }
         if ((ranks >> rank & 1) != 0) {
-            return cst_err_set(err, CST_EINVAL, "a group that names rank %u twice", rank);
+            return cst_err_set(err, CST_EINVAL, "a group names rank %u twice", rank);
         }
         ranks |= UINT64_C(1) << rank;
     }
@@ -116,9 +116,9 @@ static int declare_group(struct cst_worker *worker, const Cistern__GroupDecl *de
         rc = cst_model_same_group(model, i, ranks, name_me(worker, mine),
                                   name_others(worker, did_group, i, theirs), err);
     } else if (rc == CST_OK && is_closed(worker->job)) {
-        rc = cst_err_set(err, CST_EMISMATCH, "rank %u declares group %u, %s committed %u groups",
-                         worker->rank, i, name_others(worker, did_commit, 0, theirs),
-                         model->n_groups - 1);
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "rank %u declares group %u, but %s committed %u groups", worker->rank, i,
+                         name_others(worker, did_commit, 0, theirs), model->n_groups - 1);
     } else if (rc == CST_OK) {
         rc = cst_model_group(model, ranks, err);
     }
@@ -133,17 +133,19 @@ static int read_tensor(const struct cst_worker *worker, const Cistern__TensorDec
 {
     if (decl->dtype != DTYPE_BF16) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "tensor '%.63s': dtype %u, this version has 1 (bf16)", decl->name,
-                           decl->dtype);
+                           "tensor '%.63s': dtype %u is unknown, this version knows 1 (bf16)",
+                           decl->name, decl->dtype);
     }
     if ((decl->n_whole_shape != 0 && decl->n_whole_shape != decl->n_shape) ||
         (decl->n_box_first != 0 && decl->n_box_first != decl->n_shape)) {
         return cst_err_set(err, CST_EINVAL,
-                           "tensor '%.63s' of %zu dimensions: a box of %zu that begins in %zu",
+                           "tensor '%.63s' has %zu dimensions, but its whole shape has %zu and its "
+                           "first element %zu",
                            decl->name, decl->n_shape, decl->n_whole_shape, decl->n_box_first);
     }
     if (decl->group > worker->n_groups) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%.63s': group %u, rank %u has declared %u",
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%.63s' is of group %u, but rank %u has declared %u groups",
                            decl->name, decl->group, worker->rank, worker->n_groups);
     }
     *out = (struct cst_tensor_words){
@@ -194,10 +196,11 @@ static int declare_tensor(struct cst_worker *worker, const Cistern__TensorDecl *
     if (rc == CST_OK && i < model->n_tensors) {
         rc = compare_tensor(worker, &words, err);
     } else if (rc == CST_OK && is_closed(worker->job)) {
-        rc = cst_err_set(err, CST_EMISMATCH,
-                         "rank %u declares tensor '%.63s' as number %u, %s committed %u tensors",
-                         worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
-                         model->n_tensors);
+        rc =
+            cst_err_set(err, CST_EMISMATCH,
+                        "rank %u declares tensor '%.63s' as number %u, but %s committed %u tensors",
+                        worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+                        model->n_tensors);
     } else if (rc == CST_OK) {
         rc = cst_model_tensor_as(model, &words, err);
     }
@@ -237,11 +240,11 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
     if (i < model->n_operators) {
         rc = compare_operator(worker, decl, err);
     } else if (is_closed(worker->job)) {
-        rc =
-            cst_err_set(err, CST_EMISMATCH,
-                        "rank %u declares operator '%.63s' as number %u, %s committed %u operators",
-                        worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
-                        model->n_operators);
+        rc = cst_err_set(
+            err, CST_EMISMATCH,
+            "rank %u declares operator '%.63s' as number %u, but %s committed %u operators",
+            worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+            model->n_operators);
     } else {
         rc = cst_model_operator_as(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors,
                                    &hints, err);
@@ -290,23 +293,28 @@ int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint3
             n_tensors, n_operators, worker->n_tensors, worker->n_operators);
     }
     if (n_tensors == 0 || n_operators == 0) {
-        return cst_err_set(err, CST_EINVAL, "a model of %u tensors and %u operators", n_tensors,
-                           n_operators);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "a model needs a tensor and an operator, this one has %u tensors and %u operators",
+            n_tensors, n_operators);
     }
     if (worker->n_groups + 1 < model->n_groups) {
-        return cst_err_set(
-            err, CST_EMISMATCH, "rank %u declared %u groups, %s %u", worker->rank, worker->n_groups,
-            name_others(worker, did_group, worker->n_groups + 1, theirs), model->n_groups - 1);
+        return cst_err_set(err, CST_EMISMATCH, "rank %u declared %u groups, but %s declared %u",
+                           worker->rank, worker->n_groups,
+                           name_others(worker, did_group, worker->n_groups + 1, theirs),
+                           model->n_groups - 1);
     }
     if (n_tensors < model->n_tensors) {
         return cst_err_set(
-            err, CST_EMISMATCH, "rank %u declared %u tensors, %s %u: '%s' is missing in rank %u",
+            err, CST_EMISMATCH,
+            "rank %u declared %u tensors, but %s declared %u: '%s' is missing in rank %u",
             worker->rank, n_tensors, name_others(worker, did_tensor, n_tensors, theirs),
             model->n_tensors, model->tensors[n_tensors].name, worker->rank);
     }
     if (n_operators < model->n_operators) {
         return cst_err_set(
-            err, CST_EMISMATCH, "rank %u declared %u operators, %s %u: '%s' is missing in rank %u",
+            err, CST_EMISMATCH,
+            "rank %u declared %u operators, but %s declared %u: '%s' is missing in rank %u",
             worker->rank, n_operators, name_others(worker, did_operator, n_operators, theirs),
             model->n_operators, model->operators[n_operators].name, worker->rank);
     }
@@ -415,7 +423,8 @@ void cst_declare_forget(struct cst_worker *worker)
     if (copy_model(&rest, &job->model, &much, &err) != CST_OK) {
         /* Without memory for the shorter model the whole model is dropped, as after a
          * disagreement. */
-        (void)cst_err_prefix(&err, "the model without what rank %u declared", worker->rank);
+        (void)cst_err_prefix(&err, "removing the declarations of rank %u from the model",
+                             worker->rank);
         err.status = CST_EMISMATCH;
         drop_model(job, &err);
         return;

@@ -32,7 +32,7 @@ int cst_serve_find_job(const struct cst_session *session, const char *name, bool
     struct cst_job *job, *found = NULL;
 
     if (has_uid && uid != session->peer.uid && !session->manager) {
-        return cst_err_set(err, CST_EDENIED, "a job of uid %u: only on the manager socket", uid);
+        return cst_err_set(err, CST_EDENIED, "a job of uid %u: use the manager socket", uid);
     }
     found = cst_job_find(daemon, has_uid ? uid : session->peer.uid, name);
     /* A manager may omit the user if only one user has a job of this name. */
@@ -42,7 +42,8 @@ int cst_serve_find_job(const struct cst_session *session, const char *name, bool
             if (strcmp(job->name, name) == 0) {
                 if (found != NULL) {
                     return cst_err_set(err, CST_EINVAL,
-                                       "several users have a job '%.63s': say whose", name);
+                                       "several users have a job '%.63s': name its owner (--uid)",
+                                       name);
                 }
                 found = job;
             }
@@ -64,7 +65,8 @@ static void serve_hello(struct cst_session *session, uint64_t id, void *body)
     Cistern__Welcome welcome = CISTERN__WELCOME__INIT;
 
     if (hello->min_version > CST_PROTOCOL_VERSION || hello->max_version < CST_PROTOCOL_VERSION) {
-        cst_serve_error(session, id, CST_EVERSION, "protocol %u to %u: this daemon (%s) speaks %d",
+        cst_serve_error(session, id, CST_EVERSION,
+                        "the client speaks protocol %u to %u, this daemon (%s) speaks %d",
                         hello->min_version, hello->max_version, PACKAGE_VERSION,
                         CST_PROTOCOL_VERSION);
         /* A client of another version cannot understand any other reply. */

@@ -51,7 +51,7 @@ void cst_done_look(struct cst_job *job)
     }
     cst_memory_park(&job->memory);
     cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
-                  "done: its pools (%s) are given back, its arenas (%s) are kept for %u s",
+                  "done: its pools (%s) are freed, its states (%s) are kept for %u s",
                   cst_size_text(before - job->memory.pool_bytes, pools),
                   cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
     cst_daemon_status(job->daemon);
@@ -70,8 +70,9 @@ int cst_done_resume(struct cst_job *job, struct cst_err *err)
     }
     rc = cst_memory_unpark(&job->memory, &job->layout, gpus, err);
     if (rc != CST_OK) {
-        return cst_err_prefix(err, "the pools of job '%s', which were given back when it was done",
-                              job->name);
+        return cst_err_prefix(
+            err, "job '%s' was done and its pools were freed, they cannot be allocated again",
+            job->name);
     }
     job->resumes = job->memory.n_waiting > 0;
     for (uint32_t r = 0; r < job->world; r++) {

@@ -70,7 +70,8 @@ static void on_commit(struct cst_job *job, uint64_t step)
     if (news != CST_DRIFT_NONE) {
         cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job),
                       "%s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)",
-                      news == CST_DRIFT_OFF ? "its steps have drifted" : "its steps are back",
+                      news == CST_DRIFT_OFF ? "its steps differ from the expected time"
+                                            : "its steps take the expected time again",
                       CST_DRIFT_STEPS, drift->mean_s,
                       drift->learned ? "the first ones took" : "the plan says", drift->predicted_s,
                       100 * (drift->mean_s / drift->predicted_s - 1));

@@ -200,7 +200,7 @@ static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
     Engine__Ready *ready = engine__ready__unpack(NULL, frame->body_bytes, frame->body);
 
     if (ready == NULL || engine->state != CST_ENGINE_STARTING) {
-        cst_log(CST_LOG_ERROR, "engine %u: unexpected or broken answer to setup", engine->index);
+        cst_log(CST_LOG_ERROR, "engine %u: unexpected or invalid answer to setup", engine->index);
         engine__ready__free_unpacked(ready, NULL);
         cst_process_kill(engine->process);
         return;
@@ -232,7 +232,7 @@ static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
     Engine__Done *done = engine__done__unpack(NULL, frame->body_bytes, frame->body);
 
     if (done == NULL) {
-        cst_log(CST_LOG_ERROR, "engine %u: broken list of completions", engine->index);
+        cst_log(CST_LOG_ERROR, "engine %u: invalid list of completions", engine->index);
         cst_process_kill(engine->process);
         return;
     }
@@ -448,7 +448,7 @@ void cst_engine_need(struct cst_engine *engine)
         return; /* In ENDING the function ended() starts the engine again. */
     }
     if (engine->state == CST_ENGINE_FAILED) {
-        cst_log(CST_LOG_NOTICE, "engine %u: tried again", engine->index);
+        cst_log(CST_LOG_NOTICE, "engine %u: started again after it was given up", engine->index);
     }
     /* Deaths before the engine was given up do not count against the new attempt. */
     engine->deaths = (struct cst_deaths){0};
@@ -474,7 +474,8 @@ int cst_engine_submit(struct cst_engine *engine, const struct cst_command *comma
 /* The process has ended because no job used it. Jobs may want it again meanwhile. */
 static void ended(struct cst_engine *engine)
 {
-    cst_log(CST_LOG_INFO, "engine %u: ended, no job uses %s", engine->index, engine->device);
+    cst_log(CST_LOG_INFO, "engine %u: stopped, because no job uses %s", engine->index,
+            engine->device);
     engine->state = CST_ENGINE_OFF;
     cst_segment_unref(engine->undo); /* No tile is partly updated. */
     engine->undo = NULL;
@@ -508,10 +509,12 @@ static void on_exit_of_process(void *arg, const char *how)
     cst_log(CST_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
             (unsigned long long)engine->commands.n);
     if (populating) {
-        cst_log(CST_LOG_WARNING, "engine %u: it was populating memory of a job", engine->index);
+        cst_log(CST_LOG_WARNING, "engine %u: it died while it populated memory of a job",
+                engine->index);
         cst_mounts_refuse(engine, how);
     } else if (cst_deaths_add(&engine->deaths, cst_engine_is_gpu(engine), uv_hrtime())) {
-        explain(engine, "%u deaths in a row with nothing done, the last one %.80s",
+        explain(engine,
+                "it died %u times in a row without completing a command, the last time: %.80s",
                 engine->deaths.n, how);
         give_up(engine);
         return;

@@ -70,9 +70,10 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
     }
     hwloc_topology_destroy(topology);
     if (engines->n < config->n_nodes) {
-        return cst_err_set(err, CST_EINVAL,
-                           "[host] nodes names %u NUMA nodes, %u of them are there and have cores",
-                           config->n_nodes, engines->n);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "'nodes' in [host] names %u NUMA nodes, but only %u of them exist and have cores",
+            config->n_nodes, engines->n);
     }
     /* hwloc found no NUMA node: treat the machine as one node. */
     if (engines->n == 0) {
@@ -170,7 +171,7 @@ static void on_stop_late(uv_timer_t *timer)
 
     for (unsigned i = 0; i < engines->n; i++) {
         if (engines->v[i].process != NULL) {
-            cst_log(CST_LOG_WARNING, "engine %u: still there after %d ms, killed", i, STOP_MS);
+            cst_log(CST_LOG_WARNING, "engine %u: still running after %d ms, killed", i, STOP_MS);
             cst_process_kill(engines->v[i].process);
         }
     }

@@ -66,8 +66,8 @@ static int settle(const char *name, uint64_t planned, bool open, uint64_t *field
 {
     if (!open && *field != planned) {
         return cst_err_set(err, CST_EMISMATCH,
-                           "the plan has %s %" PRIu64 ", rank %" PRIu32 " wants %" PRIu64, name,
-                           planned, rank, *field);
+                           "the plan has %s %" PRIu64 ", but rank %" PRIu32 " asks for %" PRIu64,
+                           name, planned, rank, *field);
     }
     *field = planned;
     return CST_OK;
@@ -101,8 +101,10 @@ static int fill_wish(struct cst_job_wish *wish, const struct cst_saved_plan *pla
     int rc = cst_saved_plan_is_for(plan, &facts, err);
 
     if (rc == CST_OK && wish->base != NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "a plan and base '%s': a plan is of all chunks of a job",
-                         wish->base);
+        rc = cst_err_set(
+            err, CST_EINVAL,
+            "a plan cannot be combined with base '%s', because a plan is for all chunks of a job",
+            wish->base);
     }
     if (rc == CST_OK) {
         rc = settle("chunk_elems", plan->chunk_elems[0], wish->chunk_elems == 0, &wish->chunk_elems,
@@ -135,11 +137,11 @@ static int check_same(const struct cst_job *job, const struct cst_job_wish *wish
     if (brought->n_chunks == 0) {
         return CST_OK;
     }
-    rc = cst_given_has(job)
-             ? cst_saved_plan_same(&job->given, brought, wish->rank, err)
-             : cst_err_set(err, CST_EMISMATCH,
-                           "it was opened without the plan that rank %" PRIu32 " brings",
-                           wish->rank);
+    rc =
+        cst_given_has(job)
+            ? cst_saved_plan_same(&job->given, brought, wish->rank, err)
+            : cst_err_set(err, CST_EMISMATCH,
+                          "it was opened without the plan that rank %" PRIu32 " gives", wish->rank);
     return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
 }
 
@@ -189,7 +191,7 @@ int cst_given_take(struct cst_job *job, struct cst_err *err)
     plan->step_s = job->given.step_s;
     cst_plan_saved_choice(&job->given, &plan->choice);
     (void)snprintf(plan->words, sizeof plan->words,
-                   "made before the job and given to it, for a pool of %s in each rank",
+                   "given with the job, for a pool of %s in each rank",
                    cst_size_text(job->given.pool_bytes, pool));
     return CST_OK;
 }
@@ -204,7 +206,7 @@ int cst_given_check(const struct cst_job *job, struct cst_err *err)
     if (layout->n_chunks != job->given.n_chunks || layout->n_classes != job->given.n_classes) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the plan has %" PRIu32 " chunks of %" PRIu32
-                           " size classes, the job's layout %" PRIu32 " of %" PRIu32,
+                           " size classes, but the job's layout has %" PRIu32 " of %" PRIu32,
                            job->given.n_chunks, job->given.n_classes, layout->n_chunks,
                            layout->n_classes);
     }
@@ -212,20 +214,21 @@ int cst_given_check(const struct cst_job *job, struct cst_err *err)
         if (layout->classes[i].capacity != job->given.chunk_elems[i]) {
             return cst_err_set(err, CST_EMISMATCH,
                                "the plan has chunks of %" PRIu64
-                               " elements, the job's layout of %" PRIu64,
+                               " elements, but the job's layout has chunks of %" PRIu64,
                                job->given.chunk_elems[i], layout->classes[i].capacity);
         }
         if (job->given.n_blocks[i] < layout->classes[i].min_blocks) {
-            return cst_err_set(
-                err, CST_EPOOL,
-                "the plan has %" PRIu32 " blocks of %" PRIu64 " elements, the job needs %" PRIu32,
-                job->given.n_blocks[i], layout->classes[i].capacity, layout->classes[i].min_blocks);
+            return cst_err_set(err, CST_EPOOL,
+                               "the plan has %" PRIu32 " blocks of %" PRIu64
+                               " elements, but the job needs %" PRIu32,
+                               job->given.n_blocks[i], layout->classes[i].capacity,
+                               layout->classes[i].min_blocks);
         }
         /* A search never plans more blocks than can be used. */
         if (job->given.n_blocks[i] > layout->classes[i].max_blocks) {
             return cst_err_set(err, CST_EINVAL,
                                "the plan has %" PRIu32 " blocks of %" PRIu64
-                               " elements, the job can use %" PRIu32 " at most",
+                               " elements, but the job can use at most %" PRIu32,
                                job->given.n_blocks[i], layout->classes[i].capacity,
                                layout->classes[i].max_blocks);
         }

@@ -92,7 +92,7 @@ static int not_there(const struct cst_gpu_list *list, const char *what, struct c
     char known[256];
 
     describe(list, known, sizeof known);
-    return cst_err_set(err, CST_ENOTFOUND, "no GPU '%.63s' (there: %s)", what, known);
+    return cst_err_set(err, CST_ENOTFOUND, "there is no GPU '%.63s' (available: %s)", what, known);
 }
 
 /* -- lookup ----------------------------------------------------------------------------------- */
@@ -131,8 +131,10 @@ static int find_uuid(struct cst_gpu_list *list, const char *uuid, struct cst_gpu
         /* The prefix alone names no GPU. */
         if (strncasecmp(gpu->uuid, uuid, strlen(uuid)) == 0 && strlen(uuid) > strlen("GPU-")) {
             if (found != NULL) {
-                return cst_err_set(err, CST_EINVAL, "'%.63s' is the beginning of %s and of %s",
-                                   uuid, found->uuid, gpu->uuid);
+                return cst_err_set(
+                    err, CST_EINVAL,
+                    "'%.63s' is the beginning of %s and of %s: write more of the UUID", uuid,
+                    found->uuid, gpu->uuid);
             }
             found = gpu;
         }
@@ -170,6 +172,7 @@ static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err
                    gpu->name);
     memcpy(gpu->pool_name, name, sizeof name);
     gpu->pool = (struct cst_budget){.name = gpu->pool_name,
+                                    .key = "pool in [gpu]",
                                     .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes};
     return rc;
 }

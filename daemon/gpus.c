@@ -256,7 +256,7 @@ int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, st
     }
     if (gpus->state == CST_GPUS_NONE) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "device '%.63s': this daemon has 'host' alone, no GPU: %s", device,
+                           "device '%.63s': this daemon has only 'host', no GPU: %s", device,
                            gpus->why);
     }
     return cst_gpu_list_find(&gpus->list, device, rank, out, err);

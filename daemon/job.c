@@ -75,7 +75,8 @@ static void on_ttl(uv_timer_t *timer)
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
         return;
     }
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "removed, no worker for %u s", job->ttl_s);
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "removed, because it had no worker for %u s",
+                  job->ttl_s);
     (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
     cst_job_remove(job, 0, &why);
 }
@@ -300,8 +301,10 @@ void cst_job_check_idle(struct cst_job *job)
     }
     /* A process that has hung up may connect again and commit. */
     if (job->state == CST_JOB_DECLARING && !present) {
-        (void)cst_err_set(&why, CST_ENOTFOUND,
-                          "job '%s': it was not committed and nobody is attached", job->name);
+        (void)cst_err_set(
+            &why, CST_ENOTFOUND,
+            "job '%s' was removed, because it was not committed and no worker is attached",
+            job->name);
         cst_job_remove(job, 0, &why);
     } else if (job->state != CST_JOB_CLOSING && job->state != CST_JOB_DECLARING &&
                !uv_is_active((uv_handle_t *)&job->ttl)) {

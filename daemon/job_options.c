@@ -11,7 +11,8 @@
 static int check_number(const char *what, uint32_t number, uint32_t count, struct cst_err *err)
 {
     return number < count ? CST_OK
-                          : cst_err_set(err, CST_EINVAL, "%s %" PRIu32 ": this version has 0 to %u",
+                          : cst_err_set(err, CST_EINVAL,
+                                        "%s %" PRIu32 " is unknown, this version knows 0 to %u",
                                         what, number, count - 1);
 }
 
@@ -35,18 +36,18 @@ static int check_together(const Cistern__JobOpen *message, struct cst_err *err)
 {
     if (message->grad_over_weight && message->micro_batches > 1) {
         return cst_err_set(err, CST_EINVAL,
-                           "grad_over_weight with %" PRIu32
-                           " micro-batches: their sum is fp32 and has no room there",
+                           "grad_over_weight cannot be combined with %" PRIu32
+                           " micro-batches: their sum in fp32 is larger than the weights",
                            message->micro_batches);
     }
     if (message->grad_over_weight && message->overlap != CST_OVERLAP_COMMIT) {
-        return cst_err_set(err, CST_EINVAL,
-                           "grad_over_weight with overlap %s, which needs the weights and a second "
-                           "row of them",
-                           cst_overlap_names[message->overlap]);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "grad_over_weight cannot be combined with overlap %s, which needs two rows of weights",
+            cst_overlap_names[message->overlap]);
     }
     if (message->delay_from > 0 && message->overlap != CST_OVERLAP_DELAYED) {
-        return cst_err_set(err, CST_EINVAL, "delay_from %" PRIu64 " with overlap %s",
+        return cst_err_set(err, CST_EINVAL, "delay_from %" PRIu64 " needs overlap delayed, not %s",
                            message->delay_from, cst_overlap_names[message->overlap]);
     }
     return CST_OK;

@@ -68,11 +68,11 @@ static int take_lock(struct cst_listen *listener, struct cst_err *err)
 
             return geteuid() == 0
                        ? cst_err_errno(err, CST_EIO, errnum, "%s", path)
-                       : cst_err_set(err, CST_EIO,
-                                     "%s: %s; who is not root chooses a socket of their own: "
-                                     "cisternd --socket \"$XDG_RUNTIME_DIR/cistern.sock\", and "
-                                     "CISTERN_SOCKET for workers",
-                                     path, strerror(errnum));
+                       : cst_err_set(
+                             err, CST_EIO,
+                             "%s: %s; without root, use a socket of your own: cisternd --socket "
+                             "\"$XDG_RUNTIME_DIR/cistern.sock\", and CISTERN_SOCKET for workers",
+                             path, strerror(errnum));
         }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             int holder = lock_holder(fd);
@@ -134,11 +134,12 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
     (void)close(fd);
     /* Only a refused connection proves that nobody listens. */
     if (rc == 0 || saved != ECONNREFUSED) {
-        return cst_err_set(err, CST_EBUSY, "%s: a living process listens there", address->sun_path);
+        return cst_err_set(err, CST_EBUSY, "%s: another process listens there", address->sun_path);
     }
     return unlink(address->sun_path) == 0 || errno == ENOENT
                ? CST_OK
-               : cst_err_errno(err, CST_EIO, errno, "%s: stale, cannot be removed",
+               : cst_err_errno(err, CST_EIO, errno,
+                               "%s: nobody listens there, but the file cannot be removed",
                                address->sun_path);
 }
 
@@ -150,7 +151,7 @@ int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, 
 
     listener->fd = listener->lock_fd = -1;
     if (strlen(path) >= sizeof listener->path) {
-        return cst_err_set(err, CST_EINVAL, "%s: longer than a socket's path may be", path);
+        return cst_err_set(err, CST_EINVAL, "%s: too long for the path of a socket", path);
     }
     (void)strcpy(listener->path, path);
     (void)strcpy(address.sun_path, path);

@@ -460,7 +460,7 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
     if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
-                           "the job has a pool on; %s is none",
+                           "the job has a pool on; %s is neither",
                            rank, memory->name, gpu->uuid);
     }
     /* n may be 0, and calloc(0) may return NULL. */

@@ -5,6 +5,7 @@
 #include "daemon/log.h"
 #include "daemon/machine.h"
 #include "proto/engine.pb-c.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -166,24 +167,24 @@ static void explain(const struct cst_engine *engine, struct cst_segment *segment
                     const char *text)
 {
     const struct cst_engine *first;
+    char size[CST_SIZE_TEXT];
 
     text = text != NULL ? text : cst_status_words(status);
     if (segment->err.status != 0) {
         return;
     }
     if (!segment->device) {
-        (void)cst_err_set(&segment->err, status, "segment of %llu bytes: %s",
-                          (unsigned long long)segment->bytes, text);
+        (void)cst_err_set(&segment->err, status, "segment of %s: %s",
+                          cst_size_text(segment->bytes, size), text);
         return;
     }
     first = &engine->engines->v[segment->populate];
     if (first == engine) {
-        (void)cst_err_set(&segment->err, status, "memory of %llu bytes on %s: %s",
-                          (unsigned long long)segment->bytes, engine->device, text);
+        (void)cst_err_set(&segment->err, status, "memory of %s on %s: %s",
+                          cst_size_text(segment->bytes, size), engine->device, text);
     } else {
-        (void)cst_err_set(&segment->err, status,
-                          "%s cannot reach the memory of %llu bytes on %s: %s", engine->device,
-                          (unsigned long long)segment->bytes, first->device, text);
+        (void)cst_err_set(&segment->err, status, "%s cannot reach the memory of %s on %s: %s",
+                          engine->device, cst_size_text(segment->bytes, size), first->device, text);
     }
 }
 
@@ -249,6 +250,7 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
 {
     enum cst_mount_state was = mount_of(engine, segment);
     int status = done->status;
+    char size[CST_SIZE_TEXT];
 
     note_lock(engine, segment, done);
     if (was == CST_MOUNT_UNWANTED) {
@@ -288,10 +290,10 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
         let_go(engine, segment);
     } else if (segment->lock_required && segment->populate == (int)engine->index &&
                !segment->locked && segment->err.status == 0) {
-        (void)cst_err_set(&segment->err, CST_ENOMEM, "segment of %llu bytes: cannot be locked: %s",
-                          (unsigned long long)segment->bytes,
-                          done->text != NULL ? done->text
-                                             : "see LimitMEMLOCK and 'lock' in [host]");
+        (void)cst_err_set(
+            &segment->err, CST_ENOMEM, "segment of %s: it cannot be locked in memory: %s",
+            cst_size_text(segment->bytes, size),
+            done->text != NULL ? done->text : "see LimitMEMLOCK and 'lock' in [host]");
     }
     answered(segment);
 }
@@ -375,10 +377,11 @@ bool cst_mounts_blame(struct cst_engine *engine)
 static void name_limit(char *out, size_t n)
 {
     struct cst_machine_limit limit;
+    char size[CST_SIZE_EXACT];
 
     if (cst_machine_limit("", &limit)) {
-        (void)snprintf(out, n, "the daemon's control group allows %" PRIu64 " bytes (%.100s)",
-                       limit.bytes, limit.file);
+        (void)snprintf(out, n, "the daemon's control group allows %s (%.100s)",
+                       cst_size_exact(limit.bytes, size), limit.file);
     } else {
         (void)snprintf(out, n, "no limit of a control group can be read");
     }

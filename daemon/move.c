@@ -41,10 +41,10 @@ int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *w
     const struct cst_job *job = worker->job;
 
     if (cst_job_is_decided(job) && !is_elsewhere(worker, wish) && is_left_behind(worker)) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' goes on without %s, which was given up: rank %u is to open it "
-                           "on another device",
-                           job->name, cst_devices_name(worker), wish->rank);
+        return cst_err_set(
+            err, CST_EMISMATCH,
+            "job '%s' continues without %s, which was given up: open rank %u on another device",
+            job->name, cst_devices_name(worker), wish->rank);
     }
     if (!is_elsewhere(worker, wish) || may_move(worker)) {
         return CST_OK;
@@ -77,8 +77,8 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
     /* Pools of a job that is done do not exist, and cannot move before they are made again. */
     if (job->memory.parked) {
         return cst_err_set(err, CST_EBUSY,
-                           "job '%s' is done, and has no pools that could move: open it with all "
-                           "pools where they were first",
+                           "job '%s' is done, and its pools were freed: open it first with all "
+                           "pools on their earlier devices",
                            job->name);
     }
     if (cst_move_is_under_way(job)) {

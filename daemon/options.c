@@ -53,20 +53,20 @@ static const struct option long_options[] = {
 
 static const char help[] =
     "Usage: cisternd [OPTION]...\n"
-    "The memory daemon of cistern: owns the model states of training jobs on this machine.\n"
+    "The memory daemon of cistern. It owns the model states of training jobs on this machine.\n"
     "\n"
     "  --config FILE           read FILE (default: " CST_SYSCONFDIR
     "/cistern/cistern.conf, if it is there)\n"
-    "  --socket PATH           listen there (default: /run/cistern/cistern.sock)\n"
-    "  --manager-socket PATH   listen there for managers (default: manager.sock beside the other)\n"
+    "  --socket PATH           socket for workers (default: /run/cistern/cistern.sock)\n"
+    "  --manager-socket PATH   socket for managers (default: manager.sock in the same directory)\n"
     "  --host-memory SIZE      budget for model states: 24G, 75% (default: 60%)\n"
-    "  --pool-memory SIZE      budget for the pools of the host device (default: 25%)\n"
+    "  --pool-memory SIZE      budget for pools in host memory (default: 25%)\n"
     "  --gpus LIST             GPUs to use: all, none, or numbers and UUIDs (default: all)\n"
-    "  --gpu-memory SIZE       budget for pools on each GPU: 64G, 90% (default: 90%)\n"
-    "  --engine-threads N      compute threads per engine (default: 0, all cores)\n"
-    "  --engine PATH           the engine program\n"
-    "  --engine-cuda PATH      the engine program for GPUs\n"
-    "  --log-level LEVEL       error, warning, notice, info or debug\n"
+    "  --gpu-memory SIZE       budget on each GPU for pools, updates and states (default: 90%)\n"
+    "  --engine-threads N      compute threads of each engine (default: 0, all cores)\n"
+    "  --engine PATH           engine program for NUMA nodes\n"
+    "  --engine-cuda PATH      engine program for GPUs\n"
+    "  --log-level LEVEL       log this level and above: error, warning, notice, info or debug\n"
     "  --foreground            stay in the foreground (always so)\n"
     "  --version, --help\n";
 

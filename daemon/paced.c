@@ -27,6 +27,7 @@ static void describe(struct cst_gpu *gpu, unsigned index, uint64_t bytes)
     (void)snprintf(gpu->uuid, sizeof gpu->uuid, PREFIX ":%u", index);
     (void)snprintf(gpu->pool_name, sizeof gpu->pool_name, "memory of " PREFIX ":%u", index);
     gpu->pool.name = gpu->pool_name;
+    gpu->pool.key = "memory in [paced]";
 }
 
 int cst_paced_init(struct cst_gpu_list *out, struct cst_engines *engines,
@@ -44,8 +45,8 @@ int cst_paced_init(struct cst_gpu_list *out, struct cst_engines *engines,
         if (rc == CST_OK) {
             out->n++;
             cst_log(CST_LOG_NOTICE,
-                    "%s is an accelerator of %s: %" PRIu64 " B/s up, %" PRIu64 " B/s down, %" PRIu64
-                    " elements/s",
+                    "%s is a simulated accelerator of %s: %" PRIu64 " B/s up, %" PRIu64
+                    " B/s down, %" PRIu64 " elements/s",
                     gpu->uuid, cst_size_text(gpu->memory_bytes, memory), config->paced_up,
                     config->paced_down, config->paced_update);
         }
@@ -57,10 +58,10 @@ int cst_paced_find(struct cst_gpu_list *list, const char *device, uint32_t rank,
                    struct cst_gpu **out, struct cst_err *err)
 {
     if (list->n == 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "device '%.63s': this daemon has no paced accelerator (devices in "
-                           "[paced])",
-                           device);
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "device '%.63s': this daemon has no simulated accelerator (devices in [paced])",
+            device);
     }
     if (strcmp(device, PREFIX) == 0) {
         *out = &list->v[rank % list->n];

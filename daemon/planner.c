@@ -241,7 +241,7 @@ static void search_all(struct cst_plan_search *s)
         s->n_candidates = plans.n_candidates;
         s->stopped = plans.stopped;
         (void)snprintf(s->states_why, sizeof s->states_why, "%s",
-                       s->full ? "nothing is left of an accelerator" : plans.states_why);
+                       s->full ? "no memory of an accelerator is free" : plans.states_why);
         cst_plans_close(&plans);
     }
 }
@@ -324,7 +324,7 @@ static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
                        : 0;
     (void)snprintf(plan->words, sizeof plan->words,
                    "planned with the rates %s%.90s: the fastest of %" PRIu64
-                   " plans within %" PRIu64 " MiB a rank",
+                   " plans within %" PRIu64 " MiB per rank",
                    job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
                    s->n_candidates, s->budget.device_bytes >> 20);
     cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
@@ -351,7 +351,7 @@ static void take_depth(struct cst_job *job, const struct cst_plan_search *s)
     }
     if (s->choice.prefetch_depth == before) {
         cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job),
-                      "planned again: its depth of prefetch stays");
+                      "planned again: the depth of prefetch is unchanged");
         return;
     }
     job->plan.choice.prefetch_depth = s->choice.prefetch_depth;
@@ -423,7 +423,7 @@ void cst_planner_cancel(struct cst_job *job)
     struct cst_plan_search *s = job->plan.search;
 
     if (s != NULL) {
-        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "nobody waits for its plan any more");
+        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "no worker waits for its plan any more");
         job->plan.search = NULL;
         s->job = NULL;
         cst_search_task_cancel(&s->task);
@@ -459,7 +459,7 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
     job->plan.states_why[0] = '\0';
     cst_room_settle(job);
     if (!can_plan(job)) {
-        (void)cst_err_set(&err, CST_EUNSUPPORTED, "nothing is searched for");
+        (void)cst_err_set(&err, CST_EUNSUPPORTED, "this job needs no search");
         tell_none(job, "no plan", &err);
         return false;
     }
@@ -482,14 +482,15 @@ bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
     if (!plan->valid || cst_given_has(job)) {
         return false;
     }
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "its plan does not fit: %s: again without %s",
-                  why->text, rooms ? "its rooms and states on accelerators" : "a plan");
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job),
+                  "its plan does not fit: %s: continuing without %s", why->text,
+                  rooms ? "updates and states on accelerators" : "a plan");
     plan->valid = rooms;
     plan->step_s = 0; /* The prediction was for a step with device reservations. */
     if (rooms) {
         choice->update_room = choice->device_states = 0;
         choice->layout.n_devices = 0;
-        tell_none(job, "planned ones did not fit", why);
+        tell_none(job, "the planned ones did not fit", why);
     }
     cst_room_settle(job);
     /* A reservation that the user gave, and that was not chosen, stays. */
@@ -537,9 +538,9 @@ unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, cha
                                            : "chosen for the least waste");
     if (job->plan.valid) {
         (void)snprintf(lines[n++], 192, "%.191s", job->plan.words);
-        (void)snprintf(lines[n++], 192, "pools evict %s and fetch %s ahead; what binds is %s",
-                       choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
-                                                         : "what is wanted again last",
+        (void)snprintf(lines[n++], 192, "pools evict %s and prefetch %s; the bottleneck is %s",
+                       choice->eviction == CST_EVICT_LRU ? "the least recently used weights"
+                                                         : "the weights whose next use is last",
                        depth_words(choice->prefetch_depth, depth), choice->binds);
     }
     if (job->plan.states_why[0] != '\0' && n < max) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/pools.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 
@@ -68,6 +69,7 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
     const struct cst_layout_need *need = &layout->needs[rank];
     uint64_t sum = 0, all = 0;
     uint32_t c = 0;
+    char pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
     for (uint32_t i = 0; i < layout->n_classes; i++) {
         all += class_bytes(layout, i, need->min_blocks[i], grain);
@@ -78,13 +80,13 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
             break;
         }
     }
-    return cst_err_set(err, CST_EPOOL,
-                       "pool of %" PRIu64 " bytes: operator '%s' needs %" PRIu32
-                       " blocks of %" PRIu64 " bytes (size class %" PRIu32 " of %" PRIu32
-                       "): %" PRIu64 " bytes short (--pool %" PRIu64 "%%)",
-                       bytes, model->operators[need->min_operator[c]].name, need->min_blocks[c],
-                       block_bytes(layout, c), c, layout->n_classes, all - bytes,
-                       cst_layout_percent(model, all));
+    return cst_err_set(
+        err, CST_EPOOL,
+        "pool of %s: operator '%s' needs %" PRIu32 " blocks of %s (size class %" PRIu32
+        " of %" PRIu32 "): %s short (--pool %" PRIu64 "%%)",
+        cst_size_exact(bytes, pool), model->operators[need->min_operator[c]].name,
+        need->min_blocks[c], cst_size_text(block_bytes(layout, c), block), c + 1, layout->n_classes,
+        cst_size_exact(all - bytes, lacks), cst_layout_percent(model, all));
 }
 
 /* Raise *blocks to @planned, limited to what @rank can use, if all classes fit. */

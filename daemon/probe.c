@@ -86,7 +86,7 @@ static int judge(const struct cst_probe *probe, const siginfo_t *info, struct cs
         return cst_err_set(err, CST_EPROTO, "an answer of more than %d bytes", MAX_ANSWER);
     }
     if (probe->n == 0) { /* The exit status does not matter if the program wrote an answer. */
-        return cst_err_set(err, CST_EENGINE, "exited with status %d without a word",
+        return cst_err_set(err, CST_EENGINE, "exited with status %d and printed no error",
                            info->si_status);
     }
     return CST_OK;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/quota.h"
+#include "proto/size.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -325,16 +326,19 @@ static void words_of(const struct cst_quota_account *account, unsigned resource,
 {
     const struct cst_quota_kind *kind = &cst_quota_kinds[cst_quota_key_of(resource)];
     const char *device = cst_quota_pool_name(account->quota, resource);
-    char who[32], where[80];
+    char who[32], where[80], used[CST_SIZE_TEXT], limit[CST_SIZE_TEXT];
 
     describe(account, resource, bound, who, where);
     if (kind->unit == CST_QUOTA_SECONDS) {
         (void)snprintf(out, n, "%s may have %" PRIu64 " %s (%s)", who, bound->limit, kind->words,
                        where);
+    } else if (kind->unit == CST_QUOTA_BYTES) {
+        (void)snprintf(out, n, "%s has %s of %s of %s (%s)", who, cst_size_text(bound->used, used),
+                       cst_size_text(bound->limit, limit), device != NULL ? device : kind->words,
+                       where);
     } else {
-        (void)snprintf(out, n, "%s has %" PRIu64 " of %" PRIu64 " %s%s%s (%s)", who, bound->used,
-                       bound->limit, kind->words, device != NULL ? " " : "",
-                       device != NULL ? device : "", where);
+        (void)snprintf(out, n, "%s has %" PRIu64 " of %" PRIu64 " %s (%s)", who, bound->used,
+                       bound->limit, kind->words, where);
     }
 }
 
@@ -351,11 +355,16 @@ static int refuse(const struct cst_quota_account *account, unsigned resource,
                   const struct bound *bound, uint64_t amount, const char *what, struct cst_err *err)
 {
     enum cst_quota_key key = cst_quota_key_of(resource);
-    char words[CST_QUOTA_WORDS];
+    char words[CST_QUOTA_WORDS], wants[CST_SIZE_EXACT];
 
     words_of(account, resource, bound, words, sizeof words);
-    return cst_err_set(err, cst_quota_kinds[key].status, "%s: %s wants %" PRIu64 "%s", words, what,
-                       amount, key == CST_QUOTA_TTL ? "" : " more");
+    if (cst_quota_kinds[key].unit == CST_QUOTA_BYTES) {
+        (void)cst_size_exact(amount, wants);
+    } else {
+        (void)snprintf(wants, sizeof wants, "%" PRIu64, amount);
+    }
+    return cst_err_set(err, cst_quota_kinds[key].status, "%s: %s wants %s%s", words, what, wants,
+                       key == CST_QUOTA_TTL ? "" : " more");
 }
 
 int cst_quota_check(const struct cst_quota_account *account, unsigned resource, uint64_t amount,

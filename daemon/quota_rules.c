@@ -59,8 +59,8 @@ static int parse_whose(const char *text, enum cst_quota_whose *whose, uint32_t *
         *id = gr->gr_gid;
     } else {
         return cst_err_set(err, CST_EINVAL,
-                           "section [quota %s] names nobody: it is [quota], [quota uid:N], [quota "
-                           "user:NAME], [quota gid:N] or [quota group:NAME]",
+                           "section [quota %s] names no user or group: write [quota], [quota "
+                           "uid:N], [quota user:NAME], [quota gid:N] or [quota group:NAME]",
                            text);
     }
     return CST_OK;
@@ -157,7 +157,7 @@ static int parse_limit(const struct cst_quota_kind *kind, const char *value,
     }
     if (rc != CST_OK) {
         return cst_err_set(
-            err, CST_EINVAL, "'%s' is no limit of %s (%s or 'none')", value, kind->words,
+            err, CST_EINVAL, "'%s' is not a limit for %s (write %s, or 'none')", value, kind->words,
             kind->unit == CST_QUOTA_SECONDS ? "a number with s, m, h or d"
                                             : "a number with K, M, G or T, 0% to 100%");
     }

@@ -17,8 +17,8 @@
  * The least limit of descriptors is CST_FRAME_MAX_FDS, because one reply carries up to that many: a
  * smaller limit would make it impossible to send. */
 #define CST_QUOTA_MAP(X)                                                                           \
-    X(HOST, "host", BYTES, 0, CST_EBUDGET, "bytes of host memory")                                 \
-    X(POOL, "pool", BYTES, 0, CST_EBUDGET, "bytes of")                                             \
+    X(HOST, "host", BYTES, 0, CST_EBUDGET, "host memory")                                          \
+    X(POOL, "pool", BYTES, 0, CST_EBUDGET, "pools")                                                \
     X(JOBS, "jobs", COUNT, 0, CST_EBUDGET, "jobs")                                                 \
     X(SESSIONS, "sessions", COUNT, 0, CST_EBUSY, "connections")                                    \
     X(DESCRIPTORS, "descriptors", COUNT, CST_FRAME_MAX_FDS, CST_EBUSY, "descriptors")              \

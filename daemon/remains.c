@@ -3,6 +3,7 @@
 
 #include "daemon/log.h"
 #include "daemon/quota.h"
+#include "proto/size.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -54,9 +55,11 @@ static bool is_held(int fd)
 
 void cst_remains_punch(int fd, uint64_t bytes)
 {
+    char size[CST_SIZE_TEXT];
+
     if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0) {
-        cst_log(CST_LOG_ERROR, "memory of %llu bytes that was dropped cannot be given back: %s",
-                (unsigned long long)bytes, strerror(errno));
+        cst_log(CST_LOG_ERROR, "%s of memory that is no longer used cannot be freed: %s",
+                cst_size_text(bytes, size), strerror(errno));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/worker.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 
@@ -58,12 +59,13 @@ int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err)
     bool open =
         wish->update_room == CST_PLAN_ROOM_AUTO || wish->device_states == CST_PLAN_ROOM_AUTO;
     int rc = open ? cst_plan_check_rooms(&asked, err) : CST_OK;
+    char pool[CST_SIZE_EXACT];
 
     if (rc == CST_OK && open && wish->gpu != NULL && wish->pool_bytes > 0) {
         return cst_err_set(err, CST_EINVAL,
-                           "a pool of %" PRIu64 " bytes: a plan divides a rank's device between "
-                           "pool, room and states where it is left to it, and needs to be free to",
-                           wish->pool_bytes);
+                           "a pool of %s cannot be combined with an update_room or device_states "
+                           "that the plan chooses (CST_ROOM_AUTO): leave the pool to the plan too",
+                           cst_size_exact(wish->pool_bytes, pool));
     }
     return rc;
 }
@@ -141,6 +143,7 @@ static int check_grain(const struct cst_job *job, struct cst_err *err)
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cst_worker *worker = &job->workers[r];
         uint64_t grain = cst_memory_grain(job->daemon, worker->accelerator), bytes = 0;
+        char wish[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
 
         for (uint32_t other = 0; other < job->world; other++) {
             bytes += job->workers[other].accelerator == worker->accelerator
@@ -149,10 +152,10 @@ static int check_grain(const struct cst_job *job, struct cst_err *err)
         }
         if (worker->accelerator != NULL && worker->update_room > 0 && bytes < grain) {
             return cst_err_set(err, CST_EINVAL,
-                               "rank %" PRIu32 ": update_room of %" PRIu64
-                               " bytes: its accelerator gives out memory in multiples of %" PRIu64
-                               " bytes, which is the least",
-                               r, worker->update_room, grain);
+                               "rank %" PRIu32 ": update_room of %s is too small: its accelerator "
+                               "allocates memory in multiples of %s",
+                               r, cst_size_exact(worker->update_room, wish),
+                               cst_size_exact(grain, least));
         }
     }
     return CST_OK;
@@ -165,15 +168,16 @@ static int check_devices(const struct cst_job *job, const struct cst_room *rooms
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cst_worker *worker = &job->workers[r];
         bool found = worker->device_states == 0;
+        char states[CST_SIZE_EXACT];
 
         for (uint32_t i = 0; i < n; i++) {
             found = found || rooms[i].gpu == worker->accelerator;
         }
         if (!found) {
             return cst_err_set(err, CST_EINVAL,
-                               "rank %" PRIu32 ": states on its device (%" PRIu64
-                               " bytes) need room there in which they are updated (update_room)",
-                               r, worker->device_states);
+                               "rank %" PRIu32 ": device_states of %s need memory there in which "
+                               "they are updated: set update_room too",
+                               r, cst_size_exact(worker->device_states, states));
         }
     }
     return CST_OK;

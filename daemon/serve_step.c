@@ -290,7 +290,7 @@ static int check_shared(const struct cst_job *job, uint32_t tensor, struct cst_e
         cst_pattern(job->model.tensors[tensor].pattern)->has_states) {
         return CST_OK;
     }
-    (void)snprintf(what, sizeof what, "frozen tensor '%s' of job '%s' is not written",
+    (void)snprintf(what, sizeof what, "frozen tensor '%s' of job '%s' cannot be written",
                    job->model.tensors[tensor].name, job->name);
     return cst_base_check_unused(job, what, err);
 }

@@ -65,7 +65,7 @@ static void on_stall(uv_timer_t *timer)
     struct cst_session *session = timer->data;
 
     cst_session_doom(session, session->state == CST_SESSION_NEW && session->outbox.bytes == 0
-                                  ? "has not said Hello for 10 s"
+                                  ? "has sent no Hello within 10 s"
                                   : "does not read its replies");
 }
 

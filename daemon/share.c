@@ -2,6 +2,7 @@
 #include "daemon/share.h"
 
 #include "daemon/daemon.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -71,7 +72,7 @@ static void words_of_use(const struct cst_job *job, struct cst_gpu *gpu, char *o
         cst_quota_words(job->account, budget->resource, out, n);
     } else {
         cst_budget_words(budget, words, sizeof words);
-        (void)snprintf(out, n, "%s: of its bytes %s", budget->name, words);
+        (void)snprintf(out, n, "%s: %s", budget->name, words);
     }
 }
 
@@ -125,6 +126,7 @@ int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
     const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
     struct cst_pools_blocks now, planned;
     struct cst_err why = {0};
+    char block[CST_SIZE_TEXT], wish[CST_SIZE_EXACT];
     int rc;
 
     if (worker->pool_bytes == 0) {
@@ -134,17 +136,17 @@ int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
                           planned_blocks(job, &planned), &now, &why);
     if (rc != CST_OK) {
         rc = cst_err_set(err, CST_EMISMATCH,
-                         "pool of rank %u: it is larger since the job was committed: %.250s",
+                         "pool of rank %u: it was larger when the job was committed: %.250s",
                          worker->rank, why.text);
     }
     for (uint32_t c = 0; c < job->layout.n_classes && rc == CST_OK; c++) {
         if (now.n[c] != pool->parts[c].n_blocks) {
             rc = cst_err_set(err, CST_EMISMATCH,
-                             "pool of rank %u: %u blocks of %" PRIu64
-                             " bytes since the job was committed; %" PRIu64
-                             " bytes asked for now are %u",
+                             "pool of rank %u: it has had %u blocks of %s since the job was "
+                             "committed; a pool of %s has %u",
                              worker->rank, pool->parts[c].n_blocks,
-                             job->layout.classes[c].capacity * 2, worker->pool_bytes, now.n[c]);
+                             cst_size_text(job->layout.classes[c].capacity * 2, block),
+                             cst_size_exact(worker->pool_bytes, wish), now.n[c]);
         }
     }
     return rc;

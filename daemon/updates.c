@@ -140,17 +140,17 @@ static void tell(const struct cst_job *job, enum cst_log_level level,
 {
     const struct cst_balance *b = &job->balance;
     struct cst_interleave m = cst_balance_machine(b, machine);
-    char text[64];
+    char text[80];
 
     if (b->k == CST_INTERLEAVE_NEVER) {
         (void)snprintf(text, sizeof text, "no chunk is updated on an accelerator");
     } else {
-        (void)snprintf(text, sizeof text, "of each node one of %" PRIu32 " chunks is updated there",
-                       b->k);
+        (void)snprintf(text, sizeof text,
+                       "one of %" PRIu32 " chunks of each node is updated on an accelerator", b->k);
     }
     cst_log_about(level, CST_JOB_ABOUT(job),
-                  "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down "
-                  "%.3g; updates promise to take %.3g s, %.3g s without",
+                  "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down %.3g; "
+                  "predicted time of updates %.3g s, or %.3g s without accelerators",
                   text, why, m.node_elems, m.device_elems, m.up, m.down,
                   cst_balance_promise(b, machine, b->k),
                   cst_balance_promise(b, machine, CST_INTERLEAVE_NEVER));

@@ -138,7 +138,7 @@ void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const 
         }
         *p = edge->next;
         if (status != CST_OK && item->err.status == 0) {
-            (void)cst_err_set(&item->err, CST_ECANCELLED, "what it was to come after failed: %s",
+            (void)cst_err_set(&item->err, CST_ECANCELLED, "a command that it waits for failed: %s",
                               text != NULL ? text : cst_status_words(status));
         }
         if (--item->n_left == 0) {

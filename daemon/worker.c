@@ -54,7 +54,7 @@ static void worker_dead(struct cst_worker *worker)
 {
     struct cst_job *job = worker->job;
 
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank), "rank %u (pid %d) is gone",
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank), "rank %u (pid %d) died",
                   worker->rank, (int)worker->pid);
     vacate(worker);
     break_barrier_of(job, worker, "died");
@@ -142,15 +142,15 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
         return CST_OK;
     }
     if (held != NULL && !own && !cst_session_is_gone(held)) {
-        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is held by pid %d", worker->rank,
+        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is used by pid %d", worker->rank,
                            worker->job->name, (int)worker->pid);
     }
     own = own || (worker->pid != 0 && worker->pid == session->peer.pid);
     if (!own && worker->watch != NULL && cst_watch_lives(worker->watch)) {
-        return cst_err_set(
-            err, CST_EBUSY,
-            "rank %u of job '%s': pid %d has hung up but lives, and may still use its memory",
-            worker->rank, worker->job->name, (int)worker->pid);
+        return cst_err_set(err, CST_EBUSY,
+                           "rank %u of job '%s': pid %d has disconnected but still runs, and may "
+                           "still use the memory of the rank",
+                           worker->rank, worker->job->name, (int)worker->pid);
     }
     if (held != NULL) {
         cst_session_doom(held, "its rank was taken over");

@@ -42,7 +42,7 @@ static int check_host(struct cst_addr addr, uint64_t bytes, uint64_t align, stru
     int rc = check(addr, bytes, align, err);
 
     if (rc == CST_OK && addr.mem->base == NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "memory of a device, where the host's is needed");
+        rc = cst_err_set(err, CST_EINVAL, "memory of a device, where host memory is required");
     }
     return rc;
 }
@@ -60,10 +60,10 @@ int cst_device_import(struct cst_device *device, unsigned thread, int *fd, struc
     uint64_t granularity = device->about.granularity;
 
     if (granularity > 0 && (mem->bytes == 0 || mem->bytes % granularity != 0)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "%" PRIu64 " bytes of the device's memory, which comes in multiples of "
-                           "%" PRIu64,
-                           mem->bytes, granularity);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "%" PRIu64 " bytes of the device's memory, which is allocated in multiples of %" PRIu64,
+            mem->bytes, granularity);
     }
     return device->ops->import(device->state, thread, fd, mem, err);
 }

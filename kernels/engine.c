@@ -303,8 +303,7 @@ static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct
     case ENGINE__MSG_TYPE__ENGINE_PING:
         return on_ping(engine, frame, err);
     default:
-        return cst_err_set(err, CST_EPROTO, "message type %u is none that an engine takes",
-                           frame->type);
+        return cst_err_set(err, CST_EPROTO, "message type %u is not for an engine", frame->type);
     }
 }
 

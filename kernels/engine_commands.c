@@ -100,7 +100,7 @@ static void start_or_hold(struct cst_engine *engine, struct cst_work *work)
     /* A cancelled command touches no memory and need not wait for recovery. */
     if (work->ticket.doomed) {
         work->status = cst_err_set(&work->err, CST_ECANCELLED,
-                                   "command %" PRIu64 " failed, which this one came after",
+                                   "command %" PRIu64 " failed, for which this one waited",
                                    work->ticket.culprit);
         finish(engine, work);
     } else if (!recover(engine)) {

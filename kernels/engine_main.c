@@ -28,23 +28,21 @@ static void usage(FILE *to)
         "Usage: %s [--fd N]\n"
         "       %s --rates [OPTIONS]\n"
         "%s for cisternd, which starts this program and talks to it\n"
-        "on a SOCK_SEQPACKET socket. There is no reason to start it by hand, but for --rates.\n\n"
+        "on a SOCK_SEQPACKET socket. Start it by hand only with --rates.\n\n"
         "  --fd N            the socket (default 3)\n"
         "%s%s"
-        "  --rates           measure what this machine can do, print it as JSON and exit\n"
+        "  --rates           measure this machine, print the rates as JSON, and exit\n"
         "  --node N          with --rates: NUMA node whose memory is used\n"
         "%s"
-        "  --copy-threads N  with --rates: threads that copy, in each direction\n"
-        "  --help            print this and exit\n"
+        "  --copy-threads N  with --rates: threads that copy in each direction\n"
+        "  --help            print this text and exit\n"
         "  --version         print the version and exit\n",
         program->name, program->name, program->what,
-        program->probe != NULL
-            ? "  --probe           print what devices there are, as JSON, and exit\n"
-            : "",
+        program->probe != NULL ? "  --probe           print the devices as JSON, and exit\n" : "",
         program->paced != NULL
-            ? "  --paced RATES     be an accelerator with memory of its own that keeps rates:\n"
+            ? "  --paced RATES     simulate an accelerator with these rates:\n"
               "                    up=N,down=N (bytes per second), update=N (elements), memory=N\n"
-              "  --pace RATES      keep these rates: update=N\n"
+              "  --pace RATES      do not exceed these rates: update=N\n"
             : "",
         program->probe != NULL ? "  --device UUID     with --rates: the GPU\n"
                                : "  --threads N       with --rates: threads that compute\n");

@@ -170,7 +170,7 @@ int cst_engine_drop_segment(struct cst_engine *engine, const struct cst_frame *f
     segment = cst_segments_get(&engine->segments, drop->id);
     mapping = segment != NULL ? mapping_of(segment) : NULL;
     if (mapping == NULL || mapping->drop || segment->state == CST_SEGMENT_DROPPING) {
-        (void)cst_err_set(&what, CST_ENOTFOUND, "no segment %u", drop->id);
+        (void)cst_err_set(&what, CST_ENOTFOUND, "there is no segment %u", drop->id);
         answer(engine, frame->request, drop->id, CST_ENOTFOUND, &what);
     } else {
         mapping->drop = true;

@@ -34,7 +34,7 @@ int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *
         *out = spec;
         return CST_OK;
     }
-    return cst_err_set(err, rc, "'%s' is no list of up=N, down=N, update=N and memory=N", text);
+    return cst_err_set(err, rc, "'%s' is not a list of up=N, down=N, update=N and memory=N", text);
 }
 
 void cst_pace_init(struct cst_pace *pace, uint64_t rate)

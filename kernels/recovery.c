@@ -89,7 +89,7 @@ void cst_recovery_forget(struct cst_recovery *recovery, void (*warn)(const struc
         if (cst_undo_holds(slot)) {
             (void)cst_err_set(&err, CST_ELOST,
                               "undo slot %u is dropped: tile %" PRIu64
-                              " of table %u, whose segments were not added",
+                              " of table %u, whose segments are not mapped",
                               i, slot->tile, slot->table);
             warn(&err);
             cst_undo_drop(slot);

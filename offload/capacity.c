@@ -3,6 +3,7 @@
 
 #include "offload/need.h"
 #include "offload/outliers.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -36,21 +37,22 @@ static const char *op_name(const struct cst_packing *packing, uint32_t op)
 static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
                      const struct candidate *s, struct cst_err *err)
 {
-    char further[120] = "";
+    char further[120] = "", pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
     size_t used = 0;
 
     for (uint32_t k = 1; k < s->sizes.n && used < sizeof further; k++) {
-        used += (size_t)snprintf(further + used, sizeof further - used,
-                                 ", and %" PRIu32 " of %" PRIu64 " bytes", s->need.min_blocks[k],
-                                 block_bytes(s->sizes.v[k]));
+        used += (size_t)snprintf(further + used, sizeof further - used, ", and %" PRIu32 " of %s",
+                                 s->need.min_blocks[k],
+                                 cst_size_text(block_bytes(s->sizes.v[k]), block));
     }
-    return cst_err_set(
-        err, CST_EPOOL,
-        "pool of %" PRIu64 " bytes: %" PRIu64 " blocks of %" PRIu64
-        " bytes, operator '%s' needs %" PRIu32 "%s: %" PRIu64 " bytes short (--pool %" PRIu64 "%%)",
-        pool_bytes, pool_bytes / block_bytes(s->sizes.v[0]), block_bytes(s->sizes.v[0]),
-        op_name(packing, s->need.min_operator[0]), s->need.min_blocks[0], further,
-        s->bytes - pool_bytes, cst_layout_percent(packing->model, s->bytes));
+    return cst_err_set(err, CST_EPOOL,
+                       "pool of %s: %" PRIu64 " blocks of %s, operator '%s' needs %" PRIu32
+                       "%s: %s short (--pool %" PRIu64 "%%)",
+                       cst_size_exact(pool_bytes, pool), pool_bytes / block_bytes(s->sizes.v[0]),
+                       cst_size_text(block_bytes(s->sizes.v[0]), block),
+                       op_name(packing, s->need.min_operator[0]), s->need.min_blocks[0], further,
+                       cst_size_exact(s->bytes - pool_bytes, lacks),
+                       cst_layout_percent(packing->model, s->bytes));
 }
 
 /* Compute the costs of @c's capacities. With @cut they are first reduced to what the fullest chunks
@@ -100,10 +102,9 @@ static int take_given(const struct cst_layout_config *config, struct cst_sizes *
             status = cst_err_set(err, CST_EINVAL, "more than %d classes of chunks",
                                  CST_LAYOUT_MAX_CLASSES);
         } else if (status == CST_OK && given[i] <= before) {
-            status =
-                cst_err_set(err, CST_EINVAL,
-                            "classes of chunks must grow: %" PRIu64 " elements behind %" PRIu64,
-                            given[i], before);
+            status = cst_err_set(err, CST_EINVAL,
+                                 "classes of chunks must grow: %" PRIu64 " elements after %" PRIu64,
+                                 given[i], before);
         } else if (status == CST_OK) {
             sizes->v[sizes->n++] = cst_align_up(given[i], CST_LAYOUT_CAPACITY_STEP);
         }

@@ -124,7 +124,7 @@ static void log_not_finite(struct cst_core *core, bool skipped)
     } else {
         cst_core_log(core, CST_OK,
                      "step %" PRIu64 ": the norm of the gradients is NaN, infinite or too large; "
-                     "tiles of %d elements that are so by themselves keep their states",
+                     "tiles of %d elements with such a norm keep their states",
                      core->step, CST_TILE_ELEMS);
     }
 }

@@ -82,7 +82,7 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
     }
     if (cst_trace_init(&r->trace, core->layout, core->model, rank) != CST_OK ||
         cst_pool_init(&r->pool, pool, core->layout, &r->trace, core->policy.eviction) != CST_OK) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for the books of rank %" PRIu32, rank);
+        return cst_err_set(err, CST_ENOMEM, "no memory for the pool of rank %" PRIu32, rank);
     }
     core->everybody |= 1ull << rank;
     core->n_blocks += r->pool.n_blocks;
@@ -128,8 +128,9 @@ int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, str
             core->ranks[other].state == CST_RANK_ATTACHED &&
             core->ranks[other].gone.status == CST_OK) {
             return cst_err_set(err, CST_EBUSY,
-                               "the pool of rank %" PRIu32 " is where that of rank %" PRIu32
-                               " is, which is attached",
+                               "the pool of rank %" PRIu32
+                               " is on the same accelerator as that of rank %" PRIu32
+                               ", which is attached",
                                rank, other);
         }
     }
@@ -199,7 +200,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     core = calloc(1, sizeof *core);
     if (core == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a job's books");
+        return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
     core->model = config->model;
     core->layout = config->layout;
@@ -224,8 +225,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->in_order = calloc(core->n_nodes, sizeof *core->in_order);
     if (core->ranks == NULL || core->chunks == NULL || core->order == NULL ||
         core->in_order == NULL) {
-        status = cst_err_set(err, CST_ENOMEM, "no memory for the books of %" PRIu32 " chunks",
-                             core->n_chunks);
+        status = cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " chunks", core->n_chunks);
     }
     for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
         status = open_rank(core, config, rank, err);
@@ -235,7 +235,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
         status = cst_rooms_open(core, config, err);
     }
     if (status == CST_OK && cst_landing_open(core) != CST_OK) {
-        status = cst_err_set(err, CST_ENOMEM, "no memory for the books of landings");
+        status = cst_err_set(err, CST_ENOMEM, "no memory for landings");
     }
     if (status != CST_OK) {
         cst_core_close(core);
@@ -274,7 +274,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     struct cst_flight flight;
 
     if (!cst_flights_take(&core->flights, event->ticket, &flight)) {
-        cst_core_log(core, CST_EINTERNAL, "completion of a ticket that is not under way: %" PRIu64,
+        cst_core_log(core, CST_EINTERNAL, "completion of a ticket that no command has: %" PRIu64,
                      event->ticket);
         return;
     }

@@ -45,15 +45,17 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         return;
     }
     if (chunk->update_ticket != 0 && chunk->weight_ticket != chunk->update_ticket) {
-        say(page, "its update is under way, into the weight row that fetches do not read yet");
+        say(page, "its update is running, and writes the weight row that fetches do not read yet");
     } else if (chunk->update_ticket != 0) {
-        say(page, "its update of step %" PRIu64 " is under way; fetches wait for that alone",
+        say(page, "its update of step %" PRIu64 " is running; fetches wait only for it",
             core->step);
     } else if (!cst_update_is_over(chunk)) {
-        say(page, "its update of step %" PRIu64 ": weights are there, states come down still",
+        say(page,
+            "its update of step %" PRIu64
+            " has written the weights; its states are still being copied back",
             core->step);
     } else if (chunk->n_writes > 0) {
-        say(page, "%" PRIu32 " writes to its states are under way", chunk->n_writes);
+        say(page, "%" PRIu32 " writes to its states are running", chunk->n_writes);
     } else {
         say(page,
             "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
@@ -69,8 +71,8 @@ static void explain_rows(const struct cst_core *core, uint32_t c, struct page *p
 
     if (chunk->ahead) {
         say(page,
-            "updated before the commit of step %" PRIu64 ": its states are of that step, fetches "
-            "read the %s weight row, which the commit gives up",
+            "updated before the commit of step %" PRIu64
+            ": its states are those of that step; fetches read the %s weight row until the commit",
             core->step, side);
     } else if (chunk->pending) {
         say(page,
@@ -82,8 +84,8 @@ static void explain_rows(const struct cst_core *core, uint32_t c, struct page *p
             side);
     }
     if (chunk->carried) {
-        say(page, "its gradient was complete before the step was interrupted: what is handed in "
-                  "again is dropped");
+        say(page, "its gradient was complete before the step was interrupted; a gradient that is "
+                  "handed in again is ignored");
     }
 }
 
@@ -101,18 +103,21 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
     } else if (chunk->room != CST_NONE) {
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
-            " chunks of node %" PRIu32 " in the order of updates the last one goes up",
+            " chunks of node %" PRIu32 ", in the order of updates, the last one is updated there",
             core->rooms[chunk->room].engine, core->interleave_now, core->layout->chunks[c].node);
     } else if (chunk->turn) {
-        say(page, "updated by engine %" PRIu32 ": it is larger than the buffers of all rooms",
+        say(page,
+            "updated by engine %" PRIu32
+            ": it is larger than the memory for updates of any accelerator",
             core->layout->chunks[c].node);
     } else if (core->interleave_now == 0) {
-        say(page, "updated by engine %" PRIu32 ": no chunk goes up, k is infinite",
+        say(page, "updated by engine %" PRIu32 ": no chunk is updated on an accelerator at present",
             core->layout->chunks[c].node);
     } else {
         say(page,
             "updated by engine %" PRIu32 ": of each %" PRIu32
-            " of its chunks in the order of updates the last one alone goes up",
+            " of its chunks, in the order of updates, only the last one is updated on an "
+            "accelerator",
             core->layout->chunks[c].node, core->interleave_now);
     }
 }
@@ -126,8 +131,8 @@ static void explain_group(const struct cst_core *core, uint32_t c, struct page *
     say(page, "pattern %s; group %" PRIu32 ": %s", pattern->name, cst_group_number(core, c),
         cst_group_words(chunk->ranks, text));
     if (!chunk->has_states) {
-        say(page, "frozen: weights alone, no gradient, no states, no update%s",
-            cst_states_is_base(core, c) ? "; they are the base job's" : "");
+        say(page, "frozen: weights only, no gradient, no states, no update%s",
+            cst_states_is_base(core, c) ? "; they belong to the base job" : "");
     }
 }
 
@@ -135,8 +140,8 @@ static void explain_over(const struct cst_core *core, uint32_t c, struct page *p
 {
     if (core->chunks[c].over != CST_OVER_WEIGHTS) {
         say(page,
-            "%s where its weights were; who fetches them gets them made from its master weights, "
-            "until its next update",
+            "%s in the place of its weights; until its next update, fetches get weights that are "
+            "computed from its master weights",
             core->chunks[c].over == CST_OVER_GRADIENT ? "its gradient, or a part of one, is"
                                                       : "a part of a gradient is");
     } else if (core->layout->states.grad_over_weight) {
@@ -161,8 +166,8 @@ static void explain_loads(const struct cst_core *core, struct page *page)
 
     if (most > 0) {
         say(page,
-            "up to %" PRIu32 " GPUs that expect its weights together load a piece each over their "
-            "own links, of at least %" PRIu64 " bytes, and exchange them",
+            "up to %" PRIu32 " GPUs that expect its weights together load one piece each over "
+            "their own links, of at least %" PRIu64 " bytes, and exchange the pieces",
             most, core->policy.gather_bytes);
     }
 }
@@ -216,7 +221,7 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
     if (core->micro_batches > 1 && (chunk->micro > 0 || n > 0)) {
         say(page,
             "its gradient of micro-batch %" PRIu32 " of at most %" PRIu32
-            " is collected; those before it are in the grad row",
+            " is being collected; the earlier ones are in the gradient row",
             chunk->micro + 1, core->micro_batches);
     }
     if (chunk->reduce_ticket != 0) {
@@ -234,7 +239,7 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
             __builtin_popcountll(chunk->added));
     }
     if (chunk->staged_rank != CST_NONE) {
-        say(page, "rank %" PRIu32 "'s contribution was moved to the grad row to free its block",
+        say(page, "rank %" PRIu32 "'s contribution was moved to the gradient row to free its block",
             chunk->staged_rank);
     }
 }
@@ -289,7 +294,7 @@ static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank,
                 waits_for_itself(r, request)           ? "the sum of the micro-batch before"
                 : request->where == CST_REQUEST_QUEUED ? "a block"
                 : r->pool.worker_copies                ? "its update"
-                : core->chunks[c].weight_ticket != 0   ? "its update, and then the copy"
+                : core->chunks[c].weight_ticket != 0   ? "its update, then the copy"
                                                        : "the copy");
         }
     }

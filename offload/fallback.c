@@ -32,13 +32,15 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
         return;
     }
     cst_core_log(core, event->status,
-                 "step %" PRIu64 ", chunk %" PRIu32 ": its update in the room of engine %" PRIu32
-                 " failed (%" PRIu32 ". time there): %s; %s",
+                 "step %" PRIu64 ": the update of chunk %" PRIu32
+                 " on the accelerator of engine %" PRIu32 " failed (failure %" PRIu32
+                 " there): %s; %s",
                  core->step, c, room->engine, room->n_failures, cst_event_words(event), then);
     if (room->n_failures == CST_ROOM_MAX_FAILURES) {
         cst_room_give_up(core, r);
         cst_core_log(core, CST_OK,
-                     "the room of engine %" PRIu32 " is given up after %d failures: of %" PRIu64
+                     "the accelerator of engine %" PRIu32
+                     " is no longer used for updates, after %d failures: of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
                      room->engine, CST_ROOM_MAX_FAILURES, core->n_updates, core->n_device_updates);
     }
@@ -53,9 +55,9 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
     if (cst_loss_is(event) && !room->given_up) {
         cst_room_give_up(core, r);
         cst_core_log(core, event->status,
-                     "step %" PRIu64 ": the room of engine %" PRIu32
-                     " is given up, which is gone: %s; of %" PRIu64 " updates so far %" PRIu64
-                     " were made on accelerators",
+                     "step %" PRIu64 ": the accelerator of engine %" PRIu32
+                     " is lost, and is no longer used for updates: %s; of %" PRIu64
+                     " updates so far %" PRIu64 " were made on accelerators",
                      core->step, room->engine, cst_event_words(event), core->n_updates,
                      core->n_device_updates);
     }
@@ -83,7 +85,7 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
         return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
     if (away) {
-        count(core, flight->rank, flight->chunk, event, "its node's engine makes it");
+        count(core, flight->rank, flight->chunk, event, "the engine of its node makes the update");
         cst_room_leave(core, flight->chunk);
         cst_update_return(core, flight->chunk);
         return true;
@@ -104,7 +106,8 @@ void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
     }
     if (core->phase != CST_PHASE_FAILED) {
         see_gone(core, flight->rank, event);
-        count(core, flight->rank, flight->chunk, event, "the gradient comes up again");
+        count(core, flight->rank, flight->chunk, event,
+              "the gradient is copied to the accelerator again");
     }
 }
 
@@ -171,8 +174,8 @@ void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
     name_lost(core, flight, lost, sizeof lost);
     (void)cst_err_set(&why, event->status,
                       "update of chunk %" PRIu32 " failed in step %" PRIu64
-                      ": %.160s; lost with it are states of these chunks, which were there or on "
-                      "their way home: %s",
+                      ": %.160s; the states of these chunks were on the accelerator or on their "
+                      "way from it, and are lost: %s",
                       flight->chunk, core->step, cst_event_words(event), lost);
     cst_ranks_fail(core, &why);
 }

@@ -266,8 +266,8 @@ static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
 
     if (rank->stepped) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
-                        "rank %" PRIu32 " has asked for step %" PRIu64
-                        ": nothing more of it is fetched",
+                        "rank %" PRIu32 " has asked for the commit of step %" PRIu64
+                        ", and can fetch nothing more in it",
                         event->rank, core->step);
         return false;
     }

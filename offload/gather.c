@@ -196,8 +196,8 @@ void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
 
     if (is_of_gathering(event) && core->policy.gather_bytes != 0) {
         cst_core_log(core, event->status,
-                     "chunk %" PRIu32 " could not be gathered by GPUs together: %s; each loads "
-                     "alone from now on",
+                     "the GPUs could not load chunk %" PRIu32
+                     " together: %s; each GPU loads everything itself from now on",
                      block->chunk, cst_event_words(event));
         core->policy.gather_bytes = 0;
     }

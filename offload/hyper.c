@@ -34,8 +34,8 @@ int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err)
         float v = value_of(hyper, i);
 
         if (!isfinite(v) || v < fields[i].low || v >= fields[i].high) {
-            return cst_err_set(err, CST_EINVAL, "%s = %g: %g <= %s < %g is needed", fields[i].name,
-                               (double)v, (double)fields[i].low, fields[i].name,
+            return cst_err_set(err, CST_EINVAL, "%s = %g: %g <= %s < %g is required",
+                               fields[i].name, (double)v, (double)fields[i].low, fields[i].name,
                                (double)fields[i].high);
         }
     }

@@ -248,13 +248,15 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
     }
     if (config->states.optimizer >= CST_OPTIMIZER_COUNT ||
         config->states.moments >= CST_MOMENTS_COUNT) {
-        return cst_err_set(err, CST_EINVAL, "optimizer %d with moments %d: there is no such",
+        return cst_err_set(err, CST_EINVAL, "there is no optimizer %d with moments %d",
                            (int)config->states.optimizer, (int)config->states.moments);
     }
     if (config->states.grad_over_weight &&
         (config->states.two_weights || config->grad_bytes == 4)) {
-        return cst_err_set(err, CST_EINVAL, "gradients over the weights: not with %s",
-                           config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
+            config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
     }
     if (config->n_devices > CST_LAYOUT_MAX_DEVICES) {
         return cst_err_set(err, CST_EINVAL, "states on %" PRIu32 " accelerators: at most %d",
@@ -262,8 +264,9 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
     }
     if (config->n_devices > 0 &&
         (config->states.moments != CST_MOMENTS_FP32 || config->states.grad_over_weight)) {
-        return cst_err_set(err, CST_EINVAL, "states on accelerators: not with %s",
-                           config->states.grad_over_weight ? "gradients over the weights"
+        return cst_err_set(err, CST_EINVAL,
+                           "states on accelerators (device_states) cannot be combined with %s",
+                           config->states.grad_over_weight ? "gradients in the place of weights"
                                                            : "moments that are not fp32");
     }
     if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {

@@ -64,8 +64,8 @@ void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_
         return;
     }
     (void)cst_err_set(&why, event->status,
-                      "the accelerator of engine %" PRIu32 " is gone in step %" PRIu64
-                      ", and with it the pool of %s: %s",
+                      "the accelerator of engine %" PRIu32 " was lost in step %" PRIu64
+                      ", with the pool of %s: %s",
                       engine, core->step, cst_group_words(ranks, text), cst_event_words(event));
     mark(core, ranks, &why, needed || !core->closing);
     why.status = CST_EPEERDIED;
@@ -88,7 +88,7 @@ void cst_loss_of_node(struct cst_core *core, const struct cst_event *event)
     }
     (void)cst_err_set(&why, CST_EENGINE,
                       "an engine was given up in step %" PRIu64
-                      ", and is tried again when a worker attaches: %s",
+                      ", and is tried again when a worker opens the job: %s",
                       core->step, event->text);
     mark(core, core->everybody, &why, true);
     why.status = CST_EPEERDIED;

@@ -106,8 +106,8 @@ static int check_box(const struct cst_tensor_words *words, struct cst_err *err)
 
         if (words->first[d] < 0 || words->first[d] > room) {
             return cst_err_set(err, CST_EINVAL,
-                               "tensor '%s': dimension %" PRIu32 " has %" PRId64
-                               " elements from %" PRId64 ", the whole has %" PRId64,
+                               "tensor '%s': in dimension %" PRIu32 " its box has %" PRId64
+                               " elements from %" PRId64 " on, but the whole tensor has %" PRId64,
                                words->name, d, words->shape[d], words->first[d], words->whole[d]);
         }
     }
@@ -120,7 +120,8 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
     const struct cst_pattern *pattern = cst_pattern(words->pattern);
 
     if (pattern == NULL) {
-        return cst_err_set(err, CST_EINVAL, "tensor '%s': pattern %" PRIu32 ", there are 0..%d",
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%s': pattern %" PRIu32 " is unknown (known: 0 to %d)",
                            words->name, words->pattern, CST_PATTERN_COUNT - 1);
     }
     if (words->group >= model->n_groups) {

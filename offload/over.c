@@ -23,10 +23,11 @@ int cst_over_admit(const struct cst_core_config *config, struct cst_err *err)
     for (uint32_t rank = 0; rank < config->world && config->layout->states.grad_over_weight;
          rank++) {
         if (config->pools[rank].worker_copies) {
-            return cst_err_set(err, CST_EINVAL,
-                               "gradients over the weights: rank %" PRIu32
-                               "'s worker copies weights in itself, from where gradients may be",
-                               rank);
+            return cst_err_set(
+                err, CST_EINVAL,
+                "gradients in the place of weights (grad_over_weight): the worker of rank %" PRIu32
+                " copies weights itself, and would copy gradients",
+                rank);
         }
     }
     return CST_OK;
@@ -102,8 +103,9 @@ int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row ro
     }
     return cst_err_set(
         err, CST_EUNSUPPORTED,
-        "the gradient of chunk %" PRIu32 " is not kept: its place is the weights', which %s", c,
-        core->chunks[c].over == CST_OVER_WEIGHTS ? "are there" : "were written since");
+        "the gradient of chunk %" PRIu32
+        " is not available: the weights are stored in its place, and they %s",
+        c, core->chunks[c].over == CST_OVER_WEIGHTS ? "are there" : "were written since");
 }
 
 int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
@@ -123,9 +125,9 @@ int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row r
     if (row != CST_ROW_WEIGHT) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_EUNSUPPORTED,
-                       "weights of chunk %" PRIu32
-                       ": gradients take their place, after which they are made from the master "
-                       "weights: write those",
-                       c);
+    return cst_err_set(
+        err, CST_EUNSUPPORTED,
+        "weights of chunk %" PRIu32
+        " cannot be written, because gradients take their place: write the master weights",
+        c);
 }

@@ -81,8 +81,8 @@ int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
         return CST_OK;
     }
     return cst_err_set(err, CST_EBUSY,
-                       "%" PRIu32 " chunks are of step %" PRIu64
-                       " already: it is to be committed before states are written",
+                       "%" PRIu32 " chunks already have the update of step %" PRIu64
+                       ": commit it before you write states",
                        core->n_ahead, core->step);
 }
 
@@ -273,7 +273,7 @@ static int check_promise(const struct cst_core *core, uint32_t rank, const struc
     if (core->n_ahead == 0) {
         return CST_OK;
     }
-    return cst_hyper_same(&core->early_hyper, hyper, "updates that were begun before", mine, err);
+    return cst_hyper_same(&core->early_hyper, hyper, "the updates that have begun", mine, err);
 }
 
 int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err)

@@ -319,7 +319,7 @@ void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event)
     }
     cst_residency_end_leases(core, event->rank, true);
     set_state(core, event->rank, CST_RANK_HUNG_UP);
-    lose(core, event->rank, "hung up in step", CST_PHASE_INTERRUPTED);
+    lose(core, event->rank, "disconnected in step", CST_PHASE_INTERRUPTED);
 }
 
 void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
@@ -376,7 +376,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     if (rank->state != CST_RANK_ATTACHED || rank->sync != CST_NO_REQUEST) {
         cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " %s", event->rank,
                         rank->state != CST_RANK_ATTACHED ? "is not attached"
-                                                         : "waits in sync already");
+                                                         : "is already waiting in a sync");
         return;
     }
     if (rank->gone.status != CST_OK) {
@@ -385,8 +385,9 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     }
     /* A rank that syncs during an attempt has given the attempt up. */
     if (core->phase == CST_PHASE_RUNNING) {
-        (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " gave step %" PRIu64 " up to sync",
-                          event->rank, core->step);
+        (void)cst_err_set(&why, CST_EPEERDIED,
+                          "rank %" PRIu32 " gave up step %" PRIu64 " and synced", event->rank,
+                          core->step);
         cst_ranks_interrupt(core, &why);
     }
     cst_residency_end_leases(core, event->rank, false);
@@ -486,7 +487,7 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
         (void)cst_err_set(&why, CST_ETIMEDOUT,
                           "the gradient of chunk %" PRIu32 " waited %" PRIu64
                           " ms: what rank %" PRIu32 " handed in before, in micro-batch %" PRIu32
-                          ", is not summed yet: its group is in micro-batch %" PRIu32,
+                          ", is not summed yet, because its group is in micro-batch %" PRIu32,
                           request->chunk, core->peer_timeout_ns / 1000000, request->rank,
                           rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
                           core->chunks[request->chunk].micro + 1);
@@ -496,8 +497,8 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
     cst_pool_books(&rank->pool, &books);
     (void)cst_err_set(&why, CST_ETIMEDOUT,
                       "chunk %" PRIu32 " waited %" PRIu64 " ms for a block of rank %" PRIu32
-                      ": of %" PRIu32 " are %" PRIu32 " leased, %" PRIu32 " moving, %" PRIu32
-                      " gradients that wait for other ranks",
+                      ": of its %" PRIu32 " blocks %" PRIu32 " are leased, %" PRIu32
+                      " are being copied, and %" PRIu32 " hold gradients that wait for other ranks",
                       request->chunk, core->peer_timeout_ns / 1000000, request->rank,
                       books.capacity, books.leased, books.moving, books.pending);
     refuse_waiting(core, i, &why);
@@ -536,13 +537,15 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
     if (i == CST_NO_REQUEST ||
         (core->requests.v[i].where != CST_REQUEST_IO && core->requests.v[i].rank != event->rank)) {
         cst_core_refuse(core, event->tag, CST_ENOTFOUND,
-                        "nothing of rank %" PRIu32 " to cancel: it has its answer", event->rank);
+                        "rank %" PRIu32 " has nothing to cancel: the request has its answer",
+                        event->rank);
         return;
     }
     /* An engine executes the command, or the norm: the request will be answered soon. */
     if (core->requests.v[i].where == CST_REQUEST_IO ||
         (core->requests.v[i].where == CST_REQUEST_STEP && core->closing)) {
-        cst_core_refuse(core, event->tag, CST_EBUSY, "too late to cancel: it ends by itself");
+        cst_core_refuse(core, event->tag, CST_EBUSY,
+                        "too late to cancel: the request ends by itself");
         return;
     }
     if (core->requests.v[i].where == CST_REQUEST_STEP) {

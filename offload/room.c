@@ -64,7 +64,7 @@ static int check_devices(const struct cst_core *core, struct cst_err *err)
             return cst_err_set(err, CST_EINVAL,
                                "chunk %" PRIu32 " of %" PRIu64
                                " elements has its states on the accelerator of engine %" PRIu32
-                               ", which has no room to update it",
+                               ", which has no memory to update it (update_room)",
                                c, core->layout->chunks[c].n_elems, device);
         }
     }

@@ -51,7 +51,7 @@ static int check_frozen(const struct cst_core *core, const struct cst_event *eve
         return CST_OK;
     }
     return cst_err_set(err, CST_EUNSUPPORTED,
-                       "tensor '%s' is frozen: it has weights alone, no row %u", tensor->name,
+                       "tensor '%s' is frozen: it has only weights, no row %u", tensor->name,
                        (unsigned)event->row);
 }
 
@@ -344,14 +344,15 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         return;
     }
     if (cst_states_is_base(core, tensor->chunk)) {
-        cst_core_refuse(core, event->tag, CST_EDENIED,
-                        "tensor '%s' is the base job's: it is read here, and written there alone",
-                        tensor->name);
+        cst_core_refuse(
+            core, event->tag, CST_EDENIED,
+            "tensor '%s' belongs to the base job: it can be read here, but written only there",
+            tensor->name);
         return;
     }
     if (core->phase == CST_PHASE_RUNNING && cst_ranks_begun(core) != CST_BEGUN_NOTHING) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
-                        "step %" PRIu64 " is under way: states are written between steps",
+                        "step %" PRIu64 " is running: states can be written only between steps",
                         core->step);
         return;
     }

@@ -81,8 +81,8 @@ int cst_program_find(const char *name, const char *given, const char *variable, 
         return CST_OK;
     } else {
         rc = cst_err_set(err, CST_EAGAIN,
-                         "no engine program: %s is neither in the tree of this program nor in %s; "
-                         "set %s (cisternd: or --engine)",
+                         "no engine program: %s is neither in the directories of this program nor "
+                         "in %s; set %s (for cisternd also --engine)",
                          name, CST_LIBEXECDIR, variable);
     }
     out[0] = '\0';

@@ -177,7 +177,8 @@ static int check_names(const struct cst_saved_plan *plan, const struct field *fi
 {
     for (; fields->key != NULL; fields++) {
         if (fields->names != NULL && get(plan, fields) >= count_names(fields)) {
-            return cst_err_set(err, CST_EINVAL, "a plan with %s %" PRIu64 ": there are %" PRIu32,
+            return cst_err_set(err, CST_EINVAL,
+                               "the plan has %s %" PRIu64 ", but there are only %" PRIu32,
                                fields->key, get(plan, fields), count_names(fields));
         }
     }

@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,5 +165,18 @@ const char *cst_size_text(uint64_t bytes, char buf[CST_SIZE_TEXT])
         i++;
     }
     (void)snprintf(buf, CST_SIZE_TEXT, i == 0 ? "%.0f %s" : "%.1f %s", v, units[i]);
+    return buf;
+}
+
+const char *cst_size_exact(uint64_t bytes, char buf[CST_SIZE_EXACT])
+{
+    char text[CST_SIZE_TEXT];
+
+    if (bytes < 1024) {
+        (void)snprintf(buf, CST_SIZE_EXACT, "%" PRIu64 " bytes", bytes);
+    } else {
+        (void)snprintf(buf, CST_SIZE_EXACT, "%s (%" PRIu64 " bytes)", cst_size_text(bytes, text),
+                       bytes);
+    }
     return buf;
 }

@@ -34,4 +34,10 @@ int cst_size_parse_seconds(const char *text, uint32_t max, uint32_t *out, struct
 /* Write @bytes for people: "1.5 GiB". Returns @buf. */
 const char *cst_size_text(uint64_t bytes, char buf[CST_SIZE_TEXT]);
 
+#define CST_SIZE_EXACT 64 /* Most bytes of a text of cst_size_exact. */
+
+/* Write @bytes for people, with the exact number: "1.5 GiB (1610612736 bytes)", or "100 bytes".
+ * Returns @buf. */
+const char *cst_size_exact(uint64_t bytes, char buf[CST_SIZE_EXACT]);
+
 #endif

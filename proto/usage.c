@@ -99,7 +99,7 @@ static int refuse_long(const char *word, const struct option *table, struct cst_
         }
     }
     if (nearest != NULL) {
-        return cst_err_set(err, CST_EINVAL, "there is no option --%.*s: is --%s meant?", (int)n,
+        return cst_err_set(err, CST_EINVAL, "there is no option --%.*s: did you mean --%s?", (int)n,
                            word, nearest);
     }
     return cst_err_set(err, CST_EINVAL, "there is no option --%.*s (see --help)", (int)n, word);

@@ -22,7 +22,7 @@ static void print_states(const Cistern__JobInfo *job)
     (void)printf("states    %s, moments in %s%s%s, %.4g B/parameter%s", job->optimizer,
                  job->moments, job->rounding != NULL ? ", rounded " : "",
                  job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
-                 job->grad_over_weight ? ", gradients over weights" : "");
+                 job->grad_over_weight ? ", gradients in the place of weights" : "");
     if (job->has_device_states) {
         (void)printf(", %s on devices", cli_bytes(job->device_states, text));
     }
@@ -49,7 +49,7 @@ static void print_updates(const Cistern__JobInfo *job)
     }
     if (job->has_update_room) {
         (void)printf("; %s of devices for them, ", cli_bytes(job->update_room, a));
-        (void)printf(job->has_interleave ? "of each node one chunk in %u" : "no chunk at present",
+        (void)printf(job->has_interleave ? "one chunk in %u of each node" : "no chunk at present",
                      job->interleave);
     }
     if (job->n_device_updates > 0) {
@@ -60,7 +60,7 @@ static void print_updates(const Cistern__JobInfo *job)
         (void)printf("; %llu failures there", (unsigned long long)job->room_failures);
     }
     if (job->has_rooms_given_up) {
-        (void)printf(", %u room%s given up", job->rooms_given_up,
+        (void)printf(", %u device%s no longer used for updates", job->rooms_given_up,
                      job->rooms_given_up == 1 ? "" : "s");
     }
     if (job->has_last_update_seconds) {
@@ -100,7 +100,7 @@ static void print_progress(const Cistern__JobInfo *job)
     if (job->has_expected_step_seconds) {
         (void)printf("expected  %s a step, by the %s%s\n",
                      cli_seconds(job->expected_step_seconds, text), job->expected_by,
-                     job->drifted ? "; it has drifted from that" : "");
+                     job->drifted ? "; the steps now take another time" : "");
     }
     (void)printf("age       %s", cli_seconds(job->age_s, text));
     if (job->has_idle_s && job->idle_s > 0) {
@@ -136,7 +136,7 @@ static void print_base(const Cistern__JobInfo *job)
     char text[CLI_HUMAN_BYTES];
 
     if (job->base_job != NULL) {
-        (void)printf("base      %s: %s of its memory are used here\n", job->base_job,
+        (void)printf("base      %s: this job uses %s of its memory\n", job->base_job,
                      cli_bytes(job->base_bytes, text));
     }
     for (size_t i = 0; i < job->n_users; i++) {

@@ -28,28 +28,28 @@ static int version(struct cli *cli);
 static int help(struct cli *cli);
 
 static const struct command commands[] = {
-    {"stat", "", "the node: memory, engines, pools, jobs, rates", 0, 0,
+    {"stat", "", "show the node: memory, engines, pools, jobs, rates", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_stat},
-    {"jobs", "", "all jobs, one a line", 0, 0, CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_jobs},
-    {"job", "NAME", "one job: ranks, step, chunks by state, hit rate", 1, 0,
+    {"jobs", "", "show all jobs, one per line", 0, 0, CLI_USES_JSON | CLI_USES_WATCH, DAEMON,
+     cli_jobs},
+    {"job", "NAME", "show one job: ranks, step, chunks by state, hit rate", 1, 0,
      CLI_USES_JSON | CLI_USES_UID | CLI_USES_WATCH, DAEMON, cli_job},
-    {"explain", "JOB TENSOR", "where a tensor's chunk is, and why", 2, 0,
+    {"explain", "JOB TENSOR", "show where a tensor is stored, and why", 2, 0,
      CLI_USES_JSON | CLI_USES_UID, DAEMON, cli_explain},
-    {"trace", "JOB", "what a job did lately, as a file for Perfetto", 1, 0,
+    {"trace", "JOB", "write what a job did recently, for Perfetto", 1, 0,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
-    {"rm", "NAME", "remove a job and its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},
-    {"quota", "", "your limits and use; with --manager-socket: all users'", 0, 0,
+    {"rm", "NAME", "remove a job and free its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},
+    {"quota", "", "show your limits and use (all with --manager-socket)", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
-    {"ping", "", "round trips to the daemon: p50 and p99", 0, 0, CLI_USES_JSON | CLI_USES_COUNT,
-     DAEMON, cli_ping},
-    {"plan", "MODEL", "plan a model's steps: a JSON file, or preset:NAME", 1, 0,
+    {"ping", "", "measure round trips to the daemon: p50 and p99", 0, 0,
+     CLI_USES_JSON | CLI_USES_COUNT, DAEMON, cli_ping},
+    {"plan", "MODEL", "plan a model: a JSON file, or preset:NAME", 1, 0,
      CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
     {"probe", "", "measure this machine, for plans", 0, 0,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_DISK, DAEMON_IF_THERE, cli_probe},
-    {"version", "", "versions of this program and of the daemon", 0, 0, 0, DAEMON_IF_THERE,
+    {"version", "", "print the versions of this program and the daemon", 0, 0, 0, DAEMON_IF_THERE,
      version},
-    {"help", "[COMMAND]", "this text, or that of a command with its options", 0, 1, 0, NO_DAEMON,
-     help},
+    {"help", "[COMMAND]", "print this text, or the options of a command", 0, 1, 0, NO_DAEMON, help},
 };
 
 static int print_help(const struct command *command)
@@ -61,7 +61,7 @@ static int print_help(const struct command *command)
         return CLI_EXIT_OK;
     }
     (void)printf("Usage: cistern [OPTION]... COMMAND [ARGUMENT]...\n"
-                 "Look at and manage the cistern memory daemon of this machine.\n\nCommands:\n");
+                 "Show and manage the cistern memory daemon of this machine.\n\nCommands:\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         (void)printf("  %-8s%-12s %s\n", commands[i].name, commands[i].args, commands[i].help);
     }
@@ -100,7 +100,8 @@ static int no_such_command(const char *name)
     if (nearest == NULL) {
         return cli_usage("no such command", name);
     }
-    (void)snprintf(words, sizeof words, "there is no command %.40s: is %s meant?", name, nearest);
+    (void)snprintf(words, sizeof words, "there is no command %.40s: did you mean %s?", name,
+                   nearest);
     return cli_usage(words, "");
 }
 

@@ -427,7 +427,8 @@ int cli_measure_disk(struct cli_measured *out, const char *directory, struct cst
         out->rates.disk_write = out->rates.disk_read = 0;
         rc = cst_err_errno(err, CST_EIO, errno, "%s", directory);
     } else if (!direct) {
-        cli_measure_note(out, "%.100s: no direct I/O: reads may be the page cache's", directory);
+        cli_measure_note(out, "%.100s: no direct I/O: reads may come from the page cache",
+                         directory);
     }
     free(piece);
 err_after_open:

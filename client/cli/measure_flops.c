@@ -120,7 +120,8 @@ static void measure_in(struct cli_measured *out, const char *program, const char
     } else if (train(program, data, log, &err) != CST_OK) {
         cli_measure_note(out, "no flop/s of the host: %.140s", err.text);
     } else if ((n = read_log(log, flops)) < 3) {
-        cli_measure_note(out, "no flop/s of the host: cistern-gpt told those of %u steps", n);
+        cli_measure_note(out, "no flop/s of the host: cistern-gpt reported them for only %u steps",
+                         n);
     } else {
         for (uint32_t i = 0; i < out->rates.n_devices; i++) {
             if (strcmp(out->rates.devices[i].name, "host") == 0) {
@@ -138,8 +139,8 @@ void cli_measure_flops(struct cli_measured *out)
     char program[PATH_MAX], directory[PATH_MAX - 16];
 
     if (!find_gpt(program)) {
-        cli_measure_note(out, "no flop/s of the host: there is no cistern-gpt beside this program: "
-                              "give plans --flops");
+        cli_measure_note(out, "no flop/s of the host: there is no cistern-gpt in the directory of "
+                              "this program: use --flops with plans");
         return;
     }
     (void)snprintf(directory, sizeof directory, "%s/cistern-probe.XXXXXX",

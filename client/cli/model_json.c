@@ -74,7 +74,8 @@ int cli_model_set_world(struct cli_model *model, uint64_t world, struct cst_err 
     }
     for (uint32_t g = 1; g < model->model.n_groups; g++) {
         if ((model->model.groups[g] & ~all_ranks((uint32_t)world)) != 0) {
-            return cst_err_set(err, CST_EINVAL, "%llu ranks: group %u of the model has more",
+            return cst_err_set(err, CST_EINVAL,
+                               "%llu ranks: group %u of the model has a higher rank",
                                (unsigned long long)world, g);
         }
     }

@@ -297,11 +297,12 @@ int cli_plan(struct cli *cli)
     int rc;
 
     if (cli->plan.what_if && cli->plan.save != NULL) {
-        return cli_usage("--save with --what-if: no job can have what the daemon cannot do yet",
+        return cli_usage("--save cannot be combined with --what-if: no job can use what the daemon "
+                         "cannot do yet",
                          "");
     }
     if (!cli->plan.what_if && cli->disk != NULL) {
-        return cli_usage("--disk: the daemon keeps no states on disks: --what-if plans with them",
+        return cli_usage("--disk: the daemon keeps no states on disks; plan with --what-if",
                          cli->disk);
     }
     rc = cli_plan_input_open(&input, cli, &err);

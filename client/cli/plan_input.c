@@ -62,9 +62,9 @@ static int open_model(struct cli_model *out, const char *from, const struct cli_
         return open_preset(out, from + strlen(preset_prefix), wish, err);
     }
     if (wish->batch != 0 || wish->context != 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--batch and --context are for presets: "
-                           "a model in a file says itself what it computes");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--batch and --context are only for presets: a model in a file has its own numbers");
     }
     rc = cli_model_read(out, from, err);
     if (rc == CST_OK && wish->ranks > 0) {
@@ -159,10 +159,10 @@ static int choose_device(struct cli_plan_input *input, const struct cli_plan_wis
         rates->devices[i].flops = wish->flops;
     }
     if (rates->devices[i].flops == 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "how many flop/s does a step reach on '%s'? The rates do not say: use "
-                           "--flops, or write it into %.128s",
-                           rates->devices[i].name, input->rates_from);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "the rates have no flop/s for '%s': use --flops, or write it into %.128s",
+            rates->devices[i].name, input->rates_from);
     }
     input->config.device = i;
     input->config.accelerator = find_accelerator(rates);
@@ -260,7 +260,7 @@ unsigned cli_plan_input_warn(const struct cli_plan_input *input, char words[][19
         if (n[kind] > 0) {
             (void)snprintf(words[n_words++], 192,
                            "%u tensors of pattern %s are held by all ranks ('%s', ...): they are "
-                           "of use in groups alone",
+                           "useful only in smaller groups",
                            n[kind], cst_pattern(kind)->name, model->tensors[example[kind]].name);
         }
     }

@@ -156,7 +156,7 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
     if (best->update_room > 0) {
         line = (struct columns){.device = beside ? 0 : best->update_room,
                                 .accelerator = best->update_room};
-        memory_line(&table, beside, "room for updates", &line);
+        memory_line(&table, beside, "for updates", &line);
     }
     if (best->host_bytes > host) {
         line = (struct columns){.host = best->host_bytes - host};
@@ -222,7 +222,7 @@ static const char *describe_depth(const struct cst_plan_choice *choice, char out
     if (choice->prefetch_depth == CST_CORE_NO_PREFETCH) {
         (void)snprintf(out, 16, "none");
     } else {
-        (void)snprintf(out, 16, choice->prefetch_depth > 0 ? "%u" : "as it fits",
+        (void)snprintf(out, 16, choice->prefetch_depth > 0 ? "%u" : "as blocks allow",
                        choice->prefetch_depth);
     }
     return out;
@@ -230,8 +230,8 @@ static const char *describe_depth(const struct cst_plan_choice *choice, char out
 
 static const char *eviction_name(const struct cst_plan_choice *choice)
 {
-    return choice->eviction == CST_EVICT_LRU ? "what was used longest ago"
-                                             : "what is wanted again last";
+    return choice->eviction == CST_EVICT_LRU ? "the least recently used weights"
+                                             : "the weights whose next use is last";
 }
 
 bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_choice *choice)
@@ -251,7 +251,8 @@ static void print_choice(const struct cli_plan_input *input, const struct cst_pl
     (void)printf("pool      %s on each device, prefetch depth %s, evicts %s\n", blocks,
                  describe_depth(best, depth), eviction_name(best));
     (void)printf("gradient  %s%s\n",
-                 cli_plan_is_over(input, best) ? "in the weight's place" : "beside the weight",
+                 cli_plan_is_over(input, best) ? "in the place of the weight"
+                                               : "in a row of its own",
                  input->config.micro_batches == 1 ? ""
                  : best->reduce_each              ? ", summed after each micro-batch"
                                                   : ", summed once a step");
@@ -272,7 +273,7 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     if (best->update_room == 0) {
         return;
     }
-    (void)printf("rooms     %s on each accelerator, ", cli_bytes(best->update_room, a));
+    (void)printf("reserved  %s for updates on each accelerator, ", cli_bytes(best->update_room, a));
     if (best->n_buffers == 0) {
         (void)printf("too small for any chunk: the smallest takes %s (--update-room %s)\n",
                      cli_bytes(best->least_room, a), cli_size_option(best->least_room, b));
@@ -280,9 +281,9 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     }
     (void)printf("%u chunk%s at a time; ", best->n_buffers, best->n_buffers > 1 ? "s" : "");
     if (best->interleave > 0) {
-        (void)printf("of each node one of %u chunks is updated there; ", best->interleave);
+        (void)printf("one of %u chunks of each node is updated there; ", best->interleave);
     } else {
-        (void)printf("no chunk that has a choice is updated there; ");
+        (void)printf("only chunks whose states stay there are updated there; ");
     }
     (void)printf("up %s, down %s\n", cli_bytes(p->states_up, a), cli_bytes(p->states_down, b));
 }
@@ -312,9 +313,8 @@ static void print_states(const struct cst_plans *plans)
                      cli_bytes(best->device_states, a), cli_bytes(best->least_states, b),
                      cli_size_option(best->least_states, c));
     } else if (best->device_states > 0) {
-        (void)printf(
-            "states    none stay on accelerators: the room for updates holds no chunk whose "
-            "states fit\n");
+        (void)printf("states    none stay on accelerators: the memory for updates is too small for "
+                     "a chunk whose states fit\n");
     }
 }
 
@@ -434,7 +434,7 @@ bool cli_plan_print(const struct cli_plan_input *input, const struct cst_plans *
     print_updates(input, best);
     print_states(plans);
     (void)printf("binds     %s\n", best->binds);
-    (void)printf("searched  %llu plans, %llu of them played, %s events\n\n",
+    (void)printf("searched  %llu plans, %llu of them simulated, %s events\n\n",
                  (unsigned long long)plans->n_candidates, (unsigned long long)plans->n_replayed,
                  cli_count(plans->n_events, a));
     return plans->n_runners_up == 0 || print_losers(plans);

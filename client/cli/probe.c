@@ -189,7 +189,7 @@ int cli_probe(struct cli *cli)
 
     if (path == NULL) {
         if (!cli_rates_path(standard, sizeof standard)) {
-            (void)cst_err_set(&err, CST_ENOTFOUND, "no home for the rates: use -o FILE");
+            (void)cst_err_set(&err, CST_ENOTFOUND, "no place for the rates: use -o FILE");
             return cli_fail(&err);
         }
         make_state_home(standard);

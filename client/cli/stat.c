@@ -200,7 +200,7 @@ static void print_gpus(const Cistern__StatReply *stat)
         const Cistern__GpuInfo *gpu = stat->gpus[i];
 
         if (is_paced(gpu)) {
-            (void)printf("paced     %s: %s of %s for pools and rooms\n", gpu->uuid,
+            (void)printf("paced     %s: %s of %s for pools and updates\n", gpu->uuid,
                          cli_bytes(gpu->pool_used, a), cli_bytes(gpu->pool_budget, b));
             continue;
         }

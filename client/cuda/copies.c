@@ -60,7 +60,7 @@ static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err 
         }
     }
     if (host == NULL) {
-        return cst_err_set(err, CST_EINVAL, "a copy from memory that was not announced");
+        return cst_err_set(err, CST_EINVAL, "a copy from memory that the daemon has not announced");
     }
     if (host->registered) {
         return CST_OK;
@@ -121,7 +121,7 @@ int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_
     if (rc == CST_OK) {
         rc = cst_cuda_check(
             driver, driver->cuEventRecord(cuda->copied[next % CST_CUDA_COPIED], cuda->copies), err,
-            "a mark behind a copy");
+            "a mark after a copy");
         if (rc != CST_OK) { /* Nobody can wait for a copy without a number: wait here. */
             (void)driver->cuStreamSynchronize(cuda->copies);
         }

@@ -129,7 +129,7 @@ static int check(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->recompute) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--recompute is for --device cuda: the host keeps its activations");
+                           "--recompute is only for --device cuda: the host keeps its activations");
     }
     if (o->matmul == GPT_MATMUL_PLAIN) {
         return cst_err_set(err, CST_EUNSUPPORTED, "--matmul plain is for --device cuda");

@@ -121,7 +121,7 @@ int gpt_exchange_open_process(struct gpt_exchange **out, const char *name, uint3
 
     /* An abstract address has a zero byte before the name, and x->name one after it. */
     if (name[0] == '\0' || strlen(name) + 2 > sizeof x->name) {
-        return cst_err_set(err, CST_EINVAL, "'%s': a name of 1 to %zu characters is wanted", name,
+        return cst_err_set(err, CST_EINVAL, "'%s': the name must have 1 to %zu characters", name,
                            sizeof x->name - 2);
     }
     rc = exchange_new(&x, rank, world, region_bytes, err);

@@ -69,8 +69,8 @@ static bool same_user(int fd)
 static int too_late(const struct gpt_exchange *x, struct cst_err *err)
 {
     return cst_err_set(err, CST_EPEERDIED,
-                       "rank %u: not all of %u ranks have come to exchange tokens in %d s", x->rank,
-                       x->world, JOIN_MS / 1000);
+                       "rank %u: not all of the %u ranks joined the exchange of tokens within %d s",
+                       x->rank, x->world, JOIN_MS / 1000);
 }
 
 void gpt_exchange_disconnect(struct gpt_exchange *x)

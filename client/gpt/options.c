@@ -94,7 +94,7 @@ static const struct setting settings[] = {
 
 static int bad_number(const struct setting *s, const char *text, struct cst_err *err)
 {
-    return cst_err_set(err, CST_EINVAL, "--%s '%s': a number from %.15g to %.15g is wanted",
+    return cst_err_set(err, CST_EINVAL, "--%s '%s': the value must be a number from %.15g to %.15g",
                        s->name, text, s->least, s->most);
 }
 
@@ -147,7 +147,7 @@ static int parse_pool(const struct setting *s, struct gpt_options *o, const char
     int rc = is_percent ? 0 : cst_size_parse(text, UINT64_MAX, &bytes, err);
 
     if (rc == 0 && (is_percent ? percent == 0 : bytes == 0)) {
-        rc = cst_err_set(err, CST_EINVAL, "'%s' leaves no room for a pool", text);
+        rc = cst_err_set(err, CST_EINVAL, "'%s' is too small for a pool", text);
     }
     if (rc != 0) {
         return cst_err_prefix(err, "--%s", s->name);
@@ -169,7 +169,8 @@ static int parse_name(const struct setting *s, const char *text, uint32_t *out, 
     for (i = 0; s->names[i] != NULL; i++) {
         strcat(strcat(list, i == 0 ? "" : ", "), s->names[i]);
     }
-    return cst_err_set(err, CST_EINVAL, "--%s '%s': one of %s is wanted", s->name, text, list);
+    return cst_err_set(err, CST_EINVAL, "--%s '%s': the value must be one of %s", s->name, text,
+                       list);
 }
 
 static int parse_setting(struct gpt_options *o, const struct setting *s, const char *text,
@@ -215,20 +216,23 @@ static int parse_setting(struct gpt_options *o, const struct setting *s, const c
 static int check_kinds(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->experts > 0 && o->top_k > o->experts) {
-        return cst_err_set(err, CST_EINVAL, "--top-k %u of --experts %u", o->top_k, o->experts);
+        return cst_err_set(err, CST_EINVAL, "--top-k %u is more than --experts %u", o->top_k,
+                           o->experts);
     }
     if (o->experts > 0 && o->lora > 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--lora %u with --experts %u: adapters are of a dense model's products",
-                           o->lora, o->experts);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--lora %u cannot be combined with --experts %u: adapters need a dense model", o->lora,
+            o->experts);
     }
     if (o->base != NULL && o->lora == 0) {
-        return cst_err_set(err, CST_EINVAL, "--base '%s' without --lora: nothing is frozen",
-                           o->base);
+        return cst_err_set(err, CST_EINVAL,
+                           "--base '%s' needs --lora: without it nothing is frozen", o->base);
     }
     if (o->base != NULL && o->store == GPT_STORE_LOCAL) {
-        return cst_err_set(err, CST_EINVAL, "--base '%s' with --store=local: jobs are the daemon's",
-                           o->base);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--base '%s' cannot be combined with --store=local: only the daemon has jobs", o->base);
     }
     return 0;
 }
@@ -237,26 +241,25 @@ static int check_kinds(const struct gpt_options *o, struct cst_err *err)
 static int check_states(const struct gpt_options *o, struct cst_err *err)
 {
     if (o->beta1 == 0 && o->optimizer != CST_OPTIMIZER_SGD) {
-        return cst_err_set(err, CST_EINVAL, "--beta1 0: sgd alone does without momentum, not %s",
+        return cst_err_set(err, CST_EINVAL, "--beta1 0: only sgd can do without momentum, not %s",
                            cst_optimizer_names[o->optimizer]);
     }
     if (o->dump_grads != NULL && o->store == GPT_STORE_DAEMON &&
         (o->grad_over_weight || (o->overlap == CST_OVERLAP_EARLY && o->clip == 0))) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--dump-grads with %s: gradients are not kept until they could be read",
-                           o->grad_over_weight ? "--grad-over-weight"
-                                               : "--overlap early and --clip 0");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--dump-grads cannot be combined with %s: the daemon does not keep gradients then",
+            o->grad_over_weight ? "--grad-over-weight" : "--overlap early and --clip 0");
     }
     if (o->delay_from > 0 && o->overlap != CST_OVERLAP_DELAYED) {
-        return cst_err_set(err, CST_EINVAL, "--delay-from %llu with --overlap %s",
+        return cst_err_set(err, CST_EINVAL, "--delay-from %llu needs --overlap delayed, not %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
     if (o->store == GPT_STORE_LOCAL && (o->grad_over_weight || o->update_room > 0 ||
                                         o->device_states > 0 || o->plan_file != NULL)) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "--grad-over-weight, --update-room, --device-states and --plan say where "
-            "the daemon keeps and updates states: not with --store=local");
+        return cst_err_set(err, CST_EINVAL,
+                           "--grad-over-weight, --update-room, --device-states and --plan are for "
+                           "the daemon: they cannot be combined with --store=local");
     }
     return 0;
 }
@@ -269,10 +272,10 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
                            o->heads);
     }
     if (o->width / o->heads % GPT_SIMD_ELEMS != 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--width %u / --heads %u = %u elements per head: a multiple of %d is "
-                           "wanted",
-                           o->width, o->heads, o->width / o->heads, GPT_SIMD_ELEMS);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--width %u / --heads %u = %u elements per head: it must be a multiple of %d", o->width,
+            o->heads, o->width / o->heads, GPT_SIMD_ELEMS);
     }
     if (o->batch % o->micro_batches != 0) {
         return cst_err_set(err, CST_EINVAL, "--batch %u is not divisible by --micro-batches %u",
@@ -283,9 +286,10 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
                            o->world, o->world - 1);
     }
     if (o->store == GPT_STORE_LOCAL && o->rank != 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--rank %u with --store=local: that process is all %u ranks", o->rank,
-                           o->world);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--rank %u cannot be combined with --store=local: one process is all %u ranks", o->rank,
+            o->world);
     }
     if (o->data == NULL && o->describe == NULL) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
@@ -343,8 +347,7 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         }
     }
     if (optind < argc) {
-        return cst_err_set(err, CST_EINVAL, "'%s': options only, please (see --help)",
-                           argv[optind]);
+        return cst_err_set(err, CST_EINVAL, "'%s' is not an option (see --help)", argv[optind]);
     }
     if (o.top_k == 0) { /* --top-k was not given. */
         o.top_k = o.experts == 1 ? 1 : 2;

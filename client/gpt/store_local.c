@@ -176,7 +176,7 @@ static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_sta
         return rc;
     }
     if (!chunk->has_states && state != CST_STATE_WEIGHT) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has weights alone", t->name);
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has only weights", t->name);
     }
     if (state == CST_STATE_EXP_AVG_SQ && !cst_table_has_second(local->config.optimizer)) {
         return cst_err_set(err, CST_EUNSUPPORTED, "'%s': %s has one moment, exp_avg", t->name,

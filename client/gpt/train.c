@@ -262,12 +262,11 @@ static void tell_stopped(const struct train *t, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
 
-    (void)cst_err_set(
-        err, CST_ECANCELLED,
-        "stopped after step %llu of %llu; job '%s' keeps its states: the same command "
-        "goes on, 'cistern rm %s' removes it",
-        (unsigned long long)t->store->ops->steps(t->store), (unsigned long long)o->steps, o->job,
-        o->job);
+    (void)cst_err_set(err, CST_ECANCELLED,
+                      "stopped after step %llu of %llu; job '%s' keeps its states: the same "
+                      "command continues it, 'cistern rm %s' removes it",
+                      (unsigned long long)t->store->ops->steps(t->store),
+                      (unsigned long long)o->steps, o->job, o->job);
 }
 
 /* Say that all steps were done before this process started. */
@@ -276,8 +275,8 @@ static void tell_finished(const struct train *t, uint64_t step)
     const struct gpt_options *o = t->options;
 
     if (!o->quiet) {
-        (void)printf("cistern-gpt: job '%s' is finished: %llu of %llu steps are done. To go on: "
-                     "--steps %llu, or more; to begin anew: cistern rm %s\n",
+        (void)printf("cistern-gpt: job '%s' is finished: %llu of %llu steps are done. To continue: "
+                     "--steps %llu or more; to start again: cistern rm %s\n",
                      o->job, (unsigned long long)step, (unsigned long long)o->steps,
                      (unsigned long long)(2 * step), o->job);
     }

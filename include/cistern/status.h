@@ -39,7 +39,7 @@ extern "C" {
     X(ESTALE, 18, true, "the lease or the attempt is over")                                        \
     X(ELOST, 19, false, "data lost")                                                               \
     X(EENGINE, 20, true, "the engine failed")                                                      \
-    X(EDRAINING, 21, true, "the daemon is going down")                                             \
+    X(EDRAINING, 21, true, "the daemon is shutting down")                                          \
     X(ECONN, 22, true, "no connection to the daemon")                                              \
     X(EFORKED, 23, false, "this handle belongs to the parent process")                             \
     X(EIO, 24, true, "input/output error")                                                         \

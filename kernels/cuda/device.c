@@ -81,7 +81,8 @@ static int cuda_convert(void *state, unsigned thread, const struct cst_device_co
                         struct cst_err *err)
 {
     if (convert->what != CST_CONVERT_WEIGHT) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT of states is for a host engine");
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "CONVERT of states must go to the engine of a node");
     }
     return cst_gpu_cast(state, thread, convert->dst[0], convert->src, convert->n_elems, err);
 }

@@ -160,10 +160,12 @@ static bool is_own(const struct cst_addr rows[CST_ROW_COUNT])
 static int check(const struct cst_device_update *update, struct cst_err *err)
 {
     if (cst_device_is_in_place(update)) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "UPDATE in place must go to the engine of a node");
     }
     if (update->n_src > 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE of %u contributions is for a host engine",
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "UPDATE of %u contributions must go to the engine of a node",
                            update->n_src);
     }
     if (!is_own(update->in) || !is_own(update->out)) {

@@ -28,7 +28,7 @@ static int paced_open(void **state, const struct cst_device_spec *spec,
     int rc;
 
     if (paced == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a paced accelerator");
+        return cst_err_set(err, CST_ENOMEM, "no memory for a simulated accelerator");
     }
     rc = cst_host_ops.open(&paced->host, spec, about, err);
     if (rc != CST_OK) {
@@ -202,7 +202,8 @@ static int paced_convert(void *state, unsigned thread, const struct cst_device_c
     int rc;
 
     if (convert->what != CST_CONVERT_WEIGHT) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "CONVERT of states is for a host engine");
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "CONVERT of states must go to the engine of a node");
     }
     inside.dst[0].mem = &to;
     cst_pace_enter(pace, cst_crew_now());
@@ -257,7 +258,8 @@ static bool is_own(const struct cst_addr *addr, uint32_t n)
 static int check_update(const struct cst_device_update *update, struct cst_err *err)
 {
     if (cst_device_is_in_place(update)) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "UPDATE in place is for a host engine");
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "UPDATE in place must go to the engine of a node");
     }
     if (!is_own(update->in, CST_ROW_COUNT) || !is_own(update->out, CST_ROW_COUNT) ||
         !is_own(update->src, update->n_src)) {

@@ -3,6 +3,7 @@
 #include "offload/plan/search.h"
 
 #include "offload/packing.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -62,16 +63,17 @@ static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_la
     return n < class->max_blocks ? n : class->max_blocks;
 }
 
-/* Describe the least blocks of each size class: "2 of 8192 bytes and 1 of 65536". */
+/* Describe the least blocks of each size class: "2 of 8.0 KiB and 1 of 64.0 KiB". */
 static void describe_least(const struct cst_plan_try *try, const struct cst_layout *layout,
                            char *out, size_t n)
 {
+    char block[CST_SIZE_TEXT];
     size_t used = 0;
 
     for (uint32_t i = 0; i < layout->n_classes && used < n; i++) {
-        int more = snprintf(out + used, n - used, "%s%" PRIu32 " of %" PRIu64 "%s",
-                            i > 0 ? " and " : "", least_blocks(try, &layout->classes[i]),
-                            2 * layout->classes[i].capacity, i == 0 ? " bytes" : "");
+        int more = snprintf(out + used, n - used, "%s%" PRIu32 " of %s", i > 0 ? " and " : "",
+                            least_blocks(try, &layout->classes[i]),
+                            cst_size_text(2 * layout->classes[i].capacity, block));
 
         used += more > 0 ? (size_t)more : 0;
     }
@@ -83,25 +85,28 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
 {
     uint64_t limit = s->config->budget->device_bytes;
     uint64_t beyond = s->activation_bytes > limit && !s->host ? s->activation_bytes - limit : 0;
-    char updates[96] = "", blocks[96];
+    char updates[96] = "", blocks[96], kept[CST_SIZE_TEXT], pool[CST_SIZE_TEXT];
+    char device[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
     if (for_updates(s, try) > 0) {
-        int n = snprintf(updates, sizeof updates, ", room for updates %" PRIu64, try->update_room);
+        int n = snprintf(updates, sizeof updates, ", updates %s",
+                         cst_size_text(try->update_room, kept));
 
         if (try->device_states > 0) {
-            (void)snprintf(updates + n, sizeof updates - (size_t)n,
-                           ", states that stay there %" PRIu64, try->device_states);
+            (void)snprintf(updates + n, sizeof updates - (size_t)n, ", states that stay there %s",
+                           cst_size_text(try->device_states, kept));
         }
     }
     describe_least(try, layout, blocks, sizeof blocks);
     (void)cst_err_set(
         err, CST_EPOOL,
-        "device memory of %" PRIu64 " bytes: activations take %" PRIu64
-        "%s, the smallest pool %" PRIu64 " (operator '%s', blocks: %s): %" PRIu64 " bytes short",
-        limit, s->activation_bytes, updates, needed - for_updates(s, try),
+        "device memory of %s: activations take %s%s, the smallest pool %s (operator '%s', blocks: "
+        "%s): %s short",
+        cst_size_text(limit, device), cst_size_text(s->activation_bytes, kept), updates,
+        cst_size_text(needed - for_updates(s, try), pool),
         s->config->model->n_operators == 0 ? ""
                                            : s->config->model->operators[layout->min_operator].name,
-        blocks, needed - s->room + beyond);
+        blocks, cst_size_exact(needed - s->room + beyond, lacks));
 }
 
 static bool may_use_disk(const struct cst_search *s, const struct cst_plan_try *try)
@@ -116,19 +121,19 @@ static void describe_host(const struct cst_search *s, const struct cst_plan_try 
 {
     uint64_t limit = s->config->budget->host_bytes;
     bool disk = may_use_disk(s, try);
-    char words[96] = "";
+    char words[96] = "", host[CST_SIZE_TEXT], takes[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
     if (try->over || disk) {
         (void)snprintf(words, sizeof words, ", %s",
-                       try->over ? "gradients over weights" : "the disk being full");
+                       try->over ? "with gradients in the place of weights"
+                                 : "when the disk is full");
     } else if (spared > 0) {
-        (void)snprintf(words, sizeof words,
-                       ", of which gradients over weights would spare %" PRIu64, spared);
+        (void)snprintf(words, sizeof words, ", of which --grad-over-weight would save %s",
+                       cst_size_text(spared, takes));
     }
-    (void)cst_err_set(err, CST_EBUDGET,
-                      "host memory of %" PRIu64 " bytes: states and pools take %" PRIu64
-                      "%s: %" PRIu64 " bytes short",
-                      limit, try->host_bytes, words, try->host_bytes - limit);
+    (void)cst_err_set(err, CST_EBUDGET, "host memory of %s: states and pools take %s%s: %s short",
+                      cst_size_text(limit, host), cst_size_text(try->host_bytes, takes), words,
+                      cst_size_exact(try->host_bytes - limit, lacks));
 }
 
 /* Shortages of a candidate; 0: none. */

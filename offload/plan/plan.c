@@ -86,8 +86,10 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
     }
     if (c->states.grad_over_weight &&
         (c->states.two_weights || (c->runtime_only && c->micro_batches > 1))) {
-        return cst_err_set(err, CST_EINVAL, "gradients over the weights: not with %s",
-                           c->states.two_weights ? "early or delayed updates" : "micro-batches");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
+            c->states.two_weights ? "early or delayed updates" : "micro-batches");
     }
     if (c->rates->devices[c->device].flops <= 0) {
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': flops is not known",

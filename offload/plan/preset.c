@@ -247,8 +247,8 @@ int cst_preset_declare(struct cst_model *model, const struct cst_preset *preset,
 
     m.context = options->context == 0 ? preset->context : options->context;
     if (preset->positions > 0 && m.context > preset->positions) {
-        return cst_err_set(err, CST_EINVAL, "%s has %u positions, %u tokens are more", preset->name,
-                           preset->positions, options->context);
+        return cst_err_set(err, CST_EINVAL, "%s has %u positions, fewer than %u tokens (--context)",
+                           preset->name, preset->positions, options->context);
     }
     m.tokens = (double)m.context * (options->batch == 0 ? 1 : options->batch);
     groups(&m);

@@ -13,7 +13,7 @@ static int check(const char *where, unsigned i, const char *field, double v, enu
                  struct cst_err *err)
 {
     if (!isfinite(v) || v < 0) {
-        return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s is %g", where, i, field, v);
+        return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s cannot be %g", where, i, field, v);
     }
     if (must == MUST_HAVE && v == 0) {
         return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s is not known", where, i, field);
@@ -70,7 +70,8 @@ static int check_node(const struct cst_rates_node *n, unsigned i, struct cst_err
 /* Longer times do not fit the clocks, which count nanoseconds. */
 static int check_seconds(const char *field, double v, struct cst_err *err)
 {
-    return v <= MOST_SECONDS ? CST_OK : cst_err_set(err, CST_EINVAL, "rates: %s is %g s", field, v);
+    return v <= MOST_SECONDS ? CST_OK
+                             : cst_err_set(err, CST_EINVAL, "rates: %s cannot be %g s", field, v);
 }
 
 int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)

@@ -7,6 +7,7 @@
 #include "offload/buffers.h"
 #include "offload/packing.h"
 #include "offload/plan/rooms.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 
@@ -31,12 +32,13 @@ int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
     if (c->device_states != CST_PLAN_ROOM_AUTO &&
         (c->update_room == 0 || c->update_room == CST_PLAN_ROOM_AUTO)) {
         return cst_err_set(err, CST_EINVAL,
-                           "states that stay on devices need room there in which they are updated, "
-                           "of a size that is given, unless both are left to the plan");
+                           "states that stay on devices (device_states) need memory for updates "
+                           "there (update_room), of a given size unless the plan chooses both");
     }
     if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight) {
-        return cst_err_set(err, CST_EINVAL, "states that stay on devices: not with %s",
-                           c->states.grad_over_weight ? "gradients over the weights"
+        return cst_err_set(err, CST_EINVAL,
+                           "states that stay on devices (device_states) cannot be combined with %s",
+                           c->states.grad_over_weight ? "gradients in the place of weights"
                                                       : "moments that are not fp32");
     }
     return CST_OK;
@@ -61,14 +63,16 @@ uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
  * none. */
 static int check_grain(const struct cst_search *s, struct cst_err *err)
 {
+    char wish[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
+
     if (is_auto(s) || cst_search_of_each(s, s->room_wish) >= s->grain) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EINVAL,
-                       "room for updates of %" PRIu64
-                       " bytes of each rank's accelerator: '%s' gives "
-                       "out memory in multiples of %" PRIu64 " bytes, which is the least",
-                       s->room_wish, s->rates.devices[s->accelerator].name, s->grain);
+                       "memory for updates (update_room) of %s of each rank's accelerator is too "
+                       "small: '%s' allocates memory in multiples of %s",
+                       cst_size_exact(s->room_wish, wish), s->rates.devices[s->accelerator].name,
+                       cst_size_exact(s->grain, least));
 }
 
 static int check_memory(const struct cst_search *s, struct cst_err *err)
@@ -77,15 +81,17 @@ static int check_memory(const struct cst_search *s, struct cst_err *err)
     uint64_t room = is_auto(s) ? 0 : cst_search_of_each(s, s->room_wish);
     uint64_t wish = s->config->device_states;
     uint64_t states = wish == CST_PLAN_ROOM_AUTO ? 0 : cst_search_of_each(s, wish);
+    char all[CST_SIZE_TEXT], updates[CST_SIZE_TEXT], stay[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
     if (room + states <= cst_search_accelerator_bytes(s)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EPOOL,
-                       "device memory of %" PRIu64 " bytes of '%s': room for updates takes %" PRIu64
-                       ", states that stay there %" PRIu64 ": %" PRIu64 " bytes short",
-                       device->memory_bytes, device->name, room, states,
-                       room + states - device->memory_bytes);
+                       "device memory of '%s', %s: updates take %s, states that stay there %s: %s "
+                       "short",
+                       device->name, cst_size_text(device->memory_bytes, all),
+                       cst_size_text(room, updates), cst_size_text(states, stay),
+                       cst_size_exact(room + states - device->memory_bytes, lacks));
 }
 
 int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
@@ -96,7 +102,7 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
 
     if ((c->overlap != CST_OVERLAP_COMMIT) != c->states.two_weights) {
         return cst_err_set(err, CST_EINVAL,
-                           "updates at the commit want one weight row, others two");
+                           "updates at the commit need one weight row, others need two");
     }
     if ((c->update_room > MOST_BYTES && !is_auto(s)) ||
         (c->device_states > MOST_BYTES && c->device_states != CST_PLAN_ROOM_AUTO)) {
@@ -108,8 +114,9 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
         return cst_plan_check_rooms(c, err);
     }
     if (s->n_rooms == 0) {
-        return cst_err_set(err, CST_EINVAL,
-                           "room for updates on accelerators: the rates have none");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "memory for updates on accelerators (update_room): the rates have no accelerator");
     }
     if (device->update <= 0 && !is_auto(s)) {
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",

@@ -34,7 +34,7 @@ int cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config
 
     if (!config->runtime_only) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "a plan of what the daemon cannot do yet is for no job");
+                           "a plan with what the daemon cannot do yet cannot be used by a job");
     }
     cst_plan_saved_job(&plan, config->model, config->world, config->micro_batches, &config->states,
                        config->overlap);
@@ -66,7 +66,7 @@ void cst_plan_saved_choice(const struct cst_saved_plan *plan, struct cst_plan_ch
         .update_room = plan->update_room,
         .device_states = plan->device_states,
         .predicted = {.step_ns = (uint64_t)(plan->step_s * 1e9)},
-        .binds = "not looked for: the plan was made before",
+        .binds = "unknown: the plan was made before",
     };
 
     for (uint32_t i = 0; i < plan->n_classes; i++) {

@@ -103,7 +103,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
     return cst_search_fit(s, try, layout);
 }
 
-static const char not_in_time[] = "not looked for: the search was stopped";
+static const char not_in_time[] = "unknown: the search was stopped";
 
 /* Simulate with a quarter more of each resource in turn, and return the one that makes the step
  * shortest. Of equal ones the first counts. */
@@ -114,7 +114,7 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
     enum cause most = COMPUTE;
 
     if (try->result.n_events > search->events_most / N_CAUSES) {
-        return "not looked for: a step takes too long to play";
+        return "unknown: a step takes too long to simulate";
     }
     if (search->stopped) {
         return not_in_time;
@@ -191,7 +191,7 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
         {"for weights and blocks", ms(waits(l)) - ms(waits(b))},
         {"for updates", ms(l->update_exposed_ns) - ms(b->update_exposed_ns)},
         {"for the last gradients", ms(l->tail_ns) - ms(b->tail_ns)},
-        {"in compute that others slow down", ms(l->compute_ns) - ms(b->compute_ns)},
+        {"in compute that other work slows down", ms(l->compute_ns) - ms(b->compute_ns)},
     };
     const struct part *most = &parts[0];
     double slower = ms(l->step_ns) - ms(b->step_ns);
@@ -212,7 +212,8 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
         while (words[n] != '\0') {
             n++;
         }
-        (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MiB more come up", more_up);
+        (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MiB more are copied to the devices",
+                       more_up);
     }
 }
 
@@ -242,7 +243,8 @@ static void why_none(const struct cst_search *s, const struct cst_plan_try *best
 {
     bool any;
     const struct cst_plan_try *other = fastest_with_states(s, &any);
-    const char *why = "the smallest pool and a room for updates leave no chunk's states a place";
+    const char *why =
+        "the smallest pool and the memory for updates leave no place for the states of a chunk";
 
     if (other != NULL) {
         (void)snprintf(

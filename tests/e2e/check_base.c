@@ -274,7 +274,7 @@ START_TEST(shared_tensors_are_not_written)
     ck_assert_int_eq(cst_tensor_write(base.job, 0, CST_STATE_WEIGHT, 0, 4, weight, &base.err),
                      CST_EBUSY);
     ck_assert_str_eq(base.err.text,
-                     "frozen tensor 'frozen' of job 'base' is not written: it is the "
+                     "frozen tensor 'frozen' of job 'base' cannot be written: it is the "
                      "base of job 'user'");
     ck_assert_int_eq(cst_tensor_write(base.job, 1, CST_STATE_WEIGHT, 0, 4, weight, &base.err),
                      CST_OK);
@@ -305,9 +305,10 @@ START_TEST(bases_that_cannot_be)
     ck_assert_int_eq(open_job(&empty, "empty", NULL), CST_OK);
     ck_assert_int_eq(open_job(&user, "user", "base"), CST_OK);
     assert_refused("x", "nobody", CST_ENOTFOUND, "has no job 'nobody'");
-    assert_refused("x", "x", CST_EINVAL, "job 'x' as the base of itself");
-    assert_refused("x", "empty", CST_EINVAL, "job 'empty' is not initialised");
-    assert_refused("x", "user", CST_EINVAL, "job 'user' has a base itself, 'base': name that one");
+    assert_refused("x", "x", CST_EINVAL, "job 'x' cannot be the base of itself");
+    assert_refused("x", "empty", CST_EINVAL, "job 'empty' has no weights yet");
+    assert_refused("x", "user", CST_EINVAL,
+                   "job 'user' has a base of its own, 'base': use that one");
     cst_disconnect(empty.client);
     cst_disconnect(user.client);
 }
@@ -362,7 +363,7 @@ START_TEST(specs_that_cannot_be)
     open.has_optimizer = 1;
     open.optimizer = 9;
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
-    raw_says(&witness, "optimizer 9: this version has 0 to 3");
+    raw_says(&witness, "optimizer 9 is unknown, this version knows 0 to 3");
 }
 END_TEST
 

@@ -411,7 +411,7 @@ static void refuse_step(struct run *run)
             rc = try_step(run->job[r], &result, &err);
         }
         ck_assert_int_eq(rc, CST_EENGINE);
-        ck_assert_ptr_nonnull(strstr(err.text, "deaths in a row"));
+        ck_assert_ptr_nonnull(strstr(err.text, "times in a row without completing a command"));
         rc = CST_EAGAIN;
     }
 }

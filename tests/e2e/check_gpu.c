@@ -78,7 +78,7 @@ START_TEST(none)
         {NULL, "STUB_ERROR", "no NVIDIA driver: nothing there", "no NVIDIA driver: nothing there"},
         {NULL, "STUB_GPUS", "0", "neither GPUs nor an error"},
         {"--gpus=GPU-7777", NULL, NULL, "GPU-7777"},
-        {"--engine-cuda=/bin/false", NULL, NULL, "exited with status 1 without a word"},
+        {"--engine-cuda=/bin/false", NULL, NULL, "exited with status 1 and printed no error"},
         {"--engine-cuda=/bin/echo", NULL, NULL, "not JSON"},
     };
     const Cistern__StatReply *stat;

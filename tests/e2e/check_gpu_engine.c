@@ -60,8 +60,8 @@ START_TEST(over_budget)
     ck_assert_msg(gpu_rig_commit(&first) == CST_OK, "%s", first.err.text);
     gpu_rig_declare(&second, "b", 0, 1, "cuda:0", 8 * MIB);
     ck_assert_int_eq(gpu_rig_commit(&second), CST_EBUDGET);
-    raw_says(&second,
-             "pools of cuda:0 (" GPU0 ", Stub): b wants 8388608 bytes, 8388608 of 12582912");
+    raw_says(&second, "pools of cuda:0 (" GPU0
+                      ", Stub): b wants 8.0 MiB (8388608 bytes), 8.0 MiB of 12.0 MiB");
     raw_close(&second);
     gpu_rig_declare(&second, "c", 0, 1, "cuda:1", 8 * MIB);
     ck_assert_msg(gpu_rig_commit(&second) == CST_OK, "%s", second.err.text);
@@ -106,7 +106,7 @@ START_TEST(no_room)
     gpu_rig_declare(&client, "n", 0, 1, "cuda:1", 0);
     ck_assert_int_eq(gpu_rig_commit(&client), CST_EBUDGET);
     raw_says(&client, "pools of cuda:1");
-    raw_says(&client, "the share that is left for rank 0 is too small: pool of 2097152 bytes");
+    raw_says(&client, "the share that is left for rank 0 is too small: pool of 2.0 MiB");
     raw_close(&client);
 }
 END_TEST
@@ -171,7 +171,7 @@ START_TEST(full)
     (void)setenv("STUB_FULL", GPU1, 1);
     gpu_rig_start(NULL, NULL);
     expect_pair("full", (const char *[]){"cuda:0", "cuda:1"}, CST_ENOMEM,
-                "memory of 16777216 bytes on " GPU1 ": the GPU is out of memory");
+                "memory of 16.0 MiB on " GPU1 ": the GPU is out of memory");
     expect_pair("rest", (const char *[]){"cuda:0", "host"}, CST_OK, "");
 }
 END_TEST

@@ -264,7 +264,7 @@ START_TEST(gpu_left_by_all)
         (void)poll(NULL, 0, 1);
     }
     train_worker_join_failing(train_rig_send(&orders[1]));
-    ck_assert_msg(strstr(reports[1]->error, "goes on without GPU-00000000-stub-0") != NULL, "%s",
+    ck_assert_msg(strstr(reports[1]->error, "continues without GPU-00000000-stub-0") != NULL, "%s",
                   reports[1]->error);
     orders[1].device = "host";
     train_worker_join(train_rig_send(&orders[1]), reports[1]);

@@ -189,7 +189,7 @@ START_TEST(a_pool_too_small_is_refused)
     ck_assert_int_eq(raw_job_open(&client, &job), CST_OK);
     ck_assert_int_eq(raw_declare_many(&client, 8, 4096), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 8, 8)), CST_EPOOL);
-    raw_says(&client, "operator 'o7' needs 3: 16384 bytes short");
+    raw_says(&client, "operator 'o7' needs 3: 16.0 KiB (16384 bytes) short");
     ck_assert_uint_eq(raw_stat(&witness)->pool_used, 0);
     raw_close(&client);
 }

@@ -212,7 +212,7 @@ START_TEST(test_pool_too_small)
     open_solo(&solo, "small", 1, mix_smallest_pool(&reports[0]->plan) - 1);
     ck_assert_int_eq(cst_commit(solo.job, NULL, &err), CST_EPOOL);
     ck_assert_msg(strstr(err.text, "operator 'layer' needs ") != NULL &&
-                      strstr(err.text, ", and 2 of 40960 bytes: 1 bytes short") != NULL,
+                      strstr(err.text, ", and 2 of 40.0 KiB: 1 bytes short") != NULL,
                   "%s", err.text);
     cst_disconnect(solo.client);
 }
@@ -242,15 +242,16 @@ START_TEST(test_accumulate_in_its_place)
         for (int micro = 0; micro < 2; micro++) {
             ck_assert_int_eq(begin(&solo, 2, CST_BACKWARD, &err), CST_OK);
             ck_assert_int_eq(cst_accumulate(solo.job, &err), CST_EINVAL);
-            ck_assert_str_eq(err.text, "the end of a micro-batch inside of operator 'mlp.0'");
+            ck_assert_str_eq(err.text,
+                             "the end of a micro-batch before the end of operator 'mlp.0'");
             ck_assert_int_eq(cst_op_end(solo.job, 2, &err), CST_OK);
             ck_assert_int_eq(begin(&solo, 2, CST_BACKWARD, &err), CST_EINVAL);
             ck_assert_ptr_nonnull(strstr(err.text, "was handed in already in this micro-batch"));
             ck_assert_int_eq(cst_accumulate(solo.job, &err), micro == 0 ? CST_OK : CST_EINVAL);
         }
         ck_assert_str_eq(err.text,
-                         "job 'places': micro-batch 2 of 2 is the step's last, which ends "
-                         "with cst_step");
+                         "job 'places': micro-batch 2 of 2 is the last one of the step: end "
+                         "it with cst_step");
         ck_assert_int_eq(cst_step(solo.job, &params, NULL, &err), CST_OK);
     }
     ck_assert_int_eq(cst_job_leave(solo.job, &err), CST_OK);

@@ -240,8 +240,8 @@ START_TEST(less_than_a_grain)
     ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
     ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 2, 2)), CST_EINVAL);
-    ck_assert_msg(strstr(client.err.text, "update_room of 1000 bytes") != NULL &&
-                      strstr(client.err.text, "multiples of 4096 bytes") != NULL,
+    ck_assert_msg(strstr(client.err.text, "update_room of 1000 bytes is too small") != NULL &&
+                      strstr(client.err.text, "multiples of 4.0 KiB (4096 bytes)") != NULL,
                   "%s", client.err.text);
     raw_close(&client);
 }
@@ -502,7 +502,7 @@ START_TEST(little_left)
     ck_assert_int_eq(info->update_room > 0, _i == 1);
     ck_assert_uint_le(info->update_room + info->device_states, 8 << 20);
     ck_assert(raw_explains(&client, "auto", "t0", "planned with the rates"));
-    ck_assert_int_eq(raw_explains(&client, "auto", "t0", "nothing is left of an accelerator"),
+    ck_assert_int_eq(raw_explains(&client, "auto", "t0", "no memory of an accelerator is free"),
                      _i == 0);
     raw_close(&client);
     raw_close(&full);
@@ -530,7 +530,7 @@ START_TEST(least_of_ranks)
         ck_assert_msg(raw_status(&ranks[r], ids[r]) == CST_OK, "%s", ranks[r].err.text);
     }
     ck_assert(raw_explains(&ranks[0], "auto", "t0", " plans within "));
-    ck_assert(!raw_explains(&ranks[0], "auto", "t0", " plans within 16 MiB a rank"));
+    ck_assert(!raw_explains(&ranks[0], "auto", "t0", " plans within 16 MiB per rank"));
     for (uint32_t r = 0; r < 2; r++) {
         raw_close(&ranks[r]);
     }
@@ -567,7 +567,7 @@ START_TEST(planned_at_once)
     }
     ck_assert_uint_eq(n_with, 1);
     ck_assert_uint_eq(n_told, 1);
-    ck_assert(daemon_proc_logged(&proc, "again without its rooms and states on accelerators"));
+    ck_assert(daemon_proc_logged(&proc, "continuing without updates and states on accelerators"));
     raw_close(&clients[0]);
     raw_close(&clients[1]);
 }

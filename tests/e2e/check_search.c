@@ -50,7 +50,7 @@ START_TEST(abandoned)
     ck_assert(logged("small", "planned with"));
     for (unsigned i = 0; i < N_HUGE; i++) {
         (void)snprintf(name, sizeof name, "huge%u", i);
-        while (!logged(name, "nobody waits for its plan any more")) {
+        while (!logged(name, "no worker waits for its plan any more")) {
             ck_assert_msg(!logged(name, "planned with"), "%s was planned for nobody", name);
             (void)nanosleep(&tick, NULL);
         }
@@ -72,7 +72,7 @@ START_TEST(cancelled)
     cancel_id = raw_ask(&client, CISTERN__MSG_TYPE__MSG_CANCEL, &cancel.base);
     ck_assert_int_eq(raw_status(&client, id), CST_ECANCELLED);
     ck_assert_int_eq(raw_status(&client, cancel_id), CST_OK);
-    ck_assert(logged("huge", "nobody waits for its plan any more"));
+    ck_assert(logged("huge", "no worker waits for its plan any more"));
     id = raw_commit(&client, HUGE_TENSORS, HUGE_TENSORS);
     ck_assert_msg(raw_status(&client, id) == CST_OK, "%s", client.err.text);
     raw_close(&client);

@@ -312,10 +312,10 @@ START_TEST(bytes)
 
     start("[quota]\nhost = 4M\npool = 256K\n[quota uid:61002]\nhost = 16M\npool = none\n");
     ck_assert_int_eq(commit_job(&client, USER_ALICE, "large", 1 << 19, 0), CST_EBUDGET);
-    raw_says(&client, "bytes of host memory (host in [quota]): large wants");
+    raw_says(&client, "of host memory (host in [quota]): large wants");
     raw_close(&client);
     ck_assert_int_eq(commit_job(&client, USER_ALICE, "wide", 1 << 17, 1 << 19), CST_EBUDGET);
-    raw_says(&client, "uid 61001 has 0 of 262144 bytes of pools of the host device (pool in "
+    raw_says(&client, "uid 61001 has 0 B of 256.0 KiB of pools of the host device (pool in "
                       "[quota]): wide wants");
     raw_close(&client);
     for (int i = 0; i < 3; i++) {
@@ -357,7 +357,7 @@ START_TEST(a_pool_on_an_accelerator)
     ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
     ck_assert_int_eq(raw_declare_many(&client, 64, 4096), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 64, 64)), CST_EBUDGET);
-    raw_says(&client, "uid 61001 has 0 of 262144 bytes of memory of paced:0 (pool in [quota]): j ");
+    raw_says(&client, "uid 61001 has 0 B of 256.0 KiB of memory of paced:0 (pool in [quota]): j ");
     raw_close(&client);
     job.name = "k";
     job.pool_bytes = 1 << 17;
@@ -488,7 +488,7 @@ START_TEST(reload)
     ck_assert_int_eq(open_job(&second, USER_ALICE, "b"), CST_OK);
     write_config("[quota]\njobs = 1\n");
     ck_assert_int_eq(kill(proc.pid, SIGHUP), 0);
-    while (!daemon_proc_logged(&proc, "SIGHUP: the limits in [quota] were read anew")) {
+    while (!daemon_proc_logged(&proc, "SIGHUP: the limits in [quota] were read again")) {
         raw_stat(&witness);
     }
     ck_assert_uint_eq(list_jobs(&first)->n_jobs, 2);
@@ -500,10 +500,10 @@ START_TEST(reload)
     raw_close(&second);
     write_config("[quota]\njobs = many\n");
     ck_assert_int_eq(kill(proc.pid, SIGHUP), 0);
-    while (!daemon_proc_logged(&proc, "the limits of users stay as they were")) {
+    while (!daemon_proc_logged(&proc, "the limits of users are unchanged")) {
         raw_stat(&witness);
     }
-    ck_assert(daemon_proc_logged(&proc, ":2: jobs: 'many' is no limit of jobs"));
+    ck_assert(daemon_proc_logged(&proc, ":2: jobs: 'many' is not a limit for jobs"));
     ck_assert_int_eq(open_job(&second, USER_ALICE, "c"), CST_EBUDGET);
     raw_close(&second);
     raw_close(&first);
@@ -541,7 +541,7 @@ START_TEST(a_job_ages_from_the_hang_up)
         (void)usleep(20000);
     }
     ck_assert_int_eq(kill(holder, 0), 0);
-    ck_assert(daemon_proc_logged(&proc, "job 'held': removed, no worker for 1 s"));
+    ck_assert(daemon_proc_logged(&proc, "job 'held': removed, because it had no worker for 1 s"));
     ck_assert_int_eq(kill(holder, SIGKILL), 0);
     (void)child_wait(holder);
     (void)close(ready[0]);

@@ -67,9 +67,9 @@ says '^ +--uid UID '
 expect 2 help frobnicate
 complains 'no such command: frobnicate'
 expect 2 plna x
-complains 'there is no command plna: is plan meant\?'
+complains 'there is no command plna: did you mean plan\?'
 expect 2 plan --devcie 4G x
-complains 'there is no option --devcie: is --device meant\?'
+complains 'there is no option --devcie: did you mean --device\?'
 expect 2 stat --disk x
 complains 'stat does not take --disk'
 expect 2 job

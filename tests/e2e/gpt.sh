@@ -28,7 +28,7 @@ refuses 2 "has 0 bytes" --data "$tmp/empty"
 refuses 2 "need 33" --data "$tmp/tiny"
 refuses 2 "not a regular file" --data "$tmp"
 refuses 2 "--layers" --data "$tmp/text" --layers 0
-refuses 1 "bytes short" --data "$tmp/text" --pool 4096
+refuses 1 " short" --data "$tmp/text" --pool 4096
 if [ "$(id -u)" != 0 ]; then # tests/gpt/test_input drops root's rights
     chmod 000 "$tmp/text"
     refuses 1 "$tmp/text': Permission denied" --data "$tmp/text"

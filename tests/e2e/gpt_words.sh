@@ -43,7 +43,7 @@ wait "$first" || fail "rank 0 ended with status $?: $(cat "$tmp/alone.log")"
 # If the job has done its steps, the command says so, and how to go on. The given command works.
 worker again --job two --world 2 --rank 0 --steps 3
 wait "$pid" || fail "a finished job's worker ended with status $?"
-says again "^cistern-gpt: job 'two' is finished: 3 of 3 steps are done\\. To go on: --steps 6, or more; to begin anew: cistern rm two\$"
+says again "^cistern-gpt: job 'two' is finished: 3 of 3 steps are done\\. To continue: --steps 6 or more; to start again: cistern rm two\$"
 worker more1 --job two --world 2 --rank 1 --steps 6
 first=$pid
 worker more0 --job two --world 2 --rank 0 --steps 6
@@ -55,7 +55,7 @@ wait "$first" || fail "--steps 6 of rank 1 ended with status $?"
 # If the pool is too small, the message has the value to type, and that value is enough.
 worker small --job small --pool 1% --steps 1
 ! wait "$pid" || fail "a pool of 1 % is taken"
-value=$(sed -n 's/.* bytes short (--pool \([0-9]*%\))$/\1/p' "$tmp/small.log")
+value=$(sed -n 's/.* short (--pool \([0-9]*%\))$/\1/p' "$tmp/small.log")
 [ -n "$value" ] || fail "no value to type: $(cat "$tmp/small.log")"
 worker enough --job small --pool "$value" --steps 1
 wait "$pid" || fail "--pool $value is refused: $(cat "$tmp/enough.log")"
@@ -69,7 +69,7 @@ for signal in INT TERM; do
     status=0
     wait "$pid" || status=$?
     [ $status = $((128 + $(kill -l $signal))) ] || fail "SIG$signal: status $status: $(cat "$tmp/long.log")"
-    says long "^cistern-gpt: stopped after step [0-9]+ of 1000000000; job 'stop$signal' keeps its states: the same command goes on, 'cistern rm stop$signal' removes it\$"
+    says long "^cistern-gpt: stopped after step [0-9]+ of 1000000000; job 'stop$signal' keeps its states: the same command continues it, 'cistern rm stop$signal' removes it\$"
     poll state_is "stop$signal" "done"
     done_steps=$(./cistern job "stop$signal" --json | jq .step)
     says long "stopped after step $done_steps of"

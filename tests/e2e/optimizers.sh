@@ -146,8 +146,8 @@ refused() {
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --rank 0 --device-states auto "${@:2}" >"$tmp/other.log" 2>&1 && fail "${*:2} is taken"
     grep -q "$1" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
 }
-refused 'not with moments that are not fp32' --moments mx8
-refused 'a pool of 1048576 bytes: a plan divides' --device paced --pool 1M
+refused 'cannot be combined with moments that are not fp32' --moments mx8
+refused 'a pool of 1.0 MiB .* cannot be combined with an update_room or device_states that the plan chooses' --device paced --pool 1M
 ./cistern trace room-mx8 -o "$tmp/trace.json"
 jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"

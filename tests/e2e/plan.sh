@@ -78,9 +78,9 @@ holds '[.simulated[] | select(.eviction == "next use")] | [.[].step] == [1, 2, 3
 
 # A plan that cannot fit is refused with the limit and the bytes.
 expect 1 preset:opt-30b --rates a100 --device 4G --host 512G
-complains 'device memory .* bytes short'
+complains 'device memory .* bytes\) short'
 expect 1 preset:opt-30b --rates a100 --device 40G --host 100G
-complains 'host memory .* bytes short: a plan needs --host [0-9]+G$'
+complains 'host memory .* bytes\) short: a plan needs --host [0-9]+G$'
 # These bytes are enough. The named limit is the one that no plan meets, even if some plans lack fewer bytes of the device.
 size=$(sed -n 's/.*--host \([0-9]*G\)$/\1/p' "$tmp/err")
 expect 0 preset:opt-30b --rates a100 --device 40G --host "$size"
@@ -141,19 +141,19 @@ one=$(jq '.plan.pool_bytes' "$tmp/out")
 [ "$one" -le $((1 << 30)) ] || fail "blocks of $one bytes in 1 GiB"
 holds '.plan.update_room == 1073741824 and .plan.n_buffers > 0 and (.plan.pool_bytes + .plan.update_room + .plan.activation_bytes) <= .budget.device_bytes'
 expect 0 preset:gpt2-124m --rates a100 --device 2G --update-room 1G --moments mx8 --overlap delayed
-says '^room for updates +1\.00 GiB '
+says '^for updates +1\.00 GiB '
 says '^weight_other '
 says '^updates +delayed, adamw with moments in mx8: .* hidden$'
-says '^rooms +1\.00 GiB on each accelerator, [1-3] chunks? at a time; '
+says '^reserved +1\.00 GiB for updates on each accelerator, [1-3] chunks? at a time; '
 expect 1 preset:gpt2-124m --rates a100 --device 1G --update-room 1G
-complains 'room for updates 1073741824, the smallest pool .* bytes short'
+complains 'updates 1.0 GiB, the smallest pool .* bytes\) short'
 
 # Device memory is allocated in multiples of the granularity, and rooms and states hold whole chunks. A size that is too small is
 # refused with a sufficient one.
 expect 1 preset:gpt2-124m --rates a100 --device 4G --update-room 1M
-complains "room for updates of 1048576 bytes .*'A100-40GB' gives out memory in multiples of 2097152 bytes, which is the least"
+complains "update_room.* of 1.0 MiB .*'A100-40GB' allocates memory in multiples of 2.0 MiB"
 expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 4M
-says '^rooms +4\.00 MiB on each accelerator, too small for any chunk: the smallest takes .* \(--update-room [0-9]+M\)$'
+says '^reserved +4\.00 MiB for updates on each accelerator, too small for any chunk: the smallest takes .* \(--update-room [0-9]+M\)$'
 expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-states 500K
 says "^states +none stay on accelerators: 500 KiB hold no chunk's states, the smallest takes .* \(--device-states [0-9]+M\)$"
 size=$(sed -n 's/.*--device-states \([0-9]*M\))$/\1/p' "$tmp/out")
@@ -161,7 +161,7 @@ expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-s
 says "^states +[0-9.]+ MiB of [0-9.]+ MiB on each accelerator, of 1 of [0-9]+ chunks$"
 # Gradients that take the place of weights are shown in the output.
 expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight
-says "^gradient +in the weight's place$"
+says "^gradient +in the place of the weight$"
 expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight --json
 holds '.plan.gradient == "over"'
 
@@ -207,9 +207,9 @@ says '^states +none stay on accelerators: the rates have no accelerator$'
 expect 1 preset:gpt2-124m --rates a100 --device-states auto --moments mx8
 complains 'moments that are not fp32'
 expect 1 preset:gpt2-124m --rates a100 --device-states 1G
-complains 'need room there'
+complains 'need memory for updates there'
 expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --update-room 1G
-complains 'the rates have none'
+complains 'update_room.*the rates have no accelerator'
 
 # Errors are reported with their place.
 printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
@@ -222,7 +222,7 @@ jq '.operators[0].tensors[1] = "b"' "$tmp/model.json" >"$tmp/broken.json"
 expect 1 "$tmp/broken.json" --rates a100
 complains "operators\\[0\\]\\.tensors\\[1\\]: no tensor 'b'"
 expect 1 "$tmp/model.json" --rates a100 --ranks 1
-complains '1 ranks: group 2 of the model has more'
+complains '1 ranks: group 2 of the model has a higher rank'
 expect 1 "$tmp/none.json" --rates a100
 complains 'none\.json'
 expect 1 "$tmp/model.json" --rates a100 --batch 4

@@ -18,7 +18,7 @@ static unsigned n_gone;
 
 static void setup(void)
 {
-    budget = (struct cst_budget){.name = "host memory", .limit = 100000};
+    budget = (struct cst_budget){.name = "host memory", .key = "memory in [host]", .limit = 100000};
     err = (struct cst_err){0};
     n_gone = 0;
 }
@@ -35,8 +35,9 @@ START_TEST(a_budget_is_kept_to_the_byte)
 {
     ck_assert_int_eq(cst_budget_take(&budget, NULL, 60000, "a", &err), CST_OK);
     ck_assert_int_eq(cst_budget_take(&budget, NULL, 40001, "job 'b'", &err), CST_EBUDGET);
-    ck_assert_str_eq(err.text,
-                     "host memory: job 'b' wants 40001 bytes, 60000 of 100000 are in use: 1 short");
+    ck_assert_str_eq(
+        err.text, "host memory: job 'b' wants 39.1 KiB (40001 bytes), 58.6 KiB of 97.7 KiB are in "
+                  "use: 1 bytes short (memory in [host])");
     ck_assert_uint_eq(budget.used, 60000);
     ck_assert_int_eq(cst_budget_take(&budget, NULL, 40000, "c", &err), CST_OK);
     cst_budget_give(&budget, NULL, 60000);

@@ -85,7 +85,7 @@ START_TEST(test_groups)
     ck_assert_int_eq(cst_group(f.job, ranks, 2), 1);
     ck_assert_int_eq(cst_group(f.job, (uint32_t[]){1}, 1), 2);
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 3}), CST_EINVAL);
-    assert_says("tensor 'a': group 3, 3 are declared");
+    assert_says("tensor 'a': group 3 is not declared (3 groups are)");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = -1}), CST_EINVAL);
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 1}), 0);
     ck_assert_int_eq(declare_as("b", (struct cst_tensor_spec){.group = 2}), 1);
@@ -111,7 +111,7 @@ START_TEST(test_patterns)
     ck_assert_int_eq(cst_tensor_as(f.job, NULL), CST_EINVAL);
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_COUNT}),
                      CST_EINVAL);
-    assert_says("tensor 'a': pattern 5, there are 5");
+    assert_says("tensor 'a': pattern 5 is unknown (there are 5)");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR}),
                      CST_EINVAL);
     assert_says("tensor 'a': pattern tensor takes whole_shape and first");
@@ -123,7 +123,8 @@ START_TEST(test_patterns)
                                                               .whole_shape = whole,
                                                               .first = beyond}),
                      CST_EINVAL);
-    assert_says("tensor 'a': dimension 1 of its box is 4 from 5 on, the whole tensor has 8");
+    assert_says(
+        "tensor 'a': in dimension 1 its box has 4 elements from 5 on, but the whole tensor has 8");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR,
                                                               .whole_shape = whole,
                                                               .first = before}),
@@ -171,7 +172,7 @@ START_TEST(test_specs)
     spec.micro_batches = 0;
     spec.base = "a b";
     ck_assert_int_eq(cst_job_open(&f.job, f.client, &spec, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text, "job 'run7': the name of its base is no job's: 'a b'");
+    ck_assert_str_eq(err.text, "job 'run7': the name of its base is not valid: 'a b'");
     fake_job_stop(&f);
 }
 END_TEST

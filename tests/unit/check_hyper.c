@@ -123,7 +123,7 @@ START_TEST(limits)
         struct cst_hyper_params params;
         const char *name;
     } cases[] = {{{.lr = NAN}, "lr"},
-                 {{.lr = -1}, "lr = -1 with adamw: 0 <= lr < inf is needed"},
+                 {{.lr = -1}, "lr = -1 with adamw: 0 <= lr < inf is required"},
                  {{.lr = 1, .weight_decay = -0.5f}, "weight_decay = -0.5"},
                  {{.lr = 1, .grad_scale = -1}, "grad_scale = -1"},
                  {{.lr = 1, .beta1 = 1}, "beta1"},

@@ -43,9 +43,10 @@ START_TEST(numbers_are_checked)
     const Cistern__JobOpen bad[] = {
         open_as(CST_OPTIMIZER_COUNT, 0, 0, 0), open_as(0, CST_MOMENTS_COUNT, 0, 0),
         open_as(0, 0, CST_ROUNDING_COUNT, 0), open_as(0, 0, 0, UINT32_MAX)};
-    static const char *const words[] = {
-        "optimizer 4: this version has 0 to 3", "moments 3: this version has 0 to 2",
-        "rounding 2: this version has 0 to 1", "overlap 4294967295: this version has 0 to 2"};
+    static const char *const words[] = {"optimizer 4 is unknown, this version knows 0 to 3",
+                                        "moments 3 is unknown, this version knows 0 to 2",
+                                        "rounding 2 is unknown, this version knows 0 to 1",
+                                        "overlap 4294967295 is unknown, this version knows 0 to 2"};
     const Cistern__JobOpen good = open_as(CST_OPTIMIZER_COUNT - 1, CST_MOMENTS_COUNT - 1,
                                           CST_ROUNDING_COUNT - 1, CST_OVERLAP_COUNT - 1);
     struct cst_job_options options;
@@ -76,7 +77,7 @@ START_TEST(what_cannot_go_together)
     ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
     message.delay_from = 5;
     ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text, "delay_from 5 with overlap early");
+    ck_assert_str_eq(err.text, "delay_from 5 needs overlap delayed, not early");
     message.overlap = CST_OVERLAP_DELAYED;
     ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
     ck_assert_uint_eq(options.delay_from, 5);

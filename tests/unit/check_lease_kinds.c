@@ -173,9 +173,10 @@ START_TEST(classes_are_apart)
     cst_lease_ahead(&leases, 1, false); /* chunk 1 has the only block that chunk 2 could have */
     ck_assert_uint_eq(leases.asked_ahead, CST_LEASE_NONE);
     ck_assert_int_eq(cst_lease_begin(&leases, 1, true, &err), CST_EPOOL);
-    ck_assert_str_eq(err.text, "1 chunks of weights and 1 chunks of gradients of size class 1 are "
-                               "needed at once, the pool has 1 blocks: operators come in another "
-                               "order than declared");
+    ck_assert_str_eq(err.text,
+                     "1 chunks of weights and 1 chunks of gradients of size class 1 are "
+                     "needed at once, but the pool has 1 blocks: operators run in another "
+                     "order than declared");
     cst_lease_close(&leases);
 }
 END_TEST

@@ -301,7 +301,8 @@ START_TEST(boxes)
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_SHARD, whole, first), CST_EINVAL);
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_SHARD, NULL, first), CST_EINVAL);
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, beyond), CST_EINVAL);
-    ck_assert_ptr_nonnull(strstr(err.text, "dimension 0 has 4 elements from 5, the whole has 8"));
+    ck_assert_ptr_nonnull(strstr(
+        err.text, "in dimension 0 its box has 4 elements from 5 on, but the whole tensor has 8"));
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, whole, before), CST_EINVAL);
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, small, first), CST_EINVAL);
     ck_assert_int_eq(tensor_as("a", 0, CST_PATTERN_TENSOR, empty, first), CST_EINVAL);

@@ -91,7 +91,7 @@ START_TEST(test_world)
     ck_assert_int_eq(cli_model_set_world(&model, 64, &err), CST_OK);
     ck_assert_uint_eq(model.world, 64);
     ck_assert_int_eq(cli_model_set_world(&model, 3, &err), CST_EINVAL);
-    ck_assert_str_eq(err.text, "3 ranks: group 2 of the model has more");
+    ck_assert_str_eq(err.text, "3 ranks: group 2 of the model has a higher rank");
     ck_assert_int_eq(cli_model_set_world(&model, 65, &err), CST_EINVAL);
     ck_assert_int_eq(cli_model_set_world(&model, 0, &err), CST_EINVAL);
     ck_assert_uint_eq(model.world, 64);

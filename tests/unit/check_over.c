@@ -112,7 +112,7 @@ START_TEST(weights_are_made_from_sum_to_update)
     expect_fetch(0, 0, true);
     expect_fetch(0, 0, true);
     expect_fetch(0, 1, false); /* the other chunk is not affected */
-    ck_assert(says(0, "made from its master weights"));
+    ck_assert(says(0, "computed from its master weights"));
     ck_assert_uint_eq(clean_chunks(), 1);
     hand_in(0, 1);
     rig_drain(&rig);

@@ -285,7 +285,7 @@ START_TEST(interrupted)
     ck_assert_int_eq(rig_status(&rig, write_row(CST_ROW_MASTER)), CST_EBUSY);
     ck_assert_int_eq(rig_status(&rig, read_row(CST_ROW_EXP_AVG)), CST_EBUSY);
     ck_assert(explains("updated before the commit of step 0"));
-    ck_assert(explains("what is handed in again is dropped"));
+    ck_assert(explains("a gradient that is handed in again is ignored"));
     rig_start(&rig, 2);
     if (_i == 0) {
         rig_done(&rig, ticket, CST_OK, NULL);
@@ -451,7 +451,7 @@ START_TEST(one_step_behind)
     ck_assert_int_eq(target(0), CST_ROW_WEIGHT);
     /* Still the result of update 0, while update 1 is under way. */
     ck_assert(rig_answer(&rig, rig_fetch(&rig, 0, 0))->hit);
-    ck_assert(explains("into the weight row that fetches do not read yet"));
+    ck_assert(explains("writes the weight row that fetches do not read yet"));
     ck_assert(explains("fetches read the second weight row"));
     rig_drain(&rig);
     delayed_step();

@@ -172,7 +172,7 @@ START_TEST(host_is_short)
     f.budget.device_bytes = 8000000000;
     f.budget.host_bytes = 1000000000;
     f.config.runtime_only = true;
-    refuse(CST_EBUDGET, "host memory of 1000000000 bytes");
+    refuse(CST_EBUDGET, "host memory of 953.7 MiB");
     one_byte(&f.budget.host_bytes, CST_EBUDGET);
 }
 END_TEST
@@ -191,12 +191,12 @@ START_TEST(limit_that_none_meets)
     f.config.runtime_only = true;
     f.config.least = &least;
     if (_i == 0) {
-        refuse(CST_EBUDGET, "host memory of 85899345920 bytes");
+        refuse(CST_EBUDGET, "host memory of 80.0 GiB");
         ck_assert_uint_eq(least.device_bytes, f.budget.device_bytes);
         one_byte(&f.budget.host_bytes, CST_EBUDGET);
         return;
     }
-    refuse(CST_EPOOL, "; host memory of 85899345920 bytes");
+    refuse(CST_EPOOL, "; host memory of 80.0 GiB");
     ck_assert_uint_gt(least.host_bytes, f.budget.host_bytes);
     f.budget.device_bytes = least.device_bytes - 1;
     f.budget.host_bytes = least.host_bytes;
@@ -214,12 +214,12 @@ START_TEST(nothing_is_a_limit)
     declare("gpt2-124m", 1, 1, false);
     f.budget.device_bytes = 0;
     f.config.runtime_only = true;
-    refuse(CST_EPOOL, "device memory of 0 bytes");
+    refuse(CST_EPOOL, "device memory of 0 B");
     one_byte(&f.budget.device_bytes, CST_EPOOL);
     cst_plans_close(&f.plans);
     f.budget.device_bytes = 8000000000;
     f.budget.host_bytes = 0;
-    refuse(CST_EBUDGET, "host memory of 0 bytes");
+    refuse(CST_EBUDGET, "host memory of 0 B");
     one_byte(&f.budget.host_bytes, CST_EBUDGET);
     cst_plans_close(&f.plans);
     f.budget.host_bytes = f.budget.device_bytes = CST_PLAN_NO_LIMIT;
@@ -264,7 +264,7 @@ START_TEST(host_holds_pools)
     f.config.runtime_only = true;
     f.budget.device_bytes = CST_PLAN_NO_LIMIT;
     f.budget.host_bytes = 1000000000;
-    refuse(CST_EBUDGET, "host memory of 1000000000 bytes");
+    refuse(CST_EBUDGET, "host memory of 953.7 MiB");
     one_byte(&f.budget.host_bytes, CST_EBUDGET);
     ck_assert_uint_le(f.plans.best.host_bytes, f.budget.host_bytes);
     ck_assert_uint_lt(f.plans.best.pool_bytes, 300000000);
@@ -307,7 +307,7 @@ START_TEST(gradients_over_weights_are_the_users_choice)
     f.config.chunk_elems = 40000000;
     f.budget.device_bytes = 500000000;
     f.budget.host_bytes = 15 * f.model.n_params + 2 * f.budget.device_bytes;
-    refuse(CST_EBUDGET, "which gradients over weights would spare");
+    refuse(CST_EBUDGET, "which --grad-over-weight would save");
     f.config.states.grad_over_weight = true;
     search();
     ck_assert_int_eq(f.plans.best.grad, CST_PLAN_GRAD_BESIDE); /* the other choices are unchanged */

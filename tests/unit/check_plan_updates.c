@@ -192,7 +192,7 @@ START_TEST(accelerators_of_the_host)
     without = search_ns();
     pool = f.plans.best.pool_bytes;
     f.config.update_room = UINT64_C(4) << 30;
-    refuse(CST_EINVAL, "the rates have none");
+    refuse(CST_EINVAL, "the rates have no accelerator");
     f.rates.devices[f.rates.n_devices] = (struct cst_rates_device){
         .name = "paced:0", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
     f.config.accelerator = f.rates.n_devices++;
@@ -203,7 +203,7 @@ START_TEST(accelerators_of_the_host)
     ck_assert_uint_le(f.plans.best.pool_bytes, f.budget.device_bytes);
     cst_plans_close(&f.plans);
     f.rates.devices[f.config.accelerator].memory_bytes = 1000000000;
-    refuse(CST_EPOOL, "device memory of 1000000000 bytes of 'paced:0'");
+    refuse(CST_EPOOL, "device memory of 'paced:0', 953.7 MiB");
     one_byte(&f.rates.devices[f.config.accelerator].memory_bytes, CST_EPOOL);
 }
 END_TEST
@@ -462,8 +462,8 @@ START_TEST(room_is_short)
     f.config.update_room = UINT64_C(2) << 30;
     f.config.device_states = _i == 0 ? 0 : UINT64_C(1) << 30;
     f.budget.device_bytes = f.config.update_room + f.config.device_states + 1000000;
-    refuse(CST_EPOOL, _i == 0 ? "room for updates 2147483648, the smallest pool"
-                              : "room for updates 2147483648, states that stay there 1073741824");
+    refuse(CST_EPOOL, _i == 0 ? "updates 2.0 GiB, the smallest pool"
+                              : "updates 2.0 GiB, states that stay there 1.0 GiB");
     one_byte(&f.budget.device_bytes, CST_EPOOL);
 }
 END_TEST
@@ -483,9 +483,9 @@ START_TEST(refused)
 {
     declare_slow(1);
     f.config.device_states = 1 << 20;
-    refuse(CST_EINVAL, "need room there");
+    refuse(CST_EINVAL, "need memory for updates there");
     f.config.update_room = CST_PLAN_ROOM_AUTO;
-    refuse(CST_EINVAL, "of a size that is given");
+    refuse(CST_EINVAL, "of a given size");
     f.config.update_room = 1 << 20;
     f.config.states.moments = CST_MOMENTS_BF16;
     refuse(CST_EINVAL, "moments that are not fp32");
@@ -493,7 +493,7 @@ START_TEST(refused)
     refuse(CST_EINVAL, "moments that are not fp32");
     f.config.states.moments = CST_MOMENTS_FP32;
     f.config.states.grad_over_weight = true;
-    refuse(CST_EINVAL, "gradients over the weights");
+    refuse(CST_EINVAL, "gradients in the place of weights");
     f.config.states.grad_over_weight = false;
     f.config.update_room = 1 << 20;
     f.config.device_states = 0;
@@ -504,7 +504,7 @@ START_TEST(refused)
     refuse(CST_EINVAL, "one weight row");
     set_overlap(CST_OVERLAP_EARLY);
     f.config.states.grad_over_weight = true;
-    refuse(CST_EINVAL, "not with early or delayed updates");
+    refuse(CST_EINVAL, "cannot be combined with early or delayed updates");
     set_overlap(CST_OVERLAP_COMMIT);
     f.config.update_room = UINT64_MAX - 1;
     refuse(CST_EINVAL, "bytes of an accelerator");

@@ -82,16 +82,14 @@ START_TEST(half_is_the_default)
 {
     start();
     take(alice, CST_QUOTA_HOST, 500);
-    assert_refused(
-        alice, CST_QUOTA_HOST, 1,
-        "uid 70001 has 500 of 500 bytes of host memory (host in [quota], by default 50%): "
-        "job 'j' wants 1 more");
+    assert_refused(alice, CST_QUOTA_HOST, 1,
+                   "uid 70001 has 500 B of 500 B of host memory (host in [quota], by default 50%): "
+                   "job 'j' wants 1 bytes more");
     take(bob, CST_QUOTA_HOST, 500);
     take(alice, pool, 400);
-    assert_refused(
-        alice, pool, 10,
-        "uid 70001 has 400 of 400 bytes of pools of the host device (pool in [quota], by "
-        "default 50%): job 'j' wants 10 more");
+    assert_refused(alice, pool, 10,
+                   "uid 70001 has 400 B of 400 B of pools of the host device (pool in [quota], by "
+                   "default 50%): job 'j' wants 10 bytes more");
     ck_assert_int_eq(err.status, CST_EBUDGET);
     cst_quota_give(alice, pool, 400);
     cst_quota_give(alice, CST_QUOTA_HOST, 500);
@@ -208,8 +206,8 @@ START_TEST(a_group_is_limited_together)
     ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 200);
     take(bob, CST_QUOTA_HOST, 200);
     assert_refused(bob, CST_QUOTA_HOST, 1,
-                   "gid 80002 has 600 of 600 bytes of host memory (host in [quota gid:80002]): "
-                   "job 'j' wants 1 more");
+                   "gid 80002 has 600 B of 600 B of host memory (host in [quota gid:80002]): "
+                   "job 'j' wants 1 bytes more");
     cst_quota_give(alice, CST_QUOTA_HOST, 400);
     ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 300);
     cst_quota_give(bob, CST_QUOTA_HOST, 200);
@@ -282,15 +280,15 @@ START_TEST(rules_that_are_none)
     ck_assert(!cst_quota_rules_is_section("quotas"));
     ck_assert(!cst_quota_rules_is_section("job"));
     assert_not_a_rule("quota", "memory", "1", "known: host, pool, jobs, sessions, descriptors, ");
-    assert_not_a_rule("quota", "jobs", "-1", "jobs: '-1' is no limit of jobs");
+    assert_not_a_rule("quota", "jobs", "-1", "jobs: '-1' is not a limit for jobs");
     assert_not_a_rule("quota", "jobs", "101%", "0% to 100%");
     assert_not_a_rule("quota", "ttl", "50%", "s, m, h or d");
     assert_not_a_rule("quota", "descriptors", "15", "descriptors: '15' is too small: at least 16");
     assert_not_a_rule("quota", "descriptors", "0", "too small: at least 16");
-    assert_not_a_rule("quota uid:x", "jobs", "1", "[quota uid:x] names nobody");
-    assert_not_a_rule("quota user:no-such-user", "jobs", "1", "names nobody");
-    assert_not_a_rule("quota group:no-such-group", "jobs", "1", "names nobody");
-    assert_not_a_rule("quota ", "jobs", "1", "names nobody");
+    assert_not_a_rule("quota uid:x", "jobs", "1", "[quota uid:x] names no user or group");
+    assert_not_a_rule("quota user:no-such-user", "jobs", "1", "names no user or group");
+    assert_not_a_rule("quota group:no-such-group", "jobs", "1", "names no user or group");
+    assert_not_a_rule("quota ", "jobs", "1", "names no user or group");
     set("quota", "jobs", "1");
     assert_not_a_rule("quota", "jobs", "1", "set twice in [quota]");
     set("quota user:root", "jobs", "1");

@@ -122,10 +122,10 @@ START_TEST(hangup_then_death)
     (void)rig_rank_event(&rig, CST_EV_HANGUP, 1);
     ck_assert_int_eq(rig_status(&rig, mine), CST_ECANCELLED);
     ck_assert_int_eq(rig_status(&rig, theirs), CST_EPEERDIED);
-    ck_assert(says(theirs, "rank 1 hung up in step 0"));
+    ck_assert(says(theirs, "rank 1 disconnected in step 0"));
     later = rig_fetch(&rig, 0, 1);
     ck_assert_int_eq(rig_status(&rig, later), CST_EPEERDIED);
-    ck_assert(says(later, "rank 1 hung up in step 0"));
+    ck_assert(says(later, "rank 1 disconnected in step 0"));
     ck_assert_uint_eq(rig_books(&rig, 1).quarantined, 2);
     ck_assert_uint_eq(rig_books(&rig, 1).moving, 1);
     ck_assert_int_eq(rig_status(&rig, rig_fetch(&rig, 1, 0)), CST_EINVAL);

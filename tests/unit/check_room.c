@@ -122,7 +122,7 @@ START_TEST(too_small)
     rig_drain(&rig);
     n = cst_core_explain(rig.core, 0, lines, 16);
     for (unsigned i = 0; i < n; i++) {
-        said = said || strstr(lines[i], "larger than the buffers") != NULL;
+        said = said || strstr(lines[i], "larger than the memory for updates") != NULL;
     }
     ck_assert(said);
 }

@@ -260,7 +260,7 @@ START_TEST(no_room_for_states)
     open_states(12ull * RIG_CHUNK_ELEMS + 8191, 0);
     config.pools = rig.pools;
     ck_assert_int_eq(cst_core_open(&core, &config, &err), CST_EINVAL);
-    ck_assert_msg(strstr(err.text, "no room to update it") != NULL, "%s", err.text);
+    ck_assert_msg(strstr(err.text, "no memory to update it") != NULL, "%s", err.text);
 }
 END_TEST
 

@@ -382,8 +382,8 @@ START_TEST(explain_says_frozen)
 {
     open_frozen(true);
     ck_assert(says(1, "pattern frozen"));
-    ck_assert(says(1, "frozen: weights alone"));
-    ck_assert(says(1, "the base job's"));
+    ck_assert(says(1, "frozen: weights only"));
+    ck_assert(says(1, "they belong to the base job"));
     ck_assert(!says(1, "its states are current"));
     ck_assert(!says(0, "frozen"));
 }

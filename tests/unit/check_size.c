@@ -104,6 +104,19 @@ START_TEST(sizes_are_written)
 }
 END_TEST
 
+/* A size that must be exact has its bytes, too. */
+START_TEST(exact_sizes_are_written)
+{
+    char buf[CST_SIZE_EXACT];
+
+    ck_assert_str_eq(cst_size_exact(0, buf), "0 bytes");
+    ck_assert_str_eq(cst_size_exact(1023, buf), "1023 bytes");
+    ck_assert_str_eq(cst_size_exact(1536, buf), "1.5 KiB (1536 bytes)");
+    ck_assert_str_eq(cst_size_exact(UINT64_MAX, buf),
+                     "16777216.0 TiB (18446744073709551615 bytes)");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("size");
@@ -114,5 +127,6 @@ int main(void)
     tcase_add_loop_test(tc, the_rest_is_refused, 0, (int)(sizeof bad / sizeof bad[0]));
     tcase_add_test(tc, a_word_may_stand_for_a_size);
     tcase_add_test(tc, sizes_are_written);
+    tcase_add_test(tc, exact_sizes_are_written);
     return suite_run(suite);
 }

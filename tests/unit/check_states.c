@@ -292,7 +292,7 @@ START_TEST(explain)
     (void)rig_fetch_grad(&rig, 0, 4);
     ck_assert(explained(4, "gradient waits for a block"));
     rig_drain(&rig);
-    ck_assert(explained(1, "rank 0's contribution was moved to the grad row"));
+    ck_assert(explained(1, "rank 0's contribution was moved to the gradient row"));
     for (uint32_t c = 0; c < 4; c++) {
         (void)rig_release(&rig, 1, c, rig_get(&rig, 1, c));
     }

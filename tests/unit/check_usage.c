@@ -16,9 +16,9 @@ static const struct option table[] = {
 static const struct {
     const char *first, *second, *words;
 } lines[] = {
-    {"--devcie", "4G", "there is no option --devcie: is --device meant?"},
-    {"--jsno", NULL, "there is no option --jsno: is --json meant?"},
-    {"--sockets=x", NULL, "there is no option --sockets: is --socket meant?"},
+    {"--devcie", "4G", "there is no option --devcie: did you mean --device?"},
+    {"--jsno", NULL, "there is no option --jsno: did you mean --json?"},
+    {"--sockets=x", NULL, "there is no option --sockets: did you mean --socket?"},
     {"--frobnicate", NULL, "there is no option --frobnicate (see --help)"},
     {"--dev", "x", "--dev is ambiguous: it may be --device, --device-states"},
     {"--json=3", NULL, "--json takes no value"},

@@ -50,8 +50,8 @@ static int cuda_open_states(struct gpt_device *device, const struct gpt_model *m
     if (o->optimizer != CST_OPTIMIZER_ADAMW || o->moments != CST_MOMENTS_FP32 ||
         o->overlap == CST_OVERLAP_DELAYED) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--store=local on a GPU: adamw with fp32 moments, not delayed; the rest "
-                           "is the daemon's");
+                           "--store=local on a GPU: only adamw with fp32 moments, and not delayed; "
+                           "use --store=daemon for others");
     }
     self(device)->model = model;
     return 0;
@@ -148,13 +148,15 @@ static int check(const struct gpt_options *o, struct cst_err *err)
                            "operands are bf16");
     }
     if (o->experts > 0 && o->recompute) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--experts %u with --recompute: tokens are not exchanged twice",
-                           o->experts);
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "--experts %u cannot be combined with --recompute: tokens are not exchanged twice",
+            o->experts);
     }
     if (o->store == GPT_STORE_LOCAL && o->world > 1) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--world %u with --store=local: on a GPU the local store has one rank",
+                           "--world %u cannot be combined with --store=local on a GPU, where the "
+                           "local store has one rank",
                            o->world);
     }
     return 0;

@@ -245,7 +245,7 @@ static int check_range(const struct cuda_store *s, uint32_t tensor, enum cst_sta
                            (unsigned long long)t->n_elems);
     }
     if (is_frozen(s, tensor) && state != CST_STATE_WEIGHT) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has weights alone", t->name);
+        return cst_err_set(err, CST_EUNSUPPORTED, "'%s' is frozen: it has only weights", t->name);
     }
     return 0;
 }
