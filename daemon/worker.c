@@ -54,8 +54,8 @@ static void worker_dead(struct cst_worker *worker)
 {
     struct cst_job *job = worker->job;
 
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank), "rank %u (pid %d) died",
-                  worker->rank, (int)worker->pid);
+    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank),
+                  "rank %u (pid %d) ended without leaving the job", worker->rank, (int)worker->pid);
     vacate(worker);
     break_barrier_of(job, worker, "died");
     feed_worker(job, CST_EV_DEAD, worker->rank);

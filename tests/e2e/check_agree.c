@@ -76,9 +76,10 @@ START_TEST(numbers_that_disagree_are_named)
         ck_assert_int_eq(raw_declare(&client[2], "t1", 1, shape), CST_OK);
         ck_assert_int_eq(raw_declare(&client[2], "t2", 1, shape), CST_EMISMATCH);
     }
-    end_disagreement(client, id,
-                     _i == 0 ? "rank 2 declared 1 tensors, ranks 0, 1 2: 't1' is missing in rank 2"
-                             : "rank 2 declares tensor 't2' as number 2, ranks 0, 1 committed 2");
+    end_disagreement(
+        client, id,
+        _i == 0 ? "rank 2 declared 1 tensors, but ranks 0, 1 declared 2: 't1' is missing in rank 2"
+                : "rank 2 declares tensor 't2' as number 2, but ranks 0, 1 committed 2");
 }
 END_TEST
 

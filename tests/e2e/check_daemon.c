@@ -132,7 +132,7 @@ START_TEST(nonsense_is_refused)
     static const struct {
         const char *option, *words;
     } cases[] = {
-        {"--host-memory=9999T", "beyond the machine's"},
+        {"--host-memory=9999T", "exceeds the machine's"},
         {"--host-memory=lots", "is not a size"},
         {"--pool-memory=101%", "is not a size"},
         {"--engine-threads=-1", "is not a number from 0"},
@@ -398,7 +398,7 @@ START_TEST(memory_that_is_not_there_is_refused)
     little.rlim_cur = address_bytes(engine) + (32 << 20);
     ck_assert_int_eq(prlimit(engine, RLIMIT_AS, &little, NULL), 0);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 8, 8)), CST_ENOMEM);
-    ck_assert_ptr_nonnull(strstr(client.err.text, "134217728 bytes"));
+    ck_assert_ptr_nonnull(strstr(client.err.text, "128.0 MiB"));
     stat = raw_stat(&client);
     ck_assert_uint_eq(stat->host_used, 0);
     ck_assert_uint_eq(stat->pool_used, 0);

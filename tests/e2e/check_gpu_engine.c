@@ -184,7 +184,7 @@ START_TEST(fatal)
     (void)close(open(gpu_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     gpu_rig_start(NULL, NULL);
     expect_pair("fatal", (const char *[]){"cuda:0", "cuda:1"}, CST_EENGINE,
-                "engine 2 (" GPU1 "): 6 deaths");
+                "engine 2 (" GPU1 "): it died 6 times");
     ck_assert_int_eq(unlink(gpu_path), 0);
     expect_pair("again", (const char *[]){"cuda:0", "cuda:1"}, CST_OK, "");
 }
@@ -315,7 +315,7 @@ START_TEST(broken)
     gpu_rig_start(NULL, NULL);
     gpu_rig_declare(&client, "f", 0, 1, "cuda:0", 0);
     ck_assert_int_eq(gpu_rig_commit(&client), CST_EENGINE);
-    raw_says(&client, "engine 1 (" GPU0 "): 6 deaths");
+    raw_says(&client, "engine 1 (" GPU0 "): it died 6 times");
     ck_assert_str_eq(raw_stat(&witness)->engines[1]->state, "failed");
     ck_assert_int_eq(unlink(gpu_path), 0);
     ck_assert_msg(gpu_rig_commit(&client) == CST_OK, "%s", client.err.text);

@@ -156,7 +156,7 @@ START_TEST(a_lowered_limit)
     ck_assert(write_group("memory.limit_in_bytes", "8M"));
     id = ask_commit(&client, "j", HUGE);
     ck_assert_int_eq(raw_status(&client, id), CST_ENOMEM);
-    raw_says(&client, "control group allows 8388608");
+    raw_says(&client, "control group allows 8.0 MiB");
     raw_says(&client, "memory.limit_in_bytes");
     ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, 0);
     ck_assert(write_group("memory.limit_in_bytes", "256M"));

@@ -97,11 +97,11 @@ refuses 'the plan was made for moments fp32, the job has bf16' --moments bf16
 refuses 'the plan was made for micro_batches 1, the job has 2' --micro-batches 2
 refuses 'the plan was made for n_params [0-9]*, the job has [0-9]*' --layers 5
 refuses 'the plan has pool_bytes [0-9]*, but rank 0 asks for 2097152' --pool 2M
-refuses "job 'found': it was opened without the plan that rank 0 brings" --job found
+refuses "job 'found': it was opened without the plan that rank 0 gives" --job found
 jq '.for.fingerprint += 1' "$tmp/plan.json" >"$tmp/other.json"
 refuses 'the plan was made for another model (fingerprint' --plan "$tmp/other.json"
 jq '.plan.n_chunks += 1' "$tmp/plan.json" >"$tmp/other.json"
-refuses 'the plan has [0-9]* chunks of .* size class.*, the job' --plan "$tmp/other.json"
+refuses 'the plan has [0-9]* chunks of .* size class.*, but the job' --plan "$tmp/other.json"
 refuses "job 'dense': the job's plan has n_chunks" --job dense --plan "$tmp/other.json"
 # A plan with too many blocks, which the daemon would simulate when the steps drift.
 jq '.plan.classes[0].n_blocks = 40000000' "$tmp/plan.json" >"$tmp/other.json"

@@ -64,7 +64,8 @@ START_TEST(refusals_have_words)
         {"cuda:7", GPT_MATMUL_PLAIN, 1, 64, 0, CST_ENOTFOUND, "numbers 0 to 0"},
         {"cuda", GPT_MATMUL_FP32, 1, 64, 0, CST_EUNSUPPORTED, "bf16"},
         {"cuda", GPT_MATMUL_PLAIN, 2, 64, 0, CST_EUNSUPPORTED, "--world 2"},
-        {"cuda", GPT_MATMUL_PLAIN, 1, 64, 4, CST_EUNSUPPORTED, "--experts 4 with --recompute"},
+        {"cuda", GPT_MATMUL_PLAIN, 1, 64, 4, CST_EUNSUPPORTED,
+         "--experts 4 cannot be combined with --recompute"},
     };
     const struct gpt_options o = {.device = rows[_i].device,
                                   .matmul = rows[_i].matmul,

@@ -181,8 +181,8 @@ START_TEST(nonsense_values_are_refused)
         {"daemon", "socket = relative/path", "absolute path"},
         {"daemon", "log_level = 3", "error, warning, notice, info, debug"},
         {"daemon", "access = everybody", "user:NAME"},
-        {"daemon", "access = user:no-such-user-here", "names no user or group"},
-        {"daemon", "access = ,", "no rule"},
+        {"daemon", "access = user:no-such-user-here", "there is no such user or group"},
+        {"daemon", "access = ,", "the list is empty"},
         {"engine", "threads = -3", "a number from 0"},
         {"engine", "threads = 2.5", "a number from 0"},
         {"engine", "copy_share = 0.95", "a number from 0 to 0.9"},
@@ -232,8 +232,8 @@ START_TEST(budgets_beyond_the_machine_are_refused)
 {
     ck_assert_int_eq(cst_config_set(&config, "host", "memory", "101G", &err), CST_OK);
     ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
-    ck_assert_ptr_nonnull(strstr(err.text, "108447924224"));
-    ck_assert_ptr_nonnull(strstr(err.text, "107374182400"));
+    ck_assert_ptr_nonnull(strstr(err.text, "101.0 GiB"));
+    ck_assert_ptr_nonnull(strstr(err.text, "100.0 GiB"));
     ck_assert_int_eq(cst_config_set(&config, "host", "memory", "60G", &err), CST_OK);
     ck_assert_int_eq(cst_config_set(&config, "device host", "pool", "41G", &err), CST_OK);
     ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
@@ -267,7 +267,7 @@ START_TEST(paced_accelerators_take_their_memory)
     ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
     ck_assert_int_eq(cst_config_set(&config, "device host", "pool", "11G", &err), CST_OK);
     ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
-    ck_assert_ptr_nonnull(strstr(err.text, "21474836480"));
+    ck_assert_ptr_nonnull(strstr(err.text, "20.0 GiB"));
     ck_assert_int_eq(cst_config_set(&config, "paced", "memory", "51G", &err), CST_OK);
     ck_assert_int_eq(cst_config_finish(&config, &err), CST_EBUDGET);
     ck_assert_int_eq(cst_config_set(&config, "paced", "devices", "9", &err), CST_EINVAL);

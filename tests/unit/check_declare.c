@@ -81,7 +81,7 @@ START_TEST(test_groups)
     ck_assert_int_eq(cst_group(f.job, ranks, 3), CST_EINVAL);
     assert_says("group 1 names rank 2 twice");
     ck_assert_int_eq(cst_group(f.job, ranks + 3, 1), CST_EINVAL);
-    assert_says("group 1: rank 3, the job has 3 ranks");
+    assert_says("group 1 has rank 3, but the job has 3 ranks");
     ck_assert_int_eq(cst_group(f.job, ranks, 2), 1);
     ck_assert_int_eq(cst_group(f.job, (uint32_t[]){1}, 1), 2);
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 3}), CST_EINVAL);

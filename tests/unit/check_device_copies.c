@@ -412,7 +412,7 @@ START_TEST(test_lies)
     f.fake.hook_arg = &how;
     start(2);
     ck_assert_int_eq(run(0, CST_FORWARD, &err), CST_EPROTO);
-    ck_assert_msg(strstr(err.text, "in no arena") != NULL, "%s", err.text);
+    ck_assert_msg(strstr(err.text, "no arena has") != NULL, "%s", err.text);
     ck_assert_uint_eq(device.n_copies, 0);
     stop();
 }

@@ -148,13 +148,13 @@ START_TEST(what_differs_is_named)
     ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
     ck_assert_int_eq(declare(1, "p", 0, 0), CST_OK);
     ck_assert_int_eq(commit(1, 1, 1), CST_EMISMATCH);
-    assert_says("rank 1 declared 1 tensors, rank 0 2: 'b' is missing in rank 1");
+    assert_says("rank 1 declared 1 tensors, but rank 0 declared 2: 'b' is missing in rank 1");
 
     ck_assert_int_eq(declare_all(0, 20), CST_OK);
     ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
     ck_assert_int_eq(declare(1, "b", 20, 0), CST_OK);
     ck_assert_int_eq(declare(1, "c", 5, 0), CST_EMISMATCH);
-    assert_says("rank 1 declares tensor 'c' as number 2, rank 0 committed 2 tensors");
+    assert_says("rank 1 declares tensor 'c' as number 2, but rank 0 committed 2 tensors");
 
     ck_assert_int_eq(declare_all(0, 20), CST_OK);
     ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
@@ -302,11 +302,11 @@ START_TEST(groups_are_counted)
     ck_assert_int_eq(declare_group(0, ranks, 2), CST_OK);
     ck_assert_int_eq(declare_all(0, 20), CST_OK);
     ck_assert_int_eq(declare_all(1, 20), CST_EMISMATCH);
-    assert_says("rank 1 declared 0 groups, rank 0 1");
+    assert_says("rank 1 declared 0 groups, but rank 0 declared 1");
 
     ck_assert_int_eq(declare_all(0, 20), CST_OK);
     ck_assert_int_eq(declare_group(1, ranks, 2), CST_EMISMATCH);
-    assert_says("rank 1 declares group 1, rank 0 committed 0 groups");
+    assert_says("rank 1 declares group 1, but rank 0 committed 0 groups");
 
     ck_assert_int_eq(declare(2, "a", 10, 0), CST_EMISMATCH); /* the rank gets the error */
     ck_assert_int_eq(declare_group(2, ranks, 1), CST_OK);
@@ -330,7 +330,7 @@ START_TEST(bad_kinds_are_refused)
     assert_says("a group has rank 6, but the job has 6 ranks");
     ck_assert_int_eq(declare_group(0, twice, 0), CST_EINVAL);
     ck_assert_int_eq(declare_kind(0, 1, CST_PATTERN_SHARD, 0, 0, 0), CST_EINVAL);
-    assert_says("tensor 'k': group 1, rank 0 has declared 0");
+    assert_says("tensor 'k' is of group 1, but rank 0 has declared 0 groups");
     ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_COUNT, 0, 0, 0), CST_EINVAL);
     ck_assert_int_eq(declare_kind(0, 0, CST_PATTERN_TENSOR, 8, 0, 2), CST_EINVAL);
     assert_says("tensor 'k' has 1 dimensions, but its whole shape has 2 and its first element 2");

@@ -322,7 +322,7 @@ START_TEST(no_place_for_states)
     (void)search_ns();
     ck_assert_uint_eq(f.plans.best.device_states, 0);
     ck_assert_uint_eq(f.plans.best.state_bytes, 0);
-    ck_assert_msg(strstr(f.plans.states_why, "a place") != NULL, "%s", f.plans.states_why);
+    ck_assert_msg(strstr(f.plans.states_why, "no place") != NULL, "%s", f.plans.states_why);
     f.budget.device_bytes += UINT64_C(1) << 30;
     (void)search_ns();
     check_memory();

@@ -94,7 +94,7 @@ START_TEST(sync_gives_the_step_up)
     step = rig_step(&rig, 1);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 0);
     ck_assert_int_eq(rig_status(&rig, step), CST_EPEERDIED);
-    ck_assert(says(step, "rank 0 gave step 0 up"));
+    ck_assert(says(step, "rank 0 gave up step 0"));
     ck_assert_uint_eq(rig_books(&rig, 1).free, 3);
     (void)rig_rank_event(&rig, CST_EV_SYNC, 1);
     rig.attempt++;
@@ -424,7 +424,7 @@ START_TEST(fetch_times_out)
     rig.now += 1000000000;
     (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
     ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
-    ck_assert(says(tag, "3 leased"));
+    ck_assert(says(tag, "3 are leased"));
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
 }
 END_TEST

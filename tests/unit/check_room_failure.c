@@ -345,7 +345,7 @@ END_TEST
  * chunk. The job fails and names these chunks, and no others. */
 START_TEST(gone_with_rows)
 {
-    static const char lost[] = "home: 0-1";
+    static const char lost[] = "are lost: 0-1";
     uint64_t sync;
 
     open_room((struct rig_job){0}, 6, 0);
@@ -375,7 +375,7 @@ START_TEST(gone_with_rows)
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
     sync = rig_rank_event(&rig, CST_EV_SYNC, 0);
     ck_assert_int_eq(rig_status(&rig, sync), CST_EENGINE);
-    ck_assert_str_eq(strstr(rig_answer(&rig, sync)->err.text, "home:"), lost);
+    ck_assert_str_eq(strstr(rig_answer(&rig, sync)->err.text, "are lost:"), lost);
     rig_drain(&rig);
 }
 END_TEST
