@@ -91,7 +91,8 @@ static void admit(struct cst_server *server, int fd, bool manager)
     if (rc == CST_OK) {
         check_access(server, &peer, account, manager, &refusal);
         rc = refusal.status != CST_OK && server->n_refused >= REFUSED_AT_A_TIME
-                 ? cst_err_set(&err, refusal.status, "refused without a message to the client: %s", refusal.text)
+                 ? cst_err_set(&err, refusal.status, "refused without a message to the client: %s",
+                               refusal.text)
                  : cst_session_open(daemon, fd, &peer, account, manager, &refusal, &err);
     }
     if (rc != CST_OK) {
