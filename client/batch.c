@@ -9,10 +9,10 @@
 #define MAX_ITEMS 2048
 
 /* Batches are kept until the connection is over and reused, so that a step allocates no memory. */
-struct cst_batch {
-    struct cst_call call;         /* First field: the callback converts its address. */
+struct cstc_batch {
+    struct cstc_call call;        /* First field: the callback converts its address. */
     struct cst_job *job;          /* The owner. */
-    struct cst_batch *next;       /* Next in job->batches. */
+    struct cstc_batch *next;      /* Next in job->batches. */
     bool in_flight;               /* False: the batch can be used for new items. */
     bool awaited;                 /* The pending call waits for it. */
     uint32_t lease_epoch;         /* job->lease_epoch when it was sent. */
@@ -35,7 +35,7 @@ static bool is_hint(const struct cst_lease_item *item)
  * repeated as a fetch for which the worker waits, which then reports the failure. The failure of
  * any other item would be lost, and with it perhaps a gradient; therefore it makes the step
  * void. */
-static void note_failure(struct cst_batch *batch, const struct cst_lease_item *item,
+static void note_failure(struct cstc_batch *batch, const struct cst_lease_item *item,
                          const struct cst_err *why)
 {
     struct cst_job *job = batch->job;
@@ -45,7 +45,7 @@ static void note_failure(struct cst_batch *batch, const struct cst_lease_item *i
         job->awaited = *why;
     }
     if (is_void || (!is_fetch(item) && !is_hint(item))) {
-        cst_job_void(job, why);
+        cstc_job_void(job, why);
     }
 }
 
@@ -54,7 +54,7 @@ static int check_place(const struct cst_job *job, uint32_t chunk, const Cistern_
                        struct cst_err *why)
 {
     const struct cst_plan_class *class = &job->plan.classes[job->traits[chunk].size_class];
-    const struct cst_slabs *slabs = &job->class_slabs[job->traits[chunk].size_class];
+    const struct cstc_slabs *slabs = &job->class_slabs[job->traits[chunk].size_class];
     uint64_t block_bytes = 2 * class->chunk_elems;
 
     if (!result->has_slab || !result->has_offset || !result->has_generation) {
@@ -72,25 +72,25 @@ static int check_place(const struct cst_job *job, uint32_t chunk, const Cistern_
 
 /* Take over a granted lease. If the daemon leaves the copy to the worker, the copy is started here.
  * If that fails, the step is void, and the lease counts as refused. */
-static int take_lease(struct cst_batch *batch, const struct cst_lease_item *item,
+static int take_lease(struct cstc_batch *batch, const struct cst_lease_item *item,
                       const Cistern__ItemResult *result, struct cst_err *why)
 {
     struct cst_job *job = batch->job;
     struct cst_lease lease = {
         .slab = result->slab, .offset = result->offset, .generation = result->generation};
-    struct cst_load_home home = {.segment = result->home_segment,
-                                 .offset = result->home_offset,
-                                 .bytes = result->has_home_bytes ? result->home_bytes : 0};
+    struct cstc_load_home home = {.segment = result->home_segment,
+                                  .offset = result->home_offset,
+                                  .bytes = result->has_home_bytes ? result->home_bytes : 0};
     const void *row = NULL;
     int rc = check_place(job, item->chunk, result, why);
 
     if (rc == CST_OK && home.bytes > 0) {
-        rc = cst_load_find(job, item->chunk, &home, &row, why);
+        rc = cstc_load_find(job, item->chunk, &home, &row, why);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    if (home.bytes > 0 && cst_load_start(job, item->chunk, row, home.bytes, &lease) != CST_OK) {
+    if (home.bytes > 0 && cstc_load_start(job, item->chunk, row, home.bytes, &lease) != CST_OK) {
         cst_lease_refuse(&job->leases, item);
     } else {
         cst_lease_grant(&job->leases, item, &lease, result->has_hit && result->hit);
@@ -98,7 +98,7 @@ static int take_lease(struct cst_batch *batch, const struct cst_lease_item *item
     return CST_OK;
 }
 
-static int take_result(struct cst_batch *batch, const struct cst_lease_item *item,
+static int take_result(struct cstc_batch *batch, const struct cst_lease_item *item,
                        const Cistern__ItemResult *result, struct cst_err *why)
 {
     struct cst_leases *leases = &batch->job->leases;
@@ -121,7 +121,7 @@ static int take_result(struct cst_batch *batch, const struct cst_lease_item *ite
     return is_fetch(item) ? take_lease(batch, item, result, why) : CST_OK;
 }
 
-static void fail_all(struct cst_batch *batch, const struct cst_err *why)
+static void fail_all(struct cstc_batch *batch, const struct cst_err *why)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
         if (is_fetch(&batch->items[i])) {
@@ -133,7 +133,7 @@ static void fail_all(struct cst_batch *batch, const struct cst_err *why)
 
 /* Process the results, which are in the order of the items. If one is impossible, the leases of the
  * worker and of the daemon may differ, and the connection ends. */
-static void take_results(struct cst_batch *batch)
+static void take_results(struct cstc_batch *batch)
 {
     const Cistern__BatchDone *done = (const Cistern__BatchDone *)batch->call.reply;
     struct cst_err why = {0};
@@ -150,13 +150,13 @@ static void take_results(struct cst_batch *batch)
         if (batch->awaited && batch->job->awaited.status == CST_OK) {
             batch->job->awaited = why;
         }
-        (void)cst_job_distrust(batch->job, &why, NULL);
+        (void)cstc_job_distrust(batch->job, &why, NULL);
     }
 }
 
-static void batch_done(struct cst_call *call)
+static void batch_done(struct cstc_call *call)
 {
-    struct cst_batch *batch = (struct cst_batch *)(void *)call;
+    struct cstc_batch *batch = (struct cstc_batch *)(void *)call;
 
     /* A sync since then has voided all leases, and has set n_awaited to 0. */
     if (batch->lease_epoch == batch->job->lease_epoch) {
@@ -168,27 +168,27 @@ static void batch_done(struct cst_call *call)
         batch->job->n_awaited -= batch->awaited ? 1 : 0;
     }
     batch->in_flight = false;
-    cst_call_reset(call);
+    cstc_call_reset(call);
 }
 
 /* The reply to Accumulate or PrepareStep. If Accumulate failed, the micro-batch would be mixed with
  * the next one. If PrepareStep failed, it is unknown with which parameters chunks are updated.
  * Therefore both failures make the step void. */
-static void plain_done(struct cst_call *call)
+static void plain_done(struct cstc_call *call)
 {
-    struct cst_batch *batch = (struct cst_batch *)(void *)call;
+    struct cstc_batch *batch = (struct cstc_batch *)(void *)call;
 
     if (batch->lease_epoch == batch->job->lease_epoch && call->status != CST_OK) {
-        cst_job_void(batch->job, &call->err);
+        cstc_job_void(batch->job, &call->err);
     }
     batch->in_flight = false;
-    cst_call_reset(call);
+    cstc_call_reset(call);
 }
 
 /* Return a batch that is not in flight, with space for @n items; NULL: out of memory. */
-static struct cst_batch *get_batch(struct cst_job *job, uint32_t n)
+static struct cstc_batch *get_batch(struct cst_job *job, uint32_t n)
 {
-    struct cst_batch *batch;
+    struct cstc_batch *batch;
     struct cst_lease_item *items;
 
     for (batch = job->batches; batch != NULL && batch->in_flight; batch = batch->next) {
@@ -226,17 +226,17 @@ static void fill_item(const struct cst_lease_item *item, Cistern__BatchItem *msg
     msg->ahead = item->ahead;
 }
 
-static int start_accumulate(struct cst_job *job, struct cst_batch *batch, struct cst_err *err)
+static int start_accumulate(struct cst_job *job, struct cstc_batch *batch, struct cst_err *err)
 {
     Cistern__Accumulate msg = CISTERN__ACCUMULATE__INIT;
 
     msg.attempt = job->attempt;
     batch->call.done = plain_done;
-    return cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_ACCUMULATE, &msg.base,
-                          CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    return cstc_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_ACCUMULATE, &msg.base,
+                           CISTERN__MSG_TYPE__MSG_OK, NULL, err);
 }
 
-static int start(struct cst_job *job, struct cst_batch *batch, struct cst_err *err)
+static int start(struct cst_job *job, struct cstc_batch *batch, struct cst_err *err)
 {
     /* Nearly all batches have at most 64 items, and need no allocation. */
     Cistern__BatchItem items[64], *pointers[64], *more = NULL, **more_pointers = NULL;
@@ -260,8 +260,8 @@ static int start(struct cst_job *job, struct cst_batch *batch, struct cst_err *e
         fill_item(&batch->items[i], msg.items[i]);
     }
     batch->call.done = batch_done;
-    rc = cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_BATCH, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_BATCH_DONE, &cistern__batch_done__descriptor, err);
+    rc = cstc_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_BATCH, &msg.base,
+                         CISTERN__MSG_TYPE__MSG_BATCH_DONE, &cistern__batch_done__descriptor, err);
 out:
     free(more);
     free(more_pointers);
@@ -273,7 +273,7 @@ out:
 static int send_some(struct cst_job *job, const struct cst_lease_item *items, uint32_t n,
                      bool awaited, struct cst_err *err)
 {
-    struct cst_batch *batch = get_batch(job, n);
+    struct cstc_batch *batch = get_batch(job, n);
     int rc;
 
     if (batch == NULL) {
@@ -292,9 +292,9 @@ static int send_some(struct cst_job *job, const struct cst_lease_item *items, ui
     return rc;
 }
 
-int cst_batch_prepare(struct cst_job *job, Cistern__Hyper *hyper, struct cst_err *err)
+int cstc_batch_prepare(struct cst_job *job, Cistern__Hyper *hyper, struct cst_err *err)
 {
-    struct cst_batch *batch = get_batch(job, 0);
+    struct cstc_batch *batch = get_batch(job, 0);
     Cistern__PrepareStep msg = CISTERN__PREPARE_STEP__INIT;
     int rc;
 
@@ -307,8 +307,8 @@ int cst_batch_prepare(struct cst_job *job, Cistern__Hyper *hyper, struct cst_err
     batch->awaited = false;
     batch->lease_epoch = job->lease_epoch;
     batch->call.done = plain_done;
-    rc = cst_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    rc = cstc_call_start(job->client, &batch->call, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, &msg.base,
+                         CISTERN__MSG_TYPE__MSG_OK, NULL, err);
     batch->in_flight = rc == CST_OK;
     return rc;
 }
@@ -323,10 +323,10 @@ static void give_up(struct cst_job *job, const struct cst_lease_item *items, uin
             cst_lease_refuse(&job->leases, &items[i]);
         }
     }
-    cst_job_void(job, why);
+    cstc_job_void(job, why);
 }
 
-void cst_batch_give_up(struct cst_job *job, const struct cst_err *why)
+void cstc_batch_give_up(struct cst_job *job, const struct cst_err *why)
 {
     give_up(job, job->leases.items, job->leases.n_items, why);
 }
@@ -365,23 +365,23 @@ static int send_all(struct cst_job *job, const struct cst_lease_item *items, uin
     return CST_OK;
 }
 
-int cst_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
+int cstc_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
 {
     return send_all(job, job->leases.items, job->leases.n_items, awaited, err);
 }
 
-int cst_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n)
+int cstc_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n)
 {
     return send_all(job, items, n, false, NULL);
 }
 
-void cst_batch_free_all(struct cst_job *job)
+void cstc_batch_free_all(struct cst_job *job)
 {
     while (job->batches != NULL) {
-        struct cst_batch *batch = job->batches;
+        struct cstc_batch *batch = job->batches;
 
         job->batches = batch->next;
-        cst_call_reset(&batch->call);
+        cstc_call_reset(&batch->call);
         free(batch->call.queued);
         free(batch->items);
         free(batch);

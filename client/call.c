@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static void finish(struct cst_call *call, int status, const char *words)
+static void finish(struct cstc_call *call, int status, const char *words)
 {
     call->status = status;
     if (status != CST_OK) {
@@ -19,7 +19,7 @@ static void finish(struct cst_call *call, int status, const char *words)
     free(call->queued);
     call->queued = NULL;
     call->next = NULL;
-    call->state = CST_CALL_DONE;
+    call->state = CSTC_CALL_DONE;
     /* Comes last, because the callback may start the call again. */
     if (call->done != NULL) {
         call->done(call);
@@ -27,9 +27,9 @@ static void finish(struct cst_call *call, int status, const char *words)
 }
 
 /* The lists are emptied from the front, so that no call is in a list when its callback runs. */
-void cst_client_die(struct cst_client *client, const struct cst_err *cause)
+void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
 {
-    struct cst_call *call;
+    struct cstc_call *call;
 
     if (client->dead.status == CST_OK) {
         client->dead = *cause;
@@ -108,12 +108,12 @@ static int die(struct cst_client *client, int status, struct cst_err *why, struc
         }
     }
     (void)cst_err_set(&cause, status, "daemon at %s: %s", client->path, why->text);
-    cst_client_die(client, &cause);
-    return cst_client_check(client, err);
+    cstc_client_die(client, &cause);
+    return cstc_client_check(client, err);
 }
 
 /* Send a request. CST_EAGAIN: not now; any other failure: the connection is over. */
-static int transmit(struct cst_client *client, struct cst_call *call, const uint8_t *body,
+static int transmit(struct cst_client *client, struct cstc_call *call, const uint8_t *body,
                     uint32_t body_bytes, struct cst_err *err)
 {
     struct cst_frame frame = {
@@ -127,14 +127,14 @@ static int transmit(struct cst_client *client, struct cst_call *call, const uint
     if (rc != CST_OK) {
         return die(client, rc, &why, err);
     }
-    call->state = CST_CALL_SENT;
+    call->state = CSTC_CALL_SENT;
     call->next = client->sent;
     client->sent = call;
     client->n_sent++;
     return CST_OK;
 }
 
-static int enqueue(struct cst_client *client, struct cst_call *call, const uint8_t *body,
+static int enqueue(struct cst_client *client, struct cstc_call *call, const uint8_t *body,
                    uint32_t body_bytes, struct cst_err *err)
 {
     call->queued = malloc(body_bytes > 0 ? body_bytes : 1);
@@ -145,7 +145,7 @@ static int enqueue(struct cst_client *client, struct cst_call *call, const uint8
         memcpy(call->queued, body, body_bytes);
     }
     call->queued_bytes = body_bytes;
-    call->state = CST_CALL_QUEUED;
+    call->state = CSTC_CALL_QUEUED;
     call->next = NULL;
     *client->queue_end = call;
     client->queue_end = &call->next;
@@ -157,7 +157,7 @@ static int enqueue(struct cst_client *client, struct cst_call *call, const uint8
 static int drain(struct cst_client *client, struct cst_err *err)
 {
     while (client->queue != NULL && client->n_sent < client->credits) {
-        struct cst_call *call = client->queue, *rest = call->next;
+        struct cstc_call *call = client->queue, *rest = call->next;
         int rc = transmit(client, call, call->queued, call->queued_bytes, err);
 
         if (rc != CST_OK) {
@@ -173,12 +173,12 @@ static int drain(struct cst_client *client, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t type,
-                   const ProtobufCMessage *body, uint16_t reply_type,
-                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
+int cstc_call_start(struct cst_client *client, struct cstc_call *call, uint16_t type,
+                    const ProtobufCMessage *body, uint16_t reply_type,
+                    const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
 {
     size_t bytes = body == NULL ? 0 : protobuf_c_message_get_packed_size(body);
-    int rc = cst_client_check(client, err);
+    int rc = cstc_client_check(client, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -207,10 +207,10 @@ int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t ty
 
 /* Remove the call with the id @request from the list of sent calls and return it; NULL: there is
  * none. */
-static struct cst_call *take(struct cst_client *client, uint64_t request)
+static struct cstc_call *take(struct cst_client *client, uint64_t request)
 {
-    for (struct cst_call **link = &client->sent; *link != NULL; link = &(*link)->next) {
-        struct cst_call *call = *link;
+    for (struct cstc_call **link = &client->sent; *link != NULL; link = &(*link)->next) {
+        struct cstc_call *call = *link;
 
         if (call->request == request) {
             *link = call->next;
@@ -221,7 +221,7 @@ static struct cst_call *take(struct cst_client *client, uint64_t request)
     return NULL;
 }
 
-static int parse_reply(struct cst_call *call, struct cst_frame *frame, struct cst_err *why)
+static int parse_reply(struct cstc_call *call, struct cst_frame *frame, struct cst_err *why)
 {
     if (frame->type != call->reply_type) {
         return cst_err_set(why, CST_EPROTO, "reply of type %u to a request of type %u", frame->type,
@@ -249,7 +249,7 @@ static int parse_reply(struct cst_call *call, struct cst_frame *frame, struct cs
  * connection must end. */
 static int dispatch(struct cst_client *client, struct cst_frame *frame, struct cst_err *why)
 {
-    struct cst_call *call;
+    struct cstc_call *call;
     struct cst_err words = {0};
     int rc;
 
@@ -300,9 +300,9 @@ static int receive(struct cst_client *client, int recv_flags, struct cst_err *er
     return rc == CST_OK ? CST_OK : die(client, rc, &why, err);
 }
 
-int cst_call_pump(struct cst_client *client, struct cst_err *err)
+int cstc_call_pump(struct cst_client *client, struct cst_err *err)
 {
-    int rc = cst_client_check(client, err);
+    int rc = cstc_client_check(client, err);
 
     /* Replies come first, because each one returns a credit for a queued request. */
     while (rc == CST_OK) {
@@ -314,10 +314,10 @@ int cst_call_pump(struct cst_client *client, struct cst_err *err)
     return rc == CST_EAGAIN ? CST_OK : rc;
 }
 
-int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
+int cstc_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
 {
     struct pollfd pfds[2];
-    int rc = cst_client_check(client, err);
+    int rc = cstc_client_check(client, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -347,12 +347,12 @@ int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err
     if (pfds[1].revents != 0) {
         client->watch(client);
     }
-    return cst_call_pump(client, err);
+    return cstc_call_pump(client, err);
 }
 
-int cst_call_result(const struct cst_call *call, struct cst_err *err)
+int cstc_call_result(const struct cstc_call *call, struct cst_err *err)
 {
-    if (call->state != CST_CALL_DONE) {
+    if (call->state != CSTC_CALL_DONE) {
         return CST_EAGAIN;
     }
     if (call->status != CST_OK && err != NULL) {
@@ -361,7 +361,7 @@ int cst_call_result(const struct cst_call *call, struct cst_err *err)
     return call->status;
 }
 
-void cst_call_reset(struct cst_call *call)
+void cstc_call_reset(struct cstc_call *call)
 {
     if (call->reply != NULL) {
         protobuf_c_message_free_unpacked(call->reply, NULL);
@@ -373,14 +373,14 @@ void cst_call_reset(struct cst_call *call)
         }
     }
     call->n_fds = 0;
-    call->state = CST_CALL_IDLE;
+    call->state = CSTC_CALL_IDLE;
 }
 
-int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t type,
-                  const ProtobufCMessage *body, uint16_t reply_type,
-                  const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
+int cstc_call_sync(struct cst_client *client, struct cstc_call *call, uint16_t type,
+                   const ProtobufCMessage *body, uint16_t reply_type,
+                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err)
 {
-    int rc = cst_client_check(client, err);
+    int rc = cstc_client_check(client, err);
 
     /* A wait here would read the reply of the pending call, and the client's descriptor would not
      * become readable for it. */
@@ -388,18 +388,18 @@ int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t typ
         rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
     }
     if (rc == CST_OK) {
-        rc = cst_call_start(client, call, type, body, reply_type, reply_form, err);
+        rc = cstc_call_start(client, call, type, body, reply_type, reply_form, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    while (call->state != CST_CALL_DONE) {
+    while (call->state != CSTC_CALL_DONE) {
         /* If the connection ends, the call is finished with the cause. */
-        (void)cst_call_wait(client, -1, err);
+        (void)cstc_call_wait(client, -1, err);
     }
-    rc = cst_call_result(call, err);
+    rc = cstc_call_result(call, err);
     if (rc != CST_OK) {
-        cst_call_reset(call);
+        cstc_call_reset(call);
     }
     return rc;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls: one request and its one final reply. A struct cst_call is embedded in the object that
+/* Calls: one request and its one final reply. A struct cstc_call is embedded in the object that
  * makes the request. Many calls can be in flight; their replies come in any order.
  *
  *   IDLE --start--> SENT --reply, or the end of the connection--> DONE --reset--> IDLE
@@ -17,12 +17,12 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-enum cst_call_state { CST_CALL_IDLE, CST_CALL_QUEUED, CST_CALL_SENT, CST_CALL_DONE };
+enum cstc_call_state { CSTC_CALL_IDLE, CSTC_CALL_QUEUED, CSTC_CALL_SENT, CSTC_CALL_DONE };
 
-struct cst_call {
-    enum cst_call_state state; /* As in the diagram above. */
-    uint16_t type;             /* Message type of the request. */
-    uint16_t reply_type;       /* Message type of a successful reply. */
+struct cstc_call {
+    enum cstc_call_state state; /* As in the diagram above. */
+    uint16_t type;              /* Message type of the request. */
+    uint16_t reply_type;        /* Message type of a successful reply. */
     /* Form of the body of a successful reply; NULL: the reply has no body. */
     const ProtobufCMessageDescriptor *reply_form;
     unsigned max_fds;   /* Largest number of fds that the reply may have. */
@@ -33,42 +33,42 @@ struct cst_call {
     ProtobufCMessage *reply;
     /* Fds of the reply. Owned by the call; a caller that takes one replaces it with -1. */
     int fds[CST_FRAME_MAX_FDS];
-    unsigned n_fds;        /* Number of entries in fds. */
-    uint8_t *queued;       /* QUEUED: the body of the request. Owned by the call. */
-    uint32_t queued_bytes; /* QUEUED: length of the body. */
-    struct cst_call *next; /* Next call in the client's list. */
+    unsigned n_fds;         /* Number of entries in fds. */
+    uint8_t *queued;        /* QUEUED: the body of the request. Owned by the call. */
+    uint32_t queued_bytes;  /* QUEUED: length of the body. */
+    struct cstc_call *next; /* Next call in the client's list. */
     /* Called when the call becomes DONE; may be NULL. */
-    void (*done)(struct cst_call *call);
+    void (*done)(struct cstc_call *call);
 };
 
 /* Send a request of @type with the body @body (NULL: no body). The caller sets max_fds and done
  * before. @body is borrowed during this function. On failure the call stays IDLE. Never waits.
  * CST_EFORKED, CST_ECONN or the status that ended the connection; CST_EINVAL: the body is larger
  * than a message can be; CST_ENOMEM. */
-int cst_call_start(struct cst_client *client, struct cst_call *call, uint16_t type,
-                   const ProtobufCMessage *body, uint16_t reply_type,
-                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);
+int cstc_call_start(struct cst_client *client, struct cstc_call *call, uint16_t type,
+                    const ProtobufCMessage *body, uint16_t reply_type,
+                    const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);
 
 /* Return CST_EAGAIN until the call is DONE, then its status. Reads nothing from the socket:
- * cst_call_pump and cst_call_wait do. */
-int cst_call_result(const struct cst_call *call, struct cst_err *err);
+ * cstc_call_pump and cstc_call_wait do. */
+int cstc_call_result(const struct cstc_call *call, struct cst_err *err);
 
 /* Free the reply and close its remaining fds; the call is then IDLE. The call must be DONE or
  * IDLE. */
-void cst_call_reset(struct cst_call *call);
+void cstc_call_reset(struct cstc_call *call);
 
 /* Start a call and wait until it is DONE. After a failure the call is IDLE. Statuses of
- * cst_call_start and of the reply; CST_EBUSY: a cst_try_... call is pending. */
-int cst_call_sync(struct cst_client *client, struct cst_call *call, uint16_t type,
-                  const ProtobufCMessage *body, uint16_t reply_type,
-                  const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);
+ * cstc_call_start and of the reply; CST_EBUSY: a cst_try_... call is pending. */
+int cstc_call_sync(struct cst_client *client, struct cstc_call *call, uint16_t type,
+                   const ProtobufCMessage *body, uint16_t reply_type,
+                   const ProtobufCMessageDescriptor *reply_form, struct cst_err *err);
 
 /* Send queued requests, as far as credits and the socket allow, and process all replies that have
  * arrived. Never waits. CST_OK, or the status that ended the connection. */
-int cst_call_pump(struct cst_client *client, struct cst_err *err);
+int cstc_call_pump(struct cst_client *client, struct cst_err *err);
 
 /* Send queued requests and wait for a reply, at most @timeout_ms milliseconds (-1: no limit).
  * CST_OK: something happened; CST_ETIMEDOUT; or the status that ended the connection. */
-int cst_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err);
+int cstc_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err);
 
 #endif

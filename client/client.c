@@ -24,7 +24,7 @@ const char *cst_version(void)
     return PACKAGE_VERSION;
 }
 
-int cst_client_check(const struct cst_client *client, struct cst_err *err)
+int cstc_client_check(const struct cst_client *client, struct cst_err *err)
 {
     if (client->forked) {
         return cst_err_set(err, CST_EFORKED,
@@ -74,7 +74,7 @@ static int cannot_connect(const char *path, int errnum, struct cst_err *err)
 static int dial(const char *path, int *out, struct cst_err *err)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    struct timeval limit = {.tv_sec = CST_CLIENT_HELLO_MS / 1000};
+    struct timeval limit = {.tv_sec = CSTC_CLIENT_HELLO_MS / 1000};
     size_t n = strlen(path);
     int sock, rc;
 
@@ -107,33 +107,33 @@ static int hello(struct cst_client *client, struct cst_err *err)
 {
     Cistern__Hello msg = CISTERN__HELLO__INIT;
     const Cistern__Welcome *welcome;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     int rc;
 
-    msg.min_version = CST_PROTOCOL_VERSION;
-    msg.max_version = CST_PROTOCOL_VERSION;
+    msg.min_version = CSTC_PROTOCOL_VERSION;
+    msg.max_version = CSTC_PROTOCOL_VERSION;
     msg.build = (char *)(uintptr_t) "libcistern " PACKAGE_VERSION;
-    rc = cst_call_start(client, &call, CISTERN__MSG_TYPE__MSG_HELLO, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_WELCOME, &cistern__welcome__descriptor, err);
+    rc = cstc_call_start(client, &call, CISTERN__MSG_TYPE__MSG_HELLO, &msg.base,
+                         CISTERN__MSG_TYPE__MSG_WELCOME, &cistern__welcome__descriptor, err);
     if (rc != CST_OK) {
         return rc;
     }
-    while ((rc = cst_call_result(&call, err)) == CST_EAGAIN) {
-        if (cst_call_wait(client, CST_CLIENT_HELLO_MS, err) == CST_ETIMEDOUT) {
+    while ((rc = cstc_call_result(&call, err)) == CST_EAGAIN) {
+        if (cstc_call_wait(client, CSTC_CLIENT_HELLO_MS, err) == CST_ETIMEDOUT) {
             /* Finishes the call, which is on this stack and linked into the client. */
-            cst_client_die(client, &(struct cst_err){.status = CST_ECONN});
+            cstc_client_die(client, &(struct cst_err){.status = CST_ECONN});
             return cst_err_set(err, CST_ECONN, "daemon at %s: no welcome within %d ms",
-                               client->path, CST_CLIENT_HELLO_MS);
+                               client->path, CSTC_CLIENT_HELLO_MS);
         }
     }
     if (rc != CST_OK) {
         goto out;
     }
     welcome = (const Cistern__Welcome *)call.reply;
-    if (welcome->version != CST_PROTOCOL_VERSION) {
+    if (welcome->version != CSTC_PROTOCOL_VERSION) {
         rc = cst_err_set(err, CST_EVERSION,
                          "daemon at %s speaks version %u of the protocol, this library version %d",
-                         client->path, welcome->version, CST_PROTOCOL_VERSION);
+                         client->path, welcome->version, CSTC_PROTOCOL_VERSION);
     } else if (welcome->credits == 0 || welcome->max_batch == 0) {
         rc = cst_err_set(err, CST_EPROTO, "daemon at %s: welcome with %u credits, batches of %u",
                          client->path, welcome->credits, welcome->max_batch);
@@ -147,7 +147,7 @@ static int hello(struct cst_client *client, struct cst_err *err)
                        welcome->build != NULL ? welcome->build : "unknown");
     }
 out:
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return rc;
 }
 
@@ -178,7 +178,7 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
     (void)snprintf(client->path, sizeof client->path, "%s", path);
     client->credits = 1; /* For the Hello; Welcome has the number. */
     client->queue_end = &client->queue;
-    cst_fork_register(client);
+    cstc_fork_register(client);
     rc = hello(client, err);
     if (rc != CST_OK) {
         cst_disconnect(client);
@@ -198,14 +198,14 @@ void cst_disconnect(struct cst_client *client)
     if (client->job != NULL && !client->forked) {
         /* Wait for the device first: when the connection is closed, the daemon may give the blocks
          * to another worker. */
-        (void)cst_device_finish(client->job, NULL);
+        (void)cstc_device_finish(client->job, NULL);
     }
-    cst_fork_forget(client);
+    cstc_fork_forget(client);
     (void)cst_err_set(&cause, CST_ECONN, "disconnected");
     /* Comes before the job is freed, because the job contains calls that are linked into the
      * client. */
-    cst_client_die(client, &cause);
-    cst_job_free(client->job);
+    cstc_client_die(client, &cause);
+    cstc_job_free(client->job);
     if (client->epoll >= 0) {
         (void)close(client->epoll);
     }
@@ -214,7 +214,7 @@ void cst_disconnect(struct cst_client *client)
 
 int cst_client_fd(const struct cst_client *client)
 {
-    int rc = cst_client_check(client, NULL);
+    int rc = cstc_client_check(client, NULL);
 
     if (rc != CST_OK) {
         return rc;
@@ -224,18 +224,18 @@ int cst_client_fd(const struct cst_client *client)
 
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)
 {
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     struct timespec from, to;
     int rc;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &from);
-    rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_PING, NULL,
-                       CISTERN__MSG_TYPE__MSG_PONG, NULL, err);
+    rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_PING, NULL,
+                        CISTERN__MSG_TYPE__MSG_PONG, NULL, err);
     if (rc != CST_OK) {
         return rc;
     }
     (void)clock_gettime(CLOCK_MONOTONIC, &to);
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     if (ns_out != NULL) {
         *ns_out = (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000u + (uint64_t)to.tv_nsec -
                   (uint64_t)from.tv_nsec;

@@ -8,10 +8,10 @@
 #include "cistern/cistern.h"
 #include "proto/frame.h"
 
-#define CST_PROTOCOL_VERSION 1
-#define CST_CLIENT_HELLO_MS 10000 /* Longest wait for the daemon's answer to Hello. */
+#define CSTC_PROTOCOL_VERSION 1
+#define CSTC_CLIENT_HELLO_MS 10000 /* Longest wait for the daemon's answer to Hello. */
 
-struct cst_call;
+struct cstc_call;
 
 struct cst_client {
     int sock;    /* Socket; -1: the connection is over, or this process is a forked child. */
@@ -19,20 +19,20 @@ struct cst_client {
     int watched; /* A device's descriptor, polled during waits for a reply; -1: none. */
     /* Called when `watched` is readable; may send requests. NULL: nothing is watched. */
     void (*watch)(struct cst_client *client);
-    bool forked;                 /* This process is a child of the one that connected. */
-    struct cst_err dead;         /* Why the connection is over; status CST_OK: it is not. */
-    struct cst_err farewell;     /* Why the daemon will close the connection, if it has said so. */
-    char path[108];              /* Path of the socket, for messages. */
-    uint32_t credits;            /* Largest number of requests in flight. */
-    uint32_t max_batch;          /* Largest number of items in a Batch. */
-    uint64_t features;           /* What the daemon supports: bits of enum Feature. */
-    uint64_t epoch;              /* Differs between starts of the daemon; from Welcome. */
-    uint64_t last_request;       /* Id of the newest request. */
-    uint32_t n_sent;             /* Number of calls in `sent`. */
-    struct cst_call *sent;       /* Calls in flight, newest first. */
-    struct cst_call *queue;      /* Calls that are not sent yet, oldest first. */
-    struct cst_call **queue_end; /* The pointer to which the next queued call is linked. */
-    struct cst_job *job;         /* Owned; NULL before cst_job_open. */
+    bool forked;                  /* This process is a child of the one that connected. */
+    struct cst_err dead;          /* Why the connection is over; status CST_OK: it is not. */
+    struct cst_err farewell;      /* Why the daemon will close the connection, if it has said so. */
+    char path[108];               /* Path of the socket, for messages. */
+    uint32_t credits;             /* Largest number of requests in flight. */
+    uint32_t max_batch;           /* Largest number of items in a Batch. */
+    uint64_t features;            /* What the daemon supports: bits of enum Feature. */
+    uint64_t epoch;               /* Differs between starts of the daemon; from Welcome. */
+    uint64_t last_request;        /* Id of the newest request. */
+    uint32_t n_sent;              /* Number of calls in `sent`. */
+    struct cstc_call *sent;       /* Calls in flight, newest first. */
+    struct cstc_call *queue;      /* Calls that are not sent yet, oldest first. */
+    struct cstc_call **queue_end; /* The pointer to which the next queued call is linked. */
+    struct cst_job *job;          /* Owned; NULL before cst_job_open. */
     /* A cst_try_... call of the job has not ended. Only that call may read replies. */
     bool pending;
     struct cst_client *next;  /* Next in the list of all clients of the process, for fork.c. */
@@ -44,15 +44,15 @@ struct cst_client {
 
 /* CST_OK if requests can be made; else CST_EFORKED, or the status and cause that ended the
  * connection. */
-int cst_client_check(const struct cst_client *client, struct cst_err *err);
+int cstc_client_check(const struct cst_client *client, struct cst_err *err);
 
 /* End the connection: close the socket, and finish every call in flight or queued with the status
  * and words of @cause. If the connection is over already, its first cause is kept. */
-void cst_client_die(struct cst_client *client, const struct cst_err *cause);
+void cstc_client_die(struct cst_client *client, const struct cst_err *cause);
 
 /* fork.c: add the client to (register) or remove it from (forget) the list of clients whose sockets
  * a forked child closes. Any thread. */
-void cst_fork_register(struct cst_client *client);
-void cst_fork_forget(struct cst_client *client);
+void cstc_fork_register(struct cst_client *client);
+void cstc_fork_forget(struct cst_client *client);
 
 #endif

@@ -18,22 +18,22 @@ static int declare_some(struct cst_job *job, struct cst_err *err)
     int rc;
 
     for (;;) {
-        if (job->call.state != CST_CALL_IDLE) {
-            rc = cst_job_answer(job, err);
+        if (job->call.state != CSTC_CALL_IDLE) {
+            rc = cstc_job_answer(job, err);
             if (rc != CST_OK) {
                 return rc;
             }
-            cst_call_reset(&job->call);
+            cstc_call_reset(&job->call);
             commit->cursor = commit->asked;
         }
         commit->asked = commit->cursor;
-        rc = cst_declare_message(&job->declare, &commit->asked, &msg, err);
+        rc = cstc_declare_message(&job->declare, &commit->asked, &msg, err);
         if (rc != CST_OK || msg == NULL) {
             return rc;
         }
-        rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_DECLARE, &msg->base,
-                            CISTERN__MSG_TYPE__MSG_OK, NULL, err);
-        cst_declare_free_message(msg);
+        rc = cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_DECLARE, &msg->base,
+                             CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+        cstc_declare_free_message(msg);
         if (rc != CST_OK) {
             return rc;
         }
@@ -105,7 +105,7 @@ static int check_committed(const struct cst_job *job, const Cistern__Committed *
                            msg->n_chunks, job->declare.n_tensors, msg->n_slabs);
     }
     if (msg->has_n_arenas && msg->n_arenas > 0 &&
-        (!cst_device_copies(&job->device) || msg->n_arenas > MAX_SLABS)) {
+        (!cstc_device_copies(&job->device) || msg->n_arenas > MAX_SLABS)) {
         return cst_err_set(why, CST_EPROTO, "copies out of %u arenas are left to a worker on %s",
                            msg->n_arenas, job->device_name);
     }
@@ -142,7 +142,7 @@ static void take_classes(struct cst_job *job, const Cistern__Committed *msg)
         job->plan.classes[i] = (struct cst_plan_class){.chunk_elems = class.chunk_elems,
                                                        .n_blocks = class.n_blocks,
                                                        .min_blocks = class.min_blocks};
-        job->class_slabs[i] = (struct cst_slabs){.first = class.first_slab, .n = slabs_of(&class)};
+        job->class_slabs[i] = (struct cstc_slabs){.first = class.first_slab, .n = slabs_of(&class)};
     }
 }
 
@@ -154,7 +154,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     int rc;
 
     if (check_committed(job, msg, &why) != CST_OK) {
-        return cst_job_distrust(job, &why, err);
+        return cstc_job_distrust(job, &why, err);
     }
     first = class_at(msg, 0);
     job->plan = (struct cst_plan){
@@ -170,9 +170,9 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
     job->steps = msg->has_step ? msg->step : job->steps;
-    cst_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
-    rc = cst_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, msg->n_chunks,
-                       err);
+    cstc_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
+    rc = cstc_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, msg->n_chunks,
+                        err);
     return rc == CST_OK ? make_room(job, err) : rc;
 }
 
@@ -181,22 +181,23 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
     Cistern__Commit msg;
     int rc;
 
-    if (job->call.state == CST_CALL_IDLE) {
+    if (job->call.state == CSTC_CALL_IDLE) {
         cistern__commit__init(&msg);
         msg.n_tensors = job->declare.n_tensors;
         msg.n_operators = job->declare.n_operators;
         msg.has_copies = true;
-        msg.copies = cst_device_copies(&job->device);
-        rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_COMMIT, &msg.base,
+        msg.copies = cstc_device_copies(&job->device);
+        rc =
+            cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_COMMIT, &msg.base,
                             CISTERN__MSG_TYPE__MSG_COMMITTED, &cistern__committed__descriptor, err);
         if (rc != CST_OK) {
             return rc;
         }
     }
-    rc = cst_job_answer(job, err);
+    rc = cstc_job_answer(job, err);
     if (rc == CST_OK) {
         rc = take_plan(job, err);
-        cst_call_reset(&job->call);
+        cstc_call_reset(&job->call);
     }
     return rc;
 }
@@ -207,7 +208,7 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
 static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint32_t class,
                       uint64_t offset, struct cst_err *why)
 {
-    const struct cst_declare_tensor *tensor = &job->declare.tensors[number];
+    const struct cstc_declare_tensor *tensor = &job->declare.tensors[number];
     uint64_t capacity = class < job->plan.n_classes ? job->plan.classes[class].chunk_elems : 0;
 
     /* 64 elements of bf16 are 128 bytes, the alignment of struct cst_io. */
@@ -220,7 +221,7 @@ static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint
     job->tensor_chunk[number] = chunk;
     job->tensor_offset[number] = offset;
     job->traits[chunk] = (struct cst_lease_trait){.size_class = (uint8_t) class,
-                                                  .trains = cst_declare_trains(tensor->pattern)};
+                                                  .trains = cstc_declare_trains(tensor->pattern)};
     return CST_OK;
 }
 
@@ -251,22 +252,22 @@ static int get_layout(struct cst_job *job, struct cst_err *err)
     int rc = CST_OK;
 
     while (rc == CST_OK && job->commit.n_placed < job->declare.n_tensors) {
-        if (job->call.state == CST_CALL_IDLE) {
+        if (job->call.state == CSTC_CALL_IDLE) {
             Cistern__LayoutGet msg = CISTERN__LAYOUT_GET__INIT;
 
             msg.first = job->commit.n_placed;
-            rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_LAYOUT, &msg.base,
-                                CISTERN__MSG_TYPE__MSG_LAYOUT_PART,
-                                &cistern__layout_part__descriptor, err);
+            rc = cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_LAYOUT, &msg.base,
+                                 CISTERN__MSG_TYPE__MSG_LAYOUT_PART,
+                                 &cistern__layout_part__descriptor, err);
         }
         if (rc == CST_OK) {
-            rc = cst_job_answer(job, err);
+            rc = cstc_job_answer(job, err);
         }
         if (rc == CST_OK) {
             rc = take_places(job, &why);
-            cst_call_reset(&job->call);
+            cstc_call_reset(&job->call);
             if (rc != CST_OK) {
-                rc = cst_job_distrust(job, &why, err);
+                rc = cstc_job_distrust(job, &why, err);
             }
         }
     }
@@ -294,8 +295,8 @@ static int take_slabs(struct cst_job *job, struct cst_err *why)
         uint32_t slab = first + i;
         int fd = job->call.fds[i];
         int rc = job->device.calls != NULL
-                     ? cst_device_map(job, slab, fd, part->bytes[i], why)
-                     : cst_segment_map(&job->slabs[slab], fd, part->bytes[i], why);
+                     ? cstc_device_map(job, slab, fd, part->bytes[i], why)
+                     : cstc_segment_map(&job->slabs[slab], fd, part->bytes[i], why);
 
         if (rc != CST_OK) {
             (void)cst_err_prefix(why, "slab %u of the pool", slab);
@@ -311,7 +312,7 @@ static int ask_memory(struct cst_job *job, uint16_t type, const ProtobufCMessage
                       struct cst_err *err)
 {
     job->call.max_fds = CST_FRAME_MAX_FDS;
-    return cst_call_start(job->client, &job->call, type, msg, reply_type, reply, err);
+    return cstc_call_start(job->client, &job->call, type, msg, reply_type, reply, err);
 }
 
 /* Get the reply with descriptors, and let @take map them. */
@@ -319,15 +320,15 @@ static int take_memory(struct cst_job *job, int (*take)(struct cst_job *job, str
                        struct cst_err *err)
 {
     struct cst_err why;
-    int rc = cst_job_answer(job, err);
+    int rc = cstc_job_answer(job, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     rc = take(job, &why);
-    cst_call_reset(&job->call);
+    cstc_call_reset(&job->call);
     if (rc == CST_EPROTO) {
-        rc = cst_job_distrust(job, &why, err);
+        rc = cstc_job_distrust(job, &why, err);
     } else if (rc != CST_OK) {
         rc = cst_err_set(err, rc, "%s", why.text);
     }
@@ -348,20 +349,20 @@ static int get_pool(struct cst_job *job, struct cst_err *err)
     int rc = CST_OK;
 
     while (rc == CST_OK && job->commit.n_mapped < job->n_slabs) {
-        if (job->call.state == CST_CALL_IDLE) {
+        if (job->call.state == CSTC_CALL_IDLE) {
             rc = ask_slabs(job, err);
         }
         rc = rc == CST_OK ? take_memory(job, take_slabs, err) : rc;
     }
     /* The next requests of this call bring no fds. */
-    job->call.max_fds = job->call.state == CST_CALL_IDLE ? 0 : job->call.max_fds;
+    job->call.max_fds = job->call.state == CSTC_CALL_IDLE ? 0 : job->call.max_fds;
     return rc;
 }
 
 static int take_arenas(struct cst_job *job, struct cst_err *why)
 {
     const Cistern__ArenaPart *part = (const Cistern__ArenaPart *)job->call.reply;
-    const struct cst_loads *loads = &job->device.loads;
+    const struct cstc_loads *loads = &job->device.loads;
     uint32_t first = loads->n_mapped;
 
     if (part->first != first || part->n_bytes == 0 || part->n_bytes > loads->n_arenas - first ||
@@ -371,7 +372,7 @@ static int take_arenas(struct cst_job *job, struct cst_err *why)
                            part->n_bytes, part->first, job->call.n_fds, first, loads->n_arenas);
     }
     for (uint32_t i = 0; i < part->n_bytes; i++) {
-        int rc = cst_load_map(job, part->segment[i], job->call.fds[i], part->bytes[i], why);
+        int rc = cstc_load_map(job, part->segment[i], job->call.fds[i], part->bytes[i], why);
 
         if (rc != CST_OK) {
             return cst_err_prefix(why, "arena %u", first + i);
@@ -391,16 +392,16 @@ static int ask_arenas(struct cst_job *job, struct cst_err *err)
 
 static int get_arenas(struct cst_job *job, struct cst_err *err)
 {
-    const struct cst_loads *loads = &job->device.loads;
+    const struct cstc_loads *loads = &job->device.loads;
     int rc = CST_OK;
 
     while (rc == CST_OK && loads->n_mapped < loads->n_arenas) {
-        if (job->call.state == CST_CALL_IDLE) {
+        if (job->call.state == CSTC_CALL_IDLE) {
             rc = ask_arenas(job, err);
         }
         rc = rc == CST_OK ? take_memory(job, take_arenas, err) : rc;
     }
-    job->call.max_fds = job->call.state == CST_CALL_IDLE ? 0 : job->call.max_fds;
+    job->call.max_fds = job->call.state == CSTC_CALL_IDLE ? 0 : job->call.max_fds;
     return rc;
 }
 
@@ -444,7 +445,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
 /* The ranks disagree, and the daemon has forgotten what this rank declared: begin again. */
 static void declare_anew(struct cst_commit *commit)
 {
-    commit->phase = CST_COMMIT_DECLARE;
+    commit->phase = CSTC_COMMIT_DECLARE;
     memset(&commit->cursor, 0, sizeof commit->cursor);
     memset(&commit->asked, 0, sizeof commit->asked);
 }
@@ -452,13 +453,13 @@ static void declare_anew(struct cst_commit *commit)
 static int advance(struct cst_job *job, struct cst_err *err)
 {
     int (*const phases[])(struct cst_job *, struct cst_err *) = {
-        [CST_COMMIT_DECLARE] = declare_some, [CST_COMMIT_COMMIT] = commit_declared,
-        [CST_COMMIT_LAYOUT] = get_layout,    [CST_COMMIT_POOL] = get_pool,
-        [CST_COMMIT_ARENAS] = get_arenas,    [CST_COMMIT_LEASES] = make_leases,
+        [CSTC_COMMIT_DECLARE] = declare_some, [CSTC_COMMIT_COMMIT] = commit_declared,
+        [CSTC_COMMIT_LAYOUT] = get_layout,    [CSTC_COMMIT_POOL] = get_pool,
+        [CSTC_COMMIT_ARENAS] = get_arenas,    [CSTC_COMMIT_LEASES] = make_leases,
     };
     int rc = CST_OK;
 
-    while (rc == CST_OK && job->commit.phase != CST_COMMIT_DONE) {
+    while (rc == CST_OK && job->commit.phase != CSTC_COMMIT_DONE) {
         rc = phases[job->commit.phase](job, err);
         if (rc == CST_OK) {
             job->commit.phase++;
@@ -472,23 +473,23 @@ static int advance(struct cst_job *job, struct cst_err *err)
 
 static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, struct cst_err *err)
 {
-    struct cst_pending want = {.kind = CST_PENDING_COMMIT};
-    int rc = cst_job_check(job, err);
+    struct cstc_pending want = {.kind = CSTC_PENDING_COMMIT};
+    int rc = cstc_job_check(job, err);
 
-    if (rc == CST_OK && job->commit.phase == CST_COMMIT_DONE) {
+    if (rc == CST_OK && job->commit.phase == CSTC_COMMIT_DONE) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s' is committed", job->name);
     } else if (rc == CST_OK && (job->declare.n_tensors == 0 || job->declare.n_operators == 0)) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': %u tensors and %u operators declared",
                          job->name, job->declare.n_tensors, job->declare.n_operators);
     }
     if (rc == CST_OK) {
-        rc = cst_device_check(job, err);
+        rc = cstc_device_check(job, err);
     }
     if (rc == CST_OK) {
-        rc = cst_job_pend(job, &want, err);
+        rc = cstc_job_pend(job, &want, err);
     }
     if (rc == CST_OK) {
-        rc = cst_job_drive(job, advance, block, err);
+        rc = cstc_job_drive(job, advance, block, err);
     }
     if (rc == CST_OK && plan != NULL) {
         *plan = job->plan;

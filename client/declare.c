@@ -28,7 +28,7 @@ static const char *name_at(const void *base, size_t stride, uint32_t i)
     return (const char *)base + stride * i;
 }
 
-static bool has_name(const struct cst_declare_names *names, const char *name, const void *base,
+static bool has_name(const struct cstc_declare_names *names, const char *name, const void *base,
                      size_t stride)
 {
     if (names->n_slots == 0) {
@@ -47,7 +47,7 @@ static bool has_name(const struct cst_declare_names *names, const char *name, co
     }
 }
 
-static void put_name(struct cst_declare_names *names, const char *name, uint32_t number)
+static void put_name(struct cstc_declare_names *names, const char *name, uint32_t number)
 {
     uint32_t at = hash(name);
 
@@ -59,9 +59,9 @@ static void put_name(struct cst_declare_names *names, const char *name, uint32_t
 }
 
 /* Make space for one more name, so that at most half of the slots are used. */
-static int grow_names(struct cst_declare_names *names, const void *base, size_t stride)
+static int grow_names(struct cstc_declare_names *names, const void *base, size_t stride)
 {
-    struct cst_declare_names bigger = {.n_slots = names->n_slots == 0 ? 64 : 2 * names->n_slots};
+    struct cstc_declare_names bigger = {.n_slots = names->n_slots == 0 ? 64 : 2 * names->n_slots};
 
     if (2 * (names->n_used + 1) <= names->n_slots) {
         return CST_OK;
@@ -86,9 +86,9 @@ static int check_name(const char *what, const char *name, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "%s without a name", what);
     }
     n = strlen(name);
-    if (n >= CST_DECLARE_NAME_BYTES) {
+    if (n >= CSTC_DECLARE_NAME_BYTES) {
         return cst_err_set(err, CST_EINVAL, "%s '%.32s...': name of %zu bytes, at most %d", what,
-                           name, n, CST_DECLARE_NAME_BYTES - 1);
+                           name, n, CSTC_DECLARE_NAME_BYTES - 1);
     }
     for (size_t i = 0; i < n; i++) {
         if (name[i] < 0x20 || name[i] > 0x7e) {
@@ -102,13 +102,13 @@ static int check_name(const char *what, const char *name, struct cst_err *err)
 
 /* -- life ------------------------------------------------------------------------------------- */
 
-void cst_declare_init(struct cst_declare *declare, uint32_t rank, uint32_t world)
+void cstc_declare_init(struct cstc_declare *declare, uint32_t rank, uint32_t world)
 {
-    *declare = (struct cst_declare){.rank = rank, .world = world, .n_groups = 1};
+    *declare = (struct cstc_declare){.rank = rank, .world = world, .n_groups = 1};
     declare->groups[0] = UINT64_MAX >> (64 - world);
 }
 
-void cst_declare_close(struct cst_declare *declare)
+void cstc_declare_close(struct cstc_declare *declare)
 {
     for (uint32_t i = 0; i < declare->n_operators; i++) {
         free(declare->operators[i].tensors);
@@ -121,7 +121,7 @@ void cst_declare_close(struct cst_declare *declare)
     free(declare->tensor_names.slots);
     free(declare->operator_names.slots);
     free(declare->stamp);
-    cst_declare_init(declare, declare->rank, declare->world);
+    cstc_declare_init(declare, declare->rank, declare->world);
 }
 
 /* Double the allocated size of *array if its @n entries fill *capacity. */
@@ -144,13 +144,13 @@ static int grow(void **array, uint32_t n, uint32_t *capacity, size_t size)
 
 /* -- groups ----------------------------------------------------------------------------------- */
 
-int cst_declare_add_group(struct cst_declare *declare, const uint32_t *ranks, uint32_t n_ranks,
-                          struct cst_err *err)
+int cstc_declare_add_group(struct cstc_declare *declare, const uint32_t *ranks, uint32_t n_ranks,
+                           struct cst_err *err)
 {
     uint64_t group = 0;
 
-    if (declare->n_groups == CST_DECLARE_MAX_GROUPS) {
-        return cst_err_set(err, CST_EINVAL, "over %d groups", CST_DECLARE_MAX_GROUPS);
+    if (declare->n_groups == CSTC_DECLARE_MAX_GROUPS) {
+        return cst_err_set(err, CST_EINVAL, "over %d groups", CSTC_DECLARE_MAX_GROUPS);
     }
     if (ranks == NULL || n_ranks == 0) {
         return cst_err_set(err, CST_EINVAL, "group %u without ranks", declare->n_groups);
@@ -177,9 +177,9 @@ static int count_elems(const char *name, uint32_t n_dims, const int64_t *shape, 
 {
     int64_t product = 1;
 
-    if (shape == NULL || n_dims < 1 || n_dims > CST_DECLARE_MAX_DIMS) {
+    if (shape == NULL || n_dims < 1 || n_dims > CSTC_DECLARE_MAX_DIMS) {
         return cst_err_set(err, CST_EINVAL, "tensor '%s': %u dimensions, 1 to %d are possible",
-                           name, n_dims, CST_DECLARE_MAX_DIMS);
+                           name, n_dims, CSTC_DECLARE_MAX_DIMS);
     }
     for (uint32_t i = 0; i < n_dims; i++) {
         if (shape[i] < 1) {
@@ -187,9 +187,9 @@ static int count_elems(const char *name, uint32_t n_dims, const int64_t *shape, 
                                name, i, (long long)shape[i]);
         }
         /* Compared without a multiplication, which could overflow. */
-        if (shape[i] > CST_DECLARE_MAX_ELEMS / product) {
+        if (shape[i] > CSTC_DECLARE_MAX_ELEMS / product) {
             return cst_err_set(err, CST_EINVAL, "tensor '%s': over %lld elements", name,
-                               CST_DECLARE_MAX_ELEMS);
+                               CSTC_DECLARE_MAX_ELEMS);
         }
         product *= shape[i];
     }
@@ -197,7 +197,7 @@ static int count_elems(const char *name, uint32_t n_dims, const int64_t *shape, 
     return CST_OK;
 }
 
-static int append_tensor(struct cst_declare *declare, const struct cst_declare_tensor *tensor,
+static int append_tensor(struct cstc_declare *declare, const struct cstc_declare_tensor *tensor,
                          struct cst_err *err)
 {
     void *array = declare->tensors;
@@ -215,12 +215,12 @@ static int append_tensor(struct cst_declare *declare, const struct cst_declare_t
     return CST_OK;
 }
 
-bool cst_declare_trains(enum cst_pattern_kind pattern)
+bool cstc_declare_trains(enum cst_pattern_kind pattern)
 {
     return cst_pattern(pattern)->has_states;
 }
 
-static int check_kind(const struct cst_declare *declare, const struct cst_tensor_spec *spec,
+static int check_kind(const struct cstc_declare *declare, const struct cst_tensor_spec *spec,
                       struct cst_err *err)
 {
     if (spec->dtype != CST_BF16) {
@@ -256,7 +256,7 @@ static int check_box(const struct cst_tensor_spec *spec, struct cst_err *err)
     }
     for (uint32_t i = 0; wanted && i < spec->n_dims; i++) {
         if (spec->first[i] < 0 || spec->whole_shape[i] < 1 ||
-            spec->whole_shape[i] > CST_DECLARE_MAX_ELEMS ||
+            spec->whole_shape[i] > CSTC_DECLARE_MAX_ELEMS ||
             spec->first[i] > spec->whole_shape[i] - spec->shape[i]) {
             return cst_err_set(err, CST_EINVAL,
                                "tensor '%s': in dimension %u its box has %lld elements from %lld "
@@ -268,7 +268,7 @@ static int check_box(const struct cst_tensor_spec *spec, struct cst_err *err)
     return CST_OK;
 }
 
-static int copy_box(const struct cst_tensor_spec *spec, struct cst_declare_tensor *tensor,
+static int copy_box(const struct cst_tensor_spec *spec, struct cstc_declare_tensor *tensor,
                     struct cst_err *err)
 {
     if (spec->whole_shape == NULL) {
@@ -283,7 +283,7 @@ static int copy_box(const struct cst_tensor_spec *spec, struct cst_declare_tenso
     return CST_OK;
 }
 
-static int check_tensor(const struct cst_declare *declare, const struct cst_tensor_spec *spec,
+static int check_tensor(const struct cstc_declare *declare, const struct cst_tensor_spec *spec,
                         uint64_t *n_elems, struct cst_err *err)
 {
     int rc = check_name("tensor", spec->name, err);
@@ -301,22 +301,22 @@ static int check_tensor(const struct cst_declare *declare, const struct cst_tens
         has_name(&declare->tensor_names, spec->name, declare->tensors, sizeof *declare->tensors)) {
         rc = cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", spec->name);
     }
-    if (rc == CST_OK && declare->n_tensors == CST_DECLARE_MAX_TENSORS) {
+    if (rc == CST_OK && declare->n_tensors == CSTC_DECLARE_MAX_TENSORS) {
         rc = cst_err_set(err, CST_EINVAL, "tensor '%s': over %d tensors", spec->name,
-                         CST_DECLARE_MAX_TENSORS);
+                         CSTC_DECLARE_MAX_TENSORS);
     }
     return rc;
 }
 
-int cst_declare_add_tensor(struct cst_declare *declare, const struct cst_tensor_spec *spec,
-                           struct cst_err *err)
+int cstc_declare_add_tensor(struct cstc_declare *declare, const struct cst_tensor_spec *spec,
+                            struct cst_err *err)
 {
-    struct cst_declare_tensor tensor = {.n_dims = spec->n_dims,
-                                        .dtype = spec->dtype,
-                                        .lr_scale = spec->lr_scale,
-                                        .decay_scale = spec->decay_scale,
-                                        .group = (uint32_t)spec->group,
-                                        .pattern = spec->pattern};
+    struct cstc_declare_tensor tensor = {.n_dims = spec->n_dims,
+                                         .dtype = spec->dtype,
+                                         .lr_scale = spec->lr_scale,
+                                         .decay_scale = spec->decay_scale,
+                                         .group = (uint32_t)spec->group,
+                                         .pattern = spec->pattern};
     int rc = check_tensor(declare, spec, &tensor.n_elems, err);
 
     if (rc == CST_OK) {
@@ -338,7 +338,7 @@ int cst_declare_add_tensor(struct cst_declare *declare, const struct cst_tensor_
 
 /* Copy the list of tensors. Stamps find a repeated tensor in O(1), because an operator may have
  * 65536 tensors. */
-static int copy_tensors(struct cst_declare *declare, const char *name, const int *tensors,
+static int copy_tensors(struct cstc_declare *declare, const char *name, const int *tensors,
                         uint32_t n_tensors, uint32_t *out, struct cst_err *err)
 {
     uint32_t mine = declare->n_operators + 1;
@@ -360,7 +360,7 @@ static int copy_tensors(struct cst_declare *declare, const char *name, const int
     return CST_OK;
 }
 
-static int grow_stamps(struct cst_declare *declare)
+static int grow_stamps(struct cstc_declare *declare)
 {
     uint32_t *moved;
 
@@ -381,7 +381,7 @@ static int grow_stamps(struct cst_declare *declare)
 
 /* Clear the stamps of an operator that was not added: the next operator will have the same
  * number. */
-static void wipe_stamps(struct cst_declare *declare, const int *tensors, uint32_t n_tensors)
+static void wipe_stamps(struct cstc_declare *declare, const int *tensors, uint32_t n_tensors)
 {
     for (uint32_t i = 0; i < n_tensors; i++) {
         if (tensors[i] >= 0 && (uint32_t)tensors[i] < declare->n_stamps) {
@@ -391,7 +391,7 @@ static void wipe_stamps(struct cst_declare *declare, const int *tensors, uint32_
 }
 
 /* Return the ranks that are in the groups of all tensors of @op. */
-static uint64_t ranks_of(const struct cst_declare *declare, const struct cst_declare_operator *op)
+static uint64_t ranks_of(const struct cstc_declare *declare, const struct cstc_declare_operator *op)
 {
     uint64_t ranks = declare->groups[0];
 
@@ -402,7 +402,7 @@ static uint64_t ranks_of(const struct cst_declare *declare, const struct cst_dec
 }
 
 /* Fill in the tensors of @op, and whether this rank runs it. */
-static int fill_operator(struct cst_declare *declare, struct cst_declare_operator *op,
+static int fill_operator(struct cstc_declare *declare, struct cstc_declare_operator *op,
                          const int *tensors, struct cst_err *err)
 {
     uint64_t ranks;
@@ -419,7 +419,7 @@ static int fill_operator(struct cst_declare *declare, struct cst_declare_operato
                                     op->name);
 }
 
-static int append_operator(struct cst_declare *declare, struct cst_declare_operator *op,
+static int append_operator(struct cstc_declare *declare, struct cstc_declare_operator *op,
                            const int *tensors, struct cst_err *err)
 {
     /* Everything is allocated before the list is checked, so that a valid operator is always
@@ -460,11 +460,11 @@ static int check_cost(const char *name, const struct cst_operator_cost *cost, st
                        cost->flops, (double)cost->expected_uses);
 }
 
-int cst_declare_add_operator(struct cst_declare *declare, const char *name, const int *tensors,
-                             uint32_t n_tensors, const struct cst_operator_cost *cost,
-                             struct cst_err *err)
+int cstc_declare_add_operator(struct cstc_declare *declare, const char *name, const int *tensors,
+                              uint32_t n_tensors, const struct cst_operator_cost *cost,
+                              struct cst_err *err)
 {
-    struct cst_declare_operator op = {.n_tensors = n_tensors};
+    struct cstc_declare_operator op = {.n_tensors = n_tensors};
     int rc = check_name("operator", name, err);
 
     if (rc == CST_OK && cost != NULL) {
@@ -486,9 +486,9 @@ int cst_declare_add_operator(struct cst_declare *declare, const char *name, cons
     if (has_name(&declare->operator_names, name, declare->operators, sizeof op)) {
         return cst_err_set(err, CST_EEXIST, "operator '%s' is declared already", name);
     }
-    if (declare->n_operators == CST_DECLARE_MAX_OPERATORS) {
+    if (declare->n_operators == CSTC_DECLARE_MAX_OPERATORS) {
         return cst_err_set(err, CST_EINVAL, "operator '%s': over %d operators", name,
-                           CST_DECLARE_MAX_OPERATORS);
+                           CSTC_DECLARE_MAX_OPERATORS);
     }
     (void)snprintf(op.name, sizeof op.name, "%s", name);
     return append_operator(declare, &op, tensors, err);

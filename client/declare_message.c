@@ -9,12 +9,12 @@
 
 /* Upper limit of the bytes of a declaration in a message. A tag or a length has at most 5 bytes,
  * the size of a dimension at most 10, the number of a tensor at most 3. */
-static size_t tensor_bytes(const struct cst_declare_tensor *tensor)
+static size_t tensor_bytes(const struct cstc_declare_tensor *tensor)
 {
     return 96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
 }
 
-static size_t operator_bytes(const struct cst_declare_operator *op)
+static size_t operator_bytes(const struct cstc_declare_operator *op)
 {
     return 64 + strlen(op->name) + 3 * (size_t)op->n_tensors;
 }
@@ -39,7 +39,7 @@ static Cistern__GroupDecl *make_group(uint64_t group)
 }
 
 /* Make the message of a tensor. It borrows the name and the shapes from the declaration. */
-static Cistern__TensorDecl *make_tensor(const struct cst_declare_tensor *tensor)
+static Cistern__TensorDecl *make_tensor(const struct cstc_declare_tensor *tensor)
 {
     Cistern__TensorDecl *msg = malloc(sizeof *msg);
 
@@ -64,7 +64,7 @@ static Cistern__TensorDecl *make_tensor(const struct cst_declare_tensor *tensor)
     return msg;
 }
 
-static Cistern__OperatorDecl *make_operator(const struct cst_declare_operator *op)
+static Cistern__OperatorDecl *make_operator(const struct cstc_declare_operator *op)
 {
     Cistern__OperatorDecl *msg = malloc(sizeof *msg);
 
@@ -84,7 +84,7 @@ static Cistern__OperatorDecl *make_operator(const struct cst_declare_operator *o
 }
 
 /* Return how many groups after the first @done ones fit into *room bytes, and reduce *room. */
-static uint32_t fit_groups(const struct cst_declare *declare, uint32_t done, size_t *room)
+static uint32_t fit_groups(const struct cstc_declare *declare, uint32_t done, size_t *room)
 {
     uint32_t n = declare->n_groups - 1 - done;
 
@@ -94,7 +94,7 @@ static uint32_t fit_groups(const struct cst_declare *declare, uint32_t done, siz
 }
 
 /* Return how many tensors from number @first on fit into *room bytes, and reduce *room. */
-static uint32_t fit_tensors(const struct cst_declare *declare, uint32_t first, size_t *room)
+static uint32_t fit_tensors(const struct cstc_declare *declare, uint32_t first, size_t *room)
 {
     uint32_t n = 0;
 
@@ -104,7 +104,7 @@ static uint32_t fit_tensors(const struct cst_declare *declare, uint32_t first, s
     return n;
 }
 
-static uint32_t fit_operators(const struct cst_declare *declare, uint32_t first, size_t *room)
+static uint32_t fit_operators(const struct cstc_declare *declare, uint32_t first, size_t *room)
 {
     uint32_t n = 0;
 
@@ -120,7 +120,7 @@ struct load {
     uint32_t n_groups, n_tensors, n_operators;
 };
 
-static struct load fit(const struct cst_declare *declare, const struct cst_declare_cursor *cursor)
+static struct load fit(const struct cstc_declare *declare, const struct cstc_declare_cursor *cursor)
 {
     size_t room = CST_FRAME_DECLARE_BYTES;
     struct load load = {.n_groups = fit_groups(declare, cursor->group, &room)};
@@ -140,7 +140,7 @@ static struct load fit(const struct cst_declare *declare, const struct cst_decla
     return load;
 }
 
-static int fill_groups(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+static int fill_groups(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
                        uint32_t n, Cistern__Declare *msg)
 {
     msg->groups = calloc((size_t)n + 1, sizeof *msg->groups);
@@ -154,7 +154,7 @@ static int fill_groups(const struct cst_declare *declare, struct cst_declare_cur
     return msg->groups != NULL ? CST_OK : CST_ENOMEM;
 }
 
-static int fill_tensors(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+static int fill_tensors(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
                         uint32_t n, Cistern__Declare *msg)
 {
     msg->tensors = calloc((size_t)n + 1, sizeof *msg->tensors);
@@ -168,7 +168,7 @@ static int fill_tensors(const struct cst_declare *declare, struct cst_declare_cu
     return msg->tensors != NULL ? CST_OK : CST_ENOMEM;
 }
 
-static int fill_operators(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+static int fill_operators(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
                           uint32_t n, Cistern__Declare *msg)
 {
     msg->operators = calloc((size_t)n + 1, sizeof *msg->operators);
@@ -182,7 +182,7 @@ static int fill_operators(const struct cst_declare *declare, struct cst_declare_
     return msg->operators != NULL ? CST_OK : CST_ENOMEM;
 }
 
-static int fill_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
+static int fill_message(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
                         const struct load *load, Cistern__Declare *msg)
 {
     int rc = fill_groups(declare, cursor, load->n_groups, msg);
@@ -191,15 +191,15 @@ static int fill_message(const struct cst_declare *declare, struct cst_declare_cu
     return rc == CST_OK ? fill_operators(declare, cursor, load->n_operators, msg) : rc;
 }
 
-int cst_declare_message(const struct cst_declare *declare, struct cst_declare_cursor *cursor,
-                        Cistern__Declare **out, struct cst_err *err)
+int cstc_declare_message(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
+                         Cistern__Declare **out, struct cst_err *err)
 {
     struct load load = fit(declare, cursor);
     Cistern__Declare *msg;
 
     if (load.n_groups == 0 && load.n_tensors == 0 && load.n_operators == 0) {
         if (cursor->op < declare->n_operators) {
-            const struct cst_declare_operator *op = &declare->operators[cursor->op];
+            const struct cstc_declare_operator *op = &declare->operators[cursor->op];
 
             return cst_err_set(err, CST_EINVAL, "operator '%s': %u tensors do not fit a message",
                                op->name, op->n_tensors);
@@ -213,14 +213,14 @@ int cst_declare_message(const struct cst_declare *declare, struct cst_declare_cu
     }
     cistern__declare__init(msg);
     if (fill_message(declare, cursor, &load, msg) != CST_OK) {
-        cst_declare_free_message(msg);
+        cstc_declare_free_message(msg);
         return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
     }
     *out = msg;
     return CST_OK;
 }
 
-void cst_declare_free_message(Cistern__Declare *msg)
+void cstc_declare_free_message(Cistern__Declare *msg)
 {
     if (msg == NULL) {
         return;

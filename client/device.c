@@ -49,13 +49,13 @@ static int open_epoll(const struct cst_client *client, int fd, int *out, struct 
 /* Called during waits for the daemon, when the stream may have passed a fence. */
 static void watch(struct cst_client *client)
 {
-    cst_device_pump(client->job);
+    cstc_device_pump(client->job);
 }
 
 int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls, void *arg,
                        struct cst_err *err)
 {
-    int epoll = -1, rc = cst_job_check(job, err);
+    int epoll = -1, rc = cstc_job_check(job, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -67,7 +67,7 @@ int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls
         return cst_err_set(err, CST_EINVAL, "job '%s' already has the calls of its device",
                            job->name);
     }
-    if (job->commit.phase != CST_COMMIT_DECLARE || job->pending.kind != CST_PENDING_NONE) {
+    if (job->commit.phase != CSTC_COMMIT_DECLARE || job->pending.kind != CSTC_PENDING_NONE) {
         return cst_err_set(err, CST_EINVAL,
                            "job '%s' is committed: its device must be given before cst_commit",
                            job->name);
@@ -83,7 +83,7 @@ int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls
     return rc;
 }
 
-int cst_device_check(const struct cst_job *job, struct cst_err *err)
+int cstc_device_check(const struct cst_job *job, struct cst_err *err)
 {
     if (is_host(job) || job->device.calls != NULL) {
         return CST_OK;
@@ -96,9 +96,9 @@ int cst_device_check(const struct cst_job *job, struct cst_err *err)
 
 /* -- memory --------------------------------------------------------------------------------- */
 
-int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err)
+int cstc_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err)
 {
-    struct cst_segment *slab = &job->slabs[i];
+    struct cstc_segment *slab = &job->slabs[i];
     int rc = job->device.calls->map(job->device.arg, fd, bytes, &slab->base, err);
 
     if (rc == CST_OK) {
@@ -107,20 +107,20 @@ int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, stru
     return rc;
 }
 
-void cst_device_unmap(struct cst_job *job)
+void cstc_device_unmap(struct cst_job *job)
 {
     for (uint32_t i = 0; i < job->commit.n_mapped; i++) {
         job->device.calls->unmap(job->device.arg, job->slabs[i].base, job->slabs[i].bytes);
         job->slabs[i].base = NULL;
     }
     job->commit.n_mapped = 0;
-    cst_load_unmap(job);
+    cstc_load_unmap(job);
 }
 
 /* -- giving back ---------------------------------------------------------------------------- */
 
 /* The text does not advise cst_sync, which cannot help a process whose stream has failed. */
-void cst_device_failed(struct cst_job *job, const struct cst_err *why)
+void cstc_device_failed(struct cst_job *job, const struct cst_err *why)
 {
     if (job->void_step.status == CST_OK) {
         (void)cst_err_set(&job->void_step, why->status,
@@ -129,7 +129,7 @@ void cst_device_failed(struct cst_job *job, const struct cst_err *why)
     }
 }
 
-static int mark(struct cst_device *device, struct cst_err *err)
+static int mark(struct cstc_device *device, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -140,7 +140,7 @@ static int mark(struct cst_device *device, struct cst_err *err)
     return rc;
 }
 
-int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err)
+int cstc_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err)
 {
     struct cst_err why = {0};
     int rc;
@@ -152,33 +152,33 @@ int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_er
     job->device.marked = false; /* The hand-in must wait for this work, too. */
     rc = job->device.calls->zero(job->device.arg, at, bytes, &why);
     if (rc != CST_OK) {
-        cst_device_failed(job, &why);
-        cst_batch_give_up(job, &why);
-        rc = cst_job_check_step(job, err);
+        cstc_device_failed(job, &why);
+        cstc_batch_give_up(job, &why);
+        rc = cstc_job_check_step(job, err);
     }
     return rc;
 }
 
-int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
+int cstc_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
 {
-    struct cst_device *device = &job->device;
+    struct cstc_device *device = &job->device;
     struct cst_err why = {0};
 
     if (device->calls == NULL) {
-        return cst_batch_send(job, awaited, err);
+        return cstc_batch_send(job, awaited, err);
     }
     cst_fence_take_back(&device->fences, &job->leases);
     /* The await comes before the mark, so that a passed mark means that the copies are done,
      * too. */
     if (cst_fence_is_needed(&job->leases)) {
-        int rc = cst_load_await_planned(job, &why);
+        int rc = cstc_load_await_planned(job, &why);
 
         rc = rc == CST_OK ? mark(device, &why) : rc;
 
         if (rc != CST_OK) {
-            cst_device_failed(job, &why);
-            cst_batch_give_up(job, &why);
-            return cst_job_check_step(job, err);
+            cstc_device_failed(job, &why);
+            cstc_batch_give_up(job, &why);
+            return cstc_job_check_step(job, err);
         }
         /* If the mark is known to be passed, done() will not report it again, and the items are
          * sent at once. */
@@ -188,12 +188,12 @@ int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
     } else if (device->fences.n > 0) {
         cst_fence_hold(&device->fences, &job->leases, device->mark); /* an EVICT may have to wait */
     }
-    return cst_batch_send(job, awaited, err);
+    return cstc_batch_send(job, awaited, err);
 }
 
 /* Ask the device which marks the stream has passed. Only this function calls done(), because
  * device->passed must have its last result. */
-static int ask_done(struct cst_device *device, struct cst_err *err)
+static int ask_done(struct cstc_device *device, struct cst_err *err)
 {
     uint64_t passed = device->passed;
     int rc = device->calls->done(device->arg, &passed, err);
@@ -204,30 +204,30 @@ static int ask_done(struct cst_device *device, struct cst_err *err)
     return rc;
 }
 
-void cst_device_pump(struct cst_job *job)
+void cstc_device_pump(struct cst_job *job)
 {
     const struct cst_lease_item *items;
     struct cst_err why = {0};
     uint32_t n;
 
     if (ask_done(&job->device, &why) != CST_OK) {
-        cst_device_failed(job, &why);
+        cstc_device_failed(job, &why);
     }
     /* In a void step nothing is sent: the next sync gives back everything at once. */
     if (job->void_step.status == CST_OK && job->device.fences.n > 0) {
         items = cst_fence_pass(&job->device.fences, job->device.passed, &n);
-        (void)cst_batch_send_items(job, items, n);
+        (void)cstc_batch_send_items(job, items, n);
     }
 }
 
-int cst_device_settled(const struct cst_job *job)
+int cstc_device_settled(const struct cst_job *job)
 {
     return job->device.fences.n > 0 ? CST_EAGAIN : CST_OK;
 }
 
 /* -- ends ----------------------------------------------------------------------------------- */
 
-static int drained(struct cst_device *device, struct cst_err *err)
+static int drained(struct cstc_device *device, struct cst_err *err)
 {
     int rc = ask_done(device, err);
 
@@ -238,9 +238,9 @@ static int drained(struct cst_device *device, struct cst_err *err)
     return rc;
 }
 
-int cst_device_drain(struct cst_job *job, struct cst_err *err)
+int cstc_device_drain(struct cst_job *job, struct cst_err *err)
 {
-    struct cst_device *device = &job->device;
+    struct cstc_device *device = &job->device;
     int rc = CST_OK;
 
     if (device->calls == NULL) {
@@ -248,7 +248,7 @@ int cst_device_drain(struct cst_job *job, struct cst_err *err)
     }
     if (!device->drained) {
         cst_fence_drop(&device->fences);
-        rc = cst_load_finish(job, err);
+        rc = cstc_load_finish(job, err);
         device->marked = false; /* The program may have enqueued work outside of operators. */
         rc = rc == CST_OK ? mark(device, err) : rc;
         device->drained = rc == CST_OK;
@@ -256,13 +256,13 @@ int cst_device_drain(struct cst_job *job, struct cst_err *err)
     return rc == CST_OK ? drained(device, err) : rc;
 }
 
-int cst_device_finish(struct cst_job *job, struct cst_err *err)
+int cstc_device_finish(struct cst_job *job, struct cst_err *err)
 {
     struct cst_err why = {0};
     int rc;
 
     job->device.drained = false; /* Work may have been enqueued since a cst_try_sync. */
-    while ((rc = cst_device_drain(job, &why)) == CST_EAGAIN) {
+    while ((rc = cstc_device_drain(job, &why)) == CST_EAGAIN) {
         struct pollfd pfd = {.fd = job->device.calls->fd, .events = POLLIN};
 
         (void)poll(&pfd, 1, -1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device of a job whose memory the processor cannot access (cistern/device.h). The job's slabs
  * lie on the device, and leases are given back only when the device's stream has done the work that
- * uses them. For a job in host memory cst_device.calls is NULL, and the functions only pass items
+ * uses them. For a job in host memory cstc_device.calls is NULL, and the functions only pass items
  * on. Used by the job's thread only. */
 #ifndef CST_CLIENT_DEVICE_H
 #define CST_CLIENT_DEVICE_H
@@ -10,63 +10,63 @@
 #include "client/fence.h"
 #include "client/load.h"
 
-struct cst_device {
+struct cstc_device {
     const struct cst_device_calls *calls; /* Borrowed; NULL: the memory is the host's. */
     void *arg;                            /* Argument of calls. */
     struct cst_fences fences; /* Items that wait for fences; valid once the job is committed. */
-    struct cst_loads loads;   /* Copies of weights that this worker makes. */
+    struct cstc_loads loads;  /* Copies of weights that this worker makes. */
     bool marked;     /* `mark` comes after all work for which a lease has been used so far. */
     uint64_t passed; /* The newest fence that the stream has passed, as done() last said. */
     uint64_t mark;   /* The newest fence. */
-    bool drained;    /* cst_device_drain has begun and waits for `mark`. */
+    bool drained;    /* cstc_device_drain has begun and waits for `mark`. */
 };
 
 /* CST_OK if the job has the functions that its device needs, else CST_EUNSUPPORTED. */
-int cst_device_check(const struct cst_job *job, struct cst_err *err);
+int cstc_device_check(const struct cst_job *job, struct cst_err *err);
 
 /* Return whether the worker can copy weights to its device itself. */
-static inline bool cst_device_copies(const struct cst_device *device)
+static inline bool cstc_device_copies(const struct cstc_device *device)
 {
     return device->calls != NULL && device->calls->copy != NULL;
 }
 
 /* Record that the device failed because of @why: the step is void. */
-void cst_device_failed(struct cst_job *job, const struct cst_err *why);
+void cstc_device_failed(struct cst_job *job, const struct cst_err *why);
 
 /* Map slab @i of the pool. The handle @fd belongs to the caller. On failure the slab is not
  * mapped. */
-int cst_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err);
+int cstc_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, struct cst_err *err);
 
 /* Unmap all slabs and arenas. */
-void cst_device_unmap(struct cst_job *job);
+void cstc_device_unmap(struct cst_job *job);
 
 /* Fill @bytes at @at with zeros, in the order of the stream. On failure the items that job->leases
  * has planned are cancelled, and the step is void. */
-int cst_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err);
+int cstc_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err);
 
 /* An operator has begun: the program may enqueue work after the newest fence. */
-static inline void cst_device_begun(struct cst_device *device)
+static inline void cstc_device_begun(struct cstc_device *device)
 {
     device->marked = false;
 }
 
-/* Send the items that job->leases has planned, as cst_batch_send does. On a device, leases that are
- * given back wait for a fence after all work enqueued so far. CST_EGPU: the stream has failed, and
- * the step is void. Never waits. */
-int cst_device_send(struct cst_job *job, bool awaited, struct cst_err *err);
+/* Send the items that job->leases has planned, as cstc_batch_send does. On a device, leases that
+ * are given back wait for a fence after all work enqueued so far. CST_EGPU: the stream has failed,
+ * and the step is void. Never waits. */
+int cstc_device_send(struct cst_job *job, bool awaited, struct cst_err *err);
 
 /* Send the items whose fences the stream has passed. A failure makes the step void. Never waits.
  * Only for jobs with calls. */
-void cst_device_pump(struct cst_job *job);
+void cstc_device_pump(struct cst_job *job);
 
 /* CST_OK if no item waits for a fence, else CST_EAGAIN. */
-int cst_device_settled(const struct cst_job *job);
+int cstc_device_settled(const struct cst_job *job);
 
 /* Drop all items that wait for fences. CST_OK when the stream has passed all work that was enqueued
  * before the first of these calls; CST_EAGAIN until then; CST_EGPU: the stream has failed. */
-int cst_device_drain(struct cst_job *job, struct cst_err *err);
+int cstc_device_drain(struct cst_job *job, struct cst_err *err);
 
-/* Call cst_device_drain until it ends, and wait between the calls. */
-int cst_device_finish(struct cst_job *job, struct cst_err *err);
+/* Call cstc_device_drain until it ends, and wait between the calls. */
+int cstc_device_finish(struct cst_job *job, struct cst_err *err);
 
 #endif

@@ -44,7 +44,7 @@ static void install(void)
     (void)pthread_atfork(before_fork, in_parent, in_child);
 }
 
-void cst_fork_register(struct cst_client *client)
+void cstc_fork_register(struct cst_client *client)
 {
     (void)pthread_once(&once, install);
     (void)pthread_mutex_lock(&mutex);
@@ -57,7 +57,7 @@ void cst_fork_register(struct cst_client *client)
     (void)pthread_mutex_unlock(&mutex);
 }
 
-void cst_fork_forget(struct cst_client *client)
+void cstc_fork_forget(struct cst_client *client)
 {
     (void)pthread_mutex_lock(&mutex);
     *client->link = client->next;

@@ -21,9 +21,9 @@ static bool is_in_use(const struct cst_job *job, uint32_t chunk)
 
 static int check(const struct cst_job *job, enum cst_hint hint, struct cst_err *err)
 {
-    int rc = cst_job_check_step(job, err);
+    int rc = cstc_job_check_step(job, err);
 
-    if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
+    if (rc == CST_OK && job->pending.kind != CSTC_PENDING_NONE) {
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && hint != CST_PREFETCH && hint != CST_EVICT) {
@@ -55,7 +55,7 @@ static int send_hint(struct cst_job *job, const uint32_t *chunks, uint32_t n, en
             cst_lease_prefetch(&job->leases, chunks[i]);
         }
     }
-    return cst_device_send(job, false, err);
+    return cstc_device_send(job, false, err);
 }
 
 int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *err)

@@ -35,8 +35,8 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
     return CST_OK;
 }
 
-int cst_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *params,
-                   Cistern__Hyper *out, struct cst_err *err)
+int cstc_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *params,
+                    Cistern__Hyper *out, struct cst_err *err)
 {
     /* If beta2 is given, beta1 is meant as it is: betas of {0, 0.99} are a choice, not an
      * omission. */
@@ -73,9 +73,9 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
                      struct cst_err *err)
 {
     Cistern__Hyper hyper;
-    int rc = cst_job_check_step(job, err);
+    int rc = cstc_job_check_step(job, err);
 
-    if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
+    if (rc == CST_OK && job->pending.kind != CSTC_PENDING_NONE) {
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && params == NULL) {
@@ -83,7 +83,7 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
                          job->name);
     }
     if (rc == CST_OK) {
-        rc = cst_hyper_fill(job, params, &hyper, err);
+        rc = cstc_hyper_fill(job, params, &hyper, err);
     }
     if (rc != CST_OK || job->overlap != CST_OVERLAP_EARLY) {
         return rc;
@@ -95,7 +95,7 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
                            (unsigned long long)job->steps);
     }
     if (!job->prepared) {
-        rc = cst_batch_prepare(job, &hyper, err);
+        rc = cstc_batch_prepare(job, &hyper, err);
         job->prepared = rc == CST_OK;
         job->prepared_hyper = hyper;
     }

@@ -16,7 +16,7 @@ static bool is_name(const char *name)
 {
     size_t n = strlen(name);
 
-    return n > 0 && n < CST_DECLARE_NAME_BYTES &&
+    return n > 0 && n < CSTC_DECLARE_NAME_BYTES &&
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
@@ -138,16 +138,16 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     Cistern__JobPlan plan_msg;
     struct cst_saved_plan plan;
     const Cistern__JobOpened *opened;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     struct cst_job *job;
     bool poison = false;
-    int rc = cst_client_check(client, err);
+    int rc = cstc_client_check(client, err);
 
     if (rc == CST_OK) {
         rc = check_spec(client, spec, err);
     }
     if (rc == CST_OK) {
-        rc = cst_poison_read(&poison, err);
+        rc = cstc_poison_read(&poison, err);
     }
     if (rc == CST_OK && spec->plan_file != NULL) {
         rc = cst_saved_plan_read(&plan, spec->plan_file, err);
@@ -164,8 +164,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
         fill_plan(&plan, &plan_msg);
         msg.plan = &plan_msg;
     }
-    rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg.base,
-                       CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor, err);
+    rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor, err);
     if (rc != CST_OK) {
         free(job);
         return rc;
@@ -183,14 +183,14 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->initialised = opened->initialised;
     job->steps = opened->step;
     job->begun = -1;
-    cst_declare_init(&job->declare, spec->rank, spec->world);
-    cst_call_reset(&call);
+    cstc_declare_init(&job->declare, spec->rank, spec->world);
+    cstc_call_reset(&call);
     client->job = job;
     *out = job;
     return CST_OK;
 }
 
-void cst_job_free(struct cst_job *job)
+void cstc_job_free(struct cst_job *job)
 {
     if (job == NULL) {
         return;
@@ -199,19 +199,19 @@ void cst_job_free(struct cst_job *job)
         /* Forked children do not inherit the mappings. Other memory may be mapped at these
          * addresses in a child. */
         if (job->device.calls != NULL) {
-            cst_device_unmap(job);
+            cstc_device_unmap(job);
         }
         for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
-            cst_segment_unmap(&job->slabs[i]);
+            cstc_segment_unmap(&job->slabs[i]);
         }
-        cst_segment_unmap(&job->staging);
+        cstc_segment_unmap(&job->staging);
     }
-    cst_call_reset(&job->call);
-    cst_batch_free_all(job);
+    cstc_call_reset(&job->call);
+    cstc_batch_free_all(job);
     cst_lease_close(&job->leases);
     cst_fence_close(&job->device.fences);
-    cst_load_close(&job->device.loads);
-    cst_declare_close(&job->declare);
+    cstc_load_close(&job->device.loads);
+    cstc_declare_close(&job->declare);
     free(job->slabs);
     free(job->tensor_chunk);
     free(job->tensor_offset);
@@ -222,25 +222,25 @@ void cst_job_free(struct cst_job *job)
 
 int cst_job_leave(struct cst_job *job, struct cst_err *err)
 {
-    struct cst_call call = {0};
-    int rc = cst_job_check(job, err);
+    struct cstc_call call = {0};
+    int rc = cstc_job_check(job, err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    if (job->pending.kind != CST_PENDING_NONE) {
+    if (job->pending.kind != CSTC_PENDING_NONE) {
         return cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     /* After Leave the daemon may give the blocks to another worker. */
-    rc = cst_device_finish(job, err);
+    rc = cstc_device_finish(job, err);
     if (rc != CST_OK) {
         return rc;
     }
-    rc = cst_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
-                       CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_LEAVE, NULL,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
     if (rc == CST_OK) {
         job->left = true;
-        cst_call_reset(&call);
+        cstc_call_reset(&call);
     }
     return rc;
 }
@@ -257,9 +257,9 @@ uint64_t cst_job_steps(const struct cst_job *job)
     return job->steps;
 }
 
-int cst_job_check(const struct cst_job *job, struct cst_err *err)
+int cstc_job_check(const struct cst_job *job, struct cst_err *err)
 {
-    int rc = cst_client_check(job->client, err);
+    int rc = cstc_client_check(job->client, err);
 
     if (rc == CST_OK && job->left) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': this rank has left it", job->name);
@@ -267,20 +267,20 @@ int cst_job_check(const struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-int cst_job_check_committed(const struct cst_job *job, struct cst_err *err)
+int cstc_job_check_committed(const struct cst_job *job, struct cst_err *err)
 {
-    int rc = cst_job_check(job, err);
+    int rc = cstc_job_check(job, err);
 
-    if (rc == CST_OK && job->commit.phase != CST_COMMIT_DONE) {
+    if (rc == CST_OK && job->commit.phase != CSTC_COMMIT_DONE) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s' is not committed: call cst_commit first",
                          job->name);
     }
     return rc;
 }
 
-int cst_job_check_step(const struct cst_job *job, struct cst_err *err)
+int cstc_job_check_step(const struct cst_job *job, struct cst_err *err)
 {
-    int rc = cst_job_check_committed(job, err);
+    int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && job->void_step.status != CST_OK) {
         rc = cst_err_set(err, job->void_step.status, "%s", job->void_step.text);
@@ -291,7 +291,7 @@ int cst_job_check_step(const struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
-void cst_job_void(struct cst_job *job, const struct cst_err *cause)
+void cstc_job_void(struct cst_job *job, const struct cst_err *cause)
 {
     /* After these, cst_sync does not help, and the text must not advise it. */
     bool engine = cause->status == CST_EENGINE || cause->status == CST_ELOST;
@@ -302,13 +302,13 @@ void cst_job_void(struct cst_job *job, const struct cst_err *cause)
     }
 }
 
-int cst_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err)
+int cstc_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err)
 {
     struct cst_err cause;
 
     (void)cst_err_set(&cause, CST_EPROTO, "daemon at %s: %.256s", job->client->path, why->text);
-    cst_client_die(job->client, &cause);
-    return cst_client_check(job->client, err);
+    cstc_client_die(job->client, &cause);
+    return cstc_client_check(job->client, err);
 }
 
 /* -- the pending call ------------------------------------------------------------------------- */
@@ -321,11 +321,11 @@ static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper
            memcmp(&a->loss, &b->loss, sizeof a->loss) == 0;
 }
 
-int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst_err *err)
+int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct cst_err *err)
 {
-    const struct cst_pending *have = &job->pending;
+    const struct cstc_pending *have = &job->pending;
 
-    if (have->kind == CST_PENDING_NONE) {
+    if (have->kind == CSTC_PENDING_NONE) {
         job->pending = *want;
         job->pending.planned = false;
         job->pending.sent = false;
@@ -341,35 +341,35 @@ int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst
     return CST_OK;
 }
 
-int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
-                  bool block, struct cst_err *err)
+int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
+                   bool block, struct cst_err *err)
 {
     int rc;
 
     if (!block) {
         /* If the connection ends, the calls in flight fail, and advance reports the cause. */
-        (void)cst_call_pump(job->client, err);
+        (void)cstc_call_pump(job->client, err);
     }
     /* The stream may have passed fences since the last call; the call may need what they free. */
     if (job->device.calls != NULL) {
-        cst_device_pump(job);
+        cstc_device_pump(job);
     }
     while ((rc = advance(job, err)) == CST_EAGAIN && block) {
-        (void)cst_call_wait(job->client, -1, err);
+        (void)cstc_call_wait(job->client, -1, err);
     }
     if (rc != CST_EAGAIN) {
-        job->pending.kind = CST_PENDING_NONE;
+        job->pending.kind = CSTC_PENDING_NONE;
         job->client->pending = false;
     }
     return rc;
 }
 
-int cst_job_answer(struct cst_job *job, struct cst_err *err)
+int cstc_job_answer(struct cst_job *job, struct cst_err *err)
 {
-    int rc = cst_call_result(&job->call, err);
+    int rc = cstc_call_result(&job->call, err);
 
     if (rc != CST_OK && rc != CST_EAGAIN) {
-        cst_call_reset(&job->call);
+        cstc_call_reset(&job->call);
     }
     return rc;
 }

@@ -20,20 +20,20 @@
 #include "client/lease.h"
 #include "client/segment.h"
 
-struct cst_batch;
+struct cstc_batch;
 
-enum cst_pending_kind {
-    CST_PENDING_NONE,
-    CST_PENDING_COMMIT,
-    CST_PENDING_SYNC,
-    CST_PENDING_BEGIN,
-    CST_PENDING_STEP,
+enum cstc_pending_kind {
+    CSTC_PENDING_NONE,
+    CSTC_PENDING_COMMIT,
+    CSTC_PENDING_SYNC,
+    CSTC_PENDING_BEGIN,
+    CSTC_PENDING_STEP,
 };
 
 /* The call that a cst_try_... form has begun and not finished, with the arguments that the repeated
  * call must have. */
-struct cst_pending {
-    enum cst_pending_kind kind; /* NONE: no call is pending. */
+struct cstc_pending {
+    enum cstc_pending_kind kind; /* NONE: no call is pending. */
     /* STEP: the last hand-ins and releases are planned; they may wait for the device. */
     bool planned;
     bool sent; /* BEGIN: the batch is sent. STEP: the request is sent. */
@@ -45,42 +45,42 @@ struct cst_pending {
 };
 
 /* Progress of cst_commit. After a failure, the next cst_commit continues here. */
-enum cst_commit_phase {
-    CST_COMMIT_DECLARE, /* Send the declarations. */
-    CST_COMMIT_COMMIT,  /* Wait for the other ranks and the arenas. */
-    CST_COMMIT_LAYOUT,  /* Get the place of each tensor. */
-    CST_COMMIT_POOL,    /* Get and map the slabs. */
-    CST_COMMIT_ARENAS,  /* Get and map the arenas, if this worker copies weights itself. */
-    CST_COMMIT_LEASES,  /* Prepare the leases. */
-    CST_COMMIT_DONE,
+enum cstc_commit_phase {
+    CSTC_COMMIT_DECLARE, /* Send the declarations. */
+    CSTC_COMMIT_COMMIT,  /* Wait for the other ranks and the arenas. */
+    CSTC_COMMIT_LAYOUT,  /* Get the place of each tensor. */
+    CSTC_COMMIT_POOL,    /* Get and map the slabs. */
+    CSTC_COMMIT_ARENAS,  /* Get and map the arenas, if this worker copies weights itself. */
+    CSTC_COMMIT_LEASES,  /* Prepare the leases. */
+    CSTC_COMMIT_DONE,
 };
 
 struct cst_commit {
-    enum cst_commit_phase phase;      /* The phase to do now. */
-    struct cst_declare_cursor cursor; /* DECLARE: the declarations that the daemon accepted. */
+    enum cstc_commit_phase phase;      /* The phase to do now. */
+    struct cstc_declare_cursor cursor; /* DECLARE: the declarations that the daemon accepted. */
     /* DECLARE: the declarations that the daemon will have accepted after the next reply. */
-    struct cst_declare_cursor asked;
+    struct cstc_declare_cursor asked;
     uint32_t n_placed; /* LAYOUT: number of tensors whose place is known. */
     uint32_t n_mapped; /* POOL: number of slabs that are mapped. */
 };
 
 /* The slabs of the pool with the blocks of one size class. */
-struct cst_slabs {
+struct cstc_slabs {
     uint32_t first; /* Index of the first one in cst_job.slabs. */
     uint32_t n;     /* Number of slabs. */
 };
 
 struct cst_job {
-    struct cst_client *client;         /* The owner of this job. */
-    char name[CST_DECLARE_NAME_BYTES]; /* NUL-terminated. */
-    uint32_t rank;                     /* Number of this rank, from 0 to world - 1. */
-    uint32_t world;                    /* Number of ranks. */
-    char device_name[64];              /* "host", "paced:N" or a UUID; NUL-terminated. */
-    struct cst_device device;          /* The device's functions, if the pool is not on the host. */
-    bool left;                         /* cst_job_leave has succeeded. */
-    bool poison;                       /* CISTERN_DEBUG=poison is set, see poison.h. */
-    bool initialised;                  /* A sync has completed in the job's life. */
-    bool synced;                       /* This worker has completed a sync: `attempt` is valid. */
+    struct cst_client *client;          /* The owner of this job. */
+    char name[CSTC_DECLARE_NAME_BYTES]; /* NUL-terminated. */
+    uint32_t rank;                      /* Number of this rank, from 0 to world - 1. */
+    uint32_t world;                     /* Number of ranks. */
+    char device_name[64];               /* "host", "paced:N" or a UUID; NUL-terminated. */
+    struct cstc_device device;     /* The device's functions, if the pool is not on the host. */
+    bool left;                     /* cst_job_leave has succeeded. */
+    bool poison;                   /* CISTERN_DEBUG=poison is set, see poison.h. */
+    bool initialised;              /* A sync has completed in the job's life. */
+    bool synced;                   /* This worker has completed a sync: `attempt` is valid. */
     uint64_t steps;                /* Number of committed steps, as last heard from the daemon. */
     uint64_t attempt;              /* Number of the attempt, sent in Batch and Step. */
     uint32_t micro_batches;        /* Number of micro-batches per step, at least 1. */
@@ -89,14 +89,14 @@ struct cst_job {
     enum cst_overlap overlap;      /* From struct cst_job_spec. */
     bool prepared;                 /* cst_prepare_step was called in this step. */
     Cistern__Hyper prepared_hyper; /* The parameters that were sent then. */
-    struct cst_declare declare;    /* Groups, tensors and operators. */
+    struct cstc_declare declare;   /* Groups, tensors and operators. */
     struct cst_err declare_err;    /* Cause of the last declaration that failed. */
     struct cst_commit commit;      /* Progress of cst_commit. */
     struct cst_plan plan;          /* Valid from COMMIT_LAYOUT on. */
-    struct cst_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
-    uint32_t n_slabs;                                   /* Number of slabs of the pool. */
-    struct cst_segment *slabs;                          /* n_slabs entries. Owned. */
-    struct cst_segment staging;           /* Mapped by the first read or write of a state. */
+    struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
+    uint32_t n_slabs;                                    /* Number of slabs of the pool. */
+    struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
+    struct cstc_segment staging;          /* Mapped by the first read or write of a state. */
     uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
     uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
@@ -106,48 +106,48 @@ struct cst_job {
     struct cst_err void_step;
     /* Increases with each sync. Replies to batches of an earlier epoch are ignored. */
     uint32_t lease_epoch;
-    struct cst_batch *batches;  /* All batches, in flight or not. Owned. */
-    uint32_t n_awaited;         /* Number of batches in flight for which the pending call waits. */
-    struct cst_err awaited;     /* First failure of these batches. */
-    int begun;                  /* The operator that has begun, or -1. */
-    bool begun_backward;        /* Direction of that operator. */
-    struct cst_pending pending; /* The call that must be repeated. */
-    struct cst_call call;       /* Request of the pending commit, sync or step. */
+    struct cstc_batch *batches;  /* All batches, in flight or not. Owned. */
+    uint32_t n_awaited;          /* Number of batches in flight for which the pending call waits. */
+    struct cst_err awaited;      /* First failure of these batches. */
+    int begun;                   /* The operator that has begun, or -1. */
+    bool begun_backward;         /* Direction of that operator. */
+    struct cstc_pending pending; /* The call that must be repeated. */
+    struct cstc_call call;       /* Request of the pending commit, sync or step. */
 };
 
 /* Free @job and, unless this is a forked child, unmap its memory. @job may be NULL. The connection
  * must be over. */
-void cst_job_free(struct cst_job *job);
+void cstc_job_free(struct cst_job *job);
 
 /* CST_OK if requests can be made for this job. CST_EINVAL: the job was left; or the status that
  * ended the connection. */
-int cst_job_check(const struct cst_job *job, struct cst_err *err);
+int cstc_job_check(const struct cst_job *job, struct cst_err *err);
 
-/* As cst_job_check. In addition, CST_EINVAL: the job is not committed. */
-int cst_job_check_committed(const struct cst_job *job, struct cst_err *err);
+/* As cstc_job_check. In addition, CST_EINVAL: the job is not committed. */
+int cstc_job_check_committed(const struct cst_job *job, struct cst_err *err);
 
-/* As cst_job_check_committed. In addition, CST_EINVAL: cst_sync was never called; or the status
+/* As cstc_job_check_committed. In addition, CST_EINVAL: cst_sync was never called; or the status
  * that made the step void. */
-int cst_job_check_step(const struct cst_job *job, struct cst_err *err);
+int cstc_job_check_step(const struct cst_job *job, struct cst_err *err);
 
 /* Make @want the pending call, or continue it if it is pending. CST_EBUSY: another call is
  * pending. */
-int cst_job_pend(struct cst_job *job, const struct cst_pending *want, struct cst_err *err);
+int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct cst_err *err);
 
 /* Continue the pending call with @advance: if @block, until it ends; otherwise as far as possible,
  * and CST_EAGAIN if it has not ended. After any other status no call is pending. */
-int cst_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
-                  bool block, struct cst_err *err);
+int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
+                   bool block, struct cst_err *err);
 
 /* Get the result of job->call, which was started. CST_EAGAIN: it is in flight. CST_OK: the caller
  * reads the reply and then resets the call. Other statuses: the call has failed and is reset. */
-int cst_job_answer(struct cst_job *job, struct cst_err *err);
+int cstc_job_answer(struct cst_job *job, struct cst_err *err);
 
 /* Make the current step void, because of @cause. If it is void already, its first cause is kept. */
-void cst_job_void(struct cst_job *job, const struct cst_err *cause);
+void cstc_job_void(struct cst_job *job, const struct cst_err *cause);
 
 /* End the connection, because the daemon sent something impossible. @why says what. Returns the
  * status that ended the connection: CST_EPROTO, unless it was over already. */
-int cst_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err);
+int cstc_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err);
 
 #endif

@@ -7,10 +7,10 @@
 
 /* -- arenas --------------------------------------------------------------------------------- */
 
-int cst_load_init(struct cst_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
-                  struct cst_err *err)
+int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
+                   struct cst_err *err)
 {
-    cst_load_close(loads);
+    cstc_load_close(loads);
     if (n_arenas == 0) {
         return CST_OK;
     }
@@ -18,52 +18,53 @@ int cst_load_init(struct cst_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
     loads->arenas = calloc(n_arenas, sizeof *loads->arenas);
     loads->copies = calloc(n_chunks, sizeof *loads->copies);
     if (loads->segments == NULL || loads->arenas == NULL || loads->copies == NULL) {
-        cst_load_close(loads);
+        cstc_load_close(loads);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u arenas", n_arenas);
     }
     loads->n_arenas = n_arenas;
     return CST_OK;
 }
 
-void cst_load_close(struct cst_loads *loads)
+void cstc_load_close(struct cstc_loads *loads)
 {
     free(loads->segments);
     free(loads->arenas);
     free(loads->copies);
-    *loads = (struct cst_loads){0};
+    *loads = (struct cstc_loads){0};
 }
 
-int cst_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes, struct cst_err *err)
+int cstc_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes,
+                  struct cst_err *err)
 {
-    struct cst_loads *loads = &job->device.loads;
-    struct cst_segment *arena = &loads->arenas[loads->n_mapped];
-    int rc = cst_segment_map(arena, fd, bytes, err);
+    struct cstc_loads *loads = &job->device.loads;
+    struct cstc_segment *arena = &loads->arenas[loads->n_mapped];
+    int rc = cstc_segment_map(arena, fd, bytes, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     rc = job->device.calls->map_host(job->device.arg, arena->base, arena->bytes, err);
     if (rc != CST_OK) {
-        cst_segment_unmap(arena);
+        cstc_segment_unmap(arena);
         return rc;
     }
     loads->segments[loads->n_mapped++] = segment;
     return CST_OK;
 }
 
-void cst_load_unmap(struct cst_job *job)
+void cstc_load_unmap(struct cst_job *job)
 {
-    struct cst_loads *loads = &job->device.loads;
+    struct cstc_loads *loads = &job->device.loads;
 
     while (loads->n_mapped > 0) {
-        struct cst_segment *arena = &loads->arenas[--loads->n_mapped];
+        struct cstc_segment *arena = &loads->arenas[--loads->n_mapped];
 
         job->device.calls->unmap_host(job->device.arg, arena->base, arena->bytes);
-        cst_segment_unmap(arena);
+        cstc_segment_unmap(arena);
     }
 }
 
-static const struct cst_segment *find_arena(const struct cst_loads *loads, uint32_t segment)
+static const struct cstc_segment *find_arena(const struct cstc_loads *loads, uint32_t segment)
 {
     for (uint32_t i = 0; i < loads->n_mapped; i++) {
         if (loads->segments[i] == segment) {
@@ -73,10 +74,10 @@ static const struct cst_segment *find_arena(const struct cst_loads *loads, uint3
     return NULL;
 }
 
-int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_load_home *home,
-                  const void **row, struct cst_err *why)
+int cstc_load_find(const struct cst_job *job, uint32_t chunk, const struct cstc_load_home *home,
+                   const void **row, struct cst_err *why)
 {
-    const struct cst_segment *arena = find_arena(&job->device.loads, home->segment);
+    const struct cstc_segment *arena = find_arena(&job->device.loads, home->segment);
     uint64_t block_bytes = 2 * job->plan.classes[job->traits[chunk].size_class].chunk_elems;
 
     /* A wrong place would copy other memory of this process to the block. */
@@ -92,10 +93,10 @@ int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_lo
 
 /* -- copies --------------------------------------------------------------------------------- */
 
-int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
-                   const struct cst_lease *lease)
+int cstc_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
+                    const struct cst_lease *lease)
 {
-    struct cst_loads *loads = &job->device.loads;
+    struct cstc_loads *loads = &job->device.loads;
     char *block = (char *)job->slabs[lease->slab].base + lease->offset;
     uint64_t number = 0;
     struct cst_err why = {0};
@@ -105,12 +106,12 @@ int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_
      * contents. */
     if (loads->over) {
         rc = cst_err_set(&why, CST_ESTALE, "the step was given up");
-        cst_job_void(job, &why);
+        cstc_job_void(job, &why);
         return rc;
     }
     rc = job->device.calls->copy(job->device.arg, block, row, bytes, &number, &why);
     if (rc != CST_OK) {
-        cst_device_failed(job, &why);
+        cstc_device_failed(job, &why);
         return rc;
     }
     loads->last = loads->copies[chunk] = number;
@@ -119,7 +120,7 @@ int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_
 
 static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
 {
-    struct cst_loads *loads = &job->device.loads;
+    struct cstc_loads *loads = &job->device.loads;
     struct cst_err why = {0};
     int rc;
 
@@ -129,7 +130,7 @@ static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
     }
     rc = job->device.calls->await(job->device.arg, number, &why);
     if (rc != CST_OK) {
-        cst_device_failed(job, &why);
+        cstc_device_failed(job, &why);
         if (err != NULL) {
             *err = job->void_step;
         }
@@ -140,9 +141,9 @@ static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err)
+int cstc_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err)
 {
-    const struct cst_loads *loads = &job->device.loads;
+    const struct cstc_loads *loads = &job->device.loads;
     uint64_t number = 0;
     uint32_t n;
     const uint32_t *chunks = cst_lease_op_chunks(&job->leases, op, &n);
@@ -153,9 +154,9 @@ int cst_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err)
     return await(job, number, err);
 }
 
-int cst_load_await_planned(struct cst_job *job, struct cst_err *err)
+int cstc_load_await_planned(struct cst_job *job, struct cst_err *err)
 {
-    const struct cst_loads *loads = &job->device.loads;
+    const struct cstc_loads *loads = &job->device.loads;
     uint64_t number = 0;
 
     for (uint32_t i = 0; loads->n_arenas > 0 && i < job->leases.n_items; i++) {
@@ -168,13 +169,13 @@ int cst_load_await_planned(struct cst_job *job, struct cst_err *err)
     return await(job, number, err);
 }
 
-int cst_load_finish(struct cst_job *job, struct cst_err *err)
+int cstc_load_finish(struct cst_job *job, struct cst_err *err)
 {
     job->device.loads.over = true;
     return await(job, job->device.loads.last, err);
 }
 
-void cst_load_resume(struct cst_loads *loads)
+void cstc_load_resume(struct cstc_loads *loads)
 {
     loads->over = false;
 }

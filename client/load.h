@@ -22,61 +22,61 @@
 struct cst_job;
 
 /* The row from which a chunk's weights are copied. */
-struct cst_load_home {
+struct cstc_load_home {
     uint32_t segment; /* The arena's id in messages. */
     uint64_t offset;  /* Offset in the arena, in bytes. */
     uint64_t bytes;   /* Number of bytes to copy. */
 };
 
-struct cst_loads {
-    uint32_t n_arenas;          /* Number of arenas; 0: the engines copy. */
-    uint32_t n_mapped;          /* Number of arenas that are mapped and known to the device. */
-    uint32_t *segments;         /* Per arena: its id in messages. Owned. */
-    struct cst_segment *arenas; /* n_arenas entries. Owned. */
-    uint64_t *copies;           /* Per chunk: number of its last copy. Owned. */
-    uint64_t last;              /* Number of the newest copy. */
-    uint64_t awaited;           /* The stream waits for all copies up to this number. */
-    bool over;                  /* No more copies: a sync or the end has begun. */
+struct cstc_loads {
+    uint32_t n_arenas;           /* Number of arenas; 0: the engines copy. */
+    uint32_t n_mapped;           /* Number of arenas that are mapped and known to the device. */
+    uint32_t *segments;          /* Per arena: its id in messages. Owned. */
+    struct cstc_segment *arenas; /* n_arenas entries. Owned. */
+    uint64_t *copies;            /* Per chunk: number of its last copy. Owned. */
+    uint64_t last;               /* Number of the newest copy. */
+    uint64_t awaited;            /* The stream waits for all copies up to this number. */
+    bool over;                   /* No more copies: a sync or the end has begun. */
 };
 
 /* Prepare for @n_arenas arenas of a job with @n_chunks chunks. Earlier contents are forgotten, and
  * must not be mapped. CST_ENOMEM. */
-int cst_load_init(struct cst_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
-                  struct cst_err *err);
+int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
+                   struct cst_err *err);
 
 /* Free everything. The arenas must not be mapped. */
-void cst_load_close(struct cst_loads *loads);
+void cstc_load_close(struct cstc_loads *loads);
 
 /* Map the next arena and make it known to the device. @fd belongs to the caller. CST_EPROTO: the
  * arena is not as the daemon says; CST_ENOMEM; or a status of the device. */
-int cst_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes,
-                 struct cst_err *err);
+int cstc_load_map(struct cst_job *job, uint32_t segment, int fd, uint64_t bytes,
+                  struct cst_err *err);
 
 /* Unmap all arenas. No copy may be under way. */
-void cst_load_unmap(struct cst_job *job);
+void cstc_load_unmap(struct cst_job *job);
 
 /* Set *row to the address of @home, the row of @chunk, in this process. CST_EPROTO: the row is in
  * no arena, or larger than a block. */
-int cst_load_find(const struct cst_job *job, uint32_t chunk, const struct cst_load_home *home,
-                  const void **row, struct cst_err *why);
+int cstc_load_find(const struct cst_job *job, uint32_t chunk, const struct cstc_load_home *home,
+                   const void **row, struct cst_err *why);
 
 /* Enqueue the copy of @bytes from @row, the weights of @chunk, to the block of @lease. If this
  * fails, or a sync has begun, the step is void. */
-int cst_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
-                   const struct cst_lease *lease);
+int cstc_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
+                    const struct cst_lease *lease);
 
 /* Let the stream wait for the copies of the chunks of @op. On failure the step is void. */
-int cst_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err);
+int cstc_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err);
 
 /* Let the stream wait for the copies of the chunks whose release job->leases has planned. On
  * failure the step is void. */
-int cst_load_await_planned(struct cst_job *job, struct cst_err *err);
+int cstc_load_await_planned(struct cst_job *job, struct cst_err *err);
 
-/* Let the stream wait for all copies, and allow no more until cst_load_resume. On failure the step
+/* Let the stream wait for all copies, and allow no more until cstc_load_resume. On failure the step
  * is void. */
-int cst_load_finish(struct cst_job *job, struct cst_err *err);
+int cstc_load_finish(struct cst_job *job, struct cst_err *err);
 
 /* Allow copies again. */
-void cst_load_resume(struct cst_loads *loads);
+void cstc_load_resume(struct cstc_loads *loads);
 
 #endif

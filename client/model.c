@@ -4,12 +4,12 @@
 
 static int check_declaring(struct cst_job *job)
 {
-    int rc = cst_job_check(job, &job->declare_err);
+    int rc = cstc_job_check(job, &job->declare_err);
 
-    if (rc == CST_OK && job->commit.phase != CST_COMMIT_DECLARE) {
+    if (rc == CST_OK && job->commit.phase != CSTC_COMMIT_DECLARE) {
         rc = cst_err_set(&job->declare_err, CST_EINVAL, "job '%s' is committed", job->name);
     }
-    if (rc == CST_OK && job->pending.kind == CST_PENDING_COMMIT) {
+    if (rc == CST_OK && job->pending.kind == CSTC_PENDING_COMMIT) {
         rc = cst_err_set(&job->declare_err, CST_EBUSY, "job '%s': a commit is pending", job->name);
     }
     return rc;
@@ -20,7 +20,7 @@ int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks)
     int rc = check_declaring(job);
 
     if (rc == CST_OK) {
-        rc = cst_declare_add_group(&job->declare, ranks, n_ranks, &job->declare_err);
+        rc = cstc_declare_add_group(&job->declare, ranks, n_ranks, &job->declare_err);
     }
     return rc == CST_OK ? (int)job->declare.n_groups - 1 : rc;
 }
@@ -34,7 +34,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                          "job '%s': the description of the tensor is missing", job->name);
     }
     if (rc == CST_OK) {
-        rc = cst_declare_add_tensor(&job->declare, spec, &job->declare_err);
+        rc = cstc_declare_add_tensor(&job->declare, spec, &job->declare_err);
     }
     return rc == CST_OK ? (int)job->declare.n_tensors - 1 : rc;
 }
@@ -65,8 +65,8 @@ int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, u
     int rc = check_declaring(job);
 
     if (rc == CST_OK) {
-        rc = cst_declare_add_operator(&job->declare, name, tensors, n_tensors, cost,
-                                      &job->declare_err);
+        rc = cstc_declare_add_operator(&job->declare, name, tensors, n_tensors, cost,
+                                       &job->declare_err);
     }
     return rc == CST_OK ? (int)job->declare.n_operators - 1 : rc;
 }

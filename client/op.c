@@ -41,14 +41,14 @@ static int zero_unwritten_of(struct cst_job *job, const struct cst_lease_item *i
         uint32_t tensor = job->leases.by_chunk[chunk->first_tensor + i];
 
         if (!job->leases.written[tensor]) {
-            rc = cst_device_zero(job, address(job, &item->lease, tensor),
-                                 2 * job->declare.tensors[tensor].n_elems, err);
+            rc = cstc_device_zero(job, address(job, &item->lease, tensor),
+                                  2 * job->declare.tensors[tensor].n_elems, err);
         }
     }
     return rc;
 }
 
-int cst_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
+int cstc_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -63,7 +63,7 @@ int cst_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
 static int check_args(struct cst_job *job, int op, enum cst_direction direction,
                       const struct cst_io *io, uint32_t n_io, struct cst_err *err)
 {
-    const struct cst_declare_operator *o;
+    const struct cstc_declare_operator *o;
     uint32_t tensor;
 
     if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
@@ -108,13 +108,13 @@ static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_er
 {
     int rc = CST_OK;
 
-    (void)cst_call_pump(job->client, err); /* If the connection ends, its calls fail. */
+    (void)cstc_call_pump(job->client, err); /* If the connection ends, its calls fail. */
     if (!cst_lease_must_settle(&job->leases, op, backward)) {
-        return cst_job_check_step(job, err);
+        return cstc_job_check_step(job, err);
     }
     if (!job->pending.wanted && (job->client->features & CISTERN__FEATURE__FEATURE_WANT) != 0) {
         cst_lease_want(&job->leases);
-        rc = cst_batch_send(job, false, err);
+        rc = cstc_batch_send(job, false, err);
         job->pending.wanted = rc == CST_OK;
     }
     return rc == CST_OK ? CST_EAGAIN : rc;
@@ -140,14 +140,14 @@ static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *
         return rc;
     }
     job->awaited.status = CST_OK;
-    return cst_device_send(job, true, err);
+    return cstc_device_send(job, true, err);
 }
 
 static int advance(struct cst_job *job, struct cst_err *err)
 {
     uint32_t op = (uint32_t)job->pending.op;
     bool backward = job->pending.backward;
-    int rc = cst_job_check_step(job, err);
+    int rc = cstc_job_check_step(job, err);
 
     if (rc == CST_OK && !job->pending.sent) {
         rc = ask(job, op, backward, err);
@@ -163,35 +163,35 @@ static int advance(struct cst_job *job, struct cst_err *err)
         return cst_err_set(err, job->awaited.status, "operator '%s': %.256s",
                            job->declare.operators[op].name, job->awaited.text);
     }
-    rc = cst_load_await_op(job, op, err);
+    rc = cstc_load_await_op(job, op, err);
     if (rc != CST_OK) {
         return rc;
     }
     cst_lease_ahead(&job->leases, op, backward);
-    return cst_device_send(job, false, err);
+    return cstc_device_send(job, false, err);
 }
 
 static int begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                  uint32_t n_io, bool block, struct cst_err *err)
 {
-    struct cst_pending want = {
-        .kind = CST_PENDING_BEGIN, .op = op, .backward = direction == CST_BACKWARD};
-    int rc = cst_job_check_step(job, err);
+    struct cstc_pending want = {
+        .kind = CSTC_PENDING_BEGIN, .op = op, .backward = direction == CST_BACKWARD};
+    int rc = cstc_job_check_step(job, err);
 
     if (rc == CST_OK) {
         rc = check_args(job, op, direction, io, n_io, err);
     }
     if (rc == CST_OK) {
-        rc = cst_job_pend(job, &want, err);
+        rc = cstc_job_pend(job, &want, err);
     }
     if (rc == CST_OK) {
-        rc = cst_job_drive(job, advance, block, err);
+        rc = cstc_job_drive(job, advance, block, err);
     }
     if (rc == CST_OK) {
         fill_io(job, op, want.backward, io);
-        cst_poison_fill(job, io, n_io);
+        cstc_poison_fill(job, io, n_io);
         job->begun = op;
-        cst_device_begun(&job->device);
+        cstc_device_begun(&job->device);
         job->begun_backward = want.backward;
     }
     return rc;
@@ -212,7 +212,7 @@ int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, 
 /* In a void step the operator is ended, too, because the worker will call cst_sync next. */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
 {
-    int rc = cst_job_check_committed(job, err);
+    int rc = cstc_job_check_committed(job, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -222,9 +222,9 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
                            job->begun < 0 ? "none is" : "the current one is ",
                            job->begun < 0 ? "" : job->declare.operators[job->begun].name);
     }
-    rc = cst_job_check_step(job, err);
+    rc = cstc_job_check_step(job, err);
     if (rc == CST_OK && job->begun_backward) {
-        rc = cst_poison_check(job, (uint32_t)op, err);
+        rc = cstc_poison_check(job, (uint32_t)op, err);
         if (rc != CST_OK) {
             return rc; /* The operator stays begun: the program can still write the gradient. */
         }
@@ -234,6 +234,6 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
         return rc;
     }
     cst_lease_end(&job->leases, (uint32_t)op, job->begun_backward);
-    rc = cst_op_zero_unwritten(job, err);
-    return rc == CST_OK ? cst_device_send(job, false, err) : rc;
+    rc = cstc_op_zero_unwritten(job, err);
+    return rc == CST_OK ? cstc_device_send(job, false, err) : rc;
 }

@@ -10,6 +10,6 @@
  * tensors that were not written in this micro-batch: a block comes with undefined contents. The
  * gaps between tensors are not cleared, because nobody reads them. If the device fails, returns its
  * status, and the step is void. */
-int cst_op_zero_unwritten(struct cst_job *job, struct cst_err *err);
+int cstc_op_zero_unwritten(struct cst_job *job, struct cst_err *err);
 
 #endif

@@ -7,7 +7,7 @@
 
 #define POISON 0xffffu /* A NaN in bf16 that is no result of arithmetic. */
 
-int cst_poison_read(bool *on, struct cst_err *err)
+int cstc_poison_read(bool *on, struct cst_err *err)
 {
     const char *words = getenv("CISTERN_DEBUG");
 
@@ -22,7 +22,7 @@ static bool is_on(const struct cst_job *job)
     return job->poison && job->device.calls == NULL;
 }
 
-void cst_poison_fill(const struct cst_job *job, const struct cst_io *io, uint32_t n_io)
+void cstc_poison_fill(const struct cst_job *job, const struct cst_io *io, uint32_t n_io)
 {
     for (uint32_t i = 0; is_on(job) && i < n_io; i++) {
         if (io[i].grad != NULL && !io[i].accumulate) {
@@ -52,7 +52,7 @@ static int check_tensor(const struct cst_job *job, uint32_t op, uint32_t tensor,
     return CST_OK;
 }
 
-int cst_poison_check(const struct cst_job *job, uint32_t op, struct cst_err *err)
+int cstc_poison_check(const struct cst_job *job, uint32_t op, struct cst_err *err)
 {
     const struct cst_lease_operator *o = &job->operators[op];
     int rc = CST_OK;

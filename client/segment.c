@@ -9,7 +9,7 @@
 
 #define NEEDED_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
-int cst_segment_map(struct cst_segment *segment, int fd, uint64_t bytes, struct cst_err *err)
+int cstc_segment_map(struct cstc_segment *segment, int fd, uint64_t bytes, struct cst_err *err)
 {
     struct stat st;
     void *base;
@@ -40,11 +40,11 @@ int cst_segment_map(struct cst_segment *segment, int fd, uint64_t bytes, struct 
         (void)munmap(base, bytes);
         return cst_err_errno(err, CST_ENOMEM, errnum, "madvise");
     }
-    *segment = (struct cst_segment){.base = base, .bytes = bytes};
+    *segment = (struct cstc_segment){.base = base, .bytes = bytes};
     return CST_OK;
 }
 
-void cst_segment_unmap(struct cst_segment *segment)
+void cstc_segment_unmap(struct cstc_segment *segment)
 {
     if (segment->base != NULL) {
         (void)munmap(segment->base, segment->bytes);

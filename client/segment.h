@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-struct cst_segment {
+struct cstc_segment {
     void *base;     /* Address; NULL: not mapped. */
     uint64_t bytes; /* Length of the mapping. */
 };
@@ -17,9 +17,9 @@ struct cst_segment {
 /* Map @bytes of @fd, shared and writable. Forked children do not inherit the mapping. @fd belongs
  * to the caller, who may close it afterwards. CST_EPROTO: the memfd is not as the daemon says;
  * CST_ENOMEM. */
-int cst_segment_map(struct cst_segment *segment, int fd, uint64_t bytes, struct cst_err *err);
+int cstc_segment_map(struct cstc_segment *segment, int fd, uint64_t bytes, struct cst_err *err);
 
 /* Unmap the segment, if it is mapped. Must not be called in a forked child. */
-void cst_segment_unmap(struct cst_segment *segment);
+void cstc_segment_unmap(struct cstc_segment *segment);
 
 #endif

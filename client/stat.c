@@ -27,16 +27,16 @@ int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     const Cistern__JobInfo *info;
-    struct cst_call call = {0};
-    int rc = cst_job_check(job, err);
+    struct cstc_call call = {0};
+    int rc = cstc_job_check(job, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     msg.name = job->name;
-    rc = cst_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
-                       err);
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
+                        err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -49,7 +49,7 @@ int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err
             rc = CST_OK;
         }
     }
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return rc;
 }
 
@@ -58,18 +58,18 @@ int cst_job_waits(struct cst_client *client, const char *name, char *words, size
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     const Cistern__JobInfo *info;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     int rc;
 
     msg.name = (char *)(uintptr_t)name;
-    rc = cst_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
-                       CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
-                       err);
+    rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor,
+                        err);
     if (rc != CST_OK) {
         return rc;
     }
     info = ((const Cistern__JobInfoReply *)call.reply)->job;
     (void)snprintf(words, size, "%s", info->waits_for != NULL ? info->waits_for : "");
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return CST_OK;
 }

@@ -15,14 +15,14 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
 {
     Cistern__Sync msg = CISTERN__SYNC__INIT;
     struct cst_err cause;
-    int rc = cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_SYNC, &msg.base,
-                            CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor, err);
+    int rc = cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_SYNC, &msg.base,
+                             CISTERN__MSG_TYPE__MSG_SYNCED, &cistern__synced__descriptor, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     (void)cst_err_set(&cause, CST_ESTALE, "a sync did not complete");
-    cst_job_void(job, &cause);
+    cstc_job_void(job, &cause);
     job->lease_epoch++;
     job->n_awaited = 0;
     job->begun = -1;
@@ -39,13 +39,13 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
 
     /* The Sync tells the daemon that this rank no longer uses its blocks; the device must have
      * finished before. */
-    if (job->call.state == CST_CALL_IDLE) {
-        rc = cst_job_check(job, err);
-        rc = rc == CST_OK ? cst_device_drain(job, err) : rc;
+    if (job->call.state == CSTC_CALL_IDLE) {
+        rc = cstc_job_check(job, err);
+        rc = rc == CST_OK ? cstc_device_drain(job, err) : rc;
         rc = rc == CST_OK ? start_sync(job, err) : rc;
     }
     if (rc == CST_OK) {
-        rc = cst_job_answer(job, err);
+        rc = cstc_job_answer(job, err);
     }
     if (rc == CST_OK) {
         msg = (const Cistern__Synced *)job->call.reply;
@@ -54,22 +54,22 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
         job->initialised = true;
         job->synced = true;
         job->void_step.status = CST_OK;
-        cst_load_resume(&job->device.loads);
-        cst_call_reset(&job->call);
+        cstc_load_resume(&job->device.loads);
+        cstc_call_reset(&job->call);
     }
     return rc;
 }
 
 static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_err *err)
 {
-    struct cst_pending want = {.kind = CST_PENDING_SYNC};
-    int rc = cst_job_check_committed(job, err);
+    struct cstc_pending want = {.kind = CSTC_PENDING_SYNC};
+    int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK) {
-        rc = cst_job_pend(job, &want, err);
+        rc = cstc_job_pend(job, &want, err);
     }
     if (rc == CST_OK) {
-        rc = cst_job_drive(job, advance_sync, block, err);
+        rc = cstc_job_drive(job, advance_sync, block, err);
     }
     if (rc == CST_OK && step != NULL) {
         *step = job->steps;
@@ -91,9 +91,9 @@ int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err)
 
 static int check_accumulate(const struct cst_job *job, struct cst_err *err)
 {
-    int rc = cst_job_check_step(job, err);
+    int rc = cstc_job_check_step(job, err);
 
-    if (rc == CST_OK && job->pending.kind != CST_PENDING_NONE) {
+    if (rc == CST_OK && job->pending.kind != CSTC_PENDING_NONE) {
         rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
     if (rc == CST_OK && job->begun >= 0) {
@@ -119,8 +119,8 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err)
     }
     /* Leases on weights stay: the next micro-batch uses the same weights. */
     cst_lease_turn(&job->leases);
-    rc = cst_op_zero_unwritten(job, err);
-    rc = rc == CST_OK ? cst_device_send(job, false, err) : rc;
+    rc = cstc_op_zero_unwritten(job, err);
+    rc = rc == CST_OK ? cstc_device_send(job, false, err) : rc;
     if (rc == CST_OK) {
         cst_lease_reset_step(&job->leases);
         job->micro_batch++;
@@ -134,7 +134,7 @@ static int start_step(struct cst_job *job, struct cst_err *err)
 {
     Cistern__Hyper hyper;
     Cistern__Step msg = CISTERN__STEP__INIT;
-    int rc = cst_hyper_fill(job, &job->pending.params, &hyper, err);
+    int rc = cstc_hyper_fill(job, &job->pending.params, &hyper, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -143,8 +143,8 @@ static int start_step(struct cst_job *job, struct cst_err *err)
     msg.hyper = &hyper;
     msg.has_loss = true;
     msg.loss = job->pending.params.loss;
-    return cst_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_STEP, &msg.base,
-                          CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
+    return cstc_call_start(job->client, &job->call, CISTERN__MSG_TYPE__MSG_STEP, &msg.base,
+                           CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
 }
 
 /* Hand in all gradients and release all weights that are left. */
@@ -157,15 +157,15 @@ static int flush(struct cst_job *job, struct cst_err *err)
         return CST_EAGAIN;
     }
     cst_lease_flush(&job->leases);
-    rc = cst_op_zero_unwritten(job, err);
-    return rc == CST_OK ? cst_device_send(job, false, err) : rc;
+    rc = cstc_op_zero_unwritten(job, err);
+    return rc == CST_OK ? cstc_device_send(job, false, err) : rc;
 }
 
 /* Send the Step after the last hand-in, without waiting for its reply: the daemon processes
  * requests in order. */
 static int send_step(struct cst_job *job, struct cst_err *err)
 {
-    int rc = cst_job_check_step(job, err);
+    int rc = cstc_job_check_step(job, err);
 
     /* Repeated calls must not plan the hand-ins again. */
     if (rc == CST_OK && !job->pending.planned) {
@@ -173,7 +173,7 @@ static int send_step(struct cst_job *job, struct cst_err *err)
         job->pending.planned = rc == CST_OK;
     }
     if (rc == CST_OK) {
-        rc = cst_device_settled(job);
+        rc = cstc_device_settled(job);
     }
     return rc == CST_OK ? start_step(job, err) : rc;
 }
@@ -187,10 +187,10 @@ static int advance_step(struct cst_job *job, struct cst_err *err)
         job->pending.sent = rc == CST_OK;
     }
     if (rc == CST_OK) {
-        rc = cst_job_answer(job, err);
+        rc = cstc_job_answer(job, err);
     }
     if (rc == CST_EPEERDIED || rc == CST_ESTALE) {
-        cst_job_void(job, &job->call.err);
+        cstc_job_void(job, &job->call.err);
     }
     return rc;
 }
@@ -213,15 +213,15 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
     }
     job->micro_batch = 0;
     job->prepared = false;
-    cst_call_reset(&job->call);
+    cstc_call_reset(&job->call);
     cst_lease_reset_step(&job->leases);
 }
 
 static int step_job(struct cst_job *job, bool block, const struct cst_hyper_params *params,
                     struct cst_step_result *result, struct cst_err *err)
 {
-    struct cst_pending want = {.kind = CST_PENDING_STEP};
-    int rc = cst_job_check_committed(job, err);
+    struct cstc_pending want = {.kind = CSTC_PENDING_STEP};
+    int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && params == NULL) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': the parameters of the step are missing",
@@ -233,14 +233,14 @@ static int step_job(struct cst_job *job, bool block, const struct cst_hyper_para
     }
     if (rc == CST_OK) {
         /* Checks the parameters before anything is sent. */
-        rc = cst_hyper_fill(job, params, &(Cistern__Hyper){0}, err);
+        rc = cstc_hyper_fill(job, params, &(Cistern__Hyper){0}, err);
     }
     if (rc == CST_OK) {
         want.params = *params;
-        rc = cst_job_pend(job, &want, err);
+        rc = cstc_job_pend(job, &want, err);
     }
     if (rc == CST_OK) {
-        rc = cst_job_drive(job, advance_step, block, err);
+        rc = cstc_job_drive(job, advance_step, block, err);
     }
     if (rc == CST_OK) {
         take_step(job, result);

@@ -17,7 +17,7 @@ static size_t elem_bytes(enum cst_state state)
 static int get_staging(struct cst_job *job, struct cst_err *err)
 {
     Cistern__StagingGet msg = CISTERN__STAGING_GET__INIT;
-    struct cst_call call = {.max_fds = 1};
+    struct cstc_call call = {.max_fds = 1};
     struct cst_err why = {0};
     uint64_t bytes;
     int rc;
@@ -26,9 +26,9 @@ static int get_staging(struct cst_job *job, struct cst_err *err)
         return CST_OK;
     }
     msg.bytes = STAGING_BYTES;
-    rc =
-        cst_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_STAGING, &msg.base,
-                      CISTERN__MSG_TYPE__MSG_STAGING_PART, &cistern__staging_part__descriptor, err);
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_STAGING, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_STAGING_PART, &cistern__staging_part__descriptor,
+                        err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -37,22 +37,22 @@ static int get_staging(struct cst_job *job, struct cst_err *err)
         rc = cst_err_set(&why, CST_EPROTO, "a staging segment of %llu bytes with %u fds",
                          (unsigned long long)bytes, call.n_fds);
     } else {
-        rc = cst_segment_map(&job->staging, call.fds[0], bytes, &why);
+        rc = cstc_segment_map(&job->staging, call.fds[0], bytes, &why);
     }
     /* A faulty daemon ends the connection; a lack of memory in this process does not. */
     if (rc == CST_EPROTO) {
-        rc = cst_job_distrust(job, &why, err);
+        rc = cstc_job_distrust(job, &why, err);
     } else if (rc != CST_OK) {
         rc = cst_err_set(err, rc, "staging segment: %.256s", why.text);
     }
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return rc;
 }
 
 static int check_range(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                        uint64_t n_elems, const void *data, struct cst_err *err)
 {
-    const struct cst_declare_tensor *t;
+    const struct cstc_declare_tensor *t;
 
     if (tensor < 0 || (uint32_t)tensor >= job->declare.n_tensors) {
         return cst_err_set(err, CST_EINVAL, "there is no tensor %d, %u are declared", tensor,
@@ -77,7 +77,7 @@ static int transfer(struct cst_job *job, uint16_t type, int tensor, enum cst_sta
                     uint64_t first, uint64_t n_elems, struct cst_err *err)
 {
     Cistern__TensorIo msg = CISTERN__TENSOR_IO__INIT;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     int rc;
 
     msg.tensor = (uint32_t)tensor;
@@ -85,9 +85,9 @@ static int transfer(struct cst_job *job, uint16_t type, int tensor, enum cst_sta
     msg.first = first;
     msg.n_elems = n_elems;
     msg.staging_offset = 0;
-    rc = cst_call_sync(job->client, &call, type, &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    rc = cstc_call_sync(job->client, &call, type, &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL, err);
     if (rc == CST_OK) {
-        cst_call_reset(&call);
+        cstc_call_reset(&call);
     }
     return rc;
 }
@@ -95,7 +95,7 @@ static int transfer(struct cst_job *job, uint16_t type, int tensor, enum cst_sta
 static int prepare(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                    uint64_t n_elems, const void *data, struct cst_err *err)
 {
-    int rc = cst_job_check_committed(job, err);
+    int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK) {
         rc = check_range(job, tensor, state, first, n_elems, data, err);

@@ -21,14 +21,14 @@ static bool parse_id(const char *text, unsigned *out)
     return true;
 }
 
-static int add_rule(struct cst_access *access, const char *rule, struct cst_err *err)
+static int add_rule(struct cstd_access *access, const char *rule, struct cst_err *err)
 {
     unsigned id;
     const struct passwd *pw;
     const struct group *gr;
 
-    if (access->n_uids == CST_ACCESS_MAX_RULES || access->n_gids == CST_ACCESS_MAX_RULES) {
-        return cst_err_set(err, CST_EINVAL, "more than %d rules", CST_ACCESS_MAX_RULES);
+    if (access->n_uids == CSTD_ACCESS_MAX_RULES || access->n_gids == CSTD_ACCESS_MAX_RULES) {
+        return cst_err_set(err, CST_EINVAL, "more than %d rules", CSTD_ACCESS_MAX_RULES);
     }
     if (strcmp(rule, "any") == 0) {
         access->any = true;
@@ -49,9 +49,9 @@ static int add_rule(struct cst_access *access, const char *rule, struct cst_err 
     return CST_OK;
 }
 
-int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *err)
+int cstd_access_parse(struct cstd_access *out, const char *text, struct cst_err *err)
 {
-    struct cst_access access = {.any = false};
+    struct cstd_access access = {.any = false};
     char copy[1024], *save = NULL;
     unsigned n = 0;
 
@@ -77,8 +77,8 @@ int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *e
     return CST_OK;
 }
 
-bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups,
-                       size_t n_groups)
+bool cstd_access_allows(const struct cstd_access *access, uid_t uid, const gid_t *groups,
+                        size_t n_groups)
 {
     /* root and the daemon's own user control the process in any case. */
     if (access->any || uid == 0 || uid == geteuid()) {
@@ -99,7 +99,7 @@ bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *
     return false;
 }
 
-bool cst_access_is_sole(const struct cst_access *access, uid_t *uid)
+bool cstd_access_is_sole(const struct cstd_access *access, uid_t *uid)
 {
     if (access->any || access->n_uids != 1 || access->n_gids != 0) {
         return false;

@@ -11,29 +11,29 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define CST_ACCESS_MAX_RULES 32
+#define CSTD_ACCESS_MAX_RULES 32
 
 /* The parsed rules. Zeroed: no rule. */
-struct cst_access {
+struct cstd_access {
     bool any; /* Everybody may connect whom the socket's file mode admits. */
-    uid_t uids[CST_ACCESS_MAX_RULES];
+    uid_t uids[CSTD_ACCESS_MAX_RULES];
     unsigned n_uids;
-    gid_t gids[CST_ACCESS_MAX_RULES];
+    gid_t gids[CSTD_ACCESS_MAX_RULES];
     unsigned n_gids;
 };
 
 /* Parse @text into *out. @text is "any", or a list of user:NAME, group:NAME, uid:N and gid:N,
  * separated by spaces or commas. CST_EINVAL: @text has another form, a name is unknown, or there
  * are too many rules; *out is unchanged then. */
-int cst_access_parse(struct cst_access *out, const char *text, struct cst_err *err);
+int cstd_access_parse(struct cstd_access *out, const char *text, struct cst_err *err);
 
 /* True if @uid or one of the @n_groups groups in @groups is allowed. root and the daemon's own user
  * are always allowed. */
-bool cst_access_allows(const struct cst_access *access, uid_t uid, const gid_t *groups,
-                       size_t n_groups);
+bool cstd_access_allows(const struct cstd_access *access, uid_t uid, const gid_t *groups,
+                        size_t n_groups);
 
 /* True if @access allows exactly one user and no group. *uid is set to that user then. root and the
  * daemon's own user can connect in addition. */
-bool cst_access_is_sole(const struct cst_access *access, uid_t *uid);
+bool cstd_access_is_sole(const struct cstd_access *access, uid_t *uid);
 
 #endif

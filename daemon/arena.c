@@ -17,7 +17,7 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-void cst_budget_words(const struct cst_budget *budget, char *out, size_t n)
+void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n)
 {
     char kept[96] = "", used[CST_SIZE_TEXT], limit[CST_SIZE_TEXT];
 
@@ -29,46 +29,50 @@ void cst_budget_words(const struct cst_budget *budget, char *out, size_t n)
                    cst_size_text(budget->limit, limit), kept);
 }
 
-int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
-                    const char *what, struct cst_err *err)
+int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
+                     const char *what, struct cst_err *err)
 {
-    uint64_t left = cst_budget_unused(budget);
-    char use[CST_BUDGET_WORDS], wants[CST_SIZE_EXACT], lacks[CST_SIZE_EXACT];
+    uint64_t left = cstd_budget_unused(budget);
+    char use[CSTD_BUDGET_WORDS], wants[CST_SIZE_EXACT], lacks[CST_SIZE_EXACT];
     int rc;
 
     if (bytes > left) {
-        cst_budget_words(budget, use, sizeof use);
+        cstd_budget_words(budget, use, sizeof use);
         return cst_err_set(err, CST_EBUDGET, "%s: %s wants %s, %s: %s short%s%s%s", budget->name,
                            what, cst_size_exact(bytes, wants), use,
                            cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
                            budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "");
     }
-    rc = cst_quota_take(account, budget->resource, bytes, what, err);
+    rc = cstd_quota_take(account, budget->resource, bytes, what, err);
     budget->used += rc == CST_OK ? bytes : 0;
     return rc;
 }
 
-void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes)
+void cstd_budget_give(struct cstd_budget *budget, struct cstd_quota_account *account,
+                      uint64_t bytes)
 {
     budget->used -= bytes < budget->used ? bytes : budget->used;
-    cst_quota_give(account, budget->resource, bytes);
+    cstd_quota_give(account, budget->resource, bytes);
 }
 
-void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes)
+void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *account,
+                       uint64_t bytes)
 {
     budget->used += bytes;
-    cst_quota_force(account, budget->resource, bytes);
+    cstd_quota_force(account, budget->resource, bytes);
 }
 
-uint64_t cst_budget_unused(const struct cst_budget *budget)
+uint64_t cstd_budget_unused(const struct cstd_budget *budget)
 {
-    /* cst_budget_force may have charged more than the limit. */
+    /* cstd_budget_force may have charged more than the limit. */
     return budget->used < budget->limit ? budget->limit - budget->used : 0;
 }
 
-uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account)
+uint64_t cstd_budget_left(const struct cstd_budget *budget,
+                          const struct cstd_quota_account *account)
 {
-    uint64_t left = cst_budget_unused(budget), allowed = cst_quota_left(account, budget->resource);
+    uint64_t left = cstd_budget_unused(budget),
+             allowed = cstd_quota_left(account, budget->resource);
 
     return left < allowed ? left : allowed;
 }
@@ -108,21 +112,21 @@ static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *er
     return CST_OK;
 }
 
-static int charge(uint64_t bytes, struct cst_budget *budget, struct cst_quota_account *account,
+static int charge(uint64_t bytes, struct cstd_budget *budget, struct cstd_quota_account *account,
                   const char *what, struct cst_err *err)
 {
     if (bytes == 0 || bytes > INT64_MAX) {
         return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what,
                            (unsigned long long)bytes);
     }
-    return budget != NULL ? cst_budget_take(budget, account, bytes, what, err) : CST_OK;
+    return budget != NULL ? cstd_budget_take(budget, account, bytes, what, err) : CST_OK;
 }
 
-int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                            struct cst_budget *budget, struct cst_quota_account *account,
-                            unsigned engine, const char *what, struct cst_err *err)
+int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                             struct cstd_budget *budget, struct cstd_quota_account *account,
+                             unsigned engine, const char *what, struct cst_err *err)
 {
-    struct cst_segment *segment = calloc(1, sizeof *segment);
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
     int rc;
 
     if (segment == NULL) {
@@ -133,26 +137,26 @@ int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t byte
         free(segment);
         return rc;
     }
-    *segment = (struct cst_segment){.id = id,
-                                    .bytes = bytes,
-                                    .budget = budget,
-                                    .account = cst_quota_ref(account),
-                                    .n_refs = 1,
-                                    .worker_fd = -1,
-                                    .fd = -1,
-                                    .device = true,
-                                    .engines = UINT32_C(1) << engine,
-                                    .populate = (int)engine,
-                                    .bind = -1};
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account),
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = -1,
+                                     .device = true,
+                                     .engines = UINT32_C(1) << engine,
+                                     .populate = (int)engine,
+                                     .bind = -1};
     *out = segment;
     return CST_OK;
 }
 
-int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                     struct cst_budget *budget, struct cst_quota_account *account, const char *what,
-                     struct cst_err *err)
+int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                      struct cstd_budget *budget, struct cstd_quota_account *account,
+                      const char *what, struct cst_err *err)
 {
-    struct cst_segment *segment = calloc(1, sizeof *segment);
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
     int fd = -1, rc;
 
     if (segment == NULL) {
@@ -166,31 +170,31 @@ int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
     if (rc != CST_OK) {
         goto err_after_budget;
     }
-    *segment = (struct cst_segment){.id = id,
-                                    .bytes = bytes,
-                                    .budget = budget,
-                                    .account = cst_quota_ref(account),
-                                    .n_refs = 1,
-                                    .worker_fd = -1,
-                                    .fd = fd,
-                                    .populate = -1,
-                                    .bind = -1};
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account),
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = fd,
+                                     .populate = -1,
+                                     .bind = -1};
     *out = segment;
     return CST_OK;
 
 err_after_budget:
     if (budget != NULL) {
-        cst_budget_give(budget, account, bytes);
+        cstd_budget_give(budget, account, bytes);
     }
 err_after_alloc:
     free(segment);
     return rc;
 }
 
-int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct cst_segment *of,
-                            const char *what, struct cst_err *err)
+int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
+                             const char *what, struct cst_err *err)
 {
-    struct cst_segment *segment = calloc(1, sizeof *segment);
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
     int fd, saved;
 
     if (segment == NULL) {
@@ -203,17 +207,17 @@ int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct 
         free(segment);
         return cst_err_errno(err, CST_ENOMEM, saved, "%s: a segment of its base", what);
     }
-    *segment = (struct cst_segment){.id = id,
-                                    .bytes = of->bytes,
-                                    .n_refs = 1,
-                                    .worker_fd = -1,
-                                    .fd = fd,
-                                    .made = true,
-                                    .populate = -1,
-                                    .bind = -1,
-                                    .locked = of->locked,
-                                    .populated = of->bytes,
-                                    .counted = of->bytes};
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = of->bytes,
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = fd,
+                                     .made = true,
+                                     .populate = -1,
+                                     .bind = -1,
+                                     .locked = of->locked,
+                                     .populated = of->bytes,
+                                     .counted = of->bytes};
     *out = segment;
     return CST_OK;
 }
@@ -227,7 +231,7 @@ static bool is_memfd(int fd)
     return seals >= 0 && (seals & F_SEAL_GROW) != 0;
 }
 
-int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
+int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err)
 {
     char path[40];
 
@@ -246,44 +250,44 @@ int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err)
     return CST_OK;
 }
 
-void cst_segment_empty(struct cst_segment *segment)
+void cstd_segment_empty(struct cstd_segment *segment)
 {
-    cst_remains_punch(segment->fd, segment->bytes);
+    cstd_remains_punch(segment->fd, segment->bytes);
 }
 
-void cst_segment_ref(struct cst_segment *segment)
+void cstd_segment_ref(struct cstd_segment *segment)
 {
     segment->n_refs++;
 }
 
 /* Close the files and give the charge back. A memfd that workers may still hold is handed over to
  * the budget's remains instead, together with its charge. */
-static void drop_memory(struct cst_segment *segment)
+static void drop_memory(struct cstd_segment *segment)
 {
-    struct cst_budget *budget = segment->budget;
+    struct cstd_budget *budget = segment->budget;
 
     if (segment->worker_fd >= 0) {
         (void)close(segment->worker_fd);
     }
     if (budget != NULL && budget->remains != NULL && segment->fd >= 0 && is_memfd(segment->fd)) {
-        cst_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
+        cstd_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
         return;
     }
     if (segment->fd >= 0) {
         (void)close(segment->fd);
     }
     if (budget != NULL) {
-        cst_budget_give(budget, segment->account, segment->bytes);
+        cstd_budget_give(budget, segment->account, segment->bytes);
     }
 }
 
-void cst_segment_unref(struct cst_segment *segment)
+void cstd_segment_unref(struct cstd_segment *segment)
 {
     if (--segment->n_refs > 0) {
         return;
     }
     drop_memory(segment);
-    cst_quota_unref(segment->account);
+    cstd_quota_unref(segment->account);
     if (segment->on_gone != NULL) {
         segment->on_gone(segment);
     }

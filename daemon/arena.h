@@ -17,12 +17,12 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-struct cst_quota_account;
+struct cstd_quota_account;
 
-struct cst_remains;
+struct cstd_remains;
 
 /* A limited amount of memory of one kind, such as host memory or the memory of one GPU. */
-struct cst_budget {
+struct cstd_budget {
     const char *name; /* The budget's name in messages, such as "host memory". */
     /* The key of the configuration that sets the limit, such as "memory in [host]"; NULL: none. */
     const char *key;
@@ -35,31 +35,34 @@ struct cst_budget {
     unsigned resource; /* Number of this resource in users' accounts (quota.h). */
     /* Dropped files of this budget are handed over to this object. NULL: dropped files are closed,
      * even if other processes still have them. */
-    struct cst_remains *remains;
+    struct cstd_remains *remains;
 };
 
 /* Charge @bytes to @budget and to the user's @account (NULL: to no user). @what names the purpose
  * in messages. CST_EBUDGET: the limit of the budget or of the user would be exceeded, and nothing
  * is charged; @err has all numbers and, for a limit of the user, the key in [quota]. */
-int cst_budget_take(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
-                    const char *what, struct cst_err *err);
+int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
+                     const char *what, struct cst_err *err);
 /* Give @bytes of a charge back to @budget and @account. */
-void cst_budget_give(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
+void cstd_budget_give(struct cstd_budget *budget, struct cstd_quota_account *account,
+                      uint64_t bytes);
 
 /* Charge @bytes that are already in use, even beyond the limits. */
-void cst_budget_force(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes);
+void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *account,
+                       uint64_t bytes);
 
-#define CST_BUDGET_WORDS 160
+#define CSTD_BUDGET_WORDS 160
 
 /* Write the use of @budget to @out, such as "58.6 KiB of 97.7 KiB are in use", and how much of it
  * is held by processes that keep memory of removed jobs. */
-void cst_budget_words(const struct cst_budget *budget, char *out, size_t n);
+void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n);
 
 /* Bytes of @budget that are not charged. */
-uint64_t cst_budget_unused(const struct cst_budget *budget);
+uint64_t cstd_budget_unused(const struct cstd_budget *budget);
 
 /* Bytes of @budget that @account (NULL: no user) could take now. */
-uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota_account *account);
+uint64_t cstd_budget_left(const struct cstd_budget *budget,
+                          const struct cstd_quota_account *account);
 
 /* State of one segment in one engine (mounts.c makes the transitions):
  *
@@ -70,42 +73,43 @@ uint64_t cst_budget_left(const struct cst_budget *budget, const struct cst_quota
  *
  * A segment stays WANTED until the engine is up. In an accelerator's engine it also stays WANTED
  * until its populating engine has populated or allocated it. */
-enum cst_mount_state {
-    CST_MOUNT_NONE,   /* The engine does not map the segment and will not map it. */
-    CST_MOUNT_WANTED, /* The engine will be asked to map the segment when it is up. */
-    CST_MOUNT_ADDING, /* The engine was asked to map the segment; the owner waits for the answer. */
+enum cstd_mount_state {
+    CSTD_MOUNT_NONE,   /* The engine does not map the segment and will not map it. */
+    CSTD_MOUNT_WANTED, /* The engine will be asked to map the segment when it is up. */
+    CSTD_MOUNT_ADDING, /* The engine was asked to map the segment; the owner waits for the answer.
+                        */
     /* The engine was asked to map the segment, but must unmap it after the answer. */
-    CST_MOUNT_UNWANTED,
-    CST_MOUNT_MOUNTED, /* The engine has mapped the segment. */
-    CST_MOUNT_REMOUNT, /* The segment was mapped in an engine process that died. */
+    CSTD_MOUNT_UNWANTED,
+    CSTD_MOUNT_MOUNTED, /* The engine has mapped the segment. */
+    CSTD_MOUNT_REMOUNT, /* The segment was mapped in an engine process that died. */
     /* The engine was asked again after a restart; only its commands wait for the answer. */
-    CST_MOUNT_REMOUNTING,
-    CST_MOUNT_DROPPING, /* The engine was asked to unmap the segment and has not answered. */
+    CSTD_MOUNT_REMOUNTING,
+    CSTD_MOUNT_DROPPING, /* The engine was asked to unmap the segment and has not answered. */
 };
 
 /* Engines of at most 8 NUMA nodes, 8 simulated accelerators and 16 GPUs. Sets of engines are bits
  * of a 32-bit word. */
-#define CST_ARENA_MAX_ENGINES 32
+#define CSTD_ARENA_MAX_ENGINES 32
 
 /* Engine deaths while the segments of one owner were populated; all segments of the owner share it.
  * Populating a job that is too large for its control group gets engines killed. */
-struct cst_population {
+struct cstd_population {
     unsigned n_deaths; /* Engine deaths during which a segment of the owner was being populated. */
     uint64_t last_death; /* Number of the last such death, in the count of all engines' deaths. */
 };
 
 /* After this many deaths no segment of the owner is populated any more. */
-#define CST_POPULATION_DEATHS 2
+#define CSTD_POPULATION_DEATHS 2
 
-struct cst_segment;
-typedef void (*cst_segment_cb)(struct cst_segment *segment);
+struct cstd_segment;
+typedef void (*cstd_segment_cb)(struct cstd_segment *segment);
 
 /* A piece of shared memory that engines and workers can map. */
-struct cst_segment {
-    TAILQ_ENTRY(cst_segment) link; /* In the list of struct cst_engines, while listed. */
+struct cstd_segment {
+    TAILQ_ENTRY(cstd_segment) link; /* In the list of struct cstd_engines, while listed. */
     /* Next segment in the same hash bucket; private to engines.c. */
-    struct cst_segment *same_bucket;
-    /* The segment is in the list and hash table of struct cst_engines; private to engines.c. */
+    struct cstd_segment *same_bucket;
+    /* The segment is in the list and hash table of struct cstd_engines; private to engines.c. */
     bool listed;
     uint32_t id;     /* Number of the segment in messages; unique during the life of the daemon. */
     uint32_t n_refs; /* References held by the owner and by engines. */
@@ -120,30 +124,30 @@ struct cst_segment {
     bool device;
     /* The segment exists and is populated, so that other accelerators' engines may map it. */
     bool made;
-    uint64_t bytes;            /* Length in bytes. */
-    struct cst_budget *budget; /* The budget that is charged; NULL: none. */
+    uint64_t bytes;             /* Length in bytes. */
+    struct cstd_budget *budget; /* The budget that is charged; NULL: none. */
     /* The user's account that is charged, and a reference to it; NULL: no user. */
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
     /* Engines that map the segment, one bit each; 0: all engines of NUMA nodes. */
     uint32_t engines;
     int populate; /* Index of the engine that populates or allocates the segment; -1: none. */
     /* Deaths counted for the owner; NULL: deaths count against the engine. */
-    struct cst_population *population;
+    struct cstd_population *population;
     int bind;           /* NUMA node (OS number) for the pages; -1: any node. */
     bool lock;          /* Lock the pages in memory (mlock). */
     bool lock_required; /* A failure to lock the pages fails the segment. */
     bool locked;        /* The pages are locked. */
     uint64_t populated; /* Bytes populated so far. */
     uint64_t counted; /* Part of populated, in bytes, that the owner has added to its own count. */
-    uint8_t mounts[CST_ARENA_MAX_ENGINES]; /* State in each engine, an enum cst_mount_state. */
+    uint8_t mounts[CSTD_ARENA_MAX_ENGINES]; /* State in each engine, an enum cstd_mount_state. */
     uint32_t n_waiting; /* Number of engines that have not answered the request to map. */
     /* Words of the first engine that could not map the segment; status 0: none failed. */
     struct cst_err err;
     /* Called when all engines have answered; err has the outcome. May be NULL. */
-    cst_segment_cb on_mounted;
-    cst_segment_cb on_progress; /* Called when populated has changed. May be NULL. */
+    cstd_segment_cb on_mounted;
+    cstd_segment_cb on_progress; /* Called when populated has changed. May be NULL. */
     /* Called after the last reference is released and before the segment is freed. May be NULL. */
-    cst_segment_cb on_gone;
+    cstd_segment_cb on_gone;
     void *arg; /* For the owner of the callbacks. */
 };
 
@@ -151,36 +155,36 @@ struct cst_segment {
  * charged). The caller chooses @id, and @what names the purpose in messages. CST_EBUDGET: a limit
  * is exceeded; CST_ENOMEM: out of memory, or the kernel gave no memfd (too many open files);
  * CST_EINVAL: a size of 0 bytes or too large. */
-int cst_segment_open(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                     struct cst_budget *budget, struct cst_quota_account *account, const char *what,
-                     struct cst_err *err);
+int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                      struct cstd_budget *budget, struct cstd_quota_account *account,
+                      const char *what, struct cst_err *err);
 
-/* Create a segment of accelerator memory, with the parameters of cst_segment_open. The engine with
+/* Create a segment of accelerator memory, with the parameters of cstd_segment_open. The engine with
  * index @engine allocates the memory when the segment is mounted. */
-int cst_segment_open_device(struct cst_segment **out, uint32_t id, uint64_t bytes,
-                            struct cst_budget *budget, struct cst_quota_account *account,
-                            unsigned engine, const char *what, struct cst_err *err);
+int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                             struct cstd_budget *budget, struct cstd_quota_account *account,
+                             unsigned engine, const char *what, struct cst_err *err);
 
 /* Create a segment that shares the memfd of @of. It is charged to no budget and populated by no
  * engine. The memory lives until both segments are gone. CST_ENOMEM: too many open files, or out of
  * memory. */
-int cst_segment_open_shared(struct cst_segment **out, uint32_t id, const struct cst_segment *of,
-                            const char *what, struct cst_err *err);
+int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
+                             const char *what, struct cst_err *err);
 
 /* Set *fd to a descriptor of @segment that can be sent to workers. It belongs to the segment. A
  * memfd is opened separately for workers, which lets the daemon find out later whether any worker
  * still has it (remains.h). CST_ENOMEM: too many open files. */
-int cst_segment_share(struct cst_segment *segment, int *fd, struct cst_err *err);
+int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err);
 
 /* Return all memory of the memfd that has been populated so far to the system. */
-void cst_segment_empty(struct cst_segment *segment);
+void cstd_segment_empty(struct cstd_segment *segment);
 
 /* Take one more reference. */
-void cst_segment_ref(struct cst_segment *segment);
+void cstd_segment_ref(struct cstd_segment *segment);
 
-/* Release one reference. The last one closes the memory or hands a memfd over to cst_remains_drop,
+/* Release one reference. The last one closes the memory or hands a memfd over to cstd_remains_drop,
  * gives the charge back, calls on_gone and frees the segment. The charge of a memfd that processes
  * still hold is given back later, as its memory is freed. */
-void cst_segment_unref(struct cst_segment *segment);
+void cstd_segment_unref(struct cstd_segment *segment);
 
 #endif

@@ -4,15 +4,15 @@
 /* Maximum of n_left. It bounds the shift in memory_of. */
 #define MOST_LEFT 20u
 
-static double rate_of(const struct cst_balance_rate *rate)
+static double rate_of(const struct cstd_balance_rate *rate)
 {
-    double seen = cst_rates_median_get(&rate->seen);
+    double seen = cstd_rates_median_get(&rate->seen);
 
     return seen > 0 ? seen : rate->known;
 }
 
-struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
-                                          const struct cst_interleave *machine)
+struct cst_interleave cstd_balance_machine(const struct cstd_balance *balance,
+                                           const struct cst_interleave *machine)
 {
     struct cst_interleave m = *machine;
 
@@ -27,22 +27,22 @@ struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
 
 /* Number of steps for which a measurement counts. The number doubles each time that its k was
  * replaced again. */
-static uint64_t memory_of(const struct cst_balance_tried *tried)
+static uint64_t memory_of(const struct cstd_balance_tried *tried)
 {
-    return (uint64_t)CST_BALANCE_MEMORY << (tried->n_left < 2 ? 0 : tried->n_left - 1);
+    return (uint64_t)CSTD_BALANCE_MEMORY << (tried->n_left < 2 ? 0 : tried->n_left - 1);
 }
 
 /* Measured seconds of an update phase with @k; 0: there are too few measurements, or they are too
  * old. */
-static double measured(const struct cst_balance *b, const struct cst_interleave *m, uint32_t k)
+static double measured(const struct cstd_balance *b, const struct cst_interleave *m, uint32_t k)
 {
-    const struct cst_balance_tried *tried = &b->tried[k];
+    const struct cstd_balance_tried *tried = &b->tried[k];
 
     if ((k != b->k && b->n_steps - tried->step >= memory_of(tried)) ||
-        tried->phase.n < CST_BALANCE_PHASES) {
+        tried->phase.n < CSTD_BALANCE_PHASES) {
         return 0;
     }
-    return m->n_chunks * m->chunk_elems / cst_rates_median_get(&tried->phase);
+    return m->n_chunks * m->chunk_elems / cstd_rates_median_get(&tried->phase);
 }
 
 /* What the measurements say about each k. Computed once per choice, because each prediction of
@@ -55,8 +55,8 @@ struct lessons {
     double stretch[CST_INTERLEAVE_MOST + 1];
 };
 
-/* Fill @l. @m must contain the rates (cst_balance_machine). */
-static void learn(struct lessons *l, const struct cst_balance *b, const struct cst_interleave *m)
+/* Fill @l. @m must contain the rates (cstd_balance_machine). */
+static void learn(struct lessons *l, const struct cstd_balance *b, const struct cst_interleave *m)
 {
     /* Nearest measured k that is not above the index; CST_INTERLEAVE_NEVER: none. */
     uint32_t below[CST_INTERLEAVE_MOST + 1];
@@ -96,10 +96,10 @@ static double promise(const struct lessons *l, const struct cst_interleave *m, u
     return cst_interleave_seconds(m, k) * l->stretch[known];
 }
 
-double cst_balance_promise(const struct cst_balance *balance, const struct cst_interleave *machine,
-                           uint32_t k)
+double cstd_balance_promise(const struct cstd_balance *balance,
+                            const struct cst_interleave *machine, uint32_t k)
 {
-    struct cst_interleave m = cst_balance_machine(balance, machine);
+    struct cst_interleave m = cstd_balance_machine(balance, machine);
     struct lessons lessons;
 
     learn(&lessons, balance, &m);
@@ -127,15 +127,15 @@ static uint32_t find_best(const struct lessons *l, const struct cst_interleave *
     return best;
 }
 
-static void set(struct cst_balance *b, uint32_t k)
+static void set(struct cstd_balance *b, uint32_t k)
 {
     b->k = k;
     b->tried[k].phase.n = 0;
 }
 
-void cst_balance_begin(struct cst_balance *balance, const struct cst_interleave *machine)
+void cstd_balance_begin(struct cstd_balance *balance, const struct cst_interleave *machine)
 {
-    struct cst_interleave m = cst_balance_machine(balance, machine);
+    struct cst_interleave m = cstd_balance_machine(balance, machine);
 
     set(balance, cst_interleave_choose(&m));
 }
@@ -147,14 +147,14 @@ static bool is_better(const struct lessons *l, const struct cst_interleave *m, u
     double now = l->measured[present];
     double then = promise(l, m, k);
 
-    return k == CST_INTERLEAVE_NEVER ? then < now : then < (1 - CST_BALANCE_MARGIN) * now;
+    return k == CST_INTERLEAVE_NEVER ? then < now : then < (1 - CSTD_BALANCE_MARGIN) * now;
 }
 
-bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine,
-                      const struct cst_balance_phase *last)
+bool cstd_balance_step(struct cstd_balance *balance, const struct cst_interleave *machine,
+                       const struct cstd_balance_phase *last)
 {
-    struct cst_balance_tried *tried = &balance->tried[balance->k];
-    struct cst_interleave m = cst_balance_machine(balance, machine);
+    struct cstd_balance_tried *tried = &balance->tried[balance->k];
+    struct cst_interleave m = cstd_balance_machine(balance, machine);
     bool seen = last->number == balance->phase;
     struct lessons lessons;
     uint32_t best;
@@ -166,8 +166,8 @@ bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *
         return false;
     }
     tried->step = balance->n_steps;
-    cst_rates_median_add(&tried->phase, (uint64_t)(m.n_chunks * m.chunk_elems), last->ns);
-    if (tried->phase.n < CST_BALANCE_PHASES || m.n_links == 0) {
+    cstd_rates_median_add(&tried->phase, (uint64_t)(m.n_chunks * m.chunk_elems), last->ns);
+    if (tried->phase.n < CSTD_BALANCE_PHASES || m.n_links == 0) {
         return false;
     }
     learn(&lessons, balance, &m);

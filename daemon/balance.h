@@ -10,7 +10,7 @@
  *   share memory bandwidth, and rates that were seen with one k are only an estimate for another k.
  *
  * Another k is chosen only if its expected time is less than the measured time of the present k by
- * CST_BALANCE_MARGIN. "No device updates" is chosen if it is expected to be faster at all. The
+ * CSTD_BALANCE_MARGIN. "No device updates" is chosen if it is expected to be faster at all. The
  * margin keeps the choice stable between values of k that are about equally fast. A measurement of
  * a k that was replaced expires after some steps, twice as many each time, and then this k can be
  * tried again. A k that loses repeatedly is therefore tried less and less often. */
@@ -24,50 +24,50 @@
 #include <stdint.h>
 
 /* Relative time that another k must save before it is chosen. */
-#define CST_BALANCE_MARGIN 0.05
+#define CSTD_BALANCE_MARGIN 0.05
 /* Update phases with one k before their measurement counts. */
-#define CST_BALANCE_PHASES 3u
-#define CST_BALANCE_MEMORY                                                                         \
+#define CSTD_BALANCE_PHASES 3u
+#define CSTD_BALANCE_MEMORY                                                                        \
     128u /* Steps for which a measurement counts after its k was replaced for the first time. */
 
 /* Rate of one kind of work. */
-struct cst_balance_rate {
+struct cstd_balance_rate {
     double known; /* Units per second from the rates of the machine. */
     /* Rates that were observed in the steps of this job; used instead of known as soon as there is
      * one. */
-    struct cst_rates_median seen;
+    struct cstd_rates_median seen;
 };
 
 /* Measurements with one k. */
-struct cst_balance_tried {
+struct cstd_balance_tried {
     /* Elements per second of whole update phases, in the last period in which this k was in
      * force. */
-    struct cst_rates_median phase;
+    struct cstd_rates_median phase;
     uint64_t step;   /* Number of the step that measured this k last. */
     unsigned n_left; /* Number of times that this k was replaced by another one, up to a maximum. */
 };
 
-struct cst_balance {
+struct cstd_balance {
     uint32_t k;       /* The chosen k; CST_INTERLEAVE_NEVER: no device updates. */
-    uint64_t n_steps; /* Steps since cst_balance_begin. */
+    uint64_t n_steps; /* Steps since cstd_balance_begin. */
     uint64_t phase;   /* Number of the last update phase that was taken into account; 0: none. */
     /* Elements per second of all nodes' engines together, and of one accelerator. */
-    struct cst_balance_rate node, device;
-    struct cst_balance_rate up, down; /* Bytes per second to and from one accelerator. */
-    struct cst_balance_tried tried[CST_INTERLEAVE_MOST + 1]; /* Measurements, indexed by k. */
+    struct cstd_balance_rate node, device;
+    struct cstd_balance_rate up, down; /* Bytes per second to and from one accelerator. */
+    struct cstd_balance_tried tried[CST_INTERLEAVE_MOST + 1]; /* Measurements, indexed by k. */
 };
 
 /* Returns a copy of @machine whose rates are the observed ones or, where none was observed, the
  * known ones. */
-struct cst_interleave cst_balance_machine(const struct cst_balance *balance,
-                                          const struct cst_interleave *machine);
+struct cst_interleave cstd_balance_machine(const struct cstd_balance *balance,
+                                           const struct cst_interleave *machine);
 
 /* Choose the first k. The known rates in @balance must be set. @machine describes the job; its
  * rates are not read. */
-void cst_balance_begin(struct cst_balance *balance, const struct cst_interleave *machine);
+void cstd_balance_begin(struct cstd_balance *balance, const struct cst_interleave *machine);
 
 /* The updates of one step, after all of them have completed. */
-struct cst_balance_phase {
+struct cstd_balance_phase {
     /* Number of the phase among all update phases of the job, from 1; 0: there was none yet. */
     uint64_t number;
     uint32_t k;  /* The k with which the updates were made. */
@@ -77,11 +77,11 @@ struct cst_balance_phase {
 /* Take account of a step that was committed. @last is the last update phase that has ended,
  * which may belong to an earlier step; each phase counts once. Returns true if another k is
  * chosen now. */
-bool cst_balance_step(struct cst_balance *balance, const struct cst_interleave *machine,
-                      const struct cst_balance_phase *last);
+bool cstd_balance_step(struct cstd_balance *balance, const struct cst_interleave *machine,
+                       const struct cstd_balance_phase *last);
 
 /* Expected duration in seconds of an update phase with @k. */
-double cst_balance_promise(const struct cst_balance *balance, const struct cst_interleave *machine,
-                           uint32_t k);
+double cstd_balance_promise(const struct cstd_balance *balance,
+                            const struct cst_interleave *machine, uint32_t k);
 
 #endif

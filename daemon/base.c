@@ -10,7 +10,7 @@
 enum { NAMED_USERS = 4, USERS_TEXT = 320 };
 
 /* Check that the weights of @job exist and are valid. */
-static int check_weights(const struct cst_job *job, const char *name, struct cst_err *err)
+static int check_weights(const struct cstd_job *job, const char *name, struct cst_err *err)
 {
     struct cst_core_stats stats = {0};
 
@@ -31,10 +31,10 @@ static int check_weights(const struct cst_job *job, const char *name, struct cst
     return CST_OK;
 }
 
-int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const char *base,
-                  struct cst_job **out, struct cst_err *err)
+int cstd_base_find(struct cstd_daemon *daemon, uid_t uid, const char *name, const char *base,
+                   struct cstd_job **out, struct cst_err *err)
 {
-    struct cst_job *job = cst_job_find(daemon, uid, base);
+    struct cstd_job *job = cstd_job_find(daemon, uid, base);
 
     if (strcmp(name, base) == 0) {
         return cst_err_set(err, CST_EINVAL, "job '%s' cannot be the base of itself", name);
@@ -56,10 +56,10 @@ int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const 
     return CST_OK;
 }
 
-static int check_tensor(const struct cst_job *job, const struct cst_layout_tensor *tensor,
+static int check_tensor(const struct cstd_job *job, const struct cst_layout_tensor *tensor,
                         struct cst_err *err)
 {
-    const struct cst_job *base = job->base;
+    const struct cstd_job *base = job->base;
     uint32_t i = cst_model_find(&base->model, tensor->name);
     const struct cst_layout_tensor *theirs;
 
@@ -86,7 +86,7 @@ static int check_tensor(const struct cst_job *job, const struct cst_layout_tenso
     return CST_OK;
 }
 
-int cst_base_check(const struct cst_job *job, struct cst_err *err)
+int cstd_base_check(const struct cstd_job *job, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -101,10 +101,10 @@ int cst_base_check(const struct cst_job *job, struct cst_err *err)
 /* Returns the first job after @last in @list whose base is @base. *passed: @last was found
  * already, or there is none. Closing jobs count as users too, because they still map the memory
  * of the base. */
-static struct cst_job *next_in(const struct cst_job_list *list, const struct cst_job *base,
-                               const struct cst_job *last, bool *passed)
+static struct cstd_job *next_in(const struct cst_job_list *list, const struct cstd_job *base,
+                                const struct cstd_job *last, bool *passed)
 {
-    struct cst_job *job;
+    struct cstd_job *job;
 
     TAILQ_FOREACH(job, list, link)
     {
@@ -116,23 +116,23 @@ static struct cst_job *next_in(const struct cst_job_list *list, const struct cst
     return NULL;
 }
 
-struct cst_job *cst_base_user(const struct cst_job *job, const struct cst_job *last)
+struct cstd_job *cstd_base_user(const struct cstd_job *job, const struct cstd_job *last)
 {
-    const struct cst_jobs *jobs = &job->daemon->jobs;
+    const struct cstd_jobs *jobs = &job->daemon->jobs;
     bool passed = last == NULL;
-    struct cst_job *user = next_in(&jobs->living, job, last, &passed);
+    struct cstd_job *user = next_in(&jobs->living, job, last, &passed);
 
     return user != NULL ? user : next_in(&jobs->closing, job, last, &passed);
 }
 
-int cst_base_check_unused(const struct cst_job *job, const char *what, struct cst_err *err)
+int cstd_base_check_unused(const struct cstd_job *job, const char *what, struct cst_err *err)
 {
     char names[USERS_TEXT] = "";
     size_t used = 0;
     uint32_t n = 0;
 
-    for (const struct cst_job *user = cst_base_user(job, NULL); user != NULL;
-         user = cst_base_user(job, user)) {
+    for (const struct cstd_job *user = cstd_base_user(job, NULL); user != NULL;
+         user = cstd_base_user(job, user)) {
         if (n++ < NAMED_USERS) {
             used += (size_t)snprintf(names + used, sizeof names - used, "%s'%s'", n > 1 ? ", " : "",
                                      user->name);

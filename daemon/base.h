@@ -10,20 +10,20 @@
 /* Find the job @base that user @uid may name as the base of a new job @name, and store it in *out.
  * CST_ENOTFOUND: the user has no such job. CST_EINVAL: the base has no weights yet (no sync has
  * completed), has failed, has a base itself, or is the new job itself. */
-int cst_base_find(struct cst_daemon *daemon, uid_t uid, const char *name, const char *base,
-                  struct cst_job **out, struct cst_err *err);
+int cstd_base_find(struct cstd_daemon *daemon, uid_t uid, const char *name, const char *base,
+                   struct cstd_job **out, struct cst_err *err);
 
 /* Check the base of @job after its model is complete. CST_OK: @job has no base, or the base has all
  * frozen tensors of @job, frozen and with equal shapes. CST_ENOTFOUND, CST_EINVAL, CST_EMISMATCH: a
  * tensor differs, and @err names it. */
-int cst_base_check(const struct cst_job *job, struct cst_err *err);
+int cstd_base_check(const struct cstd_job *job, struct cst_err *err);
 
 /* Iterate over the jobs that use @job as their base, including those that are closing. @last is the
  * previous result, or NULL for the first one. Returns NULL at the end. */
-struct cst_job *cst_base_user(const struct cst_job *job, const struct cst_job *last);
+struct cstd_job *cstd_base_user(const struct cstd_job *job, const struct cstd_job *last);
 
 /* CST_EBUSY: @job is the base of other jobs; the message begins with @what and names some of these
  * jobs. */
-int cst_base_check_unused(const struct cst_job *job, const char *what, struct cst_err *err);
+int cstd_base_check_unused(const struct cstd_job *job, const char *what, struct cst_err *err);
 
 #endif

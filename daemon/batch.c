@@ -76,7 +76,7 @@ static bool read_key(struct reader *r, uint64_t *field, unsigned *wire)
     return true;
 }
 
-static void set_item(struct cst_batch_item *item, uint64_t field, uint64_t v)
+static void set_item(struct cstd_batch_item *item, uint64_t field, uint64_t v)
 {
     switch (field) {
     case 1:
@@ -94,12 +94,12 @@ static void set_item(struct cst_batch_item *item, uint64_t field, uint64_t v)
     }
 }
 
-static bool read_item(struct reader r, struct cst_batch_item *out)
+static bool read_item(struct reader r, struct cstd_batch_item *out)
 {
     unsigned seen = 0, wire;
     uint64_t field, v;
 
-    *out = (struct cst_batch_item){.kind = 0};
+    *out = (struct cstd_batch_item){.kind = 0};
     while (r.at < r.end) {
         if (!read_key(&r, &field, &wire)) {
             return false;
@@ -119,7 +119,7 @@ static bool read_item(struct reader r, struct cst_batch_item *out)
     return (seen & 6) == 6; /* The required fields kind and chunk are present. */
 }
 
-static int read_field(struct cst_batch *out, struct reader *r, bool *has_attempt,
+static int read_field(struct cstd_batch *out, struct reader *r, bool *has_attempt,
                       struct cst_err *err)
 {
     struct reader bytes;
@@ -138,9 +138,9 @@ static int read_field(struct cst_batch *out, struct reader *r, bool *has_attempt
         if (wire != BYTES || !read_bytes(r, &bytes)) {
             goto err_malformed;
         }
-        if (out->n_items == CST_PENDING_MAX_ITEMS) {
+        if (out->n_items == CSTD_PENDING_MAX_ITEMS) {
             return cst_err_set(err, CST_EINVAL, "batch of more than %d items",
-                               CST_PENDING_MAX_ITEMS);
+                               CSTD_PENDING_MAX_ITEMS);
         }
         if (!read_item(bytes, &out->items[out->n_items])) {
             goto err_malformed;
@@ -155,7 +155,7 @@ err_malformed:
     return cst_err_set(err, CST_EPROTO, "body is no valid Batch: item %u", out->n_items);
 }
 
-int cst_batch_read(struct cst_batch *out, const uint8_t *body, size_t n, struct cst_err *err)
+int cstd_batch_read(struct cstd_batch *out, const uint8_t *body, size_t n, struct cst_err *err)
 {
     struct reader r = {.at = body, .end = body + n};
     bool has_attempt = false;
@@ -190,7 +190,7 @@ static uint8_t *put_field(uint8_t *at, unsigned field, uint64_t v)
 }
 
 /* Write an ItemResult without its text, at most 34 bytes. */
-static uint8_t *put_numbers(uint8_t *at, const struct cst_pending_item *item)
+static uint8_t *put_numbers(uint8_t *at, const struct cstd_pending_item *item)
 {
     uint32_t status = (uint32_t)item->status;
 
@@ -206,7 +206,7 @@ static uint8_t *put_numbers(uint8_t *at, const struct cst_pending_item *item)
 }
 
 /* Write the place that a worker copies the weights from, at most 28 bytes. */
-static uint8_t *put_home(uint8_t *at, const struct cst_pending_item *item)
+static uint8_t *put_home(uint8_t *at, const struct cstd_pending_item *item)
 {
     if (item->home_bytes != 0) {
         at = put_field(at, 7, item->home.segment);
@@ -216,7 +216,7 @@ static uint8_t *put_home(uint8_t *at, const struct cst_pending_item *item)
     return at;
 }
 
-static uint8_t *put_item(uint8_t *at, const struct cst_pending_item *item)
+static uint8_t *put_item(uint8_t *at, const struct cstd_pending_item *item)
 {
     /* The fields are encoded first, because the item's length precedes them. */
     uint8_t body[80 + MAX_TEXT], *end = put_numbers(body, item);
@@ -239,7 +239,7 @@ static uint8_t *put_item(uint8_t *at, const struct cst_pending_item *item)
     return at + (end - body);
 }
 
-size_t cst_batch_write(const struct cst_pending_item *items, uint32_t n, uint8_t *out)
+size_t cstd_batch_write(const struct cstd_pending_item *items, uint32_t n, uint8_t *out)
 {
     uint8_t *at = out;
 

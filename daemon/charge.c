@@ -6,14 +6,14 @@
 #include "daemon/machine.h"
 #include "proto/size.h"
 
-uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
-                         const struct cst_memory_pool *pool)
+uint64_t cstd_charge_pool(const struct cstd_daemon *daemon, const struct cst_layout *layout,
+                          const struct cstd_memory_pool *pool)
 {
-    return cst_pools_bytes(layout, &pool->blocks, cst_memory_grain(daemon, pool->gpu));
+    return cstd_pools_bytes(layout, &pool->blocks, cstd_memory_grain(daemon, pool->gpu));
 }
 
 /* Bytes of the device reservations on @gpu and of the states that stay there. */
-static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_gpu *gpu)
+static uint64_t room_bytes(const struct cstd_memory_wish *wish, const struct cstd_gpu *gpu)
 {
     uint64_t bytes = 0;
 
@@ -30,10 +30,10 @@ static uint64_t room_bytes(const struct cst_memory_wish *wish, const struct cst_
 /* Bytes that all ranks with the budget of @rank's pool need from this budget, including device
  * reservations and states. Returns 0 if a lower rank has the budget too, because the sum was
  * checked for that rank. */
-static uint64_t sum_pools(const struct cst_daemon *daemon, const struct cst_memory_wish *wish,
+static uint64_t sum_pools(const struct cstd_daemon *daemon, const struct cstd_memory_wish *wish,
                           uint32_t rank)
 {
-    const struct cst_memory_pool *pools = wish->pools;
+    const struct cstd_memory_pool *pools = wish->pools;
     uint64_t bytes = room_bytes(wish, pools[rank].gpu);
 
     for (uint32_t r = 0; r < wish->world; r++) {
@@ -43,32 +43,32 @@ static uint64_t sum_pools(const struct cst_daemon *daemon, const struct cst_memo
         if (r < rank) {
             return 0;
         }
-        bytes += cst_charge_pool(daemon, wish->layout, &pools[r]);
+        bytes += cstd_charge_pool(daemon, wish->layout, &pools[r]);
     }
     return bytes;
 }
 
-static int check(struct cst_budget *budget, struct cst_quota_account *account, uint64_t bytes,
+static int check(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
                  const char *name, struct cst_err *err)
 {
-    int rc = cst_budget_take(budget, account, bytes, name, err);
+    int rc = cstd_budget_take(budget, account, bytes, name, err);
 
     if (rc == CST_OK) {
-        cst_budget_give(budget, account, bytes);
+        cstd_budget_give(budget, account, bytes);
     }
     return rc;
 }
 
 /* Check @bytes against the limit of the control group. The kernel would not refuse memory beyond
  * the limit, but kill an engine. */
-static int check_machine(const struct cst_daemon *daemon, uint64_t bytes, const char *name,
+static int check_machine(const struct cstd_daemon *daemon, uint64_t bytes, const char *name,
                          struct cst_err *err)
 {
     uint64_t used = daemon->host.used + daemon->pool.used;
-    struct cst_machine_limit limit;
+    struct cstd_machine_limit limit;
     char wants[CST_SIZE_EXACT], in_use[CST_SIZE_EXACT], allowed[CST_SIZE_EXACT];
 
-    if (!cst_machine_limit("", &limit) || (used <= limit.bytes && bytes <= limit.bytes - used)) {
+    if (!cstd_machine_limit("", &limit) || (used <= limit.bytes && bytes <= limit.bytes - used)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_ENOMEM,
@@ -79,27 +79,28 @@ static int check_machine(const struct cst_daemon *daemon, uint64_t bytes, const 
 }
 
 /* Bytes of host memory that @wish needs, including pools. */
-static uint64_t host_bytes(const struct cst_daemon *daemon, const struct cst_memory_wish *wish,
+static uint64_t host_bytes(const struct cstd_daemon *daemon, const struct cstd_memory_wish *wish,
                            uint64_t arena_bytes)
 {
     uint64_t bytes = arena_bytes;
 
     for (uint32_t r = 0; r < wish->world; r++) {
-        bytes +=
-            wish->pools[r].gpu == NULL ? cst_charge_pool(daemon, wish->layout, &wish->pools[r]) : 0;
+        bytes += wish->pools[r].gpu == NULL
+                     ? cstd_charge_pool(daemon, wish->layout, &wish->pools[r])
+                     : 0;
     }
     return bytes;
 }
 
-int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
-                     uint64_t arena_bytes, const char *name, struct cst_err *err)
+int cstd_charge_check(struct cstd_daemon *daemon, const struct cstd_memory_wish *wish,
+                      uint64_t arena_bytes, const char *name, struct cst_err *err)
 {
-    struct cst_quota_account *account = wish->account;
+    struct cstd_quota_account *account = wish->account;
     int rc = check(&daemon->host, account, arena_bytes, name, err);
     bool host = rc != CST_OK; /* Host memory is what is short. */
 
     for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
-        rc = check(cst_memory_budget(daemon, wish->pools[r].gpu), account,
+        rc = check(cstd_memory_budget(daemon, wish->pools[r].gpu), account,
                    sum_pools(daemon, wish, r), name, err);
     }
     /* Accelerators without pools. For an accelerator with pools the sum above was at least as
@@ -114,7 +115,7 @@ int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wi
     }
     /* Removing jobs that are done frees host memory only; they have no pools. */
     if (host && account != NULL) {
-        cst_done_suggest(daemon, account->uid, wish->manager, err);
+        cstd_done_suggest(daemon, account->uid, wish->manager, err);
     }
     return rc;
 }

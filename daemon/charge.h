@@ -7,15 +7,15 @@
 #include "daemon/memory.h"
 
 /* Bytes that @pool is charged, including rounding to the device's granularity. */
-uint64_t cst_charge_pool(const struct cst_daemon *daemon, const struct cst_layout *layout,
-                         const struct cst_memory_pool *pool);
+uint64_t cstd_charge_pool(const struct cstd_daemon *daemon, const struct cst_layout *layout,
+                          const struct cstd_memory_pool *pool);
 
 /* Check whether all memory of @wish is available now. @arena_bytes is the size of the arenas and
  * the job table, and @name the name of the job. Nothing is charged. CST_EBUDGET: a budget or a
  * limit of the user is exceeded; @err has all numbers. CST_ENOMEM: the limit of the daemon's
  * control group is exceeded, for example because it was lowered after the daemon started; @err
  * names the file of the limit. */
-int cst_charge_check(struct cst_daemon *daemon, const struct cst_memory_wish *wish,
-                     uint64_t arena_bytes, const char *name, struct cst_err *err);
+int cstd_charge_check(struct cstd_daemon *daemon, const struct cstd_memory_wish *wish,
+                      uint64_t arena_bytes, const char *name, struct cst_err *err);
 
 #endif

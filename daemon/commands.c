@@ -10,9 +10,9 @@
  * always present when the engine dies may be the reason for the deaths. */
 enum { MAX_GIVEN_UP = 3 };
 
-struct cst_commands_item {
-    TAILQ_ENTRY(cst_commands_item) link;
-    struct cst_commands_item *same_bucket; /* Next command with the same hash. */
+struct cstd_commands_item {
+    TAILQ_ENTRY(cstd_commands_item) link;
+    struct cstd_commands_item *same_bucket; /* Next command with the same hash. */
     uint64_t ticket;
     bool forgiven;
     bool io;             /* As in struct cst_command. */
@@ -25,18 +25,18 @@ struct cst_commands_item {
 
 static unsigned bucket_of(uint64_t ticket)
 {
-    return (unsigned)(ticket & (CST_COMMANDS_BUCKETS - 1));
+    return (unsigned)(ticket & (CSTD_COMMANDS_BUCKETS - 1));
 }
 
-void cst_commands_init(struct cst_commands *commands)
+void cstd_commands_init(struct cstd_commands *commands)
 {
-    *commands = (struct cst_commands){.n = 0};
+    *commands = (struct cstd_commands){.n = 0};
     TAILQ_INIT(&commands->items);
 }
 
-static void drop(struct cst_commands *commands, struct cst_commands_item *item)
+static void drop(struct cstd_commands *commands, struct cstd_commands_item *item)
 {
-    struct cst_commands_item **p = &commands->buckets[bucket_of(item->ticket)];
+    struct cstd_commands_item **p = &commands->buckets[bucket_of(item->ticket)];
 
     while (*p != item) {
         p = &(*p)->same_bucket;
@@ -51,7 +51,7 @@ static void drop(struct cst_commands *commands, struct cst_commands_item *item)
     free(item);
 }
 
-void cst_commands_close(struct cst_commands *commands)
+void cstd_commands_close(struct cstd_commands *commands)
 {
     while (!TAILQ_EMPTY(&commands->items)) {
         drop(commands, TAILQ_FIRST(&commands->items));
@@ -192,11 +192,11 @@ static size_t write_varint(uint8_t *out, size_t v)
     return n;
 }
 
-int cst_commands_add(struct cst_commands *commands, const struct cst_command *command,
-                     struct cst_err *err)
+int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *command,
+                      struct cst_err *err)
 {
     struct message m;
-    struct cst_commands_item *item, **bucket;
+    struct cstd_commands_item *item, **bucket;
     uint8_t head[12] = {1 << 3 | 2}; /* Key of field 1, length-delimited. */
     size_t n_head, n;
 
@@ -226,9 +226,9 @@ int cst_commands_add(struct cst_commands *commands, const struct cst_command *co
     return CST_OK;
 }
 
-static struct cst_commands_item *find(const struct cst_commands *commands, uint64_t ticket)
+static struct cstd_commands_item *find(const struct cstd_commands *commands, uint64_t ticket)
 {
-    struct cst_commands_item *item = commands->buckets[bucket_of(ticket)];
+    struct cstd_commands_item *item = commands->buckets[bucket_of(ticket)];
 
     while (item != NULL && item->ticket != ticket) {
         item = item->same_bucket;
@@ -236,21 +236,21 @@ static struct cst_commands_item *find(const struct cst_commands *commands, uint6
     return item;
 }
 
-bool cst_commands_has(const struct cst_commands *commands, uint64_t ticket)
+bool cstd_commands_has(const struct cstd_commands *commands, uint64_t ticket)
 {
     return find(commands, ticket) != NULL;
 }
 
-bool cst_commands_forgives(const struct cst_commands *commands, uint64_t ticket)
+bool cstd_commands_forgives(const struct cstd_commands *commands, uint64_t ticket)
 {
-    const struct cst_commands_item *item = find(commands, ticket);
+    const struct cstd_commands_item *item = find(commands, ticket);
 
     return item != NULL && item->forgiven;
 }
 
-bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket)
+bool cstd_commands_remove(struct cstd_commands *commands, uint64_t ticket)
 {
-    struct cst_commands_item *item = find(commands, ticket);
+    struct cstd_commands_item *item = find(commands, ticket);
 
     if (item == NULL) {
         return false;
@@ -259,11 +259,11 @@ bool cst_commands_remove(struct cst_commands *commands, uint64_t ticket)
     return true;
 }
 
-void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t value)
+void cstd_commands_forget(struct cstd_commands *commands, unsigned shift, uint64_t value)
 {
-    struct cst_commands_item *next;
+    struct cstd_commands_item *next;
 
-    for (struct cst_commands_item *item = TAILQ_FIRST(&commands->items); item != NULL;
+    for (struct cstd_commands_item *item = TAILQ_FIRST(&commands->items); item != NULL;
          item = next) {
         next = TAILQ_NEXT(item, link);
         if (item->ticket >> shift == value) {
@@ -272,9 +272,9 @@ void cst_commands_forget(struct cst_commands *commands, unsigned shift, uint64_t
     }
 }
 
-void cst_commands_give_up(struct cst_commands *commands)
+void cstd_commands_give_up(struct cstd_commands *commands)
 {
-    struct cst_commands_item *item;
+    struct cstd_commands_item *item;
 
     TAILQ_FOREACH(item, &commands->items, link)
     {
@@ -282,9 +282,9 @@ void cst_commands_give_up(struct cst_commands *commands)
     }
 }
 
-bool cst_commands_first_refused(const struct cst_commands *commands, uint64_t *ticket)
+bool cstd_commands_first_refused(const struct cstd_commands *commands, uint64_t *ticket)
 {
-    const struct cst_commands_item *item;
+    const struct cstd_commands_item *item;
 
     TAILQ_FOREACH(item, &commands->items, link)
     {
@@ -298,9 +298,9 @@ bool cst_commands_first_refused(const struct cst_commands *commands, uint64_t *t
     return false;
 }
 
-bool cst_commands_has_any(const struct cst_commands *commands, unsigned shift, uint64_t value)
+bool cstd_commands_has_any(const struct cstd_commands *commands, unsigned shift, uint64_t value)
 {
-    const struct cst_commands_item *item;
+    const struct cstd_commands_item *item;
 
     TAILQ_FOREACH(item, &commands->items, link)
     {
@@ -311,9 +311,9 @@ bool cst_commands_has_any(const struct cst_commands *commands, unsigned shift, u
     return false;
 }
 
-bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket)
+bool cstd_commands_first(const struct cstd_commands *commands, uint64_t *ticket)
 {
-    const struct cst_commands_item *item = TAILQ_FIRST(&commands->items);
+    const struct cstd_commands_item *item = TAILQ_FIRST(&commands->items);
 
     if (item == NULL) {
         return false;
@@ -322,12 +322,12 @@ bool cst_commands_first(const struct cst_commands *commands, uint64_t *ticket)
     return true;
 }
 
-size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, size_t max,
-                         struct cst_commands_item **upto)
+size_t cstd_commands_pack(const struct cstd_commands *commands, uint8_t *body, size_t max,
+                          struct cstd_commands_item **upto)
 {
     size_t n = 0;
 
-    for (struct cst_commands_item *item = commands->unsent; item != NULL;
+    for (struct cstd_commands_item *item = commands->unsent; item != NULL;
          item = TAILQ_NEXT(item, link)) {
         if (item->n_bytes > max - n) {
             break;
@@ -339,12 +339,12 @@ size_t cst_commands_pack(const struct cst_commands *commands, uint8_t *body, siz
     return n;
 }
 
-void cst_commands_sent(struct cst_commands *commands, struct cst_commands_item *upto)
+void cstd_commands_sent(struct cstd_commands *commands, struct cstd_commands_item *upto)
 {
     commands->unsent = TAILQ_NEXT(upto, link);
 }
 
-void cst_commands_rewind(struct cst_commands *commands)
+void cstd_commands_rewind(struct cstd_commands *commands)
 {
     commands->unsent = TAILQ_FIRST(&commands->items);
 }

@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void cst_commit_drop_layout(struct cst_job *job)
+void cstd_commit_drop_layout(struct cstd_job *job)
 {
     if (job->has_layout) {
         cst_layout_close(&job->layout);
@@ -28,18 +28,18 @@ void cst_commit_drop_layout(struct cst_job *job)
     }
 }
 
-void cst_commit_break(struct cst_job *job, const struct cst_err *why)
+void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)
 {
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_pending *commit = job->workers[r].commit;
+        struct cstd_pending *commit = job->workers[r].commit;
 
         job->workers[r].commit = NULL;
         if (commit != NULL) {
-            cst_session_fail(job->daemon, commit, why);
+            cstd_session_fail(job->daemon, commit, why);
         }
     }
     (void)uv_timer_stop(&job->deadline);
-    cst_planner_cancel(job);
+    cstd_planner_cancel(job);
 }
 
 /* -- replies -------------------------------------------------------------------------------- */
@@ -47,15 +47,15 @@ void cst_commit_break(struct cst_job *job, const struct cst_err *why)
 /* A Committed message and the storage of its parts. */
 struct committed {
     Cistern__Committed message;
-    struct cst_job_info_pool pool;
+    struct cstd_job_info_pool pool;
 };
 
 /* Fill in the pool of @rank by size class. */
-static void fill_pool(const struct cst_job *job, uint32_t rank, struct committed *out)
+static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committed *out)
 {
     const Cistern__PoolClass *first = &out->pool.classes[0];
 
-    cst_job_info_pool(job, rank, &out->pool);
+    cstd_job_info_pool(job, rank, &out->pool);
     out->message.n_classes = job->layout.n_classes;
     out->message.classes = out->pool.pointers;
     for (uint32_t c = 0; c < job->layout.n_classes; c++) {
@@ -68,7 +68,7 @@ static void fill_pool(const struct cst_job *job, uint32_t rank, struct committed
     out->message.blocks_per_slab = first->blocks_per_slab;
 }
 
-static void fill_committed(const struct cst_job *job, uint32_t rank, struct committed *out)
+static void fill_committed(const struct cstd_job *job, uint32_t rank, struct committed *out)
 {
     const struct cst_core_pool *pool = &job->memory.pools[rank];
     Cistern__Committed *message = &out->message;
@@ -77,7 +77,7 @@ static void fill_committed(const struct cst_job *job, uint32_t rank, struct comm
     cistern__committed__init(message);
     fill_pool(job, rank, out);
     message->n_chunks = job->layout.n_chunks;
-    message->n_slabs = cst_memory_n_slabs(&job->memory, rank);
+    message->n_slabs = cstd_memory_n_slabs(&job->memory, rank);
     message->n_params = job->model.n_params;
     message->arena_bytes = job->memory.arena_bytes;
     cst_core_stats(job->core, &stats);
@@ -87,41 +87,41 @@ static void fill_committed(const struct cst_job *job, uint32_t rank, struct comm
     message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
 }
 
-static void answer_all(struct cst_job *job)
+static void answer_all(struct cstd_job *job)
 {
     struct committed committed;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_pending *commit = job->workers[r].commit;
+        struct cstd_pending *commit = job->workers[r].commit;
 
         job->workers[r].commit = NULL;
         if (commit != NULL) {
             fill_committed(job, r, &committed);
-            cst_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
-                               &committed.message.base, NULL, 0);
+            cstd_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
+                                &committed.message.base, NULL, 0);
         }
     }
 }
 
 /* -- layout and memory ------------------------------------------------------------------------ */
 
-static int lay_out(struct cst_job *job, struct cst_err *err)
+static int lay_out(struct cstd_job *job, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
-                                       .pool_bytes = cst_share_smallest(job),
+                                       .pool_bytes = cstd_share_smallest(job),
                                        .n_nodes = job->daemon->engines.n_nodes,
                                        .world = job->world,
                                        .grad_bytes = job->micro_batches > 1 ? 4 : 2,
-                                       .states = cst_job_options_states(&job->options),
+                                       .states = cstd_job_options_states(&job->options),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
-    int rc = cst_base_check(job, err);
+    int rc = cstd_base_check(job, err);
 
     for (uint32_t r = 0; r < job->world; r++) {
         /* Gradients in host memory are summed where they are and need no landings. */
         config.landings = config.landings || job->workers[r].gpu != NULL;
     }
     if (rc == CST_OK) {
-        rc = cst_room_devices(job, &config, err);
+        rc = cstd_room_devices(job, &config, err);
     }
     if (job->plan.valid) {
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
@@ -136,7 +136,7 @@ static int lay_out(struct cst_job *job, struct cst_err *err)
 
 /* True if one of the workers uses the manager socket. Refusals may then name jobs of other
  * users. */
-static bool asks_as_manager(const struct cst_job *job)
+static bool asks_as_manager(const struct cstd_job *job)
 {
     bool any = false;
 
@@ -146,31 +146,31 @@ static bool asks_as_manager(const struct cst_job *job)
     return any;
 }
 
-static int populate(struct cst_job *job, struct cst_err *err)
+static int populate(struct cstd_job *job, struct cst_err *err)
 {
-    struct cst_memory_pool pools[CST_CORE_MAX_WORLD];
-    struct cst_room rooms[CST_CORE_MAX_ROOMS];
-    struct cst_memory_wish wish = {.layout = &job->layout,
-                                   .world = job->world,
-                                   .account = job->account,
-                                   .pools = pools,
-                                   .rooms = rooms,
-                                   .n_rooms = cst_room_list(job, rooms),
-                                   .manager = asks_as_manager(job),
-                                   .base = job->base != NULL ? &job->base->memory : NULL};
+    struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
+    struct cstd_room rooms[CST_CORE_MAX_ROOMS];
+    struct cstd_memory_wish wish = {.layout = &job->layout,
+                                    .world = job->world,
+                                    .account = job->account,
+                                    .pools = pools,
+                                    .rooms = rooms,
+                                    .n_rooms = cstd_room_list(job, rooms),
+                                    .manager = asks_as_manager(job),
+                                    .base = job->base != NULL ? &job->base->memory : NULL};
     int rc = lay_out(job, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     job->has_layout = true;
-    rc = cst_given_check(job, err);
-    rc = rc == CST_OK ? cst_share_divide(job, pools, err) : rc;
+    rc = cstd_given_check(job, err);
+    rc = rc == CST_OK ? cstd_share_divide(job, pools, err) : rc;
     if (rc == CST_OK) {
-        rc = cst_memory_open(&job->memory, &wish, err);
+        rc = cstd_memory_open(&job->memory, &wish, err);
     }
     if (rc != CST_OK) {
-        cst_commit_drop_layout(job);
+        cstd_commit_drop_layout(job);
     }
     return rc;
 }
@@ -178,39 +178,39 @@ static int populate(struct cst_job *job, struct cst_err *err)
 /* Populate the job's memory, and repeat it with a reduced plan if necessary. A pool that is one
  * slab larger than the plan assumed, or an accelerator whose memory another job has taken
  * meanwhile, must not fail the job. */
-static int populate_as_planned(struct cst_job *job, struct cst_err *err)
+static int populate_as_planned(struct cstd_job *job, struct cst_err *err)
 {
     int rc;
 
-    cst_room_settle(job);
+    cstd_room_settle(job);
     do {
         rc = populate(job, err);
-    } while (rc != CST_OK && cst_planner_forgo(job, err));
+    } while (rc != CST_OK && cstd_planner_forgo(job, err));
     return rc;
 }
 
-static void start_populating(struct cst_job *job)
+static void start_populating(struct cstd_job *job)
 {
     struct cst_err err = {0};
     char arenas[CST_SIZE_TEXT], pools[CST_SIZE_TEXT];
 
     if (populate_as_planned(job, &err) != CST_OK) {
-        cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
         /* The job stays in DECLARING, and the ranks may commit again. */
-        cst_commit_break(job, &err);
+        cstd_commit_break(job, &err);
         return;
     }
-    job->state = CST_JOB_POPULATING;
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
-                  "%" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
-                  job->model.n_params, job->layout.n_chunks, job->layout.capacity,
-                  cst_size_text(job->memory.arena_bytes, arenas),
-                  cst_size_text(job->memory.pool_bytes, pools));
+    job->state = CSTD_JOB_POPULATING;
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                   "%" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
+                   job->model.n_params, job->layout.n_chunks, job->layout.capacity,
+                   cst_size_text(job->memory.arena_bytes, arenas),
+                   cst_size_text(job->memory.pool_bytes, pools));
 }
 
 /* -- start of the core ------------------------------------------------------------------------ */
 
-static struct cst_core_policy policy_of(const struct cst_job *job)
+static struct cst_core_policy policy_of(const struct cstd_job *job)
 {
     struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather,
                                      .overlap = job->options.overlap,
@@ -223,9 +223,9 @@ static struct cst_core_policy policy_of(const struct cst_job *job)
     return policy;
 }
 
-static int open_core(struct cst_job *job, struct cst_err *err)
+static int open_core(struct cstd_job *job, struct cst_err *err)
 {
-    const struct cst_memory *memory = &job->memory;
+    const struct cstd_memory *memory = &job->memory;
     struct cst_core_config config = {
         .model = &job->model,
         .layout = &job->layout,
@@ -235,7 +235,7 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .pools = memory->pools,
         /* The low 32 bits of a mark must not be 0 (proto/table.h). A REDUCE is marked with its
          * ticket. */
-        .first_ticket = (job->serial << CST_JOB_TICKET_SHIFT) + 1,
+        .first_ticket = (job->serial << CSTD_JOB_TICKET_SHIFT) + 1,
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
         .policy = policy_of(job),
         .micro_batches = job->micro_batches,
@@ -243,91 +243,91 @@ static int open_core(struct cst_job *job, struct cst_err *err)
         .rounding = job->options.rounding,
         .rooms = memory->rooms,
         .n_rooms = memory->n_rooms,
-        .interleave = cst_updates_open(job),
+        .interleave = cstd_updates_open(job),
     };
     int rc = cst_core_open(&job->core, &config, err);
 
     if (rc == CST_OK) {
-        cst_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
-        cst_memory_size_table(&job->layout, memory->table);
+        cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
+        cstd_memory_size_table(&job->layout, memory->table);
         cst_core_write_table(&config, memory->table);
     }
     return rc;
 }
 
 /* Tell the core about the workers that attached before the core existed. */
-static void attach_present(struct cst_job *job)
+static void attach_present(struct cstd_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         struct cst_event event = {.kind = CST_EV_ATTACH, .rank = r};
 
         if (job->workers[r].session != NULL) {
-            cst_job_feed(job, &event);
+            cstd_job_feed(job, &event);
         }
     }
 }
 
-void cst_commit_populated(struct cst_memory *memory)
+void cstd_commit_populated(struct cstd_memory *memory)
 {
-    struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
+    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
     struct cst_err err = memory->err;
     char bytes[CST_SIZE_TEXT];
 
-    if (job->state == CST_JOB_READY) { /* The job was committed before; pools were made again. */
-        cst_move_end(job, &err);
+    if (job->state == CSTD_JOB_READY) { /* The job was committed before; pools were made again. */
+        cstd_move_end(job, &err);
         return;
     }
     /* The job is being removed. */
-    if (job->state != CST_JOB_POPULATING) {
+    if (job->state != CSTD_JOB_POPULATING) {
         return;
     }
     if (err.status == 0) {
         (void)open_core(job, &err);
     }
     if (err.status != 0) {
-        cst_log_about(CST_LOG_ERROR, CST_JOB_ABOUT(job), "%s", err.text);
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "%s", err.text);
         job->failure = err;
-        cst_memory_close(memory);
+        cstd_memory_close(memory);
         return;
     }
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s populated in %.2f s%s",
-                  cst_size_text(memory->populated, bytes),
-                  (double)(uv_hrtime() - memory->started_ns) * 1e-9,
-                  cst_memory_is_locked(memory) ? ", locked" : "");
-    if (job->daemon->config->lock == CST_LOCK_TRY && !cst_memory_is_locked(memory)) {
-        cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job),
-                      "its states are not locked in memory (raise LimitMEMLOCK)");
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s populated in %.2f s%s",
+                   cst_size_text(memory->populated, bytes),
+                   (double)(uv_hrtime() - memory->started_ns) * 1e-9,
+                   cstd_memory_is_locked(memory) ? ", locked" : "");
+    if (job->daemon->config->lock == CSTD_LOCK_TRY && !cstd_memory_is_locked(memory)) {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+                       "its states are not locked in memory (raise LimitMEMLOCK)");
     }
-    job->state = CST_JOB_READY;
+    job->state = CSTD_JOB_READY;
     attach_present(job);
     answer_all(job);
-    cst_daemon_status(job->daemon);
+    cstd_daemon_status(job->daemon);
 }
 
-void cst_commit_settled(struct cst_job *job)
+void cstd_commit_settled(struct cstd_job *job)
 {
     struct cst_core_stats stats;
 
     if (job->commits_held) {
         cst_core_stats(job->core, &stats);
-        if (!stats.closing && !cst_move_is_under_way(job)) {
+        if (!stats.closing && !cstd_move_is_under_way(job)) {
             job->commits_held = false;
             answer_all(job);
         }
     }
 }
 
-void cst_commit_undone(struct cst_job *job)
+void cstd_commit_undone(struct cstd_job *job)
 {
-    cst_commit_drop_layout(job);
-    job->state = CST_JOB_DECLARING;
-    cst_commit_break(job, &job->failure);
-    cst_job_check_idle(job);
+    cstd_commit_drop_layout(job);
+    job->state = CSTD_JOB_DECLARING;
+    cstd_commit_break(job, &job->failure);
+    cstd_job_check_idle(job);
 }
 
 /* -- barrier of all ranks ------------------------------------------------------------------- */
 
-void cst_commit_missing(const struct cst_job *job, char *text, size_t size)
+void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size)
 {
     bool waits = false;
 
@@ -348,17 +348,17 @@ void cst_commit_missing(const struct cst_job *job, char *text, size_t size)
 
 static void on_deadline(uv_timer_t *timer)
 {
-    struct cst_job *job = timer->data;
+    struct cstd_job *job = timer->data;
     char missing[160];
     struct cst_err why = {0};
 
-    cst_commit_missing(job, missing, sizeof missing);
+    cstd_commit_missing(job, missing, sizeof missing);
     (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
                       job->timeout_ms, missing);
-    cst_commit_break(job, &why);
+    cstd_commit_break(job, &why);
 }
 
-static bool is_nobody_waiting(const struct cst_job *job)
+static bool is_nobody_waiting(const struct cstd_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].commit != NULL) {
@@ -368,7 +368,7 @@ static bool is_nobody_waiting(const struct cst_job *job)
     return true;
 }
 
-static bool all_committed(const struct cst_job *job)
+static bool all_committed(const struct cstd_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].commit == NULL) {
@@ -379,50 +379,50 @@ static bool all_committed(const struct cst_job *job)
 }
 
 /* The search for a plan has ended. Ranks may have left during the search. */
-static void on_planned(struct cst_job *job)
+static void on_planned(struct cstd_job *job)
 {
-    if (job->state == CST_JOB_DECLARING && all_committed(job)) {
+    if (job->state == CSTD_JOB_DECLARING && all_committed(job)) {
         start_populating(job);
     }
 }
 
-static void go_on(struct cst_job *job)
+static void go_on(struct cstd_job *job)
 {
     struct cst_err err = {0};
-    int rc = cst_devices_await(job, &err);
-    bool given = rc == CST_OK && cst_given_has(job);
+    int rc = cstd_devices_await(job, &err);
+    bool given = rc == CST_OK && cstd_given_has(job);
 
     /* A given plan replaces the search. */
-    rc = given ? cst_given_take(job, &err) : rc;
+    rc = given ? cstd_given_take(job, &err) : rc;
     if (given && rc == CST_OK) {
         start_populating(job);
-    } else if (rc == CST_OK && !cst_planner_start(job, on_planned)) {
+    } else if (rc == CST_OK && !cstd_planner_start(job, on_planned)) {
         start_populating(job);
-    } else if (rc != CST_OK && rc != CST_EAGAIN) { /* EAGAIN: cst_commit_resume continues. */
-        cst_log_about(CST_LOG_WARNING, CST_JOB_ABOUT(job), "%s", err.text);
-        cst_commit_break(job, &err);
+    } else if (rc != CST_OK && rc != CST_EAGAIN) { /* EAGAIN: cstd_commit_resume continues. */
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
+        cstd_commit_break(job, &err);
     }
 }
 
-void cst_commit_resume(void *arg)
+void cstd_commit_resume(void *arg)
 {
-    struct cst_daemon *daemon = arg;
-    struct cst_job *job;
+    struct cstd_daemon *daemon = arg;
+    struct cstd_job *job;
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        if (job->state == CST_JOB_DECLARING && all_committed(job)) {
+        if (job->state == CSTD_JOB_DECLARING && all_committed(job)) {
             go_on(job);
         }
     }
 }
 
-static void join_barrier(struct cst_job *job)
+static void join_barrier(struct cstd_job *job)
 {
     if (all_committed(job)) {
         (void)uv_timer_stop(&job->deadline);
         for (uint32_t r = 0; r < job->world; r++) {
-            cst_devices_need(&job->workers[r]);
+            cstd_devices_need(&job->workers[r]);
         }
         go_on(job);
     } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
@@ -430,44 +430,44 @@ static void join_barrier(struct cst_job *job)
     }
 }
 
-void cst_commit_withdraw(struct cst_job *job, uint32_t rank)
+void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
 {
-    bool searched = job->state == CST_JOB_DECLARING && all_committed(job);
+    bool searched = job->state == CSTD_JOB_DECLARING && all_committed(job);
 
     job->workers[rank].commit = NULL;
     if (searched) {
-        cst_planner_cancel(job);
+        cstd_planner_cancel(job);
         /* A single rank waits for nobody. */
         if (job->world > 1) {
             (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
         }
-    } else if (job->state == CST_JOB_DECLARING && is_nobody_waiting(job)) {
+    } else if (job->state == CSTD_JOB_DECLARING && is_nobody_waiting(job)) {
         (void)uv_timer_stop(&job->deadline);
     }
 }
 
 /* Refuse a worker that cannot copy weights itself although the configuration requires this. */
-static int check_copies(const struct cst_worker *worker, bool copies, struct cst_err *err)
+static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
 {
-    const struct cst_layout_states states = cst_job_options_states(&worker->job->options);
+    const struct cst_layout_states states = cstd_job_options_states(&worker->job->options);
 
-    if (copies || !cst_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
+    if (copies || !cstd_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EUNSUPPORTED,
                        "the worker of rank %u cannot copy weights to %s, which this daemon "
                        "requires ('copies = worker' in [gpu])",
-                       worker->rank, cst_devices_name(worker));
+                       worker->rank, cstd_devices_name(worker));
 }
 
-void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
+void cst_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
                 bool copies)
 {
-    struct cst_job *job = session->job;
-    struct cst_worker *worker = &job->workers[session->rank];
-    struct cst_pending *request;
+    struct cstd_job *job = session->job;
+    struct cstd_worker *worker = &job->workers[session->rank];
+    struct cstd_pending *request;
     struct cst_err err = {0};
-    int rc = cst_declare_check(worker, n_tensors, n_operators, &err);
+    int rc = cstd_declare_check(worker, n_tensors, n_operators, &err);
 
     if (rc == CST_OK && worker->commit != NULL) {
         rc = cst_err_set(&err, CST_EINVAL, "rank %u is committing already", worker->rank);
@@ -477,33 +477,33 @@ void cst_commit(struct cst_session *session, uint64_t id, uint32_t n_tensors, ui
     }
     /* The rank's pool could not be made again on another device. The worker must open the job
      * anew. */
-    if (rc == CST_OK && job->state == CST_JOB_READY && worker->homeless.status != CST_OK) {
+    if (rc == CST_OK && job->state == CSTD_JOB_READY && worker->homeless.status != CST_OK) {
         err = worker->homeless;
         rc = err.status;
     }
-    if (rc == CST_OK && job->state == CST_JOB_READY) {
+    if (rc == CST_OK && job->state == CSTD_JOB_READY) {
         /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
          * that exists. */
-        rc = cst_share_check(worker, &err);
+        rc = cstd_share_check(worker, &err);
     }
     if (rc == CST_OK) {
-        rc = cst_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
+        rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
     }
     if (rc != CST_OK) {
-        /* The reply comes first, because cst_declare_disagree tells the other ranks and drops the
+        /* The reply comes first, because cstd_declare_disagree tells the other ranks and drops the
          * model. */
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
         if (rc == CST_EMISMATCH) {
-            cst_declare_disagree(job, worker, &err);
+            cstd_declare_disagree(job, worker, &err);
         }
         return;
     }
     request->waits_commit = true;
     worker->commit = request;
-    if (job->state == CST_JOB_READY) {
+    if (job->state == CSTD_JOB_READY) {
         job->commits_held = true;
-        cst_commit_settled(job);
-    } else if (job->state == CST_JOB_DECLARING) {
+        cstd_commit_settled(job);
+    } else if (job->state == CSTD_JOB_DECLARING) {
         join_barrier(job);
     }
 }

@@ -15,7 +15,7 @@
 /* Default budgets in percent of the machine's memory. The rest is for workers and the system. */
 enum { HOST_PERCENT = 60, POOL_PERCENT = 25 };
 
-typedef int (*set_fn)(struct cst_config *config, const char *value, void *field,
+typedef int (*set_fn)(struct cstd_config *config, const char *value, void *field,
                       struct cst_err *err);
 
 static int set_count(const char *value, uint32_t min, uint32_t max, uint32_t *out,
@@ -41,20 +41,21 @@ static int set_text(const char *value, char *out, size_t size, struct cst_err *e
     return CST_OK;
 }
 
-static int set_socket(struct cst_config *config, const char *value, void *field,
+static int set_socket(struct cstd_config *config, const char *value, void *field,
                       struct cst_err *err)
 {
     (void)config;
-    return set_text(value, field, CST_CONFIG_SOCKET_BYTES, err);
+    return set_text(value, field, CSTD_CONFIG_SOCKET_BYTES, err);
 }
 
-static int set_path(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_path(struct cstd_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
-    return set_text(value, field, CST_CONFIG_PATH_BYTES, err);
+    return set_text(value, field, CSTD_CONFIG_PATH_BYTES, err);
 }
 
-static int set_bytes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_bytes(struct cstd_config *config, const char *value, void *field,
+                     struct cst_err *err)
 {
     return cst_size_parse(value, config->memory_bytes, field, err);
 }
@@ -73,47 +74,49 @@ static int set_time(const char *value, uint32_t max, uint32_t *out, struct cst_e
     return rc;
 }
 
-static int set_life(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_life(struct cstd_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
     return set_time(value, 366 * 86400, field, err);
 }
 
 /* Set a time that is used in milliseconds, which must fit in 32 bits. */
-static int set_wait(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_wait(struct cstd_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
     return set_time(value, 30 * 86400, field, err);
 }
 
-static int set_threads(struct cst_config *config, const char *value, void *field,
+static int set_threads(struct cstd_config *config, const char *value, void *field,
                        struct cst_err *err)
 {
     (void)config;
     return set_count(value, 0, 1024, field, err);
 }
 
-static int set_limit(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_limit(struct cstd_config *config, const char *value, void *field,
+                     struct cst_err *err)
 {
     (void)config;
     return set_count(value, 1, 1024, field, err);
 }
 
-static int set_paced(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_paced(struct cstd_config *config, const char *value, void *field,
+                     struct cst_err *err)
 {
     (void)config;
-    return set_count(value, 0, CST_CONFIG_MAX_PACED, field, err);
+    return set_count(value, 0, CSTD_CONFIG_MAX_PACED, field, err);
 }
 
 /* Set a rate in units per second. Percentages are not allowed. */
-static int set_rate(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_rate(struct cstd_config *config, const char *value, void *field, struct cst_err *err)
 {
     (void)config;
     return cst_size_parse(value, 0, field, err);
 }
 
 /* Set copy_share. The maximum is the engine's: compute threads must make progress during copies. */
-static int set_copy_share(struct cst_config *config, const char *value, void *field,
+static int set_copy_share(struct cstd_config *config, const char *value, void *field,
                           struct cst_err *err)
 {
     char *end;
@@ -127,10 +130,10 @@ static int set_copy_share(struct cst_config *config, const char *value, void *fi
     return CST_OK;
 }
 
-static int set_log_level(struct cst_config *config, const char *value, void *field,
+static int set_log_level(struct cstd_config *config, const char *value, void *field,
                          struct cst_err *err)
 {
-    int level = cst_log_parse(value);
+    int level = cstd_log_parse(value);
 
     (void)config;
     if (level == 0) {
@@ -141,14 +144,14 @@ static int set_log_level(struct cst_config *config, const char *value, void *fie
     return CST_OK;
 }
 
-static int set_access(struct cst_config *config, const char *value, void *field,
+static int set_access(struct cstd_config *config, const char *value, void *field,
                       struct cst_err *err)
 {
     (void)config;
-    return cst_access_parse(field, value, err);
+    return cstd_access_parse(field, value, err);
 }
 
-static int set_yes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_yes(struct cstd_config *config, const char *value, void *field, struct cst_err *err)
 {
     bool yes = strcmp(value, "yes") == 0;
 
@@ -160,10 +163,10 @@ static int set_yes(struct cst_config *config, const char *value, void *field, st
     return CST_OK;
 }
 
-static int set_interleave(struct cst_config *config, const char *value, void *field,
+static int set_interleave(struct cstd_config *config, const char *value, void *field,
                           struct cst_err *err)
 {
-    uint32_t k = strcmp(value, "auto") == 0 ? CST_CONFIG_INTERLEAVE_AUTO : 0;
+    uint32_t k = strcmp(value, "auto") == 0 ? CSTD_CONFIG_INTERLEAVE_AUTO : 0;
 
     (void)config;
     if (k == 0 && strcmp(value, "none") != 0 && set_count(value, 1, 1 << 20, &k, err) != CST_OK) {
@@ -173,15 +176,15 @@ static int set_interleave(struct cst_config *config, const char *value, void *fi
     return CST_OK;
 }
 
-static int set_lock(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_lock(struct cstd_config *config, const char *value, void *field, struct cst_err *err)
 {
     static const char *const names[] = {
-        [CST_LOCK_NO] = "no", [CST_LOCK_TRY] = "try", [CST_LOCK_YES] = "yes"};
+        [CSTD_LOCK_NO] = "no", [CSTD_LOCK_TRY] = "try", [CSTD_LOCK_YES] = "yes"};
 
     (void)config;
     for (unsigned i = 0; i < 3; i++) {
         if (strcmp(value, names[i]) == 0) {
-            *(enum cst_config_lock *)field = (enum cst_config_lock)i;
+            *(enum cstd_config_lock *)field = (enum cstd_config_lock)i;
             return CST_OK;
         }
     }
@@ -189,7 +192,8 @@ static int set_lock(struct cst_config *config, const char *value, void *field, s
 }
 
 /* Set the list of NUMA nodes: "all", or node numbers separated by commas or spaces. */
-static int set_nodes(struct cst_config *config, const char *value, void *field, struct cst_err *err)
+static int set_nodes(struct cstd_config *config, const char *value, void *field,
+                     struct cst_err *err)
 {
     char copy[128], *save = NULL;
     unsigned n = 0;
@@ -204,7 +208,7 @@ static int set_nodes(struct cst_config *config, const char *value, void *field, 
          word = strtok_r(NULL, ", ", &save)) {
         uint32_t node = 0;
 
-        if (n == CST_CONFIG_MAX_NODES || set_count(word, 0, 1023, &node, NULL) != CST_OK) {
+        if (n == CSTD_CONFIG_MAX_NODES || set_count(word, 0, 1023, &node, NULL) != CST_OK) {
             n = 0;
             break;
         }
@@ -213,16 +217,16 @@ static int set_nodes(struct cst_config *config, const char *value, void *field, 
     if (n == 0) {
         return cst_err_set(err, CST_EINVAL,
                            "'%s' is neither 'all' nor a list of at most %d node numbers", value,
-                           CST_CONFIG_MAX_NODES);
+                           CSTD_CONFIG_MAX_NODES);
     }
     config->n_nodes = n;
     return CST_OK;
 }
 
-static int set_gpu_devices(struct cst_config *config, const char *value, void *field,
+static int set_gpu_devices(struct cstd_config *config, const char *value, void *field,
                            struct cst_err *err)
 {
-    int rc = cst_gpu_list_check(value, err);
+    int rc = cstd_gpu_list_check(value, err);
 
     (void)field;
     if (rc == CST_OK) {
@@ -231,7 +235,7 @@ static int set_gpu_devices(struct cst_config *config, const char *value, void *f
     return rc;
 }
 
-static int set_gpu_copies(struct cst_config *config, const char *value, void *field,
+static int set_gpu_copies(struct cstd_config *config, const char *value, void *field,
                           struct cst_err *err)
 {
     bool worker = strcmp(value, "worker") == 0;
@@ -240,12 +244,12 @@ static int set_gpu_copies(struct cst_config *config, const char *value, void *fi
     if (!worker && strcmp(value, "engine") != 0) {
         return cst_err_set(err, CST_EINVAL, "'%s' is none of engine, worker", value);
     }
-    *(enum cst_config_copies *)field = worker ? CST_COPIES_WORKER : CST_COPIES_ENGINE;
+    *(enum cstd_config_copies *)field = worker ? CSTD_COPIES_WORKER : CSTD_COPIES_ENGINE;
     return CST_OK;
 }
 
 /* Set the smallest piece in bytes; "no" sets 0. */
-static int set_gpu_gather(struct cst_config *config, const char *value, void *field,
+static int set_gpu_gather(struct cstd_config *config, const char *value, void *field,
                           struct cst_err *err)
 {
     uint64_t bytes = 0;
@@ -263,7 +267,7 @@ static int set_gpu_gather(struct cst_config *config, const char *value, void *fi
 
 /* Set the budget of GPUs. The text is kept, because a percentage refers to the memory of each
  * card. */
-static int set_gpu_pool(struct cst_config *config, const char *value, void *field,
+static int set_gpu_pool(struct cstd_config *config, const char *value, void *field,
                         struct cst_err *err)
 {
     uint64_t bytes = 0;
@@ -285,46 +289,46 @@ static const struct row {
     const char *section;
     const char *key;
     set_fn set;
-    size_t field; /* Offset in struct cst_config. */
+    size_t field; /* Offset in struct cstd_config. */
 } rows[] = {
-    {"daemon", "socket", set_socket, offsetof(struct cst_config, socket)},
-    {"daemon", "manager_socket", set_socket, offsetof(struct cst_config, manager_socket)},
-    {"daemon", "log_level", set_log_level, offsetof(struct cst_config, log_level)},
-    {"daemon", "access", set_access, offsetof(struct cst_config, access)},
-    {"host", "memory", set_bytes, offsetof(struct cst_config, host_bytes)},
-    {"host", "lock", set_lock, offsetof(struct cst_config, lock)},
-    {"host", "nodes", set_nodes, offsetof(struct cst_config, nodes)},
-    {"device host", "pool", set_bytes, offsetof(struct cst_config, pool_bytes)},
-    {"engine", "threads", set_threads, offsetof(struct cst_config, threads)},
-    {"engine", "copy_threads", set_threads, offsetof(struct cst_config, copy_threads)},
-    {"engine", "copy_share", set_copy_share, offsetof(struct cst_config, copy_share)},
-    {"engine", "update_rate", set_rate, offsetof(struct cst_config, update_rate)},
-    {"engine", "program", set_path, offsetof(struct cst_config, engine)},
-    {"gpu", "devices", set_gpu_devices, offsetof(struct cst_config, gpu_devices)},
-    {"gpu", "pool", set_gpu_pool, offsetof(struct cst_config, gpu_pool)},
-    {"gpu", "copies", set_gpu_copies, offsetof(struct cst_config, gpu_copies)},
-    {"gpu", "gather", set_gpu_gather, offsetof(struct cst_config, gpu_gather)},
-    {"gpu", "idle", set_wait, offsetof(struct cst_config, gpu_idle_s)},
-    {"gpu", "program", set_path, offsetof(struct cst_config, gpu_engine)},
-    {"paced", "devices", set_paced, offsetof(struct cst_config, n_paced)},
-    {"paced", "up", set_rate, offsetof(struct cst_config, paced_up)},
-    {"paced", "down", set_rate, offsetof(struct cst_config, paced_down)},
-    {"paced", "update", set_rate, offsetof(struct cst_config, paced_update)},
-    {"paced", "memory", set_bytes, offsetof(struct cst_config, paced_memory)},
-    {"plan", "rates", set_path, offsetof(struct cst_config, rates)},
-    {"plan", "interleave", set_interleave, offsetof(struct cst_config, interleave)},
-    {"plan", "search", set_yes, offsetof(struct cst_config, plan_search)},
-    {"plan", "search_time", set_wait, offsetof(struct cst_config, search_time_s)},
-    {"job", "ttl", set_life, offsetof(struct cst_config, ttl_s)},
-    {"job", "timeout", set_wait, offsetof(struct cst_config, timeout_s)},
-    {"job", "max_jobs", set_limit, offsetof(struct cst_config, max_jobs)},
-    {"job", "max_sessions", set_limit, offsetof(struct cst_config, max_sessions)},
-    {"job", "credits", set_limit, offsetof(struct cst_config, credits)},
+    {"daemon", "socket", set_socket, offsetof(struct cstd_config, socket)},
+    {"daemon", "manager_socket", set_socket, offsetof(struct cstd_config, manager_socket)},
+    {"daemon", "log_level", set_log_level, offsetof(struct cstd_config, log_level)},
+    {"daemon", "access", set_access, offsetof(struct cstd_config, access)},
+    {"host", "memory", set_bytes, offsetof(struct cstd_config, host_bytes)},
+    {"host", "lock", set_lock, offsetof(struct cstd_config, lock)},
+    {"host", "nodes", set_nodes, offsetof(struct cstd_config, nodes)},
+    {"device host", "pool", set_bytes, offsetof(struct cstd_config, pool_bytes)},
+    {"engine", "threads", set_threads, offsetof(struct cstd_config, threads)},
+    {"engine", "copy_threads", set_threads, offsetof(struct cstd_config, copy_threads)},
+    {"engine", "copy_share", set_copy_share, offsetof(struct cstd_config, copy_share)},
+    {"engine", "update_rate", set_rate, offsetof(struct cstd_config, update_rate)},
+    {"engine", "program", set_path, offsetof(struct cstd_config, engine)},
+    {"gpu", "devices", set_gpu_devices, offsetof(struct cstd_config, gpu_devices)},
+    {"gpu", "pool", set_gpu_pool, offsetof(struct cstd_config, gpu_pool)},
+    {"gpu", "copies", set_gpu_copies, offsetof(struct cstd_config, gpu_copies)},
+    {"gpu", "gather", set_gpu_gather, offsetof(struct cstd_config, gpu_gather)},
+    {"gpu", "idle", set_wait, offsetof(struct cstd_config, gpu_idle_s)},
+    {"gpu", "program", set_path, offsetof(struct cstd_config, gpu_engine)},
+    {"paced", "devices", set_paced, offsetof(struct cstd_config, n_paced)},
+    {"paced", "up", set_rate, offsetof(struct cstd_config, paced_up)},
+    {"paced", "down", set_rate, offsetof(struct cstd_config, paced_down)},
+    {"paced", "update", set_rate, offsetof(struct cstd_config, paced_update)},
+    {"paced", "memory", set_bytes, offsetof(struct cstd_config, paced_memory)},
+    {"plan", "rates", set_path, offsetof(struct cstd_config, rates)},
+    {"plan", "interleave", set_interleave, offsetof(struct cstd_config, interleave)},
+    {"plan", "search", set_yes, offsetof(struct cstd_config, plan_search)},
+    {"plan", "search_time", set_wait, offsetof(struct cstd_config, search_time_s)},
+    {"job", "ttl", set_life, offsetof(struct cstd_config, ttl_s)},
+    {"job", "timeout", set_wait, offsetof(struct cstd_config, timeout_s)},
+    {"job", "max_jobs", set_limit, offsetof(struct cstd_config, max_jobs)},
+    {"job", "max_sessions", set_limit, offsetof(struct cstd_config, max_sessions)},
+    {"job", "credits", set_limit, offsetof(struct cstd_config, credits)},
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
 
-static bool was_given(const struct cst_config *config, const void *field)
+static bool was_given(const struct cstd_config *config, const void *field)
 {
     size_t offset = (size_t)((const char *)field - (const char *)config);
 
@@ -336,15 +340,15 @@ static bool was_given(const struct cst_config *config, const void *field)
     return false;
 }
 
-void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
+void cstd_config_init(struct cstd_config *config, uint64_t memory_bytes)
 {
-    *config = (struct cst_config){
+    *config = (struct cstd_config){
         .memory_bytes = memory_bytes,
         .socket = "/run/cistern/cistern.sock",
-        .log_level = CST_LOG_INFO,
+        .log_level = CSTD_LOG_INFO,
         .access = {.any = true},
         .host_bytes = memory_bytes / 100 * HOST_PERCENT,
-        .lock = CST_LOCK_TRY,
+        .lock = CSTD_LOCK_TRY,
         .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
         .copy_share = 0.25f,
         .gpu_devices = "all",
@@ -354,7 +358,7 @@ void cst_config_init(struct cst_config *config, uint64_t memory_bytes)
         .paced_memory = UINT64_C(1) << 30,
         .ttl_s = 86400,
         .timeout_s = 300,
-        .interleave = CST_CONFIG_INTERLEAVE_AUTO,
+        .interleave = CSTD_CONFIG_INTERLEAVE_AUTO,
         .plan_search = true,
         .search_time_s = 5,
         .max_jobs = 64,
@@ -394,7 +398,7 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
     return -1;
 }
 
-static int set_row(struct cst_config *config, int i, const char *value, struct cst_err *err)
+static int set_row(struct cstd_config *config, int i, const char *value, struct cst_err *err)
 {
     int rc = rows[i].set(config, value, (char *)config + rows[i].field, err);
 
@@ -405,8 +409,8 @@ static int set_row(struct cst_config *config, int i, const char *value, struct c
     return cst_err_prefix(err, "%s", rows[i].key);
 }
 
-int cst_config_set(struct cst_config *config, const char *section, const char *key,
-                   const char *value, struct cst_err *err)
+int cstd_config_set(struct cstd_config *config, const char *section, const char *key,
+                    const char *value, struct cst_err *err)
 {
     int i = find_row(section, key, err);
 
@@ -414,7 +418,7 @@ int cst_config_set(struct cst_config *config, const char *section, const char *k
 }
 
 struct load {
-    struct cst_config *config;
+    struct cstd_config *config;
     FILE *file;
     /* Number of the line being read. inih counts lines as well but does not pass the number to the
      * handler. */
@@ -437,8 +441,8 @@ static int set_once(struct load *load, const char *section, const char *key, con
     int i;
 
     /* Quota sections are named after users and groups and are not in the table. */
-    if (cst_quota_rules_is_section(section)) {
-        return cst_quota_rules_set(&load->config->quota, section, key, value, &load->err);
+    if (cstd_quota_rules_is_section(section)) {
+        return cstd_quota_rules_set(&load->config->quota, section, key, value, &load->err);
     }
     i = find_row(section, key, &load->err);
     if (i < 0) {
@@ -477,7 +481,8 @@ static int explain_line(const struct load *load, const char *path, int line, str
     return cst_err_set(err, CST_EINVAL, "%s:%d: %s", path, line, load->err.text);
 }
 
-int cst_config_load(struct cst_config *config, const char *path, bool required, struct cst_err *err)
+int cstd_config_load(struct cstd_config *config, const char *path, bool required,
+                     struct cst_err *err)
 {
     struct load load = {.config = config, .file = fopen(path, "re")};
     int line, rc = CST_OK;
@@ -500,23 +505,24 @@ int cst_config_load(struct cst_config *config, const char *path, bool required, 
     return rc;
 }
 
-int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *out,
-                      struct cst_err *err)
+int cstd_config_reload(const struct cstd_config *config, struct cstd_quota_rules *out,
+                       struct cst_err *err)
 {
-    struct cst_config fresh;
+    struct cstd_config fresh;
     int rc;
 
     /* The whole file is parsed, and a mistake anywhere in it is reported. */
-    cst_config_init(&fresh, config->memory_bytes);
-    rc = config->file[0] != '\0' ? cst_config_load(&fresh, config->file, config->file_required, err)
-                                 : CST_OK;
+    cstd_config_init(&fresh, config->memory_bytes);
+    rc = config->file[0] != '\0'
+             ? cstd_config_load(&fresh, config->file, config->file_required, err)
+             : CST_OK;
     if (rc == CST_OK) {
         *out = fresh.quota;
     }
     return rc;
 }
 
-static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
+static int finish_manager_socket(struct cstd_config *config, struct cst_err *err)
 {
     /* Not NULL, because set_socket only accepts absolute paths. */
     const char *slash = strrchr(config->socket, '/');
@@ -538,7 +544,7 @@ static int finish_manager_socket(struct cst_config *config, struct cst_err *err)
 
 /* Check the sum of the budgets. Budgets that were not set are reduced in favour of those that were
  * set and of simulated accelerators. */
-static int finish_budgets(struct cst_config *config, struct cst_err *err)
+static int finish_budgets(struct cstd_config *config, struct cst_err *err)
 {
     uint64_t paced = config->n_paced * config->paced_memory, left = config->memory_bytes;
     char host[CST_SIZE_TEXT], pool[CST_SIZE_TEXT], machine[CST_SIZE_TEXT], each[CST_SIZE_TEXT];
@@ -581,7 +587,7 @@ static int finish_budgets(struct cst_config *config, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_config_finish(struct cst_config *config, struct cst_err *err)
+int cstd_config_finish(struct cstd_config *config, struct cst_err *err)
 {
     int rc = finish_manager_socket(config, err);
 

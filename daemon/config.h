@@ -12,32 +12,32 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CST_CONFIG_PATH_BYTES 256
-#define CST_CONFIG_SOCKET_BYTES 108 /* Size of sun_path, including the terminating NUL. */
-#define CST_CONFIG_MAX_NODES 8      /* Most NUMA nodes that get an engine. */
-#define CST_CONFIG_MAX_PACED 8      /* Most simulated accelerators. */
-#define CST_CONFIG_INTERLEAVE_AUTO UINT32_MAX
+#define CSTD_CONFIG_PATH_BYTES 256
+#define CSTD_CONFIG_SOCKET_BYTES 108 /* Size of sun_path, including the terminating NUL. */
+#define CSTD_CONFIG_MAX_NODES 8      /* Most NUMA nodes that get an engine. */
+#define CSTD_CONFIG_MAX_PACED 8      /* Most simulated accelerators. */
+#define CSTD_CONFIG_INTERLEAVE_AUTO UINT32_MAX
 
-/* Locking of arenas in memory. CST_LOCK_TRY: a failure is a warning. CST_LOCK_YES: a failure fails
- * the job. */
-enum cst_config_lock { CST_LOCK_NO, CST_LOCK_TRY, CST_LOCK_YES };
+/* Locking of arenas in memory. CSTD_LOCK_TRY: a failure is a warning. CSTD_LOCK_YES: a failure
+ * fails the job. */
+enum cstd_config_lock { CSTD_LOCK_NO, CSTD_LOCK_TRY, CSTD_LOCK_YES };
 /* Who copies weights from host memory into pools on GPUs: the GPU's engine, or each worker. */
-enum cst_config_copies { CST_COPIES_ENGINE, CST_COPIES_WORKER };
+enum cstd_config_copies { CSTD_COPIES_ENGINE, CSTD_COPIES_WORKER };
 
-struct cst_config {
+struct cstd_config {
     /* The configuration file that was read; empty: no file was named. */
-    char file[CST_CONFIG_PATH_BYTES];
-    bool file_required;                   /* The file must exist. */
-    uint64_t memory_bytes;                /* Memory of the machine in bytes; not a setting. */
-    char socket[CST_CONFIG_SOCKET_BYTES]; /* [daemon] socket. */
+    char file[CSTD_CONFIG_PATH_BYTES];
+    bool file_required;                    /* The file must exist. */
+    uint64_t memory_bytes;                 /* Memory of the machine in bytes; not a setting. */
+    char socket[CSTD_CONFIG_SOCKET_BYTES]; /* [daemon] socket. */
     /* [daemon] manager_socket; empty: manager.sock in the directory of socket. */
-    char manager_socket[CST_CONFIG_SOCKET_BYTES];
-    int log_level;            /* [daemon] log_level, an enum cst_log_level. */
-    struct cst_access access; /* [daemon] access. */
+    char manager_socket[CSTD_CONFIG_SOCKET_BYTES];
+    int log_level;             /* [daemon] log_level, an enum cstd_log_level. */
+    struct cstd_access access; /* [daemon] access. */
     uint64_t host_bytes; /* [host] memory: budget for arenas, job tables and staging, in bytes. */
-    enum cst_config_lock lock;            /* [host] lock: whether arenas are locked in memory. */
-    unsigned nodes[CST_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers). */
-    unsigned n_nodes;                     /* Number of nodes in [host] nodes; 0: all. */
+    enum cstd_config_lock lock;            /* [host] lock: whether arenas are locked in memory. */
+    unsigned nodes[CSTD_CONFIG_MAX_NODES]; /* [host] nodes: NUMA nodes to use (OS numbers). */
+    unsigned n_nodes;                      /* Number of nodes in [host] nodes; 0: all. */
     /* [device host] pool: budget for all pools in host memory together, in bytes. */
     uint64_t pool_bytes;
     uint32_t threads;      /* [engine] threads of each engine; 0: all usable cores. */
@@ -46,7 +46,7 @@ struct cst_config {
     /* [engine] update_rate of each node's engine, elements/s; 0: not limited. */
     uint64_t update_rate;
     /* [engine] program; empty: searched for in the usual places. */
-    char engine[CST_CONFIG_PATH_BYTES];
+    char engine[CSTD_CONFIG_PATH_BYTES];
     uint32_t n_paced; /* [paced] devices: number of simulated accelerators. */
     /* [paced] up, down: bytes/s of each simulated accelerator; 0: not limited. */
     uint64_t paced_up, paced_down;
@@ -56,16 +56,16 @@ struct cst_config {
     char gpu_devices[512]; /* [gpu] devices: "all", "none", or a list. */
     char gpu_pool[32];     /* [gpu] pool: budget on each GPU, as text: a size or a percentage. */
     uint32_t gpu_idle_s; /* [gpu] idle: time in seconds after which an engine without a job ends. */
-    enum cst_config_copies gpu_copies; /* [gpu] copies: who copies weights into pools on GPUs. */
+    enum cstd_config_copies gpu_copies; /* [gpu] copies: who copies weights into pools on GPUs. */
     /* [gpu] gather: smallest piece of weights in bytes that GPUs obtain from each other; 0: they do
      * not. */
     uint64_t gpu_gather;
     /* [gpu] program; empty: searched for in the usual places. */
-    char gpu_engine[CST_CONFIG_PATH_BYTES];
+    char gpu_engine[CSTD_CONFIG_PATH_BYTES];
     /* [plan] rates: file of the machine's rates; empty: the default file, if it exists. */
-    char rates[CST_CONFIG_PATH_BYTES];
+    char rates[CSTD_CONFIG_PATH_BYTES];
     /* [plan] interleave: k of all jobs with device updates; 0: no device updates;
-     * CST_CONFIG_INTERLEAVE_AUTO: chosen for each job. */
+     * CSTD_CONFIG_INTERLEAVE_AUTO: chosen for each job. */
     uint32_t interleave;
     /* [plan] search: search a plan for each job that leaves the choice to the daemon. */
     bool plan_search;
@@ -76,33 +76,33 @@ struct cst_config {
     uint32_t max_sessions;  /* [job] max_sessions. */
     uint32_t credits;       /* [job] credits: most requests in flight per connection. */
     /* [quota], [quota uid:N] and similar sections; SIGHUP reads them again. */
-    struct cst_quota_rules quota;
+    struct cstd_quota_rules quota;
     uint64_t given; /* Keys that were set; bit i belongs to row i of the table in config.c. */
 };
 
 /* Set the defaults for a machine of @memory_bytes. */
-void cst_config_init(struct cst_config *config, uint64_t memory_bytes);
+void cstd_config_init(struct cstd_config *config, uint64_t memory_bytes);
 
 /* Read the file @path into @config. A missing file is an error only if @required. CST_EINVAL: a
  * line is invalid, "FILE:LINE: ..."; CST_ENOTFOUND: a required file is missing; CST_EIO: the file
  * cannot be read. */
-int cst_config_load(struct cst_config *config, const char *path, bool required,
-                    struct cst_err *err);
+int cstd_config_load(struct cstd_config *config, const char *path, bool required,
+                     struct cst_err *err);
 
 /* Read @config's file again and store the limits of users and groups in *out. These limits are the
  * only settings that can change while the daemon runs, but the whole file must be valid. On failure
- * (statuses of cst_config_load) *out is unchanged. */
-int cst_config_reload(const struct cst_config *config, struct cst_quota_rules *out,
-                      struct cst_err *err);
+ * (statuses of cstd_config_load) *out is unchanged. */
+int cstd_config_reload(const struct cstd_config *config, struct cstd_quota_rules *out,
+                       struct cst_err *err);
 
 /* Set one key as the file would; used for the command line. A key may be set repeatedly.
  * CST_EINVAL: unknown key or invalid value; @err has what is allowed. */
-int cst_config_set(struct cst_config *config, const char *section, const char *key,
-                   const char *value, struct cst_err *err);
+int cstd_config_set(struct cstd_config *config, const char *section, const char *key,
+                    const char *value, struct cst_err *err);
 
 /* Derive settings that depend on others, and check that settings agree. Called after file and
  * command line were read. CST_EBUDGET: the budgets exceed the machine's memory; CST_EINVAL: the
  * sockets' paths do not fit or are equal. */
-int cst_config_finish(struct cst_config *config, struct cst_err *err);
+int cstd_config_finish(struct cstd_config *config, struct cst_err *err);
 
 #endif

@@ -20,9 +20,9 @@
 
 static void on_readable(uv_check_t *reader)
 {
-    struct cst_daemon *daemon = reader->data;
+    struct cstd_daemon *daemon = reader->data;
 
-    cst_session_read_turns(&daemon->server);
+    cstd_session_read_turns(&daemon->server);
 }
 
 /* End of a turn of the loop, after all callbacks and before the loop sleeps. The order matters:
@@ -30,25 +30,25 @@ static void on_readable(uv_check_t *reader)
  * priority. */
 static void on_turn(uv_prepare_t *turn)
 {
-    struct cst_daemon *daemon = turn->data;
+    struct cstd_daemon *daemon = turn->data;
 
-    cst_later_run(&daemon->later);
-    cst_engines_flush(&daemon->engines);
-    cst_later_run(&daemon->spare);
+    cstd_later_run(&daemon->later);
+    cstd_engines_flush(&daemon->engines);
+    cstd_later_run(&daemon->spare);
 }
 
 static void on_watchdog(uv_timer_t *timer)
 {
-    struct cst_daemon *daemon = timer->data;
+    struct cstd_daemon *daemon = timer->data;
 
-    if (cst_engines_alive(&daemon->engines)) {
-        cst_notify_alive(&daemon->notify);
+    if (cstd_engines_alive(&daemon->engines)) {
+        cstd_notify_alive(&daemon->notify);
     } else {
-        cst_log(CST_LOG_WARNING, "an engine that has commands makes no progress");
+        cstd_log(CSTD_LOG_WARNING, "an engine that has commands makes no progress");
     }
 }
 
-static void format_status(const struct cst_daemon *daemon, char *out, size_t n)
+static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
 {
     char host[CST_SIZE_TEXT], host_limit[CST_SIZE_TEXT], pool[CST_SIZE_TEXT],
         pool_limit[CST_SIZE_TEXT];
@@ -59,46 +59,46 @@ static void format_status(const struct cst_daemon *daemon, char *out, size_t n)
         cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
 }
 
-void cst_daemon_status(struct cst_daemon *daemon)
+void cstd_daemon_status(struct cstd_daemon *daemon)
 {
     char text[256];
 
     format_status(daemon, text, sizeof text);
-    cst_notify_status(&daemon->notify, text);
+    cstd_notify_status(&daemon->notify, text);
 }
 
 /* -- signals -------------------------------------------------------------------------------- */
 
 static void on_terminate(uv_signal_t *signal, int number)
 {
-    struct cst_daemon *daemon = signal->data;
+    struct cstd_daemon *daemon = signal->data;
 
     if (daemon->draining) {
-        cst_log(CST_LOG_WARNING, "second %s: exiting now", strsignal(number));
+        cstd_log(CSTD_LOG_WARNING, "second %s: exiting now", strsignal(number));
         /* Engines end by themselves when their sockets are closed. */
         _exit(1);
     }
-    cst_log(CST_LOG_NOTICE, "%s: shutting down; %u jobs end", strsignal(number), daemon->jobs.n);
-    cst_daemon_drain(daemon);
+    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u jobs end", strsignal(number), daemon->jobs.n);
+    cstd_daemon_drain(daemon);
 }
 
 static void on_reload(uv_signal_t *signal, int number)
 {
-    struct cst_daemon *daemon = signal->data;
-    struct cst_quota_rules rules;
+    struct cstd_daemon *daemon = signal->data;
+    struct cstd_quota_rules rules;
     struct cst_err err = {0};
 
     (void)number;
-    if (cst_config_reload(daemon->config, &rules, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "SIGHUP: the limits of users are unchanged: %s", err.text);
+    if (cstd_config_reload(daemon->config, &rules, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "SIGHUP: the limits of users are unchanged: %s", err.text);
         return;
     }
-    cst_quota_reload(&daemon->quota, &rules);
-    cst_log(CST_LOG_NOTICE, "SIGHUP: the limits in [quota] were read again; other changes of the "
-                            "configuration need a restart");
+    cstd_quota_reload(&daemon->quota, &rules);
+    cstd_log(CSTD_LOG_NOTICE, "SIGHUP: the limits in [quota] were read again; other changes of the "
+                              "configuration need a restart");
 }
 
-static void start_signals(struct cst_daemon *daemon)
+static void start_signals(struct cstd_daemon *daemon)
 {
     (void)signal(SIGPIPE, SIG_IGN);
     (void)uv_signal_init(&daemon->loop, &daemon->terminate);
@@ -125,28 +125,28 @@ static void raise_fd_limit(void)
 
 /* Tell the quota module the total of each resource, because users' limits may be parts of it.
  * Accelerators add their memory when they are found. */
-static void init_quota(struct cst_daemon *daemon, const struct cst_config *config)
+static void init_quota(struct cstd_daemon *daemon, const struct cstd_config *config)
 {
-    struct cst_quota *quota = &daemon->quota;
+    struct cstd_quota *quota = &daemon->quota;
     uid_t sole;
 
-    cst_quota_init(quota, &config->quota,
-                   cst_access_is_sole(&config->access, &sole) ? &sole : NULL);
-    cst_quota_set_total(quota, CST_QUOTA_HOST, config->host_bytes);
-    cst_quota_set_total(quota, CST_QUOTA_JOBS, config->max_jobs);
-    cst_quota_set_total(quota, CST_QUOTA_SESSIONS, config->max_sessions);
-    cst_quota_set_total(quota, CST_QUOTA_DESCRIPTORS, daemon->server.unread.limit);
-    cst_quota_set_total(quota, CST_QUOTA_REQUESTS,
-                        (uint64_t)config->max_sessions * config->credits);
-    cst_quota_set_total(quota, CST_QUOTA_SEARCHES, config->max_jobs);
-    cst_quota_set_total(quota, CST_QUOTA_TTL, config->ttl_s);
-    daemon->host.resource = CST_QUOTA_HOST;
-    daemon->pool.resource = cst_quota_add_pool(quota, daemon->pool.name, daemon->pool.limit);
+    cstd_quota_init(quota, &config->quota,
+                    cstd_access_is_sole(&config->access, &sole) ? &sole : NULL);
+    cstd_quota_set_total(quota, CSTD_QUOTA_HOST, config->host_bytes);
+    cstd_quota_set_total(quota, CSTD_QUOTA_JOBS, config->max_jobs);
+    cstd_quota_set_total(quota, CSTD_QUOTA_SESSIONS, config->max_sessions);
+    cstd_quota_set_total(quota, CSTD_QUOTA_DESCRIPTORS, daemon->server.unread.limit);
+    cstd_quota_set_total(quota, CSTD_QUOTA_REQUESTS,
+                         (uint64_t)config->max_sessions * config->credits);
+    cstd_quota_set_total(quota, CSTD_QUOTA_SEARCHES, config->max_jobs);
+    cstd_quota_set_total(quota, CSTD_QUOTA_TTL, config->ttl_s);
+    daemon->host.resource = CSTD_QUOTA_HOST;
+    daemon->pool.resource = cstd_quota_add_pool(quota, daemon->pool.name, daemon->pool.limit);
 }
 
-static void start_timers(struct cst_daemon *daemon)
+static void start_timers(struct cstd_daemon *daemon)
 {
-    uint64_t ms = cst_notify_watchdog_ms();
+    uint64_t ms = cstd_notify_watchdog_ms();
 
     (void)uv_check_init(&daemon->loop, &daemon->reader);
     (void)uv_prepare_init(&daemon->loop, &daemon->turn);
@@ -159,20 +159,20 @@ static void start_timers(struct cst_daemon *daemon)
     }
 }
 
-static void init_parts(struct cst_daemon *daemon, const struct cst_config *config)
+static void init_parts(struct cstd_daemon *daemon, const struct cstd_config *config)
 {
     memset(daemon, 0, sizeof *daemon);
     daemon->config = config;
-    daemon->host = (struct cst_budget){
+    daemon->host = (struct cstd_budget){
         .name = "host memory", .key = "memory in [host]", .limit = config->host_bytes};
-    daemon->pool = (struct cst_budget){.name = "pools of the host device",
-                                       .key = "pool in [device host]",
-                                       .limit = config->pool_bytes};
+    daemon->pool = (struct cstd_budget){.name = "pools of the host device",
+                                        .key = "pool in [device host]",
+                                        .limit = config->pool_bytes};
     daemon->started_ns = uv_hrtime();
-    cst_jobs_init(&daemon->jobs);
-    cst_pendings_init(&daemon->requests);
-    cst_later_init(&daemon->later);
-    cst_later_init(&daemon->spare);
+    cstd_jobs_init(&daemon->jobs);
+    cstd_pendings_init(&daemon->requests);
+    cstd_later_init(&daemon->later);
+    cstd_later_init(&daemon->spare);
     cst_actions_init(&daemon->actions);
     /* The epoch tells clients that the daemon was restarted; it need not be secret. */
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
@@ -181,16 +181,17 @@ static void init_parts(struct cst_daemon *daemon, const struct cst_config *confi
     daemon->epoch &= INT64_MAX; /* Clients may store it in a signed integer. */
 }
 
-int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, struct cst_err *err)
+int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_config *config,
+                     struct cst_err *err)
 {
     char status[256];
     int rc;
 
     init_parts(daemon, config);
     raise_fd_limit();
-    cst_unread_init(&daemon->server.unread);
+    cstd_unread_init(&daemon->server.unread);
     init_quota(daemon, config);
-    rc = cst_unpack_init(&daemon->unpack, err);
+    rc = cstd_unpack_init(&daemon->unpack, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -198,56 +199,56 @@ int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config, 
         rc = cst_err_set(err, CST_EINTERNAL, "uv_loop_init");
         goto err_after_unpack;
     }
-    rc = cst_planner_init(&daemon->planner, daemon, err);
+    rc = cstd_planner_init(&daemon->planner, daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
-    rc = cst_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cst_drive_done,
-                          cst_commit_resume, cst_drive_given_up, daemon, err);
+    rc = cstd_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cstd_drive_done,
+                           cstd_commit_resume, cstd_drive_given_up, daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
-    daemon->engines.on_timed = cst_drive_timed;
-    cst_remains_init(&daemon->remains, &daemon->loop);
+    daemon->engines.on_timed = cstd_drive_timed;
+    cstd_remains_init(&daemon->remains, &daemon->loop);
     daemon->host.remains = daemon->pool.remains = &daemon->remains;
-    cst_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
-    rc = cst_server_open(&daemon->server, daemon, err);
+    cstd_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
+    rc = cstd_server_open(&daemon->server, daemon, err);
     if (rc != CST_OK) {
         goto err_after_engines;
     }
     start_signals(daemon);
     start_timers(daemon);
-    cst_notify_init(&daemon->notify, &daemon->loop);
+    cstd_notify_init(&daemon->notify, &daemon->loop);
     /* The loop has active handles now. A failure from here on must end them as a shutdown does. */
-    rc = cst_engines_start(&daemon->engines, err);
+    rc = cstd_engines_start(&daemon->engines, err);
     if (rc != CST_OK) {
         /* Engines that were started already must end. */
-        cst_daemon_drain(daemon);
-        cst_daemon_run(daemon);
-        cst_daemon_close(daemon);
+        cstd_daemon_drain(daemon);
+        cstd_daemon_run(daemon);
+        cstd_daemon_close(daemon);
         return rc;
     }
-    cst_log(CST_LOG_NOTICE, "listening at %s, managers at %s, engine %s", daemon->server.user.path,
-            daemon->server.manager.path, daemon->engines.program);
-    cst_gpus_start(&daemon->gpus, daemon);
+    cstd_log(CSTD_LOG_NOTICE, "listening at %s, managers at %s, engine %s",
+             daemon->server.user.path, daemon->server.manager.path, daemon->engines.program);
+    cstd_gpus_start(&daemon->gpus, daemon);
     format_status(daemon, status, sizeof status);
-    cst_notify_ready(&daemon->notify, status);
+    cstd_notify_ready(&daemon->notify, status);
     return CST_OK;
 
 err_after_engines:
-    cst_engines_close(&daemon->engines);
-    cst_remains_close(&daemon->remains);
+    cstd_engines_close(&daemon->engines);
+    cstd_remains_close(&daemon->remains);
 err_after_loop:
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
 err_after_unpack:
-    cst_unpack_close(&daemon->unpack);
+    cstd_unpack_close(&daemon->unpack);
     return rc;
 }
 
 /* -- run and shutdown ----------------------------------------------------------------------- */
 
-void cst_daemon_run(struct cst_daemon *daemon)
+void cstd_daemon_run(struct cstd_daemon *daemon)
 {
     /* Workers and engines wait for the daemon, which never runs for long. */
     cst_slice_short();
@@ -255,7 +256,7 @@ void cst_daemon_run(struct cst_daemon *daemon)
 }
 
 /* The reason for the end of the connection of a worker of @job; NULL: the peer has no job. */
-static struct cst_err words_of_end(const struct cst_job *job)
+static struct cst_err words_of_end(const struct cstd_job *job)
 {
     struct cst_core_stats stats = {0};
     struct cst_err why = {0};
@@ -276,56 +277,56 @@ static struct cst_err words_of_end(const struct cst_job *job)
 }
 
 /* Tell all connected peers why their connection ends, including those without a request. */
-static void say_farewell(struct cst_daemon *daemon)
+static void say_farewell(struct cstd_daemon *daemon)
 {
-    struct cst_session *session;
+    struct cstd_session *session;
 
     TAILQ_FOREACH(session, &daemon->server.sessions, link)
     {
         struct cst_err why = words_of_end(session->job);
 
-        cst_session_farewell(session, &why);
+        cstd_session_farewell(session, &why);
     }
 }
 
-static void remove_jobs(struct cst_daemon *daemon)
+static void remove_jobs(struct cstd_daemon *daemon)
 {
-    struct cst_job *job;
+    struct cstd_job *job;
 
     while ((job = TAILQ_FIRST(&daemon->jobs.living)) != NULL) {
         struct cst_err why = words_of_end(job);
 
-        cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "%s", why.text);
-        cst_job_remove(job, 0, &why);
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
+        cstd_job_remove(job, 0, &why);
     }
 }
 
 /* Answer all requests and close the connections. A reply that a socket does not accept at once is
  * lost. */
-static void end_sessions(struct cst_daemon *daemon)
+static void end_sessions(struct cstd_daemon *daemon)
 {
-    struct cst_session *session;
+    struct cstd_session *session;
     struct cst_err why = words_of_end(NULL);
 
     TAILQ_FOREACH(session, &daemon->server.sessions, link)
     {
         while (!TAILQ_EMPTY(&session->requests)) {
-            struct cst_pending *request = TAILQ_FIRST(&session->requests);
+            struct cstd_pending *request = TAILQ_FIRST(&session->requests);
 
             /* The request is freed below, and the staging must not refer to it any more. */
             if (session->staging != NULL && session->staging->request == request) {
                 session->staging->request = NULL;
             }
-            cst_session_fail(daemon, request, &why);
+            cstd_session_fail(daemon, request, &why);
         }
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
     }
 }
 
 /* Apply @fn to the daemon's own handles. After the drain they must not keep the loop running,
  * but they must work until the loop has ended: deferred work continues, and a second signal is
  * handled. */
-static void for_own_handles(struct cst_daemon *daemon, void (*fn)(uv_handle_t *handle))
+static void for_own_handles(struct cstd_daemon *daemon, void (*fn)(uv_handle_t *handle))
 {
     fn((uv_handle_t *)&daemon->terminate);
     fn((uv_handle_t *)&daemon->interrupt);
@@ -340,36 +341,36 @@ static void close_handle(uv_handle_t *handle)
     uv_close(handle, NULL);
 }
 
-void cst_daemon_drain(struct cst_daemon *daemon)
+void cstd_daemon_drain(struct cstd_daemon *daemon)
 {
     daemon->draining = true;
-    cst_notify_stopping(&daemon->notify);
-    cst_server_stop(&daemon->server);
+    cstd_notify_stopping(&daemon->notify);
+    cstd_server_stop(&daemon->server);
     say_farewell(daemon);
     /* Jobs are removed before sessions end, and requests that wait for a job fail with the words
      * about this job. */
     remove_jobs(daemon);
-    cst_later_run(&daemon->later);
+    cstd_later_run(&daemon->later);
     end_sessions(daemon);
-    cst_later_run(&daemon->later);
-    cst_lingers_close(&daemon->server.lingers);
-    cst_gpus_stop(&daemon->gpus);
-    cst_engines_stop(&daemon->engines);
+    cstd_later_run(&daemon->later);
+    cstd_lingers_close(&daemon->server.lingers);
+    cstd_gpus_stop(&daemon->gpus);
+    cstd_engines_stop(&daemon->engines);
     for_own_handles(daemon, uv_unref);
 }
 
-void cst_daemon_close(struct cst_daemon *daemon)
+void cstd_daemon_close(struct cstd_daemon *daemon)
 {
-    cst_later_run(&daemon->later);
-    cst_engines_close(&daemon->engines);
-    cst_remains_close(&daemon->remains);
+    cstd_later_run(&daemon->later);
+    cstd_engines_close(&daemon->engines);
+    cstd_remains_close(&daemon->remains);
     for_own_handles(daemon, close_handle);
-    cst_notify_close(&daemon->notify);
+    cstd_notify_close(&daemon->notify);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
-    cst_pendings_close(&daemon->requests);
+    cstd_pendings_close(&daemon->requests);
     cst_actions_close(&daemon->actions);
-    cst_unpack_close(&daemon->unpack);
-    cst_quota_close(&daemon->quota);
-    cst_log(CST_LOG_NOTICE, "stopped");
+    cstd_unpack_close(&daemon->unpack);
+    cstd_quota_close(&daemon->quota);
+    cstd_log(CSTD_LOG_NOTICE, "stopped");
 }

@@ -23,24 +23,25 @@
 
 #include <uv.h>
 
-struct cst_daemon {
+struct cstd_daemon {
     uv_loop_t loop;
-    const struct cst_config *config; /* The configuration; it belongs to the caller. */
-    struct cst_budget host;          /* Budget of arenas, job tables and staging. */
-    struct cst_budget pool;          /* Budget of pools in host memory. */
-    struct cst_remains remains;      /* Dropped memory that processes may still hold. */
-    struct cst_quota quota;          /* What each user holds and may hold. */
-    struct cst_engines engines;
-    struct cst_gpus gpus;
-    struct cst_planner planner;
-    struct cst_searches searches; /* Searches for plans that are queued or running. */
-    struct cst_server server;     /* Listening sockets and sessions. */
-    struct cst_jobs jobs;
-    struct cst_pendings requests;
-    struct cst_later_queue later; /* Work that must wait until the current callback has returned. */
+    const struct cstd_config *config; /* The configuration; it belongs to the caller. */
+    struct cstd_budget host;          /* Budget of arenas, job tables and staging. */
+    struct cstd_budget pool;          /* Budget of pools in host memory. */
+    struct cstd_remains remains;      /* Dropped memory that processes may still hold. */
+    struct cstd_quota quota;          /* What each user holds and may hold. */
+    struct cstd_engines engines;
+    struct cstd_gpus gpus;
+    struct cstd_planner planner;
+    struct cstd_searches searches; /* Searches for plans that are queued or running. */
+    struct cstd_server server;     /* Listening sockets and sessions. */
+    struct cstd_jobs jobs;
+    struct cstd_pendings requests;
+    struct cstd_later_queue
+        later; /* Work that must wait until the current callback has returned. */
     /* Work of low priority, done after engines got their commands; it must not issue commands. */
-    struct cst_later_queue spare;
-    struct cst_unpack unpack;        /* Decoder of messages; it holds one message at a time. */
+    struct cstd_later_queue spare;
+    struct cstd_unpack unpack;       /* Decoder of messages; it holds one message at a time. */
     struct cst_frame_buf in;         /* Buffer of the received frame that is being served. */
     uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
     struct cst_actions actions;      /* Actions of the core that is being stepped. */
@@ -51,26 +52,26 @@ struct cst_daemon {
     uv_check_t reader;               /* Reads requests after each poll of the sockets. */
     uv_prepare_t turn;               /* Runs at the end of each turn of the loop. */
     uv_signal_t terminate, interrupt, reload;
-    struct cst_notify notify; /* Connection to the service manager. */
-    uv_timer_t watchdog;      /* Runs only if the service manager asked for a watchdog. */
+    struct cstd_notify notify; /* Connection to the service manager. */
+    uv_timer_t watchdog;       /* Runs only if the service manager asked for a watchdog. */
 };
 
 /* Listen, start the engines and notify the service manager. On failure everything is undone, and
  * @err has the words for one line. */
-int cst_daemon_open(struct cst_daemon *daemon, const struct cst_config *config,
-                    struct cst_err *err);
+int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_config *config,
+                     struct cst_err *err);
 
 /* Run the loop until a signal has ended the daemon and everything is closed. */
-void cst_daemon_run(struct cst_daemon *daemon);
+void cstd_daemon_run(struct cstd_daemon *daemon);
 
 /* Begin to shut down: stop accepting, answer waiting requests with CST_EDRAINING, remove all jobs
- * and stop the engines. cst_daemon_run returns when that is done. */
-void cst_daemon_drain(struct cst_daemon *daemon);
+ * and stop the engines. cstd_daemon_run returns when that is done. */
+void cstd_daemon_drain(struct cstd_daemon *daemon);
 
-/* Free everything, after cst_daemon_run has returned. */
-void cst_daemon_close(struct cst_daemon *daemon);
+/* Free everything, after cstd_daemon_run has returned. */
+void cstd_daemon_close(struct cstd_daemon *daemon);
 
 /* Report the number of jobs and the used memory to the service manager, if they have changed. */
-void cst_daemon_status(struct cst_daemon *daemon);
+void cstd_daemon_status(struct cstd_daemon *daemon);
 
 #endif

@@ -13,19 +13,19 @@
 
 enum {
     /* Deaths in a row that are tolerated; after one more the engine is given up. */
-    CST_DEATHS_MAX = 5,
+    CSTD_DEATHS_MAX = 5,
     /* Period in seconds within which the deaths of a node's engine must fall. */
-    CST_DEATHS_SECONDS = 10,
+    CSTD_DEATHS_SECONDS = 10,
 };
 
 /* Deaths in a row. The struct is zeroed at the start and after each completed command. */
-struct cst_deaths {
+struct cstd_deaths {
     unsigned n;        /* Number of deaths in this row. */
     uint64_t first_ns; /* Monotonic time of the first death of this row, ns. */
 };
 
 /* Count a death at @now (ns). @accelerator: the engine is an accelerator's. Returns true if the
  * engine must be given up. */
-bool cst_deaths_add(struct cst_deaths *deaths, bool accelerator, uint64_t now);
+bool cstd_deaths_add(struct cstd_deaths *deaths, bool accelerator, uint64_t now);
 
 #endif

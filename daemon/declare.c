@@ -10,24 +10,24 @@ enum { DTYPE_BF16 = 1, NAMED_RANKS = 4, RANKS_TEXT = 64 };
 
 /* -- names of ranks in messages ------------------------------------------------------------- */
 
-typedef bool (*did_fn)(const struct cst_worker *worker, uint32_t i);
+typedef bool (*did_fn)(const struct cstd_worker *worker, uint32_t i);
 
-static bool did_group(const struct cst_worker *worker, uint32_t i)
+static bool did_group(const struct cstd_worker *worker, uint32_t i)
 {
     return worker->n_groups >= i;
 }
 
-static bool did_tensor(const struct cst_worker *worker, uint32_t i)
+static bool did_tensor(const struct cstd_worker *worker, uint32_t i)
 {
     return worker->n_tensors > i;
 }
 
-static bool did_operator(const struct cst_worker *worker, uint32_t i)
+static bool did_operator(const struct cstd_worker *worker, uint32_t i)
 {
     return worker->n_operators > i;
 }
 
-static bool did_commit(const struct cst_worker *worker, uint32_t i)
+static bool did_commit(const struct cstd_worker *worker, uint32_t i)
 {
     (void)i;
     return worker->commit != NULL;
@@ -35,10 +35,10 @@ static bool did_commit(const struct cst_worker *worker, uint32_t i)
 
 /* Name the other present ranks for which @did is true for number @i: "rank 0", "ranks 0, 2" or
  * "ranks 0, 1, 2, 3 and 60 more". */
-static const char *name_others(const struct cst_worker *me, did_fn did, uint32_t i,
+static const char *name_others(const struct cstd_worker *me, did_fn did, uint32_t i,
                                char out[RANKS_TEXT])
 {
-    const struct cst_job *job = me->job;
+    const struct cstd_job *job = me->job;
     char list[RANKS_TEXT - 20] = "";
     uint32_t n = 0;
     size_t used = 0;
@@ -62,16 +62,16 @@ static const char *name_others(const struct cst_worker *me, did_fn did, uint32_t
     return out;
 }
 
-static const char *name_me(const struct cst_worker *me, char out[RANKS_TEXT])
+static const char *name_me(const struct cstd_worker *me, char out[RANKS_TEXT])
 {
     (void)snprintf(out, RANKS_TEXT, "rank %u", me->rank);
     return out;
 }
 
 /* True if a rank has committed. The model must not grow then. */
-static bool is_closed(const struct cst_job *job)
+static bool is_closed(const struct cstd_job *job)
 {
-    bool closed = job->state != CST_JOB_DECLARING;
+    bool closed = job->state != CSTD_JOB_DECLARING;
 
     for (uint32_t r = 0; r < job->world; r++) {
         closed = closed || job->workers[r].commit != NULL;
@@ -81,7 +81,7 @@ static bool is_closed(const struct cst_job *job)
 
 /* -- declarations --------------------------------------------------------------------------- */
 
-static int read_group(const struct cst_job *job, const Cistern__GroupDecl *decl, uint64_t *out,
+static int read_group(const struct cstd_job *job, const Cistern__GroupDecl *decl, uint64_t *out,
                       struct cst_err *err)
 {
     uint64_t ranks = 0;
@@ -102,7 +102,7 @@ static int read_group(const struct cst_job *job, const Cistern__GroupDecl *decl,
     return CST_OK;
 }
 
-static int declare_group(struct cst_worker *worker, const Cistern__GroupDecl *decl,
+static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *decl,
                          struct cst_err *err)
 {
     struct cst_model *model = &worker->job->model;
@@ -128,7 +128,7 @@ static int declare_group(struct cst_worker *worker, const Cistern__GroupDecl *de
 
 /* Convert @decl; *out borrows its strings and arrays from @decl. The lengths of the box are checked
  * here, because the model reads n_dims elements of each. */
-static int read_tensor(const struct cst_worker *worker, const Cistern__TensorDecl *decl,
+static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDecl *decl,
                        struct cst_tensor_words *out, struct cst_err *err)
 {
     if (decl->dtype != DTYPE_BF16) {
@@ -164,7 +164,7 @@ static int read_tensor(const struct cst_worker *worker, const Cistern__TensorDec
 
 /* Compare a tensor with the one that another rank declared. It is declared into a temporary model
  * first, for the checks and the derived numbers. */
-static int compare_tensor(const struct cst_worker *worker, const struct cst_tensor_words *words,
+static int compare_tensor(const struct cstd_worker *worker, const struct cst_tensor_words *words,
                           struct cst_err *err)
 {
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
@@ -184,7 +184,7 @@ static int compare_tensor(const struct cst_worker *worker, const struct cst_tens
     return rc;
 }
 
-static int declare_tensor(struct cst_worker *worker, const Cistern__TensorDecl *decl,
+static int declare_tensor(struct cstd_worker *worker, const Cistern__TensorDecl *decl,
                           struct cst_err *err)
 {
     struct cst_model *model = &worker->job->model;
@@ -208,7 +208,7 @@ static int declare_tensor(struct cst_worker *worker, const Cistern__TensorDecl *
     return rc;
 }
 
-static int compare_operator(const struct cst_worker *worker, const Cistern__OperatorDecl *decl,
+static int compare_operator(const struct cstd_worker *worker, const Cistern__OperatorDecl *decl,
                             struct cst_err *err)
 {
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
@@ -226,7 +226,7 @@ static int compare_operator(const struct cst_worker *worker, const Cistern__Oper
                                    name_others(worker, did_operator, i, theirs), err);
 }
 
-static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDecl *decl,
+static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorDecl *decl,
                             struct cst_err *err)
 {
     struct cst_model *model = &worker->job->model;
@@ -254,14 +254,14 @@ static int declare_operator(struct cst_worker *worker, const Cistern__OperatorDe
 }
 
 /* Report a disagreement that another rank found after this worker's last request. */
-static int check_heard(const struct cst_worker *worker, struct cst_err *err)
+static int check_heard(const struct cstd_worker *worker, struct cst_err *err)
 {
     const struct cst_err *why = &worker->job->disagreement;
 
     return worker->unheard ? cst_err_set(err, why->status, "%s", why->text) : CST_OK;
 }
 
-int cst_declare(struct cst_worker *worker, const Cistern__Declare *message, struct cst_err *err)
+int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err)
 {
     int rc = check_heard(worker, err);
 
@@ -277,8 +277,8 @@ int cst_declare(struct cst_worker *worker, const Cistern__Declare *message, stru
     return rc;
 }
 
-int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint32_t n_operators,
-                      struct cst_err *err)
+int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uint32_t n_operators,
+                       struct cst_err *err)
 {
     const struct cst_model *model = &worker->job->model;
     char theirs[RANKS_TEXT];
@@ -329,12 +329,12 @@ struct extent {
 };
 
 /* Returns the largest numbers that attached ranks have declared. */
-static struct extent declared(const struct cst_job *job)
+static struct extent declared(const struct cstd_job *job)
 {
     struct extent most = {0};
 
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_worker *w = &job->workers[r];
+        const struct cstd_worker *w = &job->workers[r];
 
         most.n_groups = w->n_groups > most.n_groups ? w->n_groups : most.n_groups;
         most.n_tensors = w->n_tensors > most.n_tensors ? w->n_tensors : most.n_tensors;
@@ -343,33 +343,34 @@ static struct extent declared(const struct cst_job *job)
     return most;
 }
 
-static void forget(struct cst_worker *worker)
+static void forget(struct cstd_worker *worker)
 {
     worker->unheard = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
 }
 
-static void drop_model(struct cst_job *job, const struct cst_err *why)
+static void drop_model(struct cstd_job *job, const struct cst_err *why)
 {
     job->disagreement = *why;
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_worker *worker = &job->workers[r];
+        struct cstd_worker *worker = &job->workers[r];
 
-        /* Ranks that have committed get the error from cst_commit_break below. */
+        /* Ranks that have committed get the error from cstd_commit_break below. */
         worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
         worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     }
     cst_model_close(&job->model);
     cst_model_init(&job->model);
-    cst_commit_break(job, why);
+    cstd_commit_break(job, why);
 }
 
-void cst_declare_disagree(struct cst_job *job, struct cst_worker *worker, const struct cst_err *why)
+void cstd_declare_disagree(struct cstd_job *job, struct cstd_worker *worker,
+                           const struct cst_err *why)
 {
     /* The model was dropped already, and @worker learns it only now. */
     bool late = worker != NULL && worker->unheard;
 
-    if (job->state == CST_JOB_DECLARING && !late) {
+    if (job->state == CSTD_JOB_DECLARING && !late) {
         drop_model(job, why);
     }
     if (worker != NULL) {
@@ -404,16 +405,16 @@ static int copy_model(struct cst_model *out, const struct cst_model *from,
     return rc;
 }
 
-void cst_declare_forget(struct cst_worker *worker)
+void cstd_declare_forget(struct cstd_worker *worker)
 {
-    struct cst_job *job = worker->job;
+    struct cstd_job *job = worker->job;
     struct extent much;
     struct cst_model rest;
     struct cst_err err = {0};
 
     forget(worker);
     much = declared(job);
-    if (job->state != CST_JOB_DECLARING ||
+    if (job->state != CSTD_JOB_DECLARING ||
         (much.n_groups + 1 == job->model.n_groups && much.n_tensors == job->model.n_tensors &&
          much.n_operators == job->model.n_operators)) {
         return;

@@ -16,28 +16,28 @@
 /* Process a Declare @message of @worker. Declarations before the faulty one stay.
  * - CST_EMISMATCH: another rank declared something different; @err names the group, tensor or
  *   operator, the difference, both values and the ranks. The caller must reply and then call
- *   cst_declare_disagree.
+ *   cstd_declare_disagree.
  * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_tensor_as and
  *   cst_model_operator_as, and a group with ranks that the job does not have.
  * - CST_EUNSUPPORTED: this version does not support the dtype. */
-int cst_declare(struct cst_worker *worker, const Cistern__Declare *message, struct cst_err *err);
+int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err);
 
 /* Check at a Commit that @worker has declared the complete model, with @n_tensors tensors and
  * @n_operators operators. CST_EINVAL: the numbers differ from the worker's declarations, or nothing
  * was declared. CST_EMISMATCH: another rank declared more; the caller proceeds as after
- * cst_declare. */
-int cst_declare_check(const struct cst_worker *worker, uint32_t n_tensors, uint32_t n_operators,
-                      struct cst_err *err);
+ * cstd_declare. */
+int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uint32_t n_operators,
+                       struct cst_err *err);
 
 /* Drop the declarations of @worker, which has been told @why (a CST_EMISMATCH). @worker is NULL if
  * the disagreeing worker was not admitted to the job. If the job is not committed, the model is
  * dropped too: waiting Commits fail with @why at once, and ranks that have not committed get @why
  * at their next Declare or Commit. */
-void cst_declare_disagree(struct cst_job *job, struct cst_worker *worker,
-                          const struct cst_err *why);
+void cstd_declare_disagree(struct cstd_job *job, struct cstd_worker *worker,
+                           const struct cst_err *why);
 
 /* Forget the declarations of @worker, which detaches. If the job is not committed, groups, tensors
  * and operators that only @worker declared are removed from the model. */
-void cst_declare_forget(struct cst_worker *worker);
+void cstd_declare_forget(struct cstd_worker *worker);
 
 #endif

@@ -8,25 +8,25 @@
 #include "daemon/job.h"
 
 /* Returns "host", or the UUID of the GPU or simulated accelerator of the rank's pool. */
-const char *cst_devices_name(const struct cst_worker *worker);
+const char *cstd_devices_name(const struct cstd_worker *worker);
 
 /* Set *@of, which is @worker's field gpu or accelerator, to @gpu (NULL: none). The engine of @gpu
  * is started if necessary; the engine of the previous accelerator may end. */
-void cst_devices_use(struct cst_worker *worker, struct cst_gpu **of, struct cst_gpu *gpu);
+void cstd_devices_use(struct cstd_worker *worker, struct cstd_gpu **of, struct cstd_gpu *gpu);
 
 /* Set the device of @worker's pool to @gpu (NULL: the host), and derive the accelerator of its
  * device reservation and states. */
-void cst_devices_set(struct cst_worker *worker, struct cst_gpu *gpu);
+void cstd_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu);
 
 /* Release both accelerators of @worker. */
-void cst_devices_drop(struct cst_worker *worker);
+void cstd_devices_drop(struct cstd_worker *worker);
 
 /* Start the engines again that were given up: those of the worker's accelerators, and those of all
  * NUMA nodes, because each node may hold memory of any job. */
-void cst_devices_need(const struct cst_worker *worker);
+void cstd_devices_need(const struct cstd_worker *worker);
 
 /* Check that the engines of all ranks' accelerators have reported the granularity of their memory.
  * CST_EAGAIN: some have not yet, and will; CST_EENGINE: one was given up. */
-int cst_devices_await(const struct cst_job *job, struct cst_err *err);
+int cstd_devices_await(const struct cstd_job *job, struct cst_err *err);
 
 #endif

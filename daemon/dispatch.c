@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void cst_serve_error(struct cst_session *session, uint64_t id, int status, const char *fmt, ...)
+void cstd_serve_error(struct cstd_session *session, uint64_t id, int status, const char *fmt, ...)
 {
     struct cst_err err = {.status = status};
     va_list ap;
@@ -22,19 +22,19 @@ void cst_serve_error(struct cst_session *session, uint64_t id, int status, const
     (void)vsnprintf(err.text, sizeof err.text, fmt, ap);
     va_end(ap);
     cst_text_clean(err.text, sizeof err.text);
-    cst_session_error(session, id, &err);
+    cstd_session_error(session, id, &err);
 }
 
-int cst_serve_find_job(const struct cst_session *session, const char *name, bool has_uid,
-                       uint32_t uid, struct cst_job **out, struct cst_err *err)
+int cstd_serve_find_job(const struct cstd_session *session, const char *name, bool has_uid,
+                        uint32_t uid, struct cstd_job **out, struct cst_err *err)
 {
-    struct cst_daemon *daemon = session->daemon;
-    struct cst_job *job, *found = NULL;
+    struct cstd_daemon *daemon = session->daemon;
+    struct cstd_job *job, *found = NULL;
 
     if (has_uid && uid != session->peer.uid && !session->manager) {
         return cst_err_set(err, CST_EDENIED, "a job of uid %u: use the manager socket", uid);
     }
-    found = cst_job_find(daemon, has_uid ? uid : session->peer.uid, name);
+    found = cstd_job_find(daemon, has_uid ? uid : session->peer.uid, name);
     /* A manager may omit the user if only one user has a job of this name. */
     if (found == NULL && session->manager && !has_uid) {
         TAILQ_FOREACH(job, &daemon->jobs.living, link)
@@ -58,42 +58,42 @@ int cst_serve_find_job(const struct cst_session *session, const char *name, bool
 
 /* -- greeting ------------------------------------------------------------------------------- */
 
-static void serve_hello(struct cst_session *session, uint64_t id, void *body)
+static void serve_hello(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Hello *hello = body;
-    struct cst_daemon *daemon = session->daemon;
+    struct cstd_daemon *daemon = session->daemon;
     Cistern__Welcome welcome = CISTERN__WELCOME__INIT;
 
-    if (hello->min_version > CST_PROTOCOL_VERSION || hello->max_version < CST_PROTOCOL_VERSION) {
-        cst_serve_error(session, id, CST_EVERSION,
-                        "the client speaks protocol %u to %u, this daemon (%s) speaks %d",
-                        hello->min_version, hello->max_version, PACKAGE_VERSION,
-                        CST_PROTOCOL_VERSION);
+    if (hello->min_version > CSTD_PROTOCOL_VERSION || hello->max_version < CSTD_PROTOCOL_VERSION) {
+        cstd_serve_error(session, id, CST_EVERSION,
+                         "the client speaks protocol %u to %u, this daemon (%s) speaks %d",
+                         hello->min_version, hello->max_version, PACKAGE_VERSION,
+                         CSTD_PROTOCOL_VERSION);
         /* A client of another version cannot understand any other reply. */
         session->last_words = true;
         return;
     }
-    if (session->state != CST_SESSION_NEW) {
-        cst_serve_error(session, id, CST_EPROTO, "a second Hello");
+    if (session->state != CSTD_SESSION_NEW) {
+        cstd_serve_error(session, id, CST_EPROTO, "a second Hello");
         return;
     }
-    cst_session_greeted(session);
-    cst_log(CST_LOG_DEBUG, "pid %d: %.64s", (int)session->peer.pid,
-            hello->build != NULL ? hello->build : "client");
-    welcome.version = CST_PROTOCOL_VERSION;
+    cstd_session_greeted(session);
+    cstd_log(CSTD_LOG_DEBUG, "pid %d: %.64s", (int)session->peer.pid,
+             hello->build != NULL ? hello->build : "client");
+    welcome.version = CSTD_PROTOCOL_VERSION;
     welcome.epoch = daemon->epoch;
     welcome.credits = daemon->config->credits;
-    welcome.max_batch = CST_PENDING_MAX_ITEMS;
+    welcome.max_batch = CSTD_PENDING_MAX_ITEMS;
     welcome.has_features = 1;
     welcome.features = CISTERN__FEATURE__FEATURE_WANT;
     welcome.build = (char *)(uintptr_t) "cisternd " PACKAGE_VERSION;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_WELCOME, &welcome.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_WELCOME, &welcome.base, NULL, 0);
 }
 
-static void serve_ping(struct cst_session *session, uint64_t id, void *body)
+static void serve_ping(struct cstd_session *session, uint64_t id, void *body)
 {
     (void)body;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_PONG, NULL, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_PONG, NULL, NULL, 0);
 }
 
 /* -- table of message types ----------------------------------------------------------------- */
@@ -103,7 +103,7 @@ enum needs { NOTHING, JOB };
 
 struct row {
     /* Serves the request; NULL: there is no request of this type. */
-    cst_serve_fn serve;
+    cstd_serve_fn serve;
     /* Type of the body, decoded before serve is called. NULL: the body is empty, or serve decodes
      * it. */
     const ProtobufCMessageDescriptor *type;
@@ -115,47 +115,47 @@ struct row {
 static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_HELLO] = {serve_hello, &cistern__hello__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cst_serve_job_open, &cistern__job_open__descriptor,
+    [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cstd_serve_job_open, &cistern__job_open__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_DECLARE] = {cst_serve_declare, &cistern__declare__descriptor, JOB,
+    [CISTERN__MSG_TYPE__MSG_DECLARE] = {cstd_serve_declare, &cistern__declare__descriptor, JOB,
                                         CST_FRAME_DECLARE_BYTES},
-    [CISTERN__MSG_TYPE__MSG_COMMIT] = {cst_serve_commit, &cistern__commit__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cst_serve_layout, &cistern__layout_get__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_POOL] = {cst_serve_pool, &cistern__pool_get__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_ARENA] = {cst_serve_arena, &cistern__arena_get__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_SYNC] = {cst_serve_sync, NULL, JOB},
-    [CISTERN__MSG_TYPE__MSG_BATCH] = {cst_serve_batch, NULL, JOB},
-    [CISTERN__MSG_TYPE__MSG_STEP] = {cst_serve_step, &cistern__step__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_PREPARE_STEP] = {cst_serve_prepare_step,
+    [CISTERN__MSG_TYPE__MSG_COMMIT] = {cstd_serve_commit, &cistern__commit__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cstd_serve_layout, &cistern__layout_get__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_POOL] = {cstd_serve_pool, &cistern__pool_get__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_ARENA] = {cstd_serve_arena, &cistern__arena_get__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_SYNC] = {cstd_serve_sync, NULL, JOB},
+    [CISTERN__MSG_TYPE__MSG_BATCH] = {cstd_serve_batch, NULL, JOB},
+    [CISTERN__MSG_TYPE__MSG_STEP] = {cstd_serve_step, &cistern__step__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_PREPARE_STEP] = {cstd_serve_prepare_step,
                                              &cistern__prepare_step__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_ACCUMULATE] = {cst_serve_accumulate, &cistern__accumulate__descriptor,
+    [CISTERN__MSG_TYPE__MSG_ACCUMULATE] = {cstd_serve_accumulate, &cistern__accumulate__descriptor,
                                            JOB},
-    [CISTERN__MSG_TYPE__MSG_CANCEL] = {cst_serve_cancel, &cistern__cancel__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_LEAVE] = {cst_serve_leave, NULL, JOB},
-    [CISTERN__MSG_TYPE__MSG_STAGING] = {cst_serve_staging, &cistern__staging_get__descriptor,
+    [CISTERN__MSG_TYPE__MSG_CANCEL] = {cstd_serve_cancel, &cistern__cancel__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_LEAVE] = {cstd_serve_leave, NULL, JOB},
+    [CISTERN__MSG_TYPE__MSG_STAGING] = {cstd_serve_staging, &cistern__staging_get__descriptor,
                                         NOTHING},
-    [CISTERN__MSG_TYPE__MSG_TENSOR_READ] = {cst_serve_tensor_read, &cistern__tensor_io__descriptor,
+    [CISTERN__MSG_TYPE__MSG_TENSOR_READ] = {cstd_serve_tensor_read, &cistern__tensor_io__descriptor,
                                             JOB},
-    [CISTERN__MSG_TYPE__MSG_TENSOR_WRITE] = {cst_serve_tensor_write,
+    [CISTERN__MSG_TYPE__MSG_TENSOR_WRITE] = {cstd_serve_tensor_write,
                                              &cistern__tensor_io__descriptor, JOB},
-    [CISTERN__MSG_TYPE__MSG_STAT] = {cst_serve_stat, NULL, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cst_serve_job_list, &cistern__job_list_get__descriptor,
+    [CISTERN__MSG_TYPE__MSG_STAT] = {cstd_serve_stat, NULL, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cstd_serve_job_list, &cistern__job_list_get__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_INFO] = {cst_serve_job_info, &cistern__job_name__descriptor,
+    [CISTERN__MSG_TYPE__MSG_JOB_INFO] = {cstd_serve_job_info, &cistern__job_name__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_EXPLAIN] = {cst_serve_explain, &cistern__explain__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cst_serve_job_remove, &cistern__job_name__descriptor,
+    [CISTERN__MSG_TYPE__MSG_EXPLAIN] = {cstd_serve_explain, &cistern__explain__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cstd_serve_job_remove, &cistern__job_name__descriptor,
                                            NOTHING},
-    [CISTERN__MSG_TYPE__MSG_QUOTA] = {cst_serve_quota, &cistern__quota_get__descriptor, NOTHING},
-    [CISTERN__MSG_TYPE__MSG_TRACE] = {cst_serve_trace, &cistern__trace_get__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_QUOTA] = {cstd_serve_quota, &cistern__quota_get__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_TRACE] = {cstd_serve_trace, &cistern__trace_get__descriptor, NOTHING},
 };
 
 /* Check whether the session may make this request now. *fatal: the session must be closed after the
  * answer. */
-static int check_session(const struct cst_session *session, const struct cst_frame *frame,
+static int check_session(const struct cstd_session *session, const struct cst_frame *frame,
                          const struct row *row, bool *fatal, struct cst_err *err)
 {
-    struct cst_daemon *daemon = session->daemon;
+    struct cstd_daemon *daemon = session->daemon;
 
     *fatal = false;
     if (session->refusal.status != 0) {
@@ -163,7 +163,7 @@ static int check_session(const struct cst_session *session, const struct cst_fra
         *err = session->refusal;
         return err->status;
     }
-    if (session->state == CST_SESSION_NEW && frame->type != CISTERN__MSG_TYPE__MSG_HELLO) {
+    if (session->state == CSTD_SESSION_NEW && frame->type != CISTERN__MSG_TYPE__MSG_HELLO) {
         *fatal = true;
         return cst_err_set(err, CST_EPROTO, "message of type %u before Hello", frame->type);
     }
@@ -230,13 +230,13 @@ static int check_frame(struct cst_frame *frame, struct cst_err *err)
     return CST_OK;
 }
 
-void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
+void cstd_dispatch(struct cstd_session *session, struct cst_frame *frame)
 {
     const struct row *row =
         frame->type < sizeof rows / sizeof *rows && rows[frame->type].serve != NULL
             ? &rows[frame->type]
             : NULL;
-    void *body = frame; /* Batches are decoded by cst_serve_batch (batch.h). */
+    void *body = frame; /* Batches are decoded by cstd_serve_batch (batch.h). */
     bool fatal = false;
     struct cst_err err;
     int rc = check_frame(frame, &err);
@@ -248,16 +248,16 @@ void cst_dispatch(struct cst_session *session, struct cst_frame *frame)
         rc = check_length(frame, row, &err);
     }
     if (rc == CST_OK && row->type != NULL) {
-        rc = cst_unpack_message(&session->daemon->unpack, row->type, frame->body, frame->body_bytes,
-                                &body, &err);
+        rc = cstd_unpack_message(&session->daemon->unpack, row->type, frame->body,
+                                 frame->body_bytes, &body, &err);
     }
     if (rc != CST_OK) {
-        cst_session_error(session, frame->request, &err);
+        cstd_session_error(session, frame->request, &err);
         session->last_words = session->last_words || fatal;
     } else {
         row->serve(session, frame->request, body);
     }
     if (session->last_words && session->outbox.bytes == 0) {
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
     }
 }

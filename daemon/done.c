@@ -11,7 +11,7 @@
 
 enum { SUGGESTIONS = 3 };
 
-static bool all_left(const struct cst_job *job)
+static bool all_left(const struct cstd_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
         if (!job->workers[r].left) {
@@ -22,7 +22,7 @@ static bool all_left(const struct cst_job *job)
 }
 
 /* True if no worker uses a block and no command that could use one is in flight. */
-static bool is_at_rest(const struct cst_job *job)
+static bool is_at_rest(const struct cstd_job *job)
 {
     struct cst_core_stats stats;
     struct cst_err err;
@@ -40,26 +40,26 @@ static bool is_at_rest(const struct cst_job *job)
     return true;
 }
 
-void cst_done_look(struct cst_job *job)
+void cstd_done_look(struct cstd_job *job)
 {
     char pools[CST_SIZE_TEXT], arenas[CST_SIZE_TEXT];
     uint64_t before = job->memory.pool_bytes;
 
-    if (job->state != CST_JOB_READY || job->core == NULL || !all_left(job) || job->memory.parked ||
+    if (job->state != CSTD_JOB_READY || job->core == NULL || !all_left(job) || job->memory.parked ||
         job->memory.n_waiting > 0 || !is_at_rest(job)) {
         return;
     }
-    cst_memory_park(&job->memory);
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
-                  "done: its pools (%s) are freed, its states (%s) are kept for %u s",
-                  cst_size_text(before - job->memory.pool_bytes, pools),
-                  cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
-    cst_daemon_status(job->daemon);
+    cstd_memory_park(&job->memory);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                   "done: its pools (%s) are freed, its states (%s) are kept for %u s",
+                   cst_size_text(before - job->memory.pool_bytes, pools),
+                   cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
+    cstd_daemon_status(job->daemon);
 }
 
-int cst_done_resume(struct cst_job *job, struct cst_err *err)
+int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
 {
-    struct cst_gpu *gpus[CST_CORE_MAX_WORLD];
+    struct cstd_gpu *gpus[CST_CORE_MAX_WORLD];
     int rc;
 
     if (!job->memory.parked) {
@@ -68,7 +68,7 @@ int cst_done_resume(struct cst_job *job, struct cst_err *err)
     for (uint32_t r = 0; r < job->world; r++) {
         gpus[r] = job->workers[r].gpu;
     }
-    rc = cst_memory_unpark(&job->memory, &job->layout, gpus, err);
+    rc = cstd_memory_unpark(&job->memory, &job->layout, gpus, err);
     if (rc != CST_OK) {
         return cst_err_prefix(
             err, "job '%s' was done and its pools were freed, they cannot be allocated again",
@@ -87,17 +87,17 @@ int cst_done_resume(struct cst_job *job, struct cst_err *err)
 
 /* Returns the next job after @last (NULL: the first) among those that @asker could remove to free
  * memory, in the order of the size of their arenas, the largest first. NULL: there is none. */
-static const struct cst_job *next_largest(const struct cst_daemon *daemon, uid_t asker,
-                                          bool manager, const struct cst_job *last)
+static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid_t asker,
+                                           bool manager, const struct cstd_job *last)
 {
-    const struct cst_job *job, *best = NULL;
+    const struct cstd_job *job, *best = NULL;
     bool passed = false;
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
         uint64_t bytes = job->memory.arena_bytes;
         bool eligible = job->memory.parked && (manager || job->uid == asker) &&
-                        cst_base_user(job, NULL) == NULL;
+                        cstd_base_user(job, NULL) == NULL;
         bool later = last == NULL || bytes < last->memory.arena_bytes ||
                      (bytes == last->memory.arena_bytes && passed);
 
@@ -109,9 +109,9 @@ static const struct cst_job *next_largest(const struct cst_daemon *daemon, uid_t
     return best;
 }
 
-void cst_done_suggest(struct cst_daemon *daemon, uid_t asker, bool manager, struct cst_err *err)
+void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, struct cst_err *err)
 {
-    const struct cst_job *job = NULL;
+    const struct cstd_job *job = NULL;
 
     for (int i = 0; i < SUGGESTIONS; i++) {
         size_t used = strlen(err->text);

@@ -14,15 +14,15 @@
 
 /* Close the pools of @job if the job is done now. Called after events that may have been the last
  * ones of a run. */
-void cst_done_look(struct cst_job *job);
+void cstd_done_look(struct cstd_job *job);
 
 /* Make the pools of @job again if it is done. Called when a worker attaches; Commits wait until the
  * pools are ready. CST_EBUDGET, CST_ENOMEM: the pools cannot be made, and the job stays done. */
-int cst_done_resume(struct cst_job *job, struct cst_err *err);
+int cstd_done_resume(struct cstd_job *job, struct cst_err *err);
 
 /* Append to @err, which says that host memory is short for user @asker, the commands that would
  * free memory by removing jobs that are done, the largest jobs first. @manager: include jobs of
  * other users. */
-void cst_done_suggest(struct cst_daemon *daemon, uid_t asker, bool manager, struct cst_err *err);
+void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, struct cst_err *err);
 
 #endif

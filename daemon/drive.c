@@ -15,7 +15,7 @@
 
 /* -- replies -------------------------------------------------------------------------------- */
 
-static void put_item(struct cst_pending_item *item, const struct cst_reply *reply)
+static void put_item(struct cstd_pending_item *item, const struct cst_reply *reply)
 {
     item->done = true;
     item->status = reply->status;
@@ -32,54 +32,54 @@ static void put_item(struct cst_pending_item *item, const struct cst_reply *repl
 
 /* Returns the record, which is created at the first use. NULL: out of memory; the job works without
  * a record. */
-static struct cst_record *record_of(struct cst_job *job)
+static struct cstd_record *record_of(struct cstd_job *job)
 {
     if (job->record == NULL) {
-        job->record = cst_record_open();
+        job->record = cstd_record_open();
     }
     return job->record;
 }
 
-static void answer_sync(struct cst_daemon *daemon, struct cst_pending *request,
+static void answer_sync(struct cstd_daemon *daemon, struct cstd_pending *request,
                         const struct cst_reply *reply)
 {
     Cistern__Synced synced = CISTERN__SYNCED__INIT;
 
     if (request->job != NULL) {
-        cst_record_begin(record_of(request->job), reply->step, uv_hrtime());
+        cstd_record_begin(record_of(request->job), reply->step, uv_hrtime());
     }
     synced.attempt = reply->attempt;
     synced.step = reply->step;
-    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
 }
 
 /* Account for a committed step. Every rank's reply reports it; the first one counts. */
-static void on_commit(struct cst_job *job, uint64_t step)
+static void on_commit(struct cstd_job *job, uint64_t step)
 {
-    struct cst_drift *drift = &job->drift;
-    enum cst_drift_news news;
+    struct cstd_drift *drift = &job->drift;
+    enum cstd_drift_news news;
     uint64_t ns;
 
-    cst_record_commit(job->record, step, uv_hrtime(), &ns);
+    cstd_record_commit(job->record, step, uv_hrtime(), &ns);
     /* The step was reported by another rank already, or its start is unknown. */
     if (ns == 0) {
         return;
     }
-    cst_updates_step(job);
-    news = cst_drift_step(drift, (double)ns * 1e-9);
-    if (news != CST_DRIFT_NONE) {
-        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job),
-                      "%s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)",
-                      news == CST_DRIFT_OFF ? "its steps differ from the expected time"
-                                            : "its steps take the expected time again",
-                      CST_DRIFT_STEPS, drift->mean_s,
-                      drift->learned ? "the first ones took" : "the plan says", drift->predicted_s,
-                      100 * (drift->mean_s / drift->predicted_s - 1));
-        cst_planner_drifted(job);
+    cstd_updates_step(job);
+    news = cstd_drift_step(drift, (double)ns * 1e-9);
+    if (news != CSTD_DRIFT_NONE) {
+        cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
+                       "%s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)",
+                       news == CSTD_DRIFT_OFF ? "its steps differ from the expected time"
+                                              : "its steps take the expected time again",
+                       CSTD_DRIFT_STEPS, drift->mean_s,
+                       drift->learned ? "the first ones took" : "the plan says", drift->predicted_s,
+                       100 * (drift->mean_s / drift->predicted_s - 1));
+        cstd_planner_drifted(job);
     }
 }
 
-static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
+static void answer_step(struct cstd_daemon *daemon, struct cstd_pending *request,
                         const struct cst_reply *reply)
 {
     Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
@@ -95,26 +95,26 @@ static void answer_step(struct cst_daemon *daemon, struct cst_pending *request,
     stepped.n_skipped = reply->n_skipped;
     stepped.has_overflow = 1;
     stepped.overflow = reply->overflow;
-    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
 }
 
 /* Answer a Leave. The core has released the rank; the job must release it before the worker gets
  * the reply. */
-static void answer_leave(struct cst_daemon *daemon, struct cst_pending *request)
+static void answer_leave(struct cstd_daemon *daemon, struct cstd_pending *request)
 {
-    struct cst_session *session = request->session;
+    struct cstd_session *session = request->session;
 
     if (session != NULL && session->job != NULL) {
-        cst_worker_left(session->job, session->rank);
+        cstd_worker_left(session->job, session->rank);
     }
-    cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
-static void answer_single(struct cst_daemon *daemon, struct cst_pending *request,
+static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *request,
                           const struct cst_reply *reply)
 {
     if (reply->status != CST_OK) {
-        cst_session_fail(daemon, request, &reply->err);
+        cstd_session_fail(daemon, request, &reply->err);
         return;
     }
     switch (request->type) {
@@ -128,24 +128,24 @@ static void answer_single(struct cst_daemon *daemon, struct cst_pending *request
         answer_leave(daemon, request);
         break;
     default: /* Tensor reads and writes. */
-        cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         break;
     }
 }
 
 /* Add a fetch that had to wait and has its result now to the record. */
-static void record_wait(const struct cst_pending *request, const struct cst_pending_item *item)
+static void record_wait(const struct cstd_pending *request, const struct cstd_pending_item *item)
 {
     if (item->asked_ns != 0 && request->job != NULL) {
-        cst_record_wait(request->job->record, item->rank, item->chunk, item->grad, item->ahead,
-                        item->asked_ns, uv_hrtime());
+        cstd_record_wait(request->job->record, item->rank, item->chunk, item->grad, item->ahead,
+                         item->asked_ns, uv_hrtime());
     }
 }
 
-static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
+static void on_reply(struct cstd_daemon *daemon, const struct cst_reply *reply)
 {
     uint32_t i;
-    struct cst_pending *request = cst_pending_find(&daemon->requests, reply->tag, &i);
+    struct cstd_pending *request = cstd_pending_find(&daemon->requests, reply->tag, &i);
 
     if (request == NULL || request->items[i].done) {
         return; /* The request was answered already, because its job is being removed. */
@@ -154,12 +154,12 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
         put_item(&request->items[i], reply);
         record_wait(request, &request->items[i]);
         if (--request->n_left == 0) {
-            cst_session_answer_batch(daemon, request);
+            cstd_session_answer_batch(daemon, request);
         }
     } else if (request->type == CISTERN__MSG_TYPE__MSG_CANCEL) {
         request->items[i].done = true;
         if (--request->n_left == 0) {
-            cst_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+            cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         }
     } else {
         answer_single(daemon, request, reply);
@@ -170,23 +170,23 @@ static void on_reply(struct cst_daemon *daemon, const struct cst_reply *reply)
 
 /* Submit a command. If that fails the core would wait for the command forever; the job is removed,
  * because an error is better than a job that hangs. */
-static void submit(struct cst_job *job, const struct cst_command *command)
+static void submit(struct cstd_job *job, const struct cst_command *command)
 {
-    const struct cst_memory *memory = &job->memory;
-    const struct cst_record_ids ids = {.v = memory->ids,
-                                       .n = memory->n_segments,
-                                       .n_arenas = memory->n_arenas,
-                                       .n_rooms = memory->n_rooms};
+    const struct cstd_memory *memory = &job->memory;
+    const struct cstd_record_ids ids = {.v = memory->ids,
+                                        .n = memory->n_segments,
+                                        .n_arenas = memory->n_arenas,
+                                        .n_rooms = memory->n_rooms};
     struct cst_err err = {0};
 
-    cst_record_issue(record_of(job), cst_record_kind_of(command, &ids), command, uv_hrtime());
-    if (cst_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
-        cst_log_about(CST_LOG_ERROR, CST_JOB_ABOUT(job), "removed: %s", err.text);
-        cst_job_remove(job, 0, &err);
+    cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());
+    if (cstd_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
+        cstd_job_remove(job, 0, &err);
     }
 }
 
-static void carry_out(struct cst_job *job, const struct cst_actions *actions)
+static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
 {
     for (size_t i = 0; i < actions->n; i++) {
         const struct cst_action *action = &actions->v[i];
@@ -199,7 +199,7 @@ static void carry_out(struct cst_job *job, const struct cst_actions *actions)
             on_reply(job->daemon, &action->reply);
             break;
         case CST_ACT_LOG:
-            cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "%s", action->log.text);
+            cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
             break;
         }
     }
@@ -207,16 +207,16 @@ static void carry_out(struct cst_job *job, const struct cst_actions *actions)
 
 static void on_deadline(uv_timer_t *timer)
 {
-    struct cst_job *job = timer->data;
+    struct cstd_job *job = timer->data;
     struct cst_event event = {.kind = CST_EV_TICK};
 
     job->deadline_ns = CST_CORE_NEVER;
-    cst_job_feed(job, &event);
+    cstd_job_feed(job, &event);
 }
 
 /* Set the timer for the core's deadline. The time is rounded up, because a tick before the deadline
  * would have to be repeated. */
-static void arm(struct cst_job *job, uint64_t now)
+static void arm(struct cstd_job *job, uint64_t now)
 {
     uint64_t deadline = cst_core_deadline(job->core);
 
@@ -233,15 +233,15 @@ static void arm(struct cst_job *job, uint64_t now)
 }
 
 /* If @event is a fetch that has no result yet, note its start for the record. */
-static void note_wait(struct cst_daemon *daemon, const struct cst_event *event)
+static void note_wait(struct cstd_daemon *daemon, const struct cst_event *event)
 {
-    struct cst_pending *request;
+    struct cstd_pending *request;
     uint32_t i;
 
     if (event->kind != CST_EV_FETCH_WEIGHT && event->kind != CST_EV_FETCH_GRAD) {
         return;
     }
-    request = cst_pending_find(&daemon->requests, event->tag, &i);
+    request = cstd_pending_find(&daemon->requests, event->tag, &i);
     if (request != NULL && !request->items[i].done) {
         request->items[i].asked_ns = event->now;
         request->items[i].rank = event->rank;
@@ -251,25 +251,25 @@ static void note_wait(struct cst_daemon *daemon, const struct cst_event *event)
     }
 }
 
-void cst_job_feed(struct cst_job *job, struct cst_event *event)
+void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
 {
-    struct cst_daemon *daemon = job->daemon;
+    struct cstd_daemon *daemon = job->daemon;
 
     event->now = uv_hrtime();
     cst_core_step(job->core, event, &daemon->actions);
     carry_out(job, &daemon->actions);
     note_wait(daemon, event);
     /* An action may have removed the job. */
-    if (job->state == CST_JOB_READY) {
-        cst_commit_settled(job);
+    if (job->state == CSTD_JOB_READY) {
+        cstd_commit_settled(job);
         arm(job, event->now);
-        cst_done_look(job);
+        cstd_done_look(job);
     }
 }
 
-static struct cst_job *find_by_serial(struct cst_daemon *daemon, uint64_t serial)
+static struct cstd_job *find_by_serial(struct cstd_daemon *daemon, uint64_t serial)
 {
-    struct cst_job *job;
+    struct cstd_job *job;
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
@@ -280,34 +280,34 @@ static struct cst_job *find_by_serial(struct cst_daemon *daemon, uint64_t serial
     return NULL;
 }
 
-void cst_drive_done(void *arg, uint64_t ticket, int status, double value, const char *text)
+void cstd_drive_done(void *arg, uint64_t ticket, int status, double value, const char *text)
 {
-    struct cst_daemon *daemon = arg;
-    struct cst_job *job = find_by_serial(daemon, ticket >> CST_JOB_TICKET_SHIFT);
+    struct cstd_daemon *daemon = arg;
+    struct cstd_job *job = find_by_serial(daemon, ticket >> CSTD_JOB_TICKET_SHIFT);
     struct cst_event event = {
         .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
 
     if (job != NULL) {
-        cst_record_over(job->record, ticket, uv_hrtime());
-        cst_job_feed(job, &event);
+        cstd_record_over(job->record, ticket, uv_hrtime());
+        cstd_job_feed(job, &event);
     }
 }
 
-void cst_drive_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began_ns,
-                     uint64_t ended_ns)
+void cstd_drive_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began_ns,
+                      uint64_t ended_ns)
 {
-    struct cst_job *job = find_by_serial(arg, ticket >> CST_JOB_TICKET_SHIFT);
+    struct cstd_job *job = find_by_serial(arg, ticket >> CSTD_JOB_TICKET_SHIFT);
 
     if (job != NULL) {
-        cst_record_done(job->record, ticket, engine, began_ns, ended_ns);
+        cstd_record_done(job->record, ticket, engine, began_ns, ended_ns);
     }
 }
 
 /* Returns the living job with the next serial number after @serial; NULL: none. The list is ordered
  * by serial number. */
-static struct cst_job *next_made(const struct cst_daemon *daemon, uint64_t serial)
+static struct cstd_job *next_made(const struct cstd_daemon *daemon, uint64_t serial)
 {
-    struct cst_job *job;
+    struct cstd_job *job;
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
@@ -320,19 +320,19 @@ static struct cst_job *next_made(const struct cst_daemon *daemon, uint64_t seria
 
 /* Iterates by serial number, because handling the event may remove this job and others from the
  * list. */
-void cst_drive_given_up(void *arg, unsigned engine, const char *why)
+void cstd_drive_given_up(void *arg, unsigned engine, const char *why)
 {
-    struct cst_daemon *daemon = arg;
-    const struct cst_commands *commands = &daemon->engines.v[engine].commands;
-    struct cst_job *job;
+    struct cstd_daemon *daemon = arg;
+    const struct cstd_commands *commands = &daemon->engines.v[engine].commands;
+    struct cstd_job *job;
 
     for (uint64_t serial = 0; (job = next_made(daemon, serial)) != NULL;) {
         serial = job->serial;
         if (job->core != NULL &&
-            cst_commands_has_any(commands, CST_JOB_TICKET_SHIFT, job->serial)) {
+            cstd_commands_has_any(commands, CSTD_JOB_TICKET_SHIFT, job->serial)) {
             struct cst_event event = {.kind = CST_EV_NODE_DOWN, .text = why};
 
-            cst_job_feed(job, &event);
+            cstd_job_feed(job, &event);
         }
     }
 }

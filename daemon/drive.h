@@ -10,18 +10,19 @@
 /* Pass @event to the core of @job, whose state is READY, and carry out the actions. The function
  * sets event->now. Sessions and jobs that end as a consequence are closed at the end of the turn of
  * the loop. */
-void cst_job_feed(struct cst_job *job, struct cst_event *event);
+void cstd_job_feed(struct cstd_job *job, struct cst_event *event);
 
-/* Tell the core of the job that owns @ticket about a completed command. A cst_engines_done_fn;
- * @daemon is the struct cst_daemon. */
-void cst_drive_done(void *daemon, uint64_t ticket, int status, double value, const char *text);
+/* Tell the core of the job that owns @ticket about a completed command. A cstd_engines_done_fn;
+ * @daemon is the struct cstd_daemon. */
+void cstd_drive_done(void *daemon, uint64_t ticket, int status, double value, const char *text);
 
-/* Add the time in which an engine worked on @ticket to the job's record. A cst_engines_timed_fn. */
-void cst_drive_timed(void *daemon, uint64_t ticket, unsigned engine, uint64_t began_ns,
-                     uint64_t ended_ns);
+/* Add the time in which an engine worked on @ticket to the job's record. A cstd_engines_timed_fn.
+ */
+void cstd_drive_timed(void *daemon, uint64_t ticket, unsigned engine, uint64_t began_ns,
+                      uint64_t ended_ns);
 
 /* Tell all jobs that have commands in engine @engine that it was given up and keeps their commands.
- * A cst_engines_given_up_fn. */
-void cst_drive_given_up(void *daemon, unsigned engine, const char *why);
+ * A cstd_engines_given_up_fn. */
+void cstd_drive_given_up(void *daemon, unsigned engine, const char *why);
 
 #endif

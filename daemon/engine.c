@@ -22,10 +22,10 @@ enum {
     UNDO_BYTES = 64 << 10,
 };
 
-static const struct cst_process_ops ops;
-static void on_refuse(struct cst_later *later);
+static const struct cstd_process_ops ops;
+static void on_refuse(struct cstd_later *later);
 
-const char *cst_engine_state_name(enum cst_engine_state state)
+const char *cstd_engine_state_name(enum cstd_engine_state state)
 {
     static const char *const names[] = {"off",   "starting", "restarting",
                                         "ready", "failed",   "ending"};
@@ -33,14 +33,14 @@ const char *cst_engine_state_name(enum cst_engine_state state)
     return names[state];
 }
 
-void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
-                     unsigned os_node, const char *device)
+void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, unsigned index,
+                      unsigned os_node, const char *device)
 {
-    *engine = (struct cst_engine){
+    *engine = (struct cstd_engine){
         .engines = engines, .index = index, .os_node = os_node, .refuse.fn = on_refuse};
     (void)snprintf(engine->device, sizeof engine->device, "%s", device);
-    cst_commands_init(&engine->commands);
-    if (cst_engine_is_gpu(engine)) {
+    cstd_commands_init(&engine->commands);
+    if (cstd_engine_is_gpu(engine)) {
         (void)uv_timer_init(engines->loop, &engine->idle);
         engine->idle.data = engine;
         /* The timer alone must not keep the loop running. */
@@ -48,32 +48,32 @@ void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, uns
     }
 }
 
-bool cst_engine_is_gpu(const struct cst_engine *engine)
+bool cstd_engine_is_gpu(const struct cstd_engine *engine)
 {
     return engine->device[0] != '\0';
 }
 
-const char *cst_engine_kind(const struct cst_engine *engine)
+const char *cstd_engine_kind(const struct cstd_engine *engine)
 {
-    if (cst_paced_is(engine->device)) {
+    if (cstd_paced_is(engine->device)) {
         return "paced";
     }
-    return cst_engine_is_gpu(engine) ? "cuda" : "host";
+    return cstd_engine_is_gpu(engine) ? "cuda" : "host";
 }
 
-void cst_engine_close(struct cst_engine *engine)
+void cstd_engine_close(struct cstd_engine *engine)
 {
-    cst_commands_close(&engine->commands);
+    cstd_commands_close(&engine->commands);
     if (engine->undo != NULL) {
-        cst_segment_unref(engine->undo);
+        cstd_segment_unref(engine->undo);
         engine->undo = NULL;
     }
-    if (cst_engine_is_gpu(engine)) {
+    if (cstd_engine_is_gpu(engine)) {
         uv_close((uv_handle_t *)&engine->idle, NULL);
     }
 }
 
-static int send_message(struct cst_engine *engine, uint16_t type, uint64_t request,
+static int send_message(struct cstd_engine *engine, uint16_t type, uint64_t request,
                         const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
     uint8_t body[256];
@@ -85,30 +85,30 @@ static int send_message(struct cst_engine *engine, uint16_t type, uint64_t reque
     for (unsigned i = 0; i < n_fds; i++) {
         frame.fds[i] = fds[i];
     }
-    return cst_process_send(engine->process, &frame);
+    return cstd_process_send(engine->process, &frame);
 }
 
-int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
-                    const ProtobufCMessage *message, int fd)
+int cstd_engine_send(struct cstd_engine *engine, uint16_t type, uint64_t request,
+                     const ProtobufCMessage *message, int fd)
 {
     return send_message(engine, type, request, message, &fd, fd >= 0 ? 1 : 0);
 }
 
-bool cst_engine_is_up(const struct cst_engine *engine)
+bool cstd_engine_is_up(const struct cstd_engine *engine)
 {
-    return engine->state == CST_ENGINE_READY || engine->state == CST_ENGINE_MOUNTING;
+    return engine->state == CSTD_ENGINE_READY || engine->state == CSTD_ENGINE_MOUNTING;
 }
 
-static void send_setup(struct cst_engine *engine)
+static void send_setup(struct cstd_engine *engine)
 {
-    const struct cst_engines *engines = engine->engines;
-    const struct cst_config *config = engines->config;
+    const struct cstd_engines *engines = engine->engines;
+    const struct cstd_config *config = engines->config;
     Engine__Setup setup = ENGINE__SETUP__INIT;
     int fds[] = {engine->undo->fd, engines->traffic_memory->fd};
 
     setup.node = engine->os_node;
     setup.threads = config->threads;
-    if (cst_engine_is_gpu(engine)) {
+    if (cstd_engine_is_gpu(engine)) {
         setup.device = engine->device;
     } else {
         setup.copy_threads = config->copy_threads;
@@ -118,16 +118,16 @@ static void send_setup(struct cst_engine *engine)
     setup.undo_segment = engine->undo->id;
     setup.undo_bytes = engine->undo->bytes;
     setup.has_traffic_slots = 1;
-    setup.traffic_slots = CST_ARENA_MAX_ENGINES;
+    setup.traffic_slots = CSTD_ARENA_MAX_ENGINES;
     /* Accelerators' engines announce their copies in the table of traffic. Nodes' engines leave
      * memory bandwidth to these copies. */
-    setup.has_traffic_slot = cst_engine_is_gpu(engine);
+    setup.has_traffic_slot = cstd_engine_is_gpu(engine);
     setup.traffic_slot = engine->index;
     (void)send_message(engine, ENGINE__MSG_TYPE__ENGINE_SETUP, 1, &setup.base, fds, 2);
 }
 
 /* Size of the undo segment: one slot for each thread that the engine may have. */
-static uint64_t undo_bytes(const struct cst_config *config)
+static uint64_t undo_bytes(const struct cstd_config *config)
 {
     long n_cores = sysconf(_SC_NPROCESSORS_CONF);
 
@@ -136,30 +136,30 @@ static uint64_t undo_bytes(const struct cst_config *config)
 
 /* Start the engine program, with the configured rates of a simulated accelerator or of a slowed
  * node. */
-static int start_process(struct cst_engine *engine, struct cst_err *err)
+static int start_process(struct cstd_engine *engine, struct cst_err *err)
 {
-    struct cst_engines *engines = engine->engines;
-    const struct cst_config *config = engines->config;
+    struct cstd_engines *engines = engine->engines;
+    const struct cstd_config *config = engines->config;
     /* Simulated accelerators run the host's engine program. */
-    bool paced = cst_paced_is(engine->device), gpu = cst_engine_is_gpu(engine) && !paced;
-    char rates[CST_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
+    bool paced = cstd_paced_is(engine->device), gpu = cstd_engine_is_gpu(engine) && !paced;
+    char rates[CSTD_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
 
     if (paced) {
         argv[1] = (char *)(uintptr_t) "--paced";
-        argv[2] = cst_paced_argument(config, rates);
+        argv[2] = cstd_paced_argument(config, rates);
     } else if (!gpu && config->update_rate > 0) {
         argv[1] = (char *)(uintptr_t) "--pace";
         argv[2] = rates;
         (void)snprintf(rates, sizeof rates, "update=%" PRIu64, config->update_rate);
     }
-    return cst_process_start(&engine->process, engines->loop, argv, &ops, engine, err);
+    return cstd_process_start(&engine->process, engines->loop, argv, &ops, engine, err);
 }
 
 /* Store the reason of a failure in why: "engine 2 (GPU-...): ...". */
-__attribute__((format(printf, 2, 3))) static void explain(struct cst_engine *engine,
+__attribute__((format(printf, 2, 3))) static void explain(struct cstd_engine *engine,
                                                           const char *fmt, ...)
 {
-    bool gpu = cst_engine_is_gpu(engine);
+    bool gpu = cstd_engine_is_gpu(engine);
     int n = snprintf(engine->why, sizeof engine->why, "engine %u%s%s%s: ", engine->index,
                      gpu ? " (" : "", engine->device, gpu ? ")" : "");
     va_list ap;
@@ -169,40 +169,40 @@ __attribute__((format(printf, 2, 3))) static void explain(struct cst_engine *eng
     va_end(ap);
 }
 
-int cst_engine_start(struct cst_engine *engine, struct cst_err *err)
+int cstd_engine_start(struct cstd_engine *engine, struct cst_err *err)
 {
-    struct cst_engines *engines = engine->engines;
+    struct cstd_engines *engines = engine->engines;
     int rc = CST_OK;
 
     if (engine->undo == NULL) {
-        rc = cst_segment_open(&engine->undo, cst_engines_segment_id(engines),
-                              undo_bytes(engines->config), NULL, NULL, "undo slots", err);
+        rc = cstd_segment_open(&engine->undo, cstd_engines_segment_id(engines),
+                               undo_bytes(engines->config), NULL, NULL, "undo slots", err);
     }
     if (rc == CST_OK) {
         rc = start_process(engine, err);
     }
     if (rc != CST_OK) {
-        engine->state = CST_ENGINE_FAILED;
+        engine->state = CSTD_ENGINE_FAILED;
         explain(engine, "%.150s", err->text);
         return rc;
     }
-    engine->state = CST_ENGINE_STARTING;
+    engine->state = CSTD_ENGINE_STARTING;
     engine->n_unanswered = 0;
-    cst_engines_watch(engines);
+    cstd_engines_watch(engines);
     send_setup(engine);
     return CST_OK;
 }
 
 /* The process is ready. It first maps the segments of its predecessor again. Commands wait for
  * these segments only, not for new ones. */
-static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
+static void on_ready(struct cstd_engine *engine, const struct cst_frame *frame)
 {
     Engine__Ready *ready = engine__ready__unpack(NULL, frame->body_bytes, frame->body);
 
-    if (ready == NULL || engine->state != CST_ENGINE_STARTING) {
-        cst_log(CST_LOG_ERROR, "engine %u: unexpected or invalid answer to setup", engine->index);
+    if (ready == NULL || engine->state != CSTD_ENGINE_STARTING) {
+        cstd_log(CSTD_LOG_ERROR, "engine %u: unexpected or invalid answer to setup", engine->index);
         engine__ready__free_unpacked(ready, NULL);
-        cst_process_kill(engine->process);
+        cstd_process_kill(engine->process);
         return;
     }
     engine->threads = ready->threads;
@@ -211,60 +211,60 @@ static void on_ready(struct cst_engine *engine, const struct cst_frame *frame)
     /* Not 0, which means that the engine has not been up. */
     engine->granularity = ready->granularity > 0 ? ready->granularity : 1;
     engine__ready__free_unpacked(ready, NULL);
-    cst_log(CST_LOG_INFO, "engine %u: ready on %s%sNUMA node %u, %u threads, %u copy threads, %s",
-            engine->index, engine->device, cst_engine_is_gpu(engine) ? ", " : "", engine->os_node,
-            engine->threads, engine->copy_threads, engine->isa);
-    engine->state = CST_ENGINE_MOUNTING;
-    cst_mounts_renew(engine);
+    cstd_log(CSTD_LOG_INFO, "engine %u: ready on %s%sNUMA node %u, %u threads, %u copy threads, %s",
+             engine->index, engine->device, cstd_engine_is_gpu(engine) ? ", " : "", engine->os_node,
+             engine->threads, engine->copy_threads, engine->isa);
+    engine->state = CSTD_ENGINE_MOUNTING;
+    cstd_mounts_renew(engine);
     if (engine->n_remounting == 0) {
-        engine->state = CST_ENGINE_READY;
+        engine->state = CSTD_ENGINE_READY;
     }
-    if (cst_engine_is_gpu(engine)) {
+    if (cstd_engine_is_gpu(engine)) {
         engine->engines->on_up(engine->engines->arg);
     }
 }
 
 /* -- commands ------------------------------------------------------------------------------- */
 
-static void on_done(struct cst_engine *engine, const struct cst_frame *frame)
+static void on_done(struct cstd_engine *engine, const struct cst_frame *frame)
 {
-    struct cst_engines *engines = engine->engines;
+    struct cstd_engines *engines = engine->engines;
     Engine__Done *done = engine__done__unpack(NULL, frame->body_bytes, frame->body);
 
     if (done == NULL) {
-        cst_log(CST_LOG_ERROR, "engine %u: invalid list of completions", engine->index);
-        cst_process_kill(engine->process);
+        cstd_log(CSTD_LOG_ERROR, "engine %u: invalid list of completions", engine->index);
+        cstd_process_kill(engine->process);
         return;
     }
     for (size_t i = 0; i < done->n_completions; i++) {
         const Engine__Completion *c = done->completions[i];
-        bool forgiven = cst_commands_forgives(&engine->commands, c->ticket);
+        bool forgiven = cstd_commands_forgives(&engine->commands, c->ticket);
 
         /* A completion of a job that was removed is ignored. */
-        if (cst_commands_remove(&engine->commands, c->ticket)) {
+        if (cstd_commands_remove(&engine->commands, c->ticket)) {
             engine->n_completed++;
-            engine->deaths = (struct cst_deaths){0};
+            engine->deaths = (struct cstd_deaths){0};
             /* Reported before the completion, which ends the command's entry in the record. */
             if (c->has_ended_ns && engines->on_timed != NULL) {
                 engines->on_timed(engines->arg, c->ticket, engine->index, c->began_ns, c->ended_ns);
             }
             /* Statuses are 0 or negative. */
-            cst_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
-                                 c->value, c->text, forgiven);
+            cstd_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
+                                  c->value, c->text, forgiven);
         }
     }
     engine__done__free_unpacked(done, NULL);
 }
 
-static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
+static void on_pong(struct cstd_engine *engine, const struct cst_frame *frame)
 {
     Engine__Pong *pong = engine__pong__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_engine_counters now;
+    struct cstd_engine_counters now;
 
     if (pong == NULL) {
         return;
     }
-    now = (struct cst_engine_counters){
+    now = (struct cstd_engine_counters){
         .copy_bytes = pong->copy_bytes,
         .copy_ns = pong->copy_ns,
         .update_elems = pong->update_elems,
@@ -279,7 +279,7 @@ static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
         .reduce_bytes = pong->reduce_bytes,
         .held_ns = pong->held_ns,
     };
-    cst_rates_see(&engine->seen, &engine->counters, &now);
+    cstd_rates_see(&engine->seen, &engine->counters, &now);
     engine->counters = now;
     engine->progress = pong->progress;
     engine__pong__free_unpacked(pong, NULL);
@@ -287,7 +287,7 @@ static void on_pong(struct cst_engine *engine, const struct cst_frame *frame)
 
 static void on_frame(void *arg, struct cst_frame *frame)
 {
-    struct cst_engine *engine = arg;
+    struct cstd_engine *engine = arg;
 
     engine->n_unanswered = 0;
     switch (frame->type) {
@@ -295,10 +295,10 @@ static void on_frame(void *arg, struct cst_frame *frame)
         on_ready(engine, frame);
         break;
     case ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE:
-        cst_mounts_done(engine, frame);
+        cstd_mounts_done(engine, frame);
         break;
     case ENGINE__MSG_TYPE__ENGINE_PROGRESS:
-        cst_mounts_progress(engine, frame);
+        cstd_mounts_progress(engine, frame);
         break;
     case ENGINE__MSG_TYPE__ENGINE_DONE:
         on_done(engine, frame);
@@ -307,59 +307,59 @@ static void on_frame(void *arg, struct cst_frame *frame)
         on_pong(engine, frame);
         break;
     default:
-        cst_log(CST_LOG_WARNING, "engine %u: message of unknown type %u", engine->index,
-                frame->type);
+        cstd_log(CSTD_LOG_WARNING, "engine %u: message of unknown type %u", engine->index,
+                 frame->type);
         break;
     }
 }
 
-void cst_engine_flush(struct cst_engine *engine)
+void cstd_engine_flush(struct cstd_engine *engine)
 {
     uint8_t *body = engine->engines->body;
-    struct cst_commands_item *upto = NULL;
+    struct cstd_commands_item *upto = NULL;
     size_t n;
 
     /* Not in MOUNTING: commands need the segments that are being mapped again. */
-    while (engine->state == CST_ENGINE_READY && engine->commands.unsent != NULL &&
-           (n = cst_commands_pack(&engine->commands, body, CST_FRAME_MAX_BODY, &upto)) > 0) {
+    while (engine->state == CSTD_ENGINE_READY && engine->commands.unsent != NULL &&
+           (n = cstd_commands_pack(&engine->commands, body, CST_FRAME_MAX_BODY, &upto)) > 0) {
         struct cst_frame frame = {
             .type = ENGINE__MSG_TYPE__ENGINE_SUBMIT, .body = body, .body_bytes = (uint32_t)n};
 
-        if (cst_process_try_send(engine->process, &frame) != CST_OK) {
+        if (cstd_process_try_send(engine->process, &frame) != CST_OK) {
             return; /* on_writable or on_exit follows. */
         }
-        cst_commands_sent(&engine->commands, upto);
+        cstd_commands_sent(&engine->commands, upto);
     }
 }
 
 static void on_writable(void *arg)
 {
-    cst_engine_flush(arg);
+    cstd_engine_flush(arg);
 }
 
-bool cst_engine_is_busy(const struct cst_engine *engine)
+bool cstd_engine_is_busy(const struct cstd_engine *engine)
 {
     return engine->process != NULL &&
-           (engine->commands.n > 0 || engine->n_asked > 0 || engine->state != CST_ENGINE_READY);
+           (engine->commands.n > 0 || engine->n_asked > 0 || engine->state != CSTD_ENGINE_READY);
 }
 
-void cst_engine_ping(struct cst_engine *engine)
+void cstd_engine_ping(struct cstd_engine *engine)
 {
     if (engine->process == NULL) {
         return;
     }
     if (++engine->n_unanswered > MAX_UNANSWERED) {
-        cst_log(CST_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
-                MAX_UNANSWERED);
-        cst_process_kill(engine->process);
-    } else if (cst_engine_is_up(engine)) { /* A process that is starting cannot answer yet. */
-        (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
+        cstd_log(CSTD_LOG_ERROR, "engine %u: no answer for %d s, killed", engine->index,
+                 MAX_UNANSWERED);
+        cstd_process_kill(engine->process);
+    } else if (cstd_engine_is_up(engine)) { /* A process that is starting cannot answer yet. */
+        (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_PING, 2, NULL, -1);
     }
 }
 
 /* -- death of the process ------------------------------------------------------------------- */
 
-static void fold_counters(struct cst_engine *engine)
+static void fold_counters(struct cstd_engine *engine)
 {
     engine->base.copy_bytes += engine->counters.copy_bytes;
     engine->base.copy_ns += engine->counters.copy_ns;
@@ -374,33 +374,33 @@ static void fold_counters(struct cst_engine *engine)
     engine->base.update_bytes += engine->counters.update_bytes;
     engine->base.reduce_bytes += engine->counters.reduce_bytes;
     engine->base.held_ns += engine->counters.held_ns;
-    engine->counters = (struct cst_engine_counters){0};
+    engine->counters = (struct cstd_engine_counters){0};
 }
 
 /* Find the next command that must be refused: any command of an accelerator's engine, else one that
  * is not kept. */
-static bool find_refused(const struct cst_engine *engine, uint64_t *ticket)
+static bool find_refused(const struct cstd_engine *engine, uint64_t *ticket)
 {
-    return cst_engine_is_gpu(engine) ? cst_commands_first(&engine->commands, ticket)
-                                     : cst_commands_first_refused(&engine->commands, ticket);
+    return cstd_engine_is_gpu(engine) ? cstd_commands_first(&engine->commands, ticket)
+                                      : cstd_commands_first_refused(&engine->commands, ticket);
 }
 
 /* Refuse what cannot be done while the engine is given up, and tell the owners of the commands that
  * are kept. */
-static void refuse_all(struct cst_engine *engine)
+static void refuse_all(struct cstd_engine *engine)
 {
-    struct cst_engines *engines = engine->engines;
+    struct cstd_engines *engines = engine->engines;
     uint64_t ticket;
 
     engine->retry = false;
-    cst_mounts_fail(engine);
-    cst_commands_give_up(&engine->commands);
+    cstd_mounts_fail(engine);
+    cstd_commands_give_up(&engine->commands);
     while (find_refused(engine, &ticket)) {
-        (void)cst_commands_remove(&engine->commands, ticket);
-        cst_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why, false);
+        (void)cstd_commands_remove(&engine->commands, ticket);
+        cstd_engines_complete(engines, ticket, CST_EENGINE, 0, engine->why, false);
     }
     /* Commits that wait for this engine must fail now. */
-    if (cst_engine_is_gpu(engine)) {
+    if (cstd_engine_is_gpu(engine)) {
         engines->on_up(engines->arg);
     } else if (engine->commands.n > 0) {
         engines->on_given_up(engines->arg, engine->index, engine->why);
@@ -410,83 +410,83 @@ static void refuse_all(struct cst_engine *engine)
 /* Drop the undo data of an accelerator's engine that is given up. It covers sums of gradients of
  * steps that are void now. Another engine may have made these sums again, and restoring the old
  * contents would destroy them. The undo data of a node's engine may cover states and is kept. */
-static void forget_undo(struct cst_engine *engine)
+static void forget_undo(struct cstd_engine *engine)
 {
-    if (cst_engine_is_gpu(engine) && engine->undo != NULL) {
-        cst_segment_unref(engine->undo);
+    if (cstd_engine_is_gpu(engine) && engine->undo != NULL) {
+        cstd_segment_unref(engine->undo);
         engine->undo = NULL;
     }
 }
 
-static void give_up(struct cst_engine *engine)
+static void give_up(struct cstd_engine *engine)
 {
-    cst_log(CST_LOG_ERROR, "%s", engine->why);
-    engine->state = CST_ENGINE_FAILED;
+    cstd_log(CSTD_LOG_ERROR, "%s", engine->why);
+    engine->state = CSTD_ENGINE_FAILED;
     forget_undo(engine);
     refuse_all(engine);
 }
 
-static void on_refuse(struct cst_later *later)
+static void on_refuse(struct cstd_later *later)
 {
-    struct cst_engine *engine = cst_owner_of(later, struct cst_engine, refuse);
+    struct cstd_engine *engine = cstd_owner_of(later, struct cstd_engine, refuse);
 
     /* A node's engine is tried again for a new command. Otherwise the last start failed, and those
      * who wait must be told. */
-    if (engine->state == CST_ENGINE_FAILED && engine->retry) {
+    if (engine->state == CSTD_ENGINE_FAILED && engine->retry) {
         engine->retry = false;
-        cst_engine_need(engine);
-    } else if (engine->state == CST_ENGINE_FAILED) {
+        cstd_engine_need(engine);
+    } else if (engine->state == CSTD_ENGINE_FAILED) {
         refuse_all(engine);
     }
 }
 
-void cst_engine_need(struct cst_engine *engine)
+void cstd_engine_need(struct cstd_engine *engine)
 {
     struct cst_err err = {0};
 
-    if (engine->state != CST_ENGINE_FAILED && engine->state != CST_ENGINE_OFF) {
+    if (engine->state != CSTD_ENGINE_FAILED && engine->state != CSTD_ENGINE_OFF) {
         return; /* In ENDING the function ended() starts the engine again. */
     }
-    if (engine->state == CST_ENGINE_FAILED) {
-        cst_log(CST_LOG_NOTICE, "engine %u: started again after it was given up", engine->index);
+    if (engine->state == CSTD_ENGINE_FAILED) {
+        cstd_log(CSTD_LOG_NOTICE, "engine %u: started again after it was given up", engine->index);
     }
     /* Deaths before the engine was given up do not count against the new attempt. */
-    engine->deaths = (struct cst_deaths){0};
-    if (cst_engine_start(engine, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "%s", engine->why);
-        cst_later_add(engine->engines->later, &engine->refuse);
+    engine->deaths = (struct cstd_deaths){0};
+    if (cstd_engine_start(engine, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "%s", engine->why);
+        cstd_later_add(engine->engines->later, &engine->refuse);
     }
 }
 
-int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
-                      struct cst_err *err)
+int cstd_engine_submit(struct cstd_engine *engine, const struct cst_command *command,
+                       struct cst_err *err)
 {
-    int rc = cst_commands_add(&engine->commands, command, err);
+    int rc = cstd_commands_add(&engine->commands, command, err);
 
-    if (rc == CST_OK && engine->state == CST_ENGINE_FAILED) {
+    if (rc == CST_OK && engine->state == CSTD_ENGINE_FAILED) {
         /* Deferred, because the caller may be in the middle of the actions of a core. */
-        engine->retry = !cst_engine_is_gpu(engine);
-        cst_later_add(engine->engines->later, &engine->refuse);
+        engine->retry = !cstd_engine_is_gpu(engine);
+        cstd_later_add(engine->engines->later, &engine->refuse);
     }
     return rc;
 }
 
 /* The process has ended because no job used it. Jobs may want it again meanwhile. */
-static void ended(struct cst_engine *engine)
+static void ended(struct cstd_engine *engine)
 {
-    cst_log(CST_LOG_INFO, "engine %u: stopped, because no job uses %s", engine->index,
-            engine->device);
-    engine->state = CST_ENGINE_OFF;
-    cst_segment_unref(engine->undo); /* No tile is partly updated. */
+    cstd_log(CSTD_LOG_INFO, "engine %u: stopped, because no job uses %s", engine->index,
+             engine->device);
+    engine->state = CSTD_ENGINE_OFF;
+    cstd_segment_unref(engine->undo); /* No tile is partly updated. */
     engine->undo = NULL;
     if (engine->n_users > 0) {
-        cst_engine_need(engine);
+        cstd_engine_need(engine);
     }
 }
 
 static void on_exit_of_process(void *arg, const char *how)
 {
-    struct cst_engine *engine = arg;
+    struct cstd_engine *engine = arg;
     struct cst_err err = {0};
     bool populating;
 
@@ -495,24 +495,24 @@ static void on_exit_of_process(void *arg, const char *how)
      * the nodes' updates forever. */
     cst_traffic_clear(&engine->engines->traffic[engine->index]);
     fold_counters(engine);
-    populating = cst_mounts_blame(engine);
-    cst_mounts_forget(engine);
-    cst_commands_rewind(&engine->commands);
+    populating = cstd_mounts_blame(engine);
+    cstd_mounts_forget(engine);
+    cstd_commands_rewind(&engine->commands);
     if (engine->engines->stopping) {
-        engine->state = CST_ENGINE_OFF;
+        engine->state = CSTD_ENGINE_OFF;
         return;
     }
-    if (engine->state == CST_ENGINE_ENDING) {
+    if (engine->state == CSTD_ENGINE_ENDING) {
         ended(engine);
         return;
     }
-    cst_log(CST_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
-            (unsigned long long)engine->commands.n);
+    cstd_log(CSTD_LOG_WARNING, "engine %u: %s with %llu commands in flight", engine->index, how,
+             (unsigned long long)engine->commands.n);
     if (populating) {
-        cst_log(CST_LOG_WARNING, "engine %u: it died while it populated memory of a job",
-                engine->index);
-        cst_mounts_refuse(engine, how);
-    } else if (cst_deaths_add(&engine->deaths, cst_engine_is_gpu(engine), uv_hrtime())) {
+        cstd_log(CSTD_LOG_WARNING, "engine %u: it died while it populated memory of a job",
+                 engine->index);
+        cstd_mounts_refuse(engine, how);
+    } else if (cstd_deaths_add(&engine->deaths, cstd_engine_is_gpu(engine), uv_hrtime())) {
         explain(engine,
                 "it died %u times in a row without completing a command, the last time: %.80s",
                 engine->deaths.n, how);
@@ -520,7 +520,7 @@ static void on_exit_of_process(void *arg, const char *how)
         return;
     }
     engine->n_restarts++;
-    if (cst_engine_start(engine, &err) != CST_OK) {
+    if (cstd_engine_start(engine, &err) != CST_OK) {
         give_up(engine);
     }
 }
@@ -529,23 +529,23 @@ static void on_exit_of_process(void *arg, const char *how)
 
 static void on_idle(uv_timer_t *timer)
 {
-    struct cst_engine *engine = timer->data;
+    struct cstd_engine *engine = timer->data;
 
     if (engine->process != NULL && !engine->engines->stopping) {
-        engine->state = CST_ENGINE_ENDING;
-        cst_engines_watch(engine->engines);
-        cst_process_stop(engine->process);
+        engine->state = CSTD_ENGINE_ENDING;
+        cstd_engines_watch(engine->engines);
+        cstd_process_stop(engine->process);
     }
 }
 
-void cst_engine_use(struct cst_engine *engine)
+void cstd_engine_use(struct cstd_engine *engine)
 {
     engine->n_users++;
     (void)uv_timer_stop(&engine->idle);
-    cst_engine_need(engine);
+    cstd_engine_need(engine);
 }
 
-void cst_engine_unuse(struct cst_engine *engine)
+void cstd_engine_unuse(struct cstd_engine *engine)
 {
     if (--engine->n_users == 0 && !engine->engines->stopping) {
         (void)uv_timer_start(&engine->idle, on_idle,
@@ -553,5 +553,5 @@ void cst_engine_unuse(struct cst_engine *engine)
     }
 }
 
-static const struct cst_process_ops ops = {
+static const struct cstd_process_ops ops = {
     .on_frame = on_frame, .on_writable = on_writable, .on_exit = on_exit_of_process};

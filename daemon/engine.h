@@ -31,19 +31,19 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-struct cst_engines;
+struct cstd_engines;
 
-enum cst_engine_state {
-    CST_ENGINE_OFF,
-    CST_ENGINE_STARTING,
-    CST_ENGINE_MOUNTING,
-    CST_ENGINE_READY,
-    CST_ENGINE_FAILED,
-    CST_ENGINE_ENDING,
+enum cstd_engine_state {
+    CSTD_ENGINE_OFF,
+    CSTD_ENGINE_STARTING,
+    CSTD_ENGINE_MOUNTING,
+    CSTD_ENGINE_READY,
+    CSTD_ENGINE_FAILED,
+    CSTD_ENGINE_ENDING,
 };
 
 /* Counters of an engine process, as in the message Pong of engine.proto. */
-struct cst_engine_counters {
+struct cstd_engine_counters {
     uint64_t copy_bytes, copy_ns;
     uint64_t update_elems, update_ns;
     uint64_t reduce_elems, reduce_ns;
@@ -53,34 +53,34 @@ struct cst_engine_counters {
     uint64_t held_ns;
 };
 
-struct cst_engine {
-    struct cst_engines *engines; /* The set that contains the engine. */
-    unsigned index;              /* Index in the set, which is the core's engine number. */
-    unsigned os_node;            /* NUMA node (OS number). */
+struct cstd_engine {
+    struct cstd_engines *engines; /* The set that contains the engine. */
+    unsigned index;               /* Index in the set, which is the core's engine number. */
+    unsigned os_node;             /* NUMA node (OS number). */
     /* UUID of the engine's GPU, or "paced:N"; empty: the engine of a NUMA node. */
     char device[64];
-    enum cst_engine_state state;
-    struct cst_process *process; /* NULL in OFF and FAILED. */
+    enum cstd_engine_state state;
+    struct cstd_process *process; /* NULL in OFF and FAILED. */
     /* Segments on this accelerator are multiples of this many bytes; 0: the engine has not been up
      * yet. */
     uint64_t granularity;
-    /* Accelerators: uses by ranks of jobs, counted by cst_engine_use. */
+    /* Accelerators: uses by ranks of jobs, counted by cstd_engine_use. */
     unsigned n_users;
     uv_timer_t idle; /* Accelerators: runs while n_users is 0. */
     /* Old contents of tiles that are being changed. The segment survives the process. */
-    struct cst_segment *undo;
-    struct cst_commands commands; /* Commands that have not completed. */
+    struct cstd_segment *undo;
+    struct cstd_commands commands; /* Commands that have not completed. */
     /* Segments that a new process must map before it gets commands. */
     uint32_t n_remounting;
     uint32_t threads, copy_threads; /* Numbers of threads that the process reported. */
     char isa[16];                   /* Instruction set that the process reported. */
     uint64_t n_restarts;
-    uint64_t n_completed;                /* Commands completed during the life of the daemon. */
-    struct cst_deaths deaths;            /* Deaths since the last completed command. */
-    struct cst_engine_counters base;     /* Counters of earlier processes, summed. */
-    struct cst_engine_counters counters; /* Counters of the present process at the last Pong. */
+    uint64_t n_completed;                 /* Commands completed during the life of the daemon. */
+    struct cstd_deaths deaths;            /* Deaths since the last completed command. */
+    struct cstd_engine_counters base;     /* Counters of earlier processes, summed. */
+    struct cstd_engine_counters counters; /* Counters of the present process at the last Pong. */
     /* Rates computed from the differences between successive Pongs. */
-    struct cst_rates_seen seen;
+    struct cstd_rates_seen seen;
     /* The engine's progress counter at the last Pong; it changes while the engine works. */
     uint64_t progress;
     uint64_t progress_seen; /* Value of progress when the watchdog checked last. */
@@ -93,65 +93,65 @@ struct cst_engine {
     bool locked;   /* Outcome of the last attempt to lock a segment. */
     char why[256]; /* FAILED: the reason. */
     /* FAILED: deferred handling of commands that arrive, and of a failed start. */
-    struct cst_later refuse;
+    struct cstd_later refuse;
     /* FAILED, node's engine: a command arrived, and the engine will be started again for it. */
     bool retry;
 };
 
 /* Initialise @engine as OFF. @device: UUID of the engine's accelerator, or empty for a node's
  * engine. */
-void cst_engine_init(struct cst_engine *engine, struct cst_engines *engines, unsigned index,
-                     unsigned os_node, const char *device);
+void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, unsigned index,
+                      unsigned os_node, const char *device);
 
 /* Free the commands and the undo segment. The process must have ended. */
-void cst_engine_close(struct cst_engine *engine);
+void cstd_engine_close(struct cstd_engine *engine);
 
 /* Start the engine's process. CST_EENGINE or CST_ENOMEM: the process cannot be started; the state
  * is FAILED then. */
-int cst_engine_start(struct cst_engine *engine, struct cst_err *err);
+int cstd_engine_start(struct cstd_engine *engine, struct cst_err *err);
 
 /* Start the engine if it is OFF or FAILED. If the start fails, those who wait for the engine are
  * told later, not inside this call. */
-void cst_engine_need(struct cst_engine *engine);
+void cstd_engine_need(struct cstd_engine *engine);
 
 /* Count a use of an accelerator's engine by a rank, and the end of this use. The engine starts with
  * the first use. It ends when it has had no use for the configured time. */
-void cst_engine_use(struct cst_engine *engine);
-void cst_engine_unuse(struct cst_engine *engine);
+void cstd_engine_use(struct cstd_engine *engine);
+void cstd_engine_unuse(struct cstd_engine *engine);
 
 /* True for the engine of an accelerator (a GPU or a simulated accelerator), false for that of a
  * NUMA node. */
-bool cst_engine_is_gpu(const struct cst_engine *engine);
+bool cstd_engine_is_gpu(const struct cstd_engine *engine);
 
 /* Returns "host", "cuda" or "paced". */
-const char *cst_engine_kind(const struct cst_engine *engine);
+const char *cstd_engine_kind(const struct cstd_engine *engine);
 
 /* Queue a copy of @command. If the state is FAILED, a node's engine is started again later, and an
  * accelerator's engine completes the command with CST_EENGINE later. CST_ENOMEM: out of memory; the
  * command is not queued. */
-int cst_engine_submit(struct cst_engine *engine, const struct cst_command *command,
-                      struct cst_err *err);
+int cstd_engine_submit(struct cstd_engine *engine, const struct cst_command *command,
+                       struct cst_err *err);
 
 /* Send a message of @type with the descriptor @fd (-1: none) to the process. A process that cannot
  * receive it is killed. */
-int cst_engine_send(struct cst_engine *engine, uint16_t type, uint64_t request,
-                    const ProtobufCMessage *message, int fd);
+int cstd_engine_send(struct cstd_engine *engine, uint16_t type, uint64_t request,
+                     const ProtobufCMessage *message, int fd);
 
 /* True if the process runs and can be asked to map segments. */
-bool cst_engine_is_up(const struct cst_engine *engine);
+bool cstd_engine_is_up(const struct cstd_engine *engine);
 
 /* Send unsent commands until the socket is full. Called once per turn of the loop, and when the
  * socket is writable again. */
-void cst_engine_flush(struct cst_engine *engine);
+void cstd_engine_flush(struct cstd_engine *engine);
 
 /* True if the process has commands or segment requests to complete, or is starting. */
-bool cst_engine_is_busy(const struct cst_engine *engine);
+bool cstd_engine_is_busy(const struct cstd_engine *engine);
 
 /* Ask the process for its counters. A process that has sent nothing for 60 s is killed. Called once
  * a second while an engine is busy. */
-void cst_engine_ping(struct cst_engine *engine);
+void cstd_engine_ping(struct cstd_engine *engine);
 
-/* Returns the name of @state for users. The name of CST_ENGINE_MOUNTING is "restarting". */
-const char *cst_engine_state_name(enum cst_engine_state state);
+/* Returns the name of @state for users. The name of CSTD_ENGINE_MOUNTING is "restarting". */
+const char *cstd_engine_state_name(enum cstd_engine_state state);
 
 #endif

@@ -18,9 +18,9 @@ enum { PING_MS = 1000, STOP_MS = 2000 };
 
 /* -- start and stop ------------------------------------------------------------------------- */
 
-static int find_programs(struct cst_engines *engines, struct cst_err *err)
+static int find_programs(struct cstd_engines *engines, struct cst_err *err)
 {
-    const struct cst_config *config = engines->config;
+    const struct cstd_config *config = engines->config;
     int rc = cst_program_find("cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
                               engines->program, sizeof engines->program, err);
 
@@ -37,7 +37,7 @@ static int find_programs(struct cst_engines *engines, struct cst_err *err)
     return rc;
 }
 
-static bool is_wanted(const struct cst_config *config, unsigned os_node)
+static bool is_wanted(const struct cstd_config *config, unsigned os_node)
 {
     bool wanted = config->n_nodes == 0;
 
@@ -48,9 +48,9 @@ static bool is_wanted(const struct cst_config *config, unsigned os_node)
 }
 
 /* Make an engine for each wanted NUMA node. A node without cores (memory only) gets no engine. */
-static int find_nodes(struct cst_engines *engines, struct cst_err *err)
+static int find_nodes(struct cstd_engines *engines, struct cst_err *err)
 {
-    const struct cst_config *config = engines->config;
+    const struct cstd_config *config = engines->config;
     hwloc_topology_t topology;
     hwloc_obj_t node = NULL;
 
@@ -62,8 +62,8 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
     if (hwloc_topology_load(topology) == 0) {
         while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
             if (is_wanted(config, node->os_index) && !hwloc_bitmap_iszero(node->cpuset) &&
-                engines->n < CST_CONFIG_MAX_NODES) {
-                cst_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index, "");
+                engines->n < CSTD_CONFIG_MAX_NODES) {
+                cstd_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index, "");
                 engines->n++;
             }
         }
@@ -77,16 +77,16 @@ static int find_nodes(struct cst_engines *engines, struct cst_err *err)
     }
     /* hwloc found no NUMA node: treat the machine as one node. */
     if (engines->n == 0) {
-        cst_engine_init(&engines->v[engines->n++], engines, 0, 0, "");
+        cstd_engine_init(&engines->v[engines->n++], engines, 0, 0, "");
     }
     engines->n_nodes = engines->n;
     return CST_OK;
 }
 
-int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct cst_config *config,
-                     struct cst_later_queue *later, cst_engines_done_fn on_done,
-                     cst_engines_up_fn on_up, cst_engines_given_up_fn on_given_up, void *arg,
-                     struct cst_err *err)
+int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
+                      const struct cstd_config *config, struct cstd_later_queue *later,
+                      cstd_engines_done_fn on_done, cstd_engines_up_fn on_up,
+                      cstd_engines_given_up_fn on_given_up, void *arg, struct cst_err *err)
 {
     int rc;
 
@@ -100,7 +100,7 @@ int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct 
     engines->arg = arg;
     engines->next_segment = 1;
     TAILQ_INIT(&engines->segments);
-    cst_waits_init(&engines->waits);
+    cstd_waits_init(&engines->waits);
     rc = find_programs(engines, err);
     if (rc == CST_OK) {
         rc = find_nodes(engines, err);
@@ -112,27 +112,27 @@ int cst_engines_init(struct cst_engines *engines, uv_loop_t *loop, const struct 
     return rc;
 }
 
-int cst_engines_add_gpu(struct cst_engines *engines, const char *uuid, int os_node, unsigned *index,
-                        struct cst_err *err)
+int cstd_engines_add_gpu(struct cstd_engines *engines, const char *uuid, int os_node,
+                         unsigned *index, struct cst_err *err)
 {
-    if (engines->n == CST_ARENA_MAX_ENGINES) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "more than %d engines", CST_ARENA_MAX_ENGINES);
+    if (engines->n == CSTD_ARENA_MAX_ENGINES) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "more than %d engines", CSTD_ARENA_MAX_ENGINES);
     }
-    cst_engine_init(&engines->v[engines->n], engines, engines->n,
-                    os_node >= 0 ? (unsigned)os_node : engines->v[0].os_node, uuid);
+    cstd_engine_init(&engines->v[engines->n], engines, engines->n,
+                     os_node >= 0 ? (unsigned)os_node : engines->v[0].os_node, uuid);
     *index = engines->n++;
     return CST_OK;
 }
 
-#define TRAFFIC_BYTES (CST_ARENA_MAX_ENGINES * sizeof(struct cst_traffic))
+#define TRAFFIC_BYTES (CSTD_ARENA_MAX_ENGINES * sizeof(struct cst_traffic))
 
-static int open_traffic(struct cst_engines *engines, struct cst_err *err)
+static int open_traffic(struct cstd_engines *engines, struct cst_err *err)
 {
     void *slots;
     int rc;
 
-    rc = cst_segment_open(&engines->traffic_memory, cst_engines_segment_id(engines), TRAFFIC_BYTES,
-                          NULL, NULL, "table of traffic", err);
+    rc = cstd_segment_open(&engines->traffic_memory, cstd_engines_segment_id(engines),
+                           TRAFFIC_BYTES, NULL, NULL, "table of traffic", err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -145,44 +145,44 @@ static int open_traffic(struct cst_engines *engines, struct cst_err *err)
     return CST_OK;
 }
 
-static void close_traffic(struct cst_engines *engines)
+static void close_traffic(struct cstd_engines *engines)
 {
     if (engines->traffic != NULL) {
         (void)munmap(engines->traffic, TRAFFIC_BYTES);
     }
     if (engines->traffic_memory != NULL) {
-        cst_segment_unref(engines->traffic_memory);
+        cstd_segment_unref(engines->traffic_memory);
     }
 }
 
-int cst_engines_start(struct cst_engines *engines, struct cst_err *err)
+int cstd_engines_start(struct cstd_engines *engines, struct cst_err *err)
 {
     int rc = open_traffic(engines, err);
 
     for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
-        rc = cst_engine_start(&engines->v[i], err);
+        rc = cstd_engine_start(&engines->v[i], err);
     }
     return rc;
 }
 
 static void on_stop_late(uv_timer_t *timer)
 {
-    struct cst_engines *engines = timer->data;
+    struct cstd_engines *engines = timer->data;
 
     for (unsigned i = 0; i < engines->n; i++) {
         if (engines->v[i].process != NULL) {
-            cst_log(CST_LOG_WARNING, "engine %u: still running after %d ms, killed", i, STOP_MS);
-            cst_process_kill(engines->v[i].process);
+            cstd_log(CSTD_LOG_WARNING, "engine %u: still running after %d ms, killed", i, STOP_MS);
+            cstd_process_kill(engines->v[i].process);
         }
     }
 }
 
-void cst_engines_stop(struct cst_engines *engines)
+void cstd_engines_stop(struct cstd_engines *engines)
 {
     engines->stopping = true;
     for (unsigned i = 0; i < engines->n; i++) {
         if (engines->v[i].process != NULL) {
-            cst_process_stop(engines->v[i].process);
+            cstd_process_stop(engines->v[i].process);
         }
     }
     /* The engines are not checked any more, and the timer can limit the time of their end. */
@@ -191,26 +191,26 @@ void cst_engines_stop(struct cst_engines *engines)
     uv_unref((uv_handle_t *)&engines->ping);
 }
 
-void cst_engines_close(struct cst_engines *engines)
+void cstd_engines_close(struct cstd_engines *engines)
 {
     uv_close((uv_handle_t *)&engines->ping, NULL);
     for (unsigned i = 0; i < engines->n; i++) {
-        cst_engine_close(&engines->v[i]);
+        cstd_engine_close(&engines->v[i]);
     }
-    cst_waits_close(&engines->waits);
+    cstd_waits_close(&engines->waits);
     close_traffic(engines);
 }
 
 /* -- segments ------------------------------------------------------------------------------- */
 
-uint32_t cst_engines_segment_id(struct cst_engines *engines)
+uint32_t cstd_engines_segment_id(struct cstd_engines *engines)
 {
     return engines->next_segment++;
 }
 
-static void list_segment(struct cst_engines *engines, struct cst_segment *segment)
+static void list_segment(struct cstd_engines *engines, struct cstd_segment *segment)
 {
-    struct cst_segment **bucket = &engines->buckets[segment->id % CST_ENGINES_BUCKETS];
+    struct cstd_segment **bucket = &engines->buckets[segment->id % CSTD_ENGINES_BUCKETS];
 
     if (!segment->listed) {
         segment->listed = true;
@@ -220,12 +220,12 @@ static void list_segment(struct cst_engines *engines, struct cst_segment *segmen
     }
 }
 
-void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment)
+void cstd_engines_unlist(struct cstd_engines *engines, struct cstd_segment *segment)
 {
-    struct cst_segment **p = &engines->buckets[segment->id % CST_ENGINES_BUCKETS];
+    struct cstd_segment **p = &engines->buckets[segment->id % CSTD_ENGINES_BUCKETS];
 
     for (unsigned i = 0; i < engines->n; i++) {
-        if (segment->mounts[i] != CST_MOUNT_NONE) {
+        if (segment->mounts[i] != CSTD_MOUNT_NONE) {
             return;
         }
     }
@@ -237,9 +237,9 @@ void cst_engines_unlist(struct cst_engines *engines, struct cst_segment *segment
     segment->listed = false;
 }
 
-struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t id)
+struct cstd_segment *cstd_engines_find(const struct cstd_engines *engines, uint32_t id)
 {
-    struct cst_segment *segment = engines->buckets[id % CST_ENGINES_BUCKETS];
+    struct cstd_segment *segment = engines->buckets[id % CSTD_ENGINES_BUCKETS];
 
     while (segment != NULL && segment->id != id) {
         segment = segment->same_bucket;
@@ -247,51 +247,51 @@ struct cst_segment *cst_engines_find(const struct cst_engines *engines, uint32_t
     return segment;
 }
 
-static bool maps(const struct cst_engines *engines, const struct cst_segment *segment, unsigned i)
+static bool maps(const struct cstd_engines *engines, const struct cstd_segment *segment, unsigned i)
 {
     return segment->engines == 0 ? i < engines->n_nodes : (segment->engines >> i & 1) != 0;
 }
 
-void cst_engines_mount(struct cst_engines *engines, struct cst_segment *segment)
+void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segment)
 {
     list_segment(engines, segment);
     /* Count all engines before the first one is asked, or an early answer would look like the last
      * one. */
     for (unsigned i = 0; i < engines->n; i++) {
         if (maps(engines, segment, i)) {
-            segment->mounts[i] = CST_MOUNT_WANTED;
+            segment->mounts[i] = CSTD_MOUNT_WANTED;
             segment->n_waiting++;
-            cst_segment_ref(segment);
+            cstd_segment_ref(segment);
         }
     }
     for (unsigned i = 0; i < engines->n; i++) {
-        if (segment->mounts[i] == CST_MOUNT_WANTED) {
-            cst_engine_need(&engines->v[i]);
-            cst_mounts_add(&engines->v[i], segment);
+        if (segment->mounts[i] == CSTD_MOUNT_WANTED) {
+            cstd_engine_need(&engines->v[i]);
+            cstd_mounts_add(&engines->v[i], segment);
         }
     }
 }
 
-void cst_engines_unmount(struct cst_engines *engines, struct cst_segment *segment)
+void cstd_engines_unmount(struct cstd_engines *engines, struct cstd_segment *segment)
 {
-    /* Keeps the segment while cst_mounts_drop releases the references of engines. */
-    cst_segment_ref(segment);
+    /* Keeps the segment while cstd_mounts_drop releases the references of engines. */
+    cstd_segment_ref(segment);
     for (unsigned i = 0; i < engines->n; i++) {
-        if (segment->mounts[i] != CST_MOUNT_NONE) {
-            cst_mounts_drop(&engines->v[i], segment);
+        if (segment->mounts[i] != CSTD_MOUNT_NONE) {
+            cstd_mounts_drop(&engines->v[i], segment);
         }
     }
-    cst_segment_unref(segment);
+    cstd_segment_unref(segment);
 }
 
 /* -- commands ------------------------------------------------------------------------------- */
 
-static bool any_is_busy(const struct cst_engines *engines)
+static bool any_is_busy(const struct cstd_engines *engines)
 {
     bool any = false;
 
     for (unsigned i = 0; i < engines->n; i++) {
-        any = any || cst_engine_is_busy(&engines->v[i]);
+        any = any || cstd_engine_is_busy(&engines->v[i]);
     }
     return any;
 }
@@ -300,10 +300,10 @@ static bool any_is_busy(const struct cst_engines *engines)
  * counters. */
 static void on_ping(uv_timer_t *timer)
 {
-    struct cst_engines *engines = timer->data;
+    struct cstd_engines *engines = timer->data;
 
     for (unsigned i = 0; i < engines->n; i++) {
-        cst_engine_ping(&engines->v[i]);
+        cstd_engine_ping(&engines->v[i]);
     }
     if (!any_is_busy(engines)) {
         engines->pinging = false;
@@ -314,7 +314,7 @@ static void on_ping(uv_timer_t *timer)
     }
 }
 
-void cst_engines_watch(struct cst_engines *engines)
+void cstd_engines_watch(struct cstd_engines *engines)
 {
     if (!engines->pinging && !engines->stopping) {
         engines->pinging = true;
@@ -323,12 +323,12 @@ void cst_engines_watch(struct cst_engines *engines)
 }
 
 /* True if the command of @ticket is in an engine other than @own, or waits here itself. */
-static bool is_elsewhere(const struct cst_engines *engines, uint64_t ticket, uint32_t own)
+static bool is_elsewhere(const struct cstd_engines *engines, uint64_t ticket, uint32_t own)
 {
-    bool found = cst_waits_holds(&engines->waits, ticket);
+    bool found = cstd_waits_holds(&engines->waits, ticket);
 
     for (unsigned i = 0; i < engines->n && !found; i++) {
-        found = i != own && cst_commands_has(&engines->v[i].commands, ticket);
+        found = i != own && cstd_commands_has(&engines->v[i].commands, ticket);
     }
     return found;
 }
@@ -338,19 +338,19 @@ static bool is_elsewhere(const struct cst_engines *engines, uint64_t ticket, uin
  * of its own engine if
  * - `told` requires that the daemon has seen the completion, or
  * - that command is `forgiven`, because the engine would pass its failure on. */
-static uint32_t find_waits(const struct cst_engines *engines, const struct cst_command *command,
+static uint32_t find_waits(const struct cstd_engines *engines, const struct cst_command *command,
                            uint64_t *tickets)
 {
-    const struct cst_commands *own = &engines->v[command->node].commands;
+    const struct cstd_commands *own = &engines->v[command->node].commands;
     bool hold = false;
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < command->n_after; i++) {
         bool elsewhere = is_elsewhere(engines, command->after[i], command->node);
-        bool here = cst_commands_has(own, command->after[i]);
+        bool here = cstd_commands_has(own, command->after[i]);
 
         hold = hold || elsewhere ||
-               (here && (command->told || cst_commands_forgives(own, command->after[i])));
+               (here && (command->told || cstd_commands_forgives(own, command->after[i])));
         if (elsewhere || here) {
             tickets[n++] = command->after[i];
         }
@@ -358,20 +358,20 @@ static uint32_t find_waits(const struct cst_engines *engines, const struct cst_c
     return hold ? n : 0;
 }
 
-static int submit(struct cst_engines *engines, const struct cst_command *command,
+static int submit(struct cstd_engines *engines, const struct cst_command *command,
                   struct cst_err *err)
 {
-    struct cst_engine *engine = &engines->v[command->node];
-    int rc = cst_engine_submit(engine, command, err);
+    struct cstd_engine *engine = &engines->v[command->node];
+    int rc = cstd_engine_submit(engine, command, err);
 
     if (rc == CST_OK) {
-        cst_engines_watch(engines);
+        cstd_engines_watch(engines);
     }
     return rc;
 }
 
-int cst_engines_submit(struct cst_engines *engines, const struct cst_command *command,
-                       struct cst_err *err)
+int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *command,
+                        struct cst_err *err)
 {
     uint64_t tickets[CST_COMMAND_MAX_AFTER];
     uint32_t n = 0;
@@ -382,74 +382,74 @@ int cst_engines_submit(struct cst_engines *engines, const struct cst_command *co
     }
     /* Commands that wait for a failed command now wait for the one that replaces it. */
     for (uint32_t i = 0; i < command->n_instead; i++) {
-        cst_waits_rename(&engines->waits, command->instead[i], command->ticket);
+        cstd_waits_rename(&engines->waits, command->instead[i], command->ticket);
     }
     /* A single engine orders its commands itself. `told` and `forgiven` would need a hold even
      * then, but only jobs with accelerators use them. */
     if (command->n_after > 0 && engines->n > 1) {
         n = find_waits(engines, command, tickets);
     }
-    return n > 0 ? cst_waits_add(&engines->waits, command, tickets, n, err)
+    return n > 0 ? cstd_waits_add(&engines->waits, command, tickets, n, err)
                  : submit(engines, command, err);
 }
 
 /* Submit the commands that no longer wait. A command that cannot be submitted completes with an
  * error here, and so do the commands that wait for it unless it is forgiven. */
-static void release(struct cst_engines *engines)
+static void release(struct cstd_engines *engines)
 {
     struct cst_command command;
     struct cst_err err;
 
-    while (cst_waits_take(&engines->waits, &command, &err)) {
+    while (cstd_waits_take(&engines->waits, &command, &err)) {
         if (err.status == CST_OK) {
             (void)submit(engines, &command, &err);
         }
         if (err.status != CST_OK) {
             engines->on_done(engines->arg, command.ticket, err.status, 0, err.text);
-            cst_waits_done(&engines->waits, command.ticket, command.forgiven ? CST_OK : err.status,
-                           err.text);
+            cstd_waits_done(&engines->waits, command.ticket, command.forgiven ? CST_OK : err.status,
+                            err.text);
         }
     }
 }
 
-void cst_engines_complete(struct cst_engines *engines, uint64_t ticket, int status, double value,
-                          const char *text, bool forgiven)
+void cstd_engines_complete(struct cstd_engines *engines, uint64_t ticket, int status, double value,
+                           const char *text, bool forgiven)
 {
     engines->on_done(engines->arg, ticket, status, value, text);
     if (engines->waits.n > 0) {
-        cst_waits_done(&engines->waits, ticket, forgiven ? CST_OK : status, text);
+        cstd_waits_done(&engines->waits, ticket, forgiven ? CST_OK : status, text);
         release(engines);
     }
 }
 
-void cst_engines_forget(struct cst_engines *engines, unsigned shift, uint64_t value)
+void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t value)
 {
     for (unsigned i = 0; i < engines->n; i++) {
-        cst_commands_forget(&engines->v[i].commands, shift, value);
+        cstd_commands_forget(&engines->v[i].commands, shift, value);
     }
-    cst_waits_forget(&engines->waits, shift, value);
+    cstd_waits_forget(&engines->waits, shift, value);
 }
 
-void cst_engines_flush(struct cst_engines *engines)
+void cstd_engines_flush(struct cstd_engines *engines)
 {
     for (unsigned i = 0; i < engines->n; i++) {
         if (engines->v[i].commands.unsent != NULL) {
-            cst_engine_flush(&engines->v[i]);
+            cstd_engine_flush(&engines->v[i]);
         }
     }
 }
 
-bool cst_engines_alive(struct cst_engines *engines)
+bool cstd_engines_alive(struct cstd_engines *engines)
 {
     bool alive = true;
 
     for (unsigned i = 0; i < engines->n; i++) {
-        struct cst_engine *engine = &engines->v[i];
+        struct cstd_engine *engine = &engines->v[i];
 
         /* An engine in FAILED keeps commands but cannot make progress, and restarting the daemon
          * would lose the states. */
         if (engine->commands.n > 0 && engine->progress == engine->progress_seen &&
-            engine->state != CST_ENGINE_FAILED) {
+            engine->state != CSTD_ENGINE_FAILED) {
             alive = false;
         }
         engine->progress_seen = engine->progress;

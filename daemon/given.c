@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-bool cst_given_has(const struct cst_job *job)
+bool cstd_given_has(const struct cstd_job *job)
 {
     return job->given.n_chunks > 0;
 }
@@ -75,7 +75,7 @@ static int settle(const char *name, uint64_t planned, bool open, uint64_t *field
 
 /* The properties of the worker's job in the form of a plan, for the comparison with @plan. The
  * model is compared later, because it is not declared yet. */
-static struct cst_saved_plan facts_of(const struct cst_job_wish *wish,
+static struct cst_saved_plan facts_of(const struct cstd_job_wish *wish,
                                       const struct cst_saved_plan *plan)
 {
     struct cst_saved_plan facts = *plan;
@@ -94,7 +94,7 @@ static bool is_open(uint64_t bytes)
     return bytes == 0 || bytes == CST_PLAN_ROOM_AUTO;
 }
 
-static int fill_wish(struct cst_job_wish *wish, const struct cst_saved_plan *plan,
+static int fill_wish(struct cstd_job_wish *wish, const struct cst_saved_plan *plan,
                      struct cst_err *err)
 {
     struct cst_saved_plan facts = facts_of(wish, plan);
@@ -129,7 +129,7 @@ static int fill_wish(struct cst_job_wish *wish, const struct cst_saved_plan *pla
 }
 
 /* If @wish brings a plan, check that it is the plan of its job. */
-static int check_same(const struct cst_job *job, const struct cst_job_wish *wish,
+static int check_same(const struct cstd_job *job, const struct cstd_job_wish *wish,
                       const struct cst_saved_plan *brought, struct cst_err *err)
 {
     int rc;
@@ -138,17 +138,17 @@ static int check_same(const struct cst_job *job, const struct cst_job_wish *wish
         return CST_OK;
     }
     rc =
-        cst_given_has(job)
+        cstd_given_has(job)
             ? cst_saved_plan_same(&job->given, brought, wish->rank, err)
             : cst_err_set(err, CST_EMISMATCH,
                           "it was opened without the plan that rank %" PRIu32 " gives", wish->rank);
     return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
 }
 
-int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *message,
-                      struct cst_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err)
+int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *message,
+                       struct cstd_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err)
 {
-    struct cst_job *job = cst_job_find(session->daemon, session->peer.uid, wish->name);
+    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, wish->name);
     struct cst_saved_plan plan = {0};
     int rc = message->plan != NULL ? read_plan(message->plan, &plan, err) : CST_OK;
 
@@ -160,8 +160,8 @@ int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *messa
         rc = fill_wish(wish, &plan, err);
     }
     /* The other ranks wait for this rank, and would wait until their time limit. */
-    if (rc == CST_EMISMATCH && job != NULL && cst_worker_is_awaited(job, wish->rank)) {
-        cst_declare_disagree(job, NULL, err);
+    if (rc == CST_EMISMATCH && job != NULL && cstd_worker_is_awaited(job, wish->rank)) {
+        cstd_declare_disagree(job, NULL, err);
     }
     if (rc == CST_OK) {
         *out = plan;
@@ -171,10 +171,10 @@ int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *messa
 
 /* -- after all ranks have committed ------------------------------------------------------------ */
 
-int cst_given_take(struct cst_job *job, struct cst_err *err)
+int cstd_given_take(struct cstd_job *job, struct cst_err *err)
 {
-    const struct cst_layout_states states = cst_job_options_states(&job->options);
-    struct cst_job_plan *plan = &job->plan;
+    const struct cst_layout_states states = cstd_job_options_states(&job->options);
+    struct cstd_job_plan *plan = &job->plan;
     struct cst_saved_plan facts;
     char pool[CST_SIZE_TEXT];
     int rc;
@@ -185,7 +185,7 @@ int cst_given_take(struct cst_job *job, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
-    cst_planner_cancel(job);
+    cstd_planner_cancel(job);
     plan->valid = true;
     plan->states_why[0] = '\0';
     plan->step_s = job->given.step_s;
@@ -196,11 +196,11 @@ int cst_given_take(struct cst_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_given_check(const struct cst_job *job, struct cst_err *err)
+int cstd_given_check(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cst_layout *layout = &job->layout;
 
-    if (!cst_given_has(job)) {
+    if (!cstd_given_has(job)) {
         return CST_OK;
     }
     if (layout->n_chunks != job->given.n_chunks || layout->n_classes != job->given.n_classes) {

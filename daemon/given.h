@@ -14,28 +14,28 @@
 
 #include <stdbool.h>
 
-struct cst_job;
-struct cst_job_wish;
-struct cst_session;
+struct cstd_job;
+struct cstd_job_wish;
+struct cstd_session;
 
 /* Store the plan of @message or, without one, the plan of the job that @wish names in *out. Fields
  * of @wish that were left open and that the plan decides are set. out->n_chunks is 0 if there is no
  * plan. CST_EINVAL: the plan has impossible numbers, or is combined with a base job. CST_EMISMATCH:
  * the job was opened without a plan or with another one, or @wish does not fit the plan; @err has
  * the field and both values. */
-int cst_given_prepare(struct cst_session *session, const Cistern__JobOpen *message,
-                      struct cst_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err);
+int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *message,
+                       struct cstd_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err);
 
 /* True if @job has a given plan. */
-bool cst_given_has(const struct cst_job *job);
+bool cstd_given_has(const struct cstd_job *job);
 
 /* Make the given plan of @job, whose model is complete, its plan (job->plan). CST_EMISMATCH: the
  * plan was made for another model. */
-int cst_given_take(struct cst_job *job, struct cst_err *err);
+int cstd_given_take(struct cstd_job *job, struct cst_err *err);
 
 /* Compare the layout of @job with its given plan. CST_OK: the layout is as planned, or there is no
  * given plan. CST_EMISMATCH: chunks or size classes differ. CST_EPOOL, CST_EINVAL: the planned pool
  * has too few blocks, or more than can be used. */
-int cst_given_check(const struct cst_job *job, struct cst_err *err);
+int cstd_given_check(const struct cstd_job *job, struct cst_err *err);
 
 #endif

@@ -13,7 +13,7 @@
 
 /* -- output of the probe ---------------------------------------------------------------------- */
 
-static int parse_gpu(const json_t *from, struct cst_gpu *out, struct cst_err *err)
+static int parse_gpu(const json_t *from, struct cstd_gpu *out, struct cst_err *err)
 {
     const char *uuid = json_string_value(json_object_get(from, "uuid"));
     const char *name = json_string_value(json_object_get(from, "name"));
@@ -31,7 +31,7 @@ static int parse_gpu(const json_t *from, struct cst_gpu *out, struct cst_err *er
     return CST_OK;
 }
 
-static int parse_list(const json_t *root, struct cst_gpu_list *list, struct cst_err *err)
+static int parse_list(const json_t *root, struct cstd_gpu_list *list, struct cst_err *err)
 {
     const json_t *gpus = json_object_get(root, "gpus");
     const char *sentence = json_string_value(json_object_get(root, "error"));
@@ -45,7 +45,7 @@ static int parse_list(const json_t *root, struct cst_gpu_list *list, struct cst_
         return cst_err_set(err, CST_EPROTO, "neither GPUs nor an error in it");
     }
     /* More GPUs than the list can hold are ignored. */
-    for (size_t i = 0; i < n && i < CST_GPU_MAX && rc == CST_OK; i++) {
+    for (size_t i = 0; i < n && i < CSTD_GPU_MAX && rc == CST_OK; i++) {
         rc = parse_gpu(json_array_get(gpus, i), &list->v[i], err);
         list->v[i].index = (unsigned)i;
         list->n++;
@@ -54,9 +54,9 @@ static int parse_list(const json_t *root, struct cst_gpu_list *list, struct cst_
     return rc;
 }
 
-int cst_gpu_list_parse(const char *text, size_t n, struct cst_gpu_list *out, struct cst_err *err)
+int cstd_gpu_list_parse(const char *text, size_t n, struct cstd_gpu_list *out, struct cst_err *err)
 {
-    struct cst_gpu_list list = {.n = 0};
+    struct cstd_gpu_list list = {.n = 0};
     json_error_t error;
     json_t *root = json_loadb(text, n, 0, &error);
     int rc;
@@ -74,7 +74,7 @@ int cst_gpu_list_parse(const char *text, size_t n, struct cst_gpu_list *out, str
 
 /* -- messages --------------------------------------------------------------------------------- */
 
-static void describe(const struct cst_gpu_list *list, char *out, size_t n)
+static void describe(const struct cstd_gpu_list *list, char *out, size_t n)
 {
     size_t used = 0;
 
@@ -87,7 +87,7 @@ static void describe(const struct cst_gpu_list *list, char *out, size_t n)
     }
 }
 
-static int not_there(const struct cst_gpu_list *list, const char *what, struct cst_err *err)
+static int not_there(const struct cstd_gpu_list *list, const char *what, struct cst_err *err)
 {
     char known[256];
 
@@ -102,8 +102,8 @@ static bool is_number(const char *word)
     return *word != '\0' && strlen(word) < 6 && strspn(word, NUMBERS) == strlen(word);
 }
 
-static int find_number(struct cst_gpu_list *list, const char *what, const char *number,
-                       struct cst_gpu **out, struct cst_err *err)
+static int find_number(struct cstd_gpu_list *list, const char *what, const char *number,
+                       struct cstd_gpu **out, struct cst_err *err)
 {
     unsigned long n = strtoul(number, NULL, 10);
 
@@ -116,13 +116,13 @@ static int find_number(struct cst_gpu_list *list, const char *what, const char *
 
 /* Find a GPU by its UUID or the beginning of one. A complete match is preferred to a GPU whose UUID
  * only begins with @uuid. */
-static int find_uuid(struct cst_gpu_list *list, const char *uuid, struct cst_gpu **out,
+static int find_uuid(struct cstd_gpu_list *list, const char *uuid, struct cstd_gpu **out,
                      struct cst_err *err)
 {
-    struct cst_gpu *found = NULL;
+    struct cstd_gpu *found = NULL;
 
     for (unsigned i = 0; i < list->n; i++) {
-        struct cst_gpu *gpu = &list->v[i];
+        struct cstd_gpu *gpu = &list->v[i];
 
         if (strcasecmp(gpu->uuid, uuid) == 0) {
             *out = gpu;
@@ -146,8 +146,8 @@ static int find_uuid(struct cst_gpu_list *list, const char *uuid, struct cst_gpu
     return CST_OK;
 }
 
-int cst_gpu_list_find(struct cst_gpu_list *list, const char *device, uint32_t rank,
-                      struct cst_gpu **out, struct cst_err *err)
+int cstd_gpu_list_find(struct cstd_gpu_list *list, const char *device, uint32_t rank,
+                       struct cstd_gpu **out, struct cst_err *err)
 {
     if (strcmp(device, "cuda") == 0 && list->n > 0) {
         *out = &list->v[rank % list->n];
@@ -161,7 +161,7 @@ int cst_gpu_list_find(struct cst_gpu_list *list, const char *device, uint32_t ra
 
 /* -- selection -------------------------------------------------------------------------------- */
 
-static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err)
+static int set_budget(struct cstd_gpu *gpu, const char *pool, struct cst_err *err)
 {
     /* A separate buffer, because gcc warns of a snprintf from and to the same struct. */
     char name[sizeof gpu->pool_name];
@@ -171,17 +171,18 @@ static int set_budget(struct cst_gpu *gpu, const char *pool, struct cst_err *err
     (void)snprintf(name, sizeof name, "pools of cuda:%u (%s, %s)", gpu->index, gpu->uuid,
                    gpu->name);
     memcpy(gpu->pool_name, name, sizeof name);
-    gpu->pool = (struct cst_budget){.name = gpu->pool_name,
-                                    .key = "pool in [gpu]",
-                                    .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes};
+    gpu->pool =
+        (struct cstd_budget){.name = gpu->pool_name,
+                             .key = "pool in [gpu]",
+                             .limit = bytes < gpu->memory_bytes ? bytes : gpu->memory_bytes};
     return rc;
 }
 
 /* Append the GPU of @from that the configured @word selects to @to. */
-static int keep(struct cst_gpu_list *from, const char *word, struct cst_gpu_list *to,
+static int keep(struct cstd_gpu_list *from, const char *word, struct cstd_gpu_list *to,
                 struct cst_err *err)
 {
-    struct cst_gpu *gpu = NULL;
+    struct cstd_gpu *gpu = NULL;
     int rc = is_number(word) ? find_number(from, word, word, &gpu, err)
                              : find_uuid(from, word, &gpu, err);
 
@@ -198,10 +199,10 @@ static int keep(struct cst_gpu_list *from, const char *word, struct cst_gpu_list
     return rc;
 }
 
-int cst_gpu_list_select(struct cst_gpu_list *list, const char *devices, const char *pool,
-                        struct cst_err *err)
+int cstd_gpu_list_select(struct cstd_gpu_list *list, const char *devices, const char *pool,
+                         struct cst_err *err)
 {
-    struct cst_gpu_list kept = {.driver = list->driver};
+    struct cstd_gpu_list kept = {.driver = list->driver};
     char copy[512], *save = NULL;
     int rc = CST_OK;
 
@@ -237,10 +238,10 @@ static bool is_device(const char *word)
 {
     return is_number(word) ||
            ((strncasecmp(word, "GPU-", 4) == 0 || strncasecmp(word, "MIG-", 4) == 0) &&
-            strlen(word) > 4 && strlen(word) < CST_GPU_UUID_BYTES);
+            strlen(word) > 4 && strlen(word) < CSTD_GPU_UUID_BYTES);
 }
 
-int cst_gpu_list_check(const char *devices, struct cst_err *err)
+int cstd_gpu_list_check(const char *devices, struct cst_err *err)
 {
     char copy[512], *save = NULL;
     unsigned n = 0, n_good = 0;
@@ -256,11 +257,11 @@ int cst_gpu_list_check(const char *devices, struct cst_err *err)
             n_good += is_device(word);
         }
     }
-    if (n == 0 || n != n_good || n > CST_GPU_MAX) {
+    if (n == 0 || n != n_good || n > CSTD_GPU_MAX) {
         return cst_err_set(err, CST_EINVAL,
                            "'%.200s' is neither 'all' nor 'none' nor a list of at most %d numbers "
                            "and UUIDs (GPU-..., MIG-...)",
-                           devices, CST_GPU_MAX);
+                           devices, CSTD_GPU_MAX);
     }
     return CST_OK;
 }

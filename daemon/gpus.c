@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cst_gpus_wish {
-    TAILQ_ENTRY(cst_gpus_wish) link;
+struct cstd_gpus_wish {
+    TAILQ_ENTRY(cstd_gpus_wish) link;
     uint64_t tag;   /* Tag of the JobOpen request, which may be gone. */
     size_t n;       /* Length of body. */
     uint8_t body[]; /* Encoded JobOpen. */
@@ -25,15 +25,15 @@ struct cst_gpus_wish {
 
 /* -- waiting requests ------------------------------------------------------------------------- */
 
-int cst_gpus_wait(struct cst_gpus *gpus, struct cst_pending *request, const void *body, size_t n,
-                  struct cst_err *err)
+int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
+                   struct cst_err *err)
 {
-    struct cst_gpus_wish *wish = malloc(sizeof *wish + n);
+    struct cstd_gpus_wish *wish = malloc(sizeof *wish + n);
 
     if (wish == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a request that waits");
     }
-    wish->tag = cst_pending_tag(request, 0);
+    wish->tag = cstd_pending_tag(request, 0);
     wish->n = n;
     memcpy(wish->body, body, n);
     TAILQ_INSERT_TAIL(&gpus->wishes, wish, link);
@@ -41,11 +41,11 @@ int cst_gpus_wait(struct cst_gpus *gpus, struct cst_pending *request, const void
 }
 
 /* Serve a waiting JobOpen. Its connection may be closed or closing. */
-static void serve(struct cst_daemon *daemon, const struct cst_gpus_wish *wish)
+static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_wish *wish)
 {
     uint32_t item;
-    struct cst_pending *request = cst_pending_find(&daemon->requests, wish->tag, &item);
-    struct cst_session *session = request != NULL ? request->session : NULL;
+    struct cstd_pending *request = cstd_pending_find(&daemon->requests, wish->tag, &item);
+    struct cstd_session *session = request != NULL ? request->session : NULL;
     struct cst_err err = {0};
     uint64_t id;
     void *body;
@@ -54,22 +54,22 @@ static void serve(struct cst_daemon *daemon, const struct cst_gpus_wish *wish)
         return;
     }
     id = request->id;
-    cst_session_drop(daemon, request);
+    cstd_session_drop(daemon, request);
     /* A session that is closing must not attach to a job. */
-    if (session->state == CST_SESSION_DOOMED) {
+    if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
-    if (cst_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, wish->body,
-                           (uint32_t)wish->n, &body, &err) == CST_OK) {
-        cst_serve_job_open(session, id, body);
+    if (cstd_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, wish->body,
+                            (uint32_t)wish->n, &body, &err) == CST_OK) {
+        cstd_serve_job_open(session, id, body);
     } else {
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
     }
 }
 
-static void serve_wishes(struct cst_gpus *gpus)
+static void serve_wishes(struct cstd_gpus *gpus)
 {
-    struct cst_gpus_wish *wish;
+    struct cstd_gpus_wish *wish;
 
     while ((wish = TAILQ_FIRST(&gpus->wishes)) != NULL) {
         TAILQ_REMOVE(&gpus->wishes, wish, link);
@@ -80,79 +80,79 @@ static void serve_wishes(struct cst_gpus *gpus)
 
 /* -- probe ------------------------------------------------------------------------------------ */
 
-static void end_without(struct cst_gpus *gpus, enum cst_log_level level, const char *why)
+static void end_without(struct cstd_gpus *gpus, enum cstd_log_level level, const char *why)
 {
-    gpus->state = CST_GPUS_NONE;
+    gpus->state = CSTD_GPUS_NONE;
     gpus->list.n = 0;
     (void)snprintf(gpus->why, sizeof gpus->why, "%s", why);
-    cst_log(level, "no GPU: %s", gpus->why);
+    cstd_log(level, "no GPU: %s", gpus->why);
 }
 
-static int add_engines(struct cst_gpus *gpus, struct cst_err *err)
+static int add_engines(struct cstd_gpus *gpus, struct cst_err *err)
 {
     int rc = CST_OK;
 
     for (unsigned i = 0; i < gpus->list.n && rc == CST_OK; i++) {
-        struct cst_gpu *gpu = &gpus->list.v[i];
+        struct cstd_gpu *gpu = &gpus->list.v[i];
 
-        rc =
-            cst_engines_add_gpu(&gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
+        rc = cstd_engines_add_gpu(&gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine,
+                                  err);
     }
     return rc;
 }
 
-_Static_assert(1 + CST_CONFIG_MAX_PACED + CST_GPU_MAX <= CST_QUOTA_MAX_POOLS,
+_Static_assert(1 + CSTD_CONFIG_MAX_PACED + CSTD_GPU_MAX <= CSTD_QUOTA_MAX_POOLS,
                "each device that has pools is a resource");
 
 /* Register the budget of each accelerator in the list with the users' quotas. */
-static void count_pools(struct cst_gpus *gpus, struct cst_gpu_list *list)
+static void count_pools(struct cstd_gpus *gpus, struct cstd_gpu_list *list)
 {
     for (unsigned i = 0; i < list->n; i++) {
-        struct cst_budget *pool = &list->v[i].pool;
+        struct cstd_budget *pool = &list->v[i].pool;
 
-        pool->resource = cst_quota_add_pool(&gpus->daemon->quota, pool->name, pool->limit);
+        pool->resource = cstd_quota_add_pool(&gpus->daemon->quota, pool->name, pool->limit);
         pool->remains = &gpus->daemon->remains;
     }
 }
 
-static void log_list(const struct cst_gpus *gpus)
+static void log_list(const struct cstd_gpus *gpus)
 {
     char memory[CST_SIZE_TEXT], pool[CST_SIZE_TEXT];
 
     for (unsigned i = 0; i < gpus->list.n; i++) {
-        const struct cst_gpu *gpu = &gpus->list.v[i];
+        const struct cstd_gpu *gpu = &gpus->list.v[i];
 
-        cst_log(CST_LOG_NOTICE, "cuda:%u is %s, %s, %s, of which %s are for pools", gpu->index,
-                gpu->uuid, gpu->name, cst_size_text(gpu->memory_bytes, memory),
-                cst_size_text(gpu->pool.limit, pool));
+        cstd_log(CSTD_LOG_NOTICE, "cuda:%u is %s, %s, %s, of which %s are for pools", gpu->index,
+                 gpu->uuid, gpu->name, cst_size_text(gpu->memory_bytes, memory),
+                 cst_size_text(gpu->pool.limit, pool));
     }
 }
 
-static void take_list(struct cst_gpus *gpus, const char *text, size_t n)
+static void take_list(struct cstd_gpus *gpus, const char *text, size_t n)
 {
-    const struct cst_config *config = gpus->daemon->config;
+    const struct cstd_config *config = gpus->daemon->config;
     struct cst_err err = {0};
 
-    if (cst_gpu_list_parse(text, n, &gpus->list, &err) != CST_OK) {
-        end_without(gpus, err.status == CST_EUNSUPPORTED ? CST_LOG_INFO : CST_LOG_WARNING,
+    if (cstd_gpu_list_parse(text, n, &gpus->list, &err) != CST_OK) {
+        end_without(gpus, err.status == CST_EUNSUPPORTED ? CSTD_LOG_INFO : CSTD_LOG_WARNING,
                     err.text);
         return;
     }
     gpus->why[0] = '\0';
-    if (cst_gpu_list_select(&gpus->list, config->gpu_devices, config->gpu_pool, &err) != CST_OK) {
+    if (cstd_gpu_list_select(&gpus->list, config->gpu_devices, config->gpu_pool, &err) != CST_OK) {
         (void)snprintf(gpus->why, sizeof gpus->why, "devices in [gpu]: %.360s", err.text);
-        cst_log(CST_LOG_ERROR, "%s", gpus->why);
+        cstd_log(CSTD_LOG_ERROR, "%s", gpus->why);
     }
     if (gpus->list.n == 0) {
         /* A copy, because end_without writes to gpus->why. */
         char why[sizeof gpus->why];
 
         (void)snprintf(why, sizeof why, "%s", gpus->why);
-        end_without(gpus, CST_LOG_WARNING, why);
+        end_without(gpus, CSTD_LOG_WARNING, why);
     } else if (add_engines(gpus, &err) != CST_OK) {
-        end_without(gpus, CST_LOG_ERROR, err.text);
+        end_without(gpus, CSTD_LOG_ERROR, err.text);
     } else {
-        gpus->state = CST_GPUS_FOUND;
+        gpus->state = CSTD_GPUS_FOUND;
         count_pools(gpus, &gpus->list);
         log_list(gpus);
     }
@@ -160,7 +160,7 @@ static void take_list(struct cst_gpus *gpus, const char *text, size_t n)
 
 static void on_probe(void *arg, const char *text, size_t n, const struct cst_err *why)
 {
-    struct cst_gpus *gpus = arg;
+    struct cstd_gpus *gpus = arg;
     char words[sizeof gpus->why];
 
     gpus->probe = NULL;
@@ -169,47 +169,47 @@ static void on_probe(void *arg, const char *text, size_t n, const struct cst_err
     } else {
         (void)snprintf(words, sizeof words, "%.200s --probe: %.150s",
                        gpus->daemon->engines.gpu_program, why->text);
-        end_without(gpus, CST_LOG_WARNING, words);
+        end_without(gpus, CSTD_LOG_WARNING, words);
     }
     serve_wishes(gpus);
 }
 
-void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon)
+void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
 {
     struct cst_err err = {0};
 
-    *gpus = (struct cst_gpus){.daemon = daemon, .state = CST_GPUS_NONE};
+    *gpus = (struct cstd_gpus){.daemon = daemon, .state = CSTD_GPUS_NONE};
     TAILQ_INIT(&gpus->wishes);
-    if (cst_paced_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "devices in [paced]: %s", err.text);
+    if (cstd_paced_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "devices in [paced]: %s", err.text);
     }
     count_pools(gpus, &gpus->paced);
     if (strcmp(daemon->config->gpu_devices, "none") == 0) {
-        end_without(gpus, CST_LOG_DEBUG, "'devices = none' in [gpu]");
+        end_without(gpus, CSTD_LOG_DEBUG, "'devices = none' in [gpu]");
     } else if (daemon->engines.gpu_program[0] == '\0') {
 #ifdef HAVE_CUDA
         end_without(
-            gpus, CST_LOG_INFO,
+            gpus, CSTD_LOG_INFO,
             "no engine program cistern-engine-cuda: use --engine-cuda or CISTERN_ENGINE_CUDA");
 #else
-        end_without(gpus, CST_LOG_DEBUG, "built without CUDA");
+        end_without(gpus, CSTD_LOG_DEBUG, "built without CUDA");
 #endif
-    } else if (cst_probe_start(&gpus->probe, &daemon->loop, daemon->engines.gpu_program, on_probe,
-                               gpus, &err) != CST_OK) {
-        end_without(gpus, CST_LOG_WARNING, err.text);
+    } else if (cstd_probe_start(&gpus->probe, &daemon->loop, daemon->engines.gpu_program, on_probe,
+                                gpus, &err) != CST_OK) {
+        end_without(gpus, CSTD_LOG_WARNING, err.text);
     } else {
-        gpus->state = CST_GPUS_LOOKING;
+        gpus->state = CSTD_GPUS_LOOKING;
     }
 }
 
-void cst_gpus_stop(struct cst_gpus *gpus)
+void cstd_gpus_stop(struct cstd_gpus *gpus)
 {
-    struct cst_gpus_wish *wish;
+    struct cstd_gpus_wish *wish;
 
     if (gpus->probe != NULL) {
-        cst_probe_cancel(gpus->probe);
+        cstd_probe_cancel(gpus->probe);
         gpus->probe = NULL;
-        gpus->state = CST_GPUS_NONE;
+        gpus->state = CSTD_GPUS_NONE;
     }
     while ((wish = TAILQ_FIRST(&gpus->wishes)) != NULL) {
         TAILQ_REMOVE(&gpus->wishes, wish, link);
@@ -217,9 +217,9 @@ void cst_gpus_stop(struct cst_gpus *gpus)
     }
 }
 
-struct cst_gpu *cst_gpus_of_engine(struct cst_gpus *gpus, unsigned engine)
+struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine)
 {
-    struct cst_gpu_list *const lists[] = {&gpus->paced, &gpus->list};
+    struct cstd_gpu_list *const lists[] = {&gpus->paced, &gpus->list};
 
     for (unsigned k = 0; k < 2; k++) {
         for (unsigned i = 0; i < lists[k]->n; i++) {
@@ -233,16 +233,16 @@ struct cst_gpu *cst_gpus_of_engine(struct cst_gpus *gpus, unsigned engine)
 
 /* -- choice of a device ----------------------------------------------------------------------- */
 
-int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, struct cst_gpu **out,
-                    struct cst_err *err)
+int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
+                     struct cstd_gpu **out, struct cst_err *err)
 {
     if (device == NULL || strcmp(device, "auto") == 0 || strcmp(device, "host") == 0) {
         *out = NULL;
         return CST_OK;
     }
     /* Simulated accelerators are known before the probe has ended. */
-    if (cst_paced_is(device)) {
-        return cst_paced_find(&gpus->paced, device, rank, out, err);
+    if (cstd_paced_is(device)) {
+        return cstd_paced_find(&gpus->paced, device, rank, out, err);
     }
     if (strncmp(device, "cuda", 4) != 0 && strncasecmp(device, "GPU-", 4) != 0 &&
         strncasecmp(device, "MIG-", 4) != 0) {
@@ -251,13 +251,13 @@ int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, st
                            "MIG-..., paced and paced:N",
                            device);
     }
-    if (gpus->state == CST_GPUS_LOOKING) {
+    if (gpus->state == CSTD_GPUS_LOOKING) {
         return CST_EAGAIN;
     }
-    if (gpus->state == CST_GPUS_NONE) {
+    if (gpus->state == CSTD_GPUS_NONE) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "device '%.63s': this daemon has only 'host', no GPU: %s", device,
                            gpus->why);
     }
-    return cst_gpu_list_find(&gpus->list, device, rank, out, err);
+    return cstd_gpu_list_find(&gpus->list, device, rank, out, err);
 }

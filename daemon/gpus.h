@@ -12,45 +12,45 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
-struct cst_daemon;
-struct cst_pending;
-struct cst_probe;
-struct cst_gpus_wish; /* Private to gpus.c. */
+struct cstd_daemon;
+struct cstd_pending;
+struct cstd_probe;
+struct cstd_gpus_wish; /* Private to gpus.c. */
 
-enum cst_gpus_state { CST_GPUS_NONE, CST_GPUS_LOOKING, CST_GPUS_FOUND };
+enum cstd_gpus_state { CSTD_GPUS_NONE, CSTD_GPUS_LOOKING, CSTD_GPUS_FOUND };
 
-struct cst_gpus {
-    struct cst_daemon *daemon;
-    enum cst_gpus_state state;
+struct cstd_gpus {
+    struct cstd_daemon *daemon;
+    enum cstd_gpus_state state;
     /* NONE: the reason. FOUND: the configured GPUs that do not exist, or empty. */
     char why[384];
-    struct cst_gpu_list list; /* FOUND: the GPUs. */
+    struct cstd_gpu_list list; /* FOUND: the GPUs. */
     /* From [paced]: simulated accelerators, always available whatever the probe finds. */
-    struct cst_gpu_list paced;
-    struct cst_probe *probe;            /* LOOKING: the running probe. */
-    TAILQ_HEAD(, cst_gpus_wish) wishes; /* JobOpen requests that wait for the list. */
+    struct cstd_gpu_list paced;
+    struct cstd_probe *probe;            /* LOOKING: the running probe. */
+    TAILQ_HEAD(, cstd_gpus_wish) wishes; /* JobOpen requests that wait for the list. */
 };
 
 /* Make the simulated accelerators and start to look for GPUs. The nodes' engines must exist
  * already, because engines of accelerators follow them. The function cannot fail: problems are
  * stored in why or written to the log. */
-void cst_gpus_start(struct cst_gpus *gpus, struct cst_daemon *daemon);
+void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon);
 
 /* Returns the accelerator whose engine has the index @engine, or NULL. */
-struct cst_gpu *cst_gpus_of_engine(struct cst_gpus *gpus, unsigned engine);
+struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine);
 
 /* Cancel the probe if it runs, and forget the waiting requests. */
-void cst_gpus_stop(struct cst_gpus *gpus);
+void cstd_gpus_stop(struct cstd_gpus *gpus);
 
 /* Find the device that JobOpen.device @device (NULL: "auto") names for @rank. *out is NULL for the
  * host. CST_EAGAIN: the probe has not ended yet; CST_EUNSUPPORTED: no GPU or simulated accelerator
- * is available, with the reason; CST_ENOTFOUND, CST_EINVAL: as cst_gpu_list_find. */
-int cst_gpus_choose(struct cst_gpus *gpus, const char *device, uint32_t rank, struct cst_gpu **out,
-                    struct cst_err *err);
+ * is available, with the reason; CST_ENOTFOUND, CST_EINVAL: as cstd_gpu_list_find. */
+int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
+                     struct cstd_gpu **out, struct cst_err *err);
 
 /* Keep the JobOpen @request with its encoded body until the probe has ended. The request is then
  * served as if it had just arrived. CST_ENOMEM: out of memory; @request remains the caller's. */
-int cst_gpus_wait(struct cst_gpus *gpus, struct cst_pending *request, const void *body, size_t n,
-                  struct cst_err *err);
+int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
+                   struct cst_err *err);
 
 #endif

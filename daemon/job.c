@@ -16,10 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void on_close(struct cst_later *later);
-static void on_memory_gone(struct cst_memory *memory);
+static void on_close(struct cstd_later *later);
+static void on_memory_gone(struct cstd_memory *memory);
 
-void cst_jobs_init(struct cst_jobs *jobs)
+void cstd_jobs_init(struct cstd_jobs *jobs)
 {
     TAILQ_INIT(&jobs->living);
     TAILQ_INIT(&jobs->closing);
@@ -27,9 +27,9 @@ void cst_jobs_init(struct cst_jobs *jobs)
     jobs->serial = 0;
 }
 
-struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *name)
+struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name)
 {
-    struct cst_job *job;
+    struct cstd_job *job;
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
@@ -40,7 +40,7 @@ struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *n
     return NULL;
 }
 
-const char *cst_job_state_name(const struct cst_job *job)
+const char *cstd_job_state_name(const struct cstd_job *job)
 {
     static const char *const phases[] = {[CST_PHASE_READY] = "ready",
                                          [CST_PHASE_RUNNING] = "training",
@@ -49,8 +49,8 @@ const char *cst_job_state_name(const struct cst_job *job)
                                          [CST_PHASE_FAILED] = "failed"};
     struct cst_core_stats stats;
 
-    if (job->state == CST_JOB_DECLARING || job->state == CST_JOB_POPULATING) {
-        return job->state == CST_JOB_DECLARING ? "declaring" : "populating";
+    if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
+        return job->state == CSTD_JOB_DECLARING ? "declaring" : "populating";
     }
     if (job->core == NULL || job->memory.parked) {
         return job->core == NULL ? "closing" : "done";
@@ -59,35 +59,35 @@ const char *cst_job_state_name(const struct cst_job *job)
     return phases[stats.phase];
 }
 
-bool cst_job_is_decided(const struct cst_job *job)
+bool cstd_job_is_decided(const struct cstd_job *job)
 {
-    return job->state != CST_JOB_DECLARING;
+    return job->state != CSTD_JOB_DECLARING;
 }
 
 /* -- creation and removal ------------------------------------------------------------------- */
 
 static void on_ttl(uv_timer_t *timer)
 {
-    struct cst_job *job = timer->data;
+    struct cstd_job *job = timer->data;
     struct cst_err why = {0};
 
-    if (cst_base_user(job, NULL) != NULL) { /* The base job lives on for its users. */
+    if (cstd_base_user(job, NULL) != NULL) { /* The base job lives on for its users. */
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
         return;
     }
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "removed, because it had no worker for %u s",
-                  job->ttl_s);
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "removed, because it had no worker for %u s", job->ttl_s);
     (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
-    cst_job_remove(job, 0, &why);
+    cstd_job_remove(job, 0, &why);
 }
 
 /* Charge a job to @account and determine its time to live. A job that asks for no time gets the
  * configured one, or the longest time that its owner may have if this is shorter. */
-static int take_job(struct cst_daemon *daemon, struct cst_quota_account *account,
-                    const struct cst_job_wish *wish, uint32_t *ttl_s, struct cst_err *err)
+static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *account,
+                    const struct cstd_job_wish *wish, uint32_t *ttl_s, struct cst_err *err)
 {
-    const struct cst_config *config = daemon->config;
-    uint64_t longest = cst_quota_left(account, CST_QUOTA_TTL);
+    const struct cstd_config *config = daemon->config;
+    uint64_t longest = cstd_quota_left(account, CSTD_QUOTA_TTL);
     char what[80];
     int rc;
 
@@ -96,24 +96,24 @@ static int take_job(struct cst_daemon *daemon, struct cst_quota_account *account
                            daemon->jobs.n, config->max_jobs);
     }
     (void)snprintf(what, sizeof what, "job '%s'", wish->name);
-    rc = cst_quota_check(account, CST_QUOTA_TTL, wish->ttl_s, what, err);
+    rc = cstd_quota_check(account, CSTD_QUOTA_TTL, wish->ttl_s, what, err);
     if (rc == CST_OK) {
         *ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
         *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
-        rc = cst_quota_take(account, CST_QUOTA_JOBS, 1, what, err);
+        rc = cstd_quota_take(account, CSTD_QUOTA_JOBS, 1, what, err);
     }
     return rc;
 }
 
-int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, struct cst_job **out,
-                 struct cst_err *err)
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_wish *wish,
+                  struct cstd_job **out, struct cst_err *err)
 {
-    struct cst_daemon *daemon = session->daemon;
-    const struct cst_config *config = daemon->config;
-    struct cst_job *job, *base = NULL;
+    struct cstd_daemon *daemon = session->daemon;
+    const struct cstd_config *config = daemon->config;
+    struct cstd_job *job, *base = NULL;
     uid_t uid = session->peer.uid;
     uint32_t ttl_s = 0;
-    int rc = wish->base != NULL ? cst_base_find(daemon, uid, wish->name, wish->base, &base, err)
+    int rc = wish->base != NULL ? cstd_base_find(daemon, uid, wish->name, wish->base, &base, err)
                                 : CST_OK;
 
     if (rc == CST_OK) {
@@ -128,14 +128,14 @@ int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, s
     }
     if (job == NULL || job->workers == NULL) {
         free(job);
-        cst_quota_give(session->account, CST_QUOTA_JOBS, 1);
+        cstd_quota_give(session->account, CSTD_QUOTA_JOBS, 1);
         return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
     job->daemon = daemon;
     job->serial = ++daemon->jobs.serial;
     (void)snprintf(job->name, sizeof job->name, "%s", wish->name);
     job->uid = uid;
-    job->account = cst_quota_ref(session->account);
+    job->account = cstd_quota_ref(session->account);
     job->world = wish->world;
     job->chunk_elems = wish->chunk_elems;
     job->micro_batches = wish->micro_batches;
@@ -149,8 +149,8 @@ int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, s
         job->workers[r].rank = r;
     }
     cst_model_init(&job->model);
-    cst_memory_init(&job->memory, daemon, job->name);
-    job->memory.on_ready = cst_commit_populated;
+    cstd_memory_init(&job->memory, daemon, job->name);
+    job->memory.on_ready = cstd_commit_populated;
     job->memory.on_gone = on_memory_gone;
     TAILQ_INIT(&job->requests);
     (void)uv_timer_init(&daemon->loop, &job->deadline);
@@ -166,19 +166,19 @@ int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, s
     return CST_OK;
 }
 
-static void release_hold(struct cst_job *job)
+static void release_hold(struct cstd_job *job)
 {
-    struct cst_daemon *daemon = job->daemon;
+    struct cstd_daemon *daemon = job->daemon;
 
     if (--job->n_holds > 0) {
         return;
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        cst_devices_drop(&job->workers[r]);
+        cstd_devices_drop(&job->workers[r]);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
-    cst_quota_unref(job->account);
+    cstd_quota_unref(job->account);
     free(job->workers);
     free(job);
 }
@@ -190,31 +190,31 @@ static void on_timer_closed(uv_handle_t *handle)
 
 /* All memory of @job is given back. Answer the JobRemove request, or return to DECLARING after a
  * failed commit. */
-static void on_memory_gone(struct cst_memory *memory)
+static void on_memory_gone(struct cstd_memory *memory)
 {
-    struct cst_job *job = cst_owner_of(memory, struct cst_job, memory);
-    struct cst_daemon *daemon = job->daemon;
-    struct cst_pending *remover;
+    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
+    struct cstd_daemon *daemon = job->daemon;
+    struct cstd_pending *remover;
     uint32_t item;
 
-    if (job->state != CST_JOB_CLOSING) {
-        cst_commit_undone(job);
+    if (job->state != CSTD_JOB_CLOSING) {
+        cstd_commit_undone(job);
         return;
     }
     /* The base job may be removed now, before this job is freed. */
     job->base = NULL;
-    remover = cst_pending_find(&daemon->requests, job->remover, &item);
+    remover = cstd_pending_find(&daemon->requests, job->remover, &item);
     if (remover != NULL) { /* Otherwise the requester has disconnected. */
-        cst_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     }
-    cst_daemon_status(daemon);
+    cstd_daemon_status(daemon);
     release_hold(job);
 }
 
-static void detach_all(struct cst_job *job)
+static void detach_all(struct cstd_job *job)
 {
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_worker *worker = &job->workers[r];
+        struct cstd_worker *worker = &job->workers[r];
 
         if (worker->session != NULL) {
             worker->session->job = NULL;
@@ -222,69 +222,69 @@ static void detach_all(struct cst_job *job)
             worker->session = NULL;
         }
         worker->commit = NULL;
-        cst_watch_close(worker->watch);
+        cstd_watch_close(worker->watch);
         worker->watch = NULL;
         worker->present = false;
     }
 }
 
-static void on_close(struct cst_later *later)
+static void on_close(struct cstd_later *later)
 {
-    struct cst_job *job = cst_owner_of(later, struct cst_job, close);
-    struct cst_daemon *daemon = job->daemon;
+    struct cstd_job *job = cstd_owner_of(later, struct cstd_job, close);
+    struct cstd_daemon *daemon = job->daemon;
 
     detach_all(job);
     while (!TAILQ_EMPTY(&job->requests)) {
-        cst_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
+        cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
     if (job->core != NULL) {
         cst_core_close(job->core);
         job->core = NULL;
     }
-    cst_updates_close(job);
-    cst_record_close(job->record);
+    cstd_updates_close(job);
+    cstd_record_close(job->record);
     job->record = NULL;
-    cst_commit_drop_layout(job);
+    cstd_commit_drop_layout(job);
     /* Completions of the job's commands are ignored from now on. */
-    cst_engines_forget(&daemon->engines, CST_JOB_TICKET_SHIFT, job->serial);
-    cst_memory_close(&job->memory);
+    cstd_engines_forget(&daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);
+    cstd_memory_close(&job->memory);
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
 }
 
-static struct cst_job *next_living_user(const struct cst_job *job)
+static struct cstd_job *next_living_user(const struct cstd_job *job)
 {
-    struct cst_job *user = cst_base_user(job, NULL);
+    struct cstd_job *user = cstd_base_user(job, NULL);
 
-    while (user != NULL && user->state == CST_JOB_CLOSING) {
-        user = cst_base_user(job, user);
+    while (user != NULL && user->state == CSTD_JOB_CLOSING) {
+        user = cstd_base_user(job, user);
     }
     return user;
 }
 
-void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why)
+void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why)
 {
-    struct cst_job *user;
+    struct cstd_job *user;
 
-    if (job->state == CST_JOB_CLOSING) {
+    if (job->state == CSTD_JOB_CLOSING) {
         return;
     }
     /* Jobs that use @job as their base cannot exist without its weights. */
     while ((user = next_living_user(job)) != NULL) {
-        cst_job_remove(user, 0, why);
+        cstd_job_remove(user, 0, why);
     }
-    job->state = CST_JOB_CLOSING;
+    job->state = CSTD_JOB_CLOSING;
     job->closing = *why;
     job->remover = remover;
-    cst_planner_cancel(job);
+    cstd_planner_cancel(job);
     TAILQ_REMOVE(&job->daemon->jobs.living, job, link);
     job->daemon->jobs.n--;
-    cst_quota_give(job->account, CST_QUOTA_JOBS, 1);
+    cstd_quota_give(job->account, CSTD_QUOTA_JOBS, 1);
     TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
-    cst_later_add(&job->daemon->later, &job->close);
+    cstd_later_add(&job->daemon->later, &job->close);
 }
 
-void cst_job_check_idle(struct cst_job *job)
+void cstd_job_check_idle(struct cstd_job *job)
 {
     bool present = false;
     struct cst_err why = {0};
@@ -300,15 +300,15 @@ void cst_job_check_idle(struct cst_job *job)
         job->idle_since_ns = uv_hrtime();
     }
     /* A process that has hung up may connect again and commit. */
-    if (job->state == CST_JOB_DECLARING && !present) {
+    if (job->state == CSTD_JOB_DECLARING && !present) {
         (void)cst_err_set(
             &why, CST_ENOTFOUND,
             "job '%s' was removed, because it was not committed and no worker is attached",
             job->name);
-        cst_job_remove(job, 0, &why);
-    } else if (job->state != CST_JOB_CLOSING && job->state != CST_JOB_DECLARING &&
+        cstd_job_remove(job, 0, &why);
+    } else if (job->state != CSTD_JOB_CLOSING && job->state != CSTD_JOB_DECLARING &&
                !uv_is_active((uv_handle_t *)&job->ttl)) {
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
     }
-    cst_done_look(job);
+    cstd_done_look(job);
 }

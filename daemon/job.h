@@ -24,37 +24,37 @@
 
 #include <uv.h>
 
-#define CST_JOB_TOKEN_BYTES 16
-/* Tickets of a job start at serial << CST_JOB_TICKET_SHIFT. */
-#define CST_JOB_TICKET_SHIFT 40
+#define CSTD_JOB_TOKEN_BYTES 16
+/* Tickets of a job start at serial << CSTD_JOB_TICKET_SHIFT. */
+#define CSTD_JOB_TICKET_SHIFT 40
 
-struct cst_daemon;
-struct cst_gpu;
-struct cst_job_wish;
-struct cst_quota_account;
-struct cst_session;
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_job_wish;
+struct cstd_quota_account;
+struct cstd_session;
 
-/* Argument for cst_log_about: an event of a job or of one of its ranks. */
-#define CST_JOB_ABOUT(job_)                                                                        \
-    (&(struct cst_log_about){.job = (job_)->name, .rank = CST_LOG_NONE, .uid = (job_)->uid})
-#define CST_JOB_ABOUT_RANK(job_, rank_)                                                            \
-    (&(struct cst_log_about){.job = (job_)->name, .rank = (rank_), .uid = (job_)->uid})
+/* Argument for cstd_log_about: an event of a job or of one of its ranks. */
+#define CSTD_JOB_ABOUT(job_)                                                                       \
+    (&(struct cstd_log_about){.job = (job_)->name, .rank = CSTD_LOG_NONE, .uid = (job_)->uid})
+#define CSTD_JOB_ABOUT_RANK(job_, rank_)                                                           \
+    (&(struct cstd_log_about){.job = (job_)->name, .rank = (rank_), .uid = (job_)->uid})
 
-enum cst_job_state { CST_JOB_DECLARING, CST_JOB_POPULATING, CST_JOB_READY, CST_JOB_CLOSING };
+enum cstd_job_state { CSTD_JOB_DECLARING, CSTD_JOB_POPULATING, CSTD_JOB_READY, CSTD_JOB_CLOSING };
 
 /* One rank of a job, and the worker that occupies it. */
-struct cst_worker {
-    struct cst_job *job;
+struct cstd_worker {
+    struct cstd_job *job;
     uint32_t rank;
     /* A process occupies the rank; it is attached or has hung up. */
     bool present;
-    struct cst_session *session; /* The attached session; NULL: hung up or absent. */
+    struct cstd_session *session; /* The attached session; NULL: hung up or absent. */
     /* The process that occupies the rank; valid while present. */
     pid_t pid;
     /* Watches the end of the process. NULL: the process cannot be watched, and a hang-up counts as
      * its end. */
-    struct cst_watch *watch;
-    uint8_t token[CST_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
+    struct cstd_watch *watch;
+    uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
     bool left; /* The last worker left in good order. */
     /* Size of the pool that the worker asked for, in bytes; 0: as large as is useful. */
@@ -67,10 +67,10 @@ struct cst_worker {
     /* Bytes for states that stay on the accelerator. Fixed when the job's memory is decided. */
     uint64_t device_states;
     /* Device of the pool; NULL: the host. Its engine is in use until the job is freed. */
-    struct cst_gpu *gpu;
+    struct cstd_gpu *gpu;
     /* Accelerator of update_room and device_states; NULL: none. Its engine is in use until the job
      * is freed. */
-    struct cst_gpu *accelerator;
+    struct cstd_gpu *accelerator;
     /* Groups that the present worker has declared, without the predefined group 0. */
     uint32_t n_groups;
     /* Tensors and operators that the present worker has declared. */
@@ -80,29 +80,29 @@ struct cst_worker {
     bool moves;
     /* Why the pool could not be made again on another device; status 0: it exists. */
     struct cst_err homeless;
-    struct cst_pending *commit; /* The worker's waiting Commit request; NULL: none. */
+    struct cstd_pending *commit; /* The worker's waiting Commit request; NULL: none. */
 };
 
-struct cst_job {
-    TAILQ_ENTRY(cst_job) link; /* In the list of living or of closing jobs. */
-    struct cst_daemon *daemon;
+struct cstd_job {
+    TAILQ_ENTRY(cstd_job) link; /* In the list of living or of closing jobs. */
+    struct cstd_daemon *daemon;
     uint64_t serial; /* Number of the job; unique during the life of the daemon. */
     char name[64];
     uid_t uid; /* Owner of the job. */
     /* The owner's account, which is charged for memory; holds a reference. */
-    struct cst_quota_account *account;
-    enum cst_job_state state;
+    struct cstd_quota_account *account;
+    enum cstd_job_state state;
     uint32_t world;         /* Number of ranks. */
     uint64_t chunk_elems;   /* Requested chunk size in elements; 0: chosen by the daemon. */
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
     bool recompute;         /* Hint: workers repeat each forward pass before its backward pass. */
-    struct cst_job_options options;
+    struct cstd_job_options options;
     /* The base job, whose frozen tensors this job uses and which lives at least as long; NULL:
      * none. */
-    struct cst_job *base;
-    uint32_t timeout_ms;        /* Longest wait for other ranks, ms. */
-    uint32_t ttl_s;             /* Time to live without an attached worker, s. */
-    struct cst_worker *workers; /* Array of world workers, by rank. */
+    struct cstd_job *base;
+    uint32_t timeout_ms;         /* Longest wait for other ranks, ms. */
+    uint32_t ttl_s;              /* Time to live without an attached worker, s. */
+    struct cstd_worker *workers; /* Array of world workers, by rank. */
     struct cst_model model;
     struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
     struct cst_layout layout;    /* Layout of the model; valid if has_layout. */
@@ -110,22 +110,22 @@ struct cst_job {
     /* POPULATING: why the commit failed. The job returns to DECLARING when its memory is given
      * back. */
     struct cst_err failure;
-    struct cst_memory memory; /* Memory of the job; in POPULATING and READY. */
-    struct cst_core *core;    /* Core of the job; in READY, else NULL. */
+    struct cstd_memory memory; /* Memory of the job; in POPULATING and READY. */
+    struct cst_core *core;     /* Core of the job; in READY, else NULL. */
     /* Plan that the workers brought; n_chunks is 0 if there is none. */
     struct cst_saved_plan given;
     /* Plan of the job: capacities, prefetch and others; see planner.h. */
-    struct cst_job_plan plan;
-    struct cst_drift drift; /* Deviation of the steps' duration from what is expected. */
+    struct cstd_job_plan plan;
+    struct cstd_drift drift; /* Deviation of the steps' duration from what is expected. */
     /* Limits the rate of log lines about plans that were changed after a drift. */
-    struct cst_log_pace replanned;
-    struct cst_balance balance; /* Choice of k, the share of device updates. */
+    struct cstd_log_pace replanned;
+    struct cstd_balance balance; /* Choice of k, the share of device updates. */
     /* Number of the record's intervals that updates.c has read. */
     uint64_t updates_seen;
-    struct cst_later balancing; /* Deferred search for a better k. */
-    bool resumes;               /* The job was done, and its pools are being made again. */
+    struct cstd_later balancing; /* Deferred search for a better k. */
+    bool resumes;                /* The job was done, and its pools are being made again. */
     /* Record of recent work for traces; NULL before the first command. */
-    struct cst_record *record;
+    struct cstd_record *record;
     /* READY: a Commit waits until a closing step ends or a pool is made. */
     bool commits_held;
     struct cst_pending_list requests; /* Requests that wait for this job. */
@@ -141,14 +141,14 @@ struct cst_job {
     uint64_t created_ns;
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
     uint64_t idle_since_ns;
-    struct cst_err closing; /* CLOSING: error for the requests of the job. */
-    struct cst_later close; /* CLOSING: deferred work that frees the job's parts. */
+    struct cst_err closing;  /* CLOSING: error for the requests of the job. */
+    struct cstd_later close; /* CLOSING: deferred work that frees the job's parts. */
 };
 
-TAILQ_HEAD(cst_job_list, cst_job);
+TAILQ_HEAD(cst_job_list, cstd_job);
 
 /* All jobs of the daemon. */
-struct cst_jobs {
+struct cstd_jobs {
     struct cst_job_list living;
     struct cst_job_list closing;
     uint32_t n;      /* Number of living jobs. */
@@ -156,36 +156,36 @@ struct cst_jobs {
 };
 
 /* Initialise empty lists of jobs. */
-void cst_jobs_init(struct cst_jobs *jobs);
+void cstd_jobs_init(struct cstd_jobs *jobs);
 
 /* Returns the living job of owner @uid with this @name, or NULL. */
-struct cst_job *cst_job_find(struct cst_daemon *daemon, uid_t uid, const char *name);
+struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name);
 
 /* Create a job with @wish's name for the user of @session, without workers. CST_ENOTFOUND:
- * there is no such base job. CST_EINVAL: the base job cannot be used (see cst_base_find), or the
+ * there is no such base job. CST_EINVAL: the base job cannot be used (see cstd_base_find), or the
  * time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory. */
-int cst_job_make(struct cst_session *session, const struct cst_job_wish *wish, struct cst_job **out,
-                 struct cst_err *err);
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_wish *wish,
+                  struct cstd_job **out, struct cst_err *err);
 
 /* True if the job's memory is decided: its pools exist or are being made. */
-bool cst_job_is_decided(const struct cst_job *job);
+bool cstd_job_is_decided(const struct cstd_job *job);
 
 /* Handle the end of a worker's presence.
  * - A job that was never committed has no valuable states. It is removed when no rank is present.
  * - Any other job lives for its time to live after the last worker left or hung up. A process that
  *   occupies a rank without a connection does not prolong it. */
-void cst_job_check_idle(struct cst_job *job);
+void cstd_job_check_idle(struct cstd_job *job);
 
 /* Remove @job and the jobs that use it as their base. They are taken apart at the end of this turn
  * of the loop; waiting requests fail with @why. The request with tag @remover (0: none) is answered
  * with OK when the memory of @job is given back. */
-void cst_job_remove(struct cst_job *job, uint64_t remover, const struct cst_err *why);
+void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);
 
 /* Returns the state's name for users:
  * - "declaring", "populating", "ready", "training", "failed", "closing";
  * - "idle": workers left between two steps;
  * - "done": all workers have left in good order (done.h);
  * - "interrupted": a worker died or left in the middle of a step. */
-const char *cst_job_state_name(const struct cst_job *job);
+const char *cstd_job_state_name(const struct cstd_job *job);
 
 #endif

@@ -32,7 +32,7 @@ static void add_books(Cistern__Books *out, const struct cst_books *books, uint64
     out->quarantined += books->quarantined * block_bytes;
 }
 
-static void add_rank_books(const struct cst_job *job, const struct cst_rank_stats *stats,
+static void add_rank_books(const struct cstd_job *job, const struct cst_rank_stats *stats,
                            Cistern__Books *out)
 {
     for (uint32_t c = 0; c < job->layout.n_classes; c++) {
@@ -40,7 +40,7 @@ static void add_rank_books(const struct cst_job *job, const struct cst_rank_stat
     }
 }
 
-void cst_job_info_add_books(const struct cst_job *job, uint32_t rank, Cistern__Books *out)
+void cstd_job_info_add_books(const struct cstd_job *job, uint32_t rank, Cistern__Books *out)
 {
     struct cst_rank_stats stats;
 
@@ -54,10 +54,10 @@ void cst_job_info_add_books(const struct cst_job *job, uint32_t rank, Cistern__B
 struct rank_info {
     Cistern__RankInfo message;
     Cistern__Books books;
-    struct cst_job_info_pool pool;
+    struct cstd_job_info_pool pool;
 };
 
-static const char *worker_state(const struct cst_worker *worker)
+static const char *worker_state(const struct cstd_worker *worker)
 {
     if (worker->session != NULL) {
         return "attached";
@@ -69,9 +69,9 @@ static const char *worker_state(const struct cst_worker *worker)
     return worker->left ? "left" : "absent";
 }
 
-static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info *info)
+static void fill_rank(const struct cstd_job *job, uint32_t rank, struct rank_info *info)
 {
-    const struct cst_worker *worker = &job->workers[rank];
+    const struct cstd_worker *worker = &job->workers[rank];
     Cistern__RankInfo *out = &info->message;
     struct cst_rank_stats stats;
 
@@ -80,15 +80,15 @@ static void fill_rank(const struct cst_job *job, uint32_t rank, struct rank_info
     out->state = (char *)(uintptr_t)worker_state(worker);
     out->has_pid = worker->present;
     out->pid = worker->pid;
-    out->device = (char *)(uintptr_t)cst_devices_name(worker);
+    out->device = (char *)(uintptr_t)cstd_devices_name(worker);
     if (job->core == NULL) {
         return;
     }
     cst_core_rank_stats(job->core, rank, &stats);
     cistern__books__init(&info->books);
-    cst_job_info_add_books(job, rank, &info->books);
+    cstd_job_info_add_books(job, rank, &info->books);
     out->pool = &info->books;
-    cst_job_info_pool(job, rank, &info->pool);
+    cstd_job_info_pool(job, rank, &info->pool);
     out->n_classes = job->layout.n_classes;
     out->classes = info->pool.pointers;
     out->has_micro_batch = job->micro_batches > 1;
@@ -132,7 +132,7 @@ static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *o
 }
 
 /* Fill in the numbers of early updates. */
-static void fill_early(const struct cst_job *job, const struct cst_core_stats *stats,
+static void fill_early(const struct cstd_job *job, const struct cst_core_stats *stats,
                        Cistern__JobInfo *out)
 {
     out->has_chunks_ahead = out->has_grads_dropped = job->options.overlap == CST_OVERLAP_EARLY;
@@ -140,7 +140,7 @@ static void fill_early(const struct cst_job *job, const struct cst_core_stats *s
     out->grads_dropped = stats->n_dropped;
 }
 
-static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
+static void fill_core(const struct cstd_job *job, Cistern__JobInfo *out)
 {
     struct cst_core_stats stats;
 
@@ -167,31 +167,31 @@ static void fill_core(const struct cst_job *job, Cistern__JobInfo *out)
 }
 
 /* Returns the device of all ranks' pools, or "several devices". */
-static const char *job_device(const struct cst_job *job)
+static const char *job_device(const struct cstd_job *job)
 {
     for (uint32_t r = 1; r < job->world; r++) {
         if (job->workers[r].gpu != job->workers[0].gpu) {
             return "several devices";
         }
     }
-    return cst_devices_name(&job->workers[0]);
+    return cstd_devices_name(&job->workers[0]);
 }
 
 /* Returns who copies weights into pools on accelerators; NULL: all pools are on the host. */
-static const char *copies(const struct cst_job *job)
+static const char *copies(const struct cstd_job *job)
 {
-    const struct cst_layout_states states = cst_job_options_states(&job->options);
+    const struct cst_layout_states states = cstd_job_options_states(&job->options);
 
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].gpu != NULL) {
-            return cst_memory_worker_copies(job->daemon, job->workers[r].gpu, &states) ? "worker"
-                                                                                       : "engine";
+            return cstd_memory_worker_copies(job->daemon, job->workers[r].gpu, &states) ? "worker"
+                                                                                        : "engine";
         }
     }
     return NULL;
 }
 
-static void fill_drift(const struct cst_drift *drift, Cistern__JobInfo *out)
+static void fill_drift(const struct cstd_drift *drift, Cistern__JobInfo *out)
 {
     if (drift->predicted_s > 0) {
         out->has_expected_step_seconds = 1;
@@ -202,9 +202,9 @@ static void fill_drift(const struct cst_drift *drift, Cistern__JobInfo *out)
     }
 }
 
-static double state_bytes(const struct cst_job *job)
+static double state_bytes(const struct cstd_job *job)
 {
-    struct cst_layout_states states = cst_job_options_states(&job->options);
+    struct cst_layout_states states = cstd_job_options_states(&job->options);
     uint64_t bytes = 0;
 
     for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {
@@ -215,10 +215,10 @@ static double state_bytes(const struct cst_job *job)
 
 /* Fill in the bytes of device reservations and of states on accelerators. Before there is a layout,
  * the requested sizes of the states are reported. */
-static void fill_accelerators(const struct cst_job *job, Cistern__JobInfo *out)
+static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
 {
-    struct cst_room rooms[CST_CORE_MAX_ROOMS];
-    uint32_t n = cst_room_list(job, rooms);
+    struct cstd_room rooms[CST_CORE_MAX_ROOMS];
+    uint32_t n = cstd_room_list(job, rooms);
 
     for (uint32_t i = 0; i < n; i++) {
         out->update_room += rooms[i].bytes;
@@ -230,9 +230,9 @@ static void fill_accelerators(const struct cst_job *job, Cistern__JobInfo *out)
 }
 
 /* Fill in the options of the job. */
-static void fill_options(const struct cst_job *job, Cistern__JobInfo *out)
+static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
 {
-    const struct cst_job_options *options = &job->options;
+    const struct cstd_job_options *options = &job->options;
 
     out->optimizer = (char *)(uintptr_t)cst_optimizer_names[options->optimizer];
     out->moments = (char *)(uintptr_t)cst_moments_names[options->moments];
@@ -251,13 +251,13 @@ static void fill_options(const struct cst_job *job, Cistern__JobInfo *out)
     out->has_device_states = out->device_states > 0;
 }
 
-static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
+static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
 {
     cistern__job_info__init(out);
     out->name = (char *)(uintptr_t)job->name;
     out->uid = job->uid;
     out->world = job->world;
-    out->state = (char *)(uintptr_t)cst_job_state_name(job);
+    out->state = (char *)(uintptr_t)cstd_job_state_name(job);
     out->n_params = job->model.n_params;
     /* Without segments the numbers are left from an earlier commit. */
     out->arena_bytes = job->memory.n_segments > 0 ? job->memory.arena_bytes : 0;
@@ -282,17 +282,17 @@ static void fill_job(const struct cst_job *job, Cistern__JobInfo *out)
 }
 
 /* True if the session's user may see @job: the owner, root, and managers. */
-static bool may_see(const struct cst_session *session, const struct cst_job *job)
+static bool may_see(const struct cstd_session *session, const struct cstd_job *job)
 {
     return session->manager || session->peer.uid == job->uid || session->peer.uid == 0;
 }
 
-void cst_serve_job_list(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobListGet *get = body;
     Cistern__JobListPart part = CISTERN__JOB_LIST_PART__INIT;
     Cistern__JobInfo infos[JOB_PAGE], *pointers[JOB_PAGE];
-    const struct cst_job *job;
+    const struct cstd_job *job;
     uint32_t i = 0, n = 0;
 
     TAILQ_FOREACH(job, &session->daemon->jobs.living, link)
@@ -313,7 +313,7 @@ void cst_serve_job_list(struct cst_session *session, uint64_t id, void *body)
     }
     part.n_jobs = n;
     part.jobs = pointers;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART, &part.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_LIST_PART, &part.base, NULL, 0);
 }
 
 /* The parts that JobInfo has and JobList does not, for one job. */
@@ -323,7 +323,7 @@ struct details {
     char *users[NAMED_USERS];
 };
 
-static void fill_classes(const struct cst_job *job, struct details *details, Cistern__JobInfo *out)
+static void fill_classes(const struct cstd_job *job, struct details *details, Cistern__JobInfo *out)
 {
     out->n_classes = job->has_layout ? job->layout.n_classes : 0;
     out->classes = details->class_pointers;
@@ -335,7 +335,8 @@ static void fill_classes(const struct cst_job *job, struct details *details, Cis
     }
 }
 
-static void fill_patterns(const struct cst_job *job, struct details *details, Cistern__JobInfo *out)
+static void fill_patterns(const struct cstd_job *job, struct details *details,
+                          Cistern__JobInfo *out)
 {
     for (uint32_t k = 0; k < CST_PATTERN_COUNT; k++) {
         cistern__pattern_info__init(&details->patterns[k]);
@@ -355,31 +356,31 @@ static void fill_patterns(const struct cst_job *job, struct details *details, Ci
     }
 }
 
-static void fill_users(const struct cst_job *job, struct details *details, Cistern__JobInfo *out)
+static void fill_users(const struct cstd_job *job, struct details *details, Cistern__JobInfo *out)
 {
-    struct cst_job *user = NULL;
+    struct cstd_job *user = NULL;
 
     out->users = details->users;
-    while (out->n_users < NAMED_USERS && (user = cst_base_user(job, user)) != NULL) {
+    while (out->n_users < NAMED_USERS && (user = cstd_base_user(job, user)) != NULL) {
         out->users[out->n_users++] = user->name;
     }
 }
 
 /* Returns what the job waits for; NULL: it waits for no rank. */
-static char *waits_for(const struct cst_job *job, char *text, size_t size)
+static char *waits_for(const struct cstd_job *job, char *text, size_t size)
 {
     if (job->core != NULL) {
         cst_core_waits(job->core, text, size);
     } else {
         (void)snprintf(text, size, "rank ");
-        cst_commit_missing(job, text + strlen(text), size - strlen(text));
+        cstd_commit_missing(job, text + strlen(text), size - strlen(text));
         /* Drop the word "rank" if no rank follows. */
         text[0] = text[strlen("rank ")] != '\0' ? text[0] : '\0';
     }
     return text[0] != '\0' ? text : NULL;
 }
 
-void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobName *name = body;
     Cistern__JobInfoReply reply = CISTERN__JOB_INFO_REPLY__INIT;
@@ -387,12 +388,12 @@ void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
     struct rank_info ranks[CST_CORE_MAX_WORLD];
     Cistern__RankInfo *pointers[CST_CORE_MAX_WORLD];
     struct details details;
-    struct cst_job *job;
+    struct cstd_job *job;
     struct cst_err err = {0};
     char waits[256];
 
-    if (cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err) != CST_OK) {
-        cst_session_error(session, id, &err);
+    if (cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
         return;
     }
     fill_job(job, &info);
@@ -409,10 +410,10 @@ void cst_serve_job_info(struct cst_session *session, uint64_t id, void *body)
     info.ranks = pointers;
     info.waits_for = waits_for(job, waits, sizeof waits);
     reply.job = &info;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &reply.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &reply.base, NULL, 0);
 }
 
-void cst_job_info_pool(const struct cst_job *job, uint32_t rank, struct cst_job_info_pool *out)
+void cstd_job_info_pool(const struct cstd_job *job, uint32_t rank, struct cstd_job_info_pool *out)
 {
     const struct cst_core_pool *pool = &job->memory.pools[rank];
 
@@ -433,12 +434,12 @@ void cst_job_info_pool(const struct cst_job *job, uint32_t rank, struct cst_job_
 
 /* Write lines that say which GPU each engine number belongs to, because the core only knows
  * numbers. */
-static unsigned explain_devices(const struct cst_job *job, char lines[][192], unsigned max)
+static unsigned explain_devices(const struct cstd_job *job, char lines[][192], unsigned max)
 {
     unsigned n = 0;
 
     for (uint32_t r = 0; r < job->world && n < max; r++) {
-        const struct cst_gpu *gpu = job->workers[r].gpu;
+        const struct cstd_gpu *gpu = job->workers[r].gpu;
 
         if (gpu != NULL) {
             (void)snprintf(lines[n++], 192, "rank %u: its pool is on %s:%u, %s, %s, engine %u", r,
@@ -449,7 +450,7 @@ static unsigned explain_devices(const struct cst_job *job, char lines[][192], un
     return n;
 }
 
-static void explain(struct cst_session *session, uint64_t id, const struct cst_job *job,
+static void explain(struct cstd_session *session, uint64_t id, const struct cstd_job *job,
                     uint32_t tensor)
 {
     const struct cst_layout_tensor *t = &job->model.tensors[tensor];
@@ -463,8 +464,8 @@ static void explain(struct cst_session *session, uint64_t id, const struct cst_j
                    t->name, t->n_elems, t->offset, t->chunk, job->layout.n_chunks,
                    job->layout.chunks[t->chunk].size_class, t->n_uses);
     n += cst_core_explain(job->core, t->chunk, lines + n, EXPLAIN_LINES - n);
-    n += cst_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
-                             EXPLAIN_LINES - n);
+    n += cstd_planner_explain(job, job->layout.chunks[t->chunk].size_class, lines + n,
+                              EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     for (unsigned i = 0; i < n; i++) {
         pointers[i] = lines[i];
@@ -474,27 +475,27 @@ static void explain(struct cst_session *session, uint64_t id, const struct cst_j
     reply.chunk = t->chunk;
     reply.offset = t->offset;
     reply.n_elems = t->n_elems;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &reply.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &reply.base, NULL, 0);
 }
 
-void cst_serve_explain(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Explain *message = body;
-    struct cst_job *job;
+    struct cstd_job *job;
     struct cst_err err = {0};
     uint32_t tensor;
 
-    if (cst_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) !=
+    if (cstd_serve_find_job(session, message->job, message->has_uid, message->uid, &job, &err) !=
         CST_OK) {
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
         return;
     }
     tensor = cst_model_find(&job->model, message->tensor);
     if (tensor == UINT32_MAX) {
-        cst_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.63s'", job->name,
-                        message->tensor);
+        cstd_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.63s'", job->name,
+                         message->tensor);
     } else if (job->core == NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
     } else {
         explain(session, id, job, tensor);
     }

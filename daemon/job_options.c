@@ -53,8 +53,8 @@ static int check_together(const Cistern__JobOpen *message, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_job_options_read(const Cistern__JobOpen *message, struct cst_job_options *out,
-                         struct cst_err *err)
+int cstd_job_options_read(const Cistern__JobOpen *message, struct cstd_job_options *out,
+                          struct cst_err *err)
 {
     int rc = check_numbers(message, err);
 
@@ -62,7 +62,7 @@ int cst_job_options_read(const Cistern__JobOpen *message, struct cst_job_options
         rc = check_together(message, err);
     }
     if (rc == CST_OK) {
-        *out = (struct cst_job_options){
+        *out = (struct cstd_job_options){
             .optimizer = (enum cst_optimizer)message->optimizer,
             .moments = (enum cst_moments)message->moments,
             .rounding = (enum cst_rounding)message->rounding,
@@ -110,8 +110,9 @@ static int same_name(const struct side *side, const char *what, const char *thei
     return theirs == mine ? CST_OK : differ(side, what, theirs, mine, err);
 }
 
-int cst_job_options_same(const struct cst_job_options *options, const struct cst_job_options *wish,
-                         const char *name, uint32_t rank, struct cst_err *err)
+int cstd_job_options_same(const struct cstd_job_options *options,
+                          const struct cstd_job_options *wish, const char *name, uint32_t rank,
+                          struct cst_err *err)
 {
     const struct side side = {.job = name, .rank = rank};
     int rc = same_name(&side, "optimizer", cst_optimizer_names[options->optimizer],
@@ -142,7 +143,7 @@ int cst_job_options_same(const struct cst_job_options *options, const struct cst
     return rc;
 }
 
-struct cst_layout_states cst_job_options_states(const struct cst_job_options *options)
+struct cst_layout_states cstd_job_options_states(const struct cstd_job_options *options)
 {
     return (struct cst_layout_states){
         .optimizer = options->optimizer,

@@ -7,7 +7,7 @@
 #include "offload/layout.h"
 #include "proto/cistern.pb-c.h"
 
-struct cst_job_options {
+struct cstd_job_options {
     enum cst_optimizer optimizer;
     enum cst_moments moments;   /* Storage format of exp_avg and exp_avg_sq. */
     enum cst_rounding rounding; /* Rounding of moments that are not stored in fp32. */
@@ -20,15 +20,16 @@ struct cst_job_options {
 
 /* Read the options of @message into *out. CST_EINVAL: a number is out of range, or options cannot
  * be combined. */
-int cst_job_options_read(const Cistern__JobOpen *message, struct cst_job_options *out,
-                         struct cst_err *err);
+int cstd_job_options_read(const Cistern__JobOpen *message, struct cstd_job_options *out,
+                          struct cst_err *err);
 
 /* Compare the options of a job with @wish, those of rank @rank. CST_EMISMATCH: they differ; @err
  * has the job's @name, the option and both values. */
-int cst_job_options_same(const struct cst_job_options *options, const struct cst_job_options *wish,
-                         const char *name, uint32_t rank, struct cst_err *err);
+int cstd_job_options_same(const struct cstd_job_options *options,
+                          const struct cstd_job_options *wish, const char *name, uint32_t rank,
+                          struct cst_err *err);
 
 /* Returns the rows of host memory that the options require. */
-struct cst_layout_states cst_job_options_states(const struct cst_job_options *options);
+struct cst_layout_states cstd_job_options_states(const struct cstd_job_options *options);
 
 #endif

@@ -11,30 +11,30 @@
 #include <sys/queue.h>
 
 /* Address of the object of @type whose member @member is *@part. */
-#define cst_owner_of(part, type, member) ((type *)(void *)((char *)(part)-offsetof(type, member)))
+#define cstd_owner_of(part, type, member) ((type *)(void *)((char *)(part)-offsetof(type, member)))
 
-struct cst_later;
-typedef void (*cst_later_fn)(struct cst_later *later);
+struct cstd_later;
+typedef void (*cstd_later_fn)(struct cstd_later *later);
 
 /* An item of work; embedded in the object that the work is about. */
-struct cst_later {
-    TAILQ_ENTRY(cst_later) link;
-    cst_later_fn fn; /* Does the work; may free the object. */
-    bool queued;     /* The item is in the queue. */
+struct cstd_later {
+    TAILQ_ENTRY(cstd_later) link;
+    cstd_later_fn fn; /* Does the work; may free the object. */
+    bool queued;      /* The item is in the queue. */
 };
 
-struct cst_later_queue {
-    TAILQ_HEAD(, cst_later) items; /* In order of queueing. */
+struct cstd_later_queue {
+    TAILQ_HEAD(, cstd_later) items; /* In order of queueing. */
 };
 
 /* Initialise an empty queue. */
-static inline void cst_later_init(struct cst_later_queue *queue)
+static inline void cstd_later_init(struct cstd_later_queue *queue)
 {
     TAILQ_INIT(&queue->items);
 }
 
 /* Queue @later. An item that is already queued is not queued again. */
-static inline void cst_later_add(struct cst_later_queue *queue, struct cst_later *later)
+static inline void cstd_later_add(struct cstd_later_queue *queue, struct cstd_later *later)
 {
     if (!later->queued) {
         later->queued = true;
@@ -43,7 +43,7 @@ static inline void cst_later_add(struct cst_later_queue *queue, struct cst_later
 }
 
 /* Remove @later from the queue, because its object is about to be freed. */
-static inline void cst_later_remove(struct cst_later_queue *queue, struct cst_later *later)
+static inline void cstd_later_remove(struct cstd_later_queue *queue, struct cstd_later *later)
 {
     if (later->queued) {
         later->queued = false;
@@ -52,12 +52,12 @@ static inline void cst_later_remove(struct cst_later_queue *queue, struct cst_la
 }
 
 /* Run all items, including those that are queued meanwhile. */
-static inline void cst_later_run(struct cst_later_queue *queue)
+static inline void cstd_later_run(struct cstd_later_queue *queue)
 {
     while (!TAILQ_EMPTY(&queue->items)) {
-        struct cst_later *later = TAILQ_FIRST(&queue->items);
+        struct cstd_later *later = TAILQ_FIRST(&queue->items);
 
-        cst_later_remove(queue, later);
+        cstd_later_remove(queue, later);
         later->fn(later);
     }
 }

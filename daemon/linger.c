@@ -10,29 +10,29 @@
 /* Interval between checks in milliseconds. The kernel does not report when a client reads. */
 enum { LOOK_MS = 250 };
 
-struct cst_linger {
-    TAILQ_ENTRY(cst_linger) link;
+struct cstd_linger {
+    TAILQ_ENTRY(cstd_linger) link;
     int fd;
-    struct cst_unread unread;
+    struct cstd_unread unread;
 };
 
-static void drop(struct cst_lingers *lingers, struct cst_linger *linger)
+static void drop(struct cstd_lingers *lingers, struct cstd_linger *linger)
 {
     TAILQ_REMOVE(&lingers->sockets, linger, link);
     (void)close(linger->fd);
-    cst_unread_close(&linger->unread);
-    cst_quota_unref(linger->unread.account);
+    cstd_unread_close(&linger->unread);
+    cstd_quota_unref(linger->unread.account);
     free(linger);
 }
 
 static void on_timer(uv_timer_t *timer)
 {
-    struct cst_lingers *lingers = timer->data;
-    struct cst_linger *linger, *next;
+    struct cstd_lingers *lingers = timer->data;
+    struct cstd_linger *linger, *next;
 
     for (linger = TAILQ_FIRST(&lingers->sockets); linger != NULL; linger = next) {
         next = TAILQ_NEXT(linger, link);
-        cst_unread_refresh(&linger->unread, linger->fd);
+        cstd_unread_refresh(&linger->unread, linger->fd);
         if (linger->unread.n == 0) {
             drop(lingers, linger);
         }
@@ -42,38 +42,38 @@ static void on_timer(uv_timer_t *timer)
     }
 }
 
-void cst_lingers_init(struct cst_lingers *lingers, uv_loop_t *loop)
+void cstd_lingers_init(struct cstd_lingers *lingers, uv_loop_t *loop)
 {
     TAILQ_INIT(&lingers->sockets);
     (void)uv_timer_init(loop, &lingers->timer);
     lingers->timer.data = lingers;
 }
 
-void cst_lingers_close_socket(struct cst_lingers *lingers, int fd, struct cst_unread *unread)
+void cstd_lingers_close_socket(struct cstd_lingers *lingers, int fd, struct cstd_unread *unread)
 {
-    struct cst_linger *linger = NULL;
+    struct cstd_linger *linger = NULL;
 
-    cst_unread_refresh(unread, fd);
+    cstd_unread_refresh(unread, fd);
     if (unread->n > 0) {
         linger = malloc(sizeof *linger);
     }
     if (linger == NULL) {
-        cst_unread_close(unread);
+        cstd_unread_close(unread);
         (void)close(fd);
         return;
     }
     /* The client sees the end of the connection and can still read what was sent. */
     (void)shutdown(fd, SHUT_RDWR);
-    *linger = (struct cst_linger){.fd = fd, .unread = *unread};
+    *linger = (struct cstd_linger){.fd = fd, .unread = *unread};
     unread->n = 0;
-    (void)cst_quota_ref(linger->unread.account);
+    (void)cstd_quota_ref(linger->unread.account);
     if (TAILQ_EMPTY(&lingers->sockets)) {
         (void)uv_timer_start(&lingers->timer, on_timer, LOOK_MS, LOOK_MS);
     }
     TAILQ_INSERT_TAIL(&lingers->sockets, linger, link);
 }
 
-void cst_lingers_close(struct cst_lingers *lingers)
+void cstd_lingers_close(struct cstd_lingers *lingers)
 {
     while (!TAILQ_EMPTY(&lingers->sockets)) {
         drop(lingers, TAILQ_FIRST(&lingers->sockets));

@@ -13,23 +13,23 @@
 #include <sys/queue.h>
 #include <uv.h>
 
-struct cst_linger; /* Private to linger.c. */
+struct cstd_linger; /* Private to linger.c. */
 
-struct cst_lingers {
-    TAILQ_HEAD(, cst_linger) sockets;
+struct cstd_lingers {
+    TAILQ_HEAD(, cstd_linger) sockets;
     uv_timer_t timer; /* Runs while there are sockets. */
 };
 
 /* Initialise an empty list. */
-void cst_lingers_init(struct cst_lingers *lingers, uv_loop_t *loop);
+void cstd_lingers_init(struct cstd_lingers *lingers, uv_loop_t *loop);
 
 /* Close @fd as soon as none of the descriptors that @unread counts is in flight: now or later. @fd
  * and the counts of @unread are taken over; the user's account gets a reference until the socket is
  * closed. If memory is short the socket is closed at once, and its descriptors in flight are no
  * longer counted. */
-void cst_lingers_close_socket(struct cst_lingers *lingers, int fd, struct cst_unread *unread);
+void cstd_lingers_close_socket(struct cstd_lingers *lingers, int fd, struct cstd_unread *unread);
 
 /* Close all sockets at the end of the daemon. */
-void cst_lingers_close(struct cst_lingers *lingers);
+void cstd_lingers_close(struct cstd_lingers *lingers);
 
 #endif

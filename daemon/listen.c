@@ -30,7 +30,7 @@ static void refuse_descriptors(int fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off);
 }
 
-static void lock_path(const struct cst_listen *listener, char out[128])
+static void lock_path(const struct cstd_listen *listener, char out[128])
 {
     (void)snprintf(out, 128, "%s.lock", listener->path);
 }
@@ -54,7 +54,7 @@ static bool lock_is_current(int fd, const char *path)
            ours.st_ino == there.st_ino;
 }
 
-static int take_lock(struct cst_listen *listener, struct cst_err *err)
+static int take_lock(struct cstd_listen *listener, struct cst_err *err)
 {
     char path[128], pid[16];
     int fd, n;
@@ -99,7 +99,7 @@ static int take_lock(struct cst_listen *listener, struct cst_err *err)
     return CST_OK;
 }
 
-static void drop_lock(struct cst_listen *listener)
+static void drop_lock(struct cstd_listen *listener)
 {
     char path[128];
 
@@ -143,7 +143,8 @@ static int remove_stale(const struct sockaddr_un *address, struct cst_err *err)
                                address->sun_path);
 }
 
-int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode, struct cst_err *err)
+int cstd_listen_open(struct cstd_listen *listener, const char *path, mode_t mode,
+                     struct cst_err *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     mode_t old_mask;
@@ -192,7 +193,7 @@ err_after_lock:
     return rc;
 }
 
-static int adopt(struct cst_listen *listener, int fd, const char *name, struct cst_err *err)
+static int adopt(struct cstd_listen *listener, int fd, const char *name, struct cst_err *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     socklen_t n = sizeof address;
@@ -214,7 +215,7 @@ static int adopt(struct cst_listen *listener, int fd, const char *name, struct c
     return CST_OK;
 }
 
-int cst_listen_inherit(struct cst_listen *user, struct cst_listen *manager, struct cst_err *err)
+int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager, struct cst_err *err)
 {
     char **names = NULL;
     int n = sd_listen_fds_with_names(1, &names), rc = CST_OK;
@@ -241,7 +242,7 @@ int cst_listen_inherit(struct cst_listen *user, struct cst_listen *manager, stru
     return rc;
 }
 
-void cst_listen_close(struct cst_listen *listener)
+void cstd_listen_close(struct cstd_listen *listener)
 {
     if (listener->fd >= 0) {
         (void)close(listener->fd);

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-struct cst_listen {
+struct cstd_listen {
     int fd; /* The listening, non-blocking socket; -1: none. */
     /* The locked lock file; -1: none (an inherited socket's path belongs to systemd). */
     int lock_fd;
@@ -20,16 +20,16 @@ struct cst_listen {
 /* Listen at @path with file mode @mode. A socket file without a listener is removed first.
  * CST_EBUSY: another daemon (@err has its pid) or another process listens at @path; CST_EEXIST:
  * @path is not a socket; CST_EINVAL: @path is too long; CST_EIO: another system error. */
-int cst_listen_open(struct cst_listen *listener, const char *path, mode_t mode,
-                    struct cst_err *err);
+int cstd_listen_open(struct cstd_listen *listener, const char *path, mode_t mode,
+                     struct cst_err *err);
 
 /* Take the sockets that systemd passed. @manager gets the socket named "manager" or "manager.sock";
  * @user gets the first other one. fd stays -1 if no socket was passed. CST_EINVAL: a passed
  * descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is invalid; CST_EIO: another system
  * error. */
-int cst_listen_inherit(struct cst_listen *user, struct cst_listen *manager, struct cst_err *err);
+int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager, struct cst_err *err);
 
 /* Stop listening. The socket file and the lock file are removed if the daemon created them. */
-void cst_listen_close(struct cst_listen *listener);
+void cstd_listen_close(struct cstd_listen *listener);
 
 #endif

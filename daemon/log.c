@@ -16,16 +16,16 @@
 #include <time.h>
 #include <unistd.h>
 
-static enum cst_log_level threshold = CST_LOG_INFO;
+static enum cstd_log_level threshold = CSTD_LOG_INFO;
 static bool journal;        /* Standard error is the journal. */
 static int journal_fd = -1; /* Socket for sending to the journal; -1: not opened yet. */
 
 static const struct {
     const char *name;
-    enum cst_log_level level;
+    enum cstd_log_level level;
 } levels[] = {
-    {"error", CST_LOG_ERROR}, {"warning", CST_LOG_WARNING}, {"notice", CST_LOG_NOTICE},
-    {"info", CST_LOG_INFO},   {"debug", CST_LOG_DEBUG},
+    {"error", CSTD_LOG_ERROR}, {"warning", CSTD_LOG_WARNING}, {"notice", CSTD_LOG_NOTICE},
+    {"info", CSTD_LOG_INFO},   {"debug", CSTD_LOG_DEBUG},
 };
 
 /* True if standard error is the journal. JOURNAL_STREAM has the device and inode of the journal's
@@ -40,13 +40,13 @@ static bool stderr_is_journal(void)
            fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
 }
 
-void cst_log_init(enum cst_log_level level)
+void cstd_log_init(enum cstd_log_level level)
 {
     threshold = level;
     journal = stderr_is_journal();
 }
 
-int cst_log_parse(const char *name)
+int cstd_log_parse(const char *name)
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
         if (strcmp(levels[i].name, name) == 0) {
@@ -56,7 +56,7 @@ int cst_log_parse(const char *name)
     return 0;
 }
 
-static const char *level_name(enum cst_log_level level)
+static const char *level_name(enum cstd_log_level level)
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
         if (levels[i].level == level) {
@@ -66,7 +66,7 @@ static const char *level_name(enum cst_log_level level)
     return "?";
 }
 
-bool cst_log_due(struct cst_log_pace *pace, uint64_t now_ns)
+bool cstd_log_due(struct cstd_log_pace *pace, uint64_t now_ns)
 {
     if (pace->told_ns != 0 && now_ns - pace->told_ns < UINT64_C(60000000000)) {
         return false;
@@ -77,7 +77,7 @@ bool cst_log_due(struct cst_log_pace *pace, uint64_t now_ns)
 
 /* Compose the words of an event, and replace control characters, which a terminal could obey. */
 __attribute__((format(printf, 4, 0))) static void
-write_words(const struct cst_log_about *about, char *out, size_t n, const char *fmt, va_list ap)
+write_words(const struct cstd_log_about *about, char *out, size_t n, const char *fmt, va_list ap)
 {
     size_t used = 0;
 
@@ -91,7 +91,7 @@ write_words(const struct cst_log_about *about, char *out, size_t n, const char *
 
 /* Send one datagram in the journal's native protocol, with one line "FIELD=value" for each field.
  * False: the journal did not accept it. */
-static bool send_to_journal(enum cst_log_level level, const struct cst_log_about *about,
+static bool send_to_journal(enum cstd_log_level level, const struct cstd_log_about *about,
                             const char *words)
 {
     static const struct sockaddr_un address = {.sun_family = AF_UNIX,
@@ -103,11 +103,11 @@ static bool send_to_journal(enum cst_log_level level, const struct cst_log_about
     if (about != NULL && about->job != NULL) {
         n += snprintf(fields + n, sizeof fields - (size_t)n, "CISTERN_JOB=%s\n", about->job);
     }
-    if (about != NULL && about->rank != CST_LOG_NONE) {
+    if (about != NULL && about->rank != CSTD_LOG_NONE) {
         n += snprintf(fields + n, sizeof fields - (size_t)n, "CISTERN_RANK=%" PRId64 "\n",
                       about->rank);
     }
-    if (about != NULL && about->uid != CST_LOG_NONE) {
+    if (about != NULL && about->uid != CSTD_LOG_NONE) {
         n += snprintf(fields + n, sizeof fields - (size_t)n, "CISTERN_UID=%" PRId64 "\n",
                       about->uid);
     }
@@ -120,7 +120,7 @@ static bool send_to_journal(enum cst_log_level level, const struct cst_log_about
 
 /* Write the beginning of a line on standard error: time, name and level, or for the journal the
  * level in its own notation "<N>". */
-static size_t write_head(enum cst_log_level level, char *out, size_t n)
+static size_t write_head(enum cstd_log_level level, char *out, size_t n)
 {
     struct timespec now;
     struct tm utc;
@@ -140,7 +140,7 @@ static size_t write_head(enum cst_log_level level, char *out, size_t n)
 /* Write a line to standard error with a single write, because lines of several processes must not
  * mix. A full or closed stderr must not stop the daemon: the line is only written if poll reports
  * space, and then it fits. */
-static void write_to_stderr(enum cst_log_level level, const char *words)
+static void write_to_stderr(enum cstd_log_level level, const char *words)
 {
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
     char line[1200];
@@ -153,8 +153,8 @@ static void write_to_stderr(enum cst_log_level level, const char *words)
     }
 }
 
-__attribute__((format(printf, 3, 0))) static void write_event(enum cst_log_level level,
-                                                              const struct cst_log_about *about,
+__attribute__((format(printf, 3, 0))) static void write_event(enum cstd_log_level level,
+                                                              const struct cstd_log_about *about,
                                                               const char *fmt, va_list ap)
 {
     char words[1024];
@@ -169,7 +169,7 @@ __attribute__((format(printf, 3, 0))) static void write_event(enum cst_log_level
     }
 }
 
-void cst_log(enum cst_log_level level, const char *fmt, ...)
+void cstd_log(enum cstd_log_level level, const char *fmt, ...)
 {
     va_list ap;
 
@@ -178,8 +178,8 @@ void cst_log(enum cst_log_level level, const char *fmt, ...)
     va_end(ap);
 }
 
-void cst_log_about(enum cst_log_level level, const struct cst_log_about *about, const char *fmt,
-                   ...)
+void cstd_log_about(enum cstd_log_level level, const struct cstd_log_about *about, const char *fmt,
+                    ...)
 {
     va_list ap;
 

@@ -10,46 +10,47 @@
 #include <stdint.h>
 
 /* The numbers are syslog's. */
-enum cst_log_level {
-    CST_LOG_ERROR = 3,
-    CST_LOG_WARNING = 4,
-    CST_LOG_NOTICE = 5,
-    CST_LOG_INFO = 6,
-    CST_LOG_DEBUG = 7,
+enum cstd_log_level {
+    CSTD_LOG_ERROR = 3,
+    CSTD_LOG_WARNING = 4,
+    CSTD_LOG_NOTICE = 5,
+    CSTD_LOG_INFO = 6,
+    CSTD_LOG_DEBUG = 7,
 };
 
 /* What an event is about. Pointers are only used during the call. */
-struct cst_log_about {
+struct cstd_log_about {
     const char *job; /* Name of the job; NULL: none. */
-    int64_t rank;    /* Rank in the job, or CST_LOG_NONE. */
-    int64_t uid;     /* Owner of the job or of the process, or CST_LOG_NONE. */
+    int64_t rank;    /* Rank in the job, or CSTD_LOG_NONE. */
+    int64_t uid;     /* Owner of the job or of the process, or CSTD_LOG_NONE. */
 };
 
-#define CST_LOG_NONE (-1)
+#define CSTD_LOG_NONE (-1)
 
 /* Set the threshold: lines above @level are dropped. Also determines whether standard error is the
  * journal. */
-void cst_log_init(enum cst_log_level level);
+void cstd_log_init(enum cstd_log_level level);
 
 /* Returns the number of the level @name ("error", "warning", "notice", "info" or "debug"); 0:
  * unknown name. */
-int cst_log_parse(const char *name);
+int cstd_log_parse(const char *name);
 
 /* Write one line. Control characters are written as \xNN, and a peer's text therefore cannot forge
  * lines. The function never waits: a line that a full pipe or a slow journal does not accept at
  * once is lost. */
-void cst_log(enum cst_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void cstd_log(enum cstd_log_level level, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
-/* Like cst_log, for an event of @about. The line begins with "job 'NAME': " if there is a job. */
-void cst_log_about(enum cst_log_level level, const struct cst_log_about *about, const char *fmt,
-                   ...) __attribute__((format(printf, 3, 4)));
+/* Like cstd_log, for an event of @about. The line begins with "job 'NAME': " if there is a job. */
+void cstd_log_about(enum cstd_log_level level, const struct cstd_log_about *about, const char *fmt,
+                    ...) __attribute__((format(printf, 3, 4)));
 
 /* Limits a kind of line to one per minute. Zeroed: no line was written yet. */
-struct cst_log_pace {
+struct cstd_log_pace {
     uint64_t told_ns; /* Time of the last line, ns; 0: never. */
 };
 
 /* True if a line may be written at @now_ns (monotonic, not 0). The line then counts as written. */
-bool cst_log_due(struct cst_log_pace *pace, uint64_t now_ns);
+bool cstd_log_due(struct cstd_log_pace *pace, uint64_t now_ns);
 
 #endif

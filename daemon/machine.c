@@ -45,7 +45,7 @@ static uint64_t read_limit(const char *path)
  * mount point may be the group itself, and @path a path outside the container; groups that do not
  * exist have no limit. */
 static void look_up(const char *root, const struct hierarchy *in, const char *path,
-                    struct cst_machine_limit *least)
+                    struct cstd_machine_limit *least)
 {
     char group[GROUP_BYTES], file[PATH_MAX];
     char *end;
@@ -83,7 +83,7 @@ static bool has_memory(char *names)
 
 /* Evaluate one line of /proc/self/cgroup: "4:memory:/path" (version 1) or "0::/path" (version
  * 2). */
-static void look_at(const char *root, char *line, struct cst_machine_limit *least)
+static void look_at(const char *root, char *line, struct cstd_machine_limit *least)
 {
     char *names = strchr(line, ':'), *path = names != NULL ? strchr(names + 1, ':') : NULL;
 
@@ -101,9 +101,9 @@ static void look_at(const char *root, char *line, struct cst_machine_limit *leas
     }
 }
 
-bool cst_machine_limit(const char *root, struct cst_machine_limit *out)
+bool cstd_machine_limit(const char *root, struct cstd_machine_limit *out)
 {
-    struct cst_machine_limit least = {.bytes = machine_bytes()};
+    struct cstd_machine_limit least = {.bytes = machine_bytes()};
     char path[PATH_MAX], line[PATH_MAX];
     FILE *file;
 
@@ -123,9 +123,9 @@ bool cst_machine_limit(const char *root, struct cst_machine_limit *out)
     return true;
 }
 
-uint64_t cst_machine_memory(const char *root)
+uint64_t cstd_machine_memory(const char *root)
 {
-    struct cst_machine_limit limit;
+    struct cstd_machine_limit limit;
 
-    return cst_machine_limit(root, &limit) ? limit.bytes : machine_bytes();
+    return cstd_machine_limit(root, &limit) ? limit.bytes : machine_bytes();
 }

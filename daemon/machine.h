@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* The memory limit of a control group. */
-struct cst_machine_limit {
+struct cstd_machine_limit {
     uint64_t bytes;      /* Memory in bytes that all processes of the group may use together. */
     char file[PATH_MAX]; /* The file that contains the limit. */
 };
@@ -20,9 +20,9 @@ struct cst_machine_limit {
 /* Find the smallest limit among the control groups of this process and their ancestors, as far as
  * they can be read. False: no limit is below the machine's memory. @root: prefix of /proc and /sys;
  * "" except in tests. */
-bool cst_machine_limit(const char *root, struct cst_machine_limit *out);
+bool cstd_machine_limit(const char *root, struct cstd_machine_limit *out);
 
-/* Returns the bytes that this process may use. @root: as for cst_machine_limit. */
-uint64_t cst_machine_memory(const char *root);
+/* Returns the bytes that this process may use. @root: as for cstd_machine_limit. */
+uint64_t cstd_machine_memory(const char *root);
 
 #endif

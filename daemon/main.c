@@ -9,25 +9,25 @@
 
 int main(int argc, char **argv)
 {
-    static struct cst_config config;
-    static struct cst_daemon daemon;
+    static struct cstd_config config;
+    static struct cstd_daemon daemon;
     struct cst_err err = {0};
-    enum cst_options_result result;
+    enum cstd_options_result result;
 
-    cst_log_init(CST_LOG_INFO);
-    if (cst_options_read(&config, argc, argv, &result, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "%s", err.text);
+    cstd_log_init(CSTD_LOG_INFO);
+    if (cstd_options_read(&config, argc, argv, &result, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "%s", err.text);
         return EXIT_FAILURE;
     }
-    if (result == CST_OPTIONS_EXIT) {
+    if (result == CSTD_OPTIONS_EXIT) {
         return EXIT_SUCCESS;
     }
-    cst_log_init((enum cst_log_level)config.log_level);
-    if (cst_isa_check(&err) != CST_OK || cst_daemon_open(&daemon, &config, &err) != CST_OK) {
-        cst_log(CST_LOG_ERROR, "%s", err.text);
+    cstd_log_init((enum cstd_log_level)config.log_level);
+    if (cst_isa_check(&err) != CST_OK || cstd_daemon_open(&daemon, &config, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "%s", err.text);
         return EXIT_FAILURE;
     }
-    cst_daemon_run(&daemon);
-    cst_daemon_close(&daemon);
+    cstd_daemon_run(&daemon);
+    cstd_daemon_close(&daemon);
     return EXIT_SUCCESS;
 }

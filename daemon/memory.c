@@ -14,38 +14,38 @@
 /* Largest number of bytes between two progress lines in the log. */
 static const uint64_t log_step_bytes = UINT64_C(1) << 30;
 
-static void on_ready_later(struct cst_later *later)
+static void on_ready_later(struct cstd_later *later)
 {
-    struct cst_memory *memory = cst_owner_of(later, struct cst_memory, ready);
+    struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, ready);
 
     memory->on_ready(memory);
 }
 
-static void on_gone_later(struct cst_later *later)
+static void on_gone_later(struct cstd_later *later)
 {
-    struct cst_memory *memory = cst_owner_of(later, struct cst_memory, gone);
+    struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, gone);
 
     memory->on_gone(memory);
 }
 
-void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const char *name)
+void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, const char *name)
 {
-    *memory = (struct cst_memory){
+    *memory = (struct cstd_memory){
         .daemon = daemon, .name = name, .ready.fn = on_ready_later, .gone.fn = on_gone_later};
 }
 
 /* -- progress of the engines ---------------------------------------------------------------- */
 
-static void count(struct cst_memory *memory, struct cst_segment *segment)
+static void count(struct cstd_memory *memory, struct cstd_segment *segment)
 {
     /* The difference wraps if a new engine populates the segment again. */
     memory->populated += segment->populated - segment->counted;
     segment->counted = segment->populated;
 }
 
-static void on_progress(struct cst_segment *segment)
+static void on_progress(struct cstd_segment *segment)
 {
-    struct cst_memory *memory = segment->arg;
+    struct cstd_memory *memory = segment->arg;
     uint64_t total = memory->arena_bytes + memory->pool_bytes, step = total / 4;
     char done[CST_SIZE_TEXT], all[CST_SIZE_TEXT];
 
@@ -55,17 +55,17 @@ static void on_progress(struct cst_segment *segment)
     if (memory->populated >= memory->logged + step && memory->populated < total &&
         step >= log_step_bytes / 16) {
         memory->logged = memory->populated;
-        cst_log_about(
-            CST_LOG_INFO,
-            &(struct cst_log_about){.job = memory->name, .rank = CST_LOG_NONE, .uid = CST_LOG_NONE},
-            "populated %s of %s", cst_size_text(memory->populated, done),
-            cst_size_text(total, all));
+        cstd_log_about(CSTD_LOG_INFO,
+                       &(struct cstd_log_about){
+                           .job = memory->name, .rank = CSTD_LOG_NONE, .uid = CSTD_LOG_NONE},
+                       "populated %s of %s", cst_size_text(memory->populated, done),
+                       cst_size_text(total, all));
     }
 }
 
-static void on_mounted(struct cst_segment *segment)
+static void on_mounted(struct cstd_segment *segment)
 {
-    struct cst_memory *memory = segment->arg;
+    struct cstd_memory *memory = segment->arg;
 
     if (segment->err.status != 0 && memory->err.status == 0) {
         memory->err = segment->err;
@@ -74,11 +74,11 @@ static void on_mounted(struct cst_segment *segment)
     segment->populated = segment->bytes;
     count(memory, segment);
     if (--memory->n_waiting == 0) {
-        cst_later_add(&memory->daemon->later, &memory->ready);
+        cstd_later_add(&memory->daemon->later, &memory->ready);
     }
 }
 
-static void free_lists(struct cst_memory *memory)
+static void free_lists(struct cstd_memory *memory)
 {
     free(memory->segments);
     free(memory->ids);
@@ -89,18 +89,18 @@ static void free_lists(struct cst_memory *memory)
     memory->n_segments = memory->n_arenas = memory->world = 0;
 }
 
-static void on_segment_gone(struct cst_segment *segment)
+static void on_segment_gone(struct cstd_segment *segment)
 {
-    struct cst_memory *memory = segment->arg;
+    struct cstd_memory *memory = segment->arg;
 
     if (--memory->n_open == 0) {
-        cst_later_add(&memory->daemon->later, &memory->gone);
+        cstd_later_add(&memory->daemon->later, &memory->gone);
     }
 }
 
 /* -- open ----------------------------------------------------------------------------------- */
 
-static void enter(struct cst_memory *memory, struct cst_segment *segment)
+static void enter(struct cstd_memory *memory, struct cstd_segment *segment)
 {
     segment->arg = memory;
     segment->on_mounted = on_mounted;
@@ -111,14 +111,14 @@ static void enter(struct cst_memory *memory, struct cst_segment *segment)
 
 /* Add a segment of host memory for the engines in @host_engines (one bit each) and all
  * accelerators' engines of the job. Engine @populate populates it. */
-static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_budget *budget,
+static int add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
                        uint32_t host_engines, int populate, struct cst_err *err)
 {
-    struct cst_daemon *daemon = memory->daemon;
-    struct cst_engines *engines = &daemon->engines;
-    struct cst_segment *segment;
-    int rc = cst_segment_open(&segment, cst_engines_segment_id(engines), bytes, budget,
-                              memory->account, memory->name, err);
+    struct cstd_daemon *daemon = memory->daemon;
+    struct cstd_engines *engines = &daemon->engines;
+    struct cstd_segment *segment;
+    int rc = cstd_segment_open(&segment, cstd_engines_segment_id(engines), bytes, budget,
+                               memory->account, memory->name, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -128,20 +128,20 @@ static int add_segment(struct cst_memory *memory, uint64_t bytes, struct cst_bud
     segment->population = &memory->population;
     /* With one node there is nothing to bind. */
     segment->bind = engines->n_nodes > 1 ? (int)engines->v[populate].os_node : -1;
-    segment->lock = daemon->config->lock != CST_LOCK_NO;
-    segment->lock_required = daemon->config->lock == CST_LOCK_YES;
+    segment->lock = daemon->config->lock != CSTD_LOCK_NO;
+    segment->lock_required = daemon->config->lock == CSTD_LOCK_YES;
     enter(memory, segment);
     return CST_OK;
 }
 
 /* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). */
-static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct cst_gpu *gpu,
+static int add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
                               uint32_t others, struct cst_err *err)
 {
-    struct cst_segment *segment;
+    struct cstd_segment *segment;
     int rc =
-        cst_segment_open_device(&segment, cst_engines_segment_id(&memory->daemon->engines), bytes,
-                                &gpu->pool, memory->account, gpu->engine, memory->name, err);
+        cstd_segment_open_device(&segment, cstd_engines_segment_id(&memory->daemon->engines), bytes,
+                                 &gpu->pool, memory->account, gpu->engine, memory->name, err);
 
     if (rc == CST_OK) {
         segment->engines |= others;
@@ -150,18 +150,18 @@ static int add_device_segment(struct cst_memory *memory, uint64_t bytes, struct 
     return rc;
 }
 
-static uint32_t all_nodes(const struct cst_memory *memory)
+static uint32_t all_nodes(const struct cstd_memory *memory)
 {
     return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
 }
 
 /* Add a segment that maps the memory of segment @of of the base job. */
-static int add_shared(struct cst_memory *memory, const struct cst_segment *of, uint32_t node,
+static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of, uint32_t node,
                       struct cst_err *err)
 {
-    struct cst_segment *segment;
-    int rc = cst_segment_open_shared(&segment, cst_engines_segment_id(&memory->daemon->engines), of,
-                                     memory->name, err);
+    struct cstd_segment *segment;
+    int rc = cstd_segment_open_shared(&segment, cstd_engines_segment_id(&memory->daemon->engines),
+                                      of, memory->name, err);
 
     if (rc == CST_OK) {
         segment->engines = UINT32_C(1) << node | memory->gpu_engines;
@@ -171,7 +171,7 @@ static int add_shared(struct cst_memory *memory, const struct cst_segment *of, u
     return rc;
 }
 
-static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *wish,
+static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
                       struct cst_err *err)
 {
     const struct cst_layout *layout = wish->layout;
@@ -183,7 +183,7 @@ static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *w
         if (s->node >= memory->daemon->engines.n_nodes) {
             /* States on an accelerator are used by its own engine alone. */
             rc = add_device_segment(memory, s->bytes,
-                                    cst_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
+                                    cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
             continue;
         }
         rc = s->is_base ? add_shared(memory, wish->base->segments[s->base_segment], s->node, err)
@@ -194,19 +194,19 @@ static int add_arenas(struct cst_memory *memory, const struct cst_memory_wish *w
     return rc;
 }
 
-void cst_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
+void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
 {
     cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
 }
 
-static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
+static int add_table(struct cstd_memory *memory, const struct cst_layout *layout,
                      struct cst_err *err)
 {
     struct cst_table_header header;
-    struct cst_segment *segment;
+    struct cstd_segment *segment;
     int rc;
 
-    cst_memory_size_table(layout, &header);
+    cstd_memory_size_table(layout, &header);
     rc = add_segment(memory, header.total_bytes, &memory->daemon->host, all_nodes(memory), 0, err);
     if (rc != CST_OK) {
         return rc;
@@ -224,36 +224,36 @@ static int add_table(struct cst_memory *memory, const struct cst_layout *layout,
 
 /* -- pools ---------------------------------------------------------------------------------- */
 
-uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu)
+uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu)
 {
     return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
 }
 
-bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu,
-                              const struct cst_layout_states *states)
+bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                               const struct cst_layout_states *states)
 {
     return gpu != NULL && !gpu->paced && !states->grad_over_weight &&
-           daemon->config->gpu_copies == CST_COPIES_WORKER;
+           daemon->config->gpu_copies == CSTD_COPIES_WORKER;
 }
 
-struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu)
+struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
 {
     return gpu != NULL ? &gpu->pool : &daemon->pool;
 }
 
 /* Add the slabs of one size class. */
-static int add_part(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    const struct cst_memory_pool *pool, uint32_t class, struct cst_err *err)
+static int add_part(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cstd_memory_pool *pool, uint32_t class, struct cst_err *err)
 {
-    struct cst_daemon *daemon = memory->daemon;
-    uint32_t per_slab = cst_pools_per_slab(layout, class), left = pool->blocks.n[class];
-    uint64_t grain = cst_memory_grain(daemon, pool->gpu);
+    struct cstd_daemon *daemon = memory->daemon;
+    uint32_t per_slab = cstd_pools_per_slab(layout, class), left = pool->blocks.n[class];
+    uint64_t grain = cstd_memory_grain(daemon, pool->gpu);
     /* Pools in host memory are spread over the nodes by rank. */
     int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
 
     while (left > 0 && rc == CST_OK) {
         uint32_t n = left < per_slab ? left : per_slab;
-        uint64_t bytes = cst_pools_slab_bytes(layout, class, n, grain);
+        uint64_t bytes = cstd_pools_slab_bytes(layout, class, n, grain);
 
         rc = pool->gpu != NULL
                  ? add_device_segment(memory, bytes, pool->gpu, memory->pool_engines, err)
@@ -263,8 +263,8 @@ static int add_part(struct cst_memory *memory, const struct cst_layout *layout, 
     return rc;
 }
 
-static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    const struct cst_memory_pool *pool, struct cst_err *err)
+static int add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cstd_memory_pool *pool, struct cst_err *err)
 {
     struct cst_core_pool *to = &memory->pools[rank];
     uint32_t first = memory->n_segments;
@@ -273,23 +273,23 @@ static int add_pool(struct cst_memory *memory, const struct cst_layout *layout, 
     *to = (struct cst_core_pool){
         .segments = memory->ids + first,
         .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-        .worker_copies = cst_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
+        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
     for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
-                                              .blocks_per_slab = cst_pools_per_slab(layout, c),
+                                              .blocks_per_slab = cstd_pools_per_slab(layout, c),
                                               .first_slab = memory->n_segments - first};
         rc = add_part(memory, layout, rank, pool, c, err);
     }
     return rc;
 }
 
-static int add_rooms(struct cst_memory *memory, const struct cst_memory_wish *wish,
+static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
                      struct cst_err *err)
 {
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
-        const struct cst_room *room = &wish->rooms[i];
+        const struct cstd_room *room = &wish->rooms[i];
 
         rc = add_device_segment(memory, room->bytes, room->gpu, 0, err);
         if (rc == CST_OK) {
@@ -302,17 +302,17 @@ static int add_rooms(struct cst_memory *memory, const struct cst_memory_wish *wi
     return rc;
 }
 
-static int make_lists(struct cst_memory *memory, const struct cst_memory_wish *wish,
+static int make_lists(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
                       struct cst_err *err)
 {
     uint32_t n = wish->layout->n_segments + 1 + wish->n_rooms;
 
     for (uint32_t r = 0; r < wish->world; r++) {
         for (uint32_t c = 0; c < wish->layout->n_classes; c++) {
-            n += cst_pools_slabs(wish->layout, c, wish->pools[r].blocks.n[c]);
+            n += cstd_pools_slabs(wish->layout, c, wish->pools[r].blocks.n[c]);
         }
     }
-    memory->segments = calloc(n, sizeof(struct cst_segment *));
+    memory->segments = calloc(n, sizeof(struct cstd_segment *));
     memory->ids = calloc(n, sizeof *memory->ids);
     memory->pools = calloc(wish->world, sizeof *memory->pools);
     memory->world = wish->world;
@@ -324,22 +324,22 @@ static int make_lists(struct cst_memory *memory, const struct cst_memory_wish *w
 }
 
 /* Compute the sizes of the memory to be created, and the engines that use it. */
-static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *wish)
+static void count_wish(struct cstd_memory *memory, const struct cstd_memory_wish *wish)
 {
     struct cst_table_header header;
 
-    cst_memory_size_table(wish->layout, &header);
+    cstd_memory_size_table(wish->layout, &header);
     memory->arena_bytes = wish->layout->arena_bytes + header.total_bytes;
     memory->base_bytes = memory->populated = memory->logged = 0;
     memory->pool_bytes = wish->layout->device_bytes;
     memory->err = (struct cst_err){0};
-    memory->population = (struct cst_population){0};
+    memory->population = (struct cstd_population){0};
     memory->parked = false;
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < wish->world; r++) {
-        const struct cst_memory_pool *pool = &wish->pools[r];
+        const struct cstd_memory_pool *pool = &wish->pools[r];
 
-        memory->pool_bytes += cst_charge_pool(memory->daemon, wish->layout, pool);
+        memory->pool_bytes += cstd_charge_pool(memory->daemon, wish->layout, pool);
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
     memory->gpu_engines = memory->pool_engines;
@@ -350,7 +350,7 @@ static void count_wish(struct cst_memory *memory, const struct cst_memory_wish *
 }
 
 /* Create all segments. After a failure the caller releases those that were created. */
-static int add_all(struct cst_memory *memory, const struct cst_memory_wish *wish,
+static int add_all(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
                    struct cst_err *err)
 {
     int rc = add_arenas(memory, wish, err);
@@ -364,7 +364,7 @@ static int add_all(struct cst_memory *memory, const struct cst_memory_wish *wish
     return rc == CST_OK ? add_rooms(memory, wish, err) : rc;
 }
 
-static void unmap_table(struct cst_memory *memory)
+static void unmap_table(struct cstd_memory *memory)
 {
     if (memory->table != NULL) {
         (void)munmap(memory->table, memory->table_bytes);
@@ -372,8 +372,8 @@ static void unmap_table(struct cst_memory *memory)
     }
 }
 
-int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wish,
-                    struct cst_err *err)
+int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+                     struct cst_err *err)
 {
     int rc;
 
@@ -381,7 +381,7 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wis
     count_wish(memory, wish);
     /* Check the sum first. Otherwise thousands of memfds would be created before a budget is
      * exceeded. */
-    rc = cst_charge_check(memory->daemon, wish, memory->arena_bytes, memory->name, err);
+    rc = cstd_charge_check(memory->daemon, wish, memory->arena_bytes, memory->name, err);
     if (rc == CST_OK) {
         rc = make_lists(memory, wish, err);
     }
@@ -397,14 +397,14 @@ int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wis
     for (uint32_t i = 0; i < memory->n_segments; i++) {
         /* Set only now, because after a failure above nobody waits for on_gone. */
         memory->segments[i]->on_gone = on_segment_gone;
-        cst_engines_mount(&memory->daemon->engines, memory->segments[i]);
+        cstd_engines_mount(&memory->daemon->engines, memory->segments[i]);
     }
     return CST_OK;
 
 err_after_segments:
     unmap_table(memory);
     for (uint32_t i = 0; i < memory->n_segments; i++) {
-        cst_segment_unref(memory->segments[i]);
+        cstd_segment_unref(memory->segments[i]);
     }
     free_lists(memory);
     return rc;
@@ -413,11 +413,11 @@ err_after_segments:
 /* -- moving a pool -------------------------------------------------------------------------- */
 
 /* Replace the new slabs of a pool by the @n old ones again. */
-static void undo_move(struct cst_memory *memory, uint32_t first, uint32_t n_made,
-                      struct cst_segment *const *old, uint32_t n)
+static void undo_move(struct cstd_memory *memory, uint32_t first, uint32_t n_made,
+                      struct cstd_segment *const *old, uint32_t n)
 {
     for (uint32_t i = 0; i < n_made; i++) {
-        cst_segment_unref(memory->segments[first + i]);
+        cstd_segment_unref(memory->segments[first + i]);
     }
     for (uint32_t i = 0; i < n; i++) {
         memory->segments[first + i] = old[i];
@@ -425,36 +425,36 @@ static void undo_move(struct cst_memory *memory, uint32_t first, uint32_t n_made
     }
 }
 
-static uint64_t release(struct cst_memory *memory, struct cst_segment *segment)
+static uint64_t release(struct cstd_memory *memory, struct cstd_segment *segment)
 {
     uint64_t bytes = segment->bytes;
 
     memory->populated -= segment->counted;
     /* The answers of engines do not matter any more; on_gone is still counted. */
     segment->on_mounted = segment->on_progress = NULL;
-    cst_engines_unmount(&memory->daemon->engines, segment);
-    cst_segment_unref(segment);
+    cstd_engines_unmount(&memory->daemon->engines, segment);
+    cstd_segment_unref(segment);
     return bytes;
 }
 
-static void mount(struct cst_memory *memory, struct cst_segment *segment)
+static void mount(struct cstd_memory *memory, struct cstd_segment *segment)
 {
     memory->n_open++;
     memory->n_waiting++;
     memory->pool_bytes += segment->bytes;
     segment->on_gone = on_segment_gone;
-    cst_engines_mount(&memory->daemon->engines, segment);
+    cstd_engines_mount(&memory->daemon->engines, segment);
 }
 
-int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    uint32_t lost, struct cst_gpu *gpu, struct cst_err *err)
+int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err)
 {
     struct cst_core_pool was = memory->pools[rank];
-    uint32_t first = (uint32_t)(was.segments - memory->ids), n = cst_memory_n_slabs(memory, rank),
+    uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
              n_all = memory->n_segments, pool_engines = memory->pool_engines,
              gpu_engines = memory->gpu_engines;
-    struct cst_memory_pool pool = {.gpu = gpu};
-    struct cst_segment **old;
+    struct cstd_memory_pool pool = {.gpu = gpu};
+    struct cstd_segment **old;
     int rc;
 
     if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
@@ -464,11 +464,11 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
                            rank, memory->name, gpu->uuid);
     }
     /* n may be 0, and calloc(0) may return NULL. */
-    old = calloc(n + 1u, sizeof(struct cst_segment *));
+    old = calloc(n + 1u, sizeof(struct cstd_segment *));
     if (old == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
     }
-    memcpy(old, memory->segments + first, n * sizeof(struct cst_segment *));
+    memcpy(old, memory->segments + first, n * sizeof(struct cstd_segment *));
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         pool.blocks.n[c] = was.parts[c].n_blocks;
     }
@@ -499,16 +499,16 @@ int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, 
 /* -- parking of pools ------------------------------------------------------------------------- */
 
 /* Find the slabs of all pools in segments: [*first, *end). */
-static void find_slabs(const struct cst_memory *memory, uint32_t *first, uint32_t *end)
+static void find_slabs(const struct cstd_memory *memory, uint32_t *first, uint32_t *end)
 {
     *first = (uint32_t)(memory->pools[0].segments - memory->ids);
     *end = *first;
     for (uint32_t r = 0; r < memory->world; r++) {
-        *end += cst_memory_n_slabs(memory, r);
+        *end += cstd_memory_n_slabs(memory, r);
     }
 }
 
-void cst_memory_park(struct cst_memory *memory)
+void cstd_memory_park(struct cstd_memory *memory)
 {
     uint32_t first, end;
 
@@ -520,8 +520,8 @@ void cst_memory_park(struct cst_memory *memory)
     }
 }
 
-int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout,
-                      struct cst_gpu *const *gpus, struct cst_err *err)
+int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
+                       struct cstd_gpu *const *gpus, struct cst_err *err)
 {
     uint32_t first, end, n_all = memory->n_segments;
     int rc = CST_OK;
@@ -529,7 +529,7 @@ int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout
     find_slabs(memory, &first, &end);
     memory->n_segments = first;
     for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
-        struct cst_memory_pool pool = {.gpu = gpus[r]};
+        struct cstd_memory_pool pool = {.gpu = gpus[r]};
         struct cst_core_pool was = memory->pools[r];
 
         for (uint32_t c = 0; c < layout->n_classes; c++) {
@@ -541,7 +541,7 @@ int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout
         }
     }
     for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
-        cst_segment_unref(memory->segments[i]);
+        cstd_segment_unref(memory->segments[i]);
         memory->segments[i] = NULL;
     }
     memory->n_segments = n_all;
@@ -551,7 +551,7 @@ int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout
     memory->parked = false;
     memory->err = (struct cst_err){0};
     /* Deaths during an earlier population do not count against this one. */
-    memory->population = (struct cst_population){0};
+    memory->population = (struct cstd_population){0};
     for (uint32_t i = first; i < end; i++) {
         mount(memory, memory->segments[i]);
     }
@@ -560,14 +560,14 @@ int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout
 
 /* -- close ---------------------------------------------------------------------------------- */
 
-void cst_memory_close(struct cst_memory *memory)
+void cstd_memory_close(struct cstd_memory *memory)
 {
-    struct cst_segment **segments = memory->segments;
+    struct cstd_segment **segments = memory->segments;
     uint32_t n = memory->n_segments;
 
     unmap_table(memory);
     /* on_ready must not be called any more. */
-    cst_later_remove(&memory->daemon->later, &memory->ready);
+    cstd_later_remove(&memory->daemon->later, &memory->ready);
     memory->segments = NULL;
     memory->n_segments = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -579,13 +579,13 @@ void cst_memory_close(struct cst_memory *memory)
     free_lists(memory);
     /* Otherwise on_segment_gone of the last segment does it. */
     if (n == 0 && memory->n_open == 0) {
-        cst_later_add(&memory->daemon->later, &memory->gone);
+        cstd_later_add(&memory->daemon->later, &memory->gone);
     }
 }
 
 /* -- queries -------------------------------------------------------------------------------- */
 
-uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank)
+uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank)
 {
     const struct cst_core_pool *pool = &memory->pools[rank];
     uint32_t n = 0;
@@ -598,12 +598,12 @@ uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank)
     return n;
 }
 
-struct cst_segment *cst_memory_slab(const struct cst_memory *memory, uint32_t rank, uint32_t i)
+struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t rank, uint32_t i)
 {
     return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
 }
 
-bool cst_memory_is_locked(const struct cst_memory *memory)
+bool cstd_memory_is_locked(const struct cstd_memory *memory)
 {
     bool locked = memory->n_arenas > 0;
 

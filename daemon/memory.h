@@ -18,19 +18,19 @@
 #include "daemon/room.h"
 #include "offload/core.h"
 
-struct cst_daemon;
-struct cst_gpu;
-struct cst_memory;
-typedef void (*cst_memory_cb)(struct cst_memory *memory);
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_memory;
+typedef void (*cstd_memory_cb)(struct cstd_memory *memory);
 
-struct cst_memory {
-    struct cst_daemon *daemon;
+struct cstd_memory {
+    struct cstd_daemon *daemon;
     const char *name; /* Name of the job in messages. */
     /* Account of the job's owner, which everything is charged to. The job holds the reference. */
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
     /* All segments: arenas by index in the layout, then the job table, then slabs rank by rank,
      * then device reservations. */
-    struct cst_segment **segments;
+    struct cstd_segment **segments;
     uint32_t n_segments;
     /* Segments that still exist; a segment stays in the books until the last engine has released
      * it. */
@@ -57,92 +57,92 @@ struct cst_memory {
     uint64_t pool_bytes;
     uint64_t populated;  /* Populated bytes of arena_bytes + pool_bytes. */
     uint64_t logged;     /* Value of populated at the last progress line in the log. */
-    uint64_t started_ns; /* Monotonic time of cst_memory_open. */
+    uint64_t started_ns; /* Monotonic time of cstd_memory_open. */
     /* Engine deaths while host memory segments of the job were populated. */
-    struct cst_population population;
+    struct cstd_population population;
     struct cst_err err; /* The first error of populating; status 0: none. */
     /* The pools are given back: they have numbers of blocks but no slabs. */
     bool parked;
     /* All segments are populated, or err has the reason why not. Never called inside a function of
      * this module. */
-    cst_memory_cb on_ready;
+    cstd_memory_cb on_ready;
     /* All memory is given back. Never called inside a function of this module. */
-    cst_memory_cb on_gone;
-    struct cst_later ready, gone;
+    cstd_memory_cb on_gone;
+    struct cstd_later ready, gone;
 };
 
 /* Initialise closed memory. @name is the job's name and must stay valid. The caller sets on_ready
  * and on_gone. */
-void cst_memory_init(struct cst_memory *memory, struct cst_daemon *daemon, const char *name);
+void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, const char *name);
 
 /* The planned pool of a rank. */
-struct cst_memory_pool {
-    struct cst_gpu *gpu; /* Device of the pool; NULL: the host. */
-    struct cst_pools_blocks blocks;
+struct cstd_memory_pool {
+    struct cstd_gpu *gpu; /* Device of the pool; NULL: the host. */
+    struct cstd_pools_blocks blocks;
 };
 
-/* Description of a job's memory, for cst_memory_open. */
-struct cst_memory_wish {
+/* Description of a job's memory, for cstd_memory_open. */
+struct cstd_memory_wish {
     const struct cst_layout *layout;
     uint32_t world; /* Number of ranks. */
     /* Account of the job's owner, which everything is charged to. */
-    struct cst_quota_account *account;
-    const struct cst_memory_pool *pools; /* One pool per rank. */
-    const struct cst_room *rooms;        /* Device reservations, each on another accelerator. */
-    uint32_t n_rooms;                    /* At most CST_CORE_MAX_ROOMS. */
+    struct cstd_quota_account *account;
+    const struct cstd_memory_pool *pools; /* One pool per rank. */
+    const struct cstd_room *rooms;        /* Device reservations, each on another accelerator. */
+    uint32_t n_rooms;                     /* At most CST_CORE_MAX_ROOMS. */
     /* A manager asks; a refusal may name jobs of other users. */
     bool manager;
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
      * base. */
-    const struct cst_memory *base;
+    const struct cstd_memory *base;
 };
 
 /* Create the memory that @wish describes and have it populated. The engines of its accelerators
  * must be up. on_ready follows. CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM:
  * out of memory, or the limit of the control group. After a failure there is nothing to close. */
-int cst_memory_open(struct cst_memory *memory, const struct cst_memory_wish *wish,
-                    struct cst_err *err);
+int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+                     struct cst_err *err);
 
 /* Fill @header with the sizes of the job table of @layout; total_bytes is its size. */
-void cst_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header);
+void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header);
 
-/* cst_memory_grain returns the number of bytes that slabs on @gpu (NULL: the host) must be
- * multiples of. cst_memory_budget returns the budget that they are charged to. */
-uint64_t cst_memory_grain(const struct cst_daemon *daemon, const struct cst_gpu *gpu);
-struct cst_budget *cst_memory_budget(struct cst_daemon *daemon, struct cst_gpu *gpu);
+/* cstd_memory_grain returns the number of bytes that slabs on @gpu (NULL: the host) must be
+ * multiples of. cstd_memory_budget returns the budget that they are charged to. */
+uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu);
+struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu);
 
 /* True if workers of ranks on @gpu (NULL: the host) copy weights into their pools themselves.
  * @states: the rows of the job. If gradients may be in the weights' places, engines must copy. */
-bool cst_memory_worker_copies(const struct cst_daemon *daemon, const struct cst_gpu *gpu,
-                              const struct cst_layout_states *states);
+bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                               const struct cst_layout_states *states);
 
 /* Make the pool of @rank again on @gpu (NULL: the host), with as many blocks as before. @lost:
  * engines, one bit each, whose accelerators are gone; new segments are not mapped in them. on_ready
  * follows, and then err has the outcome; n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: nothing
  * was changed. CST_EMISMATCH: no rank's pool was on @gpu before, and its engine therefore does not
  * map the arenas. */
-int cst_memory_move(struct cst_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    uint32_t lost, struct cst_gpu *gpu, struct cst_err *err);
+int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err);
 
 /* Give the slabs of all pools back and keep all other memory. Nobody may be using the pools. */
-void cst_memory_park(struct cst_memory *memory);
+void cstd_memory_park(struct cstd_memory *memory);
 
 /* Make the parked pools again, with as many blocks as before, rank r's on @gpus[r] (NULL: the
  * host), its previous device. on_ready follows, and then err has the outcome; n_waiting > 0 until
  * then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
-int cst_memory_unpark(struct cst_memory *memory, const struct cst_layout *layout,
-                      struct cst_gpu *const *gpus, struct cst_err *err);
+int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
+                       struct cstd_gpu *const *gpus, struct cst_err *err);
 
 /* Give all memory back. on_gone follows. */
-void cst_memory_close(struct cst_memory *memory);
+void cstd_memory_close(struct cstd_memory *memory);
 
 /* Returns slab number @i of @rank's pool. */
-struct cst_segment *cst_memory_slab(const struct cst_memory *memory, uint32_t rank, uint32_t i);
+struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t rank, uint32_t i);
 
 /* Returns the number of slabs in @rank's pool. */
-uint32_t cst_memory_n_slabs(const struct cst_memory *memory, uint32_t rank);
+uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank);
 
 /* True if all arenas are locked. */
-bool cst_memory_is_locked(const struct cst_memory *memory);
+bool cstd_memory_is_locked(const struct cstd_memory *memory);
 
 #endif

@@ -13,62 +13,62 @@
 /* A request id is the segment's id x 4 plus one of these. */
 enum { ADD_REQUEST = 1, DROP_REQUEST = 2 };
 
-static void set_mount(const struct cst_engine *engine, struct cst_segment *segment,
-                      enum cst_mount_state state)
+static void set_mount(const struct cstd_engine *engine, struct cstd_segment *segment,
+                      enum cstd_mount_state state)
 {
     segment->mounts[engine->index] = (uint8_t)state;
 }
 
-static enum cst_mount_state mount_of(const struct cst_engine *engine,
-                                     const struct cst_segment *segment)
+static enum cstd_mount_state mount_of(const struct cstd_engine *engine,
+                                      const struct cstd_segment *segment)
 {
-    return (enum cst_mount_state)segment->mounts[engine->index];
+    return (enum cstd_mount_state)segment->mounts[engine->index];
 }
 
 /* Release the engine's reference, because the engine no longer maps @segment and is not asked
  * to. */
-static void let_go(struct cst_engine *engine, struct cst_segment *segment)
+static void let_go(struct cstd_engine *engine, struct cstd_segment *segment)
 {
-    set_mount(engine, segment, CST_MOUNT_NONE);
-    cst_engines_unlist(engine->engines, segment);
-    cst_segment_unref(segment);
+    set_mount(engine, segment, CSTD_MOUNT_NONE);
+    cstd_engines_unlist(engine->engines, segment);
+    cstd_segment_unref(segment);
 }
 
 /* Count an engine's answer to the request to map; the last answer calls on_mounted. */
-static void answered(struct cst_segment *segment)
+static void answered(struct cstd_segment *segment)
 {
     if (--segment->n_waiting == 0 && segment->on_mounted != NULL) {
         segment->on_mounted(segment);
     }
 }
 
-static bool is_first(const struct cst_engine *engine, const struct cst_segment *segment)
+static bool is_first(const struct cstd_engine *engine, const struct cstd_segment *segment)
 {
     return segment->populate == (int)engine->index;
 }
 
 /* True if @engine populates @segment now, or was asked to. */
-static bool populates(const struct cst_engine *engine, const struct cst_segment *segment)
+static bool populates(const struct cstd_engine *engine, const struct cstd_segment *segment)
 {
     return is_first(engine, segment) && !segment->device &&
-           (mount_of(engine, segment) == CST_MOUNT_ADDING ||
-            mount_of(engine, segment) == CST_MOUNT_UNWANTED);
+           (mount_of(engine, segment) == CSTD_MOUNT_ADDING ||
+            mount_of(engine, segment) == CSTD_MOUNT_UNWANTED);
 }
 
 /* True if @segment must wait until other segments have been populated. If an engine that populates
  * segments of several owners dies, any of the owners may be the cause. After a death the segments
  * of each owner are therefore populated separately, and the next death shows whose they are. */
-static bool is_apart(struct cst_engine *engine, const struct cst_segment *segment)
+static bool is_apart(struct cstd_engine *engine, const struct cstd_segment *segment)
 {
-    const struct cst_population *own = segment->population;
-    const struct cst_segment *other;
+    const struct cstd_population *own = segment->population;
+    const struct cstd_segment *other;
 
     if (own == NULL || segment->device || !is_first(engine, segment)) {
         return false;
     }
     TAILQ_FOREACH(other, &engine->engines->segments, link)
     {
-        const struct cst_population *theirs = other->population;
+        const struct cstd_population *theirs = other->population;
 
         if (theirs != NULL && theirs != own && (own->n_deaths > 0 || theirs->n_deaths > 0) &&
             populates(engine, other)) {
@@ -82,78 +82,78 @@ static bool is_apart(struct cst_engine *engine, const struct cst_segment *segmen
 /* True if @segment does not exist yet for @engine. An accelerator's engine pins host memory when it
  * maps it, and imports memory that another engine has allocated. Both require that the memory was
  * populated or allocated first. */
-static bool must_wait(const struct cst_engine *engine, const struct cst_segment *segment)
+static bool must_wait(const struct cstd_engine *engine, const struct cstd_segment *segment)
 {
-    return cst_engine_is_gpu(engine) && !segment->made && !is_first(engine, segment);
+    return cstd_engine_is_gpu(engine) && !segment->made && !is_first(engine, segment);
 }
 
-static void send_add(struct cst_engine *engine, struct cst_segment *segment)
+static void send_add(struct cstd_engine *engine, struct cstd_segment *segment)
 {
     Engine__SegmentAdd add = ENGINE__SEGMENT_ADD__INIT;
     bool first = is_first(engine, segment);
 
     engine->n_asked++;
-    cst_engines_watch(engine->engines);
+    cstd_engines_watch(engine->engines);
     add.id = segment->id;
     add.bytes = segment->bytes;
     add.has_node = add.has_populate = add.has_lock = 1;
     add.node = first ? segment->bind : -1;
     /* A segment that is mapped again was populated by the previous process. */
-    add.populate = first && !segment->device && mount_of(engine, segment) != CST_MOUNT_REMOUNT;
+    add.populate = first && !segment->device && mount_of(engine, segment) != CSTD_MOUNT_REMOUNT;
     add.lock = first && segment->lock;
     add.has_device = add.has_create = add.device = segment->device;
     /* A new process imports the accelerator memory that its predecessor allocated. */
     add.create = segment->device && segment->fd < 0;
     set_mount(engine, segment,
-              mount_of(engine, segment) == CST_MOUNT_REMOUNT ? CST_MOUNT_REMOUNTING
-                                                             : CST_MOUNT_ADDING);
-    (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD,
-                          segment->id * 4ull + ADD_REQUEST, &add.base, segment->fd);
+              mount_of(engine, segment) == CSTD_MOUNT_REMOUNT ? CSTD_MOUNT_REMOUNTING
+                                                              : CSTD_MOUNT_ADDING);
+    (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD,
+                           segment->id * 4ull + ADD_REQUEST, &add.base, segment->fd);
 }
 
-static void send_drop(struct cst_engine *engine, struct cst_segment *segment)
+static void send_drop(struct cstd_engine *engine, struct cstd_segment *segment)
 {
     Engine__SegmentDrop drop = ENGINE__SEGMENT_DROP__INIT;
 
     engine->n_asked++;
-    cst_engines_watch(engine->engines);
+    cstd_engines_watch(engine->engines);
     drop.id = segment->id;
-    set_mount(engine, segment, CST_MOUNT_DROPPING);
-    (void)cst_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP,
-                          segment->id * 4ull + DROP_REQUEST, &drop.base, -1);
+    set_mount(engine, segment, CSTD_MOUNT_DROPPING);
+    (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP,
+                           segment->id * 4ull + DROP_REQUEST, &drop.base, -1);
 }
 
-void cst_mounts_add(struct cst_engine *engine, struct cst_segment *segment)
+void cstd_mounts_add(struct cstd_engine *engine, struct cstd_segment *segment)
 {
-    if (cst_engine_is_up(engine) && !must_wait(engine, segment) && !is_apart(engine, segment)) {
+    if (cstd_engine_is_up(engine) && !must_wait(engine, segment) && !is_apart(engine, segment)) {
         send_add(engine, segment);
     }
 }
 
-static bool is_wanted(const struct cst_engine *engine, const struct cst_segment *segment)
+static bool is_wanted(const struct cstd_engine *engine, const struct cstd_segment *segment)
 {
-    return mount_of(engine, segment) == CST_MOUNT_WANTED;
+    return mount_of(engine, segment) == CSTD_MOUNT_WANTED;
 }
 
 /* The first engine has populated or allocated @segment: ask the accelerators' engines that waited
  * for this. */
-static void let_others(struct cst_engines *engines, struct cst_segment *segment)
+static void let_others(struct cstd_engines *engines, struct cstd_segment *segment)
 {
     segment->made = true;
     for (unsigned i = 0; i < engines->n; i++) {
-        struct cst_engine *engine = &engines->v[i];
+        struct cstd_engine *engine = &engines->v[i];
 
-        if (cst_engine_is_gpu(engine) && is_wanted(engine, segment)) {
-            cst_mounts_add(engine, segment);
+        if (cstd_engine_is_gpu(engine) && is_wanted(engine, segment)) {
+            cstd_mounts_add(engine, segment);
         }
     }
 }
 
 /* The first engine has failed: the engines that waited for it fail as well. */
-static void refuse_others(struct cst_engines *engines, struct cst_segment *segment)
+static void refuse_others(struct cstd_engines *engines, struct cstd_segment *segment)
 {
     for (unsigned i = 0; i < engines->n; i++) {
-        struct cst_engine *engine = &engines->v[i];
+        struct cstd_engine *engine = &engines->v[i];
 
         if (is_wanted(engine, segment) && must_wait(engine, segment)) {
             let_go(engine, segment);
@@ -163,10 +163,10 @@ static void refuse_others(struct cst_engines *engines, struct cst_segment *segme
 }
 
 /* Store the owner's error about a segment that could not be mapped. The first error counts. */
-static void explain(const struct cst_engine *engine, struct cst_segment *segment, int status,
+static void explain(const struct cstd_engine *engine, struct cstd_segment *segment, int status,
                     const char *text)
 {
-    const struct cst_engine *first;
+    const struct cstd_engine *first;
     char size[CST_SIZE_TEXT];
 
     text = text != NULL ? text : cst_status_words(status);
@@ -189,7 +189,7 @@ static void explain(const struct cst_engine *engine, struct cst_segment *segment
 }
 
 /* Take the descriptor of accelerator memory from the answer. */
-static int take_handle(struct cst_segment *segment, struct cst_frame *frame)
+static int take_handle(struct cstd_segment *segment, struct cst_frame *frame)
 {
     if (frame->n_fds != 1) {
         return CST_EPROTO;
@@ -199,61 +199,61 @@ static int take_handle(struct cst_segment *segment, struct cst_frame *frame)
     return CST_OK;
 }
 
-void cst_mounts_drop(struct cst_engine *engine, struct cst_segment *segment)
+void cstd_mounts_drop(struct cstd_engine *engine, struct cstd_segment *segment)
 {
     switch (mount_of(engine, segment)) {
-    case CST_MOUNT_WANTED:
+    case CSTD_MOUNT_WANTED:
         /* The owner unmaps the segment itself and needs no call of on_mounted. */
         segment->n_waiting--;
         let_go(engine, segment);
         break;
-    case CST_MOUNT_REMOUNT:
+    case CSTD_MOUNT_REMOUNT:
         /* n_remounting counts segments in REMOUNT only while the engine is in MOUNTING
-         * (cst_mounts_renew). */
-        engine->n_remounting -= engine->state == CST_ENGINE_MOUNTING;
+         * (cstd_mounts_renew). */
+        engine->n_remounting -= engine->state == CSTD_ENGINE_MOUNTING;
         let_go(engine, segment);
         break;
-    case CST_MOUNT_ADDING:
+    case CSTD_MOUNT_ADDING:
         segment->n_waiting--;
-        set_mount(engine, segment, CST_MOUNT_UNWANTED);
+        set_mount(engine, segment, CSTD_MOUNT_UNWANTED);
         break;
-    case CST_MOUNT_REMOUNTING:
+    case CSTD_MOUNT_REMOUNTING:
         engine->n_remounting--;
-        set_mount(engine, segment, CST_MOUNT_UNWANTED);
+        set_mount(engine, segment, CSTD_MOUNT_UNWANTED);
         break;
-    case CST_MOUNT_MOUNTED:
+    case CSTD_MOUNT_MOUNTED:
         send_drop(engine, segment);
         break;
-    case CST_MOUNT_NONE:
-    case CST_MOUNT_UNWANTED:
-    case CST_MOUNT_DROPPING:
+    case CSTD_MOUNT_NONE:
+    case CSTD_MOUNT_UNWANTED:
+    case CSTD_MOUNT_DROPPING:
         break;
     }
-    if (engine->state == CST_ENGINE_MOUNTING && engine->n_remounting == 0) {
-        engine->state = CST_ENGINE_READY;
+    if (engine->state == CSTD_ENGINE_MOUNTING && engine->n_remounting == 0) {
+        engine->state = CSTD_ENGINE_READY;
     }
 }
 
 /* Note whether pages were locked. Memory that a GPU's engine has pinned needs no lock. */
-static void note_lock(struct cst_engine *engine, struct cst_segment *segment,
+static void note_lock(struct cstd_engine *engine, struct cstd_segment *segment,
                       const Engine__SegmentDone *done)
 {
     if (is_first(engine, segment) && segment->lock) {
         segment->locked = engine->locked = done->locked;
-    } else if (cst_engine_is_gpu(engine) && !segment->device) {
+    } else if (cstd_engine_is_gpu(engine) && !segment->device) {
         engine->locked = done->locked;
     }
 }
 
-static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
+static void on_add_done(struct cstd_engine *engine, struct cstd_segment *segment,
                         const Engine__SegmentDone *done, struct cst_frame *frame)
 {
-    enum cst_mount_state was = mount_of(engine, segment);
+    enum cstd_mount_state was = mount_of(engine, segment);
     int status = done->status;
     char size[CST_SIZE_TEXT];
 
     note_lock(engine, segment, done);
-    if (was == CST_MOUNT_UNWANTED) {
+    if (was == CSTD_MOUNT_UNWANTED) {
         if (status == CST_OK) {
             send_drop(engine, segment);
         } else {
@@ -261,11 +261,11 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
         }
         return;
     }
-    if (was == CST_MOUNT_REMOUNTING && status != CST_OK) {
-        cst_log(CST_LOG_ERROR, "engine %u: segment %u cannot be mapped again: %s", engine->index,
-                segment->id, done->text != NULL ? done->text : cst_status_words(status));
+    if (was == CSTD_MOUNT_REMOUNTING && status != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "engine %u: segment %u cannot be mapped again: %s", engine->index,
+                 segment->id, done->text != NULL ? done->text : cst_status_words(status));
         /* Without the segment, commands would fail that need not fail. A new process may map it. */
-        cst_process_kill(engine->process);
+        cstd_process_kill(engine->process);
         return;
     }
     if (status == CST_OK && segment->device && segment->fd < 0) {
@@ -274,10 +274,10 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
     if (status != CST_OK) {
         explain(engine, segment, status, done->text);
     }
-    set_mount(engine, segment, CST_MOUNT_MOUNTED);
-    if (was == CST_MOUNT_REMOUNTING) {
+    set_mount(engine, segment, CSTD_MOUNT_MOUNTED);
+    if (was == CSTD_MOUNT_REMOUNTING) {
         if (--engine->n_remounting == 0) {
-            engine->state = CST_ENGINE_READY;
+            engine->state = CSTD_ENGINE_READY;
         }
         return;
     }
@@ -299,34 +299,35 @@ static void on_add_done(struct cst_engine *engine, struct cst_segment *segment,
 }
 
 /* Ask for the segments that waited for the population of another owner's segments. */
-static void add_waiting(struct cst_engine *engine)
+static void add_waiting(struct cstd_engine *engine)
 {
-    struct cst_segment *segment;
+    struct cstd_segment *segment;
 
     engine->one_by_one = false;
     TAILQ_FOREACH(segment, &engine->engines->segments, link)
     {
         if (is_wanted(engine, segment)) {
-            cst_mounts_add(engine, segment);
+            cstd_mounts_add(engine, segment);
         }
     }
 }
 
-void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame)
+void cstd_mounts_done(struct cstd_engine *engine, struct cst_frame *frame)
 {
     Engine__SegmentDone *done = engine__segment_done__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_segment *segment = done != NULL ? cst_engines_find(engine->engines, done->id) : NULL;
+    struct cstd_segment *segment =
+        done != NULL ? cstd_engines_find(engine->engines, done->id) : NULL;
 
     engine->n_asked -= engine->n_asked > 0;
     if (segment != NULL && frame->request == segment->id * 4ull + DROP_REQUEST) {
         let_go(engine, segment);
     } else if (segment != NULL && frame->request == segment->id * 4ull + ADD_REQUEST) {
-        cst_segment_ref(segment); /* The segment must outlive let_go in this block. */
+        cstd_segment_ref(segment); /* The segment must outlive let_go in this block. */
         on_add_done(engine, segment, done, frame);
-        cst_segment_unref(segment);
+        cstd_segment_unref(segment);
     } else {
-        cst_log(CST_LOG_WARNING, "engine %u: answer for a segment that it was not asked for",
-                engine->index);
+        cstd_log(CSTD_LOG_WARNING, "engine %u: answer for a segment that it was not asked for",
+                 engine->index);
     }
     engine__segment_done__free_unpacked(done, NULL);
     if (engine->one_by_one) {
@@ -334,11 +335,11 @@ void cst_mounts_done(struct cst_engine *engine, struct cst_frame *frame)
     }
 }
 
-void cst_mounts_progress(struct cst_engine *engine, const struct cst_frame *frame)
+void cstd_mounts_progress(struct cstd_engine *engine, const struct cst_frame *frame)
 {
     Engine__Progress *progress = engine__progress__unpack(NULL, frame->body_bytes, frame->body);
-    struct cst_segment *segment =
-        progress != NULL ? cst_engines_find(engine->engines, progress->id) : NULL;
+    struct cstd_segment *segment =
+        progress != NULL ? cstd_engines_find(engine->engines, progress->id) : NULL;
 
     if (segment != NULL && progress->bytes <= segment->bytes) {
         segment->populated = progress->bytes;
@@ -349,15 +350,15 @@ void cst_mounts_progress(struct cst_engine *engine, const struct cst_frame *fram
     engine__progress__free_unpacked(progress, NULL);
 }
 
-bool cst_mounts_blame(struct cst_engine *engine)
+bool cstd_mounts_blame(struct cstd_engine *engine)
 {
     uint64_t death = ++engine->engines->n_deaths;
-    struct cst_segment *segment;
+    struct cstd_segment *segment;
     bool any = false;
 
     TAILQ_FOREACH(segment, &engine->engines->segments, link)
     {
-        struct cst_population *population = segment->population;
+        struct cstd_population *population = segment->population;
 
         if (population == NULL || !populates(engine, segment)) {
             continue;
@@ -368,7 +369,7 @@ bool cst_mounts_blame(struct cst_engine *engine)
             population->n_deaths++;
         }
         /* Otherwise the next process would have as little memory as this one. */
-        cst_segment_empty(segment);
+        cstd_segment_empty(segment);
     }
     return any;
 }
@@ -376,10 +377,10 @@ bool cst_mounts_blame(struct cst_engine *engine)
 /* Name the limit that may have been exceeded, as far as it can be read. */
 static void name_limit(char *out, size_t n)
 {
-    struct cst_machine_limit limit;
+    struct cstd_machine_limit limit;
     char size[CST_SIZE_EXACT];
 
-    if (cst_machine_limit("", &limit)) {
+    if (cstd_machine_limit("", &limit)) {
         (void)snprintf(out, n, "the daemon's control group allows %s (%.100s)",
                        cst_size_exact(limit.bytes, size), limit.file);
     } else {
@@ -387,94 +388,94 @@ static void name_limit(char *out, size_t n)
     }
 }
 
-void cst_mounts_refuse(struct cst_engine *engine, const char *how)
+void cstd_mounts_refuse(struct cstd_engine *engine, const char *how)
 {
-    struct cst_segment *segment, *next;
+    struct cstd_segment *segment, *next;
     char limit[192];
 
     name_limit(limit, sizeof limit);
     for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
-        const struct cst_population *population = segment->population;
+        const struct cstd_population *population = segment->population;
 
         next = TAILQ_NEXT(segment, link);
-        if (population == NULL || population->n_deaths < CST_POPULATION_DEATHS ||
+        if (population == NULL || population->n_deaths < CSTD_POPULATION_DEATHS ||
             !is_wanted(engine, segment) || !is_first(engine, segment)) {
             continue;
         }
-        cst_segment_ref(segment);
+        cstd_segment_ref(segment);
         (void)cst_err_set(&segment->err, CST_ENOMEM,
                           "%u engines died while they populated its memory, the last one %.40s: %s",
                           population->n_deaths, how, limit);
         refuse_others(engine->engines, segment);
         let_go(engine, segment);
         answered(segment);
-        cst_segment_unref(segment);
+        cstd_segment_unref(segment);
     }
 }
 
 /* Segments that the process was to map are mapped by the next one; segments that it was to unmap
  * are released. */
-void cst_mounts_forget(struct cst_engine *engine)
+void cstd_mounts_forget(struct cstd_engine *engine)
 {
-    struct cst_segment *segment, *next;
+    struct cstd_segment *segment, *next;
 
     engine->n_remounting = engine->n_asked = 0;
     for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
         next = TAILQ_NEXT(segment, link);
         switch (mount_of(engine, segment)) {
-        case CST_MOUNT_ADDING:
-            set_mount(engine, segment, CST_MOUNT_WANTED);
+        case CSTD_MOUNT_ADDING:
+            set_mount(engine, segment, CSTD_MOUNT_WANTED);
             break;
-        case CST_MOUNT_MOUNTED:
-        case CST_MOUNT_REMOUNTING:
-            set_mount(engine, segment, CST_MOUNT_REMOUNT);
+        case CSTD_MOUNT_MOUNTED:
+        case CSTD_MOUNT_REMOUNTING:
+            set_mount(engine, segment, CSTD_MOUNT_REMOUNT);
             break;
-        case CST_MOUNT_UNWANTED:
-        case CST_MOUNT_DROPPING:
+        case CSTD_MOUNT_UNWANTED:
+        case CSTD_MOUNT_DROPPING:
             let_go(engine, segment);
             break;
-        case CST_MOUNT_NONE:
-        case CST_MOUNT_WANTED:
-        case CST_MOUNT_REMOUNT:
+        case CSTD_MOUNT_NONE:
+        case CSTD_MOUNT_WANTED:
+        case CSTD_MOUNT_REMOUNT:
             break;
         }
     }
 }
 
-void cst_mounts_fail(struct cst_engine *engine)
+void cstd_mounts_fail(struct cstd_engine *engine)
 {
-    struct cst_segment *segment, *next;
+    struct cstd_segment *segment, *next;
 
     for (segment = TAILQ_FIRST(&engine->engines->segments); segment != NULL; segment = next) {
         next = TAILQ_NEXT(segment, link);
         /* Segments in REMOUNT stay. Their owners use them already, and a later process maps
          * them. */
-        if (mount_of(engine, segment) == CST_MOUNT_WANTED) {
-            cst_segment_ref(segment);
+        if (mount_of(engine, segment) == CSTD_MOUNT_WANTED) {
+            cstd_segment_ref(segment);
             (void)cst_err_set(&segment->err, CST_EENGINE, "%s", engine->why);
             if (is_first(engine, segment)) {
                 refuse_others(engine->engines, segment);
             }
             let_go(engine, segment);
             answered(segment);
-            cst_segment_unref(segment);
+            cstd_segment_unref(segment);
         }
     }
 }
 
-void cst_mounts_renew(struct cst_engine *engine)
+void cstd_mounts_renew(struct cstd_engine *engine)
 {
-    struct cst_segment *segment;
+    struct cstd_segment *segment;
 
     engine->n_remounting = 0;
     TAILQ_FOREACH(segment, &engine->engines->segments, link)
     {
-        enum cst_mount_state state = mount_of(engine, segment);
+        enum cstd_mount_state state = mount_of(engine, segment);
 
-        if (state == CST_MOUNT_REMOUNT || state == CST_MOUNT_WANTED) {
+        if (state == CSTD_MOUNT_REMOUNT || state == CSTD_MOUNT_WANTED) {
             /* Commands cannot refer to a segment in WANTED yet. */
-            engine->n_remounting += state == CST_MOUNT_REMOUNT;
-            cst_mounts_add(engine, segment);
+            engine->n_remounting += state == CSTD_MOUNT_REMOUNT;
+            cstd_mounts_add(engine, segment);
         }
     }
 }

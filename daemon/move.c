@@ -11,7 +11,7 @@
 
 /* True if the job continues without the accelerator of @worker's pool: the pool of another rank was
  * on it and has moved. */
-static bool is_left_behind(const struct cst_worker *worker)
+static bool is_left_behind(const struct cstd_worker *worker)
 {
     return worker->gpu != NULL &&
            (worker->job->memory.pool_engines >> worker->gpu->engine & 1) == 0;
@@ -19,42 +19,42 @@ static bool is_left_behind(const struct cst_worker *worker)
 
 /* True if the accelerator of the rank's pool is gone, and the pool may therefore be made on another
  * device. */
-static bool may_move(const struct cst_worker *worker)
+static bool may_move(const struct cstd_worker *worker)
 {
-    const struct cst_daemon *daemon = worker->job->daemon;
+    const struct cstd_daemon *daemon = worker->job->daemon;
 
-    return worker->job->state == CST_JOB_READY &&
+    return worker->job->state == CSTD_JOB_READY &&
            (worker->homeless.status != CST_OK ||
             (worker->gpu != NULL &&
              (is_left_behind(worker) ||
-              daemon->engines.v[worker->gpu->engine].state == CST_ENGINE_FAILED)));
+              daemon->engines.v[worker->gpu->engine].state == CSTD_ENGINE_FAILED)));
 }
 
-static bool is_elsewhere(const struct cst_worker *worker, const struct cst_job_wish *wish)
+static bool is_elsewhere(const struct cstd_worker *worker, const struct cstd_job_wish *wish)
 {
-    return cst_job_is_decided(worker->job) && !wish->any_device && wish->gpu != worker->gpu;
+    return cstd_job_is_decided(worker->job) && !wish->any_device && wish->gpu != worker->gpu;
 }
 
-int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *wish,
-                   struct cst_err *err)
+int cstd_move_check(const struct cstd_worker *worker, const struct cstd_job_wish *wish,
+                    struct cst_err *err)
 {
-    const struct cst_job *job = worker->job;
+    const struct cstd_job *job = worker->job;
 
-    if (cst_job_is_decided(job) && !is_elsewhere(worker, wish) && is_left_behind(worker)) {
+    if (cstd_job_is_decided(job) && !is_elsewhere(worker, wish) && is_left_behind(worker)) {
         return cst_err_set(
             err, CST_EMISMATCH,
             "job '%s' continues without %s, which was given up: open rank %u on another device",
-            job->name, cst_devices_name(worker), wish->rank);
+            job->name, cstd_devices_name(worker), wish->rank);
     }
     if (!is_elsewhere(worker, wish) || may_move(worker)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH, "the pool of rank %u of job '%s' is on %s, not on %s",
-                       wish->rank, job->name, cst_devices_name(worker),
+                       wish->rank, job->name, cstd_devices_name(worker),
                        wish->gpu != NULL ? wish->gpu->uuid : "host");
 }
 
-bool cst_move_is_under_way(const struct cst_job *job)
+bool cstd_move_is_under_way(const struct cstd_job *job)
 {
     bool any = false;
 
@@ -64,15 +64,16 @@ bool cst_move_is_under_way(const struct cst_job *job)
     return any;
 }
 
-int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err)
+int cstd_move_begin(struct cstd_worker *worker, const struct cstd_job_wish *wish,
+                    struct cst_err *err)
 {
-    struct cst_job *job = worker->job;
+    struct cstd_job *job = worker->job;
     bool gone = worker->homeless.status == CST_OK; /* Otherwise the pool does not exist there. */
     int rc;
 
     if (!is_elsewhere(worker, wish)) {
         /* The pool stays on its device, but may have been given back when the job was done. */
-        return cst_done_resume(job, err);
+        return cstd_done_resume(job, err);
     }
     /* Pools of a job that is done do not exist, and cannot move before they are made again. */
     if (job->memory.parked) {
@@ -81,37 +82,37 @@ int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, s
                            "pools on their earlier devices",
                            job->name);
     }
-    if (cst_move_is_under_way(job)) {
+    if (cstd_move_is_under_way(job)) {
         return cst_err_set(err, CST_EBUSY, "job '%s': a rank's pool is being moved already",
                            job->name);
     }
     rc = cst_core_may_move(job->core, worker->rank, gone, err);
     if (rc == CST_OK) {
-        rc = cst_memory_move(&job->memory, &job->layout, worker->rank,
-                             gone ? UINT32_C(1) << worker->gpu->engine : 0, wish->gpu, err);
+        rc = cstd_memory_move(&job->memory, &job->layout, worker->rank,
+                              gone ? UINT32_C(1) << worker->gpu->engine : 0, wish->gpu, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank),
-                  "the pool of rank %u moves from %s to %s", worker->rank, cst_devices_name(worker),
-                  wish->gpu != NULL ? wish->gpu->uuid : "host");
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT_RANK(job, worker->rank),
+                   "the pool of rank %u moves from %s to %s", worker->rank,
+                   cstd_devices_name(worker), wish->gpu != NULL ? wish->gpu->uuid : "host");
     cst_core_move_pool(job->core, worker->rank, &job->memory.pools[worker->rank]);
-    cst_devices_use(worker, &worker->gpu, wish->gpu);
+    cstd_devices_use(worker, &worker->gpu, wish->gpu);
     worker->moves = true;
     worker->homeless.status = CST_OK;
     return CST_OK;
 }
 
-void cst_move_end(struct cst_job *job, const struct cst_err *err)
+void cstd_move_end(struct cstd_job *job, const struct cst_err *err)
 {
     if (job->resumes && err->status != CST_OK) {
-        cst_memory_park(&job->memory); /* The next worker that attaches tries again. */
+        cstd_memory_park(&job->memory); /* The next worker that attaches tries again. */
     }
     job->resumes = false;
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_worker *worker = &job->workers[r];
-        struct cst_pending *commit = worker->commit;
+        struct cstd_worker *worker = &job->workers[r];
+        struct cstd_pending *commit = worker->commit;
 
         if (!worker->moves) {
             continue;
@@ -121,9 +122,9 @@ void cst_move_end(struct cst_job *job, const struct cst_err *err)
         worker->homeless = *err;
         if (err->status != CST_OK && commit != NULL) {
             worker->commit = NULL;
-            cst_session_fail(job->daemon, commit, err);
+            cstd_session_fail(job->daemon, commit, err);
         }
     }
-    cst_commit_settled(job);
-    cst_done_look(job); /* All workers may have left again meanwhile. */
+    cstd_commit_settled(job);
+    cstd_done_look(job); /* All workers may have left again meanwhile. */
 }

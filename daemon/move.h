@@ -10,25 +10,26 @@
 
 #include "daemon/job.h"
 
-struct cst_job_wish;
+struct cstd_job_wish;
 
 /* Check that the device in @wish is possible for @worker's rank. CST_EMISMATCH: the rank's pool is
  * on another device that works, or @wish names a device that was given up and that the job
  * continues without. */
-int cst_move_check(const struct cst_worker *worker, const struct cst_job_wish *wish,
-                   struct cst_err *err);
+int cstd_move_check(const struct cstd_worker *worker, const struct cstd_job_wish *wish,
+                    struct cst_err *err);
 
 /* Begin to move the pool of @worker to the device in @wish, if it is on another one. For a job that
  * is done, pools are made again instead. CST_EBUSY: the pool cannot move yet; CST_EMISMATCH,
  * CST_EBUDGET, CST_ENOMEM: the pool cannot be made on that device. The pool is unchanged after an
  * error. */
-int cst_move_begin(struct cst_worker *worker, const struct cst_job_wish *wish, struct cst_err *err);
+int cstd_move_begin(struct cstd_worker *worker, const struct cstd_job_wish *wish,
+                    struct cst_err *err);
 
 /* True if a pool of the job is being made again. Commits wait for that. */
-bool cst_move_is_under_way(const struct cst_job *job);
+bool cstd_move_is_under_way(const struct cstd_job *job);
 
 /* The engines have answered for the new pools. @err: status 0, or why the pools could not be made;
  * waiting Commits of their ranks fail with it then. */
-void cst_move_end(struct cst_job *job, const struct cst_err *err);
+void cstd_move_end(struct cstd_job *job, const struct cst_err *err);
 
 #endif

@@ -11,7 +11,7 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-uint64_t cst_notify_watchdog_ms(void)
+uint64_t cstd_notify_watchdog_ms(void)
 {
     uint64_t us;
 
@@ -22,7 +22,7 @@ uint64_t cst_notify_watchdog_ms(void)
 /* -- the socket ----------------------------------------------------------------------------- */
 
 /* Accepts "/path" and "@name", a name of the abstract namespace. */
-static bool read_address(struct cst_notify *notify, const char *name)
+static bool read_address(struct cstd_notify *notify, const char *name)
 {
     size_t n = strlen(name);
 
@@ -40,7 +40,7 @@ static bool read_address(struct cst_notify *notify, const char *name)
 
 /* A connected socket polls writable when its peer's queue has space. If the manager's socket does
  * not exist yet, send_text connects with the first message. */
-static bool join(const struct cst_notify *notify)
+static bool join(const struct cstd_notify *notify)
 {
     return connect(notify->fd, (const struct sockaddr *)&notify->address, notify->address_bytes) ==
            0;
@@ -48,7 +48,7 @@ static bool join(const struct cst_notify *notify)
 
 /* Returns 0 or an errno. A second attempt connects anew, because a restarted manager has another
  * socket under the same name. */
-static int send_text(const struct cst_notify *notify, const char *text)
+static int send_text(const struct cstd_notify *notify, const char *text)
 {
     size_t n = strlen(text);
 
@@ -65,7 +65,7 @@ static int send_text(const struct cst_notify *notify, const char *text)
 
 static void on_room(uv_poll_t *room, int status, int events);
 
-static void flush(struct cst_notify *notify)
+static void flush(struct cstd_notify *notify)
 {
     char text[sizeof notify->status + 32];
     int errnum;
@@ -85,8 +85,8 @@ static void flush(struct cst_notify *notify)
     } else if (errnum == EAGAIN) {
         (void)uv_poll_start(&notify->room, UV_WRITABLE, on_room);
         if (!notify->full) {
-            cst_log(CST_LOG_WARNING, "the service manager does not read its socket: '%.15s' waits",
-                    text);
+            cstd_log(CSTD_LOG_WARNING,
+                     "the service manager does not read its socket: '%.15s' waits", text);
         }
         notify->full = true;
     } /* Any other error means that nobody listens. The next message tries again. */
@@ -100,21 +100,22 @@ static void on_room(uv_poll_t *room, int status, int events)
     flush(room->data);
 }
 
-void cst_notify_init(struct cst_notify *notify, uv_loop_t *loop)
+void cstd_notify_init(struct cstd_notify *notify, uv_loop_t *loop)
 {
     const char *name = getenv("NOTIFY_SOCKET");
 
-    *notify = (struct cst_notify){.fd = -1};
+    *notify = (struct cstd_notify){.fd = -1};
     if (name == NULL) {
         return;
     }
     if (!read_address(notify, name)) {
-        cst_log(CST_LOG_WARNING, "NOTIFY_SOCKET '%.100s': neither a path nor '@' and a name", name);
+        cstd_log(CSTD_LOG_WARNING, "NOTIFY_SOCKET '%.100s': neither a path nor '@' and a name",
+                 name);
         return;
     }
     notify->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (notify->fd < 0 || uv_poll_init(loop, &notify->room, notify->fd) != 0) {
-        cst_log(CST_LOG_WARNING, "NOTIFY_SOCKET '%.100s': no socket: %s", name, strerror(errno));
+        cstd_log(CSTD_LOG_WARNING, "NOTIFY_SOCKET '%.100s': no socket: %s", name, strerror(errno));
         if (notify->fd >= 0) {
             (void)close(notify->fd);
         }
@@ -128,13 +129,13 @@ void cst_notify_init(struct cst_notify *notify, uv_loop_t *loop)
 
 static void on_closed(uv_handle_t *handle)
 {
-    struct cst_notify *notify = handle->data;
+    struct cstd_notify *notify = handle->data;
 
     (void)close(notify->fd);
     notify->fd = -1;
 }
 
-void cst_notify_close(struct cst_notify *notify)
+void cstd_notify_close(struct cstd_notify *notify)
 {
     if (notify->fd >= 0) {
         flush(notify);
@@ -142,7 +143,7 @@ void cst_notify_close(struct cst_notify *notify)
     }
 }
 
-static void set_status(struct cst_notify *notify, const char *status)
+static void set_status(struct cstd_notify *notify, const char *status)
 {
     if (strcmp(notify->status, status) != 0) {
         (void)snprintf(notify->status, sizeof notify->status, "%s", status);
@@ -150,20 +151,20 @@ static void set_status(struct cst_notify *notify, const char *status)
     }
 }
 
-void cst_notify_ready(struct cst_notify *notify, const char *status)
+void cstd_notify_ready(struct cstd_notify *notify, const char *status)
 {
     set_status(notify, status);
     notify->ready = true;
     flush(notify);
 }
 
-void cst_notify_status(struct cst_notify *notify, const char *status)
+void cstd_notify_status(struct cstd_notify *notify, const char *status)
 {
     set_status(notify, status);
     flush(notify);
 }
 
-void cst_notify_alive(struct cst_notify *notify)
+void cstd_notify_alive(struct cstd_notify *notify)
 {
     flush(notify);
     if (notify->fd >= 0 && send_text(notify, "WATCHDOG=1") != 0) {
@@ -171,7 +172,7 @@ void cst_notify_alive(struct cst_notify *notify)
     }
 }
 
-void cst_notify_stopping(struct cst_notify *notify)
+void cstd_notify_stopping(struct cstd_notify *notify)
 {
     set_status(notify, "shutting down");
     notify->ready = false;

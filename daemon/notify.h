@@ -15,7 +15,7 @@
 #include <sys/un.h>
 #include <uv.h>
 
-struct cst_notify {
+struct cstd_notify {
     int fd; /* Datagram socket, non-blocking; -1: there is no service manager. */
     struct sockaddr_un address;
     socklen_t address_bytes;
@@ -31,26 +31,26 @@ struct cst_notify {
 };
 
 /* Return the interval in ms at which WATCHDOG=1 should be sent. 0: no watchdog is configured. */
-uint64_t cst_notify_watchdog_ms(void);
+uint64_t cstd_notify_watchdog_ms(void);
 
 /* Open the socket that NOTIFY_SOCKET names. An unusable name is logged once. The handles of @notify
  * do not keep @loop running. */
-void cst_notify_init(struct cst_notify *notify, uv_loop_t *loop);
+void cstd_notify_init(struct cstd_notify *notify, uv_loop_t *loop);
 
 /* Try once more to send the messages that wait, drop the rest, and close. The loop must run once
  * more afterwards, for the handle to be closed. */
-void cst_notify_close(struct cst_notify *notify);
+void cstd_notify_close(struct cstd_notify *notify);
 
-/* Send READY with @status. READY is kept until it can be sent; only cst_notify_stopping cancels
+/* Send READY with @status. READY is kept until it can be sent; only cstd_notify_stopping cancels
  * it. */
-void cst_notify_ready(struct cst_notify *notify, const char *status);
+void cstd_notify_ready(struct cstd_notify *notify, const char *status);
 
 /* Send @status, unless it equals the last status. */
-void cst_notify_status(struct cst_notify *notify, const char *status);
+void cstd_notify_status(struct cstd_notify *notify, const char *status);
 
 /* Send WATCHDOG=1. Also retries the states that wait. */
-void cst_notify_alive(struct cst_notify *notify);
+void cstd_notify_alive(struct cstd_notify *notify);
 /* Send STOPPING with the status "shutting down". */
-void cst_notify_stopping(struct cst_notify *notify);
+void cstd_notify_stopping(struct cstd_notify *notify);
 
 #endif

@@ -72,8 +72,8 @@ static const char help[] =
 
 /* Called twice: first with @config NULL, to find the name of the file, because options override the
  * file and must be applied after it. */
-static int scan(int argc, char **argv, struct cst_config *config, const char **file,
-                enum cst_options_result *result, struct cst_err *err)
+static int scan(int argc, char **argv, struct cstd_config *config, const char **file,
+                enum cstd_options_result *result, struct cst_err *err)
 {
     int c;
 
@@ -87,10 +87,10 @@ static int scan(int argc, char **argv, struct cst_config *config, const char **f
             *file = optarg;
         } else if (c == VERSION_OPTION || c == HELP) {
             (void)fputs(c == HELP ? help : "cisternd " PACKAGE_VERSION "\n", stdout);
-            *result = CST_OPTIONS_EXIT;
+            *result = CSTD_OPTIONS_EXIT;
             return CST_OK;
         } else if (c < N_SETTINGS && config != NULL) {
-            int rc = cst_config_set(config, settings[c].section, settings[c].key, optarg, err);
+            int rc = cstd_config_set(config, settings[c].section, settings[c].key, optarg, err);
 
             if (rc != CST_OK) {
                 (void)cst_err_prefix(err, "--%s", settings[c].option);
@@ -104,22 +104,22 @@ static int scan(int argc, char **argv, struct cst_config *config, const char **f
     return CST_OK;
 }
 
-int cst_options_read(struct cst_config *config, int argc, char **argv,
-                     enum cst_options_result *result, struct cst_err *err)
+int cstd_options_read(struct cstd_config *config, int argc, char **argv,
+                      enum cstd_options_result *result, struct cst_err *err)
 {
     const char *file = NULL;
     int rc;
 
-    *result = CST_OPTIONS_RUN;
-    cst_config_init(config, cst_machine_memory(""));
+    *result = CSTD_OPTIONS_RUN;
+    cstd_config_init(config, cstd_machine_memory(""));
     rc = scan(argc, argv, NULL, &file, result, err);
-    if (rc != CST_OK || *result == CST_OPTIONS_EXIT) {
+    if (rc != CST_OK || *result == CSTD_OPTIONS_EXIT) {
         return rc;
     }
-    rc = cst_config_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf",
-                         file != NULL, err);
+    rc = cstd_config_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf",
+                          file != NULL, err);
     if (rc == CST_OK) {
         rc = scan(argc, argv, config, &file, result, err);
     }
-    return rc == CST_OK ? cst_config_finish(config, err) : rc;
+    return rc == CST_OK ? cstd_config_finish(config, err) : rc;
 }

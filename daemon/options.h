@@ -5,16 +5,17 @@
 
 #include "daemon/config.h"
 
-enum cst_options_result {
-    CST_OPTIONS_RUN,
+enum cstd_options_result {
+    CSTD_OPTIONS_RUN,
     /* --help or --version was printed: the program has nothing else to do. */
-    CST_OPTIONS_EXIT
+    CSTD_OPTIONS_EXIT
 };
 
 /* Build @config from the defaults, the file and @argv; later ones override earlier ones. --help and
  * --version are printed to stdout and set *result. CST_EINVAL: unknown option or bad value; the
- * words say what is allowed. Other statuses are those of cst_config_load and cst_config_finish. */
-int cst_options_read(struct cst_config *config, int argc, char **argv,
-                     enum cst_options_result *result, struct cst_err *err);
+ * words say what is allowed. Other statuses are those of cstd_config_load and cstd_config_finish.
+ */
+int cstd_options_read(struct cstd_config *config, int argc, char **argv,
+                      enum cstd_options_result *result, struct cst_err *err);
 
 #endif

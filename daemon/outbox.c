@@ -7,43 +7,43 @@
 #include <string.h>
 #include <sys/socket.h>
 
-struct cst_outbox_item {
-    TAILQ_ENTRY(cst_outbox_item) link;
+struct cstd_outbox_item {
+    TAILQ_ENTRY(cstd_outbox_item) link;
     /* body points to the end of this item; the descriptors are duplicates if the outbox has an
      * unread. */
     struct cst_frame frame;
     uint8_t body[];
 };
 
-void cst_outbox_init(struct cst_outbox *outbox, struct cst_unread *unread)
+void cstd_outbox_init(struct cstd_outbox *outbox, struct cstd_unread *unread)
 {
-    *outbox = (struct cst_outbox){.unread = unread};
+    *outbox = (struct cstd_outbox){.unread = unread};
     TAILQ_INIT(&outbox->items);
 }
 
-static void drop_item(struct cst_outbox *outbox, struct cst_outbox_item *item)
+static void drop_item(struct cstd_outbox *outbox, struct cstd_outbox_item *item)
 {
     TAILQ_REMOVE(&outbox->items, item, link);
     outbox->bytes -= CST_FRAME_HEADER_BYTES + item->frame.body_bytes;
     outbox->n_fds -= item->frame.n_fds;
     if (outbox->unread != NULL) {
-        cst_unread_unkeep(outbox->unread, item->frame.n_fds);
+        cstd_unread_unkeep(outbox->unread, item->frame.n_fds);
         cst_frame_close_fds(&item->frame);
     }
     free(item);
 }
 
-void cst_outbox_close(struct cst_outbox *outbox)
+void cstd_outbox_close(struct cstd_outbox *outbox)
 {
     while (!TAILQ_EMPTY(&outbox->items)) {
         drop_item(outbox, TAILQ_FIRST(&outbox->items));
     }
 }
 
-static int copy_fds(struct cst_unread *unread, struct cst_frame *to, const struct cst_frame *from,
+static int copy_fds(struct cstd_unread *unread, struct cst_frame *to, const struct cst_frame *from,
                     struct cst_err *err)
 {
-    if (!cst_unread_keep(unread, from->n_fds)) {
+    if (!cstd_unread_keep(unread, from->n_fds)) {
         return cst_err_set(err, CST_ENOCREDIT,
                            "%u descriptors wait for clients that do not read their replies, the "
                            "limit is %u (a quarter of LimitNOFILE)",
@@ -57,7 +57,7 @@ static int copy_fds(struct cst_unread *unread, struct cst_frame *to, const struc
             int saved = errno;
 
             cst_frame_close_fds(to);
-            cst_unread_unkeep(unread, from->n_fds);
+            cstd_unread_unkeep(unread, from->n_fds);
             return cst_err_errno(err, CST_ENOMEM, saved, "dup of a descriptor to send");
         }
         to->fds[to->n_fds++] = fd;
@@ -65,9 +65,9 @@ static int copy_fds(struct cst_unread *unread, struct cst_frame *to, const struc
     return CST_OK;
 }
 
-static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, struct cst_err *err)
+static int enqueue(struct cstd_outbox *outbox, const struct cst_frame *frame, struct cst_err *err)
 {
-    struct cst_outbox_item *item = malloc(sizeof *item + frame->body_bytes);
+    struct cstd_outbox_item *item = malloc(sizeof *item + frame->body_bytes);
     int rc = CST_OK;
 
     if (item == NULL) {
@@ -93,13 +93,13 @@ static int enqueue(struct cst_outbox *outbox, const struct cst_frame *frame, str
 
 /* Send @frame now if that is possible. CST_EAGAIN: not possible now; outbox->retry tells whether to
  * poll the socket or to wait for some time. */
-static int try_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame,
+static int try_send(struct cstd_outbox *outbox, int sock, const struct cst_frame *frame,
                     struct cst_err *err)
 {
     int rc;
 
     outbox->retry =
-        outbox->unread != NULL && !cst_unread_admits(outbox->unread, sock, frame->n_fds);
+        outbox->unread != NULL && !cstd_unread_admits(outbox->unread, sock, frame->n_fds);
     if (outbox->retry) {
         return CST_EAGAIN;
     }
@@ -110,13 +110,13 @@ static int try_send(struct cst_outbox *outbox, int sock, const struct cst_frame 
         return CST_EAGAIN;
     }
     if (rc == CST_OK && outbox->unread != NULL) {
-        cst_unread_sent(outbox->unread, frame->n_fds);
+        cstd_unread_sent(outbox->unread, frame->n_fds);
     }
     return rc;
 }
 
-int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame *frame,
-                    struct cst_err *err)
+int cstd_outbox_send(struct cstd_outbox *outbox, int sock, const struct cst_frame *frame,
+                     struct cst_err *err)
 {
     int rc;
 
@@ -132,13 +132,13 @@ int cst_outbox_send(struct cst_outbox *outbox, int sock, const struct cst_frame 
     return rc == CST_EAGAIN ? enqueue(outbox, frame, err) : rc;
 }
 
-int cst_outbox_flush(struct cst_outbox *outbox, int sock, unsigned *n_sent, struct cst_err *err)
+int cstd_outbox_flush(struct cstd_outbox *outbox, int sock, unsigned *n_sent, struct cst_err *err)
 {
     unsigned n = 0;
     int rc = CST_OK;
 
     while (!TAILQ_EMPTY(&outbox->items)) {
-        struct cst_outbox_item *item = TAILQ_FIRST(&outbox->items);
+        struct cstd_outbox_item *item = TAILQ_FIRST(&outbox->items);
 
         rc = try_send(outbox, sock, &item->frame, err);
         if (rc != CST_OK) {

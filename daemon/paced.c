@@ -11,51 +11,51 @@
 
 #define PREFIX "paced"
 
-bool cst_paced_is(const char *device)
+bool cstd_paced_is(const char *device)
 {
     return strncmp(device, PREFIX, strlen(PREFIX)) == 0;
 }
 
-static void describe(struct cst_gpu *gpu, unsigned index, uint64_t bytes)
+static void describe(struct cstd_gpu *gpu, unsigned index, uint64_t bytes)
 {
-    *gpu = (struct cst_gpu){.index = index,
-                            .paced = true,
-                            .name = PREFIX,
-                            .memory_bytes = bytes,
-                            .os_node = -1,
-                            .pool.limit = bytes};
+    *gpu = (struct cstd_gpu){.index = index,
+                             .paced = true,
+                             .name = PREFIX,
+                             .memory_bytes = bytes,
+                             .os_node = -1,
+                             .pool.limit = bytes};
     (void)snprintf(gpu->uuid, sizeof gpu->uuid, PREFIX ":%u", index);
     (void)snprintf(gpu->pool_name, sizeof gpu->pool_name, "memory of " PREFIX ":%u", index);
     gpu->pool.name = gpu->pool_name;
     gpu->pool.key = "memory in [paced]";
 }
 
-int cst_paced_init(struct cst_gpu_list *out, struct cst_engines *engines,
-                   const struct cst_config *config, struct cst_err *err)
+int cstd_paced_init(struct cstd_gpu_list *out, struct cstd_engines *engines,
+                    const struct cstd_config *config, struct cst_err *err)
 {
     char memory[CST_SIZE_TEXT];
     int rc = CST_OK;
 
-    *out = (struct cst_gpu_list){.n = 0};
+    *out = (struct cstd_gpu_list){.n = 0};
     for (unsigned i = 0; i < config->n_paced && rc == CST_OK; i++) {
-        struct cst_gpu *gpu = &out->v[i];
+        struct cstd_gpu *gpu = &out->v[i];
 
         describe(gpu, i, config->paced_memory);
-        rc = cst_engines_add_gpu(engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
+        rc = cstd_engines_add_gpu(engines, gpu->uuid, gpu->os_node, &gpu->engine, err);
         if (rc == CST_OK) {
             out->n++;
-            cst_log(CST_LOG_NOTICE,
-                    "%s is a simulated accelerator of %s: %" PRIu64 " B/s up, %" PRIu64
-                    " B/s down, %" PRIu64 " elements/s",
-                    gpu->uuid, cst_size_text(gpu->memory_bytes, memory), config->paced_up,
-                    config->paced_down, config->paced_update);
+            cstd_log(CSTD_LOG_NOTICE,
+                     "%s is a simulated accelerator of %s: %" PRIu64 " B/s up, %" PRIu64
+                     " B/s down, %" PRIu64 " elements/s",
+                     gpu->uuid, cst_size_text(gpu->memory_bytes, memory), config->paced_up,
+                     config->paced_down, config->paced_update);
         }
     }
     return rc;
 }
 
-int cst_paced_find(struct cst_gpu_list *list, const char *device, uint32_t rank,
-                   struct cst_gpu **out, struct cst_err *err)
+int cstd_paced_find(struct cstd_gpu_list *list, const char *device, uint32_t rank,
+                    struct cstd_gpu **out, struct cst_err *err)
 {
     if (list->n == 0) {
         return cst_err_set(
@@ -78,9 +78,9 @@ int cst_paced_find(struct cst_gpu_list *list, const char *device, uint32_t rank,
                        list->n - 1);
 }
 
-char *cst_paced_argument(const struct cst_config *config, char out[CST_PACED_ARGUMENT])
+char *cstd_paced_argument(const struct cstd_config *config, char out[CSTD_PACED_ARGUMENT])
 {
-    (void)snprintf(out, CST_PACED_ARGUMENT,
+    (void)snprintf(out, CSTD_PACED_ARGUMENT,
                    "up=%" PRIu64 ",down=%" PRIu64 ",update=%" PRIu64 ",memory=%" PRIu64,
                    config->paced_up, config->paced_down, config->paced_update,
                    config->paced_memory);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Simulated accelerators, which [paced] in the configuration defines: engines that run the host's
  * engine program with memory and rates of their own (kernels/host/paced.h). Other modules see each
- * of them as a struct cst_gpu, like a GPU's. The differences: it is known from the start, and its
+ * of them as a struct cstd_gpu, like a GPU's. The differences: it is known from the start, and its
  * memory consists of memfds. */
 #ifndef CST_DAEMON_PACED_H
 #define CST_DAEMON_PACED_H
@@ -10,24 +10,24 @@
 #include "daemon/engines.h"
 #include "daemon/gpu_list.h"
 
-#define CST_PACED_ARGUMENT 128 /* Bytes of the longest text of cst_paced_argument. */
+#define CSTD_PACED_ARGUMENT 128 /* Bytes of the longest text of cstd_paced_argument. */
 
 /* Fill in the list @out of simulated accelerators, and add an engine for each to @engines.
  * CST_EUNSUPPORTED: too many. */
-int cst_paced_init(struct cst_gpu_list *out, struct cst_engines *engines,
-                   const struct cst_config *config, struct cst_err *err);
+int cstd_paced_init(struct cstd_gpu_list *out, struct cstd_engines *engines,
+                    const struct cstd_config *config, struct cst_err *err);
 
 /* Find the simulated accelerator that @device names. "paced:N" is number N; "paced" is number @rank
  * modulo the number of simulated accelerators. CST_EUNSUPPORTED: the daemon has none.
  * CST_ENOTFOUND: it has none of this number. */
-int cst_paced_find(struct cst_gpu_list *list, const char *device, uint32_t rank,
-                   struct cst_gpu **out, struct cst_err *err);
+int cstd_paced_find(struct cstd_gpu_list *list, const char *device, uint32_t rank,
+                    struct cstd_gpu **out, struct cst_err *err);
 
 /* Return whether @device, of a JobOpen or of an engine, names a simulated accelerator. */
-bool cst_paced_is(const char *device);
+bool cstd_paced_is(const char *device);
 
 /* Write the argument of the option --paced with which the engine program of a simulated accelerator
  * is started. Returns @out. */
-char *cst_paced_argument(const struct cst_config *config, char out[CST_PACED_ARGUMENT]);
+char *cstd_paced_argument(const struct cstd_config *config, char out[CSTD_PACED_ARGUMENT]);
 
 #endif

@@ -58,7 +58,7 @@ static gid_t *read_groups(int sock, gid_t gid, size_t *n_groups)
     return groups;
 }
 
-bool cst_peer_open(struct cst_peer *peer, int sock)
+bool cstd_peer_open(struct cstd_peer *peer, int sock)
 {
     struct ucred cred = {.pid = 0};
     socklen_t n = sizeof cred;
@@ -66,7 +66,7 @@ bool cst_peer_open(struct cst_peer *peer, int sock)
     if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &cred, &n) != 0) {
         return false;
     }
-    *peer = (struct cst_peer){.pid = cred.pid, .uid = cred.uid, .gid = cred.gid, .pidfd = -1};
+    *peer = (struct cstd_peer){.pid = cred.pid, .uid = cred.uid, .gid = cred.gid, .pidfd = -1};
     peer->groups = read_groups(sock, cred.gid, &peer->n_groups);
     if (peer->groups == NULL) {
         return false;
@@ -74,13 +74,13 @@ bool cst_peer_open(struct cst_peer *peer, int sock)
     peer->pidfd = open_pidfd(sock, cred.pid);
     if (!is_up(sock)) {
         /* The peer may have sent a message before it ended, but nobody waits for the answer. */
-        cst_peer_close(peer);
+        cstd_peer_close(peer);
         return false;
     }
     return true;
 }
 
-void cst_peer_close(struct cst_peer *peer)
+void cstd_peer_close(struct cstd_peer *peer)
 {
     free(peer->groups);
     peer->groups = NULL;
@@ -91,23 +91,23 @@ void cst_peer_close(struct cst_peer *peer)
     }
 }
 
-bool cst_peer_lives(int pidfd)
+bool cstd_peer_lives(int pidfd)
 {
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
 
     return pidfd < 0 || poll(&p, 1, 0) <= 0;
 }
 
-struct cst_watch {
+struct cstd_watch {
     uv_poll_t poll;
     int pidfd;
-    cst_watch_cb cb;
+    cstd_watch_cb cb;
     void *arg;
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-    struct cst_watch *watch = poll->data;
+    struct cstd_watch *watch = poll->data;
 
     (void)status;
     (void)events;
@@ -115,9 +115,9 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     watch->cb(watch->arg);
 }
 
-struct cst_watch *cst_watch_open(uv_loop_t *loop, int pidfd, cst_watch_cb cb, void *arg)
+struct cstd_watch *cstd_watch_open(uv_loop_t *loop, int pidfd, cstd_watch_cb cb, void *arg)
 {
-    struct cst_watch *watch = pidfd >= 0 ? calloc(1, sizeof *watch) : NULL;
+    struct cstd_watch *watch = pidfd >= 0 ? calloc(1, sizeof *watch) : NULL;
 
     if (watch == NULL) {
         return NULL;
@@ -140,7 +140,7 @@ static void on_closed(uv_handle_t *handle)
     free(handle->data);
 }
 
-void cst_watch_close(struct cst_watch *watch)
+void cstd_watch_close(struct cstd_watch *watch)
 {
     if (watch != NULL) {
         (void)uv_poll_stop(&watch->poll);
@@ -149,7 +149,7 @@ void cst_watch_close(struct cst_watch *watch)
     }
 }
 
-bool cst_watch_lives(const struct cst_watch *watch)
+bool cstd_watch_lives(const struct cstd_watch *watch)
 {
-    return cst_peer_lives(watch->pidfd);
+    return cstd_peer_lives(watch->pidfd);
 }

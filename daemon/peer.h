@@ -9,7 +9,7 @@
 #include <sys/types.h>
 #include <uv.h>
 
-struct cst_peer {
+struct cstd_peer {
     pid_t pid; /* 0: the process is in a foreign pid namespace. */
     uid_t uid;
     gid_t gid;
@@ -21,28 +21,28 @@ struct cst_peer {
 };
 
 /* Read what the kernel knows of the peer of @sock. False: the peer is already gone, or there is no
- * memory for its groups. The caller closes @peer with cst_peer_close. */
-bool cst_peer_open(struct cst_peer *peer, int sock);
-void cst_peer_close(struct cst_peer *peer);
+ * memory for its groups. The caller closes @peer with cstd_peer_close. */
+bool cstd_peer_open(struct cstd_peer *peer, int sock);
+void cstd_peer_close(struct cstd_peer *peer);
 
 /* Return whether a thread of the process of @pidfd still lives. Returns true if @pidfd is -1,
  * because then the end of the process cannot be seen. */
-bool cst_peer_lives(int pidfd);
+bool cstd_peer_lives(int pidfd);
 
 /* -- watching ------------------------------------------------------------------------------- */
 
-struct cst_watch; /* opaque */
-typedef void (*cst_watch_cb)(void *arg);
+struct cstd_watch; /* opaque */
+typedef void (*cstd_watch_cb)(void *arg);
 
 /* Call @cb once, on the loop thread, when the process of @pidfd has ended. The watch keeps its own
  * duplicate of @pidfd. NULL: @pidfd is -1, or there is no memory or descriptor; then only the end
  * of the connection shows that the process ended. */
-struct cst_watch *cst_watch_open(uv_loop_t *loop, int pidfd, cst_watch_cb cb, void *arg);
+struct cstd_watch *cstd_watch_open(uv_loop_t *loop, int pidfd, cstd_watch_cb cb, void *arg);
 
 /* Stop watching, and free @watch. @watch may be NULL. */
-void cst_watch_close(struct cst_watch *watch);
+void cstd_watch_close(struct cstd_watch *watch);
 
 /* Return whether the watched process still lives, as far as that can be known. */
-bool cst_watch_lives(const struct cst_watch *watch);
+bool cstd_watch_lives(const struct cstd_watch *watch);
 
 #endif

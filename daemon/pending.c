@@ -6,28 +6,28 @@
 
 enum { MAX_REQUESTS = 1 << 20 };
 
-void cst_pendings_init(struct cst_pendings *requests)
+void cstd_pendings_init(struct cstd_pendings *requests)
 {
-    *requests = (struct cst_pendings){.n = 0};
+    *requests = (struct cstd_pendings){.n = 0};
 }
 
-void cst_pendings_close(struct cst_pendings *requests)
+void cstd_pendings_close(struct cstd_pendings *requests)
 {
     for (uint32_t i = 0; i < requests->n; i++) {
         free(requests->table[i]->items);
         free(requests->table[i]);
     }
     free(requests->table);
-    *requests = (struct cst_pendings){.n = 0};
+    *requests = (struct cstd_pendings){.n = 0};
 }
 
-static struct cst_pending *make(struct cst_pendings *requests)
+static struct cstd_pending *make(struct cstd_pendings *requests)
 {
-    struct cst_pending *request;
+    struct cstd_pending *request;
 
     if (requests->n == requests->capacity) {
         uint32_t capacity = requests->capacity == 0 ? 64 : requests->capacity * 2;
-        struct cst_pending **table =
+        struct cstd_pending **table =
             capacity <= MAX_REQUESTS ? realloc(requests->table, capacity * sizeof *table) : NULL;
 
         if (table == NULL) {
@@ -44,9 +44,9 @@ static struct cst_pending *make(struct cst_pendings *requests)
     return request;
 }
 
-static bool reserve(struct cst_pending *request, uint32_t n_items)
+static bool reserve(struct cstd_pending *request, uint32_t n_items)
 {
-    struct cst_pending_item *items;
+    struct cstd_pending_item *items;
 
     if (n_items <= request->capacity) {
         return true;
@@ -60,10 +60,10 @@ static bool reserve(struct cst_pending *request, uint32_t n_items)
     return true;
 }
 
-int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id,
-                     uint16_t type, uint32_t n_items, struct cst_err *err)
+int cstd_pending_open(struct cstd_pending **out, struct cstd_pendings *requests, uint64_t id,
+                      uint16_t type, uint32_t n_items, struct cst_err *err)
 {
-    struct cst_pending *request = requests->free != NULL ? requests->free : make(requests);
+    struct cstd_pending *request = requests->free != NULL ? requests->free : make(requests);
 
     if (request == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a request");
@@ -90,7 +90,7 @@ int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, ui
     return CST_OK;
 }
 
-void cst_pending_close(struct cst_pendings *requests, struct cst_pending *request)
+void cstd_pending_close(struct cstd_pendings *requests, struct cstd_pending *request)
 {
     for (uint32_t i = 0; i < request->n_items; i++) {
         free(request->items[i].text);
@@ -101,11 +101,11 @@ void cst_pending_close(struct cst_pendings *requests, struct cst_pending *reques
     requests->free = request;
 }
 
-struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag,
-                                     uint32_t *item)
+struct cstd_pending *cstd_pending_find(const struct cstd_pendings *requests, uint64_t tag,
+                                       uint32_t *item)
 {
     uint32_t index = (uint32_t)(tag >> 12) & (MAX_REQUESTS - 1);
-    struct cst_pending *request = index < requests->n ? requests->table[index] : NULL;
+    struct cstd_pending *request = index < requests->n ? requests->table[index] : NULL;
 
     *item = (uint32_t)tag & 0xfff;
     /* An object that was closed and used again has another serial number. */

@@ -14,15 +14,15 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#define CST_PENDING_MAX_ITEMS                                                                      \
+#define CSTD_PENDING_MAX_ITEMS                                                                     \
     128 /* Most items of a Batch: a reply with words for every item still fits in a frame. */
 
-struct cst_quota_account;
-struct cst_session;
-struct cst_staging;
-struct cst_job;
+struct cstd_quota_account;
+struct cstd_session;
+struct cstd_staging;
+struct cstd_job;
 
-struct cst_pending_item {
+struct cstd_pending_item {
     int status; /* Result of the item: 0 or negative. */
     bool done;  /* The item has its result. */
     bool hit;   /* FETCH_WEIGHT: the weights were in a block. */
@@ -41,58 +41,58 @@ struct cst_pending_item {
     char *text;          /* Words that explain a negative status; owned; may be NULL. */
 };
 
-struct cst_pending {
-    TAILQ_ENTRY(cst_pending) link;     /* Entry in the session's list of requests in flight. */
-    TAILQ_ENTRY(cst_pending) job_link; /* Entry in the job's list of requests in flight. */
-    struct cst_session *session;       /* NULL: the session has ended, and the reply is dropped. */
-    struct cst_job *job;               /* NULL: the request does not end with a job. */
+struct cstd_pending {
+    TAILQ_ENTRY(cstd_pending) link;     /* Entry in the session's list of requests in flight. */
+    TAILQ_ENTRY(cstd_pending) job_link; /* Entry in the job's list of requests in flight. */
+    struct cstd_session *session;       /* NULL: the session has ended, and the reply is dropped. */
+    struct cstd_job *job;               /* NULL: the request does not end with a job. */
     /* Account that is charged with the request, a reference; NULL: none. */
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
     uint64_t id;      /* Request number, chosen by the client. */
     uint16_t type;    /* Type of the request, enum Cistern__MsgType. */
     uint32_t serial;  /* Serial number, part of the tags. */
-    uint32_t index;   /* Place in cst_pendings.table, part of the tags. */
+    uint32_t index;   /* Place in cstd_pendings.table, part of the tags. */
     uint32_t n_items; /* Number of items, and of tags. */
     uint32_t n_left;  /* Number of items without a result. */
     /* The request is a worker's Commit, which waits for the other ranks. */
     bool waits_commit;
-    struct cst_staging *staging;    /* Staging segment that the request uses, or NULL. */
-    struct cst_pending_item *items; /* Array of n_items items. */
-    uint32_t capacity;              /* Allocated length of items. */
-    struct cst_pending *next_free;  /* Next free object, while this one is not in use. */
+    struct cstd_staging *staging;    /* Staging segment that the request uses, or NULL. */
+    struct cstd_pending_item *items; /* Array of n_items items. */
+    uint32_t capacity;               /* Allocated length of items. */
+    struct cstd_pending *next_free;  /* Next free object, while this one is not in use. */
 };
 
-TAILQ_HEAD(cst_pending_list, cst_pending);
+TAILQ_HEAD(cst_pending_list, cstd_pending);
 
-struct cst_pendings {
-    struct cst_pending **table; /* All objects by index; the first n entries are set. */
-    uint32_t n, capacity;       /* Used and allocated length of table. */
-    struct cst_pending *free;   /* List of the objects that are not in use. */
-    uint32_t serial;            /* Serial number of the request that was opened last. */
+struct cstd_pendings {
+    struct cstd_pending **table; /* All objects by index; the first n entries are set. */
+    uint32_t n, capacity;        /* Used and allocated length of table. */
+    struct cstd_pending *free;   /* List of the objects that are not in use. */
+    uint32_t serial;             /* Serial number of the request that was opened last. */
 };
 
 /* @requests is zeroed by init. Close frees all request objects. */
-void cst_pendings_init(struct cst_pendings *requests);
-void cst_pendings_close(struct cst_pendings *requests);
+void cstd_pendings_init(struct cstd_pendings *requests);
+void cstd_pendings_close(struct cstd_pendings *requests);
 
-/* Take a request object with @n_items items (1..CST_PENDING_MAX_ITEMS). The object is in no list,
+/* Take a request object with @n_items items (1..CSTD_PENDING_MAX_ITEMS). The object is in no list,
  * and all its items are zeroed. CST_ENOMEM. */
-int cst_pending_open(struct cst_pending **out, struct cst_pendings *requests, uint64_t id,
-                     uint16_t type, uint32_t n_items, struct cst_err *err);
+int cstd_pending_open(struct cstd_pending **out, struct cstd_pendings *requests, uint64_t id,
+                      uint16_t type, uint32_t n_items, struct cst_err *err);
 
 /* Give the request object back. The caller has removed @request from its lists. Its tags lead to no
  * request from now on. */
-void cst_pending_close(struct cst_pendings *requests, struct cst_pending *request);
+void cstd_pending_close(struct cstd_pendings *requests, struct cstd_pending *request);
 
 /* Return the tag of item @item. */
-static inline uint64_t cst_pending_tag(const struct cst_pending *request, uint32_t item)
+static inline uint64_t cstd_pending_tag(const struct cstd_pending *request, uint32_t item)
 {
     return (uint64_t)request->serial << 32 | (uint64_t)request->index << 12 | item;
 }
 
 /* Return the request of @tag, and set *item to the item's number. NULL: the request is closed
  * already. */
-struct cst_pending *cst_pending_find(const struct cst_pendings *requests, uint64_t tag,
-                                     uint32_t *item);
+struct cstd_pending *cstd_pending_find(const struct cstd_pendings *requests, uint64_t tag,
+                                       uint32_t *item);
 
 #endif

@@ -20,13 +20,13 @@
 
 /* A search that is queued or runs. Its question is read from the job when its turn comes (ask), not
  * when it is queued. */
-struct cst_plan_search {
-    struct cst_search_task task;
+struct cstd_plan_search {
+    struct cstd_search_task task;
     /* NULL: the search was cancelled, and the job may be gone. */
-    struct cst_job *job;
-    cst_planner_fn done; /* Called at the end; NULL: nobody waits for the result. */
+    struct cstd_job *job;
+    cstd_planner_fn done; /* Called at the end; NULL: nobody waits for the result. */
     /* Account of the job's owner, which is charged with the search; a reference. */
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
     struct cst_model model; /* Copy of the job's model. */
     struct cst_rates rates;
     struct cst_plan_budget budget;
@@ -50,11 +50,11 @@ struct cst_plan_search {
 
 /* The device of rank 0 represents the devices of all ranks: can_plan has checked that they are of
  * one kind. */
-static void choose_device(const struct cst_job *job, struct cst_plan_search *s)
+static void choose_device(const struct cstd_job *job, struct cstd_plan_search *s)
 {
-    const struct cst_gpu *gpu = job->workers[0].gpu;
+    const struct cstd_gpu *gpu = job->workers[0].gpu;
     struct cst_rates *rates = &s->rates;
-    uint32_t i = cst_planner_rates_add(job->daemon, rates, gpu);
+    uint32_t i = cstd_planner_rates_add(job->daemon, rates, gpu);
 
     s->flops_known = rates->devices[i].flops > 0;
     if (!s->flops_known) {
@@ -67,29 +67,29 @@ static void choose_device(const struct cst_job *job, struct cst_plan_search *s)
 
 /* The accelerator of rank 0 represents those of all ranks. If the ranks' pools are on the host, the
  * ranks take turns on the simulated accelerators. */
-static void choose_rooms(const struct cst_job *job, struct cst_plan_search *s)
+static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
 {
-    const struct cst_worker *worker = &job->workers[0];
-    bool open = job->state == CST_JOB_DECLARING && cst_room_is_open(worker);
+    const struct cstd_worker *worker = &job->workers[0];
+    bool open = job->state == CSTD_JOB_DECLARING && cstd_room_is_open(worker);
     uint32_t i;
 
     s->config.overlap = job->options.overlap;
     if (worker->accelerator == NULL || (worker->update_room == 0 && !open)) {
         return;
     }
-    i = cst_planner_rates_add(job->daemon, &s->rates, worker->accelerator);
-    cst_planner_rates_guess_update(job->daemon, &s->rates.devices[i], worker->accelerator,
-                                   &s->rates.nodes[0]);
-    s->config.interleave_given = job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
+    i = cstd_planner_rates_add(job->daemon, &s->rates, worker->accelerator);
+    cstd_planner_rates_guess_update(job->daemon, &s->rates.devices[i], worker->accelerator,
+                                    &s->rates.nodes[0]);
+    s->config.interleave_given = job->daemon->config->interleave != CSTD_CONFIG_INTERLEAVE_AUTO;
     s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
     s->config.update_room = open ? worker->room_asked : worker->update_room;
     s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
-    s->config.device_grain = cst_memory_grain(job->daemon, worker->accelerator);
+    s->config.device_grain = cstd_memory_grain(job->daemon, worker->accelerator);
     s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
     if (open && worker->gpu == NULL) {
         uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;
-        uint64_t left = cst_room_left(job);
+        uint64_t left = cstd_room_left(job);
 
         s->rates.devices[i].memory_bytes = left * job->world / n;
         s->full = left == 0;
@@ -136,10 +136,10 @@ static bool has_flops(const struct cst_model *model)
 
 /* Return the part of the budget for pools on @gpu (NULL: the host) that one rank of @job can
  * have. */
-static uint64_t left_on(const struct cst_job *job, struct cst_gpu *gpu)
+static uint64_t left_on(const struct cstd_job *job, struct cstd_gpu *gpu)
 {
-    const struct cst_budget *pool = cst_memory_budget(job->daemon, gpu);
-    uint64_t left = cst_budget_left(pool, job->account), rooms = cst_room_bytes(job, gpu);
+    const struct cstd_budget *pool = cstd_memory_budget(job->daemon, gpu);
+    uint64_t left = cstd_budget_left(pool, job->account), rooms = cstd_room_bytes(job, gpu);
     uint32_t n = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
@@ -150,7 +150,7 @@ static uint64_t left_on(const struct cst_job *job, struct cst_gpu *gpu)
 }
 
 /* Return the smallest part of any rank, since one plan is used for all ranks. */
-static uint64_t least_left(const struct cst_job *job)
+static uint64_t least_left(const struct cstd_job *job)
 {
     uint64_t least = UINT64_MAX;
 
@@ -164,14 +164,14 @@ static uint64_t least_left(const struct cst_job *job)
 
 /* The device's bytes are all for blocks: the worker's activations are outside the daemon's budgets.
  * Device reservations and states on the device are added, because the plan subtracts them. */
-static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
+static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
-    const struct cst_daemon *daemon = job->daemon;
-    uint64_t asked = cst_share_smallest(job);
+    const struct cstd_daemon *daemon = job->daemon;
+    uint64_t asked = cstd_share_smallest(job);
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
-    out->host_bytes = cst_budget_left(&daemon->host, job->account);
+    out->host_bytes = cstd_budget_left(&daemon->host, job->account);
     if (job->workers[0].gpu != NULL) {
         out->device_bytes += job->workers[0].update_room + job->workers[0].device_states;
     } else { /* The plan charges pools on the host to the host's memory, too. */
@@ -181,22 +181,22 @@ static void fill_budget(const struct cst_job *job, struct cst_plan_budget *out)
 
 static bool stops(void *arg)
 {
-    const struct cst_plan_search *s = arg;
+    const struct cstd_plan_search *s = arg;
 
-    return cst_search_task_stops(&s->task);
+    return cstd_search_task_stops(&s->task);
 }
 
 /* Read the question from the job as it is now. Loop thread. */
-static int ask(struct cst_plan_search *s)
+static int ask(struct cstd_plan_search *s)
 {
-    const struct cst_job *job = s->job;
-    struct cst_daemon *daemon = job->daemon;
+    const struct cstd_job *job = s->job;
+    struct cstd_daemon *daemon = job->daemon;
     int rc = copy_model(&s->model, &job->model, &s->err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    cst_planner_rates_nodes(daemon, &s->rates);
+    cstd_planner_rates_nodes(daemon, &s->rates);
     choose_device(job, s);
     choose_rooms(job, s);
     fill_budget(job, &s->budget);
@@ -206,30 +206,30 @@ static int ask(struct cst_plan_search *s)
     s->config.rates = &s->rates;
     s->config.n_nodes = s->rates.n_nodes;
     s->config.micro_batches = job->micro_batches > 0 ? job->micro_batches : 1;
-    s->config.states = cst_job_options_states(&job->options);
+    s->config.states = cstd_job_options_states(&job->options);
     s->config.worker_copies =
-        cst_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
+        cstd_memory_worker_copies(daemon, job->workers[0].gpu, &s->config.states);
     s->config.runtime_only = true;
     s->config.max_events = CST_PLAN_JOB_EVENTS;
     s->config.recompute = job->recompute;
     s->config.stop = stops;
     s->config.stop_arg = s;
     if (s->depth_only) {
-        cst_planner_rates_overlay(daemon, &s->rates);
+        cstd_planner_rates_overlay(daemon, &s->rates);
         s->choice = job->plan.choice;
     }
     return CST_OK;
 }
 
-static void close_search(struct cst_plan_search *s)
+static void close_search(struct cstd_plan_search *s)
 {
     cst_model_close(&s->model);
-    cst_quota_give(s->account, CST_QUOTA_SEARCHES, 1);
-    cst_quota_unref(s->account);
+    cstd_quota_give(s->account, CSTD_QUOTA_SEARCHES, 1);
+    cstd_quota_unref(s->account);
     free(s);
 }
 
-static void search_all(struct cst_plan_search *s)
+static void search_all(struct cstd_plan_search *s)
 {
     struct cst_plans plans;
 
@@ -248,7 +248,7 @@ static void search_all(struct cst_plan_search *s)
 
 /* Replay the current plan with several prefetch depths. The current depth is tried first and is
  * kept unless another one is faster. Depths for which no time is left are not tried. */
-static void search_depth(struct cst_plan_search *s)
+static void search_depth(struct cstd_plan_search *s)
 {
     const uint32_t depths[] = {s->choice.prefetch_depth, 0, 1, 2, 4, 8, CST_CORE_NO_PREFETCH};
     struct cst_plan_choice choice = s->choice;
@@ -268,22 +268,22 @@ static void search_depth(struct cst_plan_search *s)
     }
 }
 
-static struct cst_plan_search *search_of(struct cst_search_task *task)
+static struct cstd_plan_search *search_of(struct cstd_search_task *task)
 {
-    return cst_owner_of(task, struct cst_plan_search, task);
+    return cstd_owner_of(task, struct cstd_plan_search, task);
 }
 
-static bool on_turn(struct cst_search_task *task)
+static bool on_turn(struct cstd_search_task *task)
 {
-    struct cst_plan_search *s = search_of(task);
+    struct cstd_plan_search *s = search_of(task);
 
     s->rc = ask(s);
     return s->rc == CST_OK;
 }
 
-static void on_run(struct cst_search_task *task)
+static void on_run(struct cstd_search_task *task)
 {
-    struct cst_plan_search *s = search_of(task);
+    struct cstd_plan_search *s = search_of(task);
 
     if (s->depth_only) {
         search_depth(s);
@@ -295,7 +295,7 @@ static void on_run(struct cst_search_task *task)
 /* -- results ---------------------------------------------------------------------------------- */
 
 /* Tell why there are no states on accelerators, if the plan was to choose them. */
-static void tell_none(struct cst_job *job, const char *what, const struct cst_err *why)
+static void tell_none(struct cstd_job *job, const char *what, const struct cst_err *why)
 {
     char *words = job->plan.states_why;
 
@@ -304,14 +304,14 @@ static void tell_none(struct cst_job *job, const char *what, const struct cst_er
     }
 }
 
-static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
+static void take_plan(struct cstd_job *job, const struct cstd_plan_search *s)
 {
-    struct cst_job_plan *plan = &job->plan;
+    struct cstd_job_plan *plan = &job->plan;
     double ms = (double)(uv_hrtime() - s->started_ns) * 1e-6;
     const char *stopped = s->stopped ? " (" STOPPED ")" : "";
 
     if (s->rc != CST_OK) {
-        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "no plan: %s", s->err.text);
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "no plan: %s", s->err.text);
         tell_none(job, "no plan", &s->err);
         return;
     }
@@ -327,48 +327,48 @@ static void take_plan(struct cst_job *job, const struct cst_plan_search *s)
                    " plans within %" PRIu64 " MiB per rank",
                    job->daemon->planner.has_file ? "of " : "", job->daemon->planner.from,
                    s->n_candidates, s->budget.device_bytes >> 20);
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
-                  plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
-                  plan->step_s > 0 ? "" : " (the workers' speed is not known)");
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s, %.0f ms%s; predicted step %.4g s%s",
+                   plan->words, ms, stopped, (double)s->predicted.step_ns * 1e-9,
+                   plan->step_s > 0 ? "" : " (the workers' speed is not known)");
     memcpy(plan->states_why, s->states_why, sizeof plan->states_why);
     if (plan->states_why[0] != '\0') {
-        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job),
-                      "%" PRIu64 " bytes of each rank's accelerator for states: %s",
-                      s->choice.device_states, plan->states_why);
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                       "%" PRIu64 " bytes of each rank's accelerator for states: %s",
+                       s->choice.device_states, plan->states_why);
     }
 }
 
-static void take_depth(struct cst_job *job, const struct cst_plan_search *s)
+static void take_depth(struct cstd_job *job, const struct cstd_plan_search *s)
 {
     uint32_t before = job->plan.choice.prefetch_depth;
 
     if (s->rc != CST_OK) {
-        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job), "not planned again: %s", s->err.text);
+        cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job), "not planned again: %s", s->err.text);
         return;
     }
     if (job->core == NULL) {
         return;
     }
     if (s->choice.prefetch_depth == before) {
-        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job),
-                      "planned again: the depth of prefetch is unchanged");
+        cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
+                       "planned again: the depth of prefetch is unchanged");
         return;
     }
     job->plan.choice.prefetch_depth = s->choice.prefetch_depth;
     cst_core_set_prefetch(job->core, s->choice.prefetch_depth);
-    cst_log_about(
-        cst_log_due(&job->replanned, uv_hrtime()) ? CST_LOG_NOTICE : CST_LOG_DEBUG,
-        CST_JOB_ABOUT(job),
+    cstd_log_about(
+        cstd_log_due(&job->replanned, uv_hrtime()) ? CSTD_LOG_NOTICE : CSTD_LOG_DEBUG,
+        CSTD_JOB_ABOUT(job),
         "planned again: depth of prefetch %d, was %d: the last %d steps took %.4g s each, "
         "%s %.4g s",
-        (int)s->choice.prefetch_depth, (int)before, CST_DRIFT_STEPS, job->drift.mean_s,
+        (int)s->choice.prefetch_depth, (int)before, CSTD_DRIFT_STEPS, job->drift.mean_s,
         job->drift.learned ? "the first ones took" : "the plan says", job->drift.predicted_s);
 }
 
-static void on_end(struct cst_search_task *task)
+static void on_end(struct cstd_search_task *task)
 {
-    struct cst_plan_search *s = search_of(task);
-    struct cst_job *job = s->job;
+    struct cstd_plan_search *s = search_of(task);
+    struct cstd_job *job = s->job;
 
     if (job != NULL) {
         job->plan.search = NULL;
@@ -382,13 +382,13 @@ static void on_end(struct cst_search_task *task)
     close_search(s);
 }
 
-static const struct cst_search_task_ops ops = {.prepare = on_turn, .run = on_run, .end = on_end};
+static const struct cstd_search_task_ops ops = {.prepare = on_turn, .run = on_run, .end = on_end};
 
 /* Queue a search. @done NULL: only for the prefetch depth, because the steps of @job have
  * drifted. */
-static int queue(struct cst_job *job, cst_planner_fn done, struct cst_err *err)
+static int queue(struct cstd_job *job, cstd_planner_fn done, struct cst_err *err)
 {
-    struct cst_plan_search *s = calloc(1, sizeof *s);
+    struct cstd_plan_search *s = calloc(1, sizeof *s);
     const struct cst_model *m = &job->model;
     char what[96];
     int rc;
@@ -397,19 +397,19 @@ static int queue(struct cst_job *job, cst_planner_fn done, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
     }
     (void)snprintf(what, sizeof what, "the plan of job '%s'", job->name);
-    rc = cst_quota_take(job->account, CST_QUOTA_SEARCHES, 1, what, err);
+    rc = cstd_quota_take(job->account, CSTD_QUOTA_SEARCHES, 1, what, err);
     if (rc != CST_OK) {
         free(s);
         return rc;
     }
-    s->account = cst_quota_ref(job->account);
+    s->account = cstd_quota_ref(job->account);
     cst_model_init(&s->model);
     s->job = job;
     s->done = done;
     s->depth_only = done == NULL;
     s->started_ns = uv_hrtime();
-    rc = cst_searches_add(&job->daemon->searches, &s->task, &ops, job->uid,
-                          m->n_tensors + m->n_operators + m->n_uses, err);
+    rc = cstd_searches_add(&job->daemon->searches, &s->task, &ops, job->uid,
+                           m->n_tensors + m->n_operators + m->n_uses, err);
     if (rc != CST_OK) {
         close_search(s);
         return rc;
@@ -418,15 +418,15 @@ static int queue(struct cst_job *job, cst_planner_fn done, struct cst_err *err)
     return CST_OK;
 }
 
-void cst_planner_cancel(struct cst_job *job)
+void cstd_planner_cancel(struct cstd_job *job)
 {
-    struct cst_plan_search *s = job->plan.search;
+    struct cstd_plan_search *s = job->plan.search;
 
     if (s != NULL) {
-        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "no worker waits for its plan any more");
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "no worker waits for its plan any more");
         job->plan.search = NULL;
         s->job = NULL;
-        cst_search_task_cancel(&s->task);
+        cstd_search_task_cancel(&s->task);
     }
 }
 
@@ -434,12 +434,12 @@ void cst_planner_cancel(struct cst_job *job)
 
 /* A job with a base has the base's chunks. Ranks on several kinds of devices would need different
  * plans. */
-static bool can_plan(const struct cst_job *job)
+static bool can_plan(const struct cstd_job *job)
 {
-    const struct cst_gpu *gpu = job->workers[0].gpu;
+    const struct cstd_gpu *gpu = job->workers[0].gpu;
 
     for (uint32_t r = 1; r < job->world; r++) {
-        const struct cst_gpu *other = job->workers[r].gpu;
+        const struct cstd_gpu *other = job->workers[r].gpu;
 
         if ((gpu == NULL) != (other == NULL) ||
             (gpu != NULL && strcmp(gpu->name, other->name) != 0)) {
@@ -450,21 +450,21 @@ static bool can_plan(const struct cst_job *job)
            job->model.n_operators > 0;
 }
 
-bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
+bool cstd_planner_start(struct cstd_job *job, cstd_planner_fn done)
 {
     struct cst_err err = {0};
 
-    cst_planner_cancel(job);
+    cstd_planner_cancel(job);
     job->plan.valid = false;
     job->plan.states_why[0] = '\0';
-    cst_room_settle(job);
+    cstd_room_settle(job);
     if (!can_plan(job)) {
         (void)cst_err_set(&err, CST_EUNSUPPORTED, "this job needs no search");
         tell_none(job, "no plan", &err);
         return false;
     }
     if (queue(job, done, &err) != CST_OK) {
-        cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT(job), "no plan: %s", err.text);
+        cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "no plan: %s", err.text);
         tell_none(job, "no plan", &err);
         return false;
     }
@@ -473,18 +473,18 @@ bool cst_planner_start(struct cst_job *job, cst_planner_fn done)
 
 /* The chosen device reservations and states are dropped first, because they are the likeliest not
  * to fit. */
-bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
+bool cstd_planner_forgo(struct cstd_job *job, const struct cst_err *why)
 {
-    struct cst_job_plan *plan = &job->plan;
+    struct cstd_job_plan *plan = &job->plan;
     struct cst_plan_choice *choice = &plan->choice;
-    bool rooms = cst_room_is_chosen(&job->workers[0]);
+    bool rooms = cstd_room_is_chosen(&job->workers[0]);
 
-    if (!plan->valid || cst_given_has(job)) {
+    if (!plan->valid || cstd_given_has(job)) {
         return false;
     }
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job),
-                  "its plan does not fit: %s: continuing without %s", why->text,
-                  rooms ? "updates and states on accelerators" : "a plan");
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "its plan does not fit: %s: continuing without %s", why->text,
+                   rooms ? "updates and states on accelerators" : "a plan");
     plan->valid = rooms;
     plan->step_s = 0; /* The prediction was for a step with device reservations. */
     if (rooms) {
@@ -492,18 +492,18 @@ bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why)
         choice->layout.n_devices = 0;
         tell_none(job, "the planned ones did not fit", why);
     }
-    cst_room_settle(job);
+    cstd_room_settle(job);
     /* A reservation that the user gave, and that was not chosen, stays. */
     choice->update_room = job->workers[0].update_room;
     return true;
 }
 
-void cst_planner_drifted(struct cst_job *job)
+void cstd_planner_drifted(struct cstd_job *job)
 {
     struct cst_err err = {0};
 
     if (job->plan.valid && job->plan.search == NULL && queue(job, NULL, &err) != CST_OK) {
-        cst_log_about(CST_LOG_DEBUG, CST_JOB_ABOUT(job), "not planned again: %s", err.text);
+        cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job), "not planned again: %s", err.text);
     }
 }
 
@@ -518,8 +518,8 @@ static const char *depth_words(uint32_t depth, char out[24])
     return out;
 }
 
-unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, char lines[][192],
-                             unsigned max)
+unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, char lines[][192],
+                              unsigned max)
 {
     const struct cst_plan_choice *choice = &job->plan.choice;
     char depth[24];
@@ -532,7 +532,7 @@ unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, cha
                    "its size class, of chunks up to %" PRIu64 " elements, %" PRIu32 " of %" PRIu32
                    ", was %s",
                    job->layout.classes[size_class].capacity, size_class + 1, job->layout.n_classes,
-                   cst_given_has(job)      ? "given with a plan"
+                   cstd_given_has(job)     ? "given with a plan"
                    : job->plan.valid       ? "searched for"
                    : job->chunk_elems != 0 ? "asked for"
                                            : "chosen for the least waste");

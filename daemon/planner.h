@@ -17,13 +17,13 @@
 #include "daemon/planner_rates.h"
 #include "offload/plan/plan.h"
 
-struct cst_job;
-struct cst_plan_search;
+struct cstd_job;
+struct cstd_plan_search;
 
 /* The plan of a job. */
-struct cst_job_plan {
-    struct cst_plan_search *search; /* Search that is queued or runs; NULL: none. */
-    bool valid;                     /* choice, step_s and words are valid. */
+struct cstd_job_plan {
+    struct cstd_plan_search *search; /* Search that is queued or runs; NULL: none. */
+    bool valid;                      /* choice, step_s and words are valid. */
     /* The plan's decisions, without rows: a job's rows are never on a disk. */
     struct cst_plan_choice choice;
     /* Predicted time of a step; 0: unknown, because the workers' speed is not known. */
@@ -34,31 +34,31 @@ struct cst_job_plan {
     char states_why[CST_PLAN_WORDS];
 };
 
-typedef void (*cst_planner_fn)(struct cst_job *job);
+typedef void (*cstd_planner_fn)(struct cstd_job *job);
 
 /* Start a search for @job, whose model is complete. Returns true if a search was queued: @done is
  * called later, never within this call, unless the search is cancelled or replaced by another one;
  * job->plan then has the result. Returns false if there is nothing to choose or the search cannot
  * be queued; then job->plan is not valid. */
-bool cst_planner_start(struct cst_job *job, cst_planner_fn done);
+bool cstd_planner_start(struct cstd_job *job, cstd_planner_fn done);
 
 /* Cancel the search of @job, if there is one, because its ranks or the job itself are gone. Its
  * callback is not called. */
-void cst_planner_cancel(struct cst_job *job);
+void cstd_planner_cancel(struct cstd_job *job);
 
 /* Reduce the plan of @job, which does not fit for the reason @why. If the plan chose device
  * reservations and states on accelerators, they are dropped; otherwise the whole plan is dropped.
  * The ranks' device reservations are decided anew. Returns false if there is no plan, or if it was
  * given by the user and hence is not changed. */
-bool cst_planner_forgo(struct cst_job *job, const struct cst_err *why);
+bool cstd_planner_forgo(struct cstd_job *job, const struct cst_err *why);
 
 /* Search for a better prefetch depth, because the times of @job's steps have drifted from the
  * prediction. Does nothing without a valid plan or while a search is queued or runs. */
-void cst_planner_drifted(struct cst_job *job);
+void cstd_planner_drifted(struct cstd_job *job);
 
 /* Write at most @max sentences for people into @lines: why the chunks of size class @size_class
  * have their size. Returns the number of sentences. */
-unsigned cst_planner_explain(const struct cst_job *job, uint32_t size_class, char lines[][192],
-                             unsigned max);
+unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, char lines[][192],
+                              unsigned max);
 
 #endif

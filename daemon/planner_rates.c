@@ -12,15 +12,15 @@
 
 #define GPU_UPDATE 20e9 /* Assumed update rate of a GPU that was not measured, elements/s. */
 
-int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemon,
-                     struct cst_err *err)
+int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
+                      struct cst_err *err)
 {
     static const char standard[] = "/var/lib/cistern/rates.json";
     const char *path = daemon->config->rates[0] != '\0' ? daemon->config->rates : standard;
     char own[CST_FINGERPRINT_BYTES];
     int rc;
 
-    *planner = (struct cst_planner){.from = "built in"};
+    *planner = (struct cstd_planner){.from = "built in"};
     if (strcmp(path, standard) == 0 && access(path, R_OK) != 0) {
         return CST_OK;
     }
@@ -36,26 +36,26 @@ int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemo
     cst_fingerprint(NULL, 0, own);
     if (planner->rates.fingerprint[0] != '\0' &&
         !cst_fingerprint_same_host(planner->rates.fingerprint, own)) {
-        cst_log(CST_LOG_WARNING, "%s: measured on another machine", path);
+        cstd_log(CSTD_LOG_WARNING, "%s: measured on another machine", path);
     }
     return CST_OK;
 }
 
-static double seen_or(const struct cst_rates_median *median, double otherwise)
+static double seen_or(const struct cstd_rates_median *median, double otherwise)
 {
-    double seen = cst_rates_median_get(median);
+    double seen = cstd_rates_median_get(median);
 
     return seen > 0 ? seen : otherwise;
 }
 
 /* Use what was seen of each engine, and conservative numbers for the rest. */
-static void build_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
+static void build_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
 {
-    const struct cst_engines *engines = &daemon->engines;
+    const struct cstd_engines *engines = &daemon->engines;
 
     out->n_nodes = engines->n_nodes < CST_RATES_MAX_NODES ? engines->n_nodes : CST_RATES_MAX_NODES;
     for (uint32_t i = 0; i < out->n_nodes; i++) {
-        const struct cst_engine *engine = &engines->v[i];
+        const struct cstd_engine *engine = &engines->v[i];
         uint32_t cores = engine->threads > 0 ? engine->threads : 1;
 
         out->nodes[i] = (struct cst_rates_node){
@@ -69,10 +69,10 @@ static void build_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
     }
 }
 
-void cst_planner_rates_overlay(const struct cst_daemon *daemon, struct cst_rates *rates)
+void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rates *rates)
 {
     for (uint32_t i = 0; i < rates->n_nodes && i < daemon->engines.n_nodes; i++) {
-        const struct cst_rates_seen *seen = &daemon->engines.v[i].seen;
+        const struct cstd_rates_seen *seen = &daemon->engines.v[i].seen;
 
         rates->nodes[i].update = seen_or(&seen->update, rates->nodes[i].update);
         rates->nodes[i].reduce = seen_or(&seen->reduce, rates->nodes[i].reduce);
@@ -89,7 +89,7 @@ static uint32_t find_device(const struct cst_rates *rates, const char *name)
     return i;
 }
 
-void cst_planner_rates_nodes(const struct cst_daemon *daemon, struct cst_rates *out)
+void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
 {
     double limit = (double)daemon->config->update_rate;
 
@@ -103,12 +103,12 @@ void cst_planner_rates_nodes(const struct cst_daemon *daemon, struct cst_rates *
     }
 }
 
-double cst_planner_node_update(const struct cst_daemon *daemon)
+double cstd_planner_node_update(const struct cstd_daemon *daemon)
 {
     struct cst_rates rates = {0};
     double sum = 0;
 
-    cst_planner_rates_nodes(daemon, &rates);
+    cstd_planner_rates_nodes(daemon, &rates);
     for (uint32_t i = 0; i < rates.n_nodes; i++) {
         sum += rates.nodes[i].update;
     }
@@ -121,7 +121,7 @@ static double limited(double rate, uint64_t limit)
 }
 
 /* A simulated accelerator keeps the rates that the configuration sets. */
-static struct cst_rates_device paced_device(const struct cst_config *config,
+static struct cst_rates_device paced_device(const struct cstd_config *config,
                                             const struct cst_rates_node *node)
 {
     return (struct cst_rates_device){.memory_bytes = config->paced_memory,
@@ -132,11 +132,11 @@ static struct cst_rates_device paced_device(const struct cst_config *config,
 }
 
 /* Guess the rates of the host as a device, or of a GPU on a slow link. */
-static struct cst_rates_device guess_device(const struct cst_daemon *daemon,
-                                            const struct cst_gpu *gpu,
+static struct cst_rates_device guess_device(const struct cstd_daemon *daemon,
+                                            const struct cstd_gpu *gpu,
                                             const struct cst_rates_node *node)
 {
-    const struct cst_rates_seen *seen = gpu != NULL ? &daemon->engines.v[gpu->engine].seen : NULL;
+    const struct cstd_rates_seen *seen = gpu != NULL ? &daemon->engines.v[gpu->engine].seen : NULL;
     struct cst_rates_device out = {.name = "host",
                                    .memory_bytes = daemon->config->memory_bytes,
                                    .up = node->copy,
@@ -159,21 +159,21 @@ static struct cst_rates_device guess_device(const struct cst_daemon *daemon,
     return out;
 }
 
-struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
-                                           const struct cst_gpu *gpu)
+struct cst_rates_device cstd_planner_device(const struct cstd_daemon *daemon,
+                                            const struct cstd_gpu *gpu)
 {
     struct cst_rates rates = {0};
     uint32_t i;
 
-    cst_planner_rates_nodes(daemon, &rates);
+    cstd_planner_rates_nodes(daemon, &rates);
     i = find_device(&rates, gpu != NULL ? gpu->name : "host");
     return i < rates.n_devices && rates.devices[i].update > 0
                ? rates.devices[i]
                : guess_device(daemon, gpu, &rates.nodes[0]);
 }
 
-uint32_t cst_planner_rates_add(const struct cst_daemon *daemon, struct cst_rates *rates,
-                               const struct cst_gpu *gpu)
+uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rates *rates,
+                                const struct cstd_gpu *gpu)
 {
     uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
 
@@ -186,9 +186,9 @@ uint32_t cst_planner_rates_add(const struct cst_daemon *daemon, struct cst_rates
     return i;
 }
 
-void cst_planner_rates_guess_update(const struct cst_daemon *daemon,
-                                    struct cst_rates_device *device, const struct cst_gpu *gpu,
-                                    const struct cst_rates_node *node)
+void cstd_planner_rates_guess_update(const struct cstd_daemon *daemon,
+                                     struct cst_rates_device *device, const struct cstd_gpu *gpu,
+                                     const struct cst_rates_node *node)
 {
     if (device->update <= 0) {
         device->update = guess_device(daemon, gpu, node).update;

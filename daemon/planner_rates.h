@@ -7,11 +7,11 @@
 #include "offload/plan/rates.h"
 #include "cistern/status.h"
 
-struct cst_daemon;
-struct cst_gpu;
+struct cstd_daemon;
+struct cstd_gpu;
 
-/* The machine's rates, part of struct cst_daemon. */
-struct cst_planner {
+/* The machine's rates, part of struct cstd_daemon. */
+struct cstd_planner {
     struct cst_rates rates; /* Contents of the file; valid if has_file. */
     bool has_file;
     char from[320]; /* Origin of the rates, for people: the file's path, or "built in". */
@@ -20,29 +20,29 @@ struct cst_planner {
 /* Read the file of [plan] rates. If the file is the default one it may be missing. CST_ENOTFOUND: a
  * file that the configuration names is missing. Other statuses are those of cst_rates_read and
  * cst_rates_check. */
-int cst_planner_init(struct cst_planner *planner, const struct cst_daemon *daemon,
-                     struct cst_err *err);
+int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
+                      struct cst_err *err);
 
 /* Rates before a job has run: the elements/s that the engines of all nodes update together, and the
  * rates of @gpu (NULL: the host). A device that the file does not name has guessed rates. */
-double cst_planner_node_update(const struct cst_daemon *daemon);
-struct cst_rates_device cst_planner_device(const struct cst_daemon *daemon,
-                                           const struct cst_gpu *gpu);
+double cstd_planner_node_update(const struct cstd_daemon *daemon);
+struct cst_rates_device cstd_planner_device(const struct cstd_daemon *daemon,
+                                            const struct cstd_gpu *gpu);
 
 /* Fill in @out from the file or, without a file, from the nodes of this machine. Update rates are
  * at most what the configuration allows. */
-void cst_planner_rates_nodes(const struct cst_daemon *daemon, struct cst_rates *out);
+void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates *out);
 /* Replace the update and reduce rates of the nodes in @rates, which come from a file, by those that
  * the engines were seen to reach. */
-void cst_planner_rates_overlay(const struct cst_daemon *daemon, struct cst_rates *rates);
+void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rates *rates);
 /* Return the index of @gpu (NULL: the host) in the devices of @rates. A device that is missing is
  * added with guessed rates. */
-uint32_t cst_planner_rates_add(const struct cst_daemon *daemon, struct cst_rates *rates,
-                               const struct cst_gpu *gpu);
+uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rates *rates,
+                                const struct cstd_gpu *gpu);
 /* Set the update rate of @device, which is @gpu, to a guess if it is not known. @node: the rates of
  * the host's node. */
-void cst_planner_rates_guess_update(const struct cst_daemon *daemon,
-                                    struct cst_rates_device *device, const struct cst_gpu *gpu,
-                                    const struct cst_rates_node *node);
+void cstd_planner_rates_guess_update(const struct cstd_daemon *daemon,
+                                     struct cst_rates_device *device, const struct cstd_gpu *gpu,
+                                     const struct cst_rates_node *node);
 
 #endif

@@ -9,22 +9,22 @@ static uint64_t block_bytes(const struct cst_layout *layout, uint32_t class)
     return layout->classes[class].capacity * 2;
 }
 
-uint32_t cst_pools_per_slab(const struct cst_layout *layout, uint32_t class)
+uint32_t cstd_pools_per_slab(const struct cst_layout *layout, uint32_t class)
 {
     uint64_t n = CST_LAYOUT_SEGMENT_BYTES / block_bytes(layout, class);
 
     return n > 0 ? (uint32_t)n : 1;
 }
 
-uint32_t cst_pools_slabs(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks)
+uint32_t cstd_pools_slabs(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks)
 {
-    uint32_t per_slab = cst_pools_per_slab(layout, class);
+    uint32_t per_slab = cstd_pools_per_slab(layout, class);
 
     return n_blocks / per_slab + (n_blocks % per_slab > 0 ? 1 : 0);
 }
 
-uint64_t cst_pools_slab_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,
-                              uint64_t grain)
+uint64_t cstd_pools_slab_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,
+                               uint64_t grain)
 {
     return (n_blocks * block_bytes(layout, class) + grain - 1) / grain * grain;
 }
@@ -32,14 +32,14 @@ uint64_t cst_pools_slab_bytes(const struct cst_layout *layout, uint32_t class, u
 static uint64_t class_bytes(const struct cst_layout *layout, uint32_t class, uint32_t n_blocks,
                             uint64_t grain)
 {
-    uint32_t per_slab = cst_pools_per_slab(layout, class);
+    uint32_t per_slab = cstd_pools_per_slab(layout, class);
 
-    return n_blocks / per_slab * cst_pools_slab_bytes(layout, class, per_slab, grain) +
-           cst_pools_slab_bytes(layout, class, n_blocks % per_slab, grain);
+    return n_blocks / per_slab * cstd_pools_slab_bytes(layout, class, per_slab, grain) +
+           cstd_pools_slab_bytes(layout, class, n_blocks % per_slab, grain);
 }
 
-uint64_t cst_pools_bytes(const struct cst_layout *layout, const struct cst_pools_blocks *blocks,
-                         uint64_t grain)
+uint64_t cstd_pools_bytes(const struct cst_layout *layout, const struct cstd_pools_blocks *blocks,
+                          uint64_t grain)
 {
     uint64_t bytes = 0;
 
@@ -53,9 +53,9 @@ uint64_t cst_pools_bytes(const struct cst_layout *layout, const struct cst_pools
 static uint32_t most_blocks(const struct cst_layout *layout, uint32_t rank, uint32_t class,
                             uint64_t bytes, uint64_t grain)
 {
-    uint32_t per_slab = cst_pools_per_slab(layout, class);
+    uint32_t per_slab = cstd_pools_per_slab(layout, class);
     uint32_t max = layout->needs[rank].max_blocks[class];
-    uint64_t slab = cst_pools_slab_bytes(layout, class, per_slab, grain);
+    uint64_t slab = cstd_pools_slab_bytes(layout, class, per_slab, grain);
     uint64_t rest = bytes % slab / grain * grain / block_bytes(layout, class);
     uint64_t n = bytes / slab * per_slab + (rest < per_slab ? rest : per_slab);
 
@@ -91,40 +91,40 @@ static int too_small(const struct cst_layout *layout, const struct cst_model *mo
 
 /* Raise *blocks to @planned, limited to what @rank can use, if all classes fit. */
 static void take_planned(const struct cst_layout *layout, uint32_t rank, uint64_t bytes,
-                         uint64_t grain, const struct cst_pools_blocks *planned,
-                         struct cst_pools_blocks *blocks)
+                         uint64_t grain, const struct cstd_pools_blocks *planned,
+                         struct cstd_pools_blocks *blocks)
 {
     const struct cst_layout_need *need = &layout->needs[rank];
-    struct cst_pools_blocks wanted = *blocks;
+    struct cstd_pools_blocks wanted = *blocks;
 
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         uint32_t n = planned->n[c] < need->max_blocks[c] ? planned->n[c] : need->max_blocks[c];
 
         wanted.n[c] = n > wanted.n[c] ? n : wanted.n[c];
     }
-    if (cst_pools_bytes(layout, &wanted, grain) <= bytes) {
+    if (cstd_pools_bytes(layout, &wanted, grain) <= bytes) {
         *blocks = wanted;
     }
 }
 
-int cst_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,
-                     uint64_t bytes, uint64_t grain, const struct cst_pools_blocks *planned,
-                     struct cst_pools_blocks *out, struct cst_err *err)
+int cstd_pools_divide(const struct cst_layout *layout, const struct cst_model *model, uint32_t rank,
+                      uint64_t bytes, uint64_t grain, const struct cstd_pools_blocks *planned,
+                      struct cstd_pools_blocks *out, struct cst_err *err)
 {
-    struct cst_pools_blocks blocks = {{0}};
+    struct cstd_pools_blocks blocks = {{0}};
     uint64_t least, left;
 
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         blocks.n[c] = layout->needs[rank].min_blocks[c];
     }
-    least = cst_pools_bytes(layout, &blocks, grain);
+    least = cstd_pools_bytes(layout, &blocks, grain);
     if (least > bytes) {
         return too_small(layout, model, rank, bytes, grain, err);
     }
     if (planned != NULL) {
         take_planned(layout, rank, bytes, grain, planned, &blocks);
     }
-    left = bytes - cst_pools_bytes(layout, &blocks, grain);
+    left = bytes - cstd_pools_bytes(layout, &blocks, grain);
     for (uint32_t c = 0; c < layout->n_classes; c++) {
         /* The bytes of this class are divided anew, because the last slab may have space for more
          * blocks. */

@@ -15,9 +15,9 @@
 /* A driver that starts cold can take many seconds. */
 enum { MAX_ANSWER = 16 << 10, PATIENCE_MS = 60000 };
 
-struct cst_probe {
-    cst_probe_fn fn; /* NULL: the probe was cancelled. */
-    void *arg;       /* Argument of fn. */
+struct cstd_probe {
+    cstd_probe_fn fn; /* NULL: the probe was cancelled. */
+    void *arg;        /* Argument of fn. */
     pid_t pid;
     int pidfd;
     int fd;             /* The daemon's end of the program's standard output. */
@@ -33,7 +33,7 @@ struct cst_probe {
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    struct cst_probe *probe = handle->data;
+    struct cstd_probe *probe = handle->data;
 
     if (--probe->n_handles == 0) {
         free(probe);
@@ -42,7 +42,7 @@ static void on_handle_closed(uv_handle_t *handle)
 
 /* Read some bytes of the answer; bytes beyond MAX_ANSWER are read and dropped, for the program not
  * to block. Returns what read(2) returns. */
-static ssize_t read_some(struct cst_probe *probe)
+static ssize_t read_some(struct cstd_probe *probe)
 {
     char more[256];
     bool full = probe->n == MAX_ANSWER;
@@ -66,14 +66,14 @@ static void on_fd(uv_poll_t *poll, int status, int events)
 
 static void on_patience(uv_timer_t *timer)
 {
-    struct cst_probe *probe = timer->data;
+    struct cstd_probe *probe = timer->data;
 
     probe->late = true;
     (void)kill(probe->pid, SIGKILL);
 }
 
 /* Judge how the program ended. CST_OK: it gave an answer. */
-static int judge(const struct cst_probe *probe, const siginfo_t *info, struct cst_err *err)
+static int judge(const struct cstd_probe *probe, const siginfo_t *info, struct cst_err *err)
 {
     if (probe->late) {
         return cst_err_set(err, CST_ETIMEDOUT, "no answer for %d s", PATIENCE_MS / 1000);
@@ -94,7 +94,7 @@ static int judge(const struct cst_probe *probe, const siginfo_t *info, struct cs
 
 static void on_pid(uv_poll_t *poll, int status, int events)
 {
-    struct cst_probe *probe = poll->data;
+    struct cstd_probe *probe = poll->data;
     siginfo_t info = {.si_code = CLD_EXITED};
     struct cst_err err = {0};
 
@@ -120,7 +120,7 @@ static void on_pid(uv_poll_t *poll, int status, int events)
     }
 }
 
-static void watch(struct cst_probe *probe, uv_loop_t *loop)
+static void watch(struct cstd_probe *probe, uv_loop_t *loop)
 {
     (void)uv_poll_init(loop, &probe->pid_poll, probe->pidfd);
     (void)uv_poll_init(loop, &probe->fd_poll, probe->fd);
@@ -132,10 +132,10 @@ static void watch(struct cst_probe *probe, uv_loop_t *loop)
     (void)uv_timer_start(&probe->patience, on_patience, PATIENCE_MS, 0);
 }
 
-int cst_probe_start(struct cst_probe **out, uv_loop_t *loop, const char *program, cst_probe_fn fn,
-                    void *arg, struct cst_err *err)
+int cstd_probe_start(struct cstd_probe **out, uv_loop_t *loop, const char *program,
+                     cstd_probe_fn fn, void *arg, struct cst_err *err)
 {
-    struct cst_probe *probe = calloc(1, sizeof *probe);
+    struct cstd_probe *probe = calloc(1, sizeof *probe);
     char *argv[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "--probe", NULL};
     int ends[2], rc;
 
@@ -146,7 +146,7 @@ int cst_probe_start(struct cst_probe **out, uv_loop_t *loop, const char *program
         rc = cst_err_errno(err, CST_EENGINE, errno, "pipe");
         goto err_after_alloc;
     }
-    rc = cst_spawn(argv, ends[1], STDOUT_FILENO, &probe->pid, &probe->pidfd, err);
+    rc = cstd_spawn(argv, ends[1], STDOUT_FILENO, &probe->pid, &probe->pidfd, err);
     (void)close(ends[1]);
     if (rc != CST_OK) {
         goto err_after_pipe;
@@ -166,7 +166,7 @@ err_after_alloc:
     return rc;
 }
 
-void cst_probe_cancel(struct cst_probe *probe)
+void cstd_probe_cancel(struct cstd_probe *probe)
 {
     probe->fn = NULL;
     /* The process has not been reaped, hence the pid is still its own. */

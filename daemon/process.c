@@ -17,9 +17,9 @@
 
 enum { ENGINE_FD = 3 };
 
-struct cst_process {
-    const struct cst_process_ops *ops; /* belongs to the owner */
-    void *arg;                         /* Argument of ops: the owner. */
+struct cstd_process {
+    const struct cstd_process_ops *ops; /* belongs to the owner */
+    void *arg;                          /* Argument of ops: the owner. */
     pid_t pid;
     int pidfd;
     int sock;           /* -1: the daemon's end is closed. */
@@ -28,21 +28,21 @@ struct cst_process {
     unsigned n_handles; /* Number of uv handles that are not closed yet. */
     uv_poll_t sock_poll;
     uv_poll_t pid_poll;
-    uv_timer_t retry;         /* Runs while frames wait for something other than the socket. */
-    struct cst_outbox outbox; /* Frames that cst_process_send could not send yet. */
-    struct cst_frame_buf in;  /* Buffer for one message. */
+    uv_timer_t retry;          /* Runs while frames wait for something other than the socket. */
+    struct cstd_outbox outbox; /* Frames that cstd_process_send could not send yet. */
+    struct cst_frame_buf in;   /* Buffer for one message. */
 };
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    struct cst_process *process = handle->data;
+    struct cstd_process *process = handle->data;
 
     if (--process->n_handles == 0 && process->exited) {
         free(process);
     }
 }
 
-static void close_sock(struct cst_process *process)
+static void close_sock(struct cstd_process *process)
 {
     if (process->sock < 0) {
         return;
@@ -54,12 +54,12 @@ static void close_sock(struct cst_process *process)
     uv_close((uv_handle_t *)&process->retry, on_handle_closed);
     (void)close(process->sock);
     process->sock = -1;
-    cst_outbox_close(&process->outbox);
+    cstd_outbox_close(&process->outbox);
 }
 
 /* Read one message and pass it on. CST_OK; CST_EAGAIN: there is none; CST_ECONN and CST_EPROTO: the
  * socket is unusable. */
-static int read_one(struct cst_process *process)
+static int read_one(struct cstd_process *process)
 {
     struct cst_frame frame;
     int rc = cst_frame_recv(process->sock, MSG_DONTWAIT, &process->in, &frame, NULL);
@@ -73,14 +73,14 @@ static int read_one(struct cst_process *process)
 
 static void on_sock(uv_poll_t *poll, int status, int events);
 
-static void poll_sock(struct cst_process *process, bool write)
+static void poll_sock(struct cstd_process *process, bool write)
 {
     process->wants_write = write;
     (void)uv_poll_start(&process->sock_poll, write ? UV_READABLE | UV_WRITABLE : UV_READABLE,
                         on_sock);
 }
 
-static void flush(struct cst_process *process);
+static void flush(struct cstd_process *process);
 
 static void on_retry(uv_timer_t *timer)
 {
@@ -89,10 +89,10 @@ static void on_retry(uv_timer_t *timer)
 
 /* Wait to send: for the socket or, with @retry, for some time. If the daemon or the machine is
  * short of something, the socket is always writable, and polling it would keep the loop busy. */
-static void await(struct cst_process *process, bool retry)
+static void await(struct cstd_process *process, bool retry)
 {
     if (retry) {
-        (void)uv_timer_start(&process->retry, on_retry, CST_OUTBOX_RETRY_MS, 0);
+        (void)uv_timer_start(&process->retry, on_retry, CSTD_OUTBOX_RETRY_MS, 0);
     }
     if (process->wants_write != !retry) {
         poll_sock(process, !retry);
@@ -101,20 +101,20 @@ static void await(struct cst_process *process, bool retry)
 
 /* Kill an engine to which a message cannot be sent. An engine that missed a message cannot
  * continue. */
-static int give_up(struct cst_process *process, int rc, const struct cst_err *err)
+static int give_up(struct cstd_process *process, int rc, const struct cst_err *err)
 {
     if (rc != CST_ECONN) {
-        cst_log(CST_LOG_ERROR, "pid %d: killed, because a message cannot be sent to it: %s",
-                (int)process->pid, err->text);
+        cstd_log(CSTD_LOG_ERROR, "pid %d: killed, because a message cannot be sent to it: %s",
+                 (int)process->pid, err->text);
     }
-    cst_process_kill(process);
+    cstd_process_kill(process);
     return CST_EENGINE;
 }
 
-static void flush(struct cst_process *process)
+static void flush(struct cstd_process *process)
 {
     struct cst_err err = {0};
-    int rc = cst_outbox_flush(&process->outbox, process->sock, NULL, &err);
+    int rc = cstd_outbox_flush(&process->outbox, process->sock, NULL, &err);
 
     if (rc == CST_EAGAIN) {
         await(process, process->outbox.retry);
@@ -128,7 +128,7 @@ static void flush(struct cst_process *process)
 
 static void on_sock(uv_poll_t *poll, int status, int events)
 {
-    struct cst_process *process = poll->data;
+    struct cstd_process *process = poll->data;
     int rc = CST_EAGAIN;
 
     if (status == 0 && (events & UV_READABLE) != 0) {
@@ -141,7 +141,7 @@ static void on_sock(uv_poll_t *poll, int status, int events)
         /* The process is dying or breaks the protocol. Kill it, to be sure, and wait for the pidfd;
          * on_pid then reads the remaining messages. */
         (void)uv_poll_stop(poll);
-        cst_process_kill(process);
+        cstd_process_kill(process);
         return;
     }
     if ((events & UV_WRITABLE) != 0) {
@@ -151,7 +151,7 @@ static void on_sock(uv_poll_t *poll, int status, int events)
 
 /* Deliver what the process sent before it died. A connection reset is reported once, before the
  * messages that remain; hence reading ends after two failures in a row. */
-static void drain(struct cst_process *process)
+static void drain(struct cstd_process *process)
 {
     unsigned n_failed = 0;
 
@@ -172,7 +172,7 @@ static void describe(const siginfo_t *info, char *text, size_t n)
 
 static void on_pid(uv_poll_t *poll, int status, int events)
 {
-    struct cst_process *process = poll->data;
+    struct cstd_process *process = poll->data;
     siginfo_t info = {.si_code = CLD_EXITED};
     char how[80];
 
@@ -223,10 +223,10 @@ static void make_blocking(int fd)
     (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
 }
 
-int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *argv,
-                      const struct cst_process_ops *ops, void *arg, struct cst_err *err)
+int cstd_process_start(struct cstd_process **out, uv_loop_t *loop, char *const *argv,
+                       const struct cstd_process_ops *ops, void *arg, struct cst_err *err)
 {
-    struct cst_process *process = calloc(1, sizeof *process);
+    struct cstd_process *process = calloc(1, sizeof *process);
     int sockets[2], rc;
 
     if (process == NULL) {
@@ -237,7 +237,7 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *ar
         goto err_after_alloc;
     }
     make_blocking(sockets[1]);
-    rc = cst_spawn(argv, sockets[1], ENGINE_FD, &process->pid, &process->pidfd, err);
+    rc = cstd_spawn(argv, sockets[1], ENGINE_FD, &process->pid, &process->pidfd, err);
     (void)close(sockets[1]);
     if (rc != CST_OK) {
         goto err_after_sockets;
@@ -245,7 +245,7 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *ar
     process->ops = ops;
     process->arg = arg;
     process->sock = sockets[0];
-    cst_outbox_init(&process->outbox, NULL);
+    cstd_outbox_init(&process->outbox, NULL);
     (void)uv_poll_init(loop, &process->sock_poll, process->sock);
     (void)uv_poll_init(loop, &process->pid_poll, process->pidfd);
     (void)uv_timer_init(loop, &process->retry);
@@ -263,12 +263,12 @@ err_after_alloc:
     return rc;
 }
 
-pid_t cst_process_pid(const struct cst_process *process)
+pid_t cstd_process_pid(const struct cstd_process *process)
 {
     return process->pid;
 }
 
-int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
+int cstd_process_send(struct cstd_process *process, const struct cst_frame *frame)
 {
     struct cst_err err = {0};
     int rc;
@@ -276,14 +276,14 @@ int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
     if (process->sock < 0) {
         return CST_EENGINE;
     }
-    rc = cst_outbox_send(&process->outbox, process->sock, frame, &err);
+    rc = cstd_outbox_send(&process->outbox, process->sock, frame, &err);
     if (rc == CST_EAGAIN) {
         await(process, process->outbox.retry);
     }
     return rc == CST_OK || rc == CST_EAGAIN ? CST_OK : give_up(process, rc, &err);
 }
 
-int cst_process_try_send(struct cst_process *process, const struct cst_frame *frame)
+int cstd_process_try_send(struct cstd_process *process, const struct cst_frame *frame)
 {
     struct cst_err err = {0};
     int rc = CST_EAGAIN;
@@ -302,12 +302,12 @@ int cst_process_try_send(struct cst_process *process, const struct cst_frame *fr
     return rc == CST_OK ? CST_OK : give_up(process, rc, &err);
 }
 
-void cst_process_stop(struct cst_process *process)
+void cstd_process_stop(struct cstd_process *process)
 {
     close_sock(process);
 }
 
-void cst_process_kill(struct cst_process *process)
+void cstd_process_kill(struct cstd_process *process)
 {
     /* The process has not been reaped, hence the pid is still its own. */
     (void)kill(process->pid, SIGKILL);

@@ -11,30 +11,31 @@
 
 enum {
     /* Part of the total that a user may hold if [quota] does not name the key. */
-    DEFAULT_PART = CST_QUOTA_WHOLE / 2,
+    DEFAULT_PART = CSTD_QUOTA_WHOLE / 2,
     /* Longest ttl; a configured ttl that is longer takes its place. */
     DEFAULT_TTL_S = 7 * 24 * 3600
 };
 
 /* -- limits --------------------------------------------------------------------------------- */
 
-enum cst_quota_key cst_quota_key_of(unsigned resource)
+enum cstd_quota_key cstd_quota_key_of(unsigned resource)
 {
-    return resource < CST_QUOTA_KEYS ? (enum cst_quota_key)resource : CST_QUOTA_POOL;
+    return resource < CSTD_QUOTA_KEYS ? (enum cstd_quota_key)resource : CSTD_QUOTA_POOL;
 }
 
 /* Return the device's number of a resource of pools. */
 static unsigned pool_index(unsigned resource)
 {
-    return resource == CST_QUOTA_POOL ? 0 : resource - CST_QUOTA_KEYS + 1;
+    return resource == CSTD_QUOTA_POOL ? 0 : resource - CSTD_QUOTA_KEYS + 1;
 }
 
-const char *cst_quota_pool_name(const struct cst_quota *quota, unsigned resource)
+const char *cstd_quota_pool_name(const struct cstd_quota *quota, unsigned resource)
 {
-    return cst_quota_key_of(resource) == CST_QUOTA_POOL ? quota->names[pool_index(resource)] : NULL;
+    return cstd_quota_key_of(resource) == CSTD_QUOTA_POOL ? quota->names[pool_index(resource)]
+                                                          : NULL;
 }
 
-static bool is_exempt(const struct cst_quota *quota, uid_t uid)
+static bool is_exempt(const struct cstd_quota *quota, uid_t uid)
 {
     for (unsigned i = 0; i < quota->n_exempt; i++) {
         if (quota->exempt[i] == uid) {
@@ -46,72 +47,72 @@ static bool is_exempt(const struct cst_quota *quota, uid_t uid)
 
 /* A limit that applies to an account. */
 struct bound {
-    uint64_t limit;                    /* Amount; CST_QUOTA_NONE: no limit. */
-    uint64_t used;                     /* What the user or all members of the group hold. */
-    const struct cst_quota_rule *rule; /* Section that sets the limit; NULL: [quota]. */
-    bool is_default;                   /* No section names the key: the limit is the default. */
+    uint64_t limit;                     /* Amount; CSTD_QUOTA_NONE: no limit. */
+    uint64_t used;                      /* What the user or all members of the group hold. */
+    const struct cstd_quota_rule *rule; /* Section that sets the limit; NULL: [quota]. */
+    bool is_default;                    /* No section names the key: the limit is the default. */
 };
 
-static uint64_t default_amount(const struct cst_quota *quota, unsigned resource)
+static uint64_t default_amount(const struct cstd_quota *quota, unsigned resource)
 {
-    const struct cst_quota_limit half = {.given = true, .percent = true, .value = DEFAULT_PART};
-    uint64_t ttl = quota->totals[CST_QUOTA_TTL];
+    const struct cstd_quota_limit half = {.given = true, .percent = true, .value = DEFAULT_PART};
+    uint64_t ttl = quota->totals[CSTD_QUOTA_TTL];
 
-    if (cst_quota_key_of(resource) == CST_QUOTA_TTL) {
+    if (cstd_quota_key_of(resource) == CSTD_QUOTA_TTL) {
         return ttl > DEFAULT_TTL_S ? ttl : DEFAULT_TTL_S;
     }
-    return cst_quota_limit_amount(cst_quota_key_of(resource), &half, quota->totals[resource]);
+    return cstd_quota_limit_amount(cstd_quota_key_of(resource), &half, quota->totals[resource]);
 }
 
-static void bound_user(const struct cst_quota_account *account, unsigned resource,
+static void bound_user(const struct cstd_quota_account *account, unsigned resource,
                        struct bound *out)
 {
-    const struct cst_quota *quota = account->quota;
-    enum cst_quota_key key = cst_quota_key_of(resource);
-    const struct cst_quota_rule *rule =
-        cst_quota_rules_find(&quota->rules, CST_QUOTA_UID, account->uid);
+    const struct cstd_quota *quota = account->quota;
+    enum cstd_quota_key key = cstd_quota_key_of(resource);
+    const struct cstd_quota_rule *rule =
+        cstd_quota_rules_find(&quota->rules, CSTD_QUOTA_UID, account->uid);
 
     *out = (struct bound){.used = account->used[resource]};
     if (rule != NULL && rule->limits[key].given) {
-        out->limit = cst_quota_limit_amount(key, &rule->limits[key], quota->totals[resource]);
+        out->limit = cstd_quota_limit_amount(key, &rule->limits[key], quota->totals[resource]);
         out->rule = rule;
     } else if (quota->rules.any[key].given) {
-        out->limit = cst_quota_limit_amount(key, &quota->rules.any[key], quota->totals[resource]);
+        out->limit = cstd_quota_limit_amount(key, &quota->rules.any[key], quota->totals[resource]);
     } else if (is_exempt(quota, account->uid)) {
-        out->limit = CST_QUOTA_NONE;
+        out->limit = CSTD_QUOTA_NONE;
     } else {
         out->limit = default_amount(quota, resource);
         out->is_default = true;
     }
 }
 
-uint64_t cst_quota_group_limit(const struct cst_quota *quota, unsigned rule, unsigned resource)
+uint64_t cstd_quota_group_limit(const struct cstd_quota *quota, unsigned rule, unsigned resource)
 {
-    enum cst_quota_key key = cst_quota_key_of(resource);
-    const struct cst_quota_limit *limit = &quota->rules.rules[rule].limits[key];
+    enum cstd_quota_key key = cstd_quota_key_of(resource);
+    const struct cstd_quota_limit *limit = &quota->rules.rules[rule].limits[key];
 
-    return limit->given ? cst_quota_limit_amount(key, limit, quota->totals[resource])
-                        : CST_QUOTA_NONE;
+    return limit->given ? cstd_quota_limit_amount(key, limit, quota->totals[resource])
+                        : CSTD_QUOTA_NONE;
 }
 
-static void bound_group(const struct cst_quota *quota, unsigned rule, unsigned resource,
+static void bound_group(const struct cstd_quota *quota, unsigned rule, unsigned resource,
                         struct bound *out)
 {
-    *out = (struct bound){.limit = cst_quota_group_limit(quota, rule, resource),
+    *out = (struct bound){.limit = cstd_quota_group_limit(quota, rule, resource),
                           .used = quota->group_used[rule][resource],
                           .rule = &quota->rules.rules[rule]};
 }
 
 static uint64_t left_of(const struct bound *bound)
 {
-    if (bound->limit == CST_QUOTA_NONE) {
-        return CST_QUOTA_NONE;
+    if (bound->limit == CSTD_QUOTA_NONE) {
+        return CSTD_QUOTA_NONE;
     }
     return bound->used < bound->limit ? bound->limit - bound->used : 0;
 }
 
 /* Find the limit that leaves @account the least. */
-static void find_bound(const struct cst_quota_account *account, unsigned resource,
+static void find_bound(const struct cstd_quota_account *account, unsigned resource,
                        struct bound *out)
 {
     struct bound other;
@@ -129,7 +130,8 @@ static void find_bound(const struct cst_quota_account *account, unsigned resourc
 
 /* -- opening and closing -------------------------------------------------------------------- */
 
-void cst_quota_init(struct cst_quota *quota, const struct cst_quota_rules *rules, const uid_t *sole)
+void cstd_quota_init(struct cstd_quota *quota, const struct cstd_quota_rules *rules,
+                     const uid_t *sole)
 {
     memset(quota, 0, sizeof *quota);
     quota->rules = *rules;
@@ -141,28 +143,28 @@ void cst_quota_init(struct cst_quota *quota, const struct cst_quota_rules *rules
     }
 }
 
-static void free_account(struct cst_quota_account *account)
+static void free_account(struct cstd_quota_account *account)
 {
     LIST_REMOVE(account, link);
     free(account->gids);
     free(account);
 }
 
-void cst_quota_close(struct cst_quota *quota)
+void cstd_quota_close(struct cstd_quota *quota)
 {
     while (!LIST_EMPTY(&quota->accounts)) {
         free_account(LIST_FIRST(&quota->accounts));
     }
 }
 
-void cst_quota_set_total(struct cst_quota *quota, enum cst_quota_key key, uint64_t total)
+void cstd_quota_set_total(struct cstd_quota *quota, enum cstd_quota_key key, uint64_t total)
 {
     quota->totals[key] = total;
 }
 
-unsigned cst_quota_add_pool(struct cst_quota *quota, const char *name, uint64_t total)
+unsigned cstd_quota_add_pool(struct cstd_quota *quota, const char *name, uint64_t total)
 {
-    unsigned i = quota->n_pools++, resource = i == 0 ? CST_QUOTA_POOL : CST_QUOTA_KEYS + i - 1;
+    unsigned i = quota->n_pools++, resource = i == 0 ? CSTD_QUOTA_POOL : CSTD_QUOTA_KEYS + i - 1;
 
     quota->names[i] = name;
     quota->totals[resource] = total;
@@ -171,7 +173,7 @@ unsigned cst_quota_add_pool(struct cst_quota *quota, const char *name, uint64_t 
 
 /* -- groups --------------------------------------------------------------------------------- */
 
-static bool is_member(const struct cst_quota_account *account, gid_t gid)
+static bool is_member(const struct cstd_quota_account *account, gid_t gid)
 {
     for (size_t i = 0; i < account->n_gids; i++) {
         if (account->gids[i] == gid) {
@@ -182,26 +184,26 @@ static bool is_member(const struct cst_quota_account *account, gid_t gid)
 }
 
 /* Add @account to the limited groups of which it is a member and that do not count it yet. */
-static void join_groups(struct cst_quota_account *account)
+static void join_groups(struct cstd_quota_account *account)
 {
-    struct cst_quota *quota = account->quota;
+    struct cstd_quota *quota = account->quota;
 
     for (unsigned i = 0; i < quota->rules.n_rules; i++) {
-        const struct cst_quota_rule *rule = &quota->rules.rules[i];
+        const struct cstd_quota_rule *rule = &quota->rules.rules[i];
 
-        if (rule->whose != CST_QUOTA_GID || (account->groups >> i & 1) != 0 ||
+        if (rule->whose != CSTD_QUOTA_GID || (account->groups >> i & 1) != 0 ||
             !is_member(account, rule->id)) {
             continue;
         }
         account->groups |= UINT64_C(1) << i;
-        for (unsigned r = 0; r < CST_QUOTA_RESOURCES; r++) {
+        for (unsigned r = 0; r < CSTD_QUOTA_RESOURCES; r++) {
             quota->group_used[i][r] += account->used[r];
         }
     }
 }
 
 /* Remember all groups, even unlimited ones, because a reload may limit them. */
-static int add_groups(struct cst_quota_account *account, const gid_t *groups, size_t n_groups,
+static int add_groups(struct cstd_quota_account *account, const gid_t *groups, size_t n_groups,
                       struct cst_err *err)
 {
     size_t n_new = 0;
@@ -228,9 +230,9 @@ static int add_groups(struct cst_quota_account *account, const gid_t *groups, si
     return CST_OK;
 }
 
-void cst_quota_reload(struct cst_quota *quota, const struct cst_quota_rules *rules)
+void cstd_quota_reload(struct cstd_quota *quota, const struct cstd_quota_rules *rules)
 {
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
 
     /* The numbers of rules have changed, hence memberships and sums are computed anew. */
     quota->rules = *rules;
@@ -244,9 +246,9 @@ void cst_quota_reload(struct cst_quota *quota, const struct cst_quota_rules *rul
 
 /* -- accounts ------------------------------------------------------------------------------- */
 
-static struct cst_quota_account *find_or_make(struct cst_quota *quota, uid_t uid)
+static struct cstd_quota_account *find_or_make(struct cstd_quota *quota, uid_t uid)
 {
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
 
     LIST_FOREACH(account, &quota->accounts, link)
     {
@@ -260,16 +262,16 @@ static struct cst_quota_account *find_or_make(struct cst_quota *quota, uid_t uid
         account->quota = quota;
         account->uid = uid;
         account->n_refs = 1;
-        cst_turns_init_user(&account->turns);
+        cstd_turns_init_user(&account->turns);
         LIST_INSERT_HEAD(&quota->accounts, account, link);
     }
     return account;
 }
 
-int cst_quota_open(struct cst_quota *quota, uid_t uid, const gid_t *groups, size_t n_groups,
-                   struct cst_quota_account **out, struct cst_err *err)
+int cstd_quota_open(struct cstd_quota *quota, uid_t uid, const gid_t *groups, size_t n_groups,
+                    struct cstd_quota_account **out, struct cst_err *err)
 {
-    struct cst_quota_account *account = find_or_make(quota, uid);
+    struct cstd_quota_account *account = find_or_make(quota, uid);
     int rc;
 
     if (account == NULL) {
@@ -277,14 +279,14 @@ int cst_quota_open(struct cst_quota *quota, uid_t uid, const gid_t *groups, size
     }
     rc = add_groups(account, groups, n_groups, err);
     if (rc != CST_OK) {
-        cst_quota_unref(account);
+        cstd_quota_unref(account);
         return rc;
     }
     *out = account;
     return CST_OK;
 }
 
-struct cst_quota_account *cst_quota_ref(struct cst_quota_account *account)
+struct cstd_quota_account *cstd_quota_ref(struct cstd_quota_account *account)
 {
     if (account != NULL) {
         account->n_refs++;
@@ -292,7 +294,7 @@ struct cst_quota_account *cst_quota_ref(struct cst_quota_account *account)
     return account;
 }
 
-void cst_quota_unref(struct cst_quota_account *account)
+void cstd_quota_unref(struct cstd_quota_account *account)
 {
     if (account != NULL && --account->n_refs == 0) {
         free_account(account);
@@ -302,11 +304,11 @@ void cst_quota_unref(struct cst_quota_account *account)
 /* -- use ------------------------------------------------------------------------------------ */
 
 /* Write who is limited ("uid 1000"), and where the limit is set ("jobs in [quota uid:1000]"). */
-static void describe(const struct cst_quota_account *account, unsigned resource,
+static void describe(const struct cstd_quota_account *account, unsigned resource,
                      const struct bound *bound, char who[32], char where[80])
 {
-    const char *key = cst_quota_kinds[cst_quota_key_of(resource)].key;
-    bool is_group = bound->rule != NULL && bound->rule->whose == CST_QUOTA_GID;
+    const char *key = cstd_quota_kinds[cstd_quota_key_of(resource)].key;
+    bool is_group = bound->rule != NULL && bound->rule->whose == CSTD_QUOTA_GID;
 
     (void)snprintf(who, 32, is_group ? "gid %u" : "uid %u",
                    is_group ? bound->rule->id : (unsigned)account->uid);
@@ -315,24 +317,24 @@ static void describe(const struct cst_quota_account *account, unsigned resource,
                        bound->rule->id);
     } else {
         (void)snprintf(where, 80, "%s in [quota]%s", key,
-                       !bound->is_default                            ? ""
-                       : cst_quota_key_of(resource) == CST_QUOTA_TTL ? ", by default"
-                                                                     : ", by default 50%");
+                       !bound->is_default                              ? ""
+                       : cstd_quota_key_of(resource) == CSTD_QUOTA_TTL ? ", by default"
+                                                                       : ", by default 50%");
     }
 }
 
-static void words_of(const struct cst_quota_account *account, unsigned resource,
+static void words_of(const struct cstd_quota_account *account, unsigned resource,
                      const struct bound *bound, char *out, size_t n)
 {
-    const struct cst_quota_kind *kind = &cst_quota_kinds[cst_quota_key_of(resource)];
-    const char *device = cst_quota_pool_name(account->quota, resource);
+    const struct cstd_quota_kind *kind = &cstd_quota_kinds[cstd_quota_key_of(resource)];
+    const char *device = cstd_quota_pool_name(account->quota, resource);
     char who[32], where[80], used[CST_SIZE_TEXT], limit[CST_SIZE_TEXT];
 
     describe(account, resource, bound, who, where);
-    if (kind->unit == CST_QUOTA_SECONDS) {
+    if (kind->unit == CSTD_QUOTA_SECONDS) {
         (void)snprintf(out, n, "%s may have %" PRIu64 " %s (%s)", who, bound->limit, kind->words,
                        where);
-    } else if (kind->unit == CST_QUOTA_BYTES) {
+    } else if (kind->unit == CSTD_QUOTA_BYTES) {
         (void)snprintf(out, n, "%s has %s of %s of %s (%s)", who, cst_size_text(bound->used, used),
                        cst_size_text(bound->limit, limit), device != NULL ? device : kind->words,
                        where);
@@ -342,8 +344,8 @@ static void words_of(const struct cst_quota_account *account, unsigned resource,
     }
 }
 
-void cst_quota_words(const struct cst_quota_account *account, unsigned resource, char *out,
-                     size_t n)
+void cstd_quota_words(const struct cstd_quota_account *account, unsigned resource, char *out,
+                      size_t n)
 {
     struct bound bound;
 
@@ -351,24 +353,24 @@ void cst_quota_words(const struct cst_quota_account *account, unsigned resource,
     words_of(account, resource, &bound, out, n);
 }
 
-static int refuse(const struct cst_quota_account *account, unsigned resource,
+static int refuse(const struct cstd_quota_account *account, unsigned resource,
                   const struct bound *bound, uint64_t amount, const char *what, struct cst_err *err)
 {
-    enum cst_quota_key key = cst_quota_key_of(resource);
-    char words[CST_QUOTA_WORDS], wants[CST_SIZE_EXACT];
+    enum cstd_quota_key key = cstd_quota_key_of(resource);
+    char words[CSTD_QUOTA_WORDS], wants[CST_SIZE_EXACT];
 
     words_of(account, resource, bound, words, sizeof words);
-    if (cst_quota_kinds[key].unit == CST_QUOTA_BYTES) {
+    if (cstd_quota_kinds[key].unit == CSTD_QUOTA_BYTES) {
         (void)cst_size_exact(amount, wants);
     } else {
         (void)snprintf(wants, sizeof wants, "%" PRIu64, amount);
     }
-    return cst_err_set(err, cst_quota_kinds[key].status, "%s: %s wants %s%s", words, what, wants,
-                       key == CST_QUOTA_TTL ? "" : " more");
+    return cst_err_set(err, cstd_quota_kinds[key].status, "%s: %s wants %s%s", words, what, wants,
+                       key == CSTD_QUOTA_TTL ? "" : " more");
 }
 
-int cst_quota_check(const struct cst_quota_account *account, unsigned resource, uint64_t amount,
-                    const char *what, struct cst_err *err)
+int cstd_quota_check(const struct cstd_quota_account *account, unsigned resource, uint64_t amount,
+                     const char *what, struct cst_err *err)
 {
     struct bound bound;
 
@@ -382,7 +384,7 @@ int cst_quota_check(const struct cst_quota_account *account, unsigned resource, 
 
 /* Add @amount to the user's use and to the use of the user's limited groups. To subtract, the
  * caller passes the negative amount, and the sums wrap. */
-static void count(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+static void count(struct cstd_quota_account *account, unsigned resource, uint64_t amount)
 {
     account->used[resource] += amount;
     for (unsigned i = 0; account->groups != 0 && i < account->quota->rules.n_rules; i++) {
@@ -392,10 +394,10 @@ static void count(struct cst_quota_account *account, unsigned resource, uint64_t
     }
 }
 
-int cst_quota_take(struct cst_quota_account *account, unsigned resource, uint64_t amount,
-                   const char *what, struct cst_err *err)
+int cstd_quota_take(struct cstd_quota_account *account, unsigned resource, uint64_t amount,
+                    const char *what, struct cst_err *err)
 {
-    int rc = cst_quota_check(account, resource, amount, what, err);
+    int rc = cstd_quota_check(account, resource, amount, what, err);
 
     if (rc == CST_OK && account != NULL) {
         count(account, resource, amount);
@@ -403,14 +405,14 @@ int cst_quota_take(struct cst_quota_account *account, unsigned resource, uint64_
     return rc;
 }
 
-void cst_quota_force(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+void cstd_quota_force(struct cstd_quota_account *account, unsigned resource, uint64_t amount)
 {
     if (account != NULL) {
         count(account, resource, amount);
     }
 }
 
-void cst_quota_give(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+void cstd_quota_give(struct cstd_quota_account *account, unsigned resource, uint64_t amount)
 {
     if (account != NULL) {
         assert(account->used[resource] >= amount);
@@ -418,7 +420,7 @@ void cst_quota_give(struct cst_quota_account *account, unsigned resource, uint64
     }
 }
 
-uint64_t cst_quota_limit(const struct cst_quota_account *account, unsigned resource)
+uint64_t cstd_quota_limit(const struct cstd_quota_account *account, unsigned resource)
 {
     struct bound bound;
 
@@ -426,12 +428,12 @@ uint64_t cst_quota_limit(const struct cst_quota_account *account, unsigned resou
     return bound.limit;
 }
 
-uint64_t cst_quota_left(const struct cst_quota_account *account, unsigned resource)
+uint64_t cstd_quota_left(const struct cstd_quota_account *account, unsigned resource)
 {
     struct bound bound;
 
     if (account == NULL) {
-        return CST_QUOTA_NONE;
+        return CSTD_QUOTA_NONE;
     }
     find_bound(account, resource, &bound);
     return left_of(&bound);

@@ -13,14 +13,14 @@
 /* Name of the section for every uid; other sections are "quota uid:N" and so on. */
 static const char plain[] = "quota";
 
-const struct cst_quota_kind cst_quota_kinds[CST_QUOTA_KEYS] = {
-#define CST_QUOTA_X(name, key, unit, least, status, words)                                         \
-    [CST_QUOTA_##name] = {key, CST_QUOTA_##unit, least, status, words},
-    CST_QUOTA_MAP(CST_QUOTA_X)
-#undef CST_QUOTA_X
+const struct cstd_quota_kind cstd_quota_kinds[CSTD_QUOTA_KEYS] = {
+#define CSTD_QUOTA_X(name, key, unit, least, status, words)                                        \
+    [CSTD_QUOTA_##name] = {key, CSTD_QUOTA_##unit, least, status, words},
+    CSTD_QUOTA_MAP(CSTD_QUOTA_X)
+#undef CSTD_QUOTA_X
 };
 
-bool cst_quota_rules_is_section(const char *section)
+bool cstd_quota_rules_is_section(const char *section)
 {
     size_t n = sizeof plain - 1;
 
@@ -41,21 +41,21 @@ static bool parse_id(const char *text, uint32_t *out)
     return true;
 }
 
-static int parse_whose(const char *text, enum cst_quota_whose *whose, uint32_t *id,
+static int parse_whose(const char *text, enum cstd_quota_whose *whose, uint32_t *id,
                        struct cst_err *err)
 {
     const struct passwd *pw;
     const struct group *gr;
 
     if (strncmp(text, "uid:", 4) == 0 && parse_id(text + 4, id)) {
-        *whose = CST_QUOTA_UID;
+        *whose = CSTD_QUOTA_UID;
     } else if (strncmp(text, "gid:", 4) == 0 && parse_id(text + 4, id)) {
-        *whose = CST_QUOTA_GID;
+        *whose = CSTD_QUOTA_GID;
     } else if (strncmp(text, "user:", 5) == 0 && (pw = getpwnam(text + 5)) != NULL) {
-        *whose = CST_QUOTA_UID;
+        *whose = CSTD_QUOTA_UID;
         *id = pw->pw_uid;
     } else if (strncmp(text, "group:", 6) == 0 && (gr = getgrnam(text + 6)) != NULL) {
-        *whose = CST_QUOTA_GID;
+        *whose = CSTD_QUOTA_GID;
         *id = gr->gr_gid;
     } else {
         return cst_err_set(err, CST_EINVAL,
@@ -66,8 +66,8 @@ static int parse_whose(const char *text, enum cst_quota_whose *whose, uint32_t *
     return CST_OK;
 }
 
-const struct cst_quota_rule *cst_quota_rules_find(const struct cst_quota_rules *rules,
-                                                  enum cst_quota_whose whose, uint32_t id)
+const struct cstd_quota_rule *cstd_quota_rules_find(const struct cstd_quota_rules *rules,
+                                                    enum cstd_quota_whose whose, uint32_t id)
 {
     for (unsigned i = 0; i < rules->n_rules; i++) {
         if (rules->rules[i].whose == whose && rules->rules[i].id == id) {
@@ -78,10 +78,10 @@ const struct cst_quota_rule *cst_quota_rules_find(const struct cst_quota_rules *
 }
 
 /* Find the limits of @section, or add them. */
-static int find_limits(struct cst_quota_rules *rules, const char *section,
-                       struct cst_quota_limit **out, struct cst_err *err)
+static int find_limits(struct cstd_quota_rules *rules, const char *section,
+                       struct cstd_quota_limit **out, struct cst_err *err)
 {
-    enum cst_quota_whose whose = CST_QUOTA_UID;
+    enum cstd_quota_whose whose = CSTD_QUOTA_UID;
     uint32_t id = 0;
 
     if (strcmp(section, plain) == 0) {
@@ -97,11 +97,11 @@ static int find_limits(struct cst_quota_rules *rules, const char *section,
             return CST_OK;
         }
     }
-    if (rules->n_rules == CST_QUOTA_MAX_RULES) {
+    if (rules->n_rules == CSTD_QUOTA_MAX_RULES) {
         return cst_err_set(err, CST_EINVAL, "more than %d sections of users and groups",
-                           CST_QUOTA_MAX_RULES);
+                           CSTD_QUOTA_MAX_RULES);
     }
-    rules->rules[rules->n_rules] = (struct cst_quota_rule){.whose = whose, .id = id};
+    rules->rules[rules->n_rules] = (struct cstd_quota_rule){.whose = whose, .id = id};
     *out = rules->rules[rules->n_rules++].limits;
     return CST_OK;
 }
@@ -112,36 +112,36 @@ static int find_key(const char *key, const char *section, struct cst_err *err)
 {
     char known[128] = "";
 
-    for (int i = 0; i < CST_QUOTA_KEYS; i++) {
+    for (int i = 0; i < CSTD_QUOTA_KEYS; i++) {
         size_t used = strlen(known);
 
-        if (strcmp(cst_quota_kinds[i].key, key) == 0) {
+        if (strcmp(cstd_quota_kinds[i].key, key) == 0) {
             return i;
         }
         (void)snprintf(known + used, sizeof known - used, "%s%s", used > 0 ? ", " : "",
-                       cst_quota_kinds[i].key);
+                       cstd_quota_kinds[i].key);
     }
     (void)cst_err_set(err, CST_EINVAL, "unknown key '%s' in [%s] (known: %s)", key, section, known);
     return -1;
 }
 
 /* Accepts "12.5%", "64G" and "8". */
-static int parse_amount(const char *value, struct cst_quota_limit *out, struct cst_err *err)
+static int parse_amount(const char *value, struct cstd_quota_limit *out, struct cst_err *err)
 {
     double percent;
 
     out->percent = cst_size_percent(value, &percent) && percent <= 100;
     if (out->percent) {
-        out->value = (uint64_t)(percent * CST_QUOTA_WHOLE / 100 + 0.5);
+        out->value = (uint64_t)(percent * CSTD_QUOTA_WHOLE / 100 + 0.5);
         return CST_OK;
     }
     return cst_size_parse(value, 0, &out->value, err);
 }
 
-static int parse_limit(const struct cst_quota_kind *kind, const char *value,
-                       struct cst_quota_limit *out, struct cst_err *err)
+static int parse_limit(const struct cstd_quota_kind *kind, const char *value,
+                       struct cstd_quota_limit *out, struct cst_err *err)
 {
-    struct cst_quota_limit limit = {.given = true, .value = CST_QUOTA_NONE};
+    struct cstd_quota_limit limit = {.given = true, .value = CSTD_QUOTA_NONE};
     uint32_t seconds;
     int rc = CST_OK;
 
@@ -149,7 +149,7 @@ static int parse_limit(const struct cst_quota_kind *kind, const char *value,
         *out = limit;
         return CST_OK;
     }
-    if (kind->unit == CST_QUOTA_SECONDS) {
+    if (kind->unit == CSTD_QUOTA_SECONDS) {
         rc = cst_size_parse_seconds(value, UINT32_MAX, &seconds, err);
         limit.value = rc == CST_OK ? seconds : 0;
     } else {
@@ -158,8 +158,8 @@ static int parse_limit(const struct cst_quota_kind *kind, const char *value,
     if (rc != CST_OK) {
         return cst_err_set(
             err, CST_EINVAL, "'%s' is not a limit for %s (write %s, or 'none')", value, kind->words,
-            kind->unit == CST_QUOTA_SECONDS ? "a number with s, m, h or d"
-                                            : "a number with K, M, G or T, 0% to 100%");
+            kind->unit == CSTD_QUOTA_SECONDS ? "a number with s, m, h or d"
+                                             : "a number with K, M, G or T, 0% to 100%");
     }
     if (!limit.percent && limit.value < kind->least) {
         return cst_err_set(err, CST_EINVAL, "'%s' is too small: at least %" PRIu64 " %s", value,
@@ -169,10 +169,10 @@ static int parse_limit(const struct cst_quota_kind *kind, const char *value,
     return CST_OK;
 }
 
-int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, const char *key,
-                        const char *value, struct cst_err *err)
+int cstd_quota_rules_set(struct cstd_quota_rules *rules, const char *section, const char *key,
+                         const char *value, struct cst_err *err)
 {
-    struct cst_quota_limit *limits = NULL;
+    struct cstd_quota_limit *limits = NULL;
     int i = find_key(key, section, err);
 
     if (i < 0 || find_limits(rules, section, &limits, err) != CST_OK) {
@@ -181,19 +181,19 @@ int cst_quota_rules_set(struct cst_quota_rules *rules, const char *section, cons
     if (limits[i].given) {
         return cst_err_set(err, CST_EINVAL, "'%s' is set twice in [%s]", key, section);
     }
-    if (parse_limit(&cst_quota_kinds[i], value, &limits[i], err) != CST_OK) {
+    if (parse_limit(&cstd_quota_kinds[i], value, &limits[i], err) != CST_OK) {
         return cst_err_prefix(err, "%s", key);
     }
     return CST_OK;
 }
 
-uint64_t cst_quota_limit_amount(enum cst_quota_key key, const struct cst_quota_limit *limit,
-                                uint64_t total)
+uint64_t cstd_quota_limit_amount(enum cstd_quota_key key, const struct cstd_quota_limit *limit,
+                                 uint64_t total)
 {
-    const uint64_t whole = CST_QUOTA_WHOLE, least = cst_quota_kinds[key].least;
+    const uint64_t whole = CSTD_QUOTA_WHOLE, least = cstd_quota_kinds[key].least;
     uint64_t amount;
 
-    if (!limit->percent || limit->value == CST_QUOTA_NONE) {
+    if (!limit->percent || limit->value == CSTD_QUOTA_NONE) {
         return limit->value;
     }
     /* The product is split, since @total times the value could overflow. */

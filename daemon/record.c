@@ -16,7 +16,7 @@ struct issued {
     uint32_t kind;
 };
 
-struct cst_record {
+struct cstd_record {
     uint64_t n;    /* Number of intervals ever added. */
     uint64_t step; /* Number of steps committed. */
     /* ns: the last commit, or the sync if it was later; 0: neither has happened. */
@@ -25,12 +25,12 @@ struct cst_record {
     struct issued *in_flight;
     uint64_t n_slots; /* Length of in_flight. */
     uint64_t n_used;  /* Number of slots of in_flight in use. */
-    struct cst_record_interval ring[CST_RECORD_INTERVALS];
+    struct cstd_record_interval ring[CSTD_RECORD_INTERVALS];
 };
 
-struct cst_record *cst_record_open(void)
+struct cstd_record *cstd_record_open(void)
 {
-    struct cst_record *record = calloc(1, sizeof *record);
+    struct cstd_record *record = calloc(1, sizeof *record);
 
     if (record != NULL) {
         record->n_slots = FEW;
@@ -43,7 +43,7 @@ struct cst_record *cst_record_open(void)
     return record;
 }
 
-void cst_record_close(struct cst_record *record)
+void cstd_record_close(struct cstd_record *record)
 {
     if (record != NULL) {
         free(record->in_flight);
@@ -51,14 +51,14 @@ void cst_record_close(struct cst_record *record)
     free(record);
 }
 
-static struct issued *slot_of(const struct cst_record *record, uint64_t ticket)
+static struct issued *slot_of(const struct cstd_record *record, uint64_t ticket)
 {
     return &record->in_flight[ticket & (record->n_slots - 1)];
 }
 
 /* Double the table. Tickets that are in different slots stay in different slots. False: the table
  * has its maximum size, or there is no memory. */
-static bool grow(struct cst_record *record)
+static bool grow(struct cstd_record *record)
 {
     struct issued *old = record->in_flight;
     uint64_t n_old = record->n_slots;
@@ -78,13 +78,13 @@ static bool grow(struct cst_record *record)
     return true;
 }
 
-static void add(struct cst_record *record, const struct cst_record_interval *interval)
+static void add(struct cstd_record *record, const struct cstd_record_interval *interval)
 {
-    record->ring[record->n++ % CST_RECORD_INTERVALS] = *interval;
+    record->ring[record->n++ % CSTD_RECORD_INTERVALS] = *interval;
 }
 
-void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
-                      const struct cst_command *command, uint64_t now)
+void cstd_record_issue(struct cstd_record *record, enum cstd_record_kind kind,
+                       const struct cst_command *command, uint64_t now)
 {
     if (record == NULL) {
         return;
@@ -99,54 +99,54 @@ void cst_record_issue(struct cst_record *record, enum cst_record_kind kind,
         (struct issued){.ticket = command->ticket,
                         .asked = now,
                         .bytes = command->bytes,
-                        .chunk = kind == CST_RECORD_NORM ? UINT32_MAX : command->chunk,
+                        .chunk = kind == CSTD_RECORD_NORM ? UINT32_MAX : command->chunk,
                         .kind = kind};
 }
 
-void cst_record_done(struct cst_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
-                     uint64_t ended)
+void cstd_record_done(struct cstd_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
+                      uint64_t ended)
 {
     struct issued *issued = record != NULL ? slot_of(record, ticket) : NULL;
 
     if (issued == NULL || issued->ticket != ticket) {
         return;
     }
-    add(record, &(struct cst_record_interval){.kind = issued->kind,
-                                              .number = engine,
-                                              .chunk = issued->chunk,
-                                              .bytes = issued->bytes,
-                                              .step = record->step,
-                                              .asked = issued->asked,
-                                              .began = began,
-                                              .ended = ended > began ? ended : began});
+    add(record, &(struct cstd_record_interval){.kind = issued->kind,
+                                               .number = engine,
+                                               .chunk = issued->chunk,
+                                               .bytes = issued->bytes,
+                                               .step = record->step,
+                                               .asked = issued->asked,
+                                               .began = began,
+                                               .ended = ended > began ? ended : began});
     issued->ticket = 0;
     record->n_used--;
 }
 
-void cst_record_over(struct cst_record *record, uint64_t ticket, uint64_t now)
+void cstd_record_over(struct cstd_record *record, uint64_t ticket, uint64_t now)
 {
     if (record != NULL && slot_of(record, ticket)->ticket == ticket) {
-        cst_record_done(record, ticket, 0, slot_of(record, ticket)->asked, now);
+        cstd_record_done(record, ticket, 0, slot_of(record, ticket)->asked, now);
     }
 }
 
-void cst_record_wait(struct cst_record *record, uint32_t rank, uint32_t chunk, bool grad,
-                     bool ahead, uint64_t asked, uint64_t now)
+void cstd_record_wait(struct cstd_record *record, uint32_t rank, uint32_t chunk, bool grad,
+                      bool ahead, uint64_t asked, uint64_t now)
 {
     if (record != NULL) {
-        add(record, &(struct cst_record_interval){.kind = CST_RECORD_WAIT,
-                                                  .number = rank,
-                                                  .chunk = chunk,
-                                                  .ahead = ahead,
-                                                  .grad = grad,
-                                                  .step = record->step,
-                                                  .asked = asked,
-                                                  .began = asked,
-                                                  .ended = now});
+        add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_WAIT,
+                                                   .number = rank,
+                                                   .chunk = chunk,
+                                                   .ahead = ahead,
+                                                   .grad = grad,
+                                                   .step = record->step,
+                                                   .asked = asked,
+                                                   .began = asked,
+                                                   .ended = now});
     }
 }
 
-void cst_record_begin(struct cst_record *record, uint64_t step, uint64_t now)
+void cstd_record_begin(struct cstd_record *record, uint64_t step, uint64_t now)
 {
     if (record != NULL) {
         record->step = step;
@@ -154,19 +154,19 @@ void cst_record_begin(struct cst_record *record, uint64_t step, uint64_t now)
     }
 }
 
-void cst_record_commit(struct cst_record *record, uint64_t step, uint64_t now, uint64_t *ns)
+void cstd_record_commit(struct cstd_record *record, uint64_t step, uint64_t now, uint64_t *ns)
 {
     uint64_t took = 0;
 
     if (record != NULL && step > record->step) {
         took = record->began != 0 ? now - record->began : 0;
         if (took != 0) {
-            add(record, &(struct cst_record_interval){.kind = CST_RECORD_STEP,
-                                                      .chunk = UINT32_MAX,
-                                                      .step = step,
-                                                      .asked = record->began,
-                                                      .began = record->began,
-                                                      .ended = now});
+            add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_STEP,
+                                                       .chunk = UINT32_MAX,
+                                                       .step = step,
+                                                       .asked = record->began,
+                                                       .began = record->began,
+                                                       .ended = now});
         }
         record->step = step;
         record->began = now;
@@ -176,15 +176,15 @@ void cst_record_commit(struct cst_record *record, uint64_t step, uint64_t now, u
     }
 }
 
-void cst_record_range(const struct cst_record *record, uint64_t *first, uint64_t *end)
+void cstd_record_range(const struct cstd_record *record, uint64_t *first, uint64_t *end)
 {
     *end = record != NULL ? record->n : 0;
-    *first = *end > CST_RECORD_INTERVALS ? *end - CST_RECORD_INTERVALS : 0;
+    *first = *end > CSTD_RECORD_INTERVALS ? *end - CSTD_RECORD_INTERVALS : 0;
 }
 
-const struct cst_record_interval *cst_record_get(const struct cst_record *record, uint64_t i)
+const struct cstd_record_interval *cstd_record_get(const struct cstd_record *record, uint64_t i)
 {
-    return &record->ring[i % CST_RECORD_INTERVALS];
+    return &record->ring[i % CSTD_RECORD_INTERVALS];
 }
 
 /* Return whether @id is one of the @n @ids, which ascend. */
@@ -216,44 +216,44 @@ static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
     return i < n;
 }
 
-static enum cst_record_kind copy_kind(const struct cst_command *command,
-                                      const struct cst_record_ids *ids)
+static enum cstd_record_kind copy_kind(const struct cst_command *command,
+                                       const struct cstd_record_ids *ids)
 {
     const uint32_t *slabs = ids->v + ids->n_arenas + 1, *rooms = ids->v + ids->n - ids->n_rooms;
     uint32_t from = command->src[0].segment, to = command->dst[0].segment;
     uint32_t n_slabs = rooms > slabs ? (uint32_t)(rooms - slabs) : 0;
 
     if (has(slabs, n_slabs, to)) {
-        return CST_RECORD_LOAD;
+        return CSTD_RECORD_LOAD;
     }
     if (is_among(rooms, ids->n_rooms, to)) {
-        return CST_RECORD_STATES_UP;
+        return CSTD_RECORD_STATES_UP;
     }
     if (has(slabs, n_slabs, from)) {
-        return CST_RECORD_STAGE;
+        return CSTD_RECORD_STAGE;
     }
     if (is_among(rooms, ids->n_rooms, from)) {
-        return CST_RECORD_STATES_DOWN;
+        return CSTD_RECORD_STATES_DOWN;
     }
-    return is_among(ids->v, ids->n_arenas, to) ? CST_RECORD_WRITE : CST_RECORD_READ;
+    return is_among(ids->v, ids->n_arenas, to) ? CSTD_RECORD_WRITE : CSTD_RECORD_READ;
 }
 
-enum cst_record_kind cst_record_kind_of(const struct cst_command *command,
-                                        const struct cst_record_ids *ids)
+enum cstd_record_kind cstd_record_kind_of(const struct cst_command *command,
+                                          const struct cstd_record_ids *ids)
 {
     switch (command->kind) {
     case CST_COMMAND_COPY:
         return copy_kind(command, ids);
     case CST_COMMAND_REDUCE:
-        return CST_RECORD_REDUCE;
+        return CSTD_RECORD_REDUCE;
     case CST_COMMAND_NORM:
-        return CST_RECORD_NORM;
+        return CSTD_RECORD_NORM;
     case CST_COMMAND_UPDATE:
-        return CST_RECORD_UPDATE;
+        return CSTD_RECORD_UPDATE;
     case CST_COMMAND_FILL:
-        return CST_RECORD_FILL;
+        return CSTD_RECORD_FILL;
     case CST_COMMAND_CONVERT:
-        return CST_RECORD_CONVERT;
+        return CSTD_RECORD_CONVERT;
     }
-    return CST_RECORD_FILL;
+    return CSTD_RECORD_FILL;
 }

@@ -18,22 +18,22 @@ enum { LOOK_MS = 500 };
 /* Most bytes that one check punches, because freeing pages takes the loop's time. */
 static const uint64_t most_punched = UINT64_C(1) << 30;
 
-struct cst_remain {
-    TAILQ_ENTRY(cst_remain) link;
+struct cstd_remain {
+    TAILQ_ENTRY(cstd_remain) link;
     int fd;
     uint64_t bytes; /* Length of the file. */
     /* Bytes that are charged to budget and account: what the file held at the last check. */
     uint64_t charged;
-    struct cst_budget *budget;         /* Budget that the file is charged to. */
-    struct cst_quota_account *account; /* The user's account, a reference; NULL: none. */
+    struct cstd_budget *budget;         /* Budget that the file is charged to. */
+    struct cstd_quota_account *account; /* The user's account, a reference; NULL: none. */
 };
 
 static void on_timer(uv_timer_t *timer)
 {
-    cst_remains_look(timer->data);
+    cstd_remains_look(timer->data);
 }
 
-void cst_remains_init(struct cst_remains *remains, uv_loop_t *loop)
+void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop)
 {
     TAILQ_INIT(&remains->files);
     remains->n = 0;
@@ -53,18 +53,18 @@ static bool is_held(int fd)
     return false;
 }
 
-void cst_remains_punch(int fd, uint64_t bytes)
+void cstd_remains_punch(int fd, uint64_t bytes)
 {
     char size[CST_SIZE_TEXT];
 
     if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0) {
-        cst_log(CST_LOG_ERROR, "%s of memory that is no longer used cannot be freed: %s",
-                cst_size_text(bytes, size), strerror(errno));
+        cstd_log(CSTD_LOG_ERROR, "%s of memory that is no longer used cannot be freed: %s",
+                 cst_size_text(bytes, size), strerror(errno));
     }
 }
 
 /* Return the bytes of memory that the file holds. */
-static uint64_t size_of(const struct cst_remain *file)
+static uint64_t size_of(const struct cstd_remain *file)
 {
     struct stat st;
     uint64_t there = fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
@@ -72,30 +72,30 @@ static uint64_t size_of(const struct cst_remain *file)
     return there < file->bytes ? there : file->bytes;
 }
 
-static void recount(struct cst_remain *file, uint64_t bytes)
+static void recount(struct cstd_remain *file, uint64_t bytes)
 {
     if (bytes > file->charged) {
-        cst_budget_force(file->budget, file->account, bytes - file->charged);
+        cstd_budget_force(file->budget, file->account, bytes - file->charged);
         file->budget->kept += bytes - file->charged;
     } else {
-        cst_budget_give(file->budget, file->account, file->charged - bytes);
+        cstd_budget_give(file->budget, file->account, file->charged - bytes);
         file->budget->kept -= file->charged - bytes;
     }
     file->charged = bytes;
 }
 
-static void forget(struct cst_remains *remains, struct cst_remain *file)
+static void forget(struct cstd_remains *remains, struct cstd_remain *file)
 {
     recount(file, 0);
-    cst_quota_give(file->account, CST_QUOTA_DESCRIPTORS, 1);
-    cst_quota_unref(file->account);
+    cstd_quota_give(file->account, CSTD_QUOTA_DESCRIPTORS, 1);
+    cstd_quota_unref(file->account);
     (void)close(file->fd);
     TAILQ_REMOVE(&remains->files, file, link);
     remains->n--;
     free(file);
 }
 
-void cst_remains_close(struct cst_remains *remains)
+void cstd_remains_close(struct cstd_remains *remains)
 {
     while (!TAILQ_EMPTY(&remains->files)) {
         forget(remains, TAILQ_FIRST(&remains->files));
@@ -104,38 +104,38 @@ void cst_remains_close(struct cst_remains *remains)
 }
 
 /* Keep the file, with its whole length charged at first. */
-static struct cst_remain *keep(struct cst_remains *remains, int fd, uint64_t bytes,
-                               struct cst_budget *budget, struct cst_quota_account *account)
+static struct cstd_remain *keep(struct cstd_remains *remains, int fd, uint64_t bytes,
+                                struct cstd_budget *budget, struct cstd_quota_account *account)
 {
-    struct cst_remain *file = calloc(1, sizeof *file);
+    struct cstd_remain *file = calloc(1, sizeof *file);
 
     if (file != NULL) {
-        *file = (struct cst_remain){.fd = fd,
-                                    .bytes = bytes,
-                                    .charged = bytes,
-                                    .budget = budget,
-                                    .account = cst_quota_ref(account)};
+        *file = (struct cstd_remain){.fd = fd,
+                                     .bytes = bytes,
+                                     .charged = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account)};
         budget->kept += bytes;
-        cst_quota_force(account, CST_QUOTA_DESCRIPTORS, 1);
+        cstd_quota_force(account, CSTD_QUOTA_DESCRIPTORS, 1);
         TAILQ_INSERT_TAIL(&remains->files, file, link);
         remains->n++;
     }
     return file;
 }
 
-void cst_remains_drop(struct cst_remains *remains, int fd, uint64_t bytes,
-                      struct cst_budget *budget, struct cst_quota_account *account)
+void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
+                       struct cstd_budget *budget, struct cstd_quota_account *account)
 {
-    struct cst_remain *file = NULL;
+    struct cstd_remain *file = NULL;
 
-    cst_remains_punch(fd, bytes);
+    cstd_remains_punch(fd, bytes);
     if (is_held(fd)) {
         file = keep(remains, fd, bytes, budget, account);
     }
     /* Nobody else holds the file, or there is no memory to remember it. */
     if (file == NULL) {
         (void)close(fd);
-        cst_budget_give(budget, account, bytes);
+        cstd_budget_give(budget, account, bytes);
         return;
     }
     recount(file, size_of(file));
@@ -144,9 +144,9 @@ void cst_remains_drop(struct cst_remains *remains, int fd, uint64_t bytes,
     }
 }
 
-void cst_remains_look(struct cst_remains *remains)
+void cstd_remains_look(struct cstd_remains *remains)
 {
-    struct cst_remain *file, *next;
+    struct cstd_remain *file, *next;
     uint64_t punched = 0;
 
     for (file = TAILQ_FIRST(&remains->files); file != NULL; file = next) {
@@ -158,7 +158,7 @@ void cst_remains_look(struct cst_remains *remains)
         recount(file, size_of(file));
         if (file->charged > 0 && punched < most_punched) {
             punched += file->charged;
-            cst_remains_punch(file->fd, file->bytes);
+            cstd_remains_punch(file->fd, file->bytes);
         }
     }
     if (remains->n == 0) {

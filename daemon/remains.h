@@ -7,7 +7,7 @@
  * the user, and punches it out again.
  *
  * The kernel tells whether another process has a file: workers receive descriptors that are opened
- * anew (see cst_segment_share), and a read lease on the daemon's own descriptor is granted only if
+ * anew (see cstd_segment_share), and a read lease on the daemon's own descriptor is granted only if
  * no such descriptor or mapping is left in any process. If the kernel supports no leases, the file
  * is closed after it was punched.
  *
@@ -21,30 +21,30 @@
 
 #include <uv.h>
 
-struct cst_remain; /* private: one file */
+struct cstd_remain; /* private: one file */
 
-struct cst_remains {
+struct cstd_remains {
     uv_timer_t timer; /* Runs while there are files; does not keep the loop running. */
-    TAILQ_HEAD(, cst_remain) files;
+    TAILQ_HEAD(, cstd_remain) files;
     uint32_t n; /* Number of files. */
 };
 
 /* Free all memory of the memfd @fd of @bytes, for the daemon and for all processes that map it. */
-void cst_remains_punch(int fd, uint64_t bytes);
+void cstd_remains_punch(int fd, uint64_t bytes);
 
-void cst_remains_init(struct cst_remains *remains, uv_loop_t *loop);
+void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop);
 
 /* Forget all files. The loop must run once more, to close the timer's handle. */
-void cst_remains_close(struct cst_remains *remains);
+void cstd_remains_close(struct cstd_remains *remains);
 
 /* Drop the memfd @fd of @bytes, which is charged to @budget and @account. Takes over the descriptor
  * and the charge. The charge is given back when the memory is free; this is at once, unless another
  * process writes to the file meanwhile. */
-void cst_remains_drop(struct cst_remains *remains, int fd, uint64_t bytes,
-                      struct cst_budget *budget, struct cst_quota_account *account);
+void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
+                       struct cstd_budget *budget, struct cstd_quota_account *account);
 
 /* Check all files now: charge and punch the memory that has come back, and forget the files that no
  * other process holds. */
-void cst_remains_look(struct cst_remains *remains);
+void cstd_remains_look(struct cstd_remains *remains);
 
 #endif

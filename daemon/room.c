@@ -7,14 +7,15 @@
 
 #include <inttypes.h>
 
-struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *gpu, uint32_t rank)
+struct cstd_gpu *cstd_room_accelerator(struct cstd_daemon *daemon, struct cstd_gpu *gpu,
+                                       uint32_t rank)
 {
-    struct cst_gpu_list *paced = &daemon->gpus.paced;
+    struct cstd_gpu_list *paced = &daemon->gpus.paced;
 
     return gpu != NULL || paced->n == 0 ? gpu : &paced->v[rank % paced->n];
 }
 
-static bool is_room_open(const struct cst_worker *worker)
+static bool is_room_open(const struct cstd_worker *worker)
 {
     const struct cst_plan_config asked = {.update_room = worker->room_asked,
                                           .device_states = worker->states_asked};
@@ -22,23 +23,23 @@ static bool is_room_open(const struct cst_worker *worker)
     return cst_plan_chooses_room(&asked);
 }
 
-bool cst_room_is_open(const struct cst_worker *worker)
+bool cstd_room_is_open(const struct cstd_worker *worker)
 {
     return is_room_open(worker) || worker->states_asked == CST_PLAN_ROOM_AUTO;
 }
 
-bool cst_room_is_chosen(const struct cst_worker *worker)
+bool cstd_room_is_chosen(const struct cstd_worker *worker)
 {
     return (worker->update_room > 0 && worker->update_room != worker->room_asked) ||
            (worker->device_states > 0 && worker->device_states != worker->states_asked);
 }
 
-void cst_room_settle(struct cst_job *job)
+void cstd_room_settle(struct cstd_job *job)
 {
     const struct cst_plan_choice *choice = job->plan.valid ? &job->plan.choice : NULL;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        struct cst_worker *worker = &job->workers[r];
+        struct cstd_worker *worker = &job->workers[r];
 
         worker->update_room = worker->room_asked;
         worker->device_states = worker->states_asked;
@@ -51,11 +52,11 @@ void cst_room_settle(struct cst_job *job)
     }
 }
 
-int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err)
+int cstd_room_check_wish(const struct cstd_job_wish *wish, struct cst_err *err)
 {
     const struct cst_plan_config asked = {.update_room = wish->update_room,
                                           .device_states = wish->device_states,
-                                          .states = cst_job_options_states(&wish->options)};
+                                          .states = cstd_job_options_states(&wish->options)};
     bool open =
         wish->update_room == CST_PLAN_ROOM_AUTO || wish->device_states == CST_PLAN_ROOM_AUTO;
     int rc = open ? cst_plan_check_rooms(&asked, err) : CST_OK;
@@ -71,14 +72,14 @@ int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err)
 }
 
 /* The ranks take turns, hence some accelerators may have one more rank than others. */
-uint64_t cst_room_left(const struct cst_job *job)
+uint64_t cstd_room_left(const struct cstd_job *job)
 {
-    const struct cst_gpu_list *paced = &job->daemon->gpus.paced;
+    const struct cstd_gpu_list *paced = &job->daemon->gpus.paced;
     uint32_t n = job->world < paced->n ? job->world : paced->n;
     uint64_t least = UINT64_MAX;
 
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t left = cst_budget_left(&paced->v[i].pool, job->account);
+        uint64_t left = cstd_budget_left(&paced->v[i].pool, job->account);
 
         least = left < least ? left : least;
     }
@@ -87,7 +88,7 @@ uint64_t cst_room_left(const struct cst_job *job)
 
 /* Find the entry of @gpu, or add one of 0 bytes. NULL: there are CST_CORE_MAX_ROOMS entries
  * already. */
-static struct cst_room *find(struct cst_room *rooms, uint32_t *n, struct cst_gpu *gpu)
+static struct cstd_room *find(struct cstd_room *rooms, uint32_t *n, struct cstd_gpu *gpu)
 {
     for (uint32_t i = 0; i < *n; i++) {
         if (rooms[i].gpu == gpu) {
@@ -97,17 +98,17 @@ static struct cst_room *find(struct cst_room *rooms, uint32_t *n, struct cst_gpu
     if (*n == CST_CORE_MAX_ROOMS) {
         return NULL;
     }
-    rooms[*n] = (struct cst_room){.gpu = gpu};
+    rooms[*n] = (struct cstd_room){.gpu = gpu};
     return &rooms[(*n)++];
 }
 
-uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE_MAX_ROOMS])
+uint32_t cstd_room_list(const struct cstd_job *job, struct cstd_room rooms[CST_CORE_MAX_ROOMS])
 {
     uint32_t n = 0, kept = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_worker *worker = &job->workers[r];
-        struct cst_room *room =
+        const struct cstd_worker *worker = &job->workers[r];
+        struct cstd_room *room =
             worker->accelerator != NULL ? find(rooms, &n, worker->accelerator) : NULL;
 
         if (room != NULL) {
@@ -115,7 +116,7 @@ uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t grain = cst_memory_grain(job->daemon, rooms[i].gpu);
+        uint64_t grain = cstd_memory_grain(job->daemon, rooms[i].gpu);
 
         rooms[i].bytes -= rooms[i].bytes % grain;
         if (rooms[i].bytes > 0) {
@@ -126,7 +127,7 @@ uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE
 }
 
 /* Return the bytes for states that stay on @gpu. */
-static uint64_t states_on(const struct cst_job *job, const struct cst_gpu *gpu)
+static uint64_t states_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
 {
     uint64_t bytes = 0;
 
@@ -138,11 +139,11 @@ static uint64_t states_on(const struct cst_job *job, const struct cst_gpu *gpu)
 
 /* Refuse a device reservation that rounding down to the accelerator's granularity would make
  * empty. */
-static int check_grain(const struct cst_job *job, struct cst_err *err)
+static int check_grain(const struct cstd_job *job, struct cst_err *err)
 {
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_worker *worker = &job->workers[r];
-        uint64_t grain = cst_memory_grain(job->daemon, worker->accelerator), bytes = 0;
+        const struct cstd_worker *worker = &job->workers[r];
+        uint64_t grain = cstd_memory_grain(job->daemon, worker->accelerator), bytes = 0;
         char wish[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
 
         for (uint32_t other = 0; other < job->world; other++) {
@@ -162,11 +163,11 @@ static int check_grain(const struct cst_job *job, struct cst_err *err)
 }
 
 /* Refuse states on an accelerator without a device reservation. */
-static int check_devices(const struct cst_job *job, const struct cst_room *rooms, uint32_t n,
+static int check_devices(const struct cstd_job *job, const struct cstd_room *rooms, uint32_t n,
                          struct cst_err *err)
 {
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_worker *worker = &job->workers[r];
+        const struct cstd_worker *worker = &job->workers[r];
         bool found = worker->device_states == 0;
         char states[CST_SIZE_EXACT];
 
@@ -183,11 +184,11 @@ static int check_devices(const struct cst_job *job, const struct cst_room *rooms
     return CST_OK;
 }
 
-int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config,
-                     struct cst_err *err)
+int cstd_room_devices(const struct cstd_job *job, struct cst_layout_config *config,
+                      struct cst_err *err)
 {
-    struct cst_room rooms[CST_CORE_MAX_ROOMS];
-    uint32_t n = cst_room_list(job, rooms);
+    struct cstd_room rooms[CST_CORE_MAX_ROOMS];
+    uint32_t n = cstd_room_list(job, rooms);
     int rc = check_grain(job, err);
 
     rc = rc == CST_OK ? check_devices(job, rooms, n, err) : rc;
@@ -203,17 +204,17 @@ int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config
             config->devices[config->n_devices++] =
                 (struct cst_layout_device){.engine = rooms[i].gpu->engine,
                                            .bytes = bytes,
-                                           .grain = cst_memory_grain(job->daemon, rooms[i].gpu),
+                                           .grain = cstd_memory_grain(job->daemon, rooms[i].gpu),
                                            .room_bytes = rooms[i].bytes};
         }
     }
     return rc;
 }
 
-uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu)
+uint64_t cstd_room_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu)
 {
-    struct cst_room rooms[CST_CORE_MAX_ROOMS];
-    uint32_t n = cst_room_list(job, rooms);
+    struct cstd_room rooms[CST_CORE_MAX_ROOMS];
+    uint32_t n = cstd_room_list(job, rooms);
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < n; i++) {

@@ -8,56 +8,57 @@
 
 #include "offload/core.h"
 
-struct cst_daemon;
-struct cst_gpu;
-struct cst_job;
-struct cst_job_wish;
-struct cst_worker;
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_job;
+struct cstd_job_wish;
+struct cstd_worker;
 
 /* A device reservation that is to be made. */
-struct cst_room {
-    struct cst_gpu *gpu; /* The accelerator: a GPU or a simulated one. */
-    uint64_t bytes;      /* Size, a multiple of the accelerator's granularity. */
+struct cstd_room {
+    struct cstd_gpu *gpu; /* The accelerator: a GPU or a simulated one. */
+    uint64_t bytes;       /* Size, a multiple of the accelerator's granularity. */
 };
 
 /* Return the accelerator for the device updates of @rank: its own device @gpu or, if that is the
  * host (NULL), simulated accelerator number @rank modulo their number. NULL: there is none. */
-struct cst_gpu *cst_room_accelerator(struct cst_daemon *daemon, struct cst_gpu *gpu, uint32_t rank);
+struct cstd_gpu *cstd_room_accelerator(struct cstd_daemon *daemon, struct cstd_gpu *gpu,
+                                       uint32_t rank);
 
 /* Decide what @job's ranks reserve on their accelerators: what they ask for or, if they leave it to
  * the plan, what the plan says; nothing if there is no plan. */
-void cst_room_settle(struct cst_job *job);
+void cstd_room_settle(struct cstd_job *job);
 
 /* Return whether @worker leaves its device reservation or its states on the accelerator to the
  * plan. */
-bool cst_room_is_open(const struct cst_worker *worker);
+bool cstd_room_is_open(const struct cstd_worker *worker);
 
 /* Return whether @worker has a device reservation, or states on the accelerator, that the plan
  * chose. */
-bool cst_room_is_chosen(const struct cst_worker *worker);
+bool cstd_room_is_chosen(const struct cstd_worker *worker);
 
 /* CST_EINVAL: @wish leaves something to the plan that the plan cannot choose. */
-int cst_room_check_wish(const struct cst_job_wish *wish, struct cst_err *err);
+int cstd_room_check_wish(const struct cstd_job_wish *wish, struct cst_err *err);
 
 /* Return the bytes of simulated accelerators that are left for each rank of @job, whose ranks have
  * their pools on the host. The plan gives each rank as much, hence the fullest accelerator
  * decides. */
-uint64_t cst_room_left(const struct cst_job *job);
+uint64_t cstd_room_left(const struct cstd_job *job);
 
 /* Fill in the device reservations that @job's ranks ask for: one per accelerator, the sum of the
  * ranks' wishes, rounded down to the accelerator's granularity. Accelerators beyond
  * CST_CORE_MAX_ROOMS get none. Returns the number of reservations. */
-uint32_t cst_room_list(const struct cst_job *job, struct cst_room rooms[CST_CORE_MAX_ROOMS]);
+uint32_t cstd_room_list(const struct cstd_job *job, struct cstd_room rooms[CST_CORE_MAX_ROOMS]);
 
 /* Fill in config->devices: where states of @job's chunks stay on accelerators, as its ranks want
  * it. CST_EINVAL: a device reservation smaller than the accelerator's granularity, or states on an
  * accelerator without a reservation, in which they would be updated. CST_EUNSUPPORTED: states on
  * too many accelerators. */
-int cst_room_devices(const struct cst_job *job, struct cst_layout_config *config,
-                     struct cst_err *err);
+int cstd_room_devices(const struct cstd_job *job, struct cst_layout_config *config,
+                      struct cst_err *err);
 
 /* Return the most bytes that device reservations and states of @job take of @gpu (NULL, the host:
  * 0). */
-uint64_t cst_room_bytes(const struct cst_job *job, const struct cst_gpu *gpu);
+uint64_t cstd_room_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu);
 
 #endif

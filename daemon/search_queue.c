@@ -3,29 +3,29 @@
 
 #include <stdlib.h>
 
-struct cst_search_user {
-    LIST_ENTRY(cst_search_user) link;
+struct cstd_search_user {
+    LIST_ENTRY(cstd_search_user) link;
     uid_t uid;
-    uint64_t spent_ns;                     /* Time of the user's searches that have ended. */
-    bool running[CST_SEARCH_SIZES];        /* The user has a running search of the size. */
-    TAILQ_HEAD(, cst_search_turn) waiting; /* Smallest first; among equal ones the oldest. */
+    uint64_t spent_ns;                      /* Time of the user's searches that have ended. */
+    bool running[CSTD_SEARCH_SIZES];        /* The user has a running search of the size. */
+    TAILQ_HEAD(, cstd_search_turn) waiting; /* Smallest first; among equal ones the oldest. */
 };
 
-static enum cst_search_size size_of(const struct cst_search_turn *turn)
+static enum cstd_search_size size_of(const struct cstd_search_turn *turn)
 {
-    return turn->work <= CST_SEARCH_SMALL_WORK ? CST_SEARCH_SMALL : CST_SEARCH_LARGE;
+    return turn->work <= CSTD_SEARCH_SMALL_WORK ? CSTD_SEARCH_SMALL : CSTD_SEARCH_LARGE;
 }
 
-void cst_search_queue_init(struct cst_search_queue *queue)
+void cstd_search_queue_init(struct cstd_search_queue *queue)
 {
-    *queue = (struct cst_search_queue){0};
+    *queue = (struct cstd_search_queue){0};
     LIST_INIT(&queue->users);
 }
 
-void cst_search_queue_close(struct cst_search_queue *queue)
+void cstd_search_queue_close(struct cstd_search_queue *queue)
 {
     while (!LIST_EMPTY(&queue->users)) {
-        struct cst_search_user *user = LIST_FIRST(&queue->users);
+        struct cstd_search_user *user = LIST_FIRST(&queue->users);
 
         LIST_REMOVE(user, link);
         free(user);
@@ -35,17 +35,17 @@ void cst_search_queue_close(struct cst_search_queue *queue)
 
 /* Accounts are kept as long as any search waits or runs. If an account ended with its user's last
  * search, a user could begin a new account with each search. */
-static void close_if_idle(struct cst_search_queue *queue)
+static void close_if_idle(struct cstd_search_queue *queue)
 {
-    if (queue->n_waiting == 0 && queue->n_running[CST_SEARCH_SMALL] == 0 &&
-        queue->n_running[CST_SEARCH_LARGE] == 0) {
-        cst_search_queue_close(queue);
+    if (queue->n_waiting == 0 && queue->n_running[CSTD_SEARCH_SMALL] == 0 &&
+        queue->n_running[CSTD_SEARCH_LARGE] == 0) {
+        cstd_search_queue_close(queue);
     }
 }
 
-static struct cst_search_user *find_user(struct cst_search_queue *queue, uid_t uid)
+static struct cstd_search_user *find_user(struct cstd_search_queue *queue, uid_t uid)
 {
-    struct cst_search_user *user;
+    struct cstd_search_user *user;
 
     LIST_FOREACH(user, &queue->users, link)
     {
@@ -64,16 +64,16 @@ static struct cst_search_user *find_user(struct cst_search_queue *queue, uid_t u
     return user;
 }
 
-int cst_search_queue_add(struct cst_search_queue *queue, struct cst_search_turn *turn, uid_t uid,
-                         uint64_t work, struct cst_err *err)
+int cstd_search_queue_add(struct cstd_search_queue *queue, struct cstd_search_turn *turn, uid_t uid,
+                          uint64_t work, struct cst_err *err)
 {
-    struct cst_search_user *user = find_user(queue, uid);
-    struct cst_search_turn *other;
+    struct cstd_search_user *user = find_user(queue, uid);
+    struct cstd_search_turn *other;
 
     if (user == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
     }
-    *turn = (struct cst_search_turn){.user = user, .work = work};
+    *turn = (struct cstd_search_turn){.user = user, .work = work};
     TAILQ_FOREACH(other, &user->waiting, link)
     {
         if (other->work > work) {
@@ -90,23 +90,23 @@ int cst_search_queue_add(struct cst_search_queue *queue, struct cst_search_turn 
 }
 
 /* Return the smallest search of @user that may run now; NULL: none. */
-static struct cst_search_turn *first_of(const struct cst_search_queue *queue,
-                                        const struct cst_search_user *user)
+static struct cstd_search_turn *first_of(const struct cstd_search_queue *queue,
+                                         const struct cstd_search_user *user)
 {
-    struct cst_search_turn *turn;
+    struct cstd_search_turn *turn;
 
     TAILQ_FOREACH(turn, &user->waiting, link)
     {
-        enum cst_search_size size = size_of(turn);
+        enum cstd_search_size size = size_of(turn);
 
-        if (!user->running[size] && queue->n_running[size] < CST_SEARCH_THREADS) {
+        if (!user->running[size] && queue->n_running[size] < CSTD_SEARCH_THREADS) {
             return turn;
         }
     }
     return NULL;
 }
 
-static bool goes_before(const struct cst_search_turn *a, const struct cst_search_turn *b)
+static bool goes_before(const struct cstd_search_turn *a, const struct cstd_search_turn *b)
 {
     if (b == NULL || a->user->spent_ns != b->user->spent_ns) {
         return b == NULL || a->user->spent_ns < b->user->spent_ns;
@@ -114,14 +114,14 @@ static bool goes_before(const struct cst_search_turn *a, const struct cst_search
     return a->work < b->work;
 }
 
-struct cst_search_turn *cst_search_queue_next(struct cst_search_queue *queue)
+struct cstd_search_turn *cstd_search_queue_next(struct cstd_search_queue *queue)
 {
-    struct cst_search_turn *best = NULL;
-    struct cst_search_user *user;
+    struct cstd_search_turn *best = NULL;
+    struct cstd_search_user *user;
 
     LIST_FOREACH(user, &queue->users, link)
     {
-        struct cst_search_turn *turn = first_of(queue, user);
+        struct cstd_search_turn *turn = first_of(queue, user);
 
         best = turn != NULL && goes_before(turn, best) ? turn : best;
     }
@@ -138,8 +138,8 @@ struct cst_search_turn *cst_search_queue_next(struct cst_search_queue *queue)
     return best;
 }
 
-void cst_search_queue_done(struct cst_search_queue *queue, struct cst_search_turn *turn,
-                           uint64_t ns)
+void cstd_search_queue_done(struct cstd_search_queue *queue, struct cstd_search_turn *turn,
+                            uint64_t ns)
 {
     turn->user->spent_ns += ns;
     turn->user->running[size_of(turn)] = false;
@@ -148,7 +148,7 @@ void cst_search_queue_done(struct cst_search_queue *queue, struct cst_search_tur
     close_if_idle(queue);
 }
 
-void cst_search_queue_remove(struct cst_search_queue *queue, struct cst_search_turn *turn)
+void cstd_search_queue_remove(struct cstd_search_queue *queue, struct cstd_search_turn *turn)
 {
     TAILQ_REMOVE(&turn->user->waiting, turn, link);
     queue->n_waiting--;

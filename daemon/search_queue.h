@@ -20,51 +20,51 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
-enum cst_search_size { CST_SEARCH_SMALL, CST_SEARCH_LARGE, CST_SEARCH_SIZES };
+enum cstd_search_size { CSTD_SEARCH_SMALL, CSTD_SEARCH_LARGE, CSTD_SEARCH_SIZES };
 
 enum {
-    CST_SEARCH_THREADS = 2,       /* Number of searches of each size that run at once. */
-    CST_SEARCH_SMALL_WORK = 2048, /* Most work of a small search. */
+    CSTD_SEARCH_THREADS = 2,       /* Number of searches of each size that run at once. */
+    CSTD_SEARCH_SMALL_WORK = 2048, /* Most work of a small search. */
 };
 
-struct cst_search_user; /* private */
+struct cstd_search_user; /* private */
 
 /* A search, embedded in the caller's object. */
-struct cst_search_turn {
-    TAILQ_ENTRY(cst_search_turn) link; /* Entry in the user's list while the search waits. */
-    struct cst_search_user *user;      /* The search's owner. */
-    uint64_t work;                     /* Sum of the model's tensors, operators and uses. */
-    /* The search was returned by cst_search_queue_next, and is not done. */
+struct cstd_search_turn {
+    TAILQ_ENTRY(cstd_search_turn) link; /* Entry in the user's list while the search waits. */
+    struct cstd_search_user *user;      /* The search's owner. */
+    uint64_t work;                      /* Sum of the model's tensors, operators and uses. */
+    /* The search was returned by cstd_search_queue_next, and is not done. */
     bool running;
 };
 
-struct cst_search_queue {
-    LIST_HEAD(, cst_search_user) users;   /* All users who had a search since the queue was idle. */
-    unsigned n_waiting;                   /* Number of searches that wait. */
-    unsigned n_running[CST_SEARCH_SIZES]; /* Number of searches that run. */
+struct cstd_search_queue {
+    LIST_HEAD(, cstd_search_user) users; /* All users who had a search since the queue was idle. */
+    unsigned n_waiting;                  /* Number of searches that wait. */
+    unsigned n_running[CSTD_SEARCH_SIZES]; /* Number of searches that run. */
     /* The largest time of an account from which a search was chosen. Accounts of new users begin
      * with this time, for a new user not to overtake all others. */
     uint64_t floor_ns;
 };
 
-void cst_search_queue_init(struct cst_search_queue *queue);
+void cstd_search_queue_init(struct cstd_search_queue *queue);
 
 /* Forget all accounts. The caller makes sure that no search waits or runs. */
-void cst_search_queue_close(struct cst_search_queue *queue);
+void cstd_search_queue_close(struct cstd_search_queue *queue);
 
 /* Add @turn, a search of @uid with @work. CST_ENOMEM. */
-int cst_search_queue_add(struct cst_search_queue *queue, struct cst_search_turn *turn, uid_t uid,
-                         uint64_t work, struct cst_err *err);
+int cstd_search_queue_add(struct cstd_search_queue *queue, struct cstd_search_turn *turn, uid_t uid,
+                          uint64_t work, struct cst_err *err);
 
 /* Choose the search to run now and mark it as RUNNING. NULL: none waits, or all that wait must wait
  * for one that runs. */
-struct cst_search_turn *cst_search_queue_next(struct cst_search_queue *queue);
+struct cstd_search_turn *cstd_search_queue_next(struct cstd_search_queue *queue);
 
 /* @turn, which was RUNNING, has ended after @ns. The time is charged to its user. */
-void cst_search_queue_done(struct cst_search_queue *queue, struct cst_search_turn *turn,
-                           uint64_t ns);
+void cstd_search_queue_done(struct cstd_search_queue *queue, struct cstd_search_turn *turn,
+                            uint64_t ns);
 
 /* Remove @turn, which is WAITING. */
-void cst_search_queue_remove(struct cst_search_queue *queue, struct cst_search_turn *turn);
+void cstd_search_queue_remove(struct cstd_search_queue *queue, struct cstd_search_turn *turn);
 
 #endif

@@ -7,53 +7,53 @@
  * time, and the best plan that it has found by then is used. */
 enum { NICE = 5 };
 
-void cst_searches_init(struct cst_searches *searches, uv_loop_t *loop,
-                       struct cst_later_queue *later, uint32_t limit_s)
+void cstd_searches_init(struct cstd_searches *searches, uv_loop_t *loop,
+                        struct cstd_later_queue *later, uint32_t limit_s)
 {
-    *searches = (struct cst_searches){
+    *searches = (struct cstd_searches){
         .loop = loop, .later = later, .limit_ns = limit_s * UINT64_C(1000000000)};
-    cst_search_queue_init(&searches->queue);
+    cstd_search_queue_init(&searches->queue);
 }
 
 static void on_work(uv_work_t *work)
 {
-    struct cst_search_task *task = work->data;
+    struct cstd_search_task *task = work->data;
 
     /* This affects only the calling thread, which runs nothing but searches. */
     (void)setpriority(PRIO_PROCESS, 0, NICE);
     task->ops->run(task);
 }
 
-static void run_next(struct cst_searches *searches);
+static void run_next(struct cstd_searches *searches);
 
 /* The task's turn is over: charge its time to its user and start the next task. */
-static void give_turn_back(struct cst_search_task *task)
+static void give_turn_back(struct cstd_search_task *task)
 {
     uint64_t ns = task->began_ns != 0 ? uv_hrtime() - task->began_ns : 0;
 
-    cst_search_queue_done(&task->searches->queue, &task->turn, ns);
+    cstd_search_queue_done(&task->searches->queue, &task->turn, ns);
     run_next(task->searches);
 }
 
 static void on_worked(uv_work_t *work, int status)
 {
-    struct cst_search_task *task = work->data;
+    struct cstd_search_task *task = work->data;
 
     (void)status; /* libuv's cancellation is not used. */
     give_turn_back(task);
     task->ops->end(task);
 }
 
-static void on_end_later(struct cst_later *later)
+static void on_end_later(struct cstd_later *later)
 {
-    struct cst_search_task *task = cst_owner_of(later, struct cst_search_task, later);
+    struct cstd_search_task *task = cstd_owner_of(later, struct cstd_search_task, later);
 
     task->ops->end(task);
 }
 
-static bool start(struct cst_search_task *task)
+static bool start(struct cstd_search_task *task)
 {
-    struct cst_searches *searches = task->searches;
+    struct cstd_searches *searches = task->searches;
 
     if (!task->ops->prepare(task)) {
         return false;
@@ -67,53 +67,53 @@ static bool start(struct cst_search_task *task)
     return true;
 }
 
-static void run_next(struct cst_searches *searches)
+static void run_next(struct cstd_searches *searches)
 {
-    struct cst_search_turn *turn;
+    struct cstd_search_turn *turn;
 
-    while ((turn = cst_search_queue_next(&searches->queue)) != NULL) {
-        struct cst_search_task *task = cst_owner_of(turn, struct cst_search_task, turn);
+    while ((turn = cstd_search_queue_next(&searches->queue)) != NULL) {
+        struct cstd_search_task *task = cstd_owner_of(turn, struct cstd_search_task, turn);
 
         if (!start(task)) {
-            cst_search_queue_done(&searches->queue, turn, 0);
-            cst_later_add(searches->later, &task->later);
+            cstd_search_queue_done(&searches->queue, turn, 0);
+            cstd_later_add(searches->later, &task->later);
         }
     }
 }
 
-int cst_searches_add(struct cst_searches *searches, struct cst_search_task *task,
-                     const struct cst_search_task_ops *ops, uid_t uid, uint64_t work,
-                     struct cst_err *err)
+int cstd_searches_add(struct cstd_searches *searches, struct cstd_search_task *task,
+                      const struct cstd_search_task_ops *ops, uid_t uid, uint64_t work,
+                      struct cst_err *err)
 {
     int rc;
 
     task->searches = searches;
     task->ops = ops;
-    task->later = (struct cst_later){.fn = on_end_later};
+    task->later = (struct cstd_later){.fn = on_end_later};
     task->work.data = task;
     task->began_ns = task->deadline_ns = 0;
     atomic_init(&task->cancelled, false);
-    rc = cst_search_queue_add(&searches->queue, &task->turn, uid, work, err);
+    rc = cstd_search_queue_add(&searches->queue, &task->turn, uid, work, err);
     if (rc == CST_OK) {
         run_next(searches);
     }
     return rc;
 }
 
-void cst_search_task_cancel(struct cst_search_task *task)
+void cstd_search_task_cancel(struct cstd_search_task *task)
 {
-    struct cst_searches *searches = task->searches;
+    struct cstd_searches *searches = task->searches;
 
     if (atomic_exchange(&task->cancelled, true)) {
         return;
     }
     if (task->began_ns == 0 && !task->later.queued) { /* The task has not started. */
-        cst_search_queue_remove(&searches->queue, &task->turn);
-        cst_later_add(searches->later, &task->later);
+        cstd_search_queue_remove(&searches->queue, &task->turn);
+        cstd_later_add(searches->later, &task->later);
     }
 }
 
-bool cst_search_task_stops(const struct cst_search_task *task)
+bool cstd_search_task_stops(const struct cstd_search_task *task)
 {
     return atomic_load(&task->cancelled) || uv_hrtime() >= task->deadline_ns;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs plan searches in threads, in the order of search_queue.h, each for a limited time. Knows
  * nothing of plans and jobs: a search is a task with three functions. Loop thread only, except for
- * cst_search_task_stops and the task's function run. */
+ * cstd_search_task_stops and the task's function run. */
 #ifndef CST_SEARCHES_H
 #define CST_SEARCHES_H
 
@@ -11,52 +11,52 @@
 #include <stdatomic.h>
 #include <uv.h>
 
-struct cst_search_task;
+struct cstd_search_task;
 
-struct cst_searches {
-    uv_loop_t *loop;               /* belongs to the daemon */
-    struct cst_later_queue *later; /* belongs to the daemon */
-    uint64_t limit_ns;             /* Longest time of a search; see cst_search_task_stops. */
-    struct cst_search_queue queue;
+struct cstd_searches {
+    uv_loop_t *loop;                /* belongs to the daemon */
+    struct cstd_later_queue *later; /* belongs to the daemon */
+    uint64_t limit_ns;              /* Longest time of a search; see cstd_search_task_stops. */
+    struct cstd_search_queue queue;
 };
 
-struct cst_search_task_ops {
+struct cstd_search_task_ops {
     /* Called on the loop thread when the task's turn has come. False: there is nothing to run, and
      * end follows. */
-    bool (*prepare)(struct cst_search_task *task);
+    bool (*prepare)(struct cstd_search_task *task);
     /* Called in a thread of its own. Must not touch what the loop thread may touch meanwhile. */
-    void (*run)(struct cst_search_task *task);
+    void (*run)(struct cstd_search_task *task);
     /* Called on the loop thread at the end, never within a call of this header. May free the
      * task. */
-    void (*end)(struct cst_search_task *task);
+    void (*end)(struct cstd_search_task *task);
 };
 
 /* A search, embedded in the caller's object, which must live until end is called. */
-struct cst_search_task {
-    struct cst_searches *searches;
-    const struct cst_search_task_ops *ops;
-    struct cst_search_turn turn;
-    struct cst_later later; /* Calls end if nothing was run. */
+struct cstd_search_task {
+    struct cstd_searches *searches;
+    const struct cstd_search_task_ops *ops;
+    struct cstd_search_turn turn;
+    struct cstd_later later; /* Calls end if nothing was run. */
     uv_work_t work;
     uint64_t began_ns;     /* When the thread began; 0: it has not. */
     uint64_t deadline_ns;  /* When the task must stop. */
     atomic_bool cancelled; /* The result is not wanted any more. */
 };
 
-void cst_searches_init(struct cst_searches *searches, uv_loop_t *loop,
-                       struct cst_later_queue *later, uint32_t limit_s);
+void cstd_searches_init(struct cstd_searches *searches, uv_loop_t *loop,
+                        struct cstd_later_queue *later, uint32_t limit_s);
 
 /* Run @task of @uid when its turn comes; ops->end is called once at its end. @work: number of
  * tensors, operators and uses of the model. CST_ENOMEM: no function will be called. */
-int cst_searches_add(struct cst_searches *searches, struct cst_search_task *task,
-                     const struct cst_search_task_ops *ops, uid_t uid, uint64_t work,
-                     struct cst_err *err);
+int cstd_searches_add(struct cstd_searches *searches, struct cstd_search_task *task,
+                      const struct cstd_search_task_ops *ops, uid_t uid, uint64_t work,
+                      struct cst_err *err);
 
 /* The result of @task is not wanted any more. A task that runs is told to stop; a task that waits
  * will not run. ops->end follows in both cases. */
-void cst_search_task_cancel(struct cst_search_task *task);
+void cstd_search_task_cancel(struct cstd_search_task *task);
 
 /* Return whether @task has been cancelled or has used up its time. Any thread. */
-bool cst_search_task_stops(const struct cst_search_task *task);
+bool cstd_search_task_stops(const struct cstd_search_task *task);
 
 #endif

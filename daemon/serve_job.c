@@ -26,13 +26,14 @@ static bool is_name(const char *name)
 {
     size_t n = strlen(name);
 
-    return n >= 1 && n < sizeof((struct cst_job *)NULL)->name &&
+    return n >= 1 && n < sizeof((struct cstd_job *)NULL)->name &&
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
-static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, struct cst_err *err)
+static int read_wish(const Cistern__JobOpen *message, struct cstd_job_wish *out,
+                     struct cst_err *err)
 {
-    struct cst_job_options options;
+    struct cstd_job_options options;
 
     if (!is_name(message->name)) {
         return cst_err_set(err, CST_EINVAL,
@@ -53,14 +54,14 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
                            "name of a base job '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
                            message->base_job);
     }
-    if (message->has_token && message->token.len != CST_JOB_TOKEN_BYTES) {
+    if (message->has_token && message->token.len != CSTD_JOB_TOKEN_BYTES) {
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
-                           message->token.len, CST_JOB_TOKEN_BYTES);
+                           message->token.len, CSTD_JOB_TOKEN_BYTES);
     }
-    if (cst_job_options_read(message, &options, err) != CST_OK) {
+    if (cstd_job_options_read(message, &options, err) != CST_OK) {
         return CST_EINVAL;
     }
-    *out = (struct cst_job_wish){
+    *out = (struct cstd_job_wish){
         .name = message->name,
         .rank = message->rank,
         .world = message->world,
@@ -80,9 +81,9 @@ static int read_wish(const Cistern__JobOpen *message, struct cst_job_wish *out, 
     return CST_OK;
 }
 
-static void reply_opened(struct cst_session *session, uint64_t id, bool created)
+static void reply_opened(struct cstd_session *session, uint64_t id, bool created)
 {
-    struct cst_job *job = session->job;
+    struct cstd_job *job = session->job;
     struct cst_core_stats stats = {.step = 0};
     Cistern__JobOpened opened = CISTERN__JOB_OPENED__INIT;
 
@@ -91,96 +92,97 @@ static void reply_opened(struct cst_session *session, uint64_t id, bool created)
     }
     opened.job = job->serial;
     opened.token.data = job->workers[session->rank].token;
-    opened.token.len = CST_JOB_TOKEN_BYTES;
+    opened.token.len = CSTD_JOB_TOKEN_BYTES;
     opened.step = stats.step;
     opened.created = created;
     opened.initialised = stats.initialised;
-    opened.device = (char *)(uintptr_t)cst_devices_name(&job->workers[session->rank]);
+    opened.device = (char *)(uintptr_t)cstd_devices_name(&job->workers[session->rank]);
     opened.has_committed = 1;
     opened.committed = job->core != NULL;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
 }
 
 /* Keep the JobOpen until the GPUs of this machine are known. */
-static void wait_for_gpus(struct cst_session *session, uint64_t id, const Cistern__JobOpen *message)
+static void wait_for_gpus(struct cstd_session *session, uint64_t id,
+                          const Cistern__JobOpen *message)
 {
-    struct cst_daemon *daemon = session->daemon;
+    struct cstd_daemon *daemon = session->daemon;
     size_t n = cistern__job_open__get_packed_size(message);
-    struct cst_pending *request;
+    struct cstd_pending *request;
     struct cst_err err = {0};
 
     /* A list that came unpacked is packed now, and can be one or two bytes longer. */
     if (n > sizeof daemon->out) {
-        cst_serve_error(session, id, CST_EPROTO, "a JobOpen of %zu bytes, at most %zu are allowed",
-                        n, sizeof daemon->out);
+        cstd_serve_error(session, id, CST_EPROTO, "a JobOpen of %zu bytes, at most %zu are allowed",
+                         n, sizeof daemon->out);
         return;
     }
     (void)cistern__job_open__pack(message, daemon->out);
-    if (cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
+    if (cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
         CST_OK) {
-        cst_session_error(session, id, &err);
-    } else if (cst_gpus_wait(&daemon->gpus, request, daemon->out, n, &err) != CST_OK) {
-        cst_session_fail(daemon, request, &err);
+        cstd_session_error(session, id, &err);
+    } else if (cstd_gpus_wait(&daemon->gpus, request, daemon->out, n, &err) != CST_OK) {
+        cstd_session_fail(daemon, request, &err);
     }
 }
 
-void cst_serve_job_open(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobOpen *message = body;
-    struct cst_job_wish wish;
+    struct cstd_job_wish wish;
     struct cst_saved_plan plan;
     struct cst_err err = {0};
     bool created = false;
     int rc;
 
     if (session->job != NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is open on this connection already",
-                        session->job->name);
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is open on this connection already",
+                         session->job->name);
         return;
     }
     rc = read_wish(body, &wish, &err);
     if (rc == CST_OK) {
-        rc = cst_gpus_choose(&session->daemon->gpus, message->device, wish.rank, &wish.gpu, &err);
+        rc = cstd_gpus_choose(&session->daemon->gpus, message->device, wish.rank, &wish.gpu, &err);
     }
     if (rc == CST_OK) {
-        rc = cst_given_prepare(session, message, &wish, &plan, &err);
+        rc = cstd_given_prepare(session, message, &wish, &plan, &err);
     }
-    rc = rc == CST_OK ? cst_room_check_wish(&wish, &err) : rc;
+    rc = rc == CST_OK ? cstd_room_check_wish(&wish, &err) : rc;
     /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN) {
         wait_for_gpus(session, id, message);
         return;
     }
     if (rc == CST_OK) {
-        rc = cst_worker_attach(session, &wish, &created, &err);
+        rc = cstd_worker_attach(session, &wish, &created, &err);
     }
     if (rc == CST_OK) {
         session->job->given = plan;
         reply_opened(session, id, created);
     } else {
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
     }
 }
 
-void cst_serve_declare(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body)
 {
-    struct cst_job *job = session->job;
-    struct cst_worker *worker = &job->workers[session->rank];
+    struct cstd_job *job = session->job;
+    struct cstd_worker *worker = &job->workers[session->rank];
     struct cst_err err = {0};
-    int rc = cst_declare(worker, body, &err);
+    int rc = cstd_declare(worker, body, &err);
 
     if (rc == CST_OK) {
-        cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         return;
     }
-    cst_session_error(session, id, &err);
+    cstd_session_error(session, id, &err);
     /* The other ranks must be told, too; this one has its answer. */
     if (rc == CST_EMISMATCH) {
-        cst_declare_disagree(job, worker, &err);
+        cstd_declare_disagree(job, worker, &err);
     }
 }
 
-void cst_serve_commit(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Commit *commit = body;
 
@@ -188,17 +190,17 @@ void cst_serve_commit(struct cst_session *session, uint64_t id, void *body)
                commit->has_copies && commit->copies);
 }
 
-static bool check_committed(struct cst_session *session, uint64_t id)
+static bool check_committed(struct cstd_session *session, uint64_t id)
 {
     if (session->job->core == NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
-                        session->job->name);
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
+                         session->job->name);
         return false;
     }
     return true;
 }
 
-void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__LayoutGet *get = body;
     const struct cst_model *model = &session->job->model;
@@ -210,8 +212,8 @@ void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     if (get->first >= model->n_tensors) {
-        cst_serve_error(session, id, CST_EINVAL, "layout from tensor %u of %u", get->first,
-                        model->n_tensors);
+        cstd_serve_error(session, id, CST_EINVAL, "layout from tensor %u of %u", get->first,
+                         model->n_tensors);
         return;
     }
     n = model->n_tensors - get->first;
@@ -228,14 +230,14 @@ void cst_serve_layout(struct cst_session *session, uint64_t id, void *body)
     part.size_class = size_class;
     part.chunk = chunk;
     part.offset = offset;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &part.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &part.base, NULL, 0);
 }
 
-void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__PoolGet *get = body;
-    const struct cst_memory *memory = &session->job->memory;
-    const struct cst_gpu *gpu = session->job->workers[session->rank].gpu;
+    const struct cstd_memory *memory = &session->job->memory;
+    const struct cstd_gpu *gpu = session->job->workers[session->rank].gpu;
     Cistern__PoolPart part = CISTERN__POOL_PART__INIT;
     uint64_t bytes[CST_FRAME_MAX_FDS];
     int fds[CST_FRAME_MAX_FDS];
@@ -246,17 +248,17 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     /* The pools of a parked job have no slabs. */
-    n_slabs = memory->parked ? 0 : cst_memory_n_slabs(memory, session->rank);
+    n_slabs = memory->parked ? 0 : cstd_memory_n_slabs(memory, session->rank);
     if (get->first >= n_slabs) {
-        cst_serve_error(session, id, CST_EINVAL, "pool from slab %u of %u", get->first, n_slabs);
+        cstd_serve_error(session, id, CST_EINVAL, "pool from slab %u of %u", get->first, n_slabs);
         return;
     }
     for (; n < CST_FRAME_MAX_FDS && get->first + n < n_slabs; n++) {
-        struct cst_segment *slab = cst_memory_slab(memory, session->rank, get->first + n);
+        struct cstd_segment *slab = cstd_memory_slab(memory, session->rank, get->first + n);
 
         bytes[n] = slab->bytes;
-        if (cst_segment_share(slab, &fds[n], &err) != CST_OK) {
-            cst_session_error(session, id, &err);
+        if (cstd_segment_share(slab, &fds[n], &err) != CST_OK) {
+            cstd_session_error(session, id, &err);
             return;
         }
     }
@@ -265,13 +267,13 @@ void cst_serve_pool(struct cst_session *session, uint64_t id, void *body)
     part.bytes = bytes;
     /* The memory of a simulated accelerator consists of memfds. */
     part.has_device = part.device = gpu != NULL && !gpu->paced;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
 }
 
-void cst_serve_arena(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__ArenaGet *get = body;
-    const struct cst_memory *memory = &session->job->memory;
+    const struct cstd_memory *memory = &session->job->memory;
     Cistern__ArenaPart part = CISTERN__ARENA_PART__INIT;
     uint32_t segment[CST_FRAME_MAX_FDS], n = 0;
     uint64_t bytes[CST_FRAME_MAX_FDS];
@@ -282,23 +284,24 @@ void cst_serve_arena(struct cst_session *session, uint64_t id, void *body)
         return;
     }
     if (!memory->pools[session->rank].worker_copies) {
-        cst_serve_error(session, id, CST_EDENIED,
-                        "arenas are for workers that copy weights: an engine does that for rank %u",
-                        session->rank);
+        cstd_serve_error(
+            session, id, CST_EDENIED,
+            "arenas are for workers that copy weights: an engine does that for rank %u",
+            session->rank);
         return;
     }
     if (get->first >= memory->n_arenas) {
-        cst_serve_error(session, id, CST_EINVAL, "arenas from %u of %u", get->first,
-                        memory->n_arenas);
+        cstd_serve_error(session, id, CST_EINVAL, "arenas from %u of %u", get->first,
+                         memory->n_arenas);
         return;
     }
     for (; n < CST_FRAME_MAX_FDS && get->first + n < memory->n_arenas; n++) {
-        struct cst_segment *arena = memory->segments[get->first + n];
+        struct cstd_segment *arena = memory->segments[get->first + n];
 
         segment[n] = arena->id;
         bytes[n] = arena->bytes;
-        if (cst_segment_share(arena, &fds[n], &err) != CST_OK) {
-            cst_session_error(session, id, &err);
+        if (cstd_segment_share(arena, &fds[n], &err) != CST_OK) {
+            cstd_session_error(session, id, &err);
             return;
         }
     }
@@ -306,55 +309,55 @@ void cst_serve_arena(struct cst_session *session, uint64_t id, void *body)
     part.n_segment = part.n_bytes = n;
     part.segment = segment;
     part.bytes = bytes;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ARENA_PART, &part.base, fds, n);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ARENA_PART, &part.base, fds, n);
 }
 
-void cst_serve_leave(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
 {
     struct cst_event event = {.kind = CST_EV_LEAVE, .rank = session->rank};
-    struct cst_pending *request;
+    struct cstd_pending *request;
     struct cst_err err = {0};
 
     (void)body;
     /* Without a core there are no leases to give back, and nothing to wait for. */
     if (session->job->core == NULL) {
-        cst_worker_left(session->job, session->rank);
-        cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        cstd_worker_left(session->job, session->rank);
+        cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         return;
     }
-    if (cst_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_LEAVE, 1, &request,
-                          &err) != CST_OK) {
-        cst_session_error(session, id, &err);
+    if (cstd_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_LEAVE, 1, &request,
+                           &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
         return;
     }
-    event.tag = cst_pending_tag(request, 0);
-    cst_job_feed(session->job, &event);
+    event.tag = cstd_pending_tag(request, 0);
+    cstd_job_feed(session->job, &event);
 }
 
-void cst_serve_job_remove(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobName *name = body;
-    struct cst_job *job;
-    struct cst_pending *request;
+    struct cstd_job *job;
+    struct cstd_pending *request;
     struct cst_err err = {0}, why = {0};
-    int rc = cst_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
+    int rc = cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
 
     if (rc == CST_OK) {
         char what[96];
 
         (void)snprintf(what, sizeof what, "job '%s' cannot be removed", job->name);
-        rc = cst_base_check_unused(job, what, &err);
+        rc = cstd_base_check_unused(job, what, &err);
     }
     if (rc == CST_OK) {
-        rc = cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,
-                               &err);
+        rc = cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,
+                                &err);
     }
     if (rc != CST_OK) {
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
         return;
     }
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT(job), "removed by pid %d (uid %u)",
-                  (int)session->peer.pid, (unsigned)session->peer.uid);
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "removed by pid %d (uid %u)",
+                   (int)session->peer.pid, (unsigned)session->peer.uid);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
-    cst_job_remove(job, cst_pending_tag(request, 0), &why);
+    cstd_job_remove(job, cstd_pending_tag(request, 0), &why);
 }

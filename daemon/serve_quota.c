@@ -4,15 +4,15 @@
 #include "daemon/dispatch.h"
 #include "proto/cistern.pb-c.h"
 
-/* Most accounts in a QuotaPart; each has at most CST_QUOTA_RESOURCES short uses. */
+/* Most accounts in a QuotaPart; each has at most CSTD_QUOTA_RESOURCES short uses. */
 enum { ACCOUNT_PAGE = 8 };
 
 /* A QuotaPart and the memory for its parts. */
 struct page {
     Cistern__QuotaPart message;
     Cistern__QuotaAccount accounts[ACCOUNT_PAGE], *account_pointers[ACCOUNT_PAGE];
-    Cistern__QuotaUse uses[ACCOUNT_PAGE][CST_QUOTA_RESOURCES],
-        *use_pointers[ACCOUNT_PAGE][CST_QUOTA_RESOURCES];
+    Cistern__QuotaUse uses[ACCOUNT_PAGE][CSTD_QUOTA_RESOURCES],
+        *use_pointers[ACCOUNT_PAGE][CSTD_QUOTA_RESOURCES];
     uint32_t first; /* Number of accounts that are still to be skipped. */
 };
 
@@ -40,54 +40,55 @@ static Cistern__QuotaAccount *add_account(struct page *page, bool group, uint32_
 }
 
 static void add_use(struct page *page, Cistern__QuotaAccount *account,
-                    const struct cst_quota *quota, unsigned resource, uint64_t used, uint64_t limit)
+                    const struct cstd_quota *quota, unsigned resource, uint64_t used,
+                    uint64_t limit)
 {
     Cistern__QuotaUse *use = &page->uses[account - page->accounts][account->n_uses];
-    enum cst_quota_key key = cst_quota_key_of(resource);
+    enum cstd_quota_key key = cstd_quota_key_of(resource);
 
     cistern__quota_use__init(use);
-    use->key = (char *)(uintptr_t)cst_quota_kinds[key].key;
-    use->device = (char *)(uintptr_t)cst_quota_pool_name(quota, resource);
-    use->has_used = key != CST_QUOTA_TTL;
+    use->key = (char *)(uintptr_t)cstd_quota_kinds[key].key;
+    use->device = (char *)(uintptr_t)cstd_quota_pool_name(quota, resource);
+    use->has_used = key != CSTD_QUOTA_TTL;
     use->used = used;
-    use->has_limit = limit != CST_QUOTA_NONE;
+    use->has_limit = limit != CSTD_QUOTA_NONE;
     use->limit = limit;
     account->uses[account->n_uses++] = use;
 }
 
-static bool is_there(const struct cst_quota *quota, unsigned resource)
+static bool is_there(const struct cstd_quota *quota, unsigned resource)
 {
-    return resource < CST_QUOTA_KEYS + quota->n_pools - 1;
+    return resource < CSTD_QUOTA_KEYS + quota->n_pools - 1;
 }
 
-static void add_user(struct page *page, const struct cst_quota_account *from)
+static void add_user(struct page *page, const struct cstd_quota_account *from)
 {
     Cistern__QuotaAccount *to = add_account(page, false, from->uid);
 
     for (unsigned r = 0; to != NULL && is_there(from->quota, r); r++) {
-        add_use(page, to, from->quota, r, from->used[r], cst_quota_limit(from, r));
+        add_use(page, to, from->quota, r, from->used[r], cstd_quota_limit(from, r));
     }
 }
 
 /* Only the resources that the group's section limits are reported. */
-static void add_group(struct page *page, const struct cst_quota *quota, unsigned rule)
+static void add_group(struct page *page, const struct cstd_quota *quota, unsigned rule)
 {
     Cistern__QuotaAccount *to = add_account(page, true, quota->rules.rules[rule].id);
 
     for (unsigned r = 0; to != NULL && is_there(quota, r); r++) {
-        uint64_t limit = cst_quota_group_limit(quota, rule, r);
+        uint64_t limit = cstd_quota_group_limit(quota, rule, r);
 
-        if (limit != CST_QUOTA_NONE) {
+        if (limit != CSTD_QUOTA_NONE) {
             add_use(page, to, quota, r, quota->group_used[rule][r], limit);
         }
     }
 }
 
-void cst_serve_quota(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__QuotaGet *get = body;
-    const struct cst_quota *quota = &session->daemon->quota;
-    const struct cst_quota_account *account;
+    const struct cstd_quota *quota = &session->daemon->quota;
+    const struct cstd_quota_account *account;
     struct page page = {.first = get->first};
 
     cistern__quota_part__init(&page.message);
@@ -99,10 +100,10 @@ void cst_serve_quota(struct cst_session *session, uint64_t id, void *body)
         }
     }
     for (unsigned i = 0; i < quota->rules.n_rules; i++) {
-        if (quota->rules.rules[i].whose == CST_QUOTA_GID &&
+        if (quota->rules.rules[i].whose == CSTD_QUOTA_GID &&
             (session->manager || (session->account->groups >> i & 1) != 0)) {
             add_group(&page, quota, i);
         }
     }
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_QUOTA_PART, &page.message.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_QUOTA_PART, &page.message.base, NULL, 0);
 }

@@ -14,34 +14,34 @@
 
 /* Open a request of @n_items for the core of the session's job. NULL: not possible, and an error
  * was sent as the answer. */
-static struct cst_pending *defer(struct cst_session *session, uint64_t id, uint16_t type,
-                                 uint32_t n_items)
+static struct cstd_pending *defer(struct cstd_session *session, uint64_t id, uint16_t type,
+                                  uint32_t n_items)
 {
-    struct cst_pending *request;
+    struct cstd_pending *request;
     struct cst_err err;
 
     if (session->job->core == NULL) {
-        cst_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
-                        session->job->name);
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
+                         session->job->name);
         return NULL;
     }
-    if (cst_session_defer(session, session->job, id, type, n_items, &request, &err) != CST_OK) {
-        cst_session_error(session, id, &err);
+    if (cstd_session_defer(session, session->job, id, type, n_items, &request, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
         return NULL;
     }
     return request;
 }
 
-void cst_serve_sync(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body)
 {
-    struct cst_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_SYNC, 1);
+    struct cstd_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_SYNC, 1);
 
     (void)body;
     if (request != NULL) {
         struct cst_event event = {
-            .kind = CST_EV_SYNC, .rank = session->rank, .tag = cst_pending_tag(request, 0)};
+            .kind = CST_EV_SYNC, .rank = session->rank, .tag = cstd_pending_tag(request, 0)};
 
-        cst_job_feed(session->job, &event);
+        cstd_job_feed(session->job, &event);
     }
 }
 
@@ -59,11 +59,11 @@ static const enum cst_event_kind event_kinds[] = {
 
 /* All items are checked before the first event is fed, because after an event the request may be
  * answered and freed. */
-static int check_items(const struct cst_batch *batch, struct cst_err *err)
+static int check_items(const struct cstd_batch *batch, struct cst_err *err)
 {
     if (batch->n_items == 0) {
         return cst_err_set(err, CST_EINVAL, "batch of no items, 1 to %d are allowed",
-                           CST_PENDING_MAX_ITEMS);
+                           CSTD_PENDING_MAX_ITEMS);
     }
     for (uint32_t i = 0; i < batch->n_items; i++) {
         uint32_t kind = batch->items[i].kind;
@@ -77,12 +77,12 @@ static int check_items(const struct cst_batch *batch, struct cst_err *err)
     return CST_OK;
 }
 
-static void feed_items(struct cst_session *session, const struct cst_batch *batch, uint64_t tag)
+static void feed_items(struct cstd_session *session, const struct cstd_batch *batch, uint64_t tag)
 {
-    struct cst_job *job = session->job;
+    struct cstd_job *job = session->job;
 
     for (uint32_t i = 0; i < batch->n_items && job->core != NULL; i++) {
-        const struct cst_batch_item *item = &batch->items[i];
+        const struct cstd_batch_item *item = &batch->items[i];
         struct cst_event event = {
             .kind = event_kinds[item->kind],
             .rank = session->rank,
@@ -93,28 +93,28 @@ static void feed_items(struct cst_session *session, const struct cst_batch *batc
             .ahead = item->ahead,
         };
 
-        cst_job_feed(job, &event);
+        cstd_job_feed(job, &event);
     }
 }
 
-void cst_serve_batch(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_batch(struct cstd_session *session, uint64_t id, void *body)
 {
     const struct cst_frame *frame = body;
-    struct cst_batch batch;
-    struct cst_pending *request;
+    struct cstd_batch batch;
+    struct cstd_pending *request;
     struct cst_err err;
-    int rc = cst_batch_read(&batch, frame->body, frame->body_bytes, &err);
+    int rc = cstd_batch_read(&batch, frame->body, frame->body_bytes, &err);
 
     if (rc == CST_OK) {
         rc = check_items(&batch, &err);
     }
     if (rc != CST_OK) {
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
         return;
     }
     request = defer(session, id, CISTERN__MSG_TYPE__MSG_BATCH, batch.n_items);
     if (request != NULL) {
-        feed_items(session, &batch, cst_pending_tag(request, 0));
+        feed_items(session, &batch, cstd_pending_tag(request, 0));
     }
 }
 
@@ -131,26 +131,26 @@ static struct cst_hyper read_hyper(const Cistern__Hyper *h)
                               .grad_scale = h->grad_scale};
 }
 
-void cst_serve_prepare_step(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__PrepareStep *prepare = body;
-    struct cst_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, 1);
+    struct cstd_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, 1);
 
     if (request != NULL) {
         struct cst_event event = {.kind = CST_EV_PREPARE,
                                   .rank = session->rank,
-                                  .tag = cst_pending_tag(request, 0),
+                                  .tag = cstd_pending_tag(request, 0),
                                   .attempt = prepare->attempt,
                                   .hyper = read_hyper(prepare->hyper)};
 
-        cst_job_feed(session->job, &event);
+        cstd_job_feed(session->job, &event);
     }
 }
 
-void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Step *step = body;
-    struct cst_pending *request;
+    struct cstd_pending *request;
     struct cst_event event = {
         .kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
 
@@ -158,31 +158,31 @@ void cst_serve_step(struct cst_session *session, uint64_t id, void *body)
     if (request == NULL) {
         return;
     }
-    event.tag = cst_pending_tag(request, 0);
+    event.tag = cstd_pending_tag(request, 0);
     event.hyper = read_hyper(step->hyper);
-    cst_job_feed(session->job, &event);
+    cstd_job_feed(session->job, &event);
 }
 
-void cst_serve_accumulate(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_accumulate(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Accumulate *accumulate = body;
-    struct cst_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_ACCUMULATE, 1);
+    struct cstd_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_ACCUMULATE, 1);
 
     if (request != NULL) {
         struct cst_event event = {.kind = CST_EV_ACCUMULATE,
                                   .rank = session->rank,
-                                  .tag = cst_pending_tag(request, 0),
+                                  .tag = cstd_pending_tag(request, 0),
                                   .attempt = accumulate->attempt};
 
-        cst_job_feed(session->job, &event);
+        cstd_job_feed(session->job, &event);
     }
 }
 
 /* -- cancel --------------------------------------------------------------------------------- */
 
-static struct cst_pending *find_request(const struct cst_session *session, uint64_t id)
+static struct cstd_pending *find_request(const struct cstd_session *session, uint64_t id)
 {
-    struct cst_pending *request;
+    struct cstd_pending *request;
 
     TAILQ_FOREACH(request, &session->requests, link)
     {
@@ -194,44 +194,44 @@ static struct cst_pending *find_request(const struct cst_session *session, uint6
 }
 
 /* A Commit waits in the daemon and not in the core, hence the daemon fails it. */
-static void cancel_commit(struct cst_session *session, struct cst_pending *request)
+static void cancel_commit(struct cstd_session *session, struct cstd_pending *request)
 {
     struct cst_err why = {0};
 
-    cst_commit_withdraw(session->job, session->rank);
+    cstd_commit_withdraw(session->job, session->rank);
     (void)cst_err_set(&why, CST_ECANCELLED, "cancelled");
-    cst_session_fail(session->daemon, request, &why);
+    cstd_session_fail(session->daemon, request, &why);
 }
 
-static void cancel_in_core(struct cst_session *session, uint64_t id, struct cst_pending *request)
+static void cancel_in_core(struct cstd_session *session, uint64_t id, struct cstd_pending *request)
 {
-    struct cst_job *job = session->job;
-    uint64_t tags[CST_PENDING_MAX_ITEMS], tag;
+    struct cstd_job *job = session->job;
+    uint64_t tags[CSTD_PENDING_MAX_ITEMS], tag;
     uint32_t n = 0;
-    struct cst_pending *cancel;
+    struct cstd_pending *cancel;
 
     for (uint32_t i = 0; i < request->n_items; i++) {
         if (!request->items[i].done) {
-            tags[n++] = cst_pending_tag(request, i);
+            tags[n++] = cstd_pending_tag(request, i);
         }
     }
     cancel = defer(session, id, CISTERN__MSG_TYPE__MSG_CANCEL, n);
     if (cancel == NULL) {
         return;
     }
-    tag = cst_pending_tag(cancel, 0);
+    tag = cstd_pending_tag(cancel, 0);
     for (uint32_t i = 0; i < n && job->core != NULL; i++) {
         struct cst_event event = {
             .kind = CST_EV_CANCEL, .rank = session->rank, .tag = tag + i, .cancel = tags[i]};
 
-        cst_job_feed(job, &event);
+        cstd_job_feed(job, &event);
     }
 }
 
-void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Cancel *message = body;
-    struct cst_pending *request = find_request(session, message->request);
+    struct cstd_pending *request = find_request(session, message->request);
 
     if (request != NULL && request->job != NULL && request->job == session->job) {
         if (!request->waits_commit) {
@@ -242,29 +242,29 @@ void cst_serve_cancel(struct cst_session *session, uint64_t id, void *body)
     }
     /* A request that was already answered, or that cannot be stopped, is left alone: its own final
      * reply was sent, or will be. */
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
 /* -- tensors -------------------------------------------------------------------------------- */
 
-void cst_serve_staging(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__StagingGet *get = body;
 
-    cst_staging_get(session, id, get->bytes);
+    cstd_staging_get(session, id, get->bytes);
 }
 
-static int check_place(const struct cst_session *session, const Cistern__TensorIo *io,
+static int check_place(const struct cstd_session *session, const Cistern__TensorIo *io,
                        struct cst_err *err)
 {
-    const struct cst_staging *staging = session->staging;
+    const struct cstd_staging *staging = session->staging;
     unsigned row = (unsigned)io->row;
     uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4, bytes;
 
     if (row >= CST_ROW_COUNT) {
         return cst_err_set(err, CST_EINVAL, "unknown row %u", row);
     }
-    if (!cst_staging_serves(session)) {
+    if (!cstd_staging_serves(session)) {
         return cst_err_set(err, CST_EINVAL,
                            "no staging segment that all engines of the job map: ask for one first");
     }
@@ -282,7 +282,7 @@ static int check_place(const struct cst_session *session, const Cistern__TensorI
 }
 
 /* Refuse to write a frozen tensor that other jobs read, because this job is their base. */
-static int check_shared(const struct cst_job *job, uint32_t tensor, struct cst_err *err)
+static int check_shared(const struct cstd_job *job, uint32_t tensor, struct cst_err *err)
 {
     char what[192];
 
@@ -292,20 +292,20 @@ static int check_shared(const struct cst_job *job, uint32_t tensor, struct cst_e
     }
     (void)snprintf(what, sizeof what, "frozen tensor '%s' of job '%s' cannot be written",
                    job->model.tensors[tensor].name, job->name);
-    return cst_base_check_unused(job, what, err);
+    return cstd_base_check_unused(job, what, err);
 }
 
-static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern__TensorIo *io,
+static void serve_tensor(struct cstd_session *session, uint64_t id, const Cistern__TensorIo *io,
                          uint16_t type, enum cst_event_kind kind)
 {
-    struct cst_pending *request;
+    struct cstd_pending *request;
     struct cst_event event = {.kind = kind, .rank = session->rank};
     struct cst_err err = {0};
 
     if (check_place(session, io, &err) != CST_OK ||
         (kind == CST_EV_WRITE && session->job != NULL &&
          check_shared(session->job, io->tensor, &err) != CST_OK)) {
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
         return;
     }
     request = defer(session, id, type, 1);
@@ -313,23 +313,23 @@ static void serve_tensor(struct cst_session *session, uint64_t id, const Cistern
         return;
     }
     request->staging = session->staging;
-    cst_staging_ref(session->staging);
-    event.tag = cst_pending_tag(request, 0);
+    cstd_staging_ref(session->staging);
+    event.tag = cstd_pending_tag(request, 0);
     event.tensor = io->tensor;
     event.row = (enum cst_row)io->row;
     event.first = io->first;
     event.n_elems = io->n_elems;
     event.place.segment = session->staging->segment->id;
     event.place.offset = io->staging_offset;
-    cst_job_feed(session->job, &event);
+    cstd_job_feed(session->job, &event);
 }
 
-void cst_serve_tensor_read(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body)
 {
     serve_tensor(session, id, body, CISTERN__MSG_TYPE__MSG_TENSOR_READ, CST_EV_READ);
 }
 
-void cst_serve_tensor_write(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body)
 {
     serve_tensor(session, id, body, CISTERN__MSG_TYPE__MSG_TENSOR_WRITE, CST_EV_WRITE);
 }

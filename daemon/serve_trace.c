@@ -6,7 +6,7 @@
 
 enum { PAGE = 512 };
 
-static void fill(Cistern__TraceInterval *out, const struct cst_record_interval *interval)
+static void fill(Cistern__TraceInterval *out, const struct cstd_record_interval *interval)
 {
     cistern__trace_interval__init(out);
     out->kind = (Cistern__TraceInterval__Kind)interval->kind;
@@ -26,28 +26,28 @@ static void fill(Cistern__TraceInterval *out, const struct cst_record_interval *
     out->grad = interval->grad != 0;
 }
 
-void cst_serve_trace(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__TraceGet *get = body;
     Cistern__TracePart part = CISTERN__TRACE_PART__INIT;
     Cistern__TraceInterval intervals[PAGE], *pointers[PAGE];
-    struct cst_job *job;
+    struct cstd_job *job;
     struct cst_err err = {0};
     uint64_t first, end;
 
-    if (cst_serve_find_job(session, get->name, get->has_uid, get->uid, &job, &err) != CST_OK) {
-        cst_session_error(session, id, &err);
+    if (cstd_serve_find_job(session, get->name, get->has_uid, get->uid, &job, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
         return;
     }
-    cst_record_range(job->record, &first, &end);
+    cstd_record_range(job->record, &first, &end);
     part.end = end;
     part.first = get->first > first ? get->first : first;
     while (part.n_intervals < PAGE && part.first + part.n_intervals < end) {
         fill(&intervals[part.n_intervals],
-             cst_record_get(job->record, part.first + part.n_intervals));
+             cstd_record_get(job->record, part.first + part.n_intervals));
         pointers[part.n_intervals] = &intervals[part.n_intervals];
         part.n_intervals++;
     }
     part.intervals = pointers;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_TRACE_PART, &part.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_TRACE_PART, &part.base, NULL, 0);
 }

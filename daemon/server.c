@@ -25,11 +25,12 @@ static int open_spare(void)
 
 /* The daemon is out of descriptors, and the connection would stay in the queue and wake the loop
  * again and again. Accept it with the spare descriptor and close it. */
-static void refuse_one(struct cst_server *server, int listen_fd)
+static void refuse_one(struct cstd_server *server, int listen_fd)
 {
     int fd;
 
-    cst_log(CST_LOG_ERROR, "out of file descriptors: a connection is refused (raise LimitNOFILE)");
+    cstd_log(CSTD_LOG_ERROR,
+             "out of file descriptors: a connection is refused (raise LimitNOFILE)");
     (void)close(server->spare_fd);
     fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0) {
@@ -40,7 +41,7 @@ static void refuse_one(struct cst_server *server, int listen_fd)
 
 /* max_sessions limits the users' connections. Managers may connect beyond it, up to their
  * reserve. */
-static int check_number(const struct cst_server *server, bool manager, struct cst_err *refusal)
+static int check_number(const struct cstd_server *server, bool manager, struct cst_err *refusal)
 {
     uint32_t limit = server->daemon->config->max_sessions;
     uint32_t n_users = server->n_sessions - server->n_managers;
@@ -61,54 +62,54 @@ static int check_number(const struct cst_server *server, bool manager, struct cs
 
 /* Check whether @peer may connect, and charge the connection to @account. A manager's connection is
  * not charged. */
-static void check_access(const struct cst_server *server, const struct cst_peer *peer,
-                         struct cst_quota_account *account, bool manager, struct cst_err *refusal)
+static void check_access(const struct cstd_server *server, const struct cstd_peer *peer,
+                         struct cstd_quota_account *account, bool manager, struct cst_err *refusal)
 {
-    const struct cst_config *config = server->daemon->config;
+    const struct cstd_config *config = server->daemon->config;
 
-    if (!cst_access_allows(&config->access, peer->uid, peer->groups, peer->n_groups)) {
+    if (!cstd_access_allows(&config->access, peer->uid, peer->groups, peer->n_groups)) {
         (void)cst_err_set(refusal, CST_EDENIED, "uid %u is not allowed by 'access' in [daemon]",
                           (unsigned)peer->uid);
-        cst_log(CST_LOG_WARNING, "pid %d: %s", (int)peer->pid, refusal->text);
+        cstd_log(CSTD_LOG_WARNING, "pid %d: %s", (int)peer->pid, refusal->text);
     } else if (check_number(server, manager, refusal) == CST_OK && !manager) {
-        (void)cst_quota_take(account, CST_QUOTA_SESSIONS, 1, "this process", refusal);
+        (void)cstd_quota_take(account, CSTD_QUOTA_SESSIONS, 1, "this process", refusal);
     }
 }
 
-static void admit(struct cst_server *server, int fd, bool manager)
+static void admit(struct cstd_server *server, int fd, bool manager)
 {
-    struct cst_daemon *daemon = server->daemon;
-    struct cst_quota_account *account = NULL;
+    struct cstd_daemon *daemon = server->daemon;
+    struct cstd_quota_account *account = NULL;
     struct cst_err refusal = {0}, err;
-    struct cst_peer peer;
+    struct cstd_peer peer;
     int rc;
 
-    if (!cst_peer_open(&peer, fd)) {
+    if (!cstd_peer_open(&peer, fd)) {
         (void)close(fd);
         return;
     }
-    rc = cst_quota_open(&daemon->quota, peer.uid, peer.groups, peer.n_groups, &account, &err);
+    rc = cstd_quota_open(&daemon->quota, peer.uid, peer.groups, peer.n_groups, &account, &err);
     if (rc == CST_OK) {
         check_access(server, &peer, account, manager, &refusal);
         rc = refusal.status != CST_OK && server->n_refused >= REFUSED_AT_A_TIME
                  ? cst_err_set(&err, refusal.status, "refused without a message to the client: %s",
                                refusal.text)
-                 : cst_session_open(daemon, fd, &peer, account, manager, &refusal, &err);
+                 : cstd_session_open(daemon, fd, &peer, account, manager, &refusal, &err);
     }
     if (rc != CST_OK) {
-        cst_log(refusal.status != CST_OK ? CST_LOG_DEBUG : CST_LOG_ERROR, "pid %d: %s",
-                (int)peer.pid, err.text);
+        cstd_log(refusal.status != CST_OK ? CSTD_LOG_DEBUG : CSTD_LOG_ERROR, "pid %d: %s",
+                 (int)peer.pid, err.text);
         /* check_access charged the connection. */
         if (account != NULL && !manager && refusal.status == CST_OK) {
-            cst_quota_give(account, CST_QUOTA_SESSIONS, 1);
+            cstd_quota_give(account, CSTD_QUOTA_SESSIONS, 1);
         }
-        cst_quota_unref(account);
-        cst_peer_close(&peer);
+        cstd_quota_unref(account);
+        cstd_peer_close(&peer);
         (void)close(fd);
     }
 }
 
-void cst_server_add(struct cst_server *server, struct cst_session *session)
+void cstd_server_add(struct cstd_server *server, struct cstd_session *session)
 {
     TAILQ_INSERT_TAIL(&server->sessions, session, link);
     if (session->refusal.status == CST_OK) {
@@ -119,7 +120,7 @@ void cst_server_add(struct cst_server *server, struct cst_session *session)
     }
 }
 
-void cst_server_remove(struct cst_server *server, struct cst_session *session)
+void cstd_server_remove(struct cstd_server *server, struct cstd_session *session)
 {
     TAILQ_REMOVE(&server->sessions, session, link);
     if (session->refusal.status != CST_OK) {
@@ -127,14 +128,14 @@ void cst_server_remove(struct cst_server *server, struct cst_session *session)
     } else {
         server->n_sessions--;
         server->n_managers -= session->manager;
-        cst_quota_give(session->manager ? NULL : session->account, CST_QUOTA_SESSIONS, 1);
+        cstd_quota_give(session->manager ? NULL : session->account, CSTD_QUOTA_SESSIONS, 1);
     }
-    cst_quota_unref(session->account);
+    cstd_quota_unref(session->account);
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events)
 {
-    struct cst_server *server = poll->data;
+    struct cstd_server *server = poll->data;
     bool manager = poll == &server->manager_poll;
     int listen_fd = manager ? server->manager.fd : server->user.fd;
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -148,34 +149,34 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-static void start_poll(struct cst_server *server, uv_poll_t *poll, int fd)
+static void start_poll(struct cstd_server *server, uv_poll_t *poll, int fd)
 {
     (void)uv_poll_init(&server->daemon->loop, poll, fd);
     poll->data = server;
     (void)uv_poll_start(poll, UV_READABLE, on_connection);
 }
 
-int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err)
+int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err)
 {
-    const struct cst_config *config = daemon->config;
+    const struct cstd_config *config = daemon->config;
     int rc;
 
     server->daemon = daemon;
     server->n_sessions = server->n_managers = server->n_refused = 0;
     server->looked_ns = 0;
-    cst_lingers_init(&server->lingers, &daemon->loop);
+    cstd_lingers_init(&server->lingers, &daemon->loop);
     server->spare_fd = -1;
     TAILQ_INIT(&server->sessions);
-    cst_turns_init(&server->turns);
-    rc = cst_listen_inherit(&server->user, &server->manager, err);
+    cstd_turns_init(&server->turns);
+    rc = cstd_listen_inherit(&server->user, &server->manager, err);
     if (rc == CST_OK && server->user.fd < 0) {
-        rc = cst_listen_open(&server->user, config->socket, 0660, err);
+        rc = cstd_listen_open(&server->user, config->socket, 0660, err);
     }
     if (rc != CST_OK) {
         goto err_after_inherit;
     }
     if (server->manager.fd < 0) {
-        rc = cst_listen_open(&server->manager, config->manager_socket, 0600, err);
+        rc = cstd_listen_open(&server->manager, config->manager_socket, 0600, err);
         if (rc != CST_OK) {
             goto err_after_user;
         }
@@ -186,21 +187,21 @@ int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct
     return CST_OK;
 
 err_after_user:
-    cst_listen_close(&server->user);
+    cstd_listen_close(&server->user);
 err_after_inherit:
-    cst_listen_close(&server->manager);
-    cst_lingers_close(&server->lingers);
+    cstd_listen_close(&server->manager);
+    cstd_lingers_close(&server->lingers);
     return rc;
 }
 
-void cst_server_stop(struct cst_server *server)
+void cstd_server_stop(struct cstd_server *server)
 {
     (void)uv_poll_stop(&server->user_poll);
     (void)uv_poll_stop(&server->manager_poll);
     uv_close((uv_handle_t *)&server->user_poll, NULL);
     uv_close((uv_handle_t *)&server->manager_poll, NULL);
-    cst_listen_close(&server->user);
-    cst_listen_close(&server->manager);
+    cstd_listen_close(&server->user);
+    cstd_listen_close(&server->manager);
     if (server->spare_fd >= 0) {
         (void)close(server->spare_fd);
         server->spare_fd = -1;

@@ -10,37 +10,37 @@
 
 #include <uv.h>
 
-struct cst_daemon;
+struct cstd_daemon;
 
-struct cst_server {
-    struct cst_daemon *daemon;
-    struct cst_listen user, manager;
+struct cstd_server {
+    struct cstd_daemon *daemon;
+    struct cstd_listen user, manager;
     uv_poll_t user_poll, manager_poll;
     /* Descriptor that is closed for a moment to accept and refuse a connection when the daemon is
      * out of descriptors. */
     int spare_fd;
-    TAILQ_HEAD(, cst_session) sessions;
+    TAILQ_HEAD(, cstd_session) sessions;
     uint32_t n_sessions; /* Number of sessions in the list that were admitted. */
     uint32_t n_managers; /* Number of admitted sessions on the manager socket. */
     /* Number of sessions in the list that only wait to be told why they are refused. */
     uint32_t n_refused;
-    struct cst_unread_total unread; /* Descriptors in flight to all sessions. */
+    struct cstd_unread_total unread; /* Descriptors in flight to all sessions. */
     /* When sessions that do not read their descriptors were last searched for; monotonic. */
     uint64_t looked_ns;
-    struct cst_turns turns;     /* Sessions with a request to read. */
-    struct cst_lingers lingers; /* Sockets of ended sessions with descriptors in flight. */
+    struct cstd_turns turns;     /* Sessions with a request to read. */
+    struct cstd_lingers lingers; /* Sockets of ended sessions with descriptors in flight. */
 };
 
 /* Listen on both sockets: those that systemd passed, or the configured paths. The caller has
- * initialised @server->unread. Statuses are those of cst_listen_open. */
-int cst_server_open(struct cst_server *server, struct cst_daemon *daemon, struct cst_err *err);
+ * initialised @server->unread. Statuses are those of cstd_listen_open. */
+int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err);
 
 /* Add @session to the list, or remove it at its end. Removal also gives back the connection that
  * the session's account is charged with, and drops the reference to the account. */
-void cst_server_add(struct cst_server *server, struct cst_session *session);
-void cst_server_remove(struct cst_server *server, struct cst_session *session);
+void cstd_server_add(struct cstd_server *server, struct cstd_session *session);
+void cstd_server_remove(struct cstd_server *server, struct cstd_session *session);
 
 /* Stop accepting and remove the sockets. Sessions stay. */
-void cst_server_stop(struct cst_server *server);
+void cstd_server_stop(struct cstd_server *server);
 
 #endif

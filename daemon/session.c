@@ -35,17 +35,17 @@ enum {
 };
 
 static void on_socket(uv_poll_t *poll, int status, int events);
-static void on_end(struct cst_later *later);
+static void on_end(struct cstd_later *later);
 
 /* -- polling -------------------------------------------------------------------------------- */
 
 /* Poll for messages, unless a megabyte of replies or a reply with descriptors waits; descriptors
  * are scarce. Poll for space in the socket if replies wait for that. Poll for a hang-up always. */
-static void update_poll(struct cst_session *session)
+static void update_poll(struct cstd_session *session)
 {
     int events = UV_DISCONNECT;
 
-    if (session->state == CST_SESSION_DOOMED) {
+    if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
     if (session->outbox.bytes < OUTBOX_FULL && session->outbox.n_fds == 0 && !session->last_words) {
@@ -62,63 +62,63 @@ static void update_poll(struct cst_session *session)
 
 static void on_stall(uv_timer_t *timer)
 {
-    struct cst_session *session = timer->data;
+    struct cstd_session *session = timer->data;
 
-    cst_session_doom(session, session->state == CST_SESSION_NEW && session->outbox.bytes == 0
-                                  ? "has sent no Hello within 10 s"
-                                  : "does not read its replies");
+    cstd_session_doom(session, session->state == CSTD_SESSION_NEW && session->outbox.bytes == 0
+                                   ? "has sent no Hello within 10 s"
+                                   : "does not read its replies");
 }
 
-void cst_session_greeted(struct cst_session *session)
+void cstd_session_greeted(struct cstd_session *session)
 {
-    session->state = CST_SESSION_OPEN;
+    session->state = CSTD_SESSION_OPEN;
     (void)uv_timer_stop(&session->stall);
 }
 
 static void on_retry(uv_timer_t *timer);
 
 /* Return whether a limit of descriptors in flight is reached that @session shares with others. */
-static bool is_crowded(const struct cst_session *session)
+static bool is_crowded(const struct cstd_session *session)
 {
-    return cst_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) != CST_UNREAD_FITS;
+    return cstd_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) != CSTD_UNREAD_FITS;
 }
 
 /* Replies wait for something other than the socket: try again soon. Many sessions can wait for the
  * same limit; with a longer interval their attempts do not keep the daemon busy. */
-static void update_retry(struct cst_session *session)
+static void update_retry(struct cstd_session *session)
 {
     if (session->outbox.retry && session->outbox.bytes > 0) {
         (void)uv_timer_start(&session->retry, on_retry,
-                             is_crowded(session) ? LOOK_MS : CST_OUTBOX_RETRY_MS, 0);
+                             is_crowded(session) ? LOOK_MS : CSTD_OUTBOX_RETRY_MS, 0);
     }
 }
 
-static void flush(struct cst_session *session)
+static void flush(struct cstd_session *session)
 {
     struct cst_err err = {0};
     unsigned n_sent;
-    int rc = cst_outbox_flush(&session->outbox, session->fd, &n_sent, &err);
+    int rc = cstd_outbox_flush(&session->outbox, session->fd, &n_sent, &err);
 
     if (rc == CST_OK) {
         (void)uv_timer_stop(&session->stall);
         if (session->last_words) {
-            cst_session_doom(session, NULL);
+            cstd_session_doom(session, NULL);
         }
     } else if (rc == CST_EAGAIN && n_sent > 0) {
         /* The peer reads, even if slowly: the time for the rest starts anew. */
         (void)uv_timer_start(&session->stall, on_stall, STALL_MS, 0);
     } else if (rc != CST_EAGAIN) {
         session->hung_up = session->hung_up || rc == CST_ECONN;
-        cst_session_doom(session, rc == CST_ECONN ? NULL : err.text);
+        cstd_session_doom(session, rc == CST_ECONN ? NULL : err.text);
     }
     update_retry(session);
 }
 
 /* A reply waits because sessions, of the same user or of all users, have unread descriptors. Count
  * again for all sessions, and disconnect those that leave descriptors unread for too long. */
-static void look_for_hoarders(struct cst_server *server)
+static void look_for_hoarders(struct cstd_server *server)
 {
-    struct cst_session *session;
+    struct cstd_session *session;
     uint64_t now = uv_hrtime();
 
     if (now - server->looked_ns < LOOK_MS * UINT64_C(1000000)) {
@@ -127,27 +127,27 @@ static void look_for_hoarders(struct cst_server *server)
     server->looked_ns = now;
     TAILQ_FOREACH(session, &server->sessions, link)
     {
-        cst_unread_refresh(&session->unread, session->fd);
+        cstd_unread_refresh(&session->unread, session->fd);
         if (session->unread.n > 0 && is_crowded(session) &&
             now - session->unread.since_ns > HOARD_MS * UINT64_C(1000000)) {
             bool all =
-                cst_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) == CST_UNREAD_ALL;
+                cstd_unread_shared_limit(&session->unread, CST_FRAME_MAX_FDS) == CSTD_UNREAD_ALL;
 
-            cst_session_doom(session,
-                             all ? "does not read the descriptors that it was sent, while all "
-                                   "sessions together are at the limit of them (a quarter of "
-                                   "LimitNOFILE)"
-                                 : "does not read the descriptors that it was sent, while its "
-                                   "user is at the limit of them ('descriptors' in [quota])");
+            cstd_session_doom(session,
+                              all ? "does not read the descriptors that it was sent, while all "
+                                    "sessions together are at the limit of them (a quarter of "
+                                    "LimitNOFILE)"
+                                  : "does not read the descriptors that it was sent, while its "
+                                    "user is at the limit of them ('descriptors' in [quota])");
         }
     }
 }
 
 static void on_retry(uv_timer_t *timer)
 {
-    struct cst_session *session = timer->data;
+    struct cstd_session *session = timer->data;
 
-    if (session->state == CST_SESSION_DOOMED) {
+    if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
     if (is_crowded(session)) {
@@ -159,9 +159,9 @@ static void on_retry(uv_timer_t *timer)
 
 /* -- messages in ---------------------------------------------------------------------------- */
 
-static void read_one(struct cst_session *session)
+static void read_one(struct cstd_session *session)
 {
-    struct cst_daemon *daemon = session->daemon;
+    struct cstd_daemon *daemon = session->daemon;
     struct cst_frame frame;
     /* Set by a call that fails. Clearing it here would cost time for each request. */
     struct cst_err err;
@@ -169,27 +169,27 @@ static void read_one(struct cst_session *session)
     switch (cst_frame_recv(session->fd, MSG_DONTWAIT, &daemon->in, &frame, &err)) {
     case CST_OK:
         daemon->n_requests++;
-        cst_dispatch(session, &frame);
+        cstd_dispatch(session, &frame);
         break;
     case CST_EAGAIN:
         break;
     case CST_ECONN:
         session->hung_up = true;
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
         break;
     default:
-        cst_session_doom(session, err.text);
+        cstd_session_doom(session, err.text);
         break;
     }
 }
 
-void cst_session_read_turns(struct cst_server *server)
+void cstd_session_read_turns(struct cstd_server *server)
 {
     uint64_t began_ns = uv_hrtime();
-    struct cst_turn *turn;
+    struct cstd_turn *turn;
 
-    while ((turn = cst_turns_next(&server->turns)) != NULL) {
-        struct cst_session *session = cst_owner_of(turn, struct cst_session, turn);
+    while ((turn = cstd_turns_next(&server->turns)) != NULL) {
+        struct cstd_session *session = cstd_owner_of(turn, struct cstd_session, turn);
 
         /* Replies since the last poll may have filled the outbox. */
         if ((session->polled & UV_READABLE) != 0) {
@@ -204,36 +204,36 @@ void cst_session_read_turns(struct cst_server *server)
 
 static void on_socket(uv_poll_t *poll, int status, int events)
 {
-    struct cst_session *session = poll->data;
+    struct cstd_session *session = poll->data;
 
-    if (session->state == CST_SESSION_DOOMED) {
+    if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
     /* An error is pending on the socket: the peer closed it without reading. */
     if (status < 0) {
         session->hung_up = true;
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
         return;
     }
     if ((events & UV_WRITABLE) != 0) {
         flush(session);
     }
-    if ((events & UV_READABLE) != 0 && session->state != CST_SESSION_DOOMED) {
-        cst_turns_add(&session->daemon->server.turns, &session->account->turns, &session->turn);
+    if ((events & UV_READABLE) != 0 && session->state != CSTD_SESSION_DOOMED) {
+        cstd_turns_add(&session->daemon->server.turns, &session->account->turns, &session->turn);
     } else if ((events & UV_DISCONNECT) != 0) {
         session->hung_up = true;
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
     }
     update_poll(session);
 }
 
-bool cst_session_is_gone(struct cst_session *session)
+bool cstd_session_is_gone(struct cstd_session *session)
 {
     struct pollfd p = {.fd = session->fd, .events = POLLRDHUP};
 
     if (!session->hung_up && session->fd >= 0 && poll(&p, 1, 0) > 0) {
         session->hung_up = true;
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
     }
     return session->hung_up;
 }
@@ -241,7 +241,7 @@ bool cst_session_is_gone(struct cst_session *session)
 /* -- replies out ---------------------------------------------------------------------------- */
 
 /* Send a message whose packed body is in the first @n_bytes of the daemon's buffer `out`. */
-static void send_packed(struct cst_session *session, uint8_t flags, uint64_t id, uint16_t type,
+static void send_packed(struct cstd_session *session, uint8_t flags, uint64_t id, uint16_t type,
                         size_t n_bytes, const int *fds, unsigned n_fds)
 {
     struct cst_frame frame;
@@ -258,7 +258,7 @@ static void send_packed(struct cst_session *session, uint8_t flags, uint64_t id,
     if (n_fds > 0) {
         memcpy(frame.fds, fds, n_fds * sizeof *fds);
     }
-    rc = cst_outbox_send(&session->outbox, session->fd, &frame, &err);
+    rc = cstd_outbox_send(&session->outbox, session->fd, &frame, &err);
     if (rc == CST_OK) {
         return;
     }
@@ -272,19 +272,19 @@ static void send_packed(struct cst_session *session, uint8_t flags, uint64_t id,
     }
     if (n_fds > 0 && (rc == CST_ENOMEM || rc == CST_ENOCREDIT)) {
         /* An error has no descriptors, and can wait in the outbox. */
-        cst_session_error(session, id, &err);
+        cstd_session_error(session, id, &err);
         return;
     }
     session->hung_up = session->hung_up || rc == CST_ECONN;
-    cst_session_doom(session, rc == CST_ECONN ? NULL : err.text);
+    cstd_session_doom(session, rc == CST_ECONN ? NULL : err.text);
 }
 
-void cst_session_reply(struct cst_session *session, uint64_t id, uint16_t type,
-                       const ProtobufCMessage *message, const int *fds, unsigned n_fds)
+void cstd_session_reply(struct cstd_session *session, uint64_t id, uint16_t type,
+                        const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
     size_t n_bytes = 0;
 
-    if (session->state == CST_SESSION_DOOMED) {
+    if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
     if (message != NULL) {
@@ -303,18 +303,18 @@ static Cistern__Error error_message(const struct cst_err *err)
     return message;
 }
 
-void cst_session_error(struct cst_session *session, uint64_t id, const struct cst_err *err)
+void cstd_session_error(struct cstd_session *session, uint64_t id, const struct cst_err *err)
 {
     Cistern__Error message = error_message(err);
 
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ERROR, &message.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ERROR, &message.base, NULL, 0);
 }
 
-void cst_session_farewell(struct cst_session *session, const struct cst_err *why)
+void cstd_session_farewell(struct cstd_session *session, const struct cst_err *why)
 {
     Cistern__Error message = error_message(why);
 
-    if (session->state != CST_SESSION_DOOMED) {
+    if (session->state != CSTD_SESSION_DOOMED) {
         size_t n_bytes = protobuf_c_message_pack(&message.base, session->daemon->out);
 
         send_packed(session, CST_FRAME_EVENT, 0, CISTERN__MSG_TYPE__MSG_ERROR, n_bytes, NULL, 0);
@@ -323,20 +323,21 @@ void cst_session_farewell(struct cst_session *session, const struct cst_err *why
 
 /* -- requests that are answered later --------------------------------------------------------- */
 
-int cst_session_defer(struct cst_session *session, struct cst_job *job, uint64_t id, uint16_t type,
-                      uint32_t n_items, struct cst_pending **out, struct cst_err *err)
+int cstd_session_defer(struct cstd_session *session, struct cstd_job *job, uint64_t id,
+                       uint16_t type, uint32_t n_items, struct cstd_pending **out,
+                       struct cst_err *err)
 {
-    struct cst_quota_account *account = session->manager ? NULL : session->account;
-    int rc = cst_quota_take(account, CST_QUOTA_REQUESTS, 1, "a request", err);
+    struct cstd_quota_account *account = session->manager ? NULL : session->account;
+    int rc = cstd_quota_take(account, CSTD_QUOTA_REQUESTS, 1, "a request", err);
 
     if (rc != CST_OK) {
         return rc;
     }
-    rc = cst_pending_open(out, &session->daemon->requests, id, type, n_items, err);
+    rc = cstd_pending_open(out, &session->daemon->requests, id, type, n_items, err);
     if (rc != CST_OK) {
-        cst_quota_give(account, CST_QUOTA_REQUESTS, 1);
+        cstd_quota_give(account, CSTD_QUOTA_REQUESTS, 1);
     } else {
-        (*out)->account = cst_quota_ref(account);
+        (*out)->account = cstd_quota_ref(account);
         (*out)->session = session;
         (*out)->job = job;
         TAILQ_INSERT_TAIL(&session->requests, *out, link);
@@ -348,7 +349,7 @@ int cst_session_defer(struct cst_session *session, struct cst_job *job, uint64_t
     return rc;
 }
 
-static void unlink_request(struct cst_pending *request)
+static void unlink_request(struct cstd_pending *request)
 {
     if (request->session != NULL) {
         TAILQ_REMOVE(&request->session->requests, request, link);
@@ -361,59 +362,59 @@ static void unlink_request(struct cst_pending *request)
     }
 }
 
-static void close_request(struct cst_daemon *daemon, struct cst_pending *request)
+static void close_request(struct cstd_daemon *daemon, struct cstd_pending *request)
 {
     unlink_request(request);
     if (request->staging != NULL) {
-        cst_staging_unref(request->staging);
+        cstd_staging_unref(request->staging);
         request->staging = NULL;
     }
-    cst_quota_give(request->account, CST_QUOTA_REQUESTS, 1);
-    cst_quota_unref(request->account);
+    cstd_quota_give(request->account, CSTD_QUOTA_REQUESTS, 1);
+    cstd_quota_unref(request->account);
     request->account = NULL;
-    cst_pending_close(&daemon->requests, request);
+    cstd_pending_close(&daemon->requests, request);
 }
 
-void cst_session_answer(struct cst_daemon *daemon, struct cst_pending *request, uint16_t type,
-                        const ProtobufCMessage *message, const int *fds, unsigned n_fds)
+void cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *request, uint16_t type,
+                         const ProtobufCMessage *message, const int *fds, unsigned n_fds)
 {
     if (request->session != NULL) {
-        cst_session_reply(request->session, request->id, type, message, fds, n_fds);
+        cstd_session_reply(request->session, request->id, type, message, fds, n_fds);
     }
     close_request(daemon, request);
 }
 
-void cst_session_answer_batch(struct cst_daemon *daemon, struct cst_pending *request)
+void cstd_session_answer_batch(struct cstd_daemon *daemon, struct cstd_pending *request)
 {
-    if (request->session != NULL && request->session->state != CST_SESSION_DOOMED) {
+    if (request->session != NULL && request->session->state != CSTD_SESSION_DOOMED) {
         send_packed(request->session, CST_FRAME_REPLY, request->id,
                     CISTERN__MSG_TYPE__MSG_BATCH_DONE,
-                    cst_batch_write(request->items, request->n_items, daemon->out), NULL, 0);
+                    cstd_batch_write(request->items, request->n_items, daemon->out), NULL, 0);
     }
     close_request(daemon, request);
 }
 
-void cst_session_drop(struct cst_daemon *daemon, struct cst_pending *request)
+void cstd_session_drop(struct cstd_daemon *daemon, struct cstd_pending *request)
 {
     close_request(daemon, request);
 }
 
-void cst_session_fail(struct cst_daemon *daemon, struct cst_pending *request,
-                      const struct cst_err *err)
+void cstd_session_fail(struct cstd_daemon *daemon, struct cstd_pending *request,
+                       const struct cst_err *err)
 {
     if (request->session != NULL) {
-        cst_session_error(request->session, request->id, err);
+        cstd_session_error(request->session, request->id, err);
     }
     close_request(daemon, request);
 }
 
 /* -- opening and closing -------------------------------------------------------------------- */
 
-int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *peer,
-                     struct cst_quota_account *account, bool manager, const struct cst_err *refusal,
-                     struct cst_err *err)
+int cstd_session_open(struct cstd_daemon *daemon, int fd, const struct cstd_peer *peer,
+                      struct cstd_quota_account *account, bool manager,
+                      const struct cst_err *refusal, struct cst_err *err)
 {
-    struct cst_session *session = calloc(1, sizeof *session);
+    struct cstd_session *session = calloc(1, sizeof *session);
 
     if (session == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
@@ -428,39 +429,39 @@ int cst_session_open(struct cst_daemon *daemon, int fd, const struct cst_peer *p
     TAILQ_INIT(&session->requests);
     session->unread.total = &daemon->server.unread;
     session->unread.account = manager ? NULL : account;
-    cst_outbox_init(&session->outbox, &session->unread);
+    cstd_outbox_init(&session->outbox, &session->unread);
     (void)uv_poll_init(&daemon->loop, &session->poll, fd);
     (void)uv_timer_init(&daemon->loop, &session->stall);
     (void)uv_timer_init(&daemon->loop, &session->retry);
     session->poll.data = session->stall.data = session->retry.data = session;
     session->n_handles = 3;
     (void)uv_timer_start(&session->stall, on_stall, HELLO_MS, 0);
-    cst_server_add(&daemon->server, session);
+    cstd_server_add(&daemon->server, session);
     update_poll(session);
-    cst_log(CST_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,
-            manager ? " as manager" : "");
+    cstd_log(CSTD_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,
+             manager ? " as manager" : "");
     return CST_OK;
 }
 
-void cst_session_doom(struct cst_session *session, const char *why)
+void cstd_session_doom(struct cstd_session *session, const char *why)
 {
-    if (session->state == CST_SESSION_DOOMED) {
+    if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
     if (why != NULL) {
-        cst_log_about(CST_LOG_WARNING,
-                      &(struct cst_log_about){.rank = CST_LOG_NONE, .uid = session->peer.uid},
-                      "pid %d (uid %u): disconnected: %s", (int)session->peer.pid,
-                      (unsigned)session->peer.uid, why);
+        cstd_log_about(CSTD_LOG_WARNING,
+                       &(struct cstd_log_about){.rank = CSTD_LOG_NONE, .uid = session->peer.uid},
+                       "pid %d (uid %u): disconnected: %s", (int)session->peer.pid,
+                       (unsigned)session->peer.uid, why);
     }
-    session->state = CST_SESSION_DOOMED;
-    cst_turns_remove(&session->daemon->server.turns, &session->turn);
-    cst_later_add(&session->daemon->later, &session->end);
+    session->state = CSTD_SESSION_DOOMED;
+    cstd_turns_remove(&session->daemon->server.turns, &session->turn);
+    cstd_later_add(&session->daemon->later, &session->end);
 }
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    struct cst_session *session = handle->data;
+    struct cstd_session *session = handle->data;
 
     if (--session->n_handles == 0) {
         free(session);
@@ -469,10 +470,10 @@ static void on_handle_closed(uv_handle_t *handle)
 
 /* Requests of the session's job stay, without a session, because the core or an engine will still
  * complete them. All other requests end with the session. */
-static void orphan_requests(struct cst_session *session)
+static void orphan_requests(struct cstd_session *session)
 {
     while (!TAILQ_EMPTY(&session->requests)) {
-        struct cst_pending *request = TAILQ_FIRST(&session->requests);
+        struct cstd_pending *request = TAILQ_FIRST(&session->requests);
 
         if (request->job != NULL && !request->waits_commit) {
             TAILQ_REMOVE(&session->requests, request, link);
@@ -484,25 +485,25 @@ static void orphan_requests(struct cst_session *session)
     session->n_requests = 0;
 }
 
-static void on_end(struct cst_later *later)
+static void on_end(struct cstd_later *later)
 {
-    struct cst_session *session = cst_owner_of(later, struct cst_session, end);
-    struct cst_daemon *daemon = session->daemon;
+    struct cstd_session *session = cstd_owner_of(later, struct cstd_session, end);
+    struct cstd_daemon *daemon = session->daemon;
 
     if (session->staging != NULL) {
-        cst_staging_abandon(session->staging);
+        cstd_staging_abandon(session->staging);
         session->staging = NULL;
     }
     if (session->job != NULL) {
-        cst_worker_hangup(session->job, session->rank);
+        cstd_worker_hangup(session->job, session->rank);
     }
     orphan_requests(session);
     /* Stop before close: epoll must forget the descriptor first. */
     (void)uv_poll_stop(&session->poll);
-    cst_outbox_close(&session->outbox);
-    cst_lingers_close_socket(&daemon->server.lingers, session->fd, &session->unread);
-    cst_server_remove(&daemon->server, session);
-    cst_peer_close(&session->peer);
+    cstd_outbox_close(&session->outbox);
+    cstd_lingers_close_socket(&daemon->server.lingers, session->fd, &session->unread);
+    cstd_server_remove(&daemon->server, session);
+    cstd_peer_close(&session->peer);
     (void)uv_timer_stop(&session->stall);
     (void)uv_timer_stop(&session->retry);
     uv_close((uv_handle_t *)&session->poll, on_handle_closed);

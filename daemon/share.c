@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-uint64_t cst_share_smallest(const struct cst_job *job)
+uint64_t cstd_share_smallest(const struct cstd_job *job)
 {
     uint64_t least = 0;
 
@@ -23,8 +23,8 @@ uint64_t cst_share_smallest(const struct cst_job *job)
 }
 
 /* Copy the numbers of blocks of @job's plan to *out. NULL: there is no plan for this layout. */
-static const struct cst_pools_blocks *planned_blocks(const struct cst_job *job,
-                                                     struct cst_pools_blocks *out)
+static const struct cstd_pools_blocks *planned_blocks(const struct cstd_job *job,
+                                                      struct cstd_pools_blocks *out)
 {
     const struct cst_plan_choice *choice = &job->plan.choice;
 
@@ -37,11 +37,11 @@ static const struct cst_pools_blocks *planned_blocks(const struct cst_job *job,
 
 /* Return what the budget of @gpu (NULL: the host device) has left for the ranks that asked for no
  * size. *n_open: the number of these ranks. */
-static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory_pool *pools,
-                              struct cst_gpu *gpu, uint32_t *n_open)
+static uint64_t left_for_open(const struct cstd_job *job, const struct cstd_memory_pool *pools,
+                              struct cstd_gpu *gpu, uint32_t *n_open)
 {
-    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
-    uint64_t left = cst_budget_left(budget, job->account), rooms = cst_room_bytes(job, gpu);
+    const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
+    uint64_t left = cstd_budget_left(budget, job->account), rooms = cstd_room_bytes(job, gpu);
 
     left -= rooms < left ? rooms : left;
     *n_open = 0;
@@ -55,7 +55,8 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
             ++*n_open;
             continue;
         }
-        bytes = cst_pools_bytes(&job->layout, &pools[r].blocks, cst_memory_grain(job->daemon, gpu));
+        bytes =
+            cstd_pools_bytes(&job->layout, &pools[r].blocks, cstd_memory_grain(job->daemon, gpu));
         left -= bytes < left ? bytes : left;
     }
     return left;
@@ -63,33 +64,33 @@ static uint64_t left_for_open(const struct cst_job *job, const struct cst_memory
 
 /* Write what is in use of the budget of @gpu's pools, or of the owner's quota for them, whichever
  * leaves less. */
-static void words_of_use(const struct cst_job *job, struct cst_gpu *gpu, char *out, size_t n)
+static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char *out, size_t n)
 {
-    const struct cst_budget *budget = cst_memory_budget(job->daemon, gpu);
-    char words[CST_BUDGET_WORDS];
+    const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
+    char words[CSTD_BUDGET_WORDS];
 
-    if (cst_budget_left(budget, job->account) < cst_budget_unused(budget)) {
-        cst_quota_words(job->account, budget->resource, out, n);
+    if (cstd_budget_left(budget, job->account) < cstd_budget_unused(budget)) {
+        cstd_quota_words(job->account, budget->resource, out, n);
     } else {
-        cst_budget_words(budget, words, sizeof words);
+        cstd_budget_words(budget, words, sizeof words);
         (void)snprintf(out, n, "%s: %s", budget->name, words);
     }
 }
 
 /* Only the ranks that asked for a size are subtracted from the budget, hence all shares are equal,
  * whatever their order. */
-static int give_share(const struct cst_job *job, const struct cst_memory_pool *pools, uint32_t rank,
-                      struct cst_pools_blocks *out, struct cst_err *err)
+static int give_share(const struct cstd_job *job, const struct cstd_memory_pool *pools,
+                      uint32_t rank, struct cstd_pools_blocks *out, struct cst_err *err)
 {
-    struct cst_gpu *gpu = pools[rank].gpu;
-    char use[CST_QUOTA_WORDS];
-    struct cst_pools_blocks planned;
+    struct cstd_gpu *gpu = pools[rank].gpu;
+    char use[CSTD_QUOTA_WORDS];
+    struct cstd_pools_blocks planned;
     struct cst_err why = {0};
     uint32_t n_open;
     uint64_t left = left_for_open(job, pools, gpu, &n_open);
-    int rc = cst_pools_divide(&job->layout, &job->model, rank, left / n_open,
-                              cst_memory_grain(job->daemon, gpu), planned_blocks(job, &planned),
-                              out, &why);
+    int rc = cstd_pools_divide(&job->layout, &job->model, rank, left / n_open,
+                               cstd_memory_grain(job->daemon, gpu), planned_blocks(job, &planned),
+                               out, &why);
 
     if (rc != CST_OK) {
         words_of_use(job, gpu, use, sizeof use);
@@ -100,16 +101,17 @@ static int give_share(const struct cst_job *job, const struct cst_memory_pool *p
     return rc;
 }
 
-int cst_share_divide(const struct cst_job *job, struct cst_memory_pool *pools, struct cst_err *err)
+int cstd_share_divide(const struct cstd_job *job, struct cstd_memory_pool *pools,
+                      struct cst_err *err)
 {
-    struct cst_pools_blocks planned;
+    struct cstd_pools_blocks planned;
     int rc = CST_OK;
 
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
-        pools[r] = (struct cst_memory_pool){.gpu = job->workers[r].gpu};
+        pools[r] = (struct cstd_memory_pool){.gpu = job->workers[r].gpu};
         if (job->workers[r].pool_bytes != 0) {
-            rc = cst_pools_divide(&job->layout, &job->model, r, job->workers[r].pool_bytes, 1,
-                                  planned_blocks(job, &planned), &pools[r].blocks, err);
+            rc = cstd_pools_divide(&job->layout, &job->model, r, job->workers[r].pool_bytes, 1,
+                                   planned_blocks(job, &planned), &pools[r].blocks, err);
         }
     }
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
@@ -120,11 +122,11 @@ int cst_share_divide(const struct cst_job *job, struct cst_memory_pool *pools, s
     return rc;
 }
 
-int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
+int cstd_share_check(const struct cstd_worker *worker, struct cst_err *err)
 {
-    const struct cst_job *job = worker->job;
+    const struct cstd_job *job = worker->job;
     const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
-    struct cst_pools_blocks now, planned;
+    struct cstd_pools_blocks now, planned;
     struct cst_err why = {0};
     char block[CST_SIZE_TEXT], wish[CST_SIZE_EXACT];
     int rc;
@@ -132,8 +134,8 @@ int cst_share_check(const struct cst_worker *worker, struct cst_err *err)
     if (worker->pool_bytes == 0) {
         return CST_OK;
     }
-    rc = cst_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1,
-                          planned_blocks(job, &planned), &now, &why);
+    rc = cstd_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1,
+                           planned_blocks(job, &planned), &now, &why);
     if (rc != CST_OK) {
         rc = cst_err_set(err, CST_EMISMATCH,
                          "pool of rank %u: it was larger when the job was committed: %.250s",

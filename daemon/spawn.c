@@ -60,7 +60,7 @@ static int spawn(char *const *argv, char **env, int fd, int as, pid_t *pid)
     return rc;
 }
 
-int cst_spawn(char *const *argv, int fd, int as, pid_t *pid, int *pidfd, struct cst_err *err)
+int cstd_spawn(char *const *argv, int fd, int as, pid_t *pid, int *pidfd, struct cst_err *err)
 {
     char **env = make_environment();
     pid_t child;

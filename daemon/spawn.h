@@ -11,6 +11,6 @@
  * process group of its own, all signals at their defaults, and none of the service manager's
  * variables. The caller reaps *pid and closes *pidfd. CST_EENGINE: the program cannot be started;
  * the words are the system's. CST_ENOMEM. */
-int cst_spawn(char *const *argv, int fd, int as, pid_t *pid, int *pidfd, struct cst_err *err);
+int cstd_spawn(char *const *argv, int fd, int as, pid_t *pid, int *pidfd, struct cst_err *err);
 
 #endif

@@ -7,26 +7,26 @@
 
 #include <stdlib.h>
 
-static void answer(struct cst_staging *staging)
+static void answer(struct cstd_staging *staging)
 {
     Cistern__StagingPart part = CISTERN__STAGING_PART__INIT;
-    struct cst_pending *request = staging->request;
+    struct cstd_pending *request = staging->request;
     struct cst_err err = {0};
     int fd;
 
     staging->request = NULL;
-    if (cst_segment_share(staging->segment, &fd, &err) != CST_OK) {
-        cst_session_fail(staging->daemon, request, &err);
+    if (cstd_segment_share(staging->segment, &fd, &err) != CST_OK) {
+        cstd_session_fail(staging->daemon, request, &err);
         return;
     }
     part.bytes = staging->segment->bytes;
-    cst_session_answer(staging->daemon, request, CISTERN__MSG_TYPE__MSG_STAGING_PART, &part.base,
-                       &fd, 1);
+    cstd_session_answer(staging->daemon, request, CISTERN__MSG_TYPE__MSG_STAGING_PART, &part.base,
+                        &fd, 1);
 }
 
-static void on_mounted_later(struct cst_later *later)
+static void on_mounted_later(struct cstd_later *later)
 {
-    struct cst_staging *staging = cst_owner_of(later, struct cst_staging, mounted);
+    struct cstd_staging *staging = cstd_owner_of(later, struct cstd_staging, mounted);
     struct cst_err err = staging->segment->err;
 
     if (err.status == 0) {
@@ -37,27 +37,27 @@ static void on_mounted_later(struct cst_later *later)
         return;
     }
     if (staging->request != NULL) {
-        cst_session_fail(staging->daemon, staging->request, &err);
+        cstd_session_fail(staging->daemon, staging->request, &err);
         staging->request = NULL;
     }
     if (staging->session != NULL) { /* Abandon the segment; the next request makes another one. */
         staging->session->staging = NULL;
-        cst_staging_abandon(staging);
+        cstd_staging_abandon(staging);
     }
 }
 
-static void on_mounted(struct cst_segment *segment)
+static void on_mounted(struct cstd_segment *segment)
 {
-    struct cst_staging *staging = segment->arg;
+    struct cstd_staging *staging = segment->arg;
 
-    cst_later_add(&staging->daemon->later, &staging->mounted);
+    cstd_later_add(&staging->daemon->later, &staging->mounted);
 }
 
 /* Return a bit set of the engines that must map the segment: those of all nodes, and those of
  * accelerators that hold states of the session's job. */
-static uint32_t engines_of(const struct cst_session *session)
+static uint32_t engines_of(const struct cstd_session *session)
 {
-    const struct cst_job *job = session->job;
+    const struct cstd_job *job = session->job;
     uint32_t engines = (UINT32_C(1) << session->daemon->engines.n_nodes) - 1;
 
     for (uint32_t s = 0; job != NULL && job->has_layout && s < job->layout.n_segments; s++) {
@@ -66,29 +66,29 @@ static uint32_t engines_of(const struct cst_session *session)
     return engines;
 }
 
-bool cst_staging_serves(const struct cst_session *session)
+bool cstd_staging_serves(const struct cstd_session *session)
 {
-    const struct cst_staging *staging = session->staging;
+    const struct cstd_staging *staging = session->staging;
 
     return staging != NULL && staging->ready &&
            (engines_of(session) & ~staging->segment->engines) == 0;
 }
 
-static int make(struct cst_session *session, uint64_t bytes, struct cst_staging **out,
+static int make(struct cstd_session *session, uint64_t bytes, struct cstd_staging **out,
                 struct cst_err *err)
 {
-    struct cst_daemon *daemon = session->daemon;
-    struct cst_staging *staging = calloc(1, sizeof *staging);
+    struct cstd_daemon *daemon = session->daemon;
+    struct cstd_staging *staging = calloc(1, sizeof *staging);
     int rc;
 
     if (staging == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for staging");
     }
-    bytes = bytes < CST_STAGING_MIN_BYTES ? CST_STAGING_MIN_BYTES : bytes;
+    bytes = bytes < CSTD_STAGING_MIN_BYTES ? CSTD_STAGING_MIN_BYTES : bytes;
     bytes =
-        bytes > CST_STAGING_MAX_BYTES ? CST_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
-    rc = cst_segment_open(&staging->segment, cst_engines_segment_id(&daemon->engines), bytes,
-                          &daemon->host, session->account, "staging", err);
+        bytes > CSTD_STAGING_MAX_BYTES ? CSTD_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
+    rc = cstd_segment_open(&staging->segment, cstd_engines_segment_id(&daemon->engines), bytes,
+                           &daemon->host, session->account, "staging", err);
     if (rc != CST_OK) {
         free(staging);
         return rc;
@@ -106,35 +106,35 @@ static int make(struct cst_session *session, uint64_t bytes, struct cst_staging 
     return CST_OK;
 }
 
-void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
+void cstd_staging_get(struct cstd_session *session, uint64_t id, uint64_t bytes)
 {
-    struct cst_staging *staging = session->staging;
-    struct cst_pending *request = NULL;
+    struct cstd_staging *staging = session->staging;
+    struct cstd_pending *request = NULL;
     struct cst_err err = {0};
     int rc = CST_OK;
 
     /* The job has got a layout with states on accelerators since the segment was made: make another
      * one that their engines map, too. */
-    if (staging != NULL && staging->ready && !cst_staging_serves(session)) {
+    if (staging != NULL && staging->ready && !cstd_staging_serves(session)) {
         session->staging = NULL;
-        cst_staging_abandon(staging);
+        cstd_staging_abandon(staging);
         staging = NULL;
     }
     if (staging != NULL && staging->request != NULL) {
         rc = cst_err_set(&err, CST_EBUSY, "an earlier request for staging is not answered yet");
     }
     if (rc == CST_OK) {
-        rc =
-            cst_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_STAGING, 1, &request, &err);
+        rc = cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_STAGING, 1, &request,
+                                &err);
     }
     if (rc == CST_OK && staging == NULL) {
         rc = make(session, bytes, &staging, &err);
     }
     if (rc != CST_OK) {
         if (request != NULL) {
-            cst_session_fail(session->daemon, request, &err);
+            cstd_session_fail(session->daemon, request, &err);
         } else {
-            cst_session_error(session, id, &err);
+            cstd_session_error(session, id, &err);
         }
         return;
     }
@@ -143,31 +143,31 @@ void cst_staging_get(struct cst_session *session, uint64_t id, uint64_t bytes)
         answer(staging);
     } else {
         session->staging = staging;
-        cst_engines_mount(&session->daemon->engines, staging->segment);
+        cstd_engines_mount(&session->daemon->engines, staging->segment);
     }
 }
 
-void cst_staging_abandon(struct cst_staging *staging)
+void cstd_staging_abandon(struct cstd_staging *staging)
 {
     staging->session = NULL;
     staging->request = NULL; /* The request ends with the session. */
-    cst_staging_unref(staging);
+    cstd_staging_unref(staging);
 }
 
-void cst_staging_ref(struct cst_staging *staging)
+void cstd_staging_ref(struct cstd_staging *staging)
 {
     staging->n_refs++;
 }
 
-void cst_staging_unref(struct cst_staging *staging)
+void cstd_staging_unref(struct cstd_staging *staging)
 {
     if (--staging->n_refs > 0) {
         return;
     }
-    cst_later_remove(&staging->daemon->later, &staging->mounted);
+    cstd_later_remove(&staging->daemon->later, &staging->mounted);
     staging->segment->on_mounted = NULL;
     staging->segment->population = NULL;
-    cst_engines_unmount(&staging->daemon->engines, staging->segment);
-    cst_segment_unref(staging->segment);
+    cstd_engines_unmount(&staging->daemon->engines, staging->segment);
+    cstd_segment_unref(staging->segment);
     free(staging);
 }

@@ -47,9 +47,9 @@ static uint32_t count_fds(void)
     return n;
 }
 
-static void fill_gpu_engine(const struct cst_engine *engine, Cistern__EngineInfo *out)
+static void fill_gpu_engine(const struct cstd_engine *engine, Cistern__EngineInfo *out)
 {
-    const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
+    const struct cstd_engine_counters *now = &engine->counters, *base = &engine->base;
 
     out->device = (char *)(uintptr_t)engine->device;
     out->has_up_bytes = out->has_up_seconds = out->has_down_bytes = out->has_down_seconds = 1;
@@ -65,23 +65,23 @@ static void fill_rate(double rate, protobuf_c_boolean *has, double *out)
     *out = rate;
 }
 
-static void fill_seen(const struct cst_rates_seen *seen, Cistern__EngineInfo *out)
+static void fill_seen(const struct cstd_rates_seen *seen, Cistern__EngineInfo *out)
 {
-    fill_rate(cst_rates_median_get(&seen->copy), &out->has_copy_rate, &out->copy_rate);
-    fill_rate(cst_rates_median_get(&seen->update), &out->has_update_rate, &out->update_rate);
-    fill_rate(cst_rates_median_get(&seen->reduce), &out->has_reduce_rate, &out->reduce_rate);
-    fill_rate(cst_rates_median_get(&seen->up), &out->has_up_rate, &out->up_rate);
-    fill_rate(cst_rates_median_get(&seen->down), &out->has_down_rate, &out->down_rate);
-    fill_rate(cst_rates_median_get(&seen->update_bytes), &out->has_update_bandwidth,
+    fill_rate(cstd_rates_median_get(&seen->copy), &out->has_copy_rate, &out->copy_rate);
+    fill_rate(cstd_rates_median_get(&seen->update), &out->has_update_rate, &out->update_rate);
+    fill_rate(cstd_rates_median_get(&seen->reduce), &out->has_reduce_rate, &out->reduce_rate);
+    fill_rate(cstd_rates_median_get(&seen->up), &out->has_up_rate, &out->up_rate);
+    fill_rate(cstd_rates_median_get(&seen->down), &out->has_down_rate, &out->down_rate);
+    fill_rate(cstd_rates_median_get(&seen->update_bytes), &out->has_update_bandwidth,
               &out->update_bandwidth);
-    fill_rate(cst_rates_median_get(&seen->reduce_bytes), &out->has_reduce_bandwidth,
+    fill_rate(cstd_rates_median_get(&seen->reduce_bytes), &out->has_reduce_bandwidth,
               &out->reduce_bandwidth);
 }
 
 /* Costs of updates per parameter, in memory traffic and time. */
-static void fill_costs(const struct cst_engine *engine, Cistern__EngineInfo *out)
+static void fill_costs(const struct cstd_engine *engine, Cistern__EngineInfo *out)
 {
-    const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
+    const struct cstd_engine_counters *now = &engine->counters, *base = &engine->base;
 
     out->has_update_bytes = out->has_reduce_bytes = out->has_held_seconds = 1;
     out->update_bytes = base->update_bytes + now->update_bytes;
@@ -97,19 +97,19 @@ static void fill_costs(const struct cst_engine *engine, Cistern__EngineInfo *out
     }
 }
 
-static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *out)
+static void fill_engine(const struct cstd_engine *engine, Cistern__EngineInfo *out)
 {
-    const struct cst_engine_counters *now = &engine->counters, *base = &engine->base;
+    const struct cstd_engine_counters *now = &engine->counters, *base = &engine->base;
 
     cistern__engine_info__init(out);
     out->node = engine->os_node;
-    out->kind = (char *)(uintptr_t)cst_engine_kind(engine);
-    out->state = (char *)(uintptr_t)cst_engine_state_name(engine->state);
-    if (engine->state == CST_ENGINE_STARTING && engine->n_restarts > 0) {
+    out->kind = (char *)(uintptr_t)cstd_engine_kind(engine);
+    out->state = (char *)(uintptr_t)cstd_engine_state_name(engine->state);
+    if (engine->state == CSTD_ENGINE_STARTING && engine->n_restarts > 0) {
         out->state = (char *)(uintptr_t) "restarting";
     }
     out->has_pid = engine->process != NULL;
-    out->pid = engine->process != NULL ? cst_process_pid(engine->process) : 0;
+    out->pid = engine->process != NULL ? cstd_process_pid(engine->process) : 0;
     out->has_threads = out->has_copy_threads = engine->isa[0] != '\0';
     out->threads = engine->threads;
     out->copy_threads = engine->copy_threads;
@@ -130,30 +130,30 @@ static void fill_engine(const struct cst_engine *engine, Cistern__EngineInfo *ou
     out->locked = engine->locked;
     fill_costs(engine, out);
     fill_seen(&engine->seen, out);
-    if (cst_engine_is_gpu(engine)) {
+    if (cstd_engine_is_gpu(engine)) {
         fill_gpu_engine(engine, out);
     }
 }
 
-static void sum_books(const struct cst_daemon *daemon, Cistern__Books *out)
+static void sum_books(const struct cstd_daemon *daemon, Cistern__Books *out)
 {
-    const struct cst_job *job;
+    const struct cstd_job *job;
 
     cistern__books__init(out);
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
         for (uint32_t r = 0; job->core != NULL && r < job->world; r++) {
-            cst_job_info_add_books(job, r, out);
+            cstd_job_info_add_books(job, r, out);
         }
     }
 }
 
 /* Returns the number of GPUs. */
-static size_t fill_gpus(const struct cst_gpu_list *list, Cistern__GpuInfo *out,
+static size_t fill_gpus(const struct cstd_gpu_list *list, Cistern__GpuInfo *out,
                         Cistern__GpuInfo **pointers)
 {
     for (unsigned i = 0; i < list->n; i++) {
-        const struct cst_gpu *gpu = &list->v[i];
+        const struct cstd_gpu *gpu = &list->v[i];
 
         cistern__gpu_info__init(&out[i]);
         out[i].index = gpu->index;
@@ -169,12 +169,12 @@ static size_t fill_gpus(const struct cst_gpu_list *list, Cistern__GpuInfo *out,
     return list->n;
 }
 
-void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
+void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
 {
-    struct cst_daemon *daemon = session->daemon;
+    struct cstd_daemon *daemon = session->daemon;
     Cistern__StatReply reply = CISTERN__STAT_REPLY__INIT;
-    Cistern__EngineInfo engines[CST_ARENA_MAX_ENGINES], *pointers[CST_ARENA_MAX_ENGINES];
-    Cistern__GpuInfo gpus[2 * CST_GPU_MAX], *gpu_pointers[2 * CST_GPU_MAX];
+    Cistern__EngineInfo engines[CSTD_ARENA_MAX_ENGINES], *pointers[CSTD_ARENA_MAX_ENGINES];
+    Cistern__GpuInfo gpus[2 * CSTD_GPU_MAX], *gpu_pointers[2 * CSTD_GPU_MAX];
     Cistern__Books books;
     char host[256] = "";
 
@@ -205,12 +205,12 @@ void cst_serve_stat(struct cst_session *session, uint64_t id, void *body)
     reply.n_gpus +=
         fill_gpus(&daemon->gpus.paced, gpus + reply.n_gpus, gpu_pointers + reply.n_gpus);
     reply.gpus = gpu_pointers;
-    if (daemon->gpus.state == CST_GPUS_LOOKING) {
+    if (daemon->gpus.state == CSTD_GPUS_LOOKING) {
         reply.gpu = (char *)(uintptr_t) "looking";
     } else if (daemon->gpus.why[0] != '\0') {
         reply.gpu = daemon->gpus.why;
     }
     reply.socket = daemon->server.user.path;
     reply.rates = daemon->planner.from;
-    cst_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);
 }

@@ -13,38 +13,38 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
-struct cst_turn_user;
+struct cstd_turn_user;
 
 /* A session's place in the line, embedded in the session. Zeroed: not in the line. */
-struct cst_turn {
-    TAILQ_ENTRY(cst_turn) link; /* in its user's queue */
-    struct cst_turn_user *user; /* the owner of the queue; NULL: the session is not in the line */
+struct cstd_turn {
+    TAILQ_ENTRY(cstd_turn) link; /* in its user's queue */
+    struct cstd_turn_user *user; /* the owner of the queue; NULL: the session is not in the line */
 };
 
 /* A user's place in the line, embedded in the user's account. */
-struct cst_turn_user {
-    TAILQ_ENTRY(cst_turn_user) link; /* in the line, while @queue is not empty */
-    TAILQ_HEAD(, cst_turn) queue;    /* this user's sessions with a request to read */
+struct cstd_turn_user {
+    TAILQ_ENTRY(cstd_turn_user) link; /* in the line, while @queue is not empty */
+    TAILQ_HEAD(, cstd_turn) queue;    /* this user's sessions with a request to read */
 };
 
 /* The line. */
-struct cst_turns {
-    TAILQ_HEAD(, cst_turn_user) users;
+struct cstd_turns {
+    TAILQ_HEAD(, cstd_turn_user) users;
 };
 
-static inline void cst_turns_init(struct cst_turns *turns)
+static inline void cstd_turns_init(struct cstd_turns *turns)
 {
     TAILQ_INIT(&turns->users);
 }
 
-static inline void cst_turns_init_user(struct cst_turn_user *user)
+static inline void cstd_turns_init_user(struct cstd_turn_user *user)
 {
     TAILQ_INIT(&user->queue);
 }
 
 /* Put @turn at the end of the queue of @user. No effect if it is in the line already. */
-static inline void cst_turns_add(struct cst_turns *turns, struct cst_turn_user *user,
-                                 struct cst_turn *turn)
+static inline void cstd_turns_add(struct cstd_turns *turns, struct cstd_turn_user *user,
+                                  struct cstd_turn *turn)
 {
     if (turn->user != NULL) {
         return;
@@ -57,9 +57,9 @@ static inline void cst_turns_add(struct cst_turns *turns, struct cst_turn_user *
 }
 
 /* Take @turn out of the line. No effect if it is not in the line. */
-static inline void cst_turns_remove(struct cst_turns *turns, struct cst_turn *turn)
+static inline void cstd_turns_remove(struct cstd_turns *turns, struct cstd_turn *turn)
 {
-    struct cst_turn_user *user = turn->user;
+    struct cstd_turn_user *user = turn->user;
 
     if (user == NULL) {
         return;
@@ -73,10 +73,10 @@ static inline void cst_turns_remove(struct cst_turns *turns, struct cst_turn *tu
 
 /* Take the next turn out of the line, and send its user to the end of the line. NULL: the line is
  * empty. */
-static inline struct cst_turn *cst_turns_next(struct cst_turns *turns)
+static inline struct cstd_turn *cstd_turns_next(struct cstd_turns *turns)
 {
-    struct cst_turn_user *user = TAILQ_FIRST(&turns->users);
-    struct cst_turn *turn;
+    struct cstd_turn_user *user = TAILQ_FIRST(&turns->users);
+    struct cstd_turn *turn;
 
     if (user == NULL) {
         return NULL;
@@ -84,7 +84,7 @@ static inline struct cst_turn *cst_turns_next(struct cst_turns *turns)
     turn = TAILQ_FIRST(&user->queue);
     TAILQ_REMOVE(&turns->users, user, link);
     TAILQ_INSERT_TAIL(&turns->users, user, link);
-    cst_turns_remove(turns, turn);
+    cstd_turns_remove(turns, turn);
     return turn;
 }
 

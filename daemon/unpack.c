@@ -7,14 +7,14 @@
 
 static void *take(void *data, size_t n)
 {
-    struct cst_unpack *unpack = data;
+    struct cstd_unpack *unpack = data;
     void *p;
 
-    if (n > CST_UNPACK_BYTES) {
+    if (n > CSTD_UNPACK_BYTES) {
         return NULL;
     }
     n = (n + 15) & ~(size_t)15;
-    if (n > CST_UNPACK_BYTES - unpack->used) {
+    if (n > CSTD_UNPACK_BYTES - unpack->used) {
         return NULL;
     }
     p = unpack->region + unpack->used;
@@ -29,18 +29,18 @@ static void drop(void *data, void *p)
     (void)p;
 }
 
-int cst_unpack_init(struct cst_unpack *unpack, struct cst_err *err)
+int cstd_unpack_init(struct cstd_unpack *unpack, struct cst_err *err)
 {
-    unpack->region = malloc(CST_UNPACK_BYTES);
+    unpack->region = malloc(CSTD_UNPACK_BYTES);
     if (unpack->region == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "%u bytes for messages", CST_UNPACK_BYTES);
+        return cst_err_set(err, CST_ENOMEM, "%u bytes for messages", CSTD_UNPACK_BYTES);
     }
     unpack->used = 0;
     unpack->allocator = (ProtobufCAllocator){.alloc = take, .free = drop, .allocator_data = unpack};
     return CST_OK;
 }
 
-void cst_unpack_close(struct cst_unpack *unpack)
+void cstd_unpack_close(struct cstd_unpack *unpack)
 {
     free(unpack->region);
     unpack->region = NULL;
@@ -116,8 +116,8 @@ static bool has_zero(const ProtobufCMessageDescriptor *type, const uint8_t *at, 
     return false;
 }
 
-int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescriptor *type,
-                       const uint8_t *body, size_t n, void *out, struct cst_err *err)
+int cstd_unpack_message(struct cstd_unpack *unpack, const ProtobufCMessageDescriptor *type,
+                        const uint8_t *body, size_t n, void *out, struct cst_err *err)
 {
     ProtobufCMessage *message;
 

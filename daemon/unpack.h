@@ -11,23 +11,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CST_UNPACK_BYTES (4u << 20) /* Most bytes that the parts of one message take. */
+#define CSTD_UNPACK_BYTES (4u << 20) /* Most bytes that the parts of one message take. */
 
-struct cst_unpack {
+struct cstd_unpack {
     ProtobufCAllocator allocator; /* Allocates from region. */
-    /* CST_UNPACK_BYTES bytes. The kernel provides pages when they are first touched. */
+    /* CSTD_UNPACK_BYTES bytes. The kernel provides pages when they are first touched. */
     uint8_t *region;
     size_t used; /* Bytes of region in use. */
 };
 
 /* Allocate the region. CST_ENOMEM. */
-int cst_unpack_init(struct cst_unpack *unpack, struct cst_err *err);
-void cst_unpack_close(struct cst_unpack *unpack);
+int cstd_unpack_init(struct cstd_unpack *unpack, struct cst_err *err);
+void cstd_unpack_close(struct cstd_unpack *unpack);
 
 /* Unpack @n bytes at @body as a message of @type. *out points to the message, which is valid until
  * the next call on @unpack. CST_EPROTO: the message is malformed, lacks a required field or exceeds
  * the region, or a string contains a byte 0, after which C code would ignore the rest. */
-int cst_unpack_message(struct cst_unpack *unpack, const ProtobufCMessageDescriptor *type,
-                       const uint8_t *body, size_t n, void *out, struct cst_err *err);
+int cstd_unpack_message(struct cstd_unpack *unpack, const ProtobufCMessageDescriptor *type,
+                        const uint8_t *body, size_t n, void *out, struct cst_err *err);
 
 #endif

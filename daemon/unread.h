@@ -4,7 +4,7 @@
  * The kernel limits how many descriptors of one user are in flight on Unix sockets: sent, and
  * received by nobody. The limit is the sender's RLIMIT_NOFILE, for all sockets together. A client
  * that never reads could use up what the daemon needs for its engines and its other clients.
- * Therefore each session may have CST_UNREAD_SESSION descriptors in flight, its user as many as
+ * Therefore each session may have CSTD_UNREAD_SESSION descriptors in flight, its user as many as
  * [quota] allows, and all sessions together a quarter of the limit.
  *
  * The kernel tells what was received: SIOCOUTQ is 0 when all messages that were sent on a socket
@@ -21,21 +21,21 @@
 
 enum {
     /* Most descriptors in flight to one session: two replies with the most descriptors. */
-    CST_UNREAD_SESSION = 32,
+    CSTD_UNREAD_SESSION = 32,
 };
 
 /* The daemon's count. */
-struct cst_unread_total {
+struct cstd_unread_total {
     uint32_t n;       /* Number of descriptors in flight to all sessions. */
     uint32_t waiting; /* Number of duplicates that all sessions' outboxes hold. */
     uint32_t limit;   /* Limit of n, and of waiting. */
 };
 
 /* A session's count. The session sets total and account; the rest is zeroed. */
-struct cst_unread {
-    struct cst_unread_total *total; /* belongs to the daemon */
+struct cstd_unread {
+    struct cstd_unread_total *total; /* belongs to the daemon */
     /* The user's account; NULL: not limited by quotas (a manager). */
-    struct cst_quota_account *account;
+    struct cstd_quota_account *account;
     uint32_t n; /* Number of descriptors in flight to the session. */
     /* Valid if n > 0: when the first of the n descriptors was sent (monotonic time). */
     uint64_t since_ns;
@@ -43,33 +43,33 @@ struct cst_unread {
 
 /* Set the limit from the present RLIMIT_NOFILE: a quarter of it, but at least the descriptors of
  * one reply. */
-void cst_unread_init(struct cst_unread_total *total);
+void cstd_unread_init(struct cstd_unread_total *total);
 
 /* Set the count to 0. The socket is closed, and daemon/linger.h has taken care of the descriptors
  * in flight. */
-void cst_unread_close(struct cst_unread *unread);
+void cstd_unread_close(struct cstd_unread *unread);
 
 /* Set the count to 0 if everything that was sent on @sock has been received. */
-void cst_unread_refresh(struct cst_unread *unread, int sock);
+void cstd_unread_refresh(struct cstd_unread *unread, int sock);
 
 /* Return whether a message with @n_fds descriptors may be sent on @sock now. Calls
- * cst_unread_refresh first if the count is at a limit. */
-bool cst_unread_admits(struct cst_unread *unread, int sock, unsigned n_fds);
+ * cstd_unread_refresh first if the count is at a limit. */
+bool cstd_unread_admits(struct cstd_unread *unread, int sock, unsigned n_fds);
 
-/* Return the limit that @n_fds more descriptors would exceed; CST_UNREAD_FITS: none. */
-enum cst_unread_limit { CST_UNREAD_FITS, CST_UNREAD_OWN, CST_UNREAD_USER, CST_UNREAD_ALL };
-enum cst_unread_limit cst_unread_limit(const struct cst_unread *unread, unsigned n_fds);
+/* Return the limit that @n_fds more descriptors would exceed; CSTD_UNREAD_FITS: none. */
+enum cstd_unread_limit { CSTD_UNREAD_FITS, CSTD_UNREAD_OWN, CSTD_UNREAD_USER, CSTD_UNREAD_ALL };
+enum cstd_unread_limit cstd_unread_limit(const struct cstd_unread *unread, unsigned n_fds);
 
 /* Return the limit, of those that the session shares with others, that @n_fds more descriptors
- * would exceed: CST_UNREAD_ALL, CST_UNREAD_USER, or CST_UNREAD_FITS for none. */
-enum cst_unread_limit cst_unread_shared_limit(const struct cst_unread *unread, unsigned n_fds);
+ * would exceed: CSTD_UNREAD_ALL, CSTD_UNREAD_USER, or CSTD_UNREAD_FITS for none. */
+enum cstd_unread_limit cstd_unread_shared_limit(const struct cstd_unread *unread, unsigned n_fds);
 
 /* Count @n_fds descriptors that were sent. */
-void cst_unread_sent(struct cst_unread *unread, unsigned n_fds);
+void cstd_unread_sent(struct cstd_unread *unread, unsigned n_fds);
 
 /* Count @n_fds duplicates that the outbox keeps until they can be sent, or no longer keeps. False:
  * all sessions together hold too many; nothing is counted. */
-bool cst_unread_keep(struct cst_unread *unread, unsigned n_fds);
-void cst_unread_unkeep(struct cst_unread *unread, unsigned n_fds);
+bool cstd_unread_keep(struct cstd_unread *unread, unsigned n_fds);
+void cstd_unread_unkeep(struct cstd_unread *unread, unsigned n_fds);
 
 #endif

@@ -14,10 +14,10 @@
 /* -- rates of the machine --------------------------------------------------------------------- */
 
 /* Return the accelerator of device reservation @i. */
-static const struct cst_gpu *gpu_of(const struct cst_job *job, uint32_t i)
+static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t i)
 {
     for (uint32_t r = 0; r < job->world; r++) {
-        const struct cst_gpu *gpu = job->workers[r].accelerator;
+        const struct cstd_gpu *gpu = job->workers[r].accelerator;
 
         if (gpu != NULL && gpu->engine == job->memory.rooms[i].engine) {
             return gpu;
@@ -26,7 +26,7 @@ static const struct cst_gpu *gpu_of(const struct cst_job *job, uint32_t i)
     return NULL;
 }
 
-static bool is_room_engine(const struct cst_job *job, uint32_t engine)
+static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
 {
     for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
         if (job->memory.rooms[i].engine == engine) {
@@ -37,13 +37,13 @@ static bool is_room_engine(const struct cst_job *job, uint32_t engine)
 }
 
 /* Fill in the known rates. The slowest accelerator represents all. */
-static void know(struct cst_job *job)
+static void know(struct cstd_job *job)
 {
-    struct cst_balance *b = &job->balance;
+    struct cstd_balance *b = &job->balance;
 
-    b->node.known = cst_planner_node_update(job->daemon);
+    b->node.known = cstd_planner_node_update(job->daemon);
     for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
-        struct cst_rates_device d = cst_planner_device(job->daemon, gpu_of(job, i));
+        struct cst_rates_device d = cstd_planner_device(job->daemon, gpu_of(job, i));
         double up = d.up_both > 0 ? d.up_both : d.up;
         double down = d.down_both > 0 ? d.down_both : d.down;
 
@@ -54,9 +54,9 @@ static void know(struct cst_job *job)
 }
 
 /* Return the description of the machine without its rates. */
-static struct cst_interleave machine_of(const struct cst_job *job)
+static struct cst_interleave machine_of(const struct cstd_job *job)
 {
-    const struct cst_memory *memory = &job->memory;
+    const struct cstd_memory *memory = &job->memory;
     struct cst_interleave m = {0};
 
     cst_rooms_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools, job->world);
@@ -72,37 +72,37 @@ struct done {
 };
 
 struct window {
-    struct done updates[CST_ARENA_MAX_ENGINES];
-    struct done up[CST_ARENA_MAX_ENGINES], down[CST_ARENA_MAX_ENGINES];
+    struct done updates[CSTD_ARENA_MAX_ENGINES];
+    struct done up[CSTD_ARENA_MAX_ENGINES], down[CSTD_ARENA_MAX_ENGINES];
 };
 
 /* cst_busy_add needs the intervals in the order of their ends, and the record has them in this
  * order. */
-static void add(struct done *done, uint64_t amount, const struct cst_record_interval *i)
+static void add(struct done *done, uint64_t amount, const struct cstd_record_interval *i)
 {
     done->amount += amount;
     cst_busy_add(&done->busy, i->began, i->ended);
 }
 
-static void look(struct cst_job *job, struct window *w)
+static void look(struct cstd_job *job, struct window *w)
 {
     uint64_t first, end;
 
-    cst_record_range(job->record, &first, &end);
+    cstd_record_range(job->record, &first, &end);
     first = job->updates_seen > first ? job->updates_seen : first;
     for (uint64_t n = first; n < end; n++) {
-        const struct cst_record_interval *i = cst_record_get(job->record, n);
+        const struct cstd_record_interval *i = cstd_record_get(job->record, n);
 
         /* A chunk whose states stay on an accelerator is always updated there, whatever k is. */
-        if (i->chunk >= job->layout.n_chunks || i->number >= CST_ARENA_MAX_ENGINES ||
+        if (i->chunk >= job->layout.n_chunks || i->number >= CSTD_ARENA_MAX_ENGINES ||
             job->layout.chunks[i->chunk].device != 0) {
             continue;
         }
-        if (i->kind == CST_RECORD_UPDATE) {
+        if (i->kind == CSTD_RECORD_UPDATE) {
             add(&w->updates[i->number], job->layout.chunks[i->chunk].n_elems, i);
-        } else if (i->kind == CST_RECORD_STATES_UP) {
+        } else if (i->kind == CSTD_RECORD_STATES_UP) {
             add(&w->up[i->number], i->bytes, i);
-        } else if (i->kind == CST_RECORD_STATES_DOWN) {
+        } else if (i->kind == CSTD_RECORD_STATES_DOWN) {
             add(&w->down[i->number], i->bytes, i);
         }
     }
@@ -111,9 +111,9 @@ static void look(struct cst_job *job, struct window *w)
 
 /* Add what was seen to the medians. The rates of the nodes' engines are added up, because the nodes
  * work at the same time; accelerators are measured singly. */
-static void see(struct cst_job *job)
+static void see(struct cstd_job *job)
 {
-    struct cst_balance *b = &job->balance;
+    struct cstd_balance *b = &job->balance;
     struct window w = {0};
     double nodes = 0;
 
@@ -124,22 +124,22 @@ static void see(struct cst_job *job)
         if (e < job->daemon->engines.n_nodes) {
             nodes += ns > 0 ? (double)w.updates[e].amount / (double)ns * 1e9 : 0;
         } else if (is_room_engine(job, e)) {
-            cst_rates_median_add(&b->device.seen, w.updates[e].amount, ns);
-            cst_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].busy.ns);
-            cst_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
+            cstd_rates_median_add(&b->device.seen, w.updates[e].amount, ns);
+            cstd_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].busy.ns);
+            cstd_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
         }
     }
     /* The sum is a rate; added as the amount of one second it remains the same rate. */
-    cst_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
+    cstd_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
 }
 
 /* -- decision --------------------------------------------------------------------------------- */
 
-static void tell(const struct cst_job *job, enum cst_log_level level,
+static void tell(const struct cstd_job *job, enum cstd_log_level level,
                  const struct cst_interleave *machine, const char *why)
 {
-    const struct cst_balance *b = &job->balance;
-    struct cst_interleave m = cst_balance_machine(b, machine);
+    const struct cstd_balance *b = &job->balance;
+    struct cst_interleave m = cstd_balance_machine(b, machine);
     char text[80];
 
     if (b->k == CST_INTERLEAVE_NEVER) {
@@ -148,24 +148,24 @@ static void tell(const struct cst_job *job, enum cst_log_level level,
         (void)snprintf(text, sizeof text,
                        "one of %" PRIu32 " chunks of each node is updated on an accelerator", b->k);
     }
-    cst_log_about(level, CST_JOB_ABOUT(job),
-                  "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down %.3g; "
-                  "predicted time of updates %.3g s, or %.3g s without accelerators",
-                  text, why, m.node_elems, m.device_elems, m.up, m.down,
-                  cst_balance_promise(b, machine, b->k),
-                  cst_balance_promise(b, machine, CST_INTERLEAVE_NEVER));
+    cstd_log_about(level, CSTD_JOB_ABOUT(job),
+                   "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down %.3g; "
+                   "predicted time of updates %.3g s, or %.3g s without accelerators",
+                   text, why, m.node_elems, m.device_elems, m.up, m.down,
+                   cstd_balance_promise(b, machine, b->k),
+                   cstd_balance_promise(b, machine, CST_INTERLEAVE_NEVER));
 }
 
-static bool is_fixed(const struct cst_job *job)
+static bool is_fixed(const struct cstd_job *job)
 {
-    return job->daemon->config->interleave != CST_CONFIG_INTERLEAVE_AUTO;
+    return job->daemon->config->interleave != CSTD_CONFIG_INTERLEAVE_AUTO;
 }
 
-static void on_step(struct cst_later *later)
+static void on_step(struct cstd_later *later)
 {
-    struct cst_job *job = cst_owner_of(later, struct cst_job, balancing);
+    struct cstd_job *job = cstd_owner_of(later, struct cstd_job, balancing);
     struct cst_interleave machine;
-    struct cst_balance_phase last;
+    struct cstd_balance_phase last;
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
@@ -175,20 +175,20 @@ static void on_step(struct cst_later *later)
     see(job);
     machine = machine_of(job);
     machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
-    last = (struct cst_balance_phase){
+    last = (struct cstd_balance_phase){
         .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
-    if (cst_balance_step(&job->balance, &machine, &last)) {
-        tell(job, cst_log_due(&job->replanned, uv_hrtime()) ? CST_LOG_NOTICE : CST_LOG_DEBUG,
+    if (cstd_balance_step(&job->balance, &machine, &last)) {
+        tell(job, cstd_log_due(&job->replanned, uv_hrtime()) ? CSTD_LOG_NOTICE : CSTD_LOG_DEBUG,
              &machine, "as measured");
         cst_core_set_interleave(job->core, job->balance.k);
     }
 }
 
-uint32_t cst_updates_open(struct cst_job *job)
+uint32_t cstd_updates_open(struct cstd_job *job)
 {
     struct cst_interleave machine;
 
-    job->balance = (struct cst_balance){0};
+    job->balance = (struct cstd_balance){0};
     job->updates_seen = 0;
     job->balancing.fn = on_step;
     if (job->memory.n_rooms == 0) {
@@ -199,20 +199,20 @@ uint32_t cst_updates_open(struct cst_job *job)
     if (is_fixed(job)) {
         job->balance.k = job->daemon->config->interleave;
     } else {
-        cst_balance_begin(&job->balance, &machine);
+        cstd_balance_begin(&job->balance, &machine);
     }
-    tell(job, CST_LOG_NOTICE, &machine, is_fixed(job) ? "as configured" : "at first");
+    tell(job, CSTD_LOG_NOTICE, &machine, is_fixed(job) ? "as configured" : "at first");
     return job->balance.k;
 }
 
-void cst_updates_step(struct cst_job *job)
+void cstd_updates_step(struct cstd_job *job)
 {
     if (job->memory.n_rooms > 0 && !is_fixed(job)) {
-        cst_later_add(&job->daemon->spare, &job->balancing);
+        cstd_later_add(&job->daemon->spare, &job->balancing);
     }
 }
 
-void cst_updates_close(struct cst_job *job)
+void cstd_updates_close(struct cstd_job *job)
 {
-    cst_later_remove(&job->daemon->spare, &job->balancing);
+    cstd_later_remove(&job->daemon->spare, &job->balancing);
 }

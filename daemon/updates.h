@@ -7,17 +7,17 @@
 
 #include <stdint.h>
 
-struct cst_job;
+struct cstd_job;
 
 /* Return the k for @job, whose memory is ready and whose core is about to be opened. */
-uint32_t cst_updates_open(struct cst_job *job);
+uint32_t cstd_updates_open(struct cstd_job *job);
 
 /* A step of @job is committed. At the end of the loop's turn, when the ranks have their replies and
  * the engines their commands, this module measures the last step's updates and decides whether
  * another k is better. */
-void cst_updates_step(struct cst_job *job);
+void cstd_updates_step(struct cstd_job *job);
 
 /* Stop measuring, because the core of @job is about to be closed. */
-void cst_updates_close(struct cst_job *job);
+void cstd_updates_close(struct cstd_job *job);
 
 #endif

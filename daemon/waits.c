@@ -5,16 +5,16 @@
 #include <string.h>
 
 /* One ticket for which an item waits; embedded in the item. */
-struct cst_waits_edge {
+struct cstd_waits_edge {
     uint64_t ticket;
-    struct cst_waits_item *item;
-    struct cst_waits_edge *next; /* Next edge of the same hash bucket. */
+    struct cstd_waits_item *item;
+    struct cstd_waits_edge *next; /* Next edge of the same hash bucket. */
 };
 
-struct cst_waits_item {
-    TAILQ_ENTRY(cst_waits_item) link;   /* Entry in held or due. */
-    struct cst_waits_item *same_bucket; /* Next item of the same bucket of cst_waits.items. */
-    struct cst_waits_edge edges[CST_COMMAND_MAX_AFTER];
+struct cstd_waits_item {
+    TAILQ_ENTRY(cstd_waits_item) link;   /* Entry in held or due. */
+    struct cstd_waits_item *same_bucket; /* Next item of the same bucket of cstd_waits.items. */
+    struct cstd_waits_edge edges[CST_COMMAND_MAX_AFTER];
     uint32_t n_edges;   /* Number of entries of edges, whether their tickets are complete or not. */
     uint32_t n_left;    /* Number of edges whose tickets are not complete. */
     bool due;           /* The item is in the list due; else in the list held. */
@@ -24,21 +24,21 @@ struct cst_waits_item {
 
 static unsigned bucket_of(uint64_t ticket)
 {
-    return (unsigned)(ticket & (CST_WAITS_BUCKETS - 1));
+    return (unsigned)(ticket & (CSTD_WAITS_BUCKETS - 1));
 }
 
-void cst_waits_init(struct cst_waits *waits)
+void cstd_waits_init(struct cstd_waits *waits)
 {
-    *waits = (struct cst_waits){.n = 0};
+    *waits = (struct cstd_waits){.n = 0};
     TAILQ_INIT(&waits->held);
     TAILQ_INIT(&waits->due);
 }
 
 /* -- adding and dropping commands ----------------------------------------------------------- */
 
-static void unlink_edge(struct cst_waits *waits, struct cst_waits_edge *edge)
+static void unlink_edge(struct cstd_waits *waits, struct cstd_waits_edge *edge)
 {
-    struct cst_waits_edge **p = &waits->buckets[bucket_of(edge->ticket)];
+    struct cstd_waits_edge **p = &waits->buckets[bucket_of(edge->ticket)];
 
     while (*p != NULL && *p != edge) {
         p = &(*p)->next;
@@ -49,9 +49,9 @@ static void unlink_edge(struct cst_waits *waits, struct cst_waits_edge *edge)
     }
 }
 
-static void drop(struct cst_waits *waits, struct cst_waits_item *item)
+static void drop(struct cstd_waits *waits, struct cstd_waits_item *item)
 {
-    struct cst_waits_item **p = &waits->items[bucket_of(item->command.ticket)];
+    struct cstd_waits_item **p = &waits->items[bucket_of(item->command.ticket)];
 
     for (uint32_t i = 0; item->n_left > 0 && i < item->n_edges; i++) {
         unlink_edge(waits, &item->edges[i]);
@@ -69,7 +69,7 @@ static void drop(struct cst_waits *waits, struct cst_waits_item *item)
     free(item);
 }
 
-void cst_waits_close(struct cst_waits *waits)
+void cstd_waits_close(struct cstd_waits *waits)
 {
     while (!TAILQ_EMPTY(&waits->held)) {
         drop(waits, TAILQ_FIRST(&waits->held));
@@ -79,11 +79,11 @@ void cst_waits_close(struct cst_waits *waits)
     }
 }
 
-int cst_waits_add(struct cst_waits *waits, const struct cst_command *command,
-                  const uint64_t *tickets, uint32_t n, struct cst_err *err)
+int cstd_waits_add(struct cstd_waits *waits, const struct cst_command *command,
+                   const uint64_t *tickets, uint32_t n, struct cst_err *err)
 {
-    struct cst_waits_item *item = calloc(1, sizeof *item);
-    struct cst_waits_item **bucket = &waits->items[bucket_of(command->ticket)];
+    struct cstd_waits_item *item = calloc(1, sizeof *item);
+    struct cstd_waits_item **bucket = &waits->items[bucket_of(command->ticket)];
 
     if (item == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a command that waits");
@@ -91,10 +91,10 @@ int cst_waits_add(struct cst_waits *waits, const struct cst_command *command,
     item->command = *command;
     item->command.n_after = 0;
     for (uint32_t i = 0; i < n; i++) {
-        struct cst_waits_edge **first = &waits->buckets[bucket_of(tickets[i])];
+        struct cstd_waits_edge **first = &waits->buckets[bucket_of(tickets[i])];
 
         item->edges[i] =
-            (struct cst_waits_edge){.ticket = tickets[i], .item = item, .next = *first};
+            (struct cstd_waits_edge){.ticket = tickets[i], .item = item, .next = *first};
         *first = &item->edges[i];
     }
     item->n_edges = item->n_left = n;
@@ -105,9 +105,9 @@ int cst_waits_add(struct cst_waits *waits, const struct cst_command *command,
     return CST_OK;
 }
 
-bool cst_waits_holds(const struct cst_waits *waits, uint64_t ticket)
+bool cstd_waits_holds(const struct cstd_waits *waits, uint64_t ticket)
 {
-    const struct cst_waits_item *item = waits->items[bucket_of(ticket)];
+    const struct cstd_waits_item *item = waits->items[bucket_of(ticket)];
 
     while (item != NULL && item->command.ticket != ticket) {
         item = item->same_bucket;
@@ -117,20 +117,20 @@ bool cst_waits_holds(const struct cst_waits *waits, uint64_t ticket)
 
 /* -- completions ---------------------------------------------------------------------------- */
 
-static void make_due(struct cst_waits *waits, struct cst_waits_item *item)
+static void make_due(struct cstd_waits *waits, struct cstd_waits_item *item)
 {
     TAILQ_REMOVE(&waits->held, item, link);
     TAILQ_INSERT_TAIL(&waits->due, item, link);
     item->due = true;
 }
 
-void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const char *text)
+void cstd_waits_done(struct cstd_waits *waits, uint64_t ticket, int status, const char *text)
 {
-    struct cst_waits_edge **p = &waits->buckets[bucket_of(ticket)];
+    struct cstd_waits_edge **p = &waits->buckets[bucket_of(ticket)];
 
     while (*p != NULL) {
-        struct cst_waits_edge *edge = *p;
-        struct cst_waits_item *item = edge->item;
+        struct cstd_waits_edge *edge = *p;
+        struct cstd_waits_item *item = edge->item;
 
         if (edge->ticket != ticket) {
             p = &edge->next;
@@ -147,13 +147,13 @@ void cst_waits_done(struct cst_waits *waits, uint64_t ticket, int status, const 
     }
 }
 
-void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to)
+void cstd_waits_rename(struct cstd_waits *waits, uint64_t from, uint64_t to)
 {
-    struct cst_waits_edge **p = &waits->buckets[bucket_of(from)];
-    struct cst_waits_edge *moved = NULL;
+    struct cstd_waits_edge **p = &waits->buckets[bucket_of(from)];
+    struct cstd_waits_edge *moved = NULL;
 
     while (*p != NULL) {
-        struct cst_waits_edge *edge = *p;
+        struct cstd_waits_edge *edge = *p;
 
         if (edge->ticket != from) {
             p = &edge->next;
@@ -166,8 +166,8 @@ void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to)
     }
     /* Edges are inserted in a second loop, since both tickets may share a bucket. */
     while (moved != NULL) {
-        struct cst_waits_edge **first = &waits->buckets[bucket_of(to)];
-        struct cst_waits_edge *edge = moved;
+        struct cstd_waits_edge **first = &waits->buckets[bucket_of(to)];
+        struct cstd_waits_edge *edge = moved;
 
         moved = edge->next;
         edge->next = *first;
@@ -175,9 +175,9 @@ void cst_waits_rename(struct cst_waits *waits, uint64_t from, uint64_t to)
     }
 }
 
-bool cst_waits_take(struct cst_waits *waits, struct cst_command *out, struct cst_err *err)
+bool cstd_waits_take(struct cstd_waits *waits, struct cst_command *out, struct cst_err *err)
 {
-    struct cst_waits_item *item = TAILQ_FIRST(&waits->due);
+    struct cstd_waits_item *item = TAILQ_FIRST(&waits->due);
 
     if (item == NULL) {
         return false;
@@ -188,12 +188,12 @@ bool cst_waits_take(struct cst_waits *waits, struct cst_command *out, struct cst
     return true;
 }
 
-void cst_waits_forget(struct cst_waits *waits, unsigned shift, uint64_t value)
+void cstd_waits_forget(struct cstd_waits *waits, unsigned shift, uint64_t value)
 {
     for (int due = 0; due < 2; due++) {
-        struct cst_waits_item *item =
+        struct cstd_waits_item *item =
             due != 0 ? TAILQ_FIRST(&waits->due) : TAILQ_FIRST(&waits->held);
-        struct cst_waits_item *next;
+        struct cstd_waits_item *next;
 
         for (; item != NULL; item = next) {
             next = TAILQ_NEXT(item, link);

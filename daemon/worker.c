@@ -16,28 +16,29 @@
 
 /* -- leaving -------------------------------------------------------------------------------- */
 
-static void feed_worker(struct cst_job *job, enum cst_event_kind kind, uint32_t rank)
+static void feed_worker(struct cstd_job *job, enum cst_event_kind kind, uint32_t rank)
 {
     struct cst_event event = {.kind = kind, .rank = rank};
 
     if (job->core != NULL) {
-        cst_job_feed(job, &event);
+        cstd_job_feed(job, &event);
     }
 }
 
 /* Fail the Commits of the other ranks, which would wait for @worker for ever. */
-static void break_barrier_of(struct cst_job *job, const struct cst_worker *worker, const char *what)
+static void break_barrier_of(struct cstd_job *job, const struct cstd_worker *worker,
+                             const char *what)
 {
     struct cst_err why = {0};
 
-    if (job->state == CST_JOB_DECLARING) {
+    if (job->state == CSTD_JOB_DECLARING) {
         (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed",
                           worker->rank, (int)worker->pid, what);
-        cst_commit_break(job, &why);
+        cstd_commit_break(job, &why);
     }
 }
 
-static void vacate(struct cst_worker *worker)
+static void vacate(struct cstd_worker *worker)
 {
     if (worker->session != NULL) {
         worker->session->job = NULL;
@@ -45,78 +46,79 @@ static void vacate(struct cst_worker *worker)
     }
     worker->commit = NULL;
     worker->present = false;
-    cst_declare_forget(worker);
-    cst_watch_close(worker->watch);
+    cstd_declare_forget(worker);
+    cstd_watch_close(worker->watch);
     worker->watch = NULL;
 }
 
-static void worker_dead(struct cst_worker *worker)
+static void worker_dead(struct cstd_worker *worker)
 {
-    struct cst_job *job = worker->job;
+    struct cstd_job *job = worker->job;
 
-    cst_log_about(CST_LOG_NOTICE, CST_JOB_ABOUT_RANK(job, worker->rank),
-                  "rank %u (pid %d) ended without leaving the job", worker->rank, (int)worker->pid);
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT_RANK(job, worker->rank),
+                   "rank %u (pid %d) ended without leaving the job", worker->rank,
+                   (int)worker->pid);
     vacate(worker);
     break_barrier_of(job, worker, "died");
     feed_worker(job, CST_EV_DEAD, worker->rank);
-    cst_job_check_idle(job);
+    cstd_job_check_idle(job);
 }
 
 /* The worker's process has ended. Another process that still holds the socket (a child that
  * inherited it) has no right to the rank. */
 static void on_process_gone(void *arg)
 {
-    struct cst_worker *worker = arg;
+    struct cstd_worker *worker = arg;
 
     if (worker->session != NULL) {
-        struct cst_session *session = worker->session;
+        struct cstd_session *session = worker->session;
 
         worker->session = NULL;
         session->job = NULL;
-        cst_session_doom(session, NULL);
+        cstd_session_doom(session, NULL);
     }
     worker_dead(worker);
 }
 
-void cst_worker_hangup(struct cst_job *job, uint32_t rank)
+void cstd_worker_hangup(struct cstd_job *job, uint32_t rank)
 {
-    struct cst_worker *worker = &job->workers[rank];
+    struct cstd_worker *worker = &job->workers[rank];
 
     worker->session->job = NULL;
     worker->session = NULL;
     worker->commit = NULL;
     /* Without a core the worker never had a block that its process could still access. */
-    if (job->core == NULL || worker->watch == NULL || !cst_watch_lives(worker->watch)) {
+    if (job->core == NULL || worker->watch == NULL || !cstd_watch_lives(worker->watch)) {
         worker_dead(worker);
         return;
     }
     feed_worker(job, CST_EV_HANGUP, rank);
-    cst_job_check_idle(job);
+    cstd_job_check_idle(job);
 }
 
-void cst_worker_left(struct cst_job *job, uint32_t rank)
+void cstd_worker_left(struct cstd_job *job, uint32_t rank)
 {
-    struct cst_worker *worker = &job->workers[rank];
+    struct cstd_worker *worker = &job->workers[rank];
     struct cst_err why = {0};
 
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
-                  (int)worker->pid);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
+                   (int)worker->pid);
     break_barrier_of(job, worker, "left");
     /* All ranks have committed, and the job's memory is being populated. */
     if (worker->commit != NULL) {
         (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
                           job->name);
-        cst_session_fail(job->daemon, worker->commit, &why);
+        cstd_session_fail(job->daemon, worker->commit, &why);
     }
     vacate(worker);
     worker->left = true;
     worker->has_token = false;
-    cst_job_check_idle(job);
+    cstd_job_check_idle(job);
 }
 
 /* -- attaching ------------------------------------------------------------------------------- */
 
-static bool same_token(const struct cst_worker *worker, const uint8_t *token)
+static bool same_token(const struct cstd_worker *worker, const uint8_t *token)
 {
     uint8_t difference = 0;
 
@@ -124,7 +126,7 @@ static bool same_token(const struct cst_worker *worker, const uint8_t *token)
         return false;
     }
     /* Compare all bytes, for the time not to depend on how many are equal. */
-    for (unsigned i = 0; i < CST_JOB_TOKEN_BYTES; i++) {
+    for (unsigned i = 0; i < CSTD_JOB_TOKEN_BYTES; i++) {
         difference |= worker->token[i] ^ token[i];
     }
     return difference == 0;
@@ -132,28 +134,28 @@ static bool same_token(const struct cst_worker *worker, const uint8_t *token)
 
 /* Free the rank if its holder is gone or is the claimant itself. The claimant is the holder if it
  * has the token, or if it is the same process and the holder's connection is closed. */
-static int claim_rank(struct cst_worker *worker, const struct cst_session *session,
+static int claim_rank(struct cstd_worker *worker, const struct cstd_session *session,
                       const uint8_t *token, struct cst_err *err)
 {
-    struct cst_session *held = worker->session;
+    struct cstd_session *held = worker->session;
     bool own = same_token(worker, token);
 
     if (!worker->present) {
         return CST_OK;
     }
-    if (held != NULL && !own && !cst_session_is_gone(held)) {
+    if (held != NULL && !own && !cstd_session_is_gone(held)) {
         return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is used by pid %d", worker->rank,
                            worker->job->name, (int)worker->pid);
     }
     own = own || (worker->pid != 0 && worker->pid == session->peer.pid);
-    if (!own && worker->watch != NULL && cst_watch_lives(worker->watch)) {
+    if (!own && worker->watch != NULL && cstd_watch_lives(worker->watch)) {
         return cst_err_set(err, CST_EBUSY,
                            "rank %u of job '%s': pid %d has disconnected but still runs, and may "
                            "still use the memory of the rank",
                            worker->rank, worker->job->name, (int)worker->pid);
     }
     if (held != NULL) {
-        cst_session_doom(held, "its rank was taken over");
+        cstd_session_doom(held, "its rank was taken over");
     }
     worker_dead(worker);
     return CST_OK;
@@ -161,10 +163,10 @@ static int claim_rank(struct cst_worker *worker, const struct cst_session *sessi
 
 /* Check a number of bytes on the accelerator that @wish names. They are fixed once the job's memory
  * is decided. */
-static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wish, const char *what,
-                       uint64_t theirs, uint64_t mine, struct cst_err *err)
+static int check_bytes(const struct cstd_job *job, const struct cstd_job_wish *wish,
+                       const char *what, uint64_t theirs, uint64_t mine, struct cst_err *err)
 {
-    if (!cst_job_is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
+    if (!cstd_job_is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH,
@@ -172,10 +174,10 @@ static int check_bytes(const struct cst_job *job, const struct cst_job_wish *wis
                        what, (unsigned long long)theirs, (unsigned long long)mine, wish->rank);
 }
 
-static int check_rooms(const struct cst_job *job, const struct cst_job_wish *wish,
+static int check_rooms(const struct cstd_job *job, const struct cstd_job_wish *wish,
                        struct cst_err *err)
 {
-    const struct cst_worker *worker = &job->workers[wish->rank];
+    const struct cstd_worker *worker = &job->workers[wish->rank];
     int rc = check_bytes(job, wish, "update_room", worker->update_room, wish->update_room, err);
 
     return rc == CST_OK ? check_bytes(job, wish, "device_states", worker->device_states,
@@ -183,7 +185,7 @@ static int check_rooms(const struct cst_job *job, const struct cst_job_wish *wis
                         : rc;
 }
 
-static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish,
+static int check_wish(const struct cstd_job *job, const struct cstd_job_wish *wish,
                       struct cst_err *err)
 {
     int rc;
@@ -193,7 +195,7 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            job->name, job->world, wish->world, wish->rank);
     }
     if (wish->chunk_elems != job->chunk_elems &&
-        (job->state != CST_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
+        (job->state != CSTD_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
                            job->name, (unsigned long long)job->chunk_elems,
@@ -204,7 +206,8 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
                            job->name, job->micro_batches, wish->micro_batches, wish->rank);
     }
-    if (cst_job_options_same(&job->options, &wish->options, job->name, wish->rank, err) != CST_OK) {
+    if (cstd_job_options_same(&job->options, &wish->options, job->name, wish->rank, err) !=
+        CST_OK) {
         return CST_EMISMATCH;
     }
     if ((wish->base != NULL) != (job->base != NULL) ||
@@ -214,31 +217,31 @@ static int check_wish(const struct cst_job *job, const struct cst_job_wish *wish
                            job->name, job->base != NULL ? job->base->name : "",
                            wish->base != NULL ? wish->base : "", wish->rank);
     }
-    rc = cst_move_check(&job->workers[wish->rank], wish, err);
+    rc = cstd_move_check(&job->workers[wish->rank], wish, err);
     return rc == CST_OK ? check_rooms(job, wish, err) : rc;
 }
 
-static void occupy(struct cst_worker *worker, struct cst_session *session,
-                   const struct cst_job_wish *wish)
+static void occupy(struct cstd_worker *worker, struct cstd_session *session,
+                   const struct cstd_job_wish *wish)
 {
-    struct cst_job *job = worker->job;
+    struct cstd_job *job = worker->job;
 
     worker->present = true;
     worker->session = session;
     worker->pid = session->peer.pid;
     worker->watch =
-        cst_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
+        cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
     worker->left = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     worker->pool_bytes = wish->pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */
-    if (!cst_job_is_decided(job)) {
+    if (!cstd_job_is_decided(job)) {
         worker->room_asked = wish->update_room;
         worker->states_asked = wish->device_states;
-        cst_room_settle(job);
-        cst_devices_set(worker, wish->gpu);
+        cstd_room_settle(job);
+        cstd_devices_set(worker, wish->gpu);
     } else {
-        cst_devices_need(worker);
+        cstd_devices_need(worker);
     }
     session->job = job;
     session->rank = worker->rank;
@@ -248,24 +251,24 @@ static void occupy(struct cst_worker *worker, struct cst_session *session,
     feed_worker(job, CST_EV_ATTACH, worker->rank);
 }
 
-bool cst_worker_is_awaited(const struct cst_job *job, uint32_t rank)
+bool cstd_worker_is_awaited(const struct cstd_job *job, uint32_t rank)
 {
     return rank >= job->world || !job->workers[rank].present;
 }
 
 /* Find the job that @wish names and free the rank, or make the job. */
-static int find_or_make(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
-                        struct cst_job **out, struct cst_err *err)
+static int find_or_make(struct cstd_session *session, const struct cstd_job_wish *wish,
+                        bool *created, struct cstd_job **out, struct cst_err *err)
 {
-    struct cst_job *job = cst_job_find(session->daemon, session->peer.uid, wish->name);
+    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, wish->name);
     int rc;
 
     *created = false;
     if (job != NULL) {
         rc = check_wish(job, wish, err);
         /* The other ranks may be waiting for this process, which cannot join: tell them now. */
-        if (rc != CST_OK && cst_worker_is_awaited(job, wish->rank)) {
-            cst_declare_disagree(job, NULL, err);
+        if (rc != CST_OK && cstd_worker_is_awaited(job, wish->rank)) {
+            cstd_declare_disagree(job, NULL, err);
         }
         if (rc == CST_OK) {
             rc = claim_rank(&job->workers[wish->rank], session, wish->token, err);
@@ -275,21 +278,21 @@ static int find_or_make(struct cst_session *session, const struct cst_job_wish *
         }
         /* Otherwise claim_rank found the last worker of an uncommitted job dead, and the job is
          * closing: make a new one. */
-        if (job->state != CST_JOB_CLOSING) {
+        if (job->state != CSTD_JOB_CLOSING) {
             *out = job;
             return CST_OK;
         }
     }
     *created = true;
-    return cst_job_make(session, wish, out, err);
+    return cstd_job_make(session, wish, out, err);
 }
 
-int cst_worker_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
-                      struct cst_err *err)
+int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_wish *wish,
+                       bool *created, struct cst_err *err)
 {
-    struct cst_job *job = NULL;
-    struct cst_worker *worker;
-    uint8_t token[CST_JOB_TOKEN_BYTES];
+    struct cstd_job *job = NULL;
+    struct cstd_worker *worker;
+    uint8_t token[CSTD_JOB_TOKEN_BYTES];
     int rc;
 
     if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
@@ -300,15 +303,15 @@ int cst_worker_attach(struct cst_session *session, const struct cst_job_wish *wi
         return rc;
     }
     worker = &job->workers[wish->rank];
-    if (cst_move_begin(worker, wish, err) != CST_OK) {
+    if (cstd_move_begin(worker, wish, err) != CST_OK) {
         return err->status;
     }
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
     occupy(worker, session, wish);
-    cst_log_about(CST_LOG_INFO, CST_JOB_ABOUT_RANK(job, wish->rank),
-                  "rank %u of %u is pid %d on %s%s", wish->rank, job->world, (int)session->peer.pid,
-                  cst_devices_name(worker), *created ? " (new job)" : "");
-    cst_daemon_status(session->daemon);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, wish->rank),
+                   "rank %u of %u is pid %d on %s%s", wish->rank, job->world,
+                   (int)session->peer.pid, cstd_devices_name(worker), *created ? " (new job)" : "");
+    cstd_daemon_status(session->daemon);
     return CST_OK;
 }

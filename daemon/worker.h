@@ -15,7 +15,7 @@
 #include "daemon/job.h"
 
 /* Contents of a JobOpen whose form has been checked. */
-struct cst_job_wish {
+struct cstd_job_wish {
     const char *name;     /* Name of the job. */
     uint32_t rank, world; /* This rank, and the number of ranks. */
     uint64_t pool_bytes;  /* Size of the pool; 0: as much as the rank can use. */
@@ -29,11 +29,11 @@ struct cst_job_wish {
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
     /* Hint: the worker repeats each forward pass before the backward pass. */
     bool recompute;
-    struct cst_job_options options;
+    struct cstd_job_options options;
     const char *base;     /* Name of the base job; NULL: none. */
-    struct cst_gpu *gpu;  /* The rank's device; NULL: the host. */
+    struct cstd_gpu *gpu; /* The rank's device; NULL: the host. */
     bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
-    const uint8_t *token; /* Token of CST_JOB_TOKEN_BYTES; NULL: none. */
+    const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */
     uint32_t timeout_ms;  /* Longest wait for other ranks; 0: as configured. */
     uint32_t ttl_s;       /* How long the job lives without a worker; 0: as configured. */
 };
@@ -42,17 +42,17 @@ struct cst_job_wish {
  * *created tells whether. CST_EINVAL; CST_EMISMATCH: @wish disagrees with the job; CST_ENOTFOUND:
  * there is no such base job; CST_EBUSY: another process holds the rank, the words name its pid;
  * CST_EBUDGET: too many jobs; CST_ENOMEM. */
-int cst_worker_attach(struct cst_session *session, const struct cst_job_wish *wish, bool *created,
-                      struct cst_err *err);
+int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_wish *wish,
+                       bool *created, struct cst_err *err);
 
 /* Return whether no worker is attached as @rank, or the job has no such rank. A process that claims
  * the rank may then be the one for which the other ranks wait. */
-bool cst_worker_is_awaited(const struct cst_job *job, uint32_t rank);
+bool cstd_worker_is_awaited(const struct cstd_job *job, uint32_t rank);
 
 /* The session of @rank has ended. */
-void cst_worker_hangup(struct cst_job *job, uint32_t rank);
+void cstd_worker_hangup(struct cstd_job *job, uint32_t rank);
 
 /* The worker of @rank has left in good order. The caller has already told the core. */
-void cst_worker_left(struct cst_job *job, uint32_t rank);
+void cstd_worker_left(struct cstd_job *job, uint32_t rank);
 
 #endif

@@ -9,17 +9,17 @@
 /* Interval between checks of the copies of other engines, in nanoseconds. */
 #define LOOK_NS 200000
 
-int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
-                    struct cst_err *err)
+int cste_budget_open(struct cste_budget *budget, double share, unsigned n_threads,
+                     struct cst_err *err)
 {
     pthread_condattr_t monotonic;
 
-    if (!(share >= 0.0 && share <= CST_BUDGET_MAX_SHARE)) {
+    if (!(share >= 0.0 && share <= CSTE_BUDGET_MAX_SHARE)) {
         return cst_err_set(err, CST_EINVAL, "share of copies %g, allowed 0 to %g", share,
-                           CST_BUDGET_MAX_SHARE);
+                           CSTE_BUDGET_MAX_SHARE);
     }
     *budget =
-        (struct cst_budget){.share = share, .debts = calloc(n_threads, sizeof *budget->debts)};
+        (struct cste_budget){.share = share, .debts = calloc(n_threads, sizeof *budget->debts)};
     if (budget->debts == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the budget of %u threads", n_threads);
     }
@@ -31,20 +31,20 @@ int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
     return CST_OK;
 }
 
-void cst_budget_watch(struct cst_budget *budget, const struct cst_traffic *slots, uint32_t n)
+void cste_budget_watch(struct cste_budget *budget, const struct cst_traffic *slots, uint32_t n)
 {
     budget->slots = slots;
     budget->n_slots = n;
 }
 
-void cst_budget_close(struct cst_budget *budget)
+void cste_budget_close(struct cste_budget *budget)
 {
     (void)pthread_cond_destroy(&budget->quiet);
     (void)pthread_mutex_destroy(&budget->mutex);
     free(budget->debts);
 }
 
-void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns)
+void cste_budget_begin(struct cste_budget *budget, uint64_t now_ns)
 {
     (void)pthread_mutex_lock(&budget->mutex);
     if (budget->n_copies++ == 0) {
@@ -53,7 +53,7 @@ void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns)
     (void)pthread_mutex_unlock(&budget->mutex);
 }
 
-void cst_budget_end(struct cst_budget *budget)
+void cste_budget_end(struct cste_budget *budget)
 {
     (void)pthread_mutex_lock(&budget->mutex);
     if (--budget->n_copies == 0) {
@@ -62,14 +62,14 @@ void cst_budget_end(struct cst_budget *budget)
     (void)pthread_mutex_unlock(&budget->mutex);
 }
 
-static bool others_copy(const struct cst_budget *budget)
+static bool others_copy(const struct cste_budget *budget)
 {
     return cst_traffic_any(budget->slots, budget->n_slots);
 }
 
 /* Returns since when there are copies; UINT64_MAX: there are none. It is not known when the copies
  * of other engines began; these copies count from @began_ns. Called with the mutex held. */
-static uint64_t copies_since(const struct cst_budget *budget, uint64_t began_ns)
+static uint64_t copies_since(const struct cste_budget *budget, uint64_t began_ns)
 {
     if (others_copy(budget)) {
         return began_ns;
@@ -83,7 +83,7 @@ static int64_t larger(int64_t a, int64_t b)
 }
 
 /* Returns the part of the @busy_ns of a piece that overlapped with copies. */
-static uint64_t beside_copies(struct cst_budget *budget, uint64_t began_ns, uint64_t ended_ns,
+static uint64_t beside_copies(struct cste_budget *budget, uint64_t began_ns, uint64_t ended_ns,
                               uint64_t busy_ns)
 {
     uint64_t from;
@@ -98,38 +98,38 @@ static uint64_t beside_copies(struct cst_budget *budget, uint64_t began_ns, uint
     return busy_ns < ended_ns - from ? busy_ns : ended_ns - from;
 }
 
-void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
-                      uint64_t ended_ns, uint64_t busy_ns)
+void cste_budget_spend(struct cste_budget *budget, unsigned thread, uint64_t began_ns,
+                       uint64_t ended_ns, uint64_t busy_ns)
 {
-    struct cst_budget_debt *debt = &budget->debts[thread];
+    struct cste_budget_debt *debt = &budget->debts[thread];
     uint64_t counts = beside_copies(budget, began_ns, ended_ns, busy_ns);
     int64_t idle = (int64_t)(ended_ns - debt->until_ns) - (int64_t)busy_ns;
 
     debt->until_ns = ended_ns;
     /* Idle time reduces a debt. A thread without debt earns no credit by idle time. */
     if (debt->owed_ns > 0) {
-        debt->owed_ns = larger(debt->owed_ns - idle, -CST_BUDGET_LEAST_NS);
+        debt->owed_ns = larger(debt->owed_ns - idle, -CSTE_BUDGET_LEAST_NS);
     }
     /* After the end of copies, at most one sleep of the debt is kept. */
-    if (counts == 0 && debt->owed_ns > CST_BUDGET_LEAST_NS) {
-        debt->owed_ns = CST_BUDGET_LEAST_NS;
+    if (counts == 0 && debt->owed_ns > CSTE_BUDGET_LEAST_NS) {
+        debt->owed_ns = CSTE_BUDGET_LEAST_NS;
     }
     debt->owed_ns += (int64_t)((double)counts * (budget->share / (1.0 - budget->share)));
 }
 
 /* Returns when the pause of @thread ends; 0: no pause is due. Called with the mutex held. */
-static uint64_t due(const struct cst_budget *budget, unsigned thread, uint64_t now_ns)
+static uint64_t due(const struct cste_budget *budget, unsigned thread, uint64_t now_ns)
 {
-    const struct cst_budget_debt *debt = &budget->debts[thread];
+    const struct cste_budget_debt *debt = &budget->debts[thread];
     uint64_t until = debt->until_ns + (uint64_t)debt->owed_ns;
 
-    return debt->owed_ns >= CST_BUDGET_LEAST_NS && until > now_ns &&
+    return debt->owed_ns >= CSTE_BUDGET_LEAST_NS && until > now_ns &&
                    (budget->n_copies > 0 || others_copy(budget))
                ? until
                : 0;
 }
 
-uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns)
+uint64_t cste_budget_due(struct cste_budget *budget, unsigned thread, uint64_t now_ns)
 {
     uint64_t until;
 
@@ -141,7 +141,7 @@ uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now
 
 /* Returns when a pausing thread wakes up. Other engines do not signal the end of their copies; the
  * thread checks them every LOOK_NS. Called with the mutex held. */
-static struct timespec until_then(const struct cst_budget *budget, uint64_t until, uint64_t now)
+static struct timespec until_then(const struct cste_budget *budget, uint64_t until, uint64_t now)
 {
     if (budget->n_copies == 0 && until > now + LOOK_NS) {
         until = now + LOOK_NS;
@@ -150,22 +150,22 @@ static struct timespec until_then(const struct cst_budget *budget, uint64_t unti
                              .tv_nsec = (long)(until % 1000000000u)};
 }
 
-void cst_budget_hold(struct cst_budget *budget, unsigned thread)
+void cste_budget_hold(struct cste_budget *budget, unsigned thread)
 {
-    uint64_t began = cst_crew_now(), now = began, until;
+    uint64_t began = cste_crew_now(), now = began, until;
 
     (void)pthread_mutex_lock(&budget->mutex);
     while ((until = due(budget, thread, now)) != 0) {
         struct timespec ts = until_then(budget, until, now);
 
         (void)pthread_cond_timedwait(&budget->quiet, &budget->mutex, &ts);
-        now = cst_crew_now();
+        now = cste_crew_now();
     }
     budget->held_ns += now - began;
     (void)pthread_mutex_unlock(&budget->mutex);
 }
 
-uint64_t cst_budget_held_ns(struct cst_budget *budget)
+uint64_t cste_budget_held_ns(struct cste_budget *budget)
 {
     uint64_t held;
 

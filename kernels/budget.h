@@ -23,23 +23,23 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#define CST_BUDGET_MAX_SHARE 0.9
+#define CSTE_BUDGET_MAX_SHARE 0.9
 /* Shortest pause of a thread, and the largest credit, in nanoseconds. */
-#define CST_BUDGET_LEAST_NS 500000
+#define CSTE_BUDGET_LEAST_NS 500000
 
 /* The account of one thread. Only the thread itself uses it. */
-struct cst_budget_debt {
+struct cste_budget_debt {
     uint64_t until_ns; /* Time when the last piece of the thread ended. */
     /* Pause that the thread owes, counted from until_ns. A negative value is a credit. */
     int64_t owed_ns;
 };
 
 /* A budget of one engine, shared by its team and its lanes. */
-struct cst_budget {
-    /* Share of the time that is left to copies, 0 to CST_BUDGET_MAX_SHARE. Constant. */
+struct cste_budget {
+    /* Share of the time that is left to copies, 0 to CSTE_BUDGET_MAX_SHARE. Constant. */
     double share;
     /* Owned array of accounts, indexed by thread number. Constant. */
-    struct cst_budget_debt *debts;
+    struct cste_budget_debt *debts;
     const struct cst_traffic *slots; /* Copies of other engines; borrowed. Constant. */
     uint32_t n_slots;                /* Number of slots. Constant. */
     pthread_mutex_t mutex;           /* Guards the fields below. */
@@ -50,35 +50,35 @@ struct cst_budget {
 };
 
 /* Open a budget for threads [0, @n_threads). CST_EINVAL: @share is out of range; CST_ENOMEM. */
-int cst_budget_open(struct cst_budget *budget, double share, unsigned n_threads,
-                    struct cst_err *err);
+int cste_budget_open(struct cste_budget *budget, double share, unsigned n_threads,
+                     struct cst_err *err);
 
 /* Count the copies in @slots (@n of them; borrowed) as well. Called before any thread uses the
  * budget. */
-void cst_budget_watch(struct cst_budget *budget, const struct cst_traffic *slots, uint32_t n);
+void cste_budget_watch(struct cste_budget *budget, const struct cst_traffic *slots, uint32_t n);
 
 /* Release the budget. No thread uses it any more. */
-void cst_budget_close(struct cst_budget *budget);
+void cste_budget_close(struct cste_budget *budget);
 
-/* cst_budget_begin: a copy waits from @now_ns on. cst_budget_end: the copy is done. Every begin is
- * followed by one end. Any thread. */
-void cst_budget_begin(struct cst_budget *budget, uint64_t now_ns);
-void cst_budget_end(struct cst_budget *budget);
+/* cste_budget_begin: a copy waits from @now_ns on. cste_budget_end: the copy is done. Every begin
+ * is followed by one end. Any thread. */
+void cste_budget_begin(struct cste_budget *budget, uint64_t now_ns);
+void cste_budget_end(struct cste_budget *budget);
 
 /* Record a piece that thread @thread ran from @began_ns to @ended_ns. @busy_ns is the processor
  * time that the thread used for the piece. Called by the thread itself. */
-void cst_budget_spend(struct cst_budget *budget, unsigned thread, uint64_t began_ns,
-                      uint64_t ended_ns, uint64_t busy_ns);
+void cste_budget_spend(struct cste_budget *budget, unsigned thread, uint64_t began_ns,
+                       uint64_t ended_ns, uint64_t busy_ns);
 
 /* Returns the time until which @thread has to pause if copies continue, seen at @now_ns; 0: no
  * pause is due. Called by the thread itself. */
-uint64_t cst_budget_due(struct cst_budget *budget, unsigned thread, uint64_t now_ns);
+uint64_t cste_budget_due(struct cste_budget *budget, unsigned thread, uint64_t now_ns);
 
 /* Pause as long as is due; called before the next piece of the thread. The pause ends early when
  * the last copy ends. Called by the thread itself. */
-void cst_budget_hold(struct cst_budget *budget, unsigned thread);
+void cste_budget_hold(struct cste_budget *budget, unsigned thread);
 
 /* Returns the total time that all threads have paused. Any thread. */
-uint64_t cst_budget_held_ns(struct cst_budget *budget);
+uint64_t cste_budget_held_ns(struct cste_budget *budget);
 
 #endif

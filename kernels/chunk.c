@@ -24,12 +24,13 @@ static int check_formats(uint32_t id, const struct cst_table_header *h, struct c
     return CST_OK;
 }
 
-int cst_chunk_table(const struct cst_segments *segments, uint32_t id, struct cst_segment **segment,
-                    struct cst_table_header **out, struct cst_err *err)
+int cste_chunk_table(const struct cste_segments *segments, uint32_t id,
+                     struct cste_segment **segment, struct cst_table_header **out,
+                     struct cst_err *err)
 {
     struct cst_table_header *h;
-    int rc = cst_segments_find(segments, (struct cst_place){.segment = id}, sizeof *h, 1, "table",
-                               segment, err);
+    int rc = cste_segments_find(segments, (struct cst_place){.segment = id}, sizeof *h, 1, "table",
+                                segment, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -106,19 +107,19 @@ static int check_spans(struct cst_table_header *header, const struct cst_table_c
     return CST_OK;
 }
 
-static const char *const row_names[CST_CHUNK_N_ROWS] = {
+static const char *const row_names[CSTE_CHUNK_N_ROWS] = {
     [CST_ROW_WEIGHT] = "weight row",         [CST_ROW_GRAD] = "grad row",
     [CST_ROW_MASTER] = "master row",         [CST_ROW_EXP_AVG] = "exp_avg row",
     [CST_ROW_EXP_AVG_SQ] = "exp_avg_sq row", [CST_ROW_WEIGHT_OTHER] = "second weight row"};
 
 /* Find row @row of @chunk. */
-static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk, int row,
+static int find_row(const struct cste_segments *segments, struct cste_chunk *chunk, int row,
                     struct cst_err *err)
 {
     const struct cst_table_header *header = chunk->work.table;
     struct cst_place place =
         row == CST_ROW_WEIGHT_OTHER ? chunk->entry->other_weight : chunk->entry->rows[row];
-    struct cst_segment *segment;
+    struct cste_segment *segment;
     int rc;
 
     /* A chunk has a second weight row only if updates are early or delayed. */
@@ -129,10 +130,10 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
         return cst_err_set(err, CST_EINVAL, "chunk %u is frozen: it has no %s", chunk->work.chunk,
                            row_names[row]);
     }
-    rc = cst_segments_find(segments, place, cst_table_row_bytes(header, row, chunk->n_elems),
-                           cst_table_row_align(header, row), row_names[row], &segment, err);
+    rc = cste_segments_find(segments, place, cst_table_row_bytes(header, row, chunk->n_elems),
+                            cst_table_row_align(header, row), row_names[row], &segment, err);
     if (rc == CST_OK) {
-        chunk->rows[row] = (struct cst_addr){.mem = &segment->mem, .offset = place.offset};
+        chunk->rows[row] = (struct cste_addr){.mem = &segment->mem, .offset = place.offset};
         chunk->on_device = chunk->on_device || segment->mem.base == NULL;
         chunk->segments[chunk->n_segments++] = segment;
     }
@@ -141,19 +142,19 @@ static int find_row(const struct cst_segments *segments, struct cst_chunk *chunk
 
 /* Returns whether rows @a and @b, which begin at one offset, may share memory. In some jobs the
  * bf16 gradient takes the place of the weights. */
-static bool may_be_one(const struct cst_chunk *chunk, int a, int b)
+static bool may_be_one(const struct cste_chunk *chunk, int a, int b)
 {
     return a == CST_ROW_WEIGHT && b == CST_ROW_GRAD && chunk->work.table->grad_bytes != 4 &&
            chunk->rows[a].offset == chunk->rows[b].offset;
 }
 
-static int check_overlap(const struct cst_chunk *chunk, struct cst_err *err)
+static int check_overlap(const struct cste_chunk *chunk, struct cst_err *err)
 {
     const struct cst_table_header *header = chunk->work.table;
 
-    for (int b = 1; b < CST_CHUNK_N_ROWS; b++) {
+    for (int b = 1; b < CSTE_CHUNK_N_ROWS; b++) {
         for (int a = 0; a < b; a++) {
-            struct cst_addr x = chunk->rows[a], y = chunk->rows[b];
+            struct cste_addr x = chunk->rows[a], y = chunk->rows[b];
 
             if (x.mem != NULL && x.mem == y.mem && !may_be_one(chunk, a, b) &&
                 x.offset < y.offset + cst_table_row_bytes(header, b, chunk->n_elems) &&
@@ -169,32 +170,32 @@ static int check_overlap(const struct cst_chunk *chunk, struct cst_err *err)
     return CST_OK;
 }
 
-static int find_rows(const struct cst_segments *segments, struct cst_chunk *chunk, unsigned rows,
+static int find_rows(const struct cste_segments *segments, struct cste_chunk *chunk, unsigned rows,
                      struct cst_err *err)
 {
     int rc = CST_OK;
 
     if (!cst_table_has_second((enum cst_optimizer)chunk->work.table->optimizer)) {
-        rows &= ~CST_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
+        rows &= ~CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
     }
-    for (int row = 0; row < CST_CHUNK_N_ROWS && rc == CST_OK; row++) {
-        if ((rows & CST_CHUNK_ROW(row)) != 0) {
+    for (int row = 0; row < CSTE_CHUNK_N_ROWS && rc == CST_OK; row++) {
+        if ((rows & CSTE_CHUNK_ROW(row)) != 0) {
             rc = find_row(segments, chunk, row, err);
         }
     }
     if (rc == CST_OK) {
         rc = check_overlap(chunk, err);
     }
-    cst_device_rows(&chunk->work.rows, chunk->work.table, chunk->rows, chunk->n_elems);
+    cste_device_rows(&chunk->work.rows, chunk->work.table, chunk->rows, chunk->n_elems);
     return rc;
 }
 
-int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t index,
-                   unsigned rows, struct cst_chunk *out, struct cst_err *err)
+int cste_chunk_find(const struct cste_segments *segments, uint32_t table, uint32_t index,
+                    unsigned rows, struct cste_chunk *out, struct cst_err *err)
 {
     struct cst_table_header *header;
-    struct cst_chunk chunk = {.n_segments = 1};
-    int rc = cst_chunk_table(segments, table, &chunk.segments[0], &header, err);
+    struct cste_chunk chunk = {.n_segments = 1};
+    int rc = cste_chunk_table(segments, table, &chunk.segments[0], &header, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -206,10 +207,10 @@ int cst_chunk_find(const struct cst_segments *segments, uint32_t table, uint32_t
     chunk.entry = &cst_table_chunks(header)[index];
     chunk.n_elems = chunk.entry->n_elems;
     chunk.work = (struct cst_tile_work){.table = header, .table_id = table, .chunk = index};
-    if (chunk.n_elems > CST_CHUNK_MAX_ELEMS || chunk.n_elems % span_align(header) != 0) {
+    if (chunk.n_elems > CSTE_CHUNK_MAX_ELEMS || chunk.n_elems % span_align(header) != 0) {
         return cst_err_set(err, CST_EINVAL,
                            "chunk %u has %" PRIu64 " elements, at most %llu, multiples of %" PRIu64,
-                           index, chunk.n_elems, CST_CHUNK_MAX_ELEMS, span_align(header));
+                           index, chunk.n_elems, CSTE_CHUNK_MAX_ELEMS, span_align(header));
     }
     rc = check_spans(header, chunk.entry, index, &chunk.n_tiles, err);
     if (rc == CST_OK) {

@@ -7,7 +7,7 @@
 
 /* Set cpus->usable to the PUs that the process may use on @node, or to all that it may use if there
  * are none on @node. */
-static int find_usable(struct cst_cpus *cpus, unsigned node, struct cst_err *err)
+static int find_usable(struct cste_cpus *cpus, unsigned node, struct cst_err *err)
 {
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
     hwloc_obj_t obj = hwloc_get_numanode_obj_by_os_index(cpus->topology, node);
@@ -37,7 +37,7 @@ err_after_alloc:
     return rc;
 }
 
-static int find_cores(struct cst_cpus *cpus, struct cst_err *err)
+static int find_cores(struct cste_cpus *cpus, struct cst_err *err)
 {
     int n = hwloc_get_nbobjs_by_type(cpus->topology, HWLOC_OBJ_CORE);
     /* Some virtual machines show no cores. Each PU then counts as a core. */
@@ -68,11 +68,11 @@ static int find_cores(struct cst_cpus *cpus, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_cpus_open(struct cst_cpus *cpus, unsigned node, struct cst_err *err)
+int cste_cpus_open(struct cste_cpus *cpus, unsigned node, struct cst_err *err)
 {
     int rc;
 
-    *cpus = (struct cst_cpus){0};
+    *cpus = (struct cste_cpus){0};
     if (hwloc_topology_init(&cpus->topology) != 0) {
         return cst_err_errno(err, CST_EINTERNAL, errno, "hwloc_topology_init");
     }
@@ -90,11 +90,11 @@ int cst_cpus_open(struct cst_cpus *cpus, unsigned node, struct cst_err *err)
     return CST_OK;
 
 err_after_init:
-    cst_cpus_close(cpus);
+    cste_cpus_close(cpus);
     return rc;
 }
 
-void cst_cpus_close(struct cst_cpus *cpus)
+void cste_cpus_close(struct cste_cpus *cpus)
 {
     for (unsigned i = 0; i < cpus->n_cores; i++) {
         hwloc_bitmap_free(cpus->cores[i]);
@@ -104,19 +104,19 @@ void cst_cpus_close(struct cst_cpus *cpus)
     hwloc_topology_destroy(cpus->topology);
 }
 
-bool cst_cpus_pin(const struct cst_cpus *cpus, unsigned core)
+bool cste_cpus_pin(const struct cste_cpus *cpus, unsigned core)
 {
     return hwloc_set_cpubind(cpus->topology, cpus->cores[core % cpus->n_cores],
                              HWLOC_CPUBIND_THREAD) == 0;
 }
 
-bool cst_cpus_stay(const struct cst_cpus *cpus)
+bool cste_cpus_stay(const struct cste_cpus *cpus)
 {
     return hwloc_set_cpubind(cpus->topology, cpus->usable, HWLOC_CPUBIND_THREAD) == 0;
 }
 
-int cst_cpus_bind(const struct cst_cpus *cpus, void *addr, size_t bytes, unsigned node,
-                  struct cst_err *err)
+int cste_cpus_bind(const struct cste_cpus *cpus, void *addr, size_t bytes, unsigned node,
+                   struct cst_err *err)
 {
     hwloc_obj_t obj = hwloc_get_numanode_obj_by_os_index(cpus->topology, node);
 

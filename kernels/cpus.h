@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* The processors of one NUMA node. Constant between open and close. */
-struct cst_cpus {
+struct cste_cpus {
     hwloc_topology_t topology;
     /* PUs of the node that this process may use. If there are none, the PUs of all nodes. */
     hwloc_bitmap_t usable;
@@ -23,22 +23,22 @@ struct cst_cpus {
 
 /* Inspect the machine. @node is the number that the system gives to the NUMA node. CST_EINTERNAL:
  * hwloc failed; CST_ENOMEM. */
-int cst_cpus_open(struct cst_cpus *cpus, unsigned node, struct cst_err *err);
-/* Release what cst_cpus_open allocated. */
-void cst_cpus_close(struct cst_cpus *cpus);
+int cste_cpus_open(struct cste_cpus *cpus, unsigned node, struct cst_err *err);
+/* Release what cste_cpus_open allocated. */
+void cste_cpus_close(struct cste_cpus *cpus);
 
 /* Pin the calling thread to core @core modulo n_cores. Returns false if the system refuses; the
  * affinity of the thread is then unchanged. */
-bool cst_cpus_pin(const struct cst_cpus *cpus, unsigned core);
+bool cste_cpus_pin(const struct cste_cpus *cpus, unsigned core);
 
 /* Restrict the calling thread to the usable PUs of the node. Returns false if the system refuses;
  * the affinity of the thread is then unchanged. */
-bool cst_cpus_stay(const struct cst_cpus *cpus);
+bool cste_cpus_stay(const struct cste_cpus *cpus);
 
 /* Bind the memory at @addr (page-aligned) to NUMA node @node. Called before the memory is first
  * touched. CST_EINVAL: there is no such node, or the system refuses; the memory is then unchanged.
  * Any thread. */
-int cst_cpus_bind(const struct cst_cpus *cpus, void *addr, size_t bytes, unsigned node,
-                  struct cst_err *err);
+int cste_cpus_bind(const struct cste_cpus *cpus, void *addr, size_t bytes, unsigned node,
+                   struct cst_err *err);
 
 #endif

@@ -7,11 +7,11 @@
 #include <time.h>
 
 struct start {
-    struct cst_crew *crew; /* Crew of the new thread. */
-    unsigned thread;       /* Number of the thread, counted from the first thread of the crew. */
+    struct cste_crew *crew; /* Crew of the new thread. */
+    unsigned thread;        /* Number of the thread, counted from the first thread of the crew. */
 };
 
-uint64_t cst_crew_now(void)
+uint64_t cste_crew_now(void)
 {
     struct timespec ts;
 
@@ -20,12 +20,12 @@ uint64_t cst_crew_now(void)
 }
 
 /* Returns the queue from which the next piece is taken, or NULL. */
-static struct cst_crew_queue *pick(struct cst_crew *crew)
+static struct cste_crew_queue *pick(struct cste_crew *crew)
 {
-    bool last_first = crew->turn == CST_CREW_TURN - 1;
+    bool last_first = crew->turn == CSTE_CREW_TURN - 1;
 
-    for (unsigned i = 0; i < CST_CREW_CLASSES; i++) {
-        struct cst_crew_queue *queue = &crew->queues[last_first ? CST_CREW_CLASSES - 1 - i : i];
+    for (unsigned i = 0; i < CSTE_CREW_CLASSES; i++) {
+        struct cste_crew_queue *queue = &crew->queues[last_first ? CSTE_CREW_CLASSES - 1 - i : i];
 
         if (queue->head != NULL) {
             return queue;
@@ -36,10 +36,10 @@ static struct cst_crew_queue *pick(struct cst_crew *crew)
 
 /* Wait for a piece if there is none, and take it. NULL: the crew ends. Called and left with the
  * mutex held. */
-static struct cst_job *take(struct cst_crew *crew, uint64_t *piece_out)
+static struct cste_job *take(struct cste_crew *crew, uint64_t *piece_out)
 {
-    struct cst_crew_queue *queue;
-    struct cst_job *job;
+    struct cste_crew_queue *queue;
+    struct cste_job *job;
 
     while (!crew->stop && (queue = pick(crew)) == NULL) {
         crew->n_idle++;
@@ -51,22 +51,22 @@ static struct cst_job *take(struct cst_crew *crew, uint64_t *piece_out)
     }
     job = queue->head;
     if (job->next == 0) {
-        job->began_ns = cst_crew_now();
+        job->began_ns = cste_crew_now();
     }
     *piece_out = job->next++;
     if (job->next == job->n_pieces) {
         queue->head = job->link;
     }
-    crew->turn = (crew->turn + 1) % CST_CREW_TURN;
+    crew->turn = (crew->turn + 1) % CSTE_CREW_TURN;
     return job;
 }
 
 static void *thread_main(void *arg)
 {
     struct start start = *(struct start *)arg;
-    struct cst_crew *crew = start.crew;
+    struct cste_crew *crew = start.crew;
     unsigned number = crew->config.first + start.thread;
-    struct cst_job *job;
+    struct cste_job *job;
     uint64_t piece;
 
     free(arg);
@@ -92,7 +92,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-static int start_thread(struct cst_crew *crew, unsigned thread)
+static int start_thread(struct cste_crew *crew, unsigned thread)
 {
     struct start *start = malloc(sizeof *start);
     char name[16];
@@ -106,18 +106,19 @@ static int start_thread(struct cst_crew *crew, unsigned thread)
         return -1;
     }
     /* The system limits the name of a thread to 15 characters. */
-    (void)snprintf(name, sizeof name, "%.9s-%u", crew->config.name, thread % CST_CREW_MAX_THREADS);
+    (void)snprintf(name, sizeof name, "%.9s-%u", crew->config.name, thread % CSTE_CREW_MAX_THREADS);
     (void)pthread_setname_np(crew->threads[thread], name);
     return 0;
 }
 
-int cst_crew_open(struct cst_crew *crew, const struct cst_crew_config *config, struct cst_err *err)
+int cste_crew_open(struct cste_crew *crew, const struct cste_crew_config *config,
+                   struct cst_err *err)
 {
-    if (config->n_threads < 1 || config->n_threads > CST_CREW_MAX_THREADS) {
+    if (config->n_threads < 1 || config->n_threads > CSTE_CREW_MAX_THREADS) {
         return cst_err_set(err, CST_EINVAL, "crew %s of %u threads, allowed 1 to %d", config->name,
-                           config->n_threads, CST_CREW_MAX_THREADS);
+                           config->n_threads, CSTE_CREW_MAX_THREADS);
     }
-    *crew = (struct cst_crew){.config = *config};
+    *crew = (struct cste_crew){.config = *config};
     (void)pthread_mutex_init(&crew->mutex, NULL);
     (void)pthread_cond_init(&crew->wake, NULL);
     crew->threads = calloc(config->n_threads, sizeof *crew->threads);
@@ -130,14 +131,14 @@ int cst_crew_open(struct cst_crew *crew, const struct cst_crew_config *config, s
     if (crew->n_started < config->n_threads) {
         unsigned n = crew->n_started;
 
-        cst_crew_close(crew);
+        cste_crew_close(crew);
         return cst_err_set(err, CST_ENOMEM, "crew %s: thread %u of %u could not be started",
                            config->name, n + 1, config->n_threads);
     }
     return CST_OK;
 }
 
-void cst_crew_close(struct cst_crew *crew)
+void cste_crew_close(struct cste_crew *crew)
 {
     (void)pthread_mutex_lock(&crew->mutex);
     crew->stop = true;
@@ -152,9 +153,9 @@ void cst_crew_close(struct cst_crew *crew)
 }
 
 /* Put @job into @queue. A task that has begun keeps its place at the head. */
-static void enqueue(struct cst_crew_queue *queue, struct cst_job *job)
+static void enqueue(struct cste_crew_queue *queue, struct cste_job *job)
 {
-    struct cst_job **at = &queue->head;
+    struct cste_job **at = &queue->head;
 
     if (*at != NULL && !job->newest_first) {
         at = &queue->tail->link;
@@ -166,7 +167,7 @@ static void enqueue(struct cst_crew_queue *queue, struct cst_job *job)
     queue->tail = job->link == NULL ? job : queue->tail;
 }
 
-void cst_crew_submit(struct cst_crew *crew, struct cst_job *job)
+void cste_crew_submit(struct cste_crew *crew, struct cste_job *job)
 {
     uint64_t n_wake;
 

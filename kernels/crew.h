@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A crew is a group of threads that run the pieces of tasks. A task is a struct cst_job; the name
+/* A crew is a group of threads that run the pieces of tasks. A task is a struct cste_job; the name
  * has nothing to do with training jobs. An engine has a team (a crew for arithmetic) and one or
  * more crews of lanes (copies, populating segments). There are no barriers: when all pieces of the
  * first task are taken, a thread goes on with the next task. Many small tasks therefore cost no
@@ -10,7 +10,7 @@
  *   ...
  *
  * A thread takes the next piece of the first task in the lowest class. A task with newest_first set
- * goes before the tasks of its class that have not begun. Every CST_CREW_TURN-th piece is taken
+ * goes before the tasks of its class that have not begun. Every CSTE_CREW_TURN-th piece is taken
  * from the highest class that has one, which keeps classes from starving. */
 #ifndef CST_CREW_H
 #define CST_CREW_H
@@ -22,42 +22,42 @@
 #include <stdint.h>
 
 /* Number of priority classes: demand, prefetch, eviction, background. */
-#define CST_CREW_CLASSES 4
-/* Every CST_CREW_TURN-th piece is taken from the highest class. */
-#define CST_CREW_TURN 16
-#define CST_CREW_MAX_THREADS 1000
+#define CSTE_CREW_CLASSES 4
+/* Every CSTE_CREW_TURN-th piece is taken from the highest class. */
+#define CSTE_CREW_TURN 16
+#define CSTE_CREW_MAX_THREADS 1000
 
-struct cst_job;
+struct cste_job;
 
 /* Run piece number @piece of @job on thread number @thread. Several pieces of a task run at the
  * same time. */
-typedef void (*cst_job_piece_fn)(struct cst_job *job, uint64_t piece, unsigned thread);
+typedef void (*cste_job_piece_fn)(struct cste_job *job, uint64_t piece, unsigned thread);
 
 /* Called when all pieces of @job have been done, on the thread that did the last one. Everything
  * that the pieces wrote is visible. The crew does not use the task after this call; the owner may
  * free it or submit it again. */
-typedef void (*cst_job_done_fn)(struct cst_job *job);
+typedef void (*cste_job_done_fn)(struct cste_job *job);
 
 /* A task, embedded in the object that it works on. The owner sets the fields from piece to
  * newest_first. The crew uses the other fields. */
-struct cst_job {
-    cst_job_piece_fn piece; /* Runs one piece. */
-    cst_job_done_fn done;   /* Called after the last piece. */
-    uint64_t n_pieces;      /* Number of pieces, at least 1. */
-    /* Priority class, 0 to CST_CREW_CLASSES - 1. The lowest class goes first. */
+struct cste_job {
+    cste_job_piece_fn piece; /* Runs one piece. */
+    cste_job_done_fn done;   /* Called after the last piece. */
+    uint64_t n_pieces;       /* Number of pieces, at least 1. */
+    /* Priority class, 0 to CSTE_CREW_CLASSES - 1. The lowest class goes first. */
     unsigned class;
-    bool newest_first;    /* The task goes before the tasks of its class that have not begun. */
-    uint64_t next;        /* Number of the piece that is taken next. */
-    uint64_t left;        /* Number of pieces that are not done. */
-    uint64_t began_ns;    /* Monotonic time when the first piece was taken. */
-    struct cst_job *link; /* Next task of the class. */
+    bool newest_first;     /* The task goes before the tasks of its class that have not begun. */
+    uint64_t next;         /* Number of the piece that is taken next. */
+    uint64_t left;         /* Number of pieces that are not done. */
+    uint64_t began_ns;     /* Monotonic time when the first piece was taken. */
+    struct cste_job *link; /* Next task of the class. */
 };
 
 /* Settings of a crew. */
-struct cst_crew_config {
+struct cste_crew_config {
     /* Name of the threads, at most 9 characters; they are called "name-0" and so on. */
     const char *name;
-    unsigned n_threads; /* Number of threads, 1 to CST_CREW_MAX_THREADS. */
+    unsigned n_threads; /* Number of threads, 1 to CSTE_CREW_MAX_THREADS. */
     unsigned first;     /* Number of the first thread; the other threads follow. */
     /* Called first on each thread, for example to pin it. May be NULL. */
     void (*start)(void *arg, unsigned thread);
@@ -65,39 +65,40 @@ struct cst_crew_config {
 };
 
 /* The tasks of one class, in the order in which they are run. */
-struct cst_crew_queue {
+struct cste_crew_queue {
     /* Task whose pieces are being taken. NULL: no task of the class has pieces left to take. No
      * other task of the class has begun. */
-    struct cst_job *head;
-    struct cst_job *tail; /* Last task of the queue. Valid if head is not NULL. */
+    struct cste_job *head;
+    struct cste_job *tail; /* Last task of the queue. Valid if head is not NULL. */
 };
 
 /* A crew. Private to crew.c, except for config and n_started. */
-struct cst_crew {
-    struct cst_crew_config config;
+struct cste_crew {
+    struct cste_crew_config config;
     pthread_mutex_t mutex; /* Guards the fields below, and the crew's fields of tasks. */
     pthread_cond_t wake;   /* Signalled when there is a piece to take or stop is set. */
-    struct cst_crew_queue queues[CST_CREW_CLASSES];
+    struct cste_crew_queue queues[CSTE_CREW_CLASSES];
     unsigned n_idle;    /* Number of threads that wait. */
     unsigned n_started; /* Number of threads that were started. */
-    unsigned turn;      /* Number of pieces taken, modulo CST_CREW_TURN. */
+    unsigned turn;      /* Number of pieces taken, modulo CSTE_CREW_TURN. */
     bool stop;          /* The threads are to end. */
     pthread_t *threads; /* Owned array of n_started threads. */
 };
 
 /* Start the threads. CST_EINVAL: n_threads is out of range; CST_ENOMEM: the system gives no more
  * threads, and none is left running. */
-int cst_crew_open(struct cst_crew *crew, const struct cst_crew_config *config, struct cst_err *err);
+int cste_crew_open(struct cste_crew *crew, const struct cste_crew_config *config,
+                   struct cst_err *err);
 
 /* End the threads after the pieces that they are running. Tasks with pieces left are abandoned:
  * their done function is not called. */
-void cst_crew_close(struct cst_crew *crew);
+void cste_crew_close(struct cste_crew *crew);
 
 /* Queue the task @job. Never fails and blocks only for the mutex. Any thread, also from a done
  * function. */
-void cst_crew_submit(struct cst_crew *crew, struct cst_job *job);
+void cste_crew_submit(struct cste_crew *crew, struct cste_job *job);
 
 /* Returns the monotonic time in nanoseconds. */
-uint64_t cst_crew_now(void);
+uint64_t cste_crew_now(void);
 
 #endif

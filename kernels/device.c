@@ -3,23 +3,23 @@
 
 #include <inttypes.h>
 
-int cst_device_open(struct cst_device *device, const struct cst_device_ops *ops,
-                    const struct cst_device_spec *spec, struct cst_err *err)
+int cste_device_open(struct cste_device *device, const struct cste_device_ops *ops,
+                     const struct cste_device_spec *spec, struct cst_err *err)
 {
-    *device = (struct cst_device){.ops = ops};
+    *device = (struct cste_device){.ops = ops};
     return ops->open(&device->state, spec, &device->about, err);
 }
 
-void cst_device_close(struct cst_device *device)
+void cste_device_close(struct cste_device *device)
 {
     device->ops->close(device->state);
 }
 
 /* Check that [addr.offset, addr.offset + @bytes) lies in mapped memory and begins at a multiple of
  * @align. */
-static int check(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
+static int check(struct cste_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
 {
-    const struct cst_mem *mem = addr.mem;
+    const struct cste_mem *mem = addr.mem;
 
     if (mem->base == NULL && mem->device == 0) {
         return cst_err_set(err, CST_EINVAL, "memory that is not mapped");
@@ -37,7 +37,7 @@ static int check(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cs
 }
 
 /* Make the checks of check(), and check that @addr is host memory. */
-static int check_host(struct cst_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
+static int check_host(struct cste_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
 {
     int rc = check(addr, bytes, align, err);
 
@@ -47,15 +47,15 @@ static int check_host(struct cst_addr addr, uint64_t bytes, uint64_t align, stru
     return rc;
 }
 
-int cst_device_map(struct cst_device *device, int fd, int node, struct cst_mem *mem,
-                   struct cst_err *note, struct cst_err *err)
+int cste_device_map(struct cste_device *device, int fd, int node, struct cste_mem *mem,
+                    struct cst_err *note, struct cst_err *err)
 {
     note->status = CST_OK;
     return device->ops->map(device->state, fd, node, mem, note, err);
 }
 
-int cst_device_import(struct cst_device *device, unsigned thread, int *fd, struct cst_mem *mem,
-                      struct cst_err *err)
+int cste_device_import(struct cste_device *device, unsigned thread, int *fd, struct cste_mem *mem,
+                       struct cst_err *err)
 {
     uint64_t granularity = device->about.granularity;
 
@@ -68,7 +68,7 @@ int cst_device_import(struct cst_device *device, unsigned thread, int *fd, struc
     return device->ops->import(device->state, thread, fd, mem, err);
 }
 
-void cst_device_unmap(struct cst_device *device, struct cst_mem *mem)
+void cste_device_unmap(struct cste_device *device, struct cste_mem *mem)
 {
     if (mem->base != NULL || mem->device != 0) {
         device->ops->unmap(device->state, mem);
@@ -78,18 +78,18 @@ void cst_device_unmap(struct cst_device *device, struct cst_mem *mem)
     }
 }
 
-int cst_device_populate(struct cst_device *device, int fd, const struct cst_mem *mem,
-                        uint64_t offset, uint64_t bytes, struct cst_err *err)
+int cste_device_populate(struct cste_device *device, int fd, const struct cste_mem *mem,
+                         uint64_t offset, uint64_t bytes, struct cst_err *err)
 {
-    int rc = check_host((struct cst_addr){.mem = mem, .offset = offset}, bytes, 1, err);
+    int rc = check_host((struct cste_addr){.mem = mem, .offset = offset}, bytes, 1, err);
 
     return rc != CST_OK ? rc
                         : device->ops->populate(device->state, fd, mem->base, offset, bytes, err);
 }
 
-int cst_device_lock(struct cst_device *device, struct cst_mem *mem, struct cst_err *err)
+int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cst_err *err)
 {
-    int rc = check_host((struct cst_addr){.mem = mem}, mem->bytes, 1, err);
+    int rc = check_host((struct cste_addr){.mem = mem}, mem->bytes, 1, err);
 
     if (rc == CST_OK) {
         rc = device->ops->lock(device->state, mem, err);
@@ -100,13 +100,13 @@ int cst_device_lock(struct cst_device *device, struct cst_mem *mem, struct cst_e
     return rc;
 }
 
-enum cst_device_lane cst_device_lane(const struct cst_mem *dst, const struct cst_mem *src)
+enum cste_device_lane cste_device_lane(const struct cste_mem *dst, const struct cste_mem *src)
 {
-    return src->device != 0 && dst->device == 0 ? CST_LANE_DOWN : CST_LANE_UP;
+    return src->device != 0 && dst->device == 0 ? CSTE_LANE_DOWN : CSTE_LANE_UP;
 }
 
-int cst_device_copy(struct cst_device *device, unsigned thread, struct cst_addr dst,
-                    struct cst_addr src, uint64_t bytes, struct cst_err *err)
+int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_addr dst,
+                     struct cste_addr src, uint64_t bytes, struct cst_err *err)
 {
     int rc = check(dst, bytes, 1, err);
 
@@ -116,8 +116,8 @@ int cst_device_copy(struct cst_device *device, unsigned thread, struct cst_addr 
     return rc != CST_OK ? rc : device->ops->copy(device->state, thread, dst, src, bytes, err);
 }
 
-int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr dst, uint64_t bytes,
-                    struct cst_err *err)
+int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
+                     uint64_t bytes, struct cst_err *err)
 {
     int rc = check(dst, bytes, 1, err);
 
@@ -126,13 +126,13 @@ int cst_device_fill(struct cst_device *device, unsigned thread, struct cst_addr 
 
 /* -- CONVERT -------------------------------------------------------------------------------- */
 
-static int check_values(struct cst_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)
+static int check_values(struct cste_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)
 {
     return check_host(addr, n_elems * size, size, err);
 }
 
 /* Check the whole moments row at @addr. */
-static int check_moments(struct cst_addr addr, const struct cst_device_convert *c,
+static int check_moments(struct cste_addr addr, const struct cste_device_convert *c,
                          struct cst_err *err)
 {
     uint64_t align = c->moments == CST_MOMENTS_MX8 ? 1 : cst_table_moment_bytes(c->moments, 1);
@@ -147,7 +147,7 @@ static int check_moments(struct cst_addr addr, const struct cst_device_convert *
     return check_host(addr, cst_table_moment_bytes(c->moments, c->row_elems), align, err);
 }
 
-static int check_states(const struct cst_device_convert *c, struct cst_err *err)
+static int check_states(const struct cste_device_convert *c, struct cst_err *err)
 {
     int rc = check_values(c->src, c->n_elems, sizeof(float), err);
 
@@ -163,15 +163,15 @@ static int check_states(const struct cst_device_convert *c, struct cst_err *err)
     return rc;
 }
 
-static int check_convert(const struct cst_device_convert *c, struct cst_err *err)
+static int check_convert(const struct cste_device_convert *c, struct cst_err *err)
 {
-    bool states = c->what == CST_CONVERT_STATES, encode = c->what == CST_CONVERT_ENCODE;
+    bool states = c->what == CSTE_CONVERT_STATES, encode = c->what == CSTE_CONVERT_ENCODE;
     int rc;
 
     /* With these limits, sizes in bytes do not overflow. */
     if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
         c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 3 : 1) ||
-        c->n_dst > (states ? CST_CONVERT_MAX_DST : 1)) {
+        c->n_dst > (states ? CSTE_CONVERT_MAX_DST : 1)) {
         return cst_err_set(err, CST_EINVAL,
                            "CONVERT of %" PRIu64 " elements, moments' format %u, to %u rows",
                            c->n_elems, (unsigned)c->moments, c->n_dst);
@@ -179,12 +179,12 @@ static int check_convert(const struct cst_device_convert *c, struct cst_err *err
     if (states) {
         return check_states(c, err);
     }
-    if (c->what != CST_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
+    if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
         c->row != CST_ROW_EXP_AVG_SQ) {
         return cst_err_set(err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
                            (unsigned)c->row);
     }
-    if (c->what == CST_CONVERT_WEIGHT) {
+    if (c->what == CSTE_CONVERT_WEIGHT) {
         rc = check_values(c->src, c->n_elems, sizeof(float), err);
         return rc != CST_OK
                    ? rc
@@ -194,8 +194,8 @@ static int check_convert(const struct cst_device_convert *c, struct cst_err *err
     return rc != CST_OK ? rc : check_moments(encode ? c->dst[0] : c->src, c, err);
 }
 
-int cst_device_convert(struct cst_device *device, unsigned thread,
-                       const struct cst_device_convert *convert, struct cst_err *err)
+int cste_device_convert(struct cste_device *device, unsigned thread,
+                        const struct cste_device_convert *convert, struct cst_err *err)
 {
     int rc = check_convert(convert, err);
 
@@ -204,13 +204,13 @@ int cst_device_convert(struct cst_device *device, unsigned thread,
 
 /* -- REDUCE, UPDATE ------------------------------------------------------------------------- */
 
-static void *pointer(struct cst_addr at)
+static void *pointer(struct cste_addr at)
 {
     return at.mem != NULL && at.mem->base != NULL ? (char *)at.mem->base + at.offset : NULL;
 }
 
-void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header,
-                     const struct cst_addr rows[CST_ROW_COUNT], uint64_t n_elems)
+void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,
+                      const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems)
 {
     bool wide = header->grad_bytes == sizeof(float);
 
@@ -228,9 +228,10 @@ void cst_device_rows(struct cst_rows *out, const struct cst_table_header *header
     }
 }
 
-int cst_device_reduce(struct cst_device *device, unsigned thread, const struct cst_tile_work *work,
-                      uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
+int cste_device_reduce(struct cste_device *device, unsigned thread,
+                       const struct cst_tile_work *work, uint32_t n_src,
+                       const struct cste_addr *src, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_rows *r = &work->rows;
 
@@ -246,7 +247,7 @@ int cst_device_reduce(struct cst_device *device, unsigned thread, const struct c
 
 /* Check that exactly the rows in @rows have a place in @at, and that each lies within its
  * memory. */
-static int check_rows(const struct cst_device_update *update, const struct cst_addr *at,
+static int check_rows(const struct cste_device_update *update, const struct cste_addr *at,
                       unsigned rows, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
@@ -265,9 +266,9 @@ static int check_rows(const struct cst_device_update *update, const struct cst_a
     return rc;
 }
 
-int cst_device_update(struct cst_device *device, unsigned thread,
-                      const struct cst_device_update *update, uint64_t first, uint64_t count,
-                      struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
+int cste_device_update(struct cste_device *device, unsigned thread,
+                       const struct cste_device_update *update, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
     unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG;

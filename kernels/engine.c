@@ -13,7 +13,7 @@
 /* Number of messages read in one turn of the loop before anything is answered. */
 #define MAX_MESSAGES 64
 
-void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *err)
+void cste_engine_fail(struct cste_engine *engine, int rc, const struct cst_err *err)
 {
     if (rc != CST_OK && engine->status == CST_OK) {
         engine->status = rc;
@@ -23,26 +23,26 @@ void cst_engine_fail(struct cst_engine *engine, int rc, const struct cst_err *er
 
 /* -- SETUP ---------------------------------------------------------------------------------- */
 
-struct cst_crew *cst_engine_lanes(struct cst_engine *engine, enum cst_device_lane lane)
+struct cste_crew *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane)
 {
     return &engine->lanes[engine->config.ops->one_crew ? 0 : lane];
 }
 
 static void pin_team(void *arg, unsigned thread)
 {
-    struct cst_engine *engine = arg;
+    struct cste_engine *engine = arg;
 
-    (void)cst_cpus_pin(&engine->cpus, thread);
+    (void)cste_cpus_pin(&engine->cpus, thread);
 }
 
 static void place_lane(void *arg, unsigned thread)
 {
-    struct cst_engine *engine = arg;
+    struct cste_engine *engine = arg;
 
     (void)thread;
     /* Other processes wait for copies. If all processors are busy, a lane should run soon. */
     cst_slice_short();
-    (void)cst_cpus_stay(&engine->cpus);
+    (void)cste_cpus_stay(&engine->cpus);
 }
 
 /* Numbers of threads. */
@@ -57,9 +57,9 @@ static unsigned least(unsigned a, unsigned b)
     return a < b ? a : b;
 }
 
-static struct sizes choose_sizes(const struct cst_engine *engine, const Engine__Setup *setup)
+static struct sizes choose_sizes(const struct cste_engine *engine, const Engine__Setup *setup)
 {
-    const struct cst_device_ops *ops = engine->config.ops;
+    const struct cste_device_ops *ops = engine->config.ops;
     unsigned cores = engine->cpus.n_cores;
     uint64_t n_slots = setup->undo_bytes / sizeof(struct cst_undo_slot);
     unsigned n_team = least(setup->threads > 0 ? setup->threads : cores, ops->max_team);
@@ -67,12 +67,12 @@ static struct sizes choose_sizes(const struct cst_engine *engine, const Engine__
     return (struct sizes){.n_team = n_team < n_slots ? n_team : (unsigned)n_slots,
                           .n_lanes = setup->copy_threads > 0 ? setup->copy_threads
                                                              : least(cores, ops->max_lanes),
-                          .n_crews = ops->one_crew ? 1 : CST_LANES};
+                          .n_crews = ops->one_crew ? 1 : CSTE_LANES};
 }
 
 static unsigned crew_size(const struct sizes *sizes, unsigned crew)
 {
-    return crew == CST_LANE_MAP ? 1 : sizes->n_lanes;
+    return crew == CSTE_LANE_MAP ? 1 : sizes->n_lanes;
 }
 
 static int check_setup(const Engine__Setup *setup, struct cst_err *err)
@@ -87,66 +87,66 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
 
 /* Map the undo segment. The loop thread touches its pages itself: the segment is small, and no
  * command can be waiting yet. */
-static int open_undo(struct cst_engine *engine, const Engine__Setup *setup, int fd,
+static int open_undo(struct cste_engine *engine, const Engine__Setup *setup, int fd,
                      struct cst_err *err)
 {
     struct cst_err note;
-    int rc = cst_segments_check_fd(fd, setup->undo_bytes, err);
+    int rc = cste_segments_check_fd(fd, setup->undo_bytes, err);
 
-    engine->undo = (struct cst_mem){.bytes = setup->undo_bytes};
+    engine->undo = (struct cste_mem){.bytes = setup->undo_bytes};
     if (rc == CST_OK) {
-        rc = cst_device_map(&engine->device, fd, -1, &engine->undo, &note, err);
+        rc = cste_device_map(&engine->device, fd, -1, &engine->undo, &note, err);
     }
     if (rc == CST_OK) {
-        rc = cst_device_populate(&engine->device, fd, &engine->undo, 0, setup->undo_bytes, err);
+        rc = cste_device_populate(&engine->device, fd, &engine->undo, 0, setup->undo_bytes, err);
     }
     if (rc != CST_OK) {
         return cst_err_prefix(err, "undo segment %u", setup->undo_segment);
     }
     engine->undo_id = setup->undo_segment;
-    engine->recovery = (struct cst_recovery){
+    engine->recovery = (struct cste_recovery){
         .slots = engine->undo.base,
         .n_slots = (uint32_t)(setup->undo_bytes / sizeof(struct cst_undo_slot))};
     return CST_OK;
 }
 
-static int open_device(struct cst_engine *engine, const Engine__Setup *setup,
+static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
                        const struct sizes *sizes, struct cst_err *err)
 {
-    struct cst_device_spec spec = {.cpus = &engine->cpus,
-                                   .id = setup->device,
-                                   .n_team = sizes->n_team,
-                                   .pace = engine->config.pace};
+    struct cste_device_spec spec = {.cpus = &engine->cpus,
+                                    .id = setup->device,
+                                    .n_team = sizes->n_team,
+                                    .pace = engine->config.pace};
 
     spec.n_threads = spec.n_team;
     for (unsigned i = 0; i < sizes->n_crews; i++) {
         spec.n_threads += crew_size(sizes, i);
     }
-    return cst_device_open(&engine->device, engine->config.ops, &spec, err);
+    return cste_device_open(&engine->device, engine->config.ops, &spec, err);
 }
 
 /* Start all crews. Threads are numbered through all crews, beginning with the team. Undo slots and
  * the device use these numbers. */
-static int open_crews(struct cst_engine *engine, const struct sizes *sizes, struct cst_err *err)
+static int open_crews(struct cste_engine *engine, const struct sizes *sizes, struct cst_err *err)
 {
-    struct cst_crew_config team = {
+    struct cste_crew_config team = {
         .name = "cst-team", .n_threads = sizes->n_team, .start = pin_team, .arg = engine};
-    struct cst_crew_config lanes = {
+    struct cste_crew_config lanes = {
         .name = "cst-lane", .first = sizes->n_team, .start = place_lane, .arg = engine};
-    int rc = cst_crew_open(&engine->team, &team, err);
+    int rc = cste_crew_open(&engine->team, &team, err);
 
     for (unsigned i = 0; i < sizes->n_crews && rc == CST_OK; i++) {
         lanes.n_threads = crew_size(sizes, i);
-        rc = cst_crew_open(&engine->lanes[i], &lanes, err);
+        rc = cste_crew_open(&engine->lanes[i], &lanes, err);
         lanes.first += lanes.n_threads;
     }
     return rc;
 }
 
-static int open_cpus(struct cst_engine *engine, unsigned node, struct cst_err *err)
+static int open_cpus(struct cste_engine *engine, unsigned node, struct cst_err *err)
 {
     struct cst_err what;
-    int rc = cst_cpus_open(&engine->cpus, node, err);
+    int rc = cste_cpus_open(&engine->cpus, node, err);
 
     if (rc == CST_OK && !engine->cpus.node_found) {
         (void)cst_err_set(
@@ -160,24 +160,24 @@ static int open_cpus(struct cst_engine *engine, unsigned node, struct cst_err *e
 
 /* Open the budget. If there is a table of traffic, the engine of an accelerator enters its copies
  * in the table, and the engine of a node counts the copies in it. */
-static int open_budget(struct cst_engine *engine, const Engine__Setup *setup, unsigned n_team,
+static int open_budget(struct cste_engine *engine, const Engine__Setup *setup, unsigned n_team,
                        int traffic_fd, struct cst_err *err)
 {
-    struct cst_work_context *context = &engine->context;
+    struct cste_work_context *context = &engine->context;
     uint32_t own = setup->has_traffic_slot ? setup->traffic_slot : UINT32_MAX;
-    int rc = cst_budget_open(&context->budget, (double)setup->copy_share, n_team, err);
+    int rc = cste_budget_open(&context->budget, (double)setup->copy_share, n_team, err);
 
     if (rc == CST_OK && traffic_fd >= 0) {
-        rc = cst_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
+        rc = cste_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
     }
     if (rc == CST_OK && engine->traffic.own == NULL) {
-        cst_budget_watch(&context->budget, engine->traffic.slots, engine->traffic.n_slots);
+        cste_budget_watch(&context->budget, engine->traffic.slots, engine->traffic.n_slots);
     }
     context->traffic = engine->traffic.own;
     return rc;
 }
 
-static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int undo_fd,
+static int open_parts(struct cste_engine *engine, const Engine__Setup *setup, int undo_fd,
                       int traffic_fd, struct cst_err *err)
 {
     struct sizes sizes;
@@ -195,7 +195,7 @@ static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int
         rc = open_undo(engine, setup, undo_fd, err);
     }
     if (rc == CST_OK) {
-        rc = cst_mailbox_open(&engine->box, err);
+        rc = cste_mailbox_open(&engine->box, err);
     }
     if (rc == CST_OK) {
         rc = open_budget(engine, setup, sizes.n_team, traffic_fd, err);
@@ -214,13 +214,13 @@ static int open_parts(struct cst_engine *engine, const Engine__Setup *setup, int
     return rc;
 }
 
-static int say_ready(struct cst_engine *engine, uint64_t request, struct cst_err *err)
+static int say_ready(struct cste_engine *engine, uint64_t request, struct cst_err *err)
 {
-    const struct cst_device_about *about = &engine->device.about;
+    const struct cste_device_about *about = &engine->device.about;
     Engine__Ready ready = ENGINE__READY__INIT;
 
     ready.threads = engine->team.n_started;
-    ready.copy_threads = engine->lanes[CST_LANE_UP].n_started;
+    ready.copy_threads = engine->lanes[CSTE_LANE_UP].n_started;
     ready.isa = (char *)(uintptr_t)about->isa;
     /* Only a device with memory of its own has these properties. */
     if (about->granularity > 0) {
@@ -232,11 +232,11 @@ static int say_ready(struct cst_engine *engine, uint64_t request, struct cst_err
         ready.has_granularity = 1;
         ready.granularity = about->granularity;
     }
-    return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_READY, CST_FRAME_REPLY, request,
-                          &ready.base, -1, err);
+    return cste_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_READY, CST_FRAME_REPLY,
+                           request, &ready.base, -1, err);
 }
 
-static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
+static int on_setup(struct cste_engine *engine, const struct cst_frame *frame, struct cst_err *err)
 {
     Engine__Setup *setup = engine__setup__unpack(NULL, frame->body_bytes, frame->body);
     int rc;
@@ -256,9 +256,9 @@ static int on_setup(struct cst_engine *engine, const struct cst_frame *frame, st
 
 /* -- messages ------------------------------------------------------------------------------- */
 
-static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
+static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, struct cst_err *err)
 {
-    struct cst_work_context *context = &engine->context;
+    struct cste_work_context *context = &engine->context;
     Engine__Pong pong = ENGINE__PONG__INIT;
 
     pong.commands = context->commands;
@@ -270,7 +270,7 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
     pong.reduce_elems = context->reduce_elems;
     pong.reduce_ns = context->reducing.ns;
     pong.has_update_bytes = pong.has_reduce_bytes = pong.has_held_ns = 1;
-    pong.held_ns = cst_budget_held_ns(&context->budget);
+    pong.held_ns = cste_budget_held_ns(&context->budget);
     pong.update_bytes = context->update_bytes;
     pong.reduce_bytes = context->reduce_bytes;
     pong.progress = atomic_load(&context->progress);
@@ -282,11 +282,11 @@ static int on_ping(struct cst_engine *engine, const struct cst_frame *frame, str
         pong.down_bytes = context->down_bytes;
         pong.down_ns = context->copying_down.ns;
     }
-    return cst_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
-                          frame->request, &pong.base, -1, err);
+    return cste_outbox_say(&engine->outbox, ENGINE__MSG_TYPE__ENGINE_PONG, CST_FRAME_REPLY,
+                           frame->request, &pong.base, -1, err);
 }
 
-static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct cst_err *err)
+static int on_message(struct cste_engine *engine, struct cst_frame *frame, struct cst_err *err)
 {
     if (!engine->set_up && frame->type != ENGINE__MSG_TYPE__ENGINE_SETUP) {
         return cst_err_set(err, CST_EPROTO, "message type %u before SETUP", frame->type);
@@ -295,11 +295,11 @@ static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct
     case ENGINE__MSG_TYPE__ENGINE_SETUP:
         return on_setup(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD:
-        return cst_engine_add_segment(engine, frame, err);
+        return cste_engine_add_segment(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP:
-        return cst_engine_drop_segment(engine, frame, err);
+        return cste_engine_drop_segment(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_SUBMIT:
-        return cst_engine_submit(engine, frame, err);
+        return cste_engine_submit(engine, frame, err);
     case ENGINE__MSG_TYPE__ENGINE_PING:
         return on_ping(engine, frame, err);
     default:
@@ -308,7 +308,7 @@ static int on_message(struct cst_engine *engine, struct cst_frame *frame, struct
 }
 
 /* Read and handle messages. CST_ECONN: the daemon closed the connection. */
-static int read_messages(struct cst_engine *engine, struct cst_err *err)
+static int read_messages(struct cste_engine *engine, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -327,7 +327,7 @@ static int read_messages(struct cst_engine *engine, struct cst_err *err)
 /* -- the loop ------------------------------------------------------------------------------- */
 
 /* Sleep until there is something to do, and do it. */
-static int turn(struct cst_engine *engine, struct cst_err *err)
+static int turn(struct cste_engine *engine, struct cst_err *err)
 {
     /* The mailbox exists after SETUP. poll ignores a negative fd. */
     struct pollfd fds[2] = {
@@ -343,7 +343,7 @@ static int turn(struct cst_engine *engine, struct cst_err *err)
         return cst_err_errno(err, CST_EINTERNAL, errno, "poll");
     }
     if (fds[1].revents != 0) {
-        cst_mailbox_deliver(&engine->box, engine);
+        cste_mailbox_deliver(&engine->box, engine);
     }
     /* Reading also finds a closed connection (POLLHUP, POLLERR). */
     if ((fds[0].revents & ~POLLOUT) != 0) {
@@ -352,18 +352,18 @@ static int turn(struct cst_engine *engine, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
-    cst_engine_start_ready(engine);
-    cst_engine_report_progress(engine);
+    cste_engine_start_ready(engine);
+    cste_engine_report_progress(engine);
     if (engine->status != CST_OK) {
         *err = engine->err;
         return engine->status;
     }
-    return cst_outbox_send(&engine->outbox, err);
+    return cste_outbox_send(&engine->outbox, err);
 }
 
-int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
+int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err)
 {
-    struct cst_engine *engine = calloc(1, sizeof *engine);
+    struct cste_engine *engine = calloc(1, sizeof *engine);
     int rc = CST_OK;
 
     if (engine == NULL) {
@@ -373,9 +373,9 @@ int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err)
     cst_slice_short();
     engine->config = *config;
     engine->held_tail = &engine->held;
-    cst_outbox_init(&engine->outbox, config->sock);
-    cst_segments_init(&engine->segments);
-    cst_tickets_init(&engine->tickets);
+    cste_outbox_init(&engine->outbox, config->sock);
+    cste_segments_init(&engine->segments);
+    cste_tickets_init(&engine->tickets);
     while (rc == CST_OK) {
         rc = turn(engine, err);
     }

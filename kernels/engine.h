@@ -11,10 +11,10 @@
 #include "kernels/device.h"
 
 /* Settings of an engine. */
-struct cst_engine_config {
+struct cste_engine_config {
     int sock;                             /* Socket to the daemon; borrowed. */
-    const struct cst_device_ops *ops;     /* Table of the device. */
-    struct cst_pace_spec pace;            /* Rates that the device keeps. */
+    const struct cste_device_ops *ops;    /* Table of the device. */
+    struct cste_pace_spec pace;           /* Rates that the device keeps. */
     void (*warn)(const struct cst_err *); /* Report one line to people; never NULL. */
 };
 
@@ -24,6 +24,6 @@ struct cst_engine_config {
  * was malformed; CST_EGPU: the device has failed, and another engine has to repeat the commands
  * that were under way; CST_ENOMEM, CST_ENOTFOUND, CST_EUNSUPPORTED, CST_EINTERNAL: the engine
  * cannot go on. */
-int cst_engine_run(const struct cst_engine_config *config, struct cst_err *err);
+int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err);
 
 #endif

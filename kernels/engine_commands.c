@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-static void append(struct cst_engine *engine, struct cst_work *work)
+static void append(struct cste_engine *engine, struct cste_work *work)
 {
     work->sequence = ++engine->n_submitted;
     work->older = engine->youngest;
@@ -16,7 +16,7 @@ static void append(struct cst_engine *engine, struct cst_work *work)
 }
 
 /* Remove @work from the list. Returns whether @work was the oldest. */
-static bool detach(struct cst_engine *engine, struct cst_work *work)
+static bool detach(struct cste_engine *engine, struct cste_work *work)
 {
     bool oldest = engine->oldest == work;
 
@@ -34,7 +34,7 @@ static bool detach(struct cst_engine *engine, struct cst_work *work)
 }
 
 /* End @work, answer the daemon, and make waiting commands ready. */
-static void finish(struct cst_engine *engine, struct cst_work *work)
+static void finish(struct cste_engine *engine, struct cste_work *work)
 {
     bool ok = work->status == CST_OK;
     const double *value = ok && work->kind == ENGINE__COMMAND_KIND__NORM ? &work->value : NULL;
@@ -44,58 +44,58 @@ static void finish(struct cst_engine *engine, struct cst_work *work)
 
     if (work->status == CST_EGPU) {
         /* The failed command is not completed: the next engine has to repeat the command. */
-        cst_engine_fail(engine, CST_EGPU, &work->err);
+        cste_engine_fail(engine, CST_EGPU, &work->err);
         return;
     }
     oldest = detach(engine, work);
-    cst_work_count(work);
-    cst_tickets_done(&engine->tickets, &work->ticket, work->status);
-    rc = cst_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
-                             ok ? NULL : work->err.text, work->job.began_ns, work->ended_ns, &err);
-    cst_engine_fail(engine, rc, &err);
-    cst_engine_close_work(engine, work);
+    cste_work_count(work);
+    cste_tickets_done(&engine->tickets, &work->ticket, work->status);
+    rc = cste_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
+                              ok ? NULL : work->err.text, work->job.began_ns, work->ended_ns, &err);
+    cste_engine_fail(engine, rc, &err);
+    cste_engine_close_work(engine, work);
     if (oldest && engine->n_drops > 0) {
-        cst_engine_start_drops(engine);
+        cste_engine_start_drops(engine);
     }
 }
 
-static void finish_by_mail(struct cst_mail *mail, void *arg)
+static void finish_by_mail(struct cste_mail *mail, void *arg)
 {
-    finish(arg, (struct cst_work *)(void *)((char *)mail - offsetof(struct cst_work, mail)));
+    finish(arg, (struct cste_work *)(void *)((char *)mail - offsetof(struct cste_work, mail)));
 }
 
 /* Restore the undo slots if possible. Returns whether commands may run. Commands may not run while
  * a slot waits for a segment that is being added. The daemon adds the segments of a dead engine
  * before it submits commands again. A slot whose segments are missing by then belongs to a removed
  * job. */
-static bool recover(struct cst_engine *engine)
+static bool recover(struct cste_engine *engine)
 {
     if (engine->recovered) {
         return true;
     }
-    if (cst_recovery_try(&engine->recovery, &engine->segments, engine->config.warn) > 0) {
+    if (cste_recovery_try(&engine->recovery, &engine->segments, engine->config.warn) > 0) {
         if (engine->n_adding > 0) {
             return false;
         }
-        cst_recovery_forget(&engine->recovery, engine->config.warn);
+        cste_recovery_forget(&engine->recovery, engine->config.warn);
     }
     engine->recovered = true;
     return true;
 }
 
-static void start(struct cst_engine *engine, struct cst_work *work)
+static void start(struct cste_engine *engine, struct cste_work *work)
 {
     /* A failed command, or one without pieces, is over without a crew. */
-    if (cst_work_prepare(work) != CST_OK || work->job.n_pieces == 0) {
+    if (cste_work_prepare(work) != CST_OK || work->job.n_pieces == 0) {
         finish(engine, work);
         return;
     }
-    cst_work_submit(work, cst_work_is_compute(work)
-                              ? &engine->team
-                              : cst_engine_lanes(engine, cst_work_lane(work)));
+    cste_work_submit(work, cste_work_is_compute(work)
+                               ? &engine->team
+                               : cste_engine_lanes(engine, cste_work_lane(work)));
 }
 
-static void start_or_hold(struct cst_engine *engine, struct cst_work *work)
+static void start_or_hold(struct cste_engine *engine, struct cste_work *work)
 {
     /* A cancelled command touches no memory and need not wait for recovery. */
     if (work->ticket.doomed) {
@@ -112,23 +112,23 @@ static void start_or_hold(struct cst_engine *engine, struct cst_work *work)
     }
 }
 
-void cst_engine_start_ready(struct cst_engine *engine)
+void cste_engine_start_ready(struct cste_engine *engine)
 {
-    struct cst_ticket *ticket;
+    struct cste_ticket *ticket;
 
-    while ((ticket = cst_tickets_take(&engine->tickets)) != NULL) {
-        start_or_hold(engine, (struct cst_work *)(void *)((char *)ticket -
-                                                          offsetof(struct cst_work, ticket)));
+    while ((ticket = cste_tickets_take(&engine->tickets)) != NULL) {
+        start_or_hold(engine, (struct cste_work *)(void *)((char *)ticket -
+                                                           offsetof(struct cste_work, ticket)));
     }
 }
 
-void cst_engine_start_held(struct cst_engine *engine)
+void cste_engine_start_held(struct cste_engine *engine)
 {
     if (engine->held == NULL || !recover(engine)) {
         return;
     }
     while (engine->held != NULL) {
-        struct cst_work *work = engine->held;
+        struct cste_work *work = engine->held;
 
         engine->held = work->next;
         start(engine, work);
@@ -136,29 +136,30 @@ void cst_engine_start_held(struct cst_engine *engine)
     engine->held_tail = &engine->held;
 }
 
-static int take_command(struct cst_engine *engine, const Engine__Command *command,
+static int take_command(struct cste_engine *engine, const Engine__Command *command,
                         struct cst_err *err)
 {
-    struct cst_work *work;
-    int rc = cst_work_open(&work, &engine->context, command, err);
+    struct cste_work *work;
+    int rc = cste_work_open(&work, &engine->context, command, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     work->mail.deliver = finish_by_mail;
-    rc = cst_tickets_add(&engine->tickets, &work->ticket, command->ticket, command->after,
-                         command->n_after, err);
+    rc = cste_tickets_add(&engine->tickets, &work->ticket, command->ticket, command->after,
+                          command->n_after, err);
     if (rc == CST_OK) {
         append(engine, work);
     } else {
-        cst_work_close(work);
+        cste_work_close(work);
     }
     return rc == CST_EEXIST ? cst_err_set(err, CST_EPROTO, "ticket %" PRIu64 " is pending already",
                                           command->ticket)
                             : rc;
 }
 
-int cst_engine_submit(struct cst_engine *engine, const struct cst_frame *frame, struct cst_err *err)
+int cste_engine_submit(struct cste_engine *engine, const struct cst_frame *frame,
+                       struct cst_err *err)
 {
     Engine__Submit *submit = engine__submit__unpack(NULL, frame->body_bytes, frame->body);
     int rc = CST_OK;

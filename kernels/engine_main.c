@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 /* The program of this process. */
-static const struct cst_engine_program *program;
+static const struct cste_engine_program *program;
 
 static void usage(FILE *to)
 {
@@ -70,7 +70,7 @@ static int probe(void)
     return tell(rc, &err);
 }
 
-static int rates(const struct cst_engine_rates_options *options)
+static int rates(const struct cste_engine_rates_options *options)
 {
     struct cst_err err;
     int rc = program->rates(options, stdout, &err);
@@ -100,12 +100,12 @@ static bool is_seqpacket(int fd)
 
 /* The parsed command line. */
 struct options {
-    int fd;                    /* Socket. -1: the argument was not a number. */
-    bool measure;              /* --rates was given. */
-    bool wrong;                /* A number was out of range. */
-    bool paced;                /* --paced was given. */
-    struct cst_pace_spec pace; /* Argument of --paced or --pace. */
-    struct cst_engine_rates_options rates;
+    int fd;                     /* Socket. -1: the argument was not a number. */
+    bool measure;               /* --rates was given. */
+    bool wrong;                 /* A number was out of range. */
+    bool paced;                 /* --paced was given. */
+    struct cste_pace_spec pace; /* Argument of --paced or --pace. */
+    struct cste_engine_rates_options rates;
 };
 
 /* Returns the number in @text. Sets *wrong unless the number is between @least and @most. */
@@ -120,9 +120,9 @@ static int parse_within(const char *text, int least, int most, bool *wrong)
 /* Parse the argument of --paced or --pace. Returns the exit status, or -1 to continue. */
 static int read_pace(const char *text, bool paced, struct options *out)
 {
-    struct cst_pace_spec pace;
+    struct cste_pace_spec pace;
     struct cst_err err;
-    int rc = cst_pace_parse(text, &pace, &err);
+    int rc = cste_pace_parse(text, &pace, &err);
 
     if (rc != CST_OK) {
         return tell(rc, &err);
@@ -148,10 +148,10 @@ static int read_option(int option, struct options *out)
         out->rates.node = parse_within(optarg, 0, 1023, wrong);
         return -1;
     case 't':
-        out->rates.threads = (unsigned)parse_within(optarg, 1, CST_CREW_MAX_THREADS, wrong);
+        out->rates.threads = (unsigned)parse_within(optarg, 1, CSTE_CREW_MAX_THREADS, wrong);
         return -1;
     case 'c':
-        out->rates.copy_threads = (unsigned)parse_within(optarg, 1, CST_CREW_MAX_THREADS, wrong);
+        out->rates.copy_threads = (unsigned)parse_within(optarg, 1, CSTE_CREW_MAX_THREADS, wrong);
         return -1;
     case 'd':
         out->rates.device = optarg;
@@ -175,7 +175,7 @@ static int read_option(int option, struct options *out)
 }
 
 /* Parse the command line into *config. Returns the exit status, or -1 to continue. */
-static int read_options(int argc, char **argv, struct cst_engine_config *config)
+static int read_options(int argc, char **argv, struct cste_engine_config *config)
 {
     static const struct option names[] = {
         {"fd", required_argument, NULL, 'f'},      {"probe", no_argument, NULL, 'p'},
@@ -200,7 +200,7 @@ static int read_options(int argc, char **argv, struct cst_engine_config *config)
     }
     if (options.wrong) {
         fprintf(stderr, "%s: a node is a number from 0, threads are 1 to %d\n", program->name,
-                CST_CREW_MAX_THREADS);
+                CSTE_CREW_MAX_THREADS);
         return EXIT_FAILURE;
     }
     if (options.measure) {
@@ -217,9 +217,9 @@ static int read_options(int argc, char **argv, struct cst_engine_config *config)
     return -1;
 }
 
-int cst_engine_main(const struct cst_engine_program *which, int argc, char **argv)
+int cste_engine_main(const struct cste_engine_program *which, int argc, char **argv)
 {
-    struct cst_engine_config config = {.sock = 3, .warn = warn};
+    struct cste_engine_config config = {.sock = 3, .warn = warn};
     struct cst_err err;
     int rc;
 
@@ -238,7 +238,7 @@ int cst_engine_main(const struct cst_engine_program *which, int argc, char **arg
     (void)prctl(PR_SET_NAME, "cst-engine");
     /* Sending to a closed socket fails with a status. */
     (void)signal(SIGPIPE, SIG_IGN);
-    rc = cst_engine_run(&config, &err);
+    rc = cste_engine_run(&config, &err);
     if (rc != CST_OK) {
         fprintf(stderr, "%s: %s: %s\n", program->name, cst_status_name(rc), err.text);
     }

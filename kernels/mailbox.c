@@ -6,9 +6,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-int cst_mailbox_open(struct cst_mailbox *box, struct cst_err *err)
+int cste_mailbox_open(struct cste_mailbox *box, struct cst_err *err)
 {
-    *box = (struct cst_mailbox){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    *box = (struct cste_mailbox){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
     if (box->fd < 0) {
         return cst_err_errno(err, CST_ENOMEM, errno, "eventfd");
     }
@@ -16,13 +16,13 @@ int cst_mailbox_open(struct cst_mailbox *box, struct cst_err *err)
     return CST_OK;
 }
 
-void cst_mailbox_close(struct cst_mailbox *box)
+void cste_mailbox_close(struct cste_mailbox *box)
 {
     (void)pthread_mutex_destroy(&box->mutex);
     (void)close(box->fd);
 }
 
-void cst_mailbox_knock(struct cst_mailbox *box)
+void cste_mailbox_knock(struct cste_mailbox *box)
 {
     uint64_t one = 1;
     ssize_t n;
@@ -33,7 +33,7 @@ void cst_mailbox_knock(struct cst_mailbox *box)
     } while (n < 0 && errno == EINTR);
 }
 
-void cst_mailbox_post(struct cst_mailbox *box, struct cst_mail *mail)
+void cste_mailbox_post(struct cste_mailbox *box, struct cste_mail *mail)
 {
     bool first;
 
@@ -49,13 +49,13 @@ void cst_mailbox_post(struct cst_mailbox *box, struct cst_mail *mail)
     (void)pthread_mutex_unlock(&box->mutex);
     /* The first mail knocks for all: the loop takes the whole list. */
     if (first) {
-        cst_mailbox_knock(box);
+        cste_mailbox_knock(box);
     }
 }
 
-void cst_mailbox_deliver(struct cst_mailbox *box, void *arg)
+void cste_mailbox_deliver(struct cste_mailbox *box, void *arg)
 {
-    struct cst_mail *mail;
+    struct cste_mail *mail;
     uint64_t count;
     ssize_t n;
 
@@ -68,7 +68,7 @@ void cst_mailbox_deliver(struct cst_mailbox *box, void *arg)
     box->head = NULL;
     (void)pthread_mutex_unlock(&box->mutex);
     while (mail != NULL) {
-        struct cst_mail *next = mail->next;
+        struct cste_mail *next = mail->next;
 
         mail->deliver(mail, arg);
         mail = next;

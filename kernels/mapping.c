@@ -3,25 +3,25 @@
 
 #include <unistd.h>
 
-#define CLASS_BACKGROUND (CST_CREW_CLASSES - 1)
+#define CLASS_BACKGROUND (CSTE_CREW_CLASSES - 1)
 
 /* Record a failure. Only the first one is reported. */
-static void fail(struct cst_mapping *mapping, const struct cst_err *err)
+static void fail(struct cste_mapping *mapping, const struct cst_err *err)
 {
     if (!atomic_exchange(&mapping->failed, true)) {
         mapping->err = *err;
     }
 }
 
-static struct cst_mapping *mapping_of(struct cst_job *job)
+static struct cste_mapping *mapping_of(struct cste_job *job)
 {
-    return (struct cst_mapping *)(void *)((char *)job - offsetof(struct cst_mapping, job));
+    return (struct cste_mapping *)(void *)((char *)job - offsetof(struct cste_mapping, job));
 }
 
-static void populate_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void populate_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
-    struct cst_mapping *mapping = mapping_of(job);
-    uint64_t offset = piece * CST_MAPPING_PIECE;
+    struct cste_mapping *mapping = mapping_of(job);
+    uint64_t offset = piece * CSTE_MAPPING_PIECE;
     uint64_t bytes = mapping->segment.mem.bytes - offset;
     struct cst_err err;
 
@@ -29,9 +29,9 @@ static void populate_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     if (!mapping->populate || atomic_load(&mapping->failed)) {
         return;
     }
-    bytes = bytes < CST_MAPPING_PIECE ? bytes : CST_MAPPING_PIECE;
-    if (cst_device_populate(mapping->device, mapping->fd, &mapping->segment.mem, offset, bytes,
-                            &err) != CST_OK) {
+    bytes = bytes < CSTE_MAPPING_PIECE ? bytes : CSTE_MAPPING_PIECE;
+    if (cste_device_populate(mapping->device, mapping->fd, &mapping->segment.mem, offset, bytes,
+                             &err) != CST_OK) {
         (void)cst_err_prefix(&err, "segment %u of %llu bytes", mapping->segment.id,
                              (unsigned long long)mapping->segment.mem.bytes);
         fail(mapping, &err);
@@ -39,14 +39,14 @@ static void populate_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     }
     (void)atomic_fetch_add(&mapping->populated, bytes);
     (void)atomic_fetch_add(mapping->progress, 1);
-    cst_mailbox_knock(mapping->box);
+    cste_mailbox_knock(mapping->box);
 }
 
 /* Lock the segment. A failure is noted and is not fatal, unless the device has failed. */
-static void lock(struct cst_mapping *mapping)
+static void lock(struct cste_mapping *mapping)
 {
     struct cst_err err;
-    int rc = cst_device_lock(mapping->device, &mapping->segment.mem, &err);
+    int rc = cste_device_lock(mapping->device, &mapping->segment.mem, &err);
 
     if (rc == CST_EGPU) {
         fail(mapping, &err);
@@ -57,19 +57,19 @@ static void lock(struct cst_mapping *mapping)
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
-static void populate_done(struct cst_job *job)
+static void populate_done(struct cste_job *job)
 {
-    struct cst_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(job);
 
     if (mapping->lock && !atomic_load(&mapping->failed)) {
         lock(mapping);
     }
-    cst_mailbox_post(mapping->box, &mapping->mail);
+    cste_mailbox_post(mapping->box, &mapping->mail);
 }
 
-static void import_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void import_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
-    struct cst_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(job);
     bool make = mapping->fd < 0;
     struct cst_err err;
 
@@ -77,7 +77,7 @@ static void import_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     if (atomic_load(&mapping->failed)) {
         return;
     }
-    if (cst_device_import(mapping->device, thread, &mapping->fd, &mapping->segment.mem, &err) !=
+    if (cste_device_import(mapping->device, thread, &mapping->fd, &mapping->segment.mem, &err) !=
         CST_OK) {
         (void)cst_err_prefix(&err, "segment %u of %llu bytes", mapping->segment.id,
                              (unsigned long long)mapping->segment.mem.bytes);
@@ -88,61 +88,61 @@ static void import_piece(struct cst_job *job, uint64_t piece, unsigned thread)
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
-static void unmap_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void unmap_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
-    struct cst_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(job);
 
     (void)piece;
     (void)thread;
-    cst_device_unmap(mapping->device, &mapping->segment.mem);
+    cste_device_unmap(mapping->device, &mapping->segment.mem);
 }
 
-static void unmap_done(struct cst_job *job)
+static void unmap_done(struct cste_job *job)
 {
-    struct cst_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(job);
 
-    cst_mailbox_post(mapping->box, &mapping->mail);
+    cste_mailbox_post(mapping->box, &mapping->mail);
 }
 
-int cst_mapping_open(struct cst_mapping *mapping, uint64_t bytes, int node, struct cst_err *err)
+int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, struct cst_err *err)
 {
     int rc;
 
-    mapping->segment.mem = (struct cst_mem){.bytes = bytes};
+    mapping->segment.mem = (struct cste_mem){.bytes = bytes};
     if (mapping->import) {
         return CST_OK;
     }
-    rc = cst_segments_check_fd(mapping->fd, bytes, err);
+    rc = cste_segments_check_fd(mapping->fd, bytes, err);
     return rc != CST_OK ? rc
-                        : cst_device_map(mapping->device, mapping->fd, node, &mapping->segment.mem,
-                                         &mapping->note, err);
+                        : cste_device_map(mapping->device, mapping->fd, node, &mapping->segment.mem,
+                                          &mapping->note, err);
 }
 
-bool cst_mapping_has_work(const struct cst_mapping *mapping)
+bool cste_mapping_has_work(const struct cste_mapping *mapping)
 {
     return mapping->import || mapping->populate || mapping->lock;
 }
 
-void cst_mapping_populate(struct cst_mapping *mapping, struct cst_crew *lanes)
+void cste_mapping_populate(struct cste_mapping *mapping, struct cste_crew *lanes)
 {
     /* Importing or locking alone needs one piece. */
     uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
 
-    mapping->job = (struct cst_job){.piece = mapping->import ? import_piece : populate_piece,
-                                    .done = populate_done,
-                                    .n_pieces = (bytes - 1) / CST_MAPPING_PIECE + 1,
-                                    .class = CLASS_BACKGROUND};
-    cst_crew_submit(lanes, &mapping->job);
+    mapping->job = (struct cste_job){.piece = mapping->import ? import_piece : populate_piece,
+                                     .done = populate_done,
+                                     .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
+                                     .class = CLASS_BACKGROUND};
+    cste_crew_submit(lanes, &mapping->job);
 }
 
-void cst_mapping_unmap(struct cst_mapping *mapping, struct cst_crew *lanes)
+void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_crew *lanes)
 {
-    mapping->job = (struct cst_job){
+    mapping->job = (struct cste_job){
         .piece = unmap_piece, .done = unmap_done, .n_pieces = 1, .class = CLASS_BACKGROUND};
-    cst_crew_submit(lanes, &mapping->job);
+    cste_crew_submit(lanes, &mapping->job);
 }
 
-void cst_mapping_cancel(struct cst_mapping *mapping)
+void cste_mapping_cancel(struct cste_mapping *mapping)
 {
     struct cst_err err;
 
@@ -151,7 +151,7 @@ void cst_mapping_cancel(struct cst_mapping *mapping)
     fail(mapping, &err);
 }
 
-void cst_mapping_close_fd(struct cst_mapping *mapping)
+void cste_mapping_close_fd(struct cste_mapping *mapping)
 {
     if (mapping->fd >= 0) {
         (void)close(mapping->fd);

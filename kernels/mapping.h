@@ -15,18 +15,18 @@
 #include <stdatomic.h>
 
 /* Bytes that are populated at a time. An urgent copy may have to wait for one piece. */
-#define CST_MAPPING_PIECE (4u << 20)
+#define CSTE_MAPPING_PIECE (4u << 20)
 
 /* A segment of the engine with its mapping. Fields without another rule belong to the loop
  * thread. */
-struct cst_mapping {
+struct cste_mapping {
     /* Entry of the segment in the set. First member, so a pointer to it is a pointer to the
      * mapping. */
-    struct cst_segment segment;
-    struct cst_job job;        /* Task on the lanes: populate and lock, import, or unmap. */
-    struct cst_mail mail;      /* Posted when job is done. */
-    struct cst_device *device; /* Device; borrowed. */
-    struct cst_mailbox *box;   /* Mailbox; borrowed. Each finished piece knocks at the mailbox. */
+    struct cste_segment segment;
+    struct cste_job job;        /* Task on the lanes: populate and lock, import, or unmap. */
+    struct cste_mail mail;      /* Posted when job is done. */
+    struct cste_device *device; /* Device; borrowed. */
+    struct cste_mailbox *box;   /* Mailbox; borrowed. Each finished piece knocks at the mailbox. */
     /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is
      * none. */
     int fd;
@@ -55,24 +55,24 @@ struct cst_mapping {
 /* Map the segment, of @bytes, from mapping->fd for NUMA node @node (-1: any node). Device memory is
  * left to the lanes. The caller has set segment.id, mail.deliver, device, box, fd, import,
  * populate, lock and progress. CST_EINVAL: the fd or the size is wrong; CST_ENOMEM. Loop thread. */
-int cst_mapping_open(struct cst_mapping *mapping, uint64_t bytes, int node, struct cst_err *err);
+int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, struct cst_err *err);
 
 /* Returns whether the lanes have anything to do. If not, the segment is ready after
- * cst_mapping_open. */
-bool cst_mapping_has_work(const struct cst_mapping *mapping);
+ * cste_mapping_open. */
+bool cste_mapping_has_work(const struct cste_mapping *mapping);
 
 /* Let @lanes import, or populate and lock, the segment. The mail is posted at the end;
  * mapping->failed then gives the result. */
-void cst_mapping_populate(struct cst_mapping *mapping, struct cst_crew *lanes);
+void cste_mapping_populate(struct cste_mapping *mapping, struct cste_crew *lanes);
 
 /* Let @lanes unmap the segment, which nobody uses. The mail is posted at the end. */
-void cst_mapping_unmap(struct cst_mapping *mapping, struct cst_crew *lanes);
+void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_crew *lanes);
 
-/* Make pieces that have not begun do nothing. The mail of cst_mapping_populate is then posted soon.
- * Any thread. */
-void cst_mapping_cancel(struct cst_mapping *mapping);
+/* Make pieces that have not begun do nothing. The mail of cste_mapping_populate is then posted
+ * soon. Any thread. */
+void cste_mapping_cancel(struct cste_mapping *mapping);
 
 /* Close the fd. The segment stays mapped. */
-void cst_mapping_close_fd(struct cst_mapping *mapping);
+void cste_mapping_close_fd(struct cste_mapping *mapping);
 
 #endif

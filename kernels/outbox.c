@@ -9,22 +9,22 @@
 /* Number of completions in a message. The smallest takes about 10 bytes. */
 #define MAX_BATCH 2048
 
-struct cst_outbox_message {
-    struct cst_outbox_message *next; /* Next younger message. */
-    struct cst_frame frame;          /* The frame. body points to bytes; the fds are owned. */
-    uint8_t bytes[];                 /* Packed message. */
+struct cste_outbox_message {
+    struct cste_outbox_message *next; /* Next younger message. */
+    struct cst_frame frame;           /* The frame. body points to bytes; the fds are owned. */
+    uint8_t bytes[];                  /* Packed message. */
 };
 
-void cst_outbox_init(struct cst_outbox *outbox, int sock)
+void cste_outbox_init(struct cste_outbox *outbox, int sock)
 {
-    *outbox = (struct cst_outbox){.sock = sock};
+    *outbox = (struct cste_outbox){.sock = sock};
     outbox->messages_tail = &outbox->messages;
     outbox->completions_tail = &outbox->completions;
 }
 
-static void free_completion(struct cst_outbox *outbox)
+static void free_completion(struct cste_outbox *outbox)
 {
-    struct cst_completion *c = outbox->completions;
+    struct cste_completion *c = outbox->completions;
 
     outbox->completions = c->next;
     if (outbox->completions == NULL) {
@@ -34,9 +34,9 @@ static void free_completion(struct cst_outbox *outbox)
     free(c);
 }
 
-static void free_message(struct cst_outbox *outbox)
+static void free_message(struct cste_outbox *outbox)
 {
-    struct cst_outbox_message *m = outbox->messages;
+    struct cste_outbox_message *m = outbox->messages;
 
     outbox->messages = m->next;
     if (outbox->messages == NULL) {
@@ -46,7 +46,7 @@ static void free_message(struct cst_outbox *outbox)
     free(m);
 }
 
-void cst_outbox_close(struct cst_outbox *outbox)
+void cste_outbox_close(struct cste_outbox *outbox)
 {
     while (outbox->messages != NULL) {
         free_message(outbox);
@@ -56,11 +56,11 @@ void cst_outbox_close(struct cst_outbox *outbox)
     }
 }
 
-static int queue(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags, uint64_t request,
+static int queue(struct cste_outbox *outbox, Engine__MsgType type, uint16_t flags, uint64_t request,
                  const ProtobufCMessage *message, int fd, struct cst_err *err)
 {
     size_t n = protobuf_c_message_get_packed_size(message);
-    struct cst_outbox_message *m;
+    struct cste_outbox_message *m;
 
     if (n > CST_FRAME_MAX_BODY) {
         return cst_err_set(err, CST_EINVAL, "message %d of %zu bytes", (int)type, n);
@@ -92,14 +92,14 @@ static size_t packed_bytes(const Engine__Completion *c)
 }
 
 /* Pack as many completions as fit into one DONE. */
-static int pack_batch(struct cst_outbox *outbox, struct cst_err *err)
+static int pack_batch(struct cste_outbox *outbox, struct cst_err *err)
 {
     Engine__Completion *pointers[MAX_BATCH], batch[MAX_BATCH];
     Engine__Done done = ENGINE__DONE__INIT;
     size_t n = 0, bytes = 0;
     int rc;
 
-    for (const struct cst_completion *c = outbox->completions; c != NULL && n < MAX_BATCH;
+    for (const struct cste_completion *c = outbox->completions; c != NULL && n < MAX_BATCH;
          c = c->next) {
         batch[n] = (Engine__Completion)ENGINE__COMPLETION__INIT;
         batch[n].ticket = c->ticket;
@@ -126,7 +126,7 @@ static int pack_batch(struct cst_outbox *outbox, struct cst_err *err)
     return rc;
 }
 
-static int pack_all(struct cst_outbox *outbox, struct cst_err *err)
+static int pack_all(struct cste_outbox *outbox, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -136,8 +136,8 @@ static int pack_all(struct cst_outbox *outbox, struct cst_err *err)
     return rc;
 }
 
-int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags,
-                   uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err)
+int cste_outbox_say(struct cste_outbox *outbox, Engine__MsgType type, uint16_t flags,
+                    uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err)
 {
     /* Completions that were queued before go first. */
     int rc = pack_all(outbox, err);
@@ -151,10 +151,11 @@ int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t fla
     return rc;
 }
 
-int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, const double *value,
-                        const char *text, uint64_t began_ns, uint64_t ended_ns, struct cst_err *err)
+int cste_outbox_complete(struct cste_outbox *outbox, uint64_t ticket, int status,
+                         const double *value, const char *text, uint64_t began_ns,
+                         uint64_t ended_ns, struct cst_err *err)
 {
-    struct cst_completion *c = calloc(1, sizeof *c);
+    struct cste_completion *c = calloc(1, sizeof *c);
 
     if (c == NULL || (text != NULL && (c->text = strdup(text)) == NULL)) {
         free(c);
@@ -171,7 +172,7 @@ int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, 
     return CST_OK;
 }
 
-int cst_outbox_send(struct cst_outbox *outbox, struct cst_err *err)
+int cste_outbox_send(struct cste_outbox *outbox, struct cst_err *err)
 {
     int rc = CST_OK;
 

@@ -8,10 +8,10 @@
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
 
-struct cst_outbox_message; /* A packed message; private to outbox.c. */
+struct cste_outbox_message; /* A packed message; private to outbox.c. */
 
 /* One finished command. */
-struct cst_completion {
+struct cste_completion {
     uint64_t ticket; /* Ticket of the command. */
     int status;      /* Result of the command. */
     bool has_value;  /* NORM: the command has a value. */
@@ -19,38 +19,39 @@ struct cst_completion {
     char *text;      /* Message text; owned. NULL if status is 0. */
     /* Monotonic times of the work of the command. 0: there was no work to do. */
     uint64_t began_ns, ended_ns;
-    struct cst_completion *next; /* Next younger completion. */
+    struct cste_completion *next; /* Next younger completion. */
 };
 
 /* Messages and completions that wait for the socket. */
-struct cst_outbox {
+struct cste_outbox {
     int sock;  /* A SOCK_SEQPACKET socket; borrowed. */
     bool full; /* The socket takes no more messages until it is writable. */
-    struct cst_outbox_message *messages, **messages_tail; /* Packed messages, first in first out. */
+    struct cste_outbox_message *messages,
+        **messages_tail; /* Packed messages, first in first out. */
     /* Completions that are not packed yet. These completions are younger than all messages. */
-    struct cst_completion *completions, **completions_tail;
+    struct cste_completion *completions, **completions_tail;
 };
 
 /* Initialise an empty outbox for @sock, which is borrowed. */
-void cst_outbox_init(struct cst_outbox *outbox, int sock);
+void cste_outbox_init(struct cste_outbox *outbox, int sock);
 
 /* Free the messages and completions without sending them. */
-void cst_outbox_close(struct cst_outbox *outbox);
+void cste_outbox_close(struct cste_outbox *outbox);
 
 /* Queue @message of @type after everything that was queued before. @fd (-1: none) goes with the
  * message and is taken over, also on failure. @flags and @request as in a frame. CST_ENOMEM;
  * CST_EINVAL: the message is larger than a frame may be. */
-int cst_outbox_say(struct cst_outbox *outbox, Engine__MsgType type, uint16_t flags,
-                   uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err);
+int cste_outbox_say(struct cste_outbox *outbox, Engine__MsgType type, uint16_t flags,
+                    uint64_t request, const ProtobufCMessage *message, int fd, struct cst_err *err);
 
 /* Queue the completion of a command. @value and @text are copied; NULL: none. @began_ns and
  * @ended_ns are the monotonic times of the work; 0: there was no work. CST_ENOMEM. */
-int cst_outbox_complete(struct cst_outbox *outbox, uint64_t ticket, int status, const double *value,
-                        const char *text, uint64_t began_ns, uint64_t ended_ns,
-                        struct cst_err *err);
+int cste_outbox_complete(struct cste_outbox *outbox, uint64_t ticket, int status,
+                         const double *value, const char *text, uint64_t began_ns,
+                         uint64_t ended_ns, struct cst_err *err);
 
 /* Send as much as the socket takes. outbox->full then says whether something is left. CST_ECONN:
  * the daemon has closed the connection; CST_ENOMEM. */
-int cst_outbox_send(struct cst_outbox *outbox, struct cst_err *err);
+int cste_outbox_send(struct cste_outbox *outbox, struct cst_err *err);
 
 #endif

@@ -15,11 +15,11 @@ static int parse_number(const char *text, uint64_t *out)
     return errno == 0 && *text >= '0' && *text <= '9' && *end == '\0' ? CST_OK : CST_EINVAL;
 }
 
-int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *err)
+int cste_pace_parse(const char *text, struct cste_pace_spec *out, struct cst_err *err)
 {
     static char up[] = "up", down[] = "down", update[] = "update", memory[] = "memory";
     char *const names[] = {up, down, update, memory, NULL};
-    struct cst_pace_spec spec = {0};
+    struct cste_pace_spec spec = {0};
     uint64_t *const fields[] = {&spec.up, &spec.down, &spec.update, &spec.memory};
     char *copy = strdup(text), *rest = copy, *value;
     int rc = copy != NULL ? CST_OK : CST_ENOMEM;
@@ -37,31 +37,31 @@ int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *
     return cst_err_set(err, rc, "'%s' is not a list of up=N, down=N, update=N and memory=N", text);
 }
 
-void cst_pace_init(struct cst_pace *pace, uint64_t rate)
+void cste_pace_init(struct cste_pace *pace, uint64_t rate)
 {
-    *pace = (struct cst_pace){.rate = (double)rate};
+    *pace = (struct cste_pace){.rate = (double)rate};
     (void)pthread_mutex_init(&pace->mutex, NULL);
 }
 
-void cst_pace_close(struct cst_pace *pace)
+void cste_pace_close(struct cste_pace *pace)
 {
     (void)pthread_mutex_destroy(&pace->mutex);
 }
 
 /* Returns when the work of the current stretch ends. The work is summed in units and not in
  * nanoseconds, which are rounded: many small pieces then take as long as one large piece. */
-static uint64_t end_of(const struct cst_pace *pace)
+static uint64_t end_of(const struct cste_pace *pace)
 {
     return pace->began_ns + (uint64_t)(pace->units * 1e9 / pace->rate);
 }
 
-static void begin(struct cst_pace *pace, uint64_t at_ns)
+static void begin(struct cste_pace *pace, uint64_t at_ns)
 {
     pace->began_ns = at_ns;
     pace->units = 0;
 }
 
-void cst_pace_enter(struct cst_pace *pace, uint64_t now_ns)
+void cste_pace_enter(struct cste_pace *pace, uint64_t now_ns)
 {
     uint64_t end;
 
@@ -71,17 +71,17 @@ void cst_pace_enter(struct cst_pace *pace, uint64_t now_ns)
     (void)pthread_mutex_lock(&pace->mutex);
     end = end_of(pace);
     /* A late thread that is alone begins a new stretch. While others are inside, the stretch goes
-     * on, and a delay of up to CST_PACE_LAG_NS is made up for. */
-    if (pace->n_inside == 0 && now_ns > end + CST_PACE_LATE_NS) {
+     * on, and a delay of up to CSTE_PACE_LAG_NS is made up for. */
+    if (pace->n_inside == 0 && now_ns > end + CSTE_PACE_LATE_NS) {
         begin(pace, now_ns);
-    } else if (now_ns > end + CST_PACE_LAG_NS) {
-        begin(pace, now_ns - CST_PACE_LAG_NS);
+    } else if (now_ns > end + CSTE_PACE_LAG_NS) {
+        begin(pace, now_ns - CSTE_PACE_LAG_NS);
     }
     pace->n_inside++;
     (void)pthread_mutex_unlock(&pace->mutex);
 }
 
-uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units)
+uint64_t cste_pace_take(struct cste_pace *pace, uint64_t units)
 {
     uint64_t end;
 
@@ -95,7 +95,7 @@ uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units)
     return end;
 }
 
-void cst_pace_leave(struct cst_pace *pace)
+void cste_pace_leave(struct cste_pace *pace)
 {
     if (pace->rate > 0) {
         (void)pthread_mutex_lock(&pace->mutex);
@@ -104,14 +104,14 @@ void cst_pace_leave(struct cst_pace *pace)
     }
 }
 
-void cst_pace_wait(struct cst_pace *pace, uint64_t units)
+void cste_pace_wait(struct cste_pace *pace, uint64_t units)
 {
-    uint64_t end = cst_pace_take(pace, units);
+    uint64_t end = cste_pace_take(pace, units);
     const struct timespec until = {.tv_sec = (time_t)(end / 1000000000),
                                    .tv_nsec = (long)(end % 1000000000)};
 
     /* A signal does not shorten the sleep, because the end is an absolute time. */
     while (end > 0 && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {
     }
-    cst_pace_leave(pace);
+    cste_pace_leave(pace);
 }

@@ -19,12 +19,12 @@
 
 /* Longest time, in nanoseconds, by which a thread may enter an empty pace after the end of the
  * previous work and still continue it. A later thread begins anew. */
-#define CST_PACE_LATE_NS 100000
+#define CSTE_PACE_LATE_NS 100000
 /* Largest delay, in nanoseconds, that is made up for while other threads are inside. */
-#define CST_PACE_LAG_NS 10000000
+#define CSTE_PACE_LAG_NS 10000000
 
 /* The rates and the memory size of a simulated machine. */
-struct cst_pace_spec {
+struct cste_pace_spec {
     /* Rates of copies to and from an accelerator in bytes per second. 0: no limit. */
     uint64_t up, down;
     uint64_t update; /* Rate of updates in elements per second. 0: no limit. */
@@ -33,10 +33,10 @@ struct cst_pace_spec {
 
 /* Parse "up=N,down=N,update=N,memory=N", of which any part may be missing. CST_EINVAL: @text has
  * another form; CST_ENOMEM. */
-int cst_pace_parse(const char *text, struct cst_pace_spec *out, struct cst_err *err);
+int cste_pace_parse(const char *text, struct cste_pace_spec *out, struct cst_err *err);
 
 /* A rate, and the current stretch of work. */
-struct cst_pace {
+struct cste_pace {
     pthread_mutex_t mutex; /* Guards the fields below rate. */
     double rate;           /* Units (bytes or elements) per second. 0: no limit. Constant. */
     unsigned n_inside;     /* Number of threads between enter and leave. */
@@ -46,20 +46,20 @@ struct cst_pace {
 };
 
 /* Initialise a pace. With @rate 0, all functions below do nothing. */
-void cst_pace_init(struct cst_pace *pace, uint64_t rate);
+void cste_pace_init(struct cste_pace *pace, uint64_t rate);
 /* Release the pace. No thread is inside. */
-void cst_pace_close(struct cst_pace *pace);
+void cste_pace_close(struct cste_pace *pace);
 
 /* The calling thread begins a piece of work at @now_ns. Any thread. */
-void cst_pace_enter(struct cst_pace *pace, uint64_t now_ns);
+void cste_pace_enter(struct cste_pace *pace, uint64_t now_ns);
 
 /* Add @units of finished work. Returns the monotonic time at which the work may end; 0: at once. */
-uint64_t cst_pace_take(struct cst_pace *pace, uint64_t units);
+uint64_t cste_pace_take(struct cste_pace *pace, uint64_t units);
 
 /* The calling thread ends its piece of work. */
-void cst_pace_leave(struct cst_pace *pace);
+void cste_pace_leave(struct cste_pace *pace);
 
-/* Call cst_pace_take, sleep until the returned time, and call cst_pace_leave. */
-void cst_pace_wait(struct cst_pace *pace, uint64_t units);
+/* Call cste_pace_take, sleep until the returned time, and call cste_pace_leave. */
+void cste_pace_wait(struct cste_pace *pace, uint64_t units);
 
 #endif

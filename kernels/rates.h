@@ -36,7 +36,7 @@
 #include <stdio.h>
 
 /* Options of --rates. */
-struct cst_engine_rates_options {
+struct cste_engine_rates_options {
     int node;              /* NUMA node; -1: the default. */
     unsigned threads;      /* Size of the team; 0: all cores. */
     unsigned copy_threads; /* Lanes in each direction; 0: the engine chooses. */
@@ -46,7 +46,7 @@ struct cst_engine_rates_options {
 /* Measure and write the JSON object to @to. CST_ENOMEM: not enough memory; CST_ENOTFOUND: no such
  * node or GPU; CST_EUNSUPPORTED: no driver, or no kernels for this processor; CST_EINVAL: no GPU
  * was named; CST_EIO: the output could not be written; CST_EGPU. */
-int cst_host_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err);
-int cst_cuda_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err);
+int cste_host_rates(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err);
+int cste_cuda_rates(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err);
 
 #endif

@@ -9,33 +9,33 @@
 static unsigned rows_of(const struct cst_undo_slot *slot)
 {
     unsigned weight = slot->other_weight != 0 ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
-    unsigned states = CST_CHUNK_ROWS_STATES | CST_CHUNK_ROW(weight);
+    unsigned states = CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(weight);
 
     switch (slot->kind) {
     case CST_UNDO_UPDATE:
-        return states | CST_CHUNK_ROW(CST_ROW_GRAD);
+        return states | CSTE_CHUNK_ROW(CST_ROW_GRAD);
     case CST_UNDO_FUSED:
         return states;
     default:
-        return CST_CHUNK_ROWS_REDUCE;
+        return CSTE_CHUNK_ROWS_REDUCE;
     }
 }
 
 /* Returns the second weight row; NULL: there is none. */
-static uint16_t *other_weight(const struct cst_chunk *chunk)
+static uint16_t *other_weight(const struct cste_chunk *chunk)
 {
-    struct cst_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
+    struct cste_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
 
     return at.mem == NULL ? NULL : (uint16_t *)(void *)((char *)at.mem->base + at.offset);
 }
 
 /* Restore the tile of @slot. CST_ENOTFOUND: a segment is not added yet. Other failures mean that
  * the slot is implausible. */
-static int restore(struct cst_undo_slot *slot, const struct cst_segments *segments,
+static int restore(struct cst_undo_slot *slot, const struct cste_segments *segments,
                    struct cst_err *err)
 {
-    struct cst_chunk chunk;
-    int rc = cst_chunk_find(segments, slot->table, slot->chunk, rows_of(slot), &chunk, err);
+    struct cste_chunk chunk;
+    int rc = cste_chunk_find(segments, slot->table, slot->chunk, rows_of(slot), &chunk, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -54,8 +54,8 @@ static int restore(struct cst_undo_slot *slot, const struct cst_segments *segmen
     return CST_OK;
 }
 
-uint32_t cst_recovery_try(struct cst_recovery *recovery, const struct cst_segments *segments,
-                          void (*warn)(const struct cst_err *what))
+uint32_t cste_recovery_try(struct cste_recovery *recovery, const struct cste_segments *segments,
+                           void (*warn)(const struct cst_err *what))
 {
     uint32_t n_left = 0;
 
@@ -80,7 +80,7 @@ uint32_t cst_recovery_try(struct cst_recovery *recovery, const struct cst_segmen
     return n_left;
 }
 
-void cst_recovery_forget(struct cst_recovery *recovery, void (*warn)(const struct cst_err *what))
+void cste_recovery_forget(struct cste_recovery *recovery, void (*warn)(const struct cst_err *what))
 {
     for (uint32_t i = 0; i < recovery->n_slots; i++) {
         struct cst_undo_slot *slot = &recovery->slots[i];

@@ -10,7 +10,7 @@
 #include "kernels/segments.h"
 
 /* The undo slots of an engine. */
-struct cst_recovery {
+struct cste_recovery {
     struct cst_undo_slot *slots; /* The slots of the undo segment; borrowed. */
     uint32_t n_slots;            /* Number of slots; one per thread of the team, or more. */
 };
@@ -18,11 +18,11 @@ struct cst_recovery {
 /* Restore every tile whose segments are READY. Returns the number of slots that still hold a tile.
  * An implausible slot is emptied and reported through @warn. Loop thread, while no REDUCE and no
  * UPDATE runs. */
-uint32_t cst_recovery_try(struct cst_recovery *recovery, const struct cst_segments *segments,
-                          void (*warn)(const struct cst_err *what));
+uint32_t cste_recovery_try(struct cste_recovery *recovery, const struct cste_segments *segments,
+                           void (*warn)(const struct cst_err *what));
 
 /* Empty the slots that still hold a tile, and report each through @warn. Their segments were never
  * added; the job of the tile is therefore gone. Loop thread, while no REDUCE and no UPDATE runs. */
-void cst_recovery_forget(struct cst_recovery *recovery, void (*warn)(const struct cst_err *what));
+void cste_recovery_forget(struct cste_recovery *recovery, void (*warn)(const struct cst_err *what));
 
 #endif

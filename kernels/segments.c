@@ -8,17 +8,17 @@
 #include <string.h>
 #include <sys/stat.h>
 
-void cst_segments_init(struct cst_segments *segments)
+void cste_segments_init(struct cste_segments *segments)
 {
-    *segments = (struct cst_segments){0};
+    *segments = (struct cste_segments){0};
 }
 
-void cst_segments_close(struct cst_segments *segments)
+void cste_segments_close(struct cste_segments *segments)
 {
     free(segments->v);
 }
 
-int cst_segments_check_fd(int fd, uint64_t bytes, struct cst_err *err)
+int cste_segments_check_fd(int fd, uint64_t bytes, struct cst_err *err)
 {
     struct stat st;
     int seals;
@@ -46,7 +46,7 @@ int cst_segments_check_fd(int fd, uint64_t bytes, struct cst_err *err)
 }
 
 /* Returns the number of segments with an id below @id. */
-static uint32_t rank_of(const struct cst_segments *segments, uint32_t id)
+static uint32_t rank_of(const struct cste_segments *segments, uint32_t id)
 {
     uint32_t low = 0, high = segments->n;
 
@@ -62,10 +62,10 @@ static uint32_t rank_of(const struct cst_segments *segments, uint32_t id)
     return low;
 }
 
-static int make_room(struct cst_segments *segments)
+static int make_room(struct cste_segments *segments)
 {
     uint32_t capacity = segments->capacity > 0 ? segments->capacity * 2 : 16;
-    struct cst_segment **v;
+    struct cste_segment **v;
 
     if (segments->n < segments->capacity) {
         return CST_OK;
@@ -79,15 +79,15 @@ static int make_room(struct cst_segments *segments)
     return CST_OK;
 }
 
-int cst_segments_add(struct cst_segments *segments, struct cst_segment *segment,
-                     struct cst_err *err)
+int cste_segments_add(struct cste_segments *segments, struct cste_segment *segment,
+                      struct cst_err *err)
 {
     uint32_t at = rank_of(segments, segment->id);
 
     if (segment->id == 0) {
         return cst_err_set(err, CST_EINVAL, "segment id 0 is never used");
     }
-    if (cst_segments_get(segments, segment->id) != NULL) {
+    if (cste_segments_get(segments, segment->id) != NULL) {
         return cst_err_set(err, CST_EEXIST, "segment %u is there already", segment->id);
     }
     if (make_room(segments) != CST_OK) {
@@ -99,14 +99,14 @@ int cst_segments_add(struct cst_segments *segments, struct cst_segment *segment,
     return CST_OK;
 }
 
-struct cst_segment *cst_segments_get(const struct cst_segments *segments, uint32_t id)
+struct cste_segment *cste_segments_get(const struct cste_segments *segments, uint32_t id)
 {
     uint32_t at = rank_of(segments, id);
 
     return at < segments->n && segments->v[at]->id == id ? segments->v[at] : NULL;
 }
 
-void cst_segments_remove(struct cst_segments *segments, struct cst_segment *segment)
+void cste_segments_remove(struct cste_segments *segments, struct cste_segment *segment)
 {
     uint32_t at = rank_of(segments, segment->id);
 
@@ -116,16 +116,16 @@ void cst_segments_remove(struct cst_segments *segments, struct cst_segment *segm
     }
 }
 
-int cst_segments_find(const struct cst_segments *segments, struct cst_place place, uint64_t bytes,
-                      uint64_t align, const char *what, struct cst_segment **out,
-                      struct cst_err *err)
+int cste_segments_find(const struct cste_segments *segments, struct cst_place place, uint64_t bytes,
+                       uint64_t align, const char *what, struct cste_segment **out,
+                       struct cst_err *err)
 {
-    struct cst_segment *segment = cst_segments_get(segments, place.segment);
+    struct cste_segment *segment = cste_segments_get(segments, place.segment);
 
-    if (segment == NULL || segment->state == CST_SEGMENT_DROPPING) {
+    if (segment == NULL || segment->state == CSTE_SEGMENT_DROPPING) {
         return cst_err_set(err, CST_ENOTFOUND, "%s: no segment %u", what, place.segment);
     }
-    if (segment->state == CST_SEGMENT_ADDING) {
+    if (segment->state == CSTE_SEGMENT_ADDING) {
         return cst_err_set(err, CST_ENOTFOUND, "%s: segment %u is still being added", what,
                            place.segment);
     }

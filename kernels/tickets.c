@@ -4,17 +4,17 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-void cst_tickets_init(struct cst_tickets *tickets)
+void cste_tickets_init(struct cste_tickets *tickets)
 {
-    *tickets = (struct cst_tickets){0};
+    *tickets = (struct cste_tickets){0};
     tickets->ready_tail = &tickets->ready;
 }
 
 /* Returns where the pointer to ticket @number is, or where it would be stored. */
-static struct cst_ticket **slot_of(struct cst_tickets *tickets, uint64_t number)
+static struct cste_ticket **slot_of(struct cste_tickets *tickets, uint64_t number)
 {
     /* Numbers count up; their upper half may identify a job. */
-    struct cst_ticket **slot = &tickets->buckets[(number ^ (number >> 32)) % CST_TICKETS_BUCKETS];
+    struct cste_ticket **slot = &tickets->buckets[(number ^ (number >> 32)) % CSTE_TICKETS_BUCKETS];
 
     while (*slot != NULL && (*slot)->number != number) {
         slot = &(*slot)->chain;
@@ -22,10 +22,10 @@ static struct cst_ticket **slot_of(struct cst_tickets *tickets, uint64_t number)
     return slot;
 }
 
-static bool has_failed(const struct cst_tickets *tickets, uint64_t number)
+static bool has_failed(const struct cste_tickets *tickets, uint64_t number)
 {
     uint64_t n =
-        tickets->n_failures < CST_TICKETS_FAILURES ? tickets->n_failures : CST_TICKETS_FAILURES;
+        tickets->n_failures < CSTE_TICKETS_FAILURES ? tickets->n_failures : CSTE_TICKETS_FAILURES;
 
     for (uint64_t i = 0; i < n; i++) {
         if (tickets->failures[i] == number) {
@@ -35,14 +35,14 @@ static bool has_failed(const struct cst_tickets *tickets, uint64_t number)
     return false;
 }
 
-static void make_ready(struct cst_tickets *tickets, struct cst_ticket *ticket)
+static void make_ready(struct cste_tickets *tickets, struct cste_ticket *ticket)
 {
     ticket->next_ready = NULL;
     *tickets->ready_tail = ticket;
     tickets->ready_tail = &ticket->next_ready;
 }
 
-static void doom(struct cst_ticket *ticket, uint64_t culprit)
+static void doom(struct cste_ticket *ticket, uint64_t culprit)
 {
     if (!ticket->doomed) {
         ticket->doomed = true;
@@ -50,25 +50,25 @@ static void doom(struct cst_ticket *ticket, uint64_t culprit)
     }
 }
 
-static void depend(struct cst_tickets *tickets, struct cst_ticket *ticket, uint64_t on)
+static void depend(struct cste_tickets *tickets, struct cste_ticket *ticket, uint64_t on)
 {
-    struct cst_ticket *other = *slot_of(tickets, on);
+    struct cste_ticket *other = *slot_of(tickets, on);
 
     /* A dependency that is neither pending nor known to have failed counts as complete. */
     if (other != NULL) {
-        struct cst_ticket_edge *edge = &ticket->edges[ticket->n_waits++];
+        struct cste_ticket_edge *edge = &ticket->edges[ticket->n_waits++];
 
-        *edge = (struct cst_ticket_edge){.waiter = ticket, .next = other->waiters};
+        *edge = (struct cste_ticket_edge){.waiter = ticket, .next = other->waiters};
         other->waiters = edge;
     } else if (has_failed(tickets, on)) {
         doom(ticket, on);
     }
 }
 
-int cst_tickets_add(struct cst_tickets *tickets, struct cst_ticket *ticket, uint64_t number,
-                    const uint64_t *after, size_t n_after, struct cst_err *err)
+int cste_tickets_add(struct cste_tickets *tickets, struct cste_ticket *ticket, uint64_t number,
+                     const uint64_t *after, size_t n_after, struct cst_err *err)
 {
-    struct cst_ticket_edge *edges = NULL;
+    struct cste_ticket_edge *edges = NULL;
 
     if (*slot_of(tickets, number) != NULL) {
         return cst_err_set(err, CST_EEXIST, "ticket %" PRIu64 " is pending already", number);
@@ -79,7 +79,7 @@ int cst_tickets_add(struct cst_tickets *tickets, struct cst_ticket *ticket, uint
             return cst_err_set(err, CST_ENOMEM, "no memory for %zu dependencies", n_after);
         }
     }
-    *ticket = (struct cst_ticket){.number = number, .edges = edges};
+    *ticket = (struct cste_ticket){.number = number, .edges = edges};
     for (size_t i = 0; i < n_after; i++) {
         depend(tickets, ticket, after[i]);
     }
@@ -91,9 +91,9 @@ int cst_tickets_add(struct cst_tickets *tickets, struct cst_ticket *ticket, uint
     return CST_OK;
 }
 
-struct cst_ticket *cst_tickets_take(struct cst_tickets *tickets)
+struct cste_ticket *cste_tickets_take(struct cste_tickets *tickets)
 {
-    struct cst_ticket *ticket = tickets->ready;
+    struct cste_ticket *ticket = tickets->ready;
 
     if (ticket != NULL) {
         tickets->ready = ticket->next_ready;
@@ -104,27 +104,27 @@ struct cst_ticket *cst_tickets_take(struct cst_tickets *tickets)
     return ticket;
 }
 
-void cst_tickets_done(struct cst_tickets *tickets, struct cst_ticket *ticket, int status)
+void cste_tickets_done(struct cste_tickets *tickets, struct cste_ticket *ticket, int status)
 {
-    struct cst_ticket **slot = slot_of(tickets, ticket->number);
-    struct cst_ticket_edge *first = NULL;
+    struct cste_ticket **slot = slot_of(tickets, ticket->number);
+    struct cste_ticket_edge *first = NULL;
 
     if (status != CST_OK) {
-        tickets->failures[tickets->n_failures++ % CST_TICKETS_FAILURES] = ticket->number;
+        tickets->failures[tickets->n_failures++ % CSTE_TICKETS_FAILURES] = ticket->number;
     }
     *slot = ticket->chain;
     tickets->n_pending--;
     /* The list begins with the youngest waiter. Waiters become ready in the order in which they
      * were added. */
     while (ticket->waiters != NULL) {
-        struct cst_ticket_edge *edge = ticket->waiters;
+        struct cste_ticket_edge *edge = ticket->waiters;
 
         ticket->waiters = edge->next;
         edge->next = first;
         first = edge;
     }
-    for (struct cst_ticket_edge *edge = first, *next; edge != NULL; edge = next) {
-        struct cst_ticket *waiter = edge->waiter;
+    for (struct cste_ticket_edge *edge = first, *next; edge != NULL; edge = next) {
+        struct cste_ticket *waiter = edge->waiter;
 
         next = edge->next;
         if (status != CST_OK) {

@@ -6,14 +6,14 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-int cst_engine_traffic_open(struct cst_engine_traffic *traffic, int fd, uint32_t n_slots,
-                            uint32_t own, struct cst_err *err)
+int cste_engine_traffic_open(struct cste_engine_traffic *traffic, int fd, uint32_t n_slots,
+                             uint32_t own, struct cst_err *err)
 {
     uint64_t bytes = n_slots * sizeof(struct cst_traffic);
-    int rc = cst_segments_check_fd(fd, bytes, err);
+    int rc = cste_segments_check_fd(fd, bytes, err);
     void *slots;
 
-    *traffic = (struct cst_engine_traffic){0};
+    *traffic = (struct cste_engine_traffic){0};
     if (rc != CST_OK) {
         return cst_err_prefix(err, "table of traffic");
     }

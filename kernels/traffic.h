@@ -9,7 +9,7 @@
 #include "proto/traffic.h"
 
 /* The mapped table of an engine. */
-struct cst_engine_traffic {
+struct cste_engine_traffic {
     struct cst_traffic *slots; /* Mapped slots. NULL: the daemon gave no table. */
     uint32_t n_slots;          /* Number of slots. */
     struct cst_traffic *own;   /* Slot in which this engine enters its copies. NULL: it has none. */
@@ -17,7 +17,7 @@ struct cst_engine_traffic {
 
 /* Map the table of @n_slots slots in @fd, which stays the caller's. @own is the number of this
  * engine's slot; @n_slots or more: it has none. CST_EINVAL: the file is too small; CST_ENOMEM. */
-int cst_engine_traffic_open(struct cst_engine_traffic *traffic, int fd, uint32_t n_slots,
-                            uint32_t own, struct cst_err *err);
+int cste_engine_traffic_open(struct cste_engine_traffic *traffic, int fd, uint32_t n_slots,
+                             uint32_t own, struct cst_err *err);
 
 #endif

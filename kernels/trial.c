@@ -18,41 +18,41 @@
 /* A wrapper of the measured task. A crew reports the end of a task on one of its own threads; the
  * wrapper passes the report to the waiting thread. */
 struct timed {
-    struct cst_job job;
-    struct cst_job *what;
+    struct cste_job job;
+    struct cste_job *what;
     sem_t done;
 };
 
-static struct timed *timed_of(struct cst_job *job)
+static struct timed *timed_of(struct cste_job *job)
 {
     return (struct timed *)(void *)((char *)job - offsetof(struct timed, job));
 }
 
-static void timed_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void timed_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct timed *timed = timed_of(job);
 
     timed->what->piece(timed->what, piece, thread);
 }
 
-static void timed_done(struct cst_job *job)
+static void timed_done(struct cste_job *job)
 {
     (void)sem_post(&timed_of(job)->done);
 }
 
-double cst_trial_run(struct cst_crew *crew, struct cst_job *job)
+double cste_trial_run(struct cste_crew *crew, struct cste_job *job)
 {
     struct timed timed = {.what = job};
     uint64_t start;
 
-    timed.job = (struct cst_job){
+    timed.job = (struct cste_job){
         .piece = timed_piece, .done = timed_done, .n_pieces = job->n_pieces, .class = job->class};
     (void)sem_init(&timed.done, 0, 0);
-    start = cst_crew_now();
-    cst_crew_submit(crew, &timed.job);
+    start = cste_crew_now();
+    cste_crew_submit(crew, &timed.job);
     while (sem_wait(&timed.done) != 0 && errno == EINTR) {
     }
-    start = cst_crew_now() - start;
+    start = cste_crew_now() - start;
     (void)sem_destroy(&timed.done);
     return (double)start * 1e-9;
 }
@@ -66,12 +66,12 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-double cst_trial_median(double (*run)(void *arg), void *arg, double budget_s)
+double cste_trial_median(double (*run)(void *arg), void *arg, double budget_s)
 {
-    double seconds[CST_TRIAL_MAX_RUNS], spent = run(arg);
+    double seconds[CSTE_TRIAL_MAX_RUNS], spent = run(arg);
     unsigned n = 0;
 
-    while (n < CST_TRIAL_MAX_RUNS && (n < 3 || spent < budget_s)) {
+    while (n < CSTE_TRIAL_MAX_RUNS && (n < 3 || spent < budget_s)) {
         seconds[n] = run(arg);
         spent += seconds[n++];
     }
@@ -85,15 +85,15 @@ double cst_trial_median(double (*run)(void *arg), void *arg, double budget_s)
  * another engine. Pages are allocated first: a page that could not be allocated would cause a
  * signal. */
 struct touch {
-    struct cst_job job;
-    struct cst_trial_memory *memory;
+    struct cste_job job;
+    struct cste_trial_memory *memory;
     atomic_int failed; /* errno of a piece that could not allocate its pages; 0: none. */
 };
 
-static void touch_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void touch_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct touch *touch = (struct touch *)(void *)((char *)job - offsetof(struct touch, job));
-    struct cst_mem *mem = &touch->memory->mem;
+    struct cste_mem *mem = &touch->memory->mem;
     uint64_t at = piece * TOUCH_BYTES, left = mem->bytes - at;
     uint64_t bytes = left < TOUCH_BYTES ? left : TOUCH_BYTES;
 
@@ -121,11 +121,11 @@ static int open_file(uint64_t bytes, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *device,
-                          const struct cst_cpus *cpus, int node, uint64_t bytes,
-                          struct cst_crew *crew, struct cst_err *err)
+int cste_trial_memory_open(struct cste_trial_memory *memory, struct cste_device *device,
+                           const struct cste_cpus *cpus, int node, uint64_t bytes,
+                           struct cste_crew *crew, struct cst_err *err)
 {
-    struct cst_trial_memory made = {.device = device, .mem = {.bytes = bytes}};
+    struct cste_trial_memory made = {.device = device, .mem = {.bytes = bytes}};
     struct touch touch = {.memory = &made};
     struct cst_err note;
     int rc = open_file(bytes, &made.fd, err);
@@ -134,33 +134,33 @@ int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *de
         return rc;
     }
     /* A device need not bind memory (a GPU does not). The memory is bound below. */
-    rc = cst_device_map(device, made.fd, -1, &made.mem, &note, err);
+    rc = cste_device_map(device, made.fd, -1, &made.mem, &note, err);
     if (rc != CST_OK) {
         (void)close(made.fd);
         return rc;
     }
     /* Binding precedes the first touch. */
     if (node >= 0) {
-        (void)cst_cpus_bind(cpus, made.mem.base, bytes, (unsigned)node, &note);
+        (void)cste_cpus_bind(cpus, made.mem.base, bytes, (unsigned)node, &note);
     }
-    touch.job =
-        (struct cst_job){.piece = touch_piece, .n_pieces = (bytes + TOUCH_BYTES - 1) / TOUCH_BYTES};
-    (void)cst_trial_run(crew, &touch.job);
+    touch.job = (struct cste_job){.piece = touch_piece,
+                                  .n_pieces = (bytes + TOUCH_BYTES - 1) / TOUCH_BYTES};
+    (void)cste_trial_run(crew, &touch.job);
     if (atomic_load(&touch.failed) != 0) {
         rc = cst_err_errno(err, CST_ENOMEM, atomic_load(&touch.failed),
                            "%" PRIu64 " bytes to measure on", bytes);
-        cst_trial_memory_close(&made);
+        cste_trial_memory_close(&made);
         return rc;
     }
     *memory = made;
     return CST_OK;
 }
 
-void cst_trial_memory_close(struct cst_trial_memory *memory)
+void cste_trial_memory_close(struct cste_trial_memory *memory)
 {
     if (memory->mem.base != NULL) {
-        cst_device_unmap(memory->device, &memory->mem);
+        cste_device_unmap(memory->device, &memory->mem);
         (void)close(memory->fd);
     }
-    *memory = (struct cst_trial_memory){0};
+    *memory = (struct cste_trial_memory){0};
 }

@@ -8,30 +8,30 @@
 #include "kernels/crew.h"
 #include "kernels/device.h"
 
-#define CST_TRIAL_MAX_RUNS 64
+#define CSTE_TRIAL_MAX_RUNS 64
 
 /* Memory to measure on: a file, mapped on a device. */
-struct cst_trial_memory {
-    struct cst_device *device; /* Device; borrowed. */
-    struct cst_mem mem;        /* Mapped memory. */
-    int fd;                    /* File descriptor; owned. */
+struct cste_trial_memory {
+    struct cste_device *device; /* Device; borrowed. */
+    struct cste_mem mem;        /* Mapped memory. */
+    int fd;                     /* File descriptor; owned. */
 };
 
 /* Map @bytes on @device. The memory is bound to NUMA node @node (-1: any node) if the system
- * permits. The threads of @crew touch every page. CST_ENOMEM; other statuses as cst_device_map. */
-int cst_trial_memory_open(struct cst_trial_memory *memory, struct cst_device *device,
-                          const struct cst_cpus *cpus, int node, uint64_t bytes,
-                          struct cst_crew *crew, struct cst_err *err);
+ * permits. The threads of @crew touch every page. CST_ENOMEM; other statuses as cste_device_map. */
+int cste_trial_memory_open(struct cste_trial_memory *memory, struct cste_device *device,
+                           const struct cste_cpus *cpus, int node, uint64_t bytes,
+                           struct cste_crew *crew, struct cst_err *err);
 
 /* Unmap the memory and close its file. Does nothing if @memory is all zeros. */
-void cst_trial_memory_close(struct cst_trial_memory *memory);
+void cste_trial_memory_close(struct cste_trial_memory *memory);
 
 /* Submit @job (piece, n_pieces and class are set) to @crew and sleep until it is done. Returns the
  * seconds from submission to end. Not on a thread of a crew. */
-double cst_trial_run(struct cst_crew *crew, struct cst_job *job);
+double cste_trial_run(struct cste_crew *crew, struct cste_job *job);
 
 /* Returns the median of the seconds that @run returns. One run is not counted. Then runs begin
- * until @budget_s is spent, at least 3 and at most CST_TRIAL_MAX_RUNS. */
-double cst_trial_median(double (*run)(void *arg), void *arg, double budget_s);
+ * until @budget_s is spent, at least 3 and at most CSTE_TRIAL_MAX_RUNS. */
+double cste_trial_median(double (*run)(void *arg), void *arg, double budget_s);
 
 #endif

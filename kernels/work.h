@@ -18,21 +18,21 @@
 
 #include <stdatomic.h>
 
-#define CST_WORK_MAX_DST CST_CONVERT_MAX_DST
+#define CSTE_WORK_MAX_DST CSTE_CONVERT_MAX_DST
 /* Largest number of rows in `in`, and in `out`. */
-#define CST_WORK_MAX_ROWS 4
-#define CST_WORK_MAX_USES                                                                          \
-    (CST_TILE_MAX_SRC + CST_WORK_MAX_DST + 2 * CST_WORK_MAX_ROWS + CST_CHUNK_N_ROWS + 1)
+#define CSTE_WORK_MAX_ROWS 4
+#define CSTE_WORK_MAX_USES                                                                         \
+    (CST_TILE_MAX_SRC + CSTE_WORK_MAX_DST + 2 * CSTE_WORK_MAX_ROWS + CSTE_CHUNK_N_ROWS + 1)
 
 /* Data that all commands share. Only the loop thread uses it, except for progress and the
  * budget. */
-struct cst_work_context {
-    struct cst_device *device;     /* Device; borrowed. */
-    struct cst_segments *segments; /* Segments; borrowed. */
-    struct cst_undo_slot *slots;   /* Undo slots, one for each thread of the team; borrowed. */
-    struct cst_mailbox *box;       /* Mailbox for the mails of finished tasks; borrowed. */
-    unsigned n_threads;            /* Number of threads of the team. */
-    struct cst_budget budget;      /* Memory bandwidth, divided between team and lanes. */
+struct cste_work_context {
+    struct cste_device *device;     /* Device; borrowed. */
+    struct cste_segments *segments; /* Segments; borrowed. */
+    struct cst_undo_slot *slots;    /* Undo slots, one for each thread of the team; borrowed. */
+    struct cste_mailbox *box;       /* Mailbox for the mails of finished tasks; borrowed. */
+    unsigned n_threads;             /* Number of threads of the team. */
+    struct cste_budget budget;      /* Memory bandwidth, divided between team and lanes. */
     /* Slot in which this engine enters its copies over the link, for the engines of nodes. NULL:
      * the copies are not entered. */
     struct cst_traffic *traffic;
@@ -53,24 +53,24 @@ struct cst_work_context {
 };
 
 /* A row that is not at the place that the table names. */
-struct cst_work_row {
+struct cste_work_row {
     uint32_t row; /* enum cst_row. */
     struct cst_place place;
 };
 
 /* A command of the engine. */
-struct cst_work {
-    struct cst_ticket ticket; /* Number of the command and its dependencies. */
-    struct cst_job job;       /* The pieces of the command. */
-    struct cst_mail mail;     /* Posted when job is done. */
-    struct cst_work *next;    /* Next command in the engine's list of held commands. */
-    uint64_t sequence;        /* Number in order of submission, from 1. */
+struct cste_work {
+    struct cste_ticket ticket; /* Number of the command and its dependencies. */
+    struct cste_job job;       /* The pieces of the command. */
+    struct cste_mail mail;     /* Posted when job is done. */
+    struct cste_work *next;    /* Next command in the engine's list of held commands. */
+    uint64_t sequence;         /* Number in order of submission, from 1. */
     /* Neighbours in the engine's list of commands, in order of submission. */
-    struct cst_work *older, *younger;
-    struct cst_work_context *context; /* Shared data; borrowed. */
+    struct cste_work *older, *younger;
+    struct cste_work_context *context; /* Shared data; borrowed. */
     Engine__CommandKind kind;
     unsigned class;              /* Priority class of the task. */
-    bool newest_first;           /* As in struct cst_job. */
+    bool newest_first;           /* As in struct cste_job. */
     uint64_t bytes;              /* COPY, FILL: number of bytes. */
     uint32_t table;              /* REDUCE, NORM, UPDATE: segment id of the table. */
     uint32_t chunk_index;        /* REDUCE, UPDATE: index of the chunk. */
@@ -78,24 +78,24 @@ struct cst_work {
     bool accumulate;             /* REDUCE: add to the grad row. */
     struct cst_tile_hyper hyper; /* UPDATE: hyper-parameters. */
     /* UPDATE: rows that are read or written at other places than the table names. */
-    struct cst_work_row in[CST_WORK_MAX_ROWS], out[CST_WORK_MAX_ROWS];
+    struct cste_work_row in[CSTE_WORK_MAX_ROWS], out[CSTE_WORK_MAX_ROWS];
     uint32_t n_in, n_out;
     struct cst_place src_places[CST_TILE_MAX_SRC];
     uint32_t n_src;
-    struct cst_place dst_places[CST_WORK_MAX_DST];
+    struct cst_place dst_places[CSTE_WORK_MAX_DST];
     uint32_t n_dst;
-    struct cst_addr src, dst;          /* COPY, FILL: resolved places. */
-    struct cst_device_convert convert; /* CONVERT, with resolved places. */
+    struct cste_addr src, dst;          /* COPY, FILL: resolved places. */
+    struct cste_device_convert convert; /* CONVERT, with resolved places. */
     /* REDUCE, UPDATE: resolved places of the contributions. */
-    struct cst_addr contributions[CST_TILE_MAX_SRC];
+    struct cste_addr contributions[CST_TILE_MAX_SRC];
     struct cst_table_header *header; /* NORM: header of the table; resolved. */
-    struct cst_chunk chunk;          /* REDUCE, UPDATE: the chunk; resolved. */
+    struct cste_chunk chunk;         /* REDUCE, UPDATE: the chunk; resolved. */
     /* UPDATE: resolved by prepare, except for guard. */
-    struct cst_device_update update;
+    struct cste_device_update update;
     /* The chunk receives the mark at the end; resolved. */
     bool marks;
-    uint64_t grain;                              /* Bytes, elements or tiles in a piece. */
-    struct cst_segment *uses[CST_WORK_MAX_USES]; /* Segments held. */
+    uint64_t grain;                                /* Bytes, elements or tiles in a piece. */
+    struct cste_segment *uses[CSTE_WORK_MAX_USES]; /* Segments held. */
     uint32_t n_uses;
     _Atomic uint64_t done_elems; /* REDUCE, UPDATE: elements of the tiles that were done. */
     /* REDUCE, UPDATE: bytes of rows that kernels read plus bytes that they wrote. */
@@ -108,30 +108,30 @@ struct cst_work {
 };
 
 /* Create the work of @command and copy its content. An error in the command does not fail the call:
- * it is stored in work->status and work->err, and cst_work_prepare returns it. CST_ENOMEM: no work
+ * it is stored in work->status and work->err, and cste_work_prepare returns it. CST_ENOMEM: no work
  * was created. */
-int cst_work_open(struct cst_work **out, struct cst_work_context *context,
-                  const Engine__Command *command, struct cst_err *err);
+int cste_work_open(struct cste_work **out, struct cste_work_context *context,
+                   const Engine__Command *command, struct cst_err *err);
 
 /* Give the held segments back and free @work. Its ticket is done and its task is over. */
-void cst_work_close(struct cst_work *work);
+void cste_work_close(struct cste_work *work);
 
 /* Check @work against segments and table, and hold the segments. CST_OK: submit the work; if
  * job.n_pieces is 0, it is complete already. Otherwise status and text are in work->status and
  * work->err. */
-int cst_work_prepare(struct cst_work *work);
+int cste_work_prepare(struct cste_work *work);
 
 /* Submit the prepared @work to @crew: the team, or the crew of its lane. Its mail is posted at the
  * end. */
-void cst_work_submit(struct cst_work *work, struct cst_crew *crew);
+void cste_work_submit(struct cste_work *work, struct cste_crew *crew);
 
 /* Returns whether @work runs on the compute team. Otherwise it runs on lanes. */
-bool cst_work_is_compute(const struct cst_work *work);
+bool cste_work_is_compute(const struct cste_work *work);
 
 /* Returns the lane of prepared @work that runs on lanes. */
-enum cst_device_lane cst_work_lane(const struct cst_work *work);
+enum cste_device_lane cste_work_lane(const struct cste_work *work);
 
 /* Add the ended @work to the counters of the context. */
-void cst_work_count(const struct cst_work *work);
+void cste_work_count(const struct cste_work *work);
 
 #endif

@@ -9,61 +9,61 @@
 
 /* -- COPY, FILL ----------------------------------------------------------------------------- */
 
-static uint64_t byte_pieces(struct cst_work *work)
+static uint64_t byte_pieces(struct cste_work *work)
 {
-    return cst_work_cut(work, work->bytes, work->context->device->ops->piece_bytes);
+    return cste_work_cut(work, work->bytes, work->context->device->ops->piece_bytes);
 }
 
-static int find_copy(struct cst_work *work, uint64_t *pieces)
+static int find_copy(struct cste_work *work, uint64_t *pieces)
 {
-    int rc = cst_work_find(work, work->src_places[0], work->bytes, 1, "source", &work->src);
+    int rc = cste_work_find(work, work->src_places[0], work->bytes, 1, "source", &work->src);
 
     if (rc == CST_OK) {
-        rc = cst_work_find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst);
+        rc = cste_work_find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst);
     }
-    if (rc == CST_OK && cst_work_overlap(work->src, work->bytes, work->dst, work->bytes)) {
+    if (rc == CST_OK && cste_work_overlap(work->src, work->bytes, work->dst, work->bytes)) {
         rc = cst_err_set(&work->err, CST_EINVAL, "source and destination of a COPY overlap");
     }
     *pieces = byte_pieces(work);
     return rc;
 }
 
-static int copy_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+static int copy_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
 {
-    uint64_t at, bytes = cst_work_share(work, piece, work->bytes, &at);
+    uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
 
-    return cst_device_copy(work->context->device, thread, cst_work_ahead(work->dst, at),
-                           cst_work_ahead(work->src, at), bytes, err);
+    return cste_device_copy(work->context->device, thread, cste_work_ahead(work->dst, at),
+                            cste_work_ahead(work->src, at), bytes, err);
 }
 
-static void count_copy(const struct cst_work *work)
+static void count_copy(const struct cste_work *work)
 {
-    struct cst_work_context *context = work->context;
+    struct cste_work_context *context = work->context;
     bool to = work->dst.mem->device != 0, from = work->src.mem->device != 0;
 
     context->copy_bytes += work->bytes;
-    cst_work_was_busy(&context->copying, work);
+    cste_work_was_busy(&context->copying, work);
     if (to && !from) {
         context->up_bytes += work->bytes;
-        cst_work_was_busy(&context->copying_up, work);
+        cste_work_was_busy(&context->copying_up, work);
     } else if (from && !to) {
         context->down_bytes += work->bytes;
-        cst_work_was_busy(&context->copying_down, work);
+        cste_work_was_busy(&context->copying_down, work);
     }
 }
 
-static int find_fill(struct cst_work *work, uint64_t *pieces)
+static int find_fill(struct cste_work *work, uint64_t *pieces)
 {
     *pieces = byte_pieces(work);
-    return cst_work_find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst);
+    return cste_work_find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst);
 }
 
-static int fill_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+static int fill_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
 {
-    uint64_t at, bytes = cst_work_share(work, piece, work->bytes, &at);
+    uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
 
-    return cst_device_fill(work->context->device, thread, cst_work_ahead(work->dst, at), bytes,
-                           err);
+    return cste_device_fill(work->context->device, thread, cste_work_ahead(work->dst, at), bytes,
+                            err);
 }
 
 /* -- CONVERT -------------------------------------------------------------------------------- */
@@ -75,13 +75,13 @@ struct place {
     uint64_t align;   /* Required alignment in bytes. */
 };
 
-static struct place values_place(const struct cst_device_convert *c, const char *name,
+static struct place values_place(const struct cste_device_convert *c, const char *name,
                                  uint64_t size)
 {
     return (struct place){.name = name, .bytes = c->n_elems * size, .align = size};
 }
 
-static struct place moments_place(const struct cst_device_convert *c, const char *name)
+static struct place moments_place(const struct cste_device_convert *c, const char *name)
 {
     uint64_t align = c->moments == CST_MOMENTS_MX8 ? 1 : cst_table_moment_bytes(c->moments, 1);
 
@@ -89,40 +89,40 @@ static struct place moments_place(const struct cst_device_convert *c, const char
         .name = name, .bytes = cst_table_moment_bytes(c->moments, c->row_elems), .align = align};
 }
 
-static struct place src_place(const struct cst_device_convert *c)
+static struct place src_place(const struct cste_device_convert *c)
 {
-    return c->what == CST_CONVERT_DECODE ? moments_place(c, "source")
-                                         : values_place(c, "source", sizeof(float));
+    return c->what == CSTE_CONVERT_DECODE ? moments_place(c, "source")
+                                          : values_place(c, "source", sizeof(float));
 }
 
-static struct place dst_place(const struct cst_device_convert *c, uint32_t i)
+static struct place dst_place(const struct cste_device_convert *c, uint32_t i)
 {
-    static const char *const names[CST_CONVERT_MAX_DST] = {"master", "weight", "exp_avg",
-                                                           "exp_avg_sq"};
+    static const char *const names[CSTE_CONVERT_MAX_DST] = {"master", "weight", "exp_avg",
+                                                            "exp_avg_sq"};
 
     switch (c->what) {
-    case CST_CONVERT_WEIGHT:
+    case CSTE_CONVERT_WEIGHT:
         return values_place(c, "destination", sizeof(uint16_t));
-    case CST_CONVERT_ENCODE:
+    case CSTE_CONVERT_ENCODE:
         return moments_place(c, "destination");
-    case CST_CONVERT_DECODE:
+    case CSTE_CONVERT_DECODE:
         return values_place(c, "destination", sizeof(float));
-    case CST_CONVERT_STATES:
+    case CSTE_CONVERT_STATES:
     default:
         return i < 2 ? values_place(c, names[i], i == 0 ? sizeof(float) : sizeof(uint16_t))
                      : moments_place(c, names[i]);
     }
 }
 
-static int check_convert(struct cst_work *work)
+static int check_convert(struct cste_work *work)
 {
-    const struct cst_device_convert *c = &work->convert;
-    bool row = c->what == CST_CONVERT_ENCODE || c->what == CST_CONVERT_DECODE;
+    const struct cste_device_convert *c = &work->convert;
+    bool row = c->what == CSTE_CONVERT_ENCODE || c->what == CSTE_CONVERT_DECODE;
 
-    if (c->what == CST_CONVERT_STATES && c->n_dst < 3) {
+    if (c->what == CSTE_CONVERT_STATES && c->n_dst < 3) {
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u destinations", c->n_dst);
     }
-    if (c->n_elems > CST_CHUNK_MAX_ELEMS || c->row_elems > CST_CHUNK_MAX_ELEMS ||
+    if (c->n_elems > CSTE_CHUNK_MAX_ELEMS || c->row_elems > CSTE_CHUNK_MAX_ELEMS ||
         c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
         (c->moments == CST_MOMENTS_MX8 && c->row_elems % CST_MX8_BLOCK != 0)) {
         return cst_err_set(&work->err, CST_EINVAL,
@@ -138,19 +138,19 @@ static int check_convert(struct cst_work *work)
 }
 
 /* Check destination @i: memory that is written may not be read, nor be written twice. */
-static int check_overlap(struct cst_work *work, uint32_t i)
+static int check_overlap(struct cste_work *work, uint32_t i)
 {
-    const struct cst_device_convert *c = &work->convert;
+    const struct cste_device_convert *c = &work->convert;
     struct place src = src_place(c), dst = dst_place(c, i);
 
-    if (cst_work_overlap(c->src, src.bytes, c->dst[i], dst.bytes)) {
+    if (cste_work_overlap(c->src, src.bytes, c->dst[i], dst.bytes)) {
         return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", src.name,
                            dst.name);
     }
     for (uint32_t k = 0; k < i; k++) {
         struct place other = dst_place(c, k);
 
-        if (cst_work_overlap(c->dst[k], other.bytes, c->dst[i], dst.bytes)) {
+        if (cste_work_overlap(c->dst[k], other.bytes, c->dst[i], dst.bytes)) {
             return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", other.name,
                                dst.name);
         }
@@ -160,37 +160,37 @@ static int check_overlap(struct cst_work *work, uint32_t i)
 
 /* Returns the number of elements before the range in its first block. With this number, pieces
  * begin at blocks, and no two threads write one exponent. */
-static uint64_t lead(const struct cst_device_convert *c)
+static uint64_t lead(const struct cste_device_convert *c)
 {
     return c->first % CST_MX8_BLOCK;
 }
 
-static int find_convert(struct cst_work *work, uint64_t *pieces)
+static int find_convert(struct cste_work *work, uint64_t *pieces)
 {
-    struct cst_device_convert *c = &work->convert;
+    struct cste_device_convert *c = &work->convert;
     struct place src = src_place(c);
     int rc = check_convert(work);
 
     if (rc == CST_OK) {
-        rc = cst_work_find(work, work->src_places[0], src.bytes, src.align, src.name, &c->src);
+        rc = cste_work_find(work, work->src_places[0], src.bytes, src.align, src.name, &c->src);
     }
     for (uint32_t i = 0; i < c->n_dst && rc == CST_OK; i++) {
         struct place dst = dst_place(c, i);
 
-        rc = cst_work_find(work, work->dst_places[i], dst.bytes, dst.align, dst.name, &c->dst[i]);
+        rc = cste_work_find(work, work->dst_places[i], dst.bytes, dst.align, dst.name, &c->dst[i]);
         if (rc == CST_OK) {
             rc = check_overlap(work, i);
         }
     }
-    *pieces = c->n_elems > 0 ? cst_work_cut(work, lead(c) + c->n_elems, PIECE_ELEMS) : 0;
+    *pieces = c->n_elems > 0 ? cste_work_cut(work, lead(c) + c->n_elems, PIECE_ELEMS) : 0;
     return rc;
 }
 
-static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
+static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread,
                          struct cst_err *err)
 {
-    struct cst_device_convert part = work->convert;
-    uint64_t at, n = cst_work_share(work, piece, lead(&part) + part.n_elems, &at);
+    struct cste_device_convert part = work->convert;
+    uint64_t at, n = cste_work_share(work, piece, lead(&part) + part.n_elems, &at);
 
     /* Pieces are cut at blocks. The first piece does not have the elements before the range. */
     if (piece == 0) {
@@ -201,37 +201,37 @@ static int convert_piece(struct cst_work *work, uint64_t piece, unsigned thread,
     part.n_elems = n;
     part.first += at;
     /* The address of a moments row stays; a piece is a range of the row. */
-    if (part.what != CST_CONVERT_DECODE) {
+    if (part.what != CSTE_CONVERT_DECODE) {
         part.src.offset += at * sizeof(float);
     }
-    if (part.what != CST_CONVERT_ENCODE) {
+    if (part.what != CSTE_CONVERT_ENCODE) {
         part.dst[0].offset +=
-            at * (part.what == CST_CONVERT_WEIGHT ? sizeof(uint16_t) : sizeof(float));
+            at * (part.what == CSTE_CONVERT_WEIGHT ? sizeof(uint16_t) : sizeof(float));
     }
-    if (part.what == CST_CONVERT_STATES) {
+    if (part.what == CSTE_CONVERT_STATES) {
         part.dst[1].offset += at * sizeof(uint16_t);
     }
-    return cst_device_convert(work->context->device, thread, &part, err);
+    return cste_device_convert(work->context->device, thread, &part, err);
 }
 
 /* -- the kinds ------------------------------------------------------------------------------ */
 
-const struct cst_work_kind cst_work_copy = {.name = "COPY",
-                                            .min_src = 1,
-                                            .max_src = 1,
-                                            .min_dst = 1,
-                                            .max_dst = 1,
-                                            .find = find_copy,
-                                            .piece = copy_piece,
-                                            .count = count_copy};
+const struct cste_work_kind cste_work_copy = {.name = "COPY",
+                                              .min_src = 1,
+                                              .max_src = 1,
+                                              .min_dst = 1,
+                                              .max_dst = 1,
+                                              .find = find_copy,
+                                              .piece = copy_piece,
+                                              .count = count_copy};
 
-const struct cst_work_kind cst_work_fill = {
+const struct cste_work_kind cste_work_fill = {
     .name = "FILL", .min_dst = 1, .max_dst = 1, .find = find_fill, .piece = fill_piece};
 
-const struct cst_work_kind cst_work_convert = {.name = "CONVERT",
-                                               .min_src = 1,
-                                               .max_src = 1,
-                                               .min_dst = 1,
-                                               .max_dst = CST_WORK_MAX_DST,
-                                               .find = find_convert,
-                                               .piece = convert_piece};
+const struct cste_work_kind cste_work_convert = {.name = "CONVERT",
+                                                 .min_src = 1,
+                                                 .max_src = 1,
+                                                 .min_dst = 1,
+                                                 .max_dst = CSTE_WORK_MAX_DST,
+                                                 .find = find_convert,
+                                                 .piece = convert_piece};

@@ -12,35 +12,35 @@
 
 /* -- REDUCE and UPDATE ---------------------------------------------------------------------- */
 
-int cst_work_find_chunk(struct cst_work *work, unsigned rows)
+int cste_work_find_chunk(struct cste_work *work, unsigned rows)
 {
-    int rc = cst_chunk_find(work->context->segments, work->table, work->chunk_index, rows,
-                            &work->chunk, &work->err);
+    int rc = cste_chunk_find(work->context->segments, work->table, work->chunk_index, rows,
+                             &work->chunk, &work->err);
 
     if (rc != CST_OK) {
         return rc;
     }
     for (uint32_t i = 0; i < work->chunk.n_segments; i++) {
-        cst_work_hold(work, work->chunk.segments[i]);
+        cste_work_hold(work, work->chunk.segments[i]);
     }
     work->chunk.work.mark = work->mark;
     work->chunk.work.accumulate = work->accumulate;
     return CST_OK;
 }
 
-uint64_t cst_work_src_bytes(const struct cst_work *work)
+uint64_t cste_work_src_bytes(const struct cste_work *work)
 {
     return work->chunk.n_elems * sizeof(uint16_t);
 }
 
-int cst_work_find_contribution(struct cst_work *work, uint32_t i)
+int cste_work_find_contribution(struct cste_work *work, uint32_t i)
 {
-    return cst_work_find(work, work->src_places[i], cst_work_src_bytes(work), sizeof(uint16_t),
-                         "contribution", &work->contributions[i]);
+    return cste_work_find(work, work->src_places[i], cste_work_src_bytes(work), sizeof(uint16_t),
+                          "contribution", &work->contributions[i]);
 }
 
 /* Returns where the chunk stores the mark of the last command of this kind. */
-static uint64_t *chunk_mark(struct cst_work *work)
+static uint64_t *chunk_mark(struct cste_work *work)
 {
     return work->kind == ENGINE__COMMAND_KIND__REDUCE ? &work->chunk.entry->reduce_mark
                                                       : &work->chunk.entry->update_mark;
@@ -48,7 +48,7 @@ static uint64_t *chunk_mark(struct cst_work *work)
 
 /* Store the mark of the chunk after the marks of all its tiles. With release order, a reader who
  * sees the mark of the chunk sees its tiles. */
-void cst_work_mark_chunk(struct cst_work *work)
+void cste_work_mark_chunk(struct cste_work *work)
 {
     if (!work->marks) {
         return;
@@ -63,7 +63,7 @@ void cst_work_mark_chunk(struct cst_work *work)
 /* The pieces are small enough for all threads to end together, and large enough to be worth waking
  * a thread. A chunk that carries the mark was done by an earlier engine. A chunk without tiles is
  * done by marking it. */
-uint64_t cst_work_cut_chunk(struct cst_work *work)
+uint64_t cste_work_cut_chunk(struct cste_work *work)
 {
     uint64_t n = work->chunk.n_tiles;
     uint64_t grain = n / (work->context->n_threads * TEAM_PIECES);
@@ -71,15 +71,15 @@ uint64_t cst_work_cut_chunk(struct cst_work *work)
 
     grain = grain < MIN_TILES ? MIN_TILES : grain;
     if (!work->marks || *chunk_mark(work) != work->mark) {
-        pieces = cst_work_cut(work, n, grain > most ? most : grain);
+        pieces = cste_work_cut(work, n, grain > most ? most : grain);
     }
     if (pieces == 0) {
-        cst_work_mark_chunk(work);
+        cste_work_mark_chunk(work);
     }
     return pieces;
 }
 
-void cst_work_add_done(struct cst_work *work, const struct cst_tile_done *done)
+void cste_work_add_done(struct cste_work *work, const struct cst_tile_done *done)
 {
     (void)atomic_fetch_add_explicit(&work->done_elems, done->n_elems, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&work->done_bytes, done->bytes, memory_order_relaxed);
@@ -89,16 +89,16 @@ void cst_work_add_done(struct cst_work *work, const struct cst_tile_done *done)
 
 /* Returns whether source @src of @bytes overlaps the grad row without being that row. A bf16 source
  * may be the grad row itself. */
-static bool across(const struct cst_work *work, struct cst_addr src, uint64_t bytes)
+static bool across(const struct cste_work *work, struct cste_addr src, uint64_t bytes)
 {
     bool wide = work->chunk.work.rows.grad_f32 != NULL;
-    struct cst_addr grad = work->chunk.rows[CST_ROW_GRAD];
+    struct cste_addr grad = work->chunk.rows[CST_ROW_GRAD];
 
     return (wide || src.offset != grad.offset) &&
-           cst_work_overlap(src, bytes, grad, bytes * (wide ? 2 : 1));
+           cste_work_overlap(src, bytes, grad, bytes * (wide ? 2 : 1));
 }
 
-static int check_grad_row(struct cst_work *work)
+static int check_grad_row(struct cste_work *work)
 {
     if (work->chunk.on_device) {
         return cst_err_set(&work->err, CST_EINVAL,
@@ -115,62 +115,63 @@ static int check_grad_row(struct cst_work *work)
 
 /* Resolve the places of a REDUCE. A source must be the grad row itself or must not overlap it.
  * Otherwise one thread would read what another thread has written. */
-static int find_reduce(struct cst_work *work, uint64_t *pieces)
+static int find_reduce(struct cste_work *work, uint64_t *pieces)
 {
-    int rc = cst_work_find_chunk(work, CST_CHUNK_ROWS_REDUCE);
+    int rc = cste_work_find_chunk(work, CSTE_CHUNK_ROWS_REDUCE);
 
     work->marks = true;
     if (rc == CST_OK) {
         rc = check_grad_row(work);
     }
     for (uint32_t i = 0; i < work->n_src && rc == CST_OK; i++) {
-        rc = cst_work_find_contribution(work, i);
-        if (rc == CST_OK && across(work, work->contributions[i], cst_work_src_bytes(work))) {
+        rc = cste_work_find_contribution(work, i);
+        if (rc == CST_OK && across(work, work->contributions[i], cste_work_src_bytes(work))) {
             rc = cst_err_set(&work->err, CST_EINVAL,
                              "contribution %u lies across the grad row of chunk %u", i,
                              work->chunk_index);
         }
     }
-    *pieces = rc == CST_OK ? cst_work_cut_chunk(work) : 0;
+    *pieces = rc == CST_OK ? cste_work_cut_chunk(work) : 0;
     return rc;
 }
 
-static int reduce_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+static int reduce_piece(struct cste_work *work, uint64_t piece, unsigned thread,
+                        struct cst_err *err)
 {
-    uint64_t first, n = cst_work_share(work, piece, work->chunk.n_tiles, &first);
+    uint64_t first, n = cste_work_share(work, piece, work->chunk.n_tiles, &first);
     struct cst_tile_done done;
-    int rc =
-        cst_device_reduce(work->context->device, thread, &work->chunk.work, work->n_src,
-                          work->contributions, first, n, &work->context->slots[thread], &done, err);
+    int rc = cste_device_reduce(work->context->device, thread, &work->chunk.work, work->n_src,
+                                work->contributions, first, n, &work->context->slots[thread], &done,
+                                err);
 
-    cst_work_add_done(work, &done);
+    cste_work_add_done(work, &done);
     return rc;
 }
 
-static void count_reduce(const struct cst_work *work)
+static void count_reduce(const struct cste_work *work)
 {
     work->context->reduce_elems += work->done_elems;
     work->context->reduce_bytes += work->done_bytes;
-    cst_work_was_busy(&work->context->reducing, work);
+    cste_work_was_busy(&work->context->reducing, work);
 }
 
 /* -- NORM ----------------------------------------------------------------------------------- */
 
-static int find_norm(struct cst_work *work, uint64_t *pieces)
+static int find_norm(struct cste_work *work, uint64_t *pieces)
 {
-    struct cst_segment *segment;
+    struct cste_segment *segment;
     int rc =
-        cst_chunk_table(work->context->segments, work->table, &segment, &work->header, &work->err);
+        cste_chunk_table(work->context->segments, work->table, &segment, &work->header, &work->err);
 
     if (rc == CST_OK) {
-        cst_work_hold(work, segment);
+        cste_work_hold(work, segment);
     }
     /* The order of the additions is fixed, which leaves nothing to divide. */
     *pieces = 1;
     return rc;
 }
 
-static int norm_piece(struct cst_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+static int norm_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
 {
     (void)piece;
     (void)thread;
@@ -181,14 +182,14 @@ static int norm_piece(struct cst_work *work, uint64_t piece, unsigned thread, st
 
 /* -- the kinds ------------------------------------------------------------------------------ */
 
-const struct cst_work_kind cst_work_reduce = {.name = "REDUCE",
-                                              .max_src = CST_TILE_MAX_SRC,
-                                              .compute = true,
-                                              .marks = true,
-                                              .find = find_reduce,
-                                              .piece = reduce_piece,
-                                              .done = cst_work_mark_chunk,
-                                              .count = count_reduce};
+const struct cste_work_kind cste_work_reduce = {.name = "REDUCE",
+                                                .max_src = CST_TILE_MAX_SRC,
+                                                .compute = true,
+                                                .marks = true,
+                                                .find = find_reduce,
+                                                .piece = reduce_piece,
+                                                .done = cste_work_mark_chunk,
+                                                .count = count_reduce};
 
-const struct cst_work_kind cst_work_norm = {
+const struct cste_work_kind cste_work_norm = {
     .name = "NORM", .compute = true, .find = find_norm, .piece = norm_piece};

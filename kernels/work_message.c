@@ -8,12 +8,12 @@ static struct cst_place place_of(const Engine__Place *place)
     return (struct cst_place){.segment = place->segment, .offset = place->offset};
 }
 
-static int read_places(struct cst_work *work, const Engine__Command *command)
+static int read_places(struct cste_work *work, const Engine__Command *command)
 {
-    if (command->n_src > CST_TILE_MAX_SRC || command->n_dst > CST_WORK_MAX_DST) {
+    if (command->n_src > CST_TILE_MAX_SRC || command->n_dst > CSTE_WORK_MAX_DST) {
         return cst_err_set(&work->err, CST_EINVAL,
                            "%zu sources and %zu destinations, at most %d and %d", command->n_src,
-                           command->n_dst, CST_TILE_MAX_SRC, CST_WORK_MAX_DST);
+                           command->n_dst, CST_TILE_MAX_SRC, CSTE_WORK_MAX_DST);
     }
     for (size_t i = 0; i < command->n_src; i++) {
         work->src_places[i] = place_of(command->src[i]);
@@ -26,15 +26,15 @@ static int read_places(struct cst_work *work, const Engine__Command *command)
     return CST_OK;
 }
 
-static uint32_t read_rows(struct cst_work_row *rows, Engine__RowPlace *const *from, size_t n)
+static uint32_t read_rows(struct cste_work_row *rows, Engine__RowPlace *const *from, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        rows[i] = (struct cst_work_row){.row = from[i]->row, .place = place_of(from[i]->place)};
+        rows[i] = (struct cste_work_row){.row = from[i]->row, .place = place_of(from[i]->place)};
     }
     return (uint32_t)n;
 }
 
-static void read_hyper(struct cst_work *work, const Engine__Hyper *hyper)
+static void read_hyper(struct cste_work *work, const Engine__Hyper *hyper)
 {
     work->hyper = (struct cst_tile_hyper){.lr = (double)hyper->lr,
                                           .beta1 = (double)hyper->beta1,
@@ -44,15 +44,15 @@ static void read_hyper(struct cst_work *work, const Engine__Hyper *hyper)
                                           .grad_scale = hyper->grad_scale};
 }
 
-static int read_update(struct cst_work *work, const Engine__Command *command)
+static int read_update(struct cste_work *work, const Engine__Command *command)
 {
     if (command->hyper == NULL) {
         return cst_err_set(&work->err, CST_EINVAL, "UPDATE without hyper-parameters");
     }
-    if (command->n_in > CST_WORK_MAX_ROWS || command->n_out > CST_WORK_MAX_ROWS) {
+    if (command->n_in > CSTE_WORK_MAX_ROWS || command->n_out > CSTE_WORK_MAX_ROWS) {
         return cst_err_set(&work->err, CST_EINVAL,
                            "UPDATE that reads %zu rows and writes %zu elsewhere, at most %d",
-                           command->n_in, command->n_out, CST_WORK_MAX_ROWS);
+                           command->n_in, command->n_out, CSTE_WORK_MAX_ROWS);
     }
     read_hyper(work, command->hyper);
     work->n_in = read_rows(work->in, command->in, command->n_in);
@@ -63,18 +63,18 @@ static int read_update(struct cst_work *work, const Engine__Command *command)
 
 /* Read a CONVERT. Without a field on moments, the message is about fp32 rows that are converted
  * whole. */
-static int read_convert(struct cst_work *work, const Engine__Command *command)
+static int read_convert(struct cste_work *work, const Engine__Command *command)
 {
-    struct cst_device_convert *c = &work->convert;
+    struct cste_device_convert *c = &work->convert;
     bool states = work->n_dst > 1, rows = command->has_moments;
     uint32_t format = states ? command->moments : command->encode;
 
-    *c = (struct cst_device_convert){.what = states ? CST_CONVERT_STATES : CST_CONVERT_WEIGHT,
-                                     .n_dst = work->n_dst,
-                                     .n_elems = command->n_elems};
+    *c = (struct cste_device_convert){.what = states ? CSTE_CONVERT_STATES : CSTE_CONVERT_WEIGHT,
+                                      .n_dst = work->n_dst,
+                                      .n_elems = command->n_elems};
     if (!states && (command->has_encode || command->has_decode)) {
         rows = true;
-        c->what = command->has_encode ? CST_CONVERT_ENCODE : CST_CONVERT_DECODE;
+        c->what = command->has_encode ? CSTE_CONVERT_ENCODE : CSTE_CONVERT_DECODE;
         c->row = (enum cst_row)command->row;
         format = command->has_encode ? command->encode : command->decode;
     }
@@ -88,9 +88,9 @@ static int read_convert(struct cst_work *work, const Engine__Command *command)
     return CST_OK;
 }
 
-static int check(struct cst_work *work)
+static int check(struct cste_work *work)
 {
-    const struct cst_work_kind *kind = cst_work_kind(work);
+    const struct cste_work_kind *kind = cste_work_kind(work);
 
     if (kind->name == NULL) {
         return cst_err_set(&work->err, CST_EUNSUPPORTED, "command kind %d", (int)work->kind);
@@ -108,14 +108,14 @@ static int check(struct cst_work *work)
     return CST_OK;
 }
 
-int cst_work_read(struct cst_work *work, const Engine__Command *command)
+int cste_work_read(struct cste_work *work, const Engine__Command *command)
 {
     int rc = read_places(work, command);
 
     work->kind = command->kind;
     work->class = command->has_priority ? (unsigned)command->priority : 0;
     /* An unknown priority counts as the lowest one. */
-    work->class = work->class < CST_CREW_CLASSES ? work->class : CST_CREW_CLASSES - 1;
+    work->class = work->class < CSTE_CREW_CLASSES ? work->class : CSTE_CREW_CLASSES - 1;
     work->newest_first = command->has_newest_first && command->newest_first;
     work->bytes = command->bytes;
     work->table = command->table;

@@ -66,7 +66,7 @@ int cli_fail(const struct cst_err *err);
 
 /* Make a request and wait for the reply, which is then in @call; the caller resets @call. False: it
  * failed; the error was printed to stderr, and @call is reset. */
-bool cli_ask(struct cli *cli, struct cst_call *call, uint16_t type, const ProtobufCMessage *body,
+bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const ProtobufCMessage *body,
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form);
 
 /* Process a page of the list of jobs. False: stop. */

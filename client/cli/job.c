@@ -261,7 +261,7 @@ static bool draw(struct cli *cli, void *arg)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     const Cistern__JobInfo *job;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     bool good;
 
     (void)arg;
@@ -274,7 +274,7 @@ static bool draw(struct cli *cli, void *arg)
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
     good = cli->json ? cli_json_print(cli_json(&job->base)) : print_job(job);
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return good;
 }
 
@@ -289,7 +289,7 @@ int cli_explain(struct cli *cli)
 {
     Cistern__Explain msg = CISTERN__EXPLAIN__INIT;
     const Cistern__ExplainReply *reply;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     bool good = true;
 
     msg.job = cli->args[0];
@@ -311,7 +311,7 @@ int cli_explain(struct cli *cli)
             (void)printf("%s\n", reply->lines[i]);
         }
     }
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return good ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
 }
 
@@ -320,7 +320,7 @@ int cli_explain(struct cli *cli)
 int cli_remove(struct cli *cli)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
 
     msg.name = cli->args[0];
     msg.has_uid = cli->has_uid;
@@ -329,6 +329,6 @@ int cli_remove(struct cli *cli)
                  CISTERN__MSG_TYPE__MSG_OK, NULL)) {
         return CLI_EXIT_FAILURE;
     }
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return CLI_EXIT_OK;
 }

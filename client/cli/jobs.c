@@ -15,7 +15,7 @@ bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg)
     while (more && good) {
         Cistern__JobListGet msg = CISTERN__JOB_LIST_GET__INIT;
         const Cistern__JobListPart *part;
-        struct cst_call call = {0};
+        struct cstc_call call = {0};
 
         msg.first = first;
         if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_LIST, &msg.base,
@@ -26,7 +26,7 @@ bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg)
         more = part->more && part->n_jobs > 0; /* An empty page would repeat for ever. */
         first += (uint32_t)part->n_jobs;
         good = fn(part, arg);
-        cst_call_reset(&call);
+        cstc_call_reset(&call);
     }
     return good;
 }

@@ -161,12 +161,12 @@ static int version(struct cli *cli)
     return CLI_EXIT_OK;
 }
 
-bool cli_ask(struct cli *cli, struct cst_call *call, uint16_t type, const ProtobufCMessage *body,
+bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const ProtobufCMessage *body,
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form)
 {
     struct cst_err err = {0};
 
-    if (cst_call_sync(cli->client, call, type, body, reply_type, reply_form, &err) != CST_OK) {
+    if (cstc_call_sync(cli->client, call, type, body, reply_type, reply_form, &err) != CST_OK) {
         (void)cli_fail(&err);
         return false;
     }

@@ -21,7 +21,7 @@ static bool each_account(struct cli *cli, account_fn fn, void *arg)
     while (more && good) {
         Cistern__QuotaGet msg = CISTERN__QUOTA_GET__INIT;
         const Cistern__QuotaPart *part;
-        struct cst_call call = {0};
+        struct cstc_call call = {0};
 
         msg.first = first;
         if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_QUOTA, &msg.base,
@@ -34,7 +34,7 @@ static bool each_account(struct cli *cli, account_fn fn, void *arg)
         for (size_t i = 0; i < part->n_accounts && good; i++) {
             good = fn(part->accounts[i], arg);
         }
-        cst_call_reset(&call);
+        cstc_call_reset(&call);
     }
     return good;
 }

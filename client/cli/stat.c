@@ -306,7 +306,7 @@ static bool draw(struct cli *cli, void *arg)
 {
     struct history *history = arg;
     const Cistern__StatReply *stat;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
     bool good;
 
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_STAT, NULL, CISTERN__MSG_TYPE__MSG_STAT_REPLY,
@@ -316,7 +316,7 @@ static bool draw(struct cli *cli, void *arg)
     stat = (const Cistern__StatReply *)call.reply;
     good = cli->json ? print_json(cli, stat) : print_human(cli, stat, history);
     remember(history, stat);
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return good;
 }
 

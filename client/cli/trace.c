@@ -52,7 +52,7 @@ static void name_engine(const Cistern__StatReply *stat, const Cistern__EngineInf
 static bool get_engines(struct cli *cli, struct engines *out)
 {
     const Cistern__StatReply *stat;
-    struct cst_call call = {0};
+    struct cstc_call call = {0};
 
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_STAT, NULL, CISTERN__MSG_TYPE__MSG_STAT_REPLY,
                  &cistern__stat_reply__descriptor)) {
@@ -62,7 +62,7 @@ static bool get_engines(struct cli *cli, struct engines *out)
     for (out->n = 0; out->n < stat->n_engines && out->n < 64; out->n++) {
         name_engine(stat, stat->engines[out->n], out->names[out->n]);
     }
-    cst_call_reset(&call);
+    cstc_call_reset(&call);
     return true;
 }
 
@@ -146,7 +146,7 @@ static bool get_intervals(struct cli *cli, struct cli_timeline *timeline,
     msg.uid = cli->uid;
     while (msg.first < end) {
         const Cistern__TracePart *part;
-        struct cst_call call = {0};
+        struct cstc_call call = {0};
 
         if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_TRACE, &msg.base,
                      CISTERN__MSG_TYPE__MSG_TRACE_PART, &cistern__trace_part__descriptor)) {
@@ -159,7 +159,7 @@ static bool get_intervals(struct cli *cli, struct cli_timeline *timeline,
         }
         /* part->first can be later than requested, because old intervals are overwritten. */
         msg.first = part->n_intervals > 0 ? part->first + part->n_intervals : end;
-        cst_call_reset(&call);
+        cstc_call_reset(&call);
     }
     return true;
 }

@@ -6,11 +6,11 @@
 
 /* -- host memory ---------------------------------------------------------------------------- */
 
-int cst_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err)
+int cstc_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
     uint32_t n = cuda->n_hosts;
-    struct cst_host *hosts;
+    struct cstc_host *hosts;
 
     if (n == cuda->hosts_capacity) {
         uint32_t capacity = n > 0 ? 2 * n : 16;
@@ -22,11 +22,11 @@ int cst_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err
         cuda->hosts = hosts;
         cuda->hosts_capacity = capacity;
     }
-    cuda->hosts[cuda->n_hosts++] = (struct cst_host){.base = base, .bytes = bytes};
+    cuda->hosts[cuda->n_hosts++] = (struct cstc_host){.base = base, .bytes = bytes};
     return CST_OK;
 }
 
-void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
+void cstc_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
 {
     struct cst_cuda *cuda = arg;
     uint32_t i = 0;
@@ -39,7 +39,7 @@ void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
         return;
     }
     /* Memory that is still registered must not be unmapped. */
-    if (cuda->hosts[i].registered && cst_cuda_enter(cuda, NULL) == CST_OK) {
+    if (cuda->hosts[i].registered && cstc_cuda_enter(cuda, NULL) == CST_OK) {
         (void)cuda->driver.cuMemHostUnregister(base);
     }
     cuda->hosts[i] = cuda->hosts[--cuda->n_hosts];
@@ -49,7 +49,7 @@ void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes)
  * is registered by the first copy from it, so that memory without copies is never pinned. */
 static int register_host(struct cst_cuda *cuda, const void *src, struct cst_err *err)
 {
-    struct cst_host *host = NULL;
+    struct cstc_host *host = NULL;
     int rc;
 
     for (uint32_t i = 0; i < cuda->n_hosts && host == NULL; i++) {
@@ -82,7 +82,7 @@ static int make_stream(struct cst_cuda *cuda, struct cst_err *err)
     int rc = CST_OK;
 
     /* After a failure, the next copy continues here with the events that are still missing. */
-    while (rc == CST_OK && cuda->n_copied < CST_CUDA_COPIED) {
+    while (rc == CST_OK && cuda->n_copied < CSTC_CUDA_COPIED) {
         rc = cst_cuda_check(
             driver, driver->cuEventCreate(&cuda->copied[cuda->n_copied], CU_EVENT_DISABLE_TIMING),
             err, "an event of %s", cuda->uuid);
@@ -99,14 +99,14 @@ static int make_stream(struct cst_cuda *cuda, struct cst_err *err)
     return rc;
 }
 
-int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
-                  struct cst_err *err)
+int cstc_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
+                   struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
     const struct cst_cuda_driver *driver = &cuda->driver;
     CUdeviceptr to = (CUdeviceptr)(uintptr_t)dst;
     uint64_t next = cuda->last_copy + 1;
-    int rc = cst_cuda_enter(cuda, err);
+    int rc = cstc_cuda_enter(cuda, err);
 
     if (rc == CST_OK && cuda->copies == NULL) {
         rc = make_stream(cuda, err);
@@ -120,7 +120,7 @@ int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_
     }
     if (rc == CST_OK) {
         rc = cst_cuda_check(
-            driver, driver->cuEventRecord(cuda->copied[next % CST_CUDA_COPIED], cuda->copies), err,
+            driver, driver->cuEventRecord(cuda->copied[next % CSTC_CUDA_COPIED], cuda->copies), err,
             "a mark after a copy");
         if (rc != CST_OK) { /* Nobody can wait for a copy without a number: wait here. */
             (void)driver->cuStreamSynchronize(cuda->copies);
@@ -134,21 +134,21 @@ int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_
 
 /* The event of @number may have been recorded again after a later copy. Then the stream waits for
  * that copy, which comes after copy @number. */
-int cst_cuda_await(void *arg, uint64_t number, struct cst_err *err)
+int cstc_cuda_await(void *arg, uint64_t number, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
-    int rc = cst_cuda_enter(cuda, err);
+    int rc = cstc_cuda_enter(cuda, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     return cst_cuda_check(
         &cuda->driver,
-        cuda->driver.cuStreamWaitEvent(cuda->stream, cuda->copied[number % CST_CUDA_COPIED], 0),
+        cuda->driver.cuStreamWaitEvent(cuda->stream, cuda->copied[number % CSTC_CUDA_COPIED], 0),
         err, "a wait for a copy of weights");
 }
 
-void cst_copies_close(struct cst_cuda *cuda)
+void cstc_copies_close(struct cst_cuda *cuda)
 {
     if (cuda->copies != NULL) {
         (void)cuda->driver.cuStreamSynchronize(cuda->copies);

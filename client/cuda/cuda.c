@@ -22,7 +22,7 @@ int cst_cuda_device(const struct cst_cuda *cuda)
     return cuda->device;
 }
 
-int cst_cuda_enter(struct cst_cuda *cuda, struct cst_err *err)
+int cstc_cuda_enter(struct cst_cuda *cuda, struct cst_err *err)
 {
     return cst_cuda_check(&cuda->driver, cuda->driver.cuCtxSetCurrent(cuda->context), err,
                           "context of %s", cuda->uuid);
@@ -50,7 +50,7 @@ static int open_context(struct cst_cuda *cuda, struct cst_err *err)
 
     if (rc == CST_OK) {
         cuda->context = context;
-        rc = cst_cuda_enter(cuda, err);
+        rc = cstc_cuda_enter(cuda, err);
     }
     return rc;
 }
@@ -63,19 +63,19 @@ static int open_parts(struct cst_cuda *cuda, struct cst_job *job, struct cst_err
         rc = open_context(cuda, err);
     }
     if (rc == CST_OK) {
-        rc = cst_marks_open(cuda, err);
+        rc = cstc_marks_open(cuda, err);
     }
     if (rc == CST_OK) {
         cuda->calls = (struct cst_device_calls){
-            .map = cst_cuda_map,
-            .unmap = cst_cuda_unmap,
-            .zero = cst_cuda_zero,
-            .fence = cst_cuda_fence,
-            .done = cst_cuda_done,
-            .map_host = cst_cuda_map_host,
-            .unmap_host = cst_cuda_unmap_host,
-            .copy = cst_cuda_copy,
-            .await = cst_cuda_await,
+            .map = cstc_cuda_map,
+            .unmap = cstc_cuda_unmap,
+            .zero = cstc_cuda_zero,
+            .fence = cstc_cuda_fence,
+            .done = cstc_cuda_done,
+            .map_host = cstc_cuda_map_host,
+            .unmap_host = cstc_cuda_unmap_host,
+            .copy = cstc_cuda_copy,
+            .await = cstc_cuda_await,
             .fd = cuda->fd,
         };
         rc = cst_job_use_device(job, &cuda->calls, cuda, err);
@@ -120,9 +120,9 @@ void cst_cuda_close(struct cst_cuda *cuda)
         return;
     }
     if (cuda->pid == getpid() && cuda->context != NULL) {
-        (void)cst_cuda_enter(cuda, NULL);
-        cst_copies_close(cuda);
-        cst_marks_close(cuda);
+        (void)cstc_cuda_enter(cuda, NULL);
+        cstc_copies_close(cuda);
+        cstc_marks_close(cuda);
         (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
     }
     cst_cuda_driver_close(&cuda->driver);

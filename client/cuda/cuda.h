@@ -25,19 +25,19 @@
 #include <sys/types.h>
 
 /* Interval between checks of a stream that does not wake the program, in milliseconds. */
-#define CST_MARKS_LOOK_MS 100
+#define CSTC_MARKS_LOOK_MS 100
 
-struct cst_mark {
+struct cstc_mark {
     CUevent event;   /* Recorded in the program's stream. */
     uint64_t number; /* Number of the mark; numbers increase. */
 };
 
 /* Number of events that follow copies. A later copy reuses the event of an earlier one. */
-#define CST_CUDA_COPIED 8
+#define CSTC_CUDA_COPIED 8
 
 /* Host memory from which weights are copied. It is registered with the driver as a whole, by the
  * first copy from it. */
-struct cst_host {
+struct cstc_host {
     void *base;
     uint64_t bytes;
     bool registered; /* Registered with the driver. */
@@ -45,59 +45,59 @@ struct cst_host {
 
 struct cst_cuda {
     struct cst_cuda_driver driver;
-    struct cst_device_calls calls;   /* The functions that libcistern calls. */
-    pid_t pid;                       /* Process that opened it: CUDA does not survive fork(). */
-    CUdevice device;                 /* Number of the GPU in this process. */
-    CUcontext context;               /* The GPU's primary context; NULL: not retained. */
-    char uuid[CST_CUDA_UUID_BYTES];  /* UUID of the GPU. */
-    CUstream stream;                 /* The program's stream. Borrowed. */
-    CUstream side;                   /* Stream of the host functions; NULL: not created. */
-    int fd;                          /* epoll of wake and timer; -1: not open. */
-    int wake;                        /* eventfd, written when the stream has passed a mark. */
-    int timer;                       /* timerfd, runs while marks are open. */
-    bool timer_runs;                 /* The timer will fire. */
-    uint64_t last;                   /* Number of the newest mark. */
-    uint64_t passed;                 /* Number of the newest mark that the stream has passed. */
-    struct cst_mark *open;           /* Marks that may not be passed: a ring of capacity entries. */
-    uint32_t first, n_open;          /* Index of the oldest open mark; number of open marks. */
-    uint32_t capacity;               /* Number of entries in open, and in idle. */
-    CUevent *idle;                   /* Events that no open mark uses. */
-    uint32_t n_idle;                 /* Number of entries in idle. */
-    CUstream copies;                 /* Stream of the copies of weights; NULL: not created. */
-    CUevent copied[CST_CUDA_COPIED]; /* Event n % CST_CUDA_COPIED follows copy n. */
-    uint32_t n_copied;               /* Number of events in copied that are created. */
-    uint64_t last_copy;              /* Number of the newest copy. */
-    struct cst_host *hosts;          /* Memory known by map_host. Owned. */
+    struct cst_device_calls calls;  /* The functions that libcistern calls. */
+    pid_t pid;                      /* Process that opened it: CUDA does not survive fork(). */
+    CUdevice device;                /* Number of the GPU in this process. */
+    CUcontext context;              /* The GPU's primary context; NULL: not retained. */
+    char uuid[CST_CUDA_UUID_BYTES]; /* UUID of the GPU. */
+    CUstream stream;                /* The program's stream. Borrowed. */
+    CUstream side;                  /* Stream of the host functions; NULL: not created. */
+    int fd;                         /* epoll of wake and timer; -1: not open. */
+    int wake;                       /* eventfd, written when the stream has passed a mark. */
+    int timer;                      /* timerfd, runs while marks are open. */
+    bool timer_runs;                /* The timer will fire. */
+    uint64_t last;                  /* Number of the newest mark. */
+    uint64_t passed;                /* Number of the newest mark that the stream has passed. */
+    struct cstc_mark *open;         /* Marks that may not be passed: a ring of capacity entries. */
+    uint32_t first, n_open;         /* Index of the oldest open mark; number of open marks. */
+    uint32_t capacity;              /* Number of entries in open, and in idle. */
+    CUevent *idle;                  /* Events that no open mark uses. */
+    uint32_t n_idle;                /* Number of entries in idle. */
+    CUstream copies;                /* Stream of the copies of weights; NULL: not created. */
+    CUevent copied[CSTC_CUDA_COPIED]; /* Event n % CSTC_CUDA_COPIED follows copy n. */
+    uint32_t n_copied;                /* Number of events in copied that are created. */
+    uint64_t last_copy;               /* Number of the newest copy. */
+    struct cstc_host *hosts;          /* Memory known by map_host. Owned. */
     uint32_t n_hosts, hosts_capacity; /* Numbers of entries in hosts, used and allocated. */
 };
 
 /* Make the GPU's context current in the calling thread. CST_EGPU. */
-int cst_cuda_enter(struct cst_cuda *cuda, struct cst_err *err);
+int cstc_cuda_enter(struct cst_cuda *cuda, struct cst_err *err);
 
 /* memory.c: functions of cistern/device.h. */
-int cst_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
-void cst_cuda_unmap(void *arg, void *base, uint64_t bytes);
-int cst_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err);
+int cstc_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err);
+void cstc_cuda_unmap(void *arg, void *base, uint64_t bytes);
+int cstc_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err);
 
-/* Create the side stream and the descriptors. After a failure, cst_marks_close undoes what was
+/* Create the side stream and the descriptors. After a failure, cstc_marks_close undoes what was
  * done. */
-int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err);
+int cstc_marks_open(struct cst_cuda *cuda, struct cst_err *err);
 
 /* Wait for the program's stream and the side stream, then free everything. */
-void cst_marks_close(struct cst_cuda *cuda);
+void cstc_marks_close(struct cst_cuda *cuda);
 
 /* copies.c: functions of cistern/device.h. */
-int cst_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err);
-void cst_cuda_unmap_host(void *arg, void *base, uint64_t bytes);
-int cst_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
-                  struct cst_err *err);
-int cst_cuda_await(void *arg, uint64_t number, struct cst_err *err);
+int cstc_cuda_map_host(void *arg, void *base, uint64_t bytes, struct cst_err *err);
+void cstc_cuda_unmap_host(void *arg, void *base, uint64_t bytes);
+int cstc_cuda_copy(void *arg, void *dst, const void *src, uint64_t bytes, uint64_t *number,
+                   struct cst_err *err);
+int cstc_cuda_await(void *arg, uint64_t number, struct cst_err *err);
 
 /* Wait for the stream of the copies, then free everything. */
-void cst_copies_close(struct cst_cuda *cuda);
+void cstc_copies_close(struct cst_cuda *cuda);
 
 /* marks.c: functions of cistern/device.h. */
-int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err);
-int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err);
+int cstc_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err);
+int cstc_cuda_done(void *arg, uint64_t *passed, struct cst_err *err);
 
 #endif

@@ -53,7 +53,7 @@ static void read_count(int fd)
  * and only the timer makes the program check the stream. */
 static void run_timer(struct cst_cuda *cuda)
 {
-    struct itimerspec after = {.it_value = {.tv_nsec = CST_MARKS_LOOK_MS * 1000000l}};
+    struct itimerspec after = {.it_value = {.tv_nsec = CSTC_MARKS_LOOK_MS * 1000000l}};
 
     if (cuda->n_open > 0 && !cuda->timer_runs) {
         cuda->timer_runs = timerfd_settime(cuda->timer, 0, &after, NULL) == 0;
@@ -72,7 +72,7 @@ static void quiet(struct cst_cuda *cuda)
 
 /* -- life ------------------------------------------------------------------------------------- */
 
-int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err)
+int cstc_marks_open(struct cst_cuda *cuda, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &cuda->driver;
     int least = 0, greatest = 0, rc = open_fds(cuda, err);
@@ -94,7 +94,7 @@ int cst_marks_open(struct cst_cuda *cuda, struct cst_err *err)
     return rc;
 }
 
-void cst_marks_close(struct cst_cuda *cuda)
+void cstc_marks_close(struct cst_cuda *cuda)
 {
     const struct cst_cuda_driver *driver = &cuda->driver;
 
@@ -122,7 +122,7 @@ void cst_marks_close(struct cst_cuda *cuda)
 static int grow(struct cst_cuda *cuda, struct cst_err *err)
 {
     uint32_t capacity = cuda->capacity > 0 ? 2 * cuda->capacity : 16;
-    struct cst_mark *open;
+    struct cstc_mark *open;
     CUevent *idle;
 
     if (cuda->n_open < cuda->capacity) {
@@ -185,11 +185,11 @@ static int record(struct cst_cuda *cuda, CUevent event, struct cst_err *err)
     return rc;
 }
 
-int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
+int cstc_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
     CUevent event = NULL;
-    int rc = cst_cuda_enter(cuda, err);
+    int rc = cstc_cuda_enter(cuda, err);
 
     if (rc == CST_OK) {
         rc = grow(cuda, err);
@@ -206,7 +206,7 @@ int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
         return rc;
     }
     cuda->open[(cuda->first + cuda->n_open++) % cuda->capacity] =
-        (struct cst_mark){.event = event, .number = ++cuda->last};
+        (struct cstc_mark){.event = event, .number = ++cuda->last};
     run_timer(cuda);
     *fence = cuda->last;
     return CST_OK;
@@ -214,18 +214,18 @@ int cst_cuda_fence(void *arg, uint64_t *fence, struct cst_err *err)
 
 /* The descriptors are read before the events are queried: a mark that is passed between the two
  * makes the descriptor readable again. */
-int cst_cuda_done(void *arg, uint64_t *passed, struct cst_err *err)
+int cstc_cuda_done(void *arg, uint64_t *passed, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
     CUresult result = CUDA_SUCCESS;
-    int rc = cuda->n_open > 0 ? cst_cuda_enter(cuda, err) : CST_OK;
+    int rc = cuda->n_open > 0 ? cstc_cuda_enter(cuda, err) : CST_OK;
 
     if (rc != CST_OK) {
         return rc;
     }
     quiet(cuda);
     while (cuda->n_open > 0 && result == CUDA_SUCCESS) {
-        const struct cst_mark *mark = &cuda->open[cuda->first];
+        const struct cstc_mark *mark = &cuda->open[cuda->first];
 
         result = cuda->driver.cuEventQuery(mark->event);
         if (result == CUDA_SUCCESS) {

@@ -38,12 +38,12 @@ err_after_reserve:
     return rc;
 }
 
-int cst_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
+int cstc_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
     CUmemGenericAllocationHandle handle;
     CUdeviceptr at = 0;
-    int rc = cst_cuda_enter(cuda, err);
+    int rc = cstc_cuda_enter(cuda, err);
 
     if (rc == CST_OK) {
         rc = cst_cuda_check(
@@ -64,21 +64,21 @@ int cst_cuda_map(void *arg, int fd, uint64_t bytes, void **base, struct cst_err 
     return rc;
 }
 
-void cst_cuda_unmap(void *arg, void *base, uint64_t bytes)
+void cstc_cuda_unmap(void *arg, void *base, uint64_t bytes)
 {
     struct cst_cuda *cuda = arg;
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)base;
 
-    if (cst_cuda_enter(cuda, NULL) == CST_OK &&
+    if (cstc_cuda_enter(cuda, NULL) == CST_OK &&
         cuda->driver.cuMemUnmap(at, bytes) == CUDA_SUCCESS) {
         (void)cuda->driver.cuMemAddressFree(at, bytes);
     }
 }
 
-int cst_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
+int cstc_cuda_zero(void *arg, void *at, uint64_t bytes, struct cst_err *err)
 {
     struct cst_cuda *cuda = arg;
-    int rc = cst_cuda_enter(cuda, err);
+    int rc = cstc_cuda_enter(cuda, err);
 
     return rc != CST_OK ? rc
                         : cst_cuda_check(&cuda->driver,

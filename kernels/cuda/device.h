@@ -9,6 +9,6 @@
 #include "kernels/device.h"
 
 /* The table of the device "cuda". */
-extern const struct cst_device_ops cst_cuda_ops;
+extern const struct cste_device_ops cste_cuda_ops;
 
 #endif

@@ -6,14 +6,14 @@
 
 /* -- the device ----------------------------------------------------------------------------- */
 
-static int attribute(struct cst_gpu *gpu, CUdevice_attribute which, int *out, struct cst_err *err)
+static int attribute(struct cste_gpu *gpu, CUdevice_attribute which, int *out, struct cst_err *err)
 {
     return cst_cuda_check(&gpu->driver, gpu->driver.cuDeviceGetAttribute(out, which, gpu->device),
                           err, "attribute %d of %s", (int)which, gpu->uuid);
 }
 
 /* Check for the features that cistern needs. */
-static int check_abilities(struct cst_gpu *gpu, struct cst_err *err)
+static int check_abilities(struct cste_gpu *gpu, struct cst_err *err)
 {
     static const struct {
         CUdevice_attribute which;
@@ -39,10 +39,10 @@ static int check_abilities(struct cst_gpu *gpu, struct cst_err *err)
     return CST_OK;
 }
 
-static int describe(struct cst_gpu *gpu, struct cst_err *err)
+static int describe(struct cste_gpu *gpu, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
-    CUmemAllocationProp prop = cst_gpu_memory_prop(gpu);
+    CUmemAllocationProp prop = cste_gpu_memory_prop(gpu);
     size_t bytes = 0, granularity = 0;
     int major = 0, minor = 0, rc = cst_cuda_uuid(driver, gpu->device, gpu->uuid, err);
 
@@ -78,7 +78,7 @@ static int describe(struct cst_gpu *gpu, struct cst_err *err)
 
 /* Retain the primary context. Threads that wait for the GPU sleep, because the workers need the
  * processors. */
-static int open_context(struct cst_gpu *gpu, struct cst_err *err)
+static int open_context(struct cste_gpu *gpu, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
     int rc = cst_cuda_check(
@@ -92,14 +92,14 @@ static int open_context(struct cst_gpu *gpu, struct cst_err *err)
     }
     if (rc == CST_OK) {
         gpu->context = context;
-        rc = cst_gpu_enter(gpu, err);
+        rc = cste_gpu_enter(gpu, err);
     }
     return rc;
 }
 
 /* -- threads -------------------------------------------------------------------------------- */
 
-static int open_streams(struct cst_gpu *gpu, struct cst_err *err)
+static int open_streams(struct cste_gpu *gpu, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
     int least = 0, greatest = 0;
@@ -123,31 +123,31 @@ static int open_streams(struct cst_gpu *gpu, struct cst_err *err)
     return rc;
 }
 
-static int open_stage(struct cst_gpu *gpu, struct cst_gpu_stage *stage, struct cst_err *err)
+static int open_stage(struct cste_gpu *gpu, struct cste_gpu_stage *stage, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
     CUdeviceptr device;
     void *host;
-    int rc = cst_cuda_check(driver, driver->cuMemAlloc(&device, CST_GPU_STAGE_BYTES), err,
-                            "%zu bytes of %s for sums", (size_t)CST_GPU_STAGE_BYTES, gpu->uuid);
+    int rc = cst_cuda_check(driver, driver->cuMemAlloc(&device, CSTE_GPU_STAGE_BYTES), err,
+                            "%zu bytes of %s for sums", (size_t)CSTE_GPU_STAGE_BYTES, gpu->uuid);
 
     if (rc != CST_OK) {
         return rc;
     }
-    stage->device = (struct cst_mem){.device = device, .bytes = CST_GPU_STAGE_BYTES};
+    stage->device = (struct cste_mem){.device = device, .bytes = CSTE_GPU_STAGE_BYTES};
     rc = cst_cuda_check(
-        driver, driver->cuMemHostAlloc(&host, CST_GPU_STAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE), err,
-        "%zu pinned bytes for sums", (size_t)CST_GPU_STAGE_BYTES);
+        driver, driver->cuMemHostAlloc(&host, CSTE_GPU_STAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE), err,
+        "%zu pinned bytes for sums", (size_t)CSTE_GPU_STAGE_BYTES);
     if (rc != CST_OK) {
         return rc;
     }
-    stage->host = (struct cst_mem){.base = host, .bytes = CST_GPU_STAGE_BYTES};
-    stage->batch = calloc(CST_GPU_STAGE_TILES, sizeof *stage->batch);
+    stage->host = (struct cste_mem){.base = host, .bytes = CSTE_GPU_STAGE_BYTES};
+    stage->batch = calloc(CSTE_GPU_STAGE_TILES, sizeof *stage->batch);
     return stage->batch != NULL ? CST_OK
                                 : cst_err_set(err, CST_ENOMEM, "no memory for a list of tiles");
 }
 
-static int open_stages(struct cst_gpu *gpu, struct cst_err *err)
+static int open_stages(struct cste_gpu *gpu, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -162,11 +162,11 @@ static int open_stages(struct cst_gpu *gpu, struct cst_err *err)
     return rc;
 }
 
-static void close_stages(struct cst_gpu *gpu)
+static void close_stages(struct cste_gpu *gpu)
 {
     /* An incompletely opened GPU is closed as well: each part may be missing. */
     for (unsigned i = gpu->stages != NULL ? gpu->n_team : 0; i-- > 0;) {
-        struct cst_gpu_stage *stage = &gpu->stages[i];
+        struct cste_gpu_stage *stage = &gpu->stages[i];
 
         free(stage->batch);
         if (stage->host.base != NULL) {
@@ -185,7 +185,7 @@ static void close_stages(struct cst_gpu *gpu)
     free(gpu->values);
 }
 
-static void close_streams(struct cst_gpu *gpu)
+static void close_streams(struct cste_gpu *gpu)
 {
     for (unsigned i = gpu->streams != NULL ? gpu->n_threads : 0; i-- > 0;) {
         if (gpu->streams[i] != NULL) {
@@ -197,7 +197,7 @@ static void close_streams(struct cst_gpu *gpu)
 
 /* -- opening -------------------------------------------------------------------------------- */
 
-static int open_parts(struct cst_gpu *gpu, const char *uuid, struct cst_err *err)
+static int open_parts(struct cste_gpu *gpu, const char *uuid, struct cst_err *err)
 {
     int rc = cst_cuda_find(&gpu->driver, uuid, &gpu->device, err);
 
@@ -216,9 +216,9 @@ static int open_parts(struct cst_gpu *gpu, const char *uuid, struct cst_err *err
     return rc == CST_OK ? open_stages(gpu, err) : rc;
 }
 
-int cst_gpu_open(struct cst_gpu **out, const struct cst_device_spec *spec, struct cst_err *err)
+int cste_gpu_open(struct cste_gpu **out, const struct cste_device_spec *spec, struct cst_err *err)
 {
-    struct cst_gpu *gpu;
+    struct cste_gpu *gpu;
     int rc;
 
     if (spec->id == NULL || spec->id[0] == '\0') {
@@ -238,14 +238,14 @@ int cst_gpu_open(struct cst_gpu **out, const struct cst_device_spec *spec, struc
     }
     rc = open_parts(gpu, spec->id, err);
     if (rc != CST_OK) {
-        cst_gpu_close(gpu);
+        cste_gpu_close(gpu);
         return rc;
     }
     *out = gpu;
     return CST_OK;
 }
 
-void cst_gpu_close(struct cst_gpu *gpu)
+void cste_gpu_close(struct cste_gpu *gpu)
 {
     if (gpu->context != NULL) {
         (void)gpu->driver.cuCtxSetCurrent(gpu->context);
@@ -262,13 +262,13 @@ void cst_gpu_close(struct cst_gpu *gpu)
 
 /* -- in use --------------------------------------------------------------------------------- */
 
-int cst_gpu_enter(struct cst_gpu *gpu, struct cst_err *err)
+int cste_gpu_enter(struct cste_gpu *gpu, struct cst_err *err)
 {
     return cst_cuda_check(&gpu->driver, gpu->driver.cuCtxSetCurrent(gpu->context), err,
                           "context of %s", gpu->uuid);
 }
 
-int cst_gpu_settle(struct cst_gpu *gpu, unsigned thread, int rc, struct cst_err *err)
+int cste_gpu_settle(struct cste_gpu *gpu, unsigned thread, int rc, struct cst_err *err)
 {
     CUresult result = gpu->driver.cuStreamSynchronize(gpu->streams[thread]);
 
@@ -280,7 +280,7 @@ int cst_gpu_settle(struct cst_gpu *gpu, unsigned thread, int rc, struct cst_err 
     return CST_EGPU;
 }
 
-CUmemAllocationProp cst_gpu_memory_prop(const struct cst_gpu *gpu)
+CUmemAllocationProp cste_gpu_memory_prop(const struct cste_gpu *gpu)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};

@@ -7,11 +7,11 @@
 
 int main(int argc, char **argv)
 {
-    static const struct cst_engine_program cuda = {.name = "cistern-engine-cuda",
-                                                   .what = "Move memory to and from a GPU",
-                                                   .ops = &cst_cuda_ops,
-                                                   .probe = cst_cuda_probe,
-                                                   .rates = cst_cuda_rates};
+    static const struct cste_engine_program cuda = {.name = "cistern-engine-cuda",
+                                                    .what = "Move memory to and from a GPU",
+                                                    .ops = &cste_cuda_ops,
+                                                    .probe = cste_cuda_probe,
+                                                    .rates = cste_cuda_rates};
 
-    return cst_engine_main(&cuda, argc, argv);
+    return cste_engine_main(&cuda, argc, argv);
 }

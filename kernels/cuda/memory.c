@@ -7,12 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static void *pointer(struct cst_addr addr)
+static void *pointer(struct cste_addr addr)
 {
     return (char *)addr.mem->base + addr.offset;
 }
 
-static CUdeviceptr device_pointer(struct cst_addr addr)
+static CUdeviceptr device_pointer(struct cste_addr addr)
 {
     return addr.mem->device + addr.offset;
 }
@@ -20,7 +20,7 @@ static CUdeviceptr device_pointer(struct cst_addr addr)
 /* -- host memory ---------------------------------------------------------------------------- */
 
 /* Map host memory. The engines of nodes bind and populate host memory. */
-int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err)
+int cste_gpu_map(struct cste_gpu *gpu, int fd, struct cste_mem *mem, struct cst_err *err)
 {
     void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
@@ -33,19 +33,19 @@ int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err
     return CST_OK;
 }
 
-static uint64_t n_registrations(const struct cst_mem *mem)
+static uint64_t n_registrations(const struct cste_mem *mem)
 {
-    return (mem->bytes + CST_GPU_REGISTRATION - 1) / CST_GPU_REGISTRATION;
+    return (mem->bytes + CSTE_GPU_REGISTRATION - 1) / CSTE_GPU_REGISTRATION;
 }
 
-static char *registration(const struct cst_mem *mem, uint64_t i)
+static char *registration(const struct cste_mem *mem, uint64_t i)
 {
-    return (char *)mem->base + i * CST_GPU_REGISTRATION;
+    return (char *)mem->base + i * CSTE_GPU_REGISTRATION;
 }
 
 /* Undo the first @n registrations, the last one first. Returns false if the driver did not release
  * one. */
-static bool unregister(struct cst_gpu *gpu, const struct cst_mem *mem, uint64_t n)
+static bool unregister(struct cste_gpu *gpu, const struct cste_mem *mem, uint64_t n)
 {
     bool all = true;
 
@@ -55,13 +55,13 @@ static bool unregister(struct cst_gpu *gpu, const struct cst_mem *mem, uint64_t 
     return all;
 }
 
-int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_err *err)
+int cste_gpu_register(struct cste_gpu *gpu, const struct cste_mem *mem, struct cst_err *err)
 {
-    int rc = cst_gpu_enter(gpu, err);
+    int rc = cste_gpu_enter(gpu, err);
 
     for (uint64_t i = 0; i < n_registrations(mem) && rc == CST_OK; i++) {
-        uint64_t at = i * CST_GPU_REGISTRATION, left = mem->bytes - at;
-        size_t bytes = left < CST_GPU_REGISTRATION ? left : CST_GPU_REGISTRATION;
+        uint64_t at = i * CSTE_GPU_REGISTRATION, left = mem->bytes - at;
+        size_t bytes = left < CSTE_GPU_REGISTRATION ? left : CSTE_GPU_REGISTRATION;
 
         rc = cst_cuda_check(
             &gpu->driver,
@@ -77,7 +77,7 @@ int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_
 /* -- memory of a GPU ------------------------------------------------------------------------ */
 
 /* Append ": x of y bytes are free" to the message if the driver can tell. Returns the status. */
-static int add_free_bytes(struct cst_gpu *gpu, struct cst_err *err)
+static int add_free_bytes(struct cste_gpu *gpu, struct cst_err *err)
 {
     size_t n_free = 0, total = 0;
     struct cst_err what = *err;
@@ -90,11 +90,11 @@ static int add_free_bytes(struct cst_gpu *gpu, struct cst_err *err)
 }
 
 /* Create memory on this GPU and a descriptor of it. */
-static int make(struct cst_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHandle *handle, int *fd,
+static int make(struct cste_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHandle *handle, int *fd,
                 struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
-    CUmemAllocationProp prop = cst_gpu_memory_prop(gpu);
+    CUmemAllocationProp prop = cste_gpu_memory_prop(gpu);
     int out = -1, rc = cst_cuda_check(driver, driver->cuMemCreate(handle, bytes, &prop, 0), err,
                                       "making %" PRIu64 " bytes of %s", bytes, gpu->uuid);
 
@@ -117,7 +117,7 @@ static int make(struct cst_gpu *gpu, uint64_t bytes, CUmemGenericAllocationHandl
 }
 
 /* Map the memory of @handle for reading and writing by this GPU. */
-static int map_handle(struct cst_gpu *gpu, CUmemGenericAllocationHandle handle, uint64_t bytes,
+static int map_handle(struct cste_gpu *gpu, CUmemGenericAllocationHandle handle, uint64_t bytes,
                       CUdeviceptr *out, struct cst_err *err)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
@@ -125,7 +125,7 @@ static int map_handle(struct cst_gpu *gpu, CUmemGenericAllocationHandle handle, 
     CUdeviceptr at;
     int rc;
 
-    access.location = cst_gpu_memory_prop(gpu).location;
+    access.location = cste_gpu_memory_prop(gpu).location;
     rc = cst_cuda_check(driver, driver->cuMemAddressReserve(&at, bytes, 0, 0, 0), err,
                         "addresses for %" PRIu64 " bytes", bytes);
     if (rc != CST_OK) {
@@ -156,7 +156,7 @@ err_after_reserve:
 }
 
 /* Import the handle that @fd stands for. */
-static int import(struct cst_gpu *gpu, int fd, CUmemGenericAllocationHandle *handle,
+static int import(struct cste_gpu *gpu, int fd, CUmemGenericAllocationHandle *handle,
                   struct cst_err *err)
 {
     int rc =
@@ -172,13 +172,13 @@ static int import(struct cst_gpu *gpu, int fd, CUmemGenericAllocationHandle *han
     return rc;
 }
 
-int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem *mem,
-                   struct cst_err *err)
+int cste_gpu_import(struct cste_gpu *gpu, unsigned thread, int *fd, struct cste_mem *mem,
+                    struct cst_err *err)
 {
     CUmemGenericAllocationHandle handle;
-    struct cst_addr start = {.mem = mem};
+    struct cste_addr start = {.mem = mem};
     CUdeviceptr at = 0;
-    int made = -1, rc = cst_gpu_enter(gpu, err);
+    int made = -1, rc = cste_gpu_enter(gpu, err);
 
     if (rc == CST_OK) {
         rc = *fd < 0 ? make(gpu, mem->bytes, &handle, &made, err) : import(gpu, *fd, &handle, err);
@@ -194,7 +194,7 @@ int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem
     }
     mem->device = at;
     if (made >= 0) {
-        rc = cst_gpu_fill(gpu, thread, start, mem->bytes, err);
+        rc = cste_gpu_fill(gpu, thread, start, mem->bytes, err);
         if (rc == CST_EGPU) {
             /* The GPU may still be accessing the memory, which therefore lasts until the process
              * ends. */
@@ -208,7 +208,7 @@ int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem
     return CST_OK;
 
 err_after_map:
-    cst_gpu_unmap(gpu, mem);
+    cste_gpu_unmap(gpu, mem);
     mem->device = 0;
 err_after_make:
     if (made >= 0) {
@@ -218,7 +218,7 @@ err_after_make:
 }
 
 /* Memory that the driver does not release stays mapped, because the GPU may be accessing it. */
-void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem)
+void cste_gpu_unmap(struct cste_gpu *gpu, struct cste_mem *mem)
 {
     (void)gpu->driver.cuCtxSetCurrent(gpu->context);
     if (mem->device != 0) {
@@ -233,10 +233,10 @@ void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem)
 /* -- bytes ---------------------------------------------------------------------------------- */
 
 /* Returns the bytes from @addr to the next registration. A copy must not extend over two. */
-static uint64_t to_border(struct cst_addr addr)
+static uint64_t to_border(struct cste_addr addr)
 {
     return addr.mem->device != 0 ? UINT64_MAX
-                                 : CST_GPU_REGISTRATION - addr.offset % CST_GPU_REGISTRATION;
+                                 : CSTE_GPU_REGISTRATION - addr.offset % CSTE_GPU_REGISTRATION;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -244,8 +244,8 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static CUresult enqueue_piece(struct cst_gpu *gpu, CUstream stream, struct cst_addr dst,
-                              struct cst_addr src, size_t bytes)
+static CUresult enqueue_piece(struct cste_gpu *gpu, CUstream stream, struct cste_addr dst,
+                              struct cste_addr src, size_t bytes)
 {
     const struct cst_cuda_driver *driver = &gpu->driver;
 
@@ -258,8 +258,8 @@ static CUresult enqueue_piece(struct cst_gpu *gpu, CUstream stream, struct cst_a
     return driver->cuMemcpyDtoDAsync(device_pointer(dst), device_pointer(src), bytes, stream);
 }
 
-int cst_gpu_enqueue_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst,
-                         struct cst_addr src, uint64_t bytes, struct cst_err *err)
+int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst,
+                          struct cste_addr src, uint64_t bytes, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -275,8 +275,8 @@ int cst_gpu_enqueue_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr d
     return rc;
 }
 
-int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
-                 uint64_t bytes, struct cst_err *err)
+int cste_gpu_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
+                  uint64_t bytes, struct cst_err *err)
 {
     int rc;
 
@@ -284,16 +284,16 @@ int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, stru
         memcpy(pointer(dst), pointer(src), bytes);
         return CST_OK;
     }
-    rc = cst_gpu_enter(gpu, err);
+    rc = cste_gpu_enter(gpu, err);
     if (rc != CST_OK) {
         return rc;
     }
-    rc = cst_gpu_enqueue_copy(gpu, thread, dst, src, bytes, err);
-    return cst_gpu_settle(gpu, thread, rc, err);
+    rc = cste_gpu_enqueue_copy(gpu, thread, dst, src, bytes, err);
+    return cste_gpu_settle(gpu, thread, rc, err);
 }
 
-int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint64_t bytes,
-                 struct cst_err *err)
+int cste_gpu_fill(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, uint64_t bytes,
+                  struct cst_err *err)
 {
     int rc;
 
@@ -301,7 +301,7 @@ int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint
         memset(pointer(dst), 0, bytes);
         return CST_OK;
     }
-    rc = cst_gpu_enter(gpu, err);
+    rc = cste_gpu_enter(gpu, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -309,36 +309,36 @@ int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint
         &gpu->driver,
         gpu->driver.cuMemsetD8Async(device_pointer(dst), 0, bytes, gpu->streams[thread]), err,
         "clearing %" PRIu64 " bytes", bytes);
-    return cst_gpu_settle(gpu, thread, rc, err);
+    return cste_gpu_settle(gpu, thread, rc, err);
 }
 
 /* Set @out to the thread's buffer for values. The buffer is allocated at its first use, because few
  * jobs need it. */
-static int find_values(struct cst_gpu *gpu, unsigned thread, struct cst_mem *out,
+static int find_values(struct cste_gpu *gpu, unsigned thread, struct cste_mem *out,
                        struct cst_err *err)
 {
-    const uint64_t bytes = CST_GPU_CAST_ELEMS * sizeof(float);
+    const uint64_t bytes = CSTE_GPU_CAST_ELEMS * sizeof(float);
     int rc = CST_OK;
 
     if (gpu->values[thread] == 0) {
         rc = cst_cuda_check(&gpu->driver, gpu->driver.cuMemAlloc(&gpu->values[thread], bytes), err,
                             "%" PRIu64 " bytes of %s to make weights in", bytes, gpu->uuid);
     }
-    *out = (struct cst_mem){.device = gpu->values[thread], .bytes = bytes};
+    *out = (struct cste_mem){.device = gpu->values[thread], .bytes = bytes};
     return rc;
 }
 
-int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
-                 uint64_t n, struct cst_err *err)
+int cste_gpu_cast(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
+                  uint64_t n, struct cst_err *err)
 {
-    struct cst_mem values;
+    struct cste_mem values;
     int rc;
 
     if (dst.mem->device == 0) {
         gpu->processor->cast(n, pointer(src), pointer(dst));
         return CST_OK;
     }
-    rc = cst_gpu_enter(gpu, err);
+    rc = cste_gpu_enter(gpu, err);
     if (rc == CST_OK) {
         rc = find_values(gpu, thread, &values, err);
     }
@@ -346,10 +346,10 @@ int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, stru
         return rc;
     }
     while (n > 0 && rc == CST_OK) {
-        uint64_t some = least(n, CST_GPU_CAST_ELEMS);
+        uint64_t some = least(n, CSTE_GPU_CAST_ELEMS);
 
-        rc = cst_gpu_enqueue_copy(gpu, thread, (struct cst_addr){.mem = &values}, src,
-                                  some * sizeof(float), err);
+        rc = cste_gpu_enqueue_copy(gpu, thread, (struct cste_addr){.mem = &values}, src,
+                                   some * sizeof(float), err);
         if (rc == CST_OK) {
             rc = cst_cuda_cast(&gpu->kernels, gpu->streams[thread], some, values.device,
                                device_pointer(dst), err);
@@ -358,5 +358,5 @@ int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, stru
         dst.offset += some * sizeof(uint16_t);
         n -= some;
     }
-    return cst_gpu_settle(gpu, thread, rc, err);
+    return cste_gpu_settle(gpu, thread, rc, err);
 }

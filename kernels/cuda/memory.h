@@ -10,35 +10,36 @@
 /* Size of the pieces, counted from the start of a segment, in which host memory is registered. The
  * driver holds a machine-wide lock while it registers a piece. A copy must not extend over two
  * pieces. */
-#define CST_GPU_REGISTRATION (256u << 20)
+#define CSTE_GPU_REGISTRATION (256u << 20)
 
 /* Map host memory, which the engines of nodes bind and populate. */
-int cst_gpu_map(struct cst_gpu *gpu, int fd, struct cst_mem *mem, struct cst_err *err);
+int cste_gpu_map(struct cste_gpu *gpu, int fd, struct cste_mem *mem, struct cst_err *err);
 
 /* Register all of @mem, in pieces. On failure no piece stays registered. */
-int cst_gpu_register(struct cst_gpu *gpu, const struct cst_mem *mem, struct cst_err *err);
+int cste_gpu_register(struct cste_gpu *gpu, const struct cste_mem *mem, struct cst_err *err);
 
 /* Map GPU memory of this or another GPU, or create it. */
-int cst_gpu_import(struct cst_gpu *gpu, unsigned thread, int *fd, struct cst_mem *mem,
-                   struct cst_err *err);
+int cste_gpu_import(struct cste_gpu *gpu, unsigned thread, int *fd, struct cste_mem *mem,
+                    struct cst_err *err);
 
 /* Unmap host memory or GPU memory. */
-void cst_gpu_unmap(struct cst_gpu *gpu, struct cst_mem *mem);
+void cste_gpu_unmap(struct cste_gpu *gpu, struct cste_mem *mem);
 
 /* Enqueue a copy of @bytes from @src to @dst on the stream of @thread. At least one of the two is
  * GPU memory. */
-int cst_gpu_enqueue_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst,
-                         struct cst_addr src, uint64_t bytes, struct cst_err *err);
+int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst,
+                          struct cste_addr src, uint64_t bytes, struct cst_err *err);
 
-/* cst_gpu_copy and cst_gpu_fill copy or clear @bytes of host or GPU memory and wait for the end. */
-int cst_gpu_copy(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
-                 uint64_t bytes, struct cst_err *err);
-int cst_gpu_fill(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, uint64_t bytes,
-                 struct cst_err *err);
+/* cste_gpu_copy and cste_gpu_fill copy or clear @bytes of host or GPU memory and wait for the end.
+ */
+int cste_gpu_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
+                  uint64_t bytes, struct cst_err *err);
+int cste_gpu_fill(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, uint64_t bytes,
+                  struct cst_err *err);
 
 /* Convert @n fp32 values at @src (host memory) to bf16 at @dst (host or GPU memory). Each thread
  * that calls this function for GPU memory allocates 1 MiB of GPU memory once. CST_ENOMEM. */
-int cst_gpu_cast(struct cst_gpu *gpu, unsigned thread, struct cst_addr dst, struct cst_addr src,
-                 uint64_t n, struct cst_err *err);
+int cste_gpu_cast(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
+                  uint64_t n, struct cst_err *err);
 
 #endif

@@ -5,7 +5,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
-int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device)
+int cste_cuda_node(const struct cst_cuda_driver *driver, CUdevice device)
 {
     char slot[32], path[80];
     FILE *file;
@@ -50,7 +50,7 @@ static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, s
     }
     if (rc == CST_OK) {
         *out = json_pack("{s:i, s:s, s:s, s:I, s:i}", "index", i, "uuid", uuid, "name", name,
-                         "memory_bytes", (json_int_t)bytes, "node", cst_cuda_node(driver, device));
+                         "memory_bytes", (json_int_t)bytes, "node", cste_cuda_node(driver, device));
     }
     return rc;
 }
@@ -70,7 +70,7 @@ static int list(const struct cst_cuda_driver *driver, json_t *gpus, struct cst_e
     return rc;
 }
 
-int cst_cuda_probe(FILE *to, struct cst_err *err)
+int cste_cuda_probe(FILE *to, struct cst_err *err)
 {
     struct cst_cuda_driver driver;
     json_t *gpus = json_array(), *object = NULL;

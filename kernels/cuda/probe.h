@@ -12,9 +12,9 @@
  *
  *   {"gpus":[{"index","uuid","name","memory_bytes","node"}],"driver":12040}   node -1: not known
  *   {"error":"sentence"}                                                     no driver or no GPU */
-int cst_cuda_probe(FILE *to, struct cst_err *err);
+int cste_cuda_probe(FILE *to, struct cst_err *err);
 
 /* Returns the NUMA node of @device, as the kernel gives it for the PCI slot; -1: not known. */
-int cst_cuda_node(const struct cst_cuda_driver *driver, CUdevice device);
+int cste_cuda_node(const struct cst_cuda_driver *driver, CUdevice device);
 
 #endif

@@ -24,7 +24,7 @@
 
 /* Copies in one direction, made until the window closes. */
 struct way {
-    struct cst_addr dst, src; /* Regions. */
+    struct cste_addr dst, src; /* Regions. */
     uint64_t piece_bytes;
     atomic_ullong next;      /* Number of the piece that is copied next. */
     double rate[MAX_LANES];  /* Bytes per second of each lane in this run. */
@@ -32,20 +32,20 @@ struct way {
 };
 
 struct cuda_rates {
-    struct cst_cpus cpus;
-    struct cst_device device;
-    struct cst_gpu *gpu;   /* Equals device.state. */
-    struct cst_crew lanes; /* n_lanes threads for each direction. */
-    unsigned n_lanes;      /* Number of lanes in each direction. */
-    int node;              /* NUMA node of the host memory; -1: any. */
-    struct cst_trial_memory host[2];
-    struct cst_mem own[2]; /* Memory on the GPU. */
+    struct cste_cpus cpus;
+    struct cste_device device;
+    struct cste_gpu *gpu;   /* Equals device.state. */
+    struct cste_crew lanes; /* n_lanes threads for each direction. */
+    unsigned n_lanes;       /* Number of lanes in each direction. */
+    int node;               /* NUMA node of the host memory; -1: any. */
+    struct cste_trial_memory host[2];
+    struct cste_mem own[2]; /* Memory on the GPU. */
     /* Another GPU that this one reaches. ops is NULL if there is none. */
-    struct cst_device other;
+    struct cste_device other;
     /* Memory on the other GPU, as the other GPU sees it and as this one does. */
-    struct cst_mem others, reached;
+    struct cste_mem others, reached;
     struct way *ways[2]; /* Directions of the current run. */
-    struct cst_job job;
+    struct cste_job job;
     uint64_t window_end; /* Monotonic time at which the current run ends. */
     atomic_bool failed;
     struct cst_err err; /* The first failure. Written by the thread that set failed. */
@@ -61,29 +61,29 @@ static void fail(struct cuda_rates *r, const struct cst_err *err)
     }
 }
 
-static struct cst_addr ahead(struct cst_addr addr, uint64_t bytes)
+static struct cste_addr ahead(struct cste_addr addr, uint64_t bytes)
 {
-    return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + bytes};
+    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + bytes};
 }
 
 /* One lane's part of a run: copy pieces until the window closes. */
-static void copy_lane(struct cst_job *job, uint64_t piece, unsigned thread)
+static void copy_lane(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct cuda_rates *r =
         (struct cuda_rates *)(void *)((char *)job - offsetof(struct cuda_rates, job));
     struct way *way = r->ways[piece / r->n_lanes];
-    uint64_t start = cst_crew_now(), now = start, bytes = 0;
+    uint64_t start = cste_crew_now(), now = start, bytes = 0;
     struct cst_err err;
 
     while (now < r->window_end && !atomic_load(&r->failed)) {
         uint64_t at = atomic_fetch_add(&way->next, 1) * way->piece_bytes % REGION_BYTES;
 
-        if (cst_device_copy(&r->device, thread, ahead(way->dst, at), ahead(way->src, at),
-                            way->piece_bytes, &err) != CST_OK) {
+        if (cste_device_copy(&r->device, thread, ahead(way->dst, at), ahead(way->src, at),
+                             way->piece_bytes, &err) != CST_OK) {
             fail(r, &err);
         }
         bytes += way->piece_bytes;
-        now = cst_crew_now();
+        now = cste_crew_now();
     }
     way->rate[piece % r->n_lanes] = now > start ? (double)bytes * 1e9 / (double)(now - start) : 0.0;
 }
@@ -106,9 +106,9 @@ static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct 
     for (int run = 0; run <= N_RUNS; run++) {
         r->ways[0] = a;
         r->ways[1] = b;
-        r->job = (struct cst_job){.piece = copy_lane, .n_pieces = (uint64_t)n * r->n_lanes};
-        r->window_end = cst_crew_now() + WINDOW_NS;
-        (void)cst_trial_run(&r->lanes, &r->job);
+        r->job = (struct cste_job){.piece = copy_lane, .n_pieces = (uint64_t)n * r->n_lanes};
+        r->window_end = cste_crew_now() + WINDOW_NS;
+        (void)cste_trial_run(&r->lanes, &r->job);
         for (unsigned w = 0; w < n; w++) {
             ways[w]->runs[run] = 0.0;
             for (unsigned i = 0; i < r->n_lanes; i++) {
@@ -126,17 +126,17 @@ static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct 
 static double copy_page(void *arg)
 {
     struct cuda_rates *r = arg;
-    uint64_t start = cst_crew_now();
+    uint64_t start = cste_crew_now();
     struct cst_err err;
 
-    if (cst_device_copy(&r->device, 0, (struct cst_addr){.mem = &r->own[0]},
-                        (struct cst_addr){.mem = &r->host[0].mem}, PAGE_BYTES, &err) != CST_OK) {
+    if (cste_device_copy(&r->device, 0, (struct cste_addr){.mem = &r->own[0]},
+                         (struct cste_addr){.mem = &r->host[0].mem}, PAGE_BYTES, &err) != CST_OK) {
         fail(r, &err);
     }
-    return (double)(cst_crew_now() - start) * 1e-9;
+    return (double)(cste_crew_now() - start) * 1e-9;
 }
 
-static struct way between(const struct cst_mem *dst, const struct cst_mem *src,
+static struct way between(const struct cste_mem *dst, const struct cste_mem *src,
                           uint64_t piece_bytes)
 {
     return (struct way){.dst = {.mem = dst}, .src = {.mem = src}, .piece_bytes = piece_bytes};
@@ -144,7 +144,7 @@ static struct way between(const struct cst_mem *dst, const struct cst_mem *src,
 
 static int measure_all(struct cuda_rates *r, struct cst_err *err)
 {
-    uint64_t piece = cst_cuda_ops.piece_bytes;
+    uint64_t piece = cste_cuda_ops.piece_bytes;
     struct way up = between(&r->own[0], &r->host[0].mem, piece);
     struct way down = between(&r->host[1].mem, &r->own[1], piece);
     struct way within = between(&r->own[0], &r->own[1], REGION_BYTES);
@@ -159,7 +159,7 @@ static int measure_all(struct cuda_rates *r, struct cst_err *err)
     if (r->reached.device != 0) {
         measure(r, &peer, &r->peer, NULL, NULL);
     }
-    r->latency = cst_trial_median(copy_page, r, LATENCY_BUDGET_S);
+    r->latency = cste_trial_median(copy_page, r, LATENCY_BUDGET_S);
     if (atomic_load(&r->failed)) {
         *err = r->err;
         return err->status;
@@ -174,16 +174,16 @@ static void place_lane(void *arg, unsigned thread)
     struct cuda_rates *r = arg;
 
     (void)thread;
-    (void)cst_cpus_stay(&r->cpus);
+    (void)cste_cpus_stay(&r->cpus);
 }
 
 static unsigned choose_lanes(const struct cuda_rates *r,
-                             const struct cst_engine_rates_options *options)
+                             const struct cste_engine_rates_options *options)
 {
     unsigned n = options->copy_threads;
 
     if (n == 0) {
-        n = r->cpus.n_cores < cst_cuda_ops.max_lanes ? r->cpus.n_cores : cst_cuda_ops.max_lanes;
+        n = r->cpus.n_cores < cste_cuda_ops.max_lanes ? r->cpus.n_cores : cste_cuda_ops.max_lanes;
     }
     return n < MAX_LANES ? n : MAX_LANES;
 }
@@ -191,20 +191,20 @@ static unsigned choose_lanes(const struct cuda_rates *r,
 /* Open r->cpus for @node. On failure r->cpus is zeroed and must not be closed. */
 static int open_cpus(struct cuda_rates *r, int node, struct cst_err *err)
 {
-    int rc = cst_cpus_open(&r->cpus, (unsigned)node, err);
+    int rc = cste_cpus_open(&r->cpus, (unsigned)node, err);
 
     if (rc != CST_OK) {
-        r->cpus = (struct cst_cpus){0};
+        r->cpus = (struct cste_cpus){0};
     }
     return rc;
 }
 
 /* Open the GPU with a stream for each lane. A node that was not given is known only after the GPU
  * is open; r->cpus is then opened again. */
-static int open_device(struct cuda_rates *r, const struct cst_engine_rates_options *options,
+static int open_device(struct cuda_rates *r, const struct cste_engine_rates_options *options,
                        struct cst_err *err)
 {
-    struct cst_device_spec spec = {.cpus = &r->cpus, .id = options->device, .n_team = 1};
+    struct cste_device_spec spec = {.cpus = &r->cpus, .id = options->device, .n_team = 1};
     int rc = open_cpus(r, options->node > 0 ? options->node : 0, err);
 
     if (rc == CST_OK && options->node > 0 && !r->cpus.node_found) {
@@ -216,15 +216,15 @@ static int open_device(struct cuda_rates *r, const struct cst_engine_rates_optio
     }
     r->n_lanes = choose_lanes(r, options);
     spec.n_threads = spec.n_team + 2 * r->n_lanes;
-    rc = cst_device_open(&r->device, &cst_cuda_ops, &spec, err);
+    rc = cste_device_open(&r->device, &cste_cuda_ops, &spec, err);
     if (rc != CST_OK) {
-        r->device = (struct cst_device){0};
+        r->device = (struct cste_device){0};
         return rc;
     }
     r->gpu = r->device.state;
-    r->node = options->node >= 0 ? options->node : cst_cuda_node(&r->gpu->driver, r->gpu->device);
+    r->node = options->node >= 0 ? options->node : cste_cuda_node(&r->gpu->driver, r->gpu->device);
     if (options->node < 0 && r->node > 0) {
-        cst_cpus_close(&r->cpus);
+        cste_cpus_close(&r->cpus);
         return open_cpus(r, r->node, err);
     }
     return CST_OK;
@@ -239,14 +239,14 @@ static int open_memory(struct cuda_rates *r, struct cst_err *err)
     for (int i = 0; i < 2 && rc == CST_OK; i++) {
         int fd = -1;
 
-        rc = cst_trial_memory_open(&r->host[i], &r->device, &r->cpus, r->node, REGION_BYTES,
-                                   &r->lanes, err);
+        rc = cste_trial_memory_open(&r->host[i], &r->device, &r->cpus, r->node, REGION_BYTES,
+                                    &r->lanes, err);
         if (rc == CST_OK) {
-            rc = cst_device_lock(&r->device, &r->host[i].mem, err);
+            rc = cste_device_lock(&r->device, &r->host[i].mem, err);
         }
         if (rc == CST_OK) {
-            r->own[i] = (struct cst_mem){.bytes = bytes};
-            rc = cst_device_import(&r->device, 0, &fd, &r->own[i], err);
+            r->own[i] = (struct cste_mem){.bytes = bytes};
+            rc = cste_device_import(&r->device, 0, &fd, &r->own[i], err);
         }
         if (fd >= 0) {
             /* The mapping keeps the memory alive. */
@@ -260,7 +260,7 @@ static int open_memory(struct cuda_rates *r, struct cst_err *err)
 static void open_peer(struct cuda_rates *r)
 {
     const struct cst_cuda_driver *driver = &r->gpu->driver;
-    struct cst_device_spec spec = {.cpus = &r->cpus, .n_team = 1, .n_threads = 1};
+    struct cste_device_spec spec = {.cpus = &r->cpus, .n_team = 1, .n_threads = 1};
     char uuid[CST_CUDA_UUID_BYTES];
     int n = 0, fd = -1, reach = 0;
     CUdevice device = 0;
@@ -277,28 +277,28 @@ static void open_peer(struct cuda_rates *r)
         return;
     }
     spec.id = uuid;
-    if (cst_device_open(&r->other, &cst_cuda_ops, &spec, &err) != CST_OK) {
-        r->other = (struct cst_device){0};
+    if (cste_device_open(&r->other, &cste_cuda_ops, &spec, &err) != CST_OK) {
+        r->other = (struct cste_device){0};
         return;
     }
-    r->others = r->reached = (struct cst_mem){.bytes = r->own[0].bytes};
-    if (cst_device_import(&r->other, 0, &fd, &r->others, &err) == CST_OK) {
-        (void)cst_device_import(&r->device, 0, &fd, &r->reached, &err);
+    r->others = r->reached = (struct cste_mem){.bytes = r->own[0].bytes};
+    if (cste_device_import(&r->other, 0, &fd, &r->others, &err) == CST_OK) {
+        (void)cste_device_import(&r->device, 0, &fd, &r->reached, &err);
         (void)close(fd);
     }
 }
 
-static int open_all(struct cuda_rates *r, const struct cst_engine_rates_options *options,
+static int open_all(struct cuda_rates *r, const struct cste_engine_rates_options *options,
                     struct cst_err *err)
 {
-    struct cst_crew_config lanes = {.name = "cst-lane", .first = 1, .start = place_lane, .arg = r};
+    struct cste_crew_config lanes = {.name = "cst-lane", .first = 1, .start = place_lane, .arg = r};
     int rc = open_device(r, options, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     lanes.n_threads = 2 * r->n_lanes;
-    rc = cst_crew_open(&r->lanes, &lanes, err);
+    rc = cste_crew_open(&r->lanes, &lanes, err);
     if (rc == CST_OK) {
         rc = open_memory(r, err);
     }
@@ -311,24 +311,24 @@ static int open_all(struct cuda_rates *r, const struct cst_engine_rates_options 
 static void close_all(struct cuda_rates *r)
 {
     if (r->lanes.n_started > 0) {
-        cst_crew_close(&r->lanes);
+        cste_crew_close(&r->lanes);
     }
     if (r->device.ops != NULL) {
-        cst_device_unmap(&r->device, &r->reached);
+        cste_device_unmap(&r->device, &r->reached);
         for (int i = 0; i < 2; i++) {
-            cst_device_unmap(&r->device, &r->own[i]);
-            cst_trial_memory_close(&r->host[i]);
+            cste_device_unmap(&r->device, &r->own[i]);
+            cste_trial_memory_close(&r->host[i]);
         }
     }
     if (r->other.ops != NULL) {
-        cst_device_unmap(&r->other, &r->others);
-        cst_device_close(&r->other);
+        cste_device_unmap(&r->other, &r->others);
+        cste_device_close(&r->other);
     }
     if (r->device.ops != NULL) {
-        cst_device_close(&r->device);
+        cste_device_close(&r->device);
     }
     if (r->cpus.topology != NULL) {
-        cst_cpus_close(&r->cpus);
+        cste_cpus_close(&r->cpus);
     }
 }
 
@@ -353,7 +353,7 @@ static int print(const struct cuda_rates *r, FILE *to, struct cst_err *err)
     return rc;
 }
 
-int cst_cuda_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err)
+int cste_cuda_rates(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err)
 {
     struct cuda_rates *r = calloc(1, sizeof *r);
     int rc;

@@ -7,20 +7,20 @@
 #define BASE_ALIGN 64
 
 _Static_assert(CST_TILE_MAX_SRC <= CST_CUDA_MAX_SRC, "the kernel takes as many sources");
-_Static_assert(CST_GPU_STAGE_ELEMS / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
+_Static_assert(CSTE_GPU_STAGE_ELEMS / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
                "a tile of each source fits in the stage");
 
 /* A reduction on one thread. */
 struct reduction {
-    struct cst_gpu *gpu;
-    struct cst_gpu_stage *stage;
+    struct cste_gpu *gpu;
+    struct cste_gpu_stage *stage;
     unsigned thread;
     const struct cst_tile_work *work;
     uint32_t n_src;
-    const struct cst_addr *src; /* Starts of the source rows, in rank order. */
+    const struct cste_addr *src; /* Starts of the source rows, in rank order. */
     struct cst_undo_slot *undo;
     struct cst_tile_done *done; /* Work done is added here. */
-    struct cst_mem row_mem;     /* Memory of the grad row, up to the end of what is written. */
+    struct cste_mem row_mem;    /* Memory of the grad row, up to the end of what is written. */
     uint64_t row_offset;        /* Offset of the grad row in row_mem, in bytes. */
 };
 
@@ -31,9 +31,9 @@ struct batch {
     uint64_t end;
 };
 
-static struct cst_addr ahead(struct cst_addr addr, uint64_t elems)
+static struct cste_addr ahead(struct cste_addr addr, uint64_t elems)
 {
-    return (struct cst_addr){.mem = addr.mem, .offset = addr.offset + elems * sizeof(uint16_t)};
+    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + elems * sizeof(uint16_t)};
 }
 
 /* Take the next tiles of @walk that are not done, as many as fit into @max_elems. */
@@ -44,7 +44,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
     struct cst_tile tile;
 
     *batch = (struct batch){0};
-    while (batch->n < CST_GPU_STAGE_TILES && cst_tile_walk_next(walk, &tile) != NULL) {
+    while (batch->n < CSTE_GPU_STAGE_TILES && cst_tile_walk_next(walk, &tile) != NULL) {
         if (tile.entry->reduce_mark == (uint32_t)tile.mark) {
             before = *walk;
             continue;
@@ -70,14 +70,14 @@ static uint64_t src_bytes(const struct reduction *r, uint32_t i)
 
 /* -- on the GPU ----------------------------------------------------------------------------- */
 
-static struct cst_cuda_tile *staged_tiles(const struct cst_gpu_stage *stage)
+static struct cst_cuda_tile *staged_tiles(const struct cste_gpu_stage *stage)
 {
-    return (struct cst_cuda_tile *)(void *)((char *)stage->host.base + CST_GPU_STAGE_TILES_AT);
+    return (struct cst_cuda_tile *)(void *)((char *)stage->host.base + CSTE_GPU_STAGE_TILES_AT);
 }
 
-static const double *staged_sums(const struct cst_gpu_stage *stage)
+static const double *staged_sums(const struct cste_gpu_stage *stage)
 {
-    return (const double *)(const void *)((const char *)stage->host.base + CST_GPU_STAGE_SUMS_AT);
+    return (const double *)(const void *)((const char *)stage->host.base + CSTE_GPU_STAGE_SUMS_AT);
 }
 
 /* Copy the list of the batch's tiles to the GPU, and set @sources to the batch's part of each
@@ -85,9 +85,9 @@ static const double *staged_sums(const struct cst_gpu_stage *stage)
 static int stage_tiles(struct reduction *r, const struct batch *batch,
                        struct cst_cuda_sources *sources, struct cst_err *err)
 {
-    struct cst_gpu_stage *stage = r->stage;
-    struct cst_addr to = {.mem = &stage->device, .offset = CST_GPU_STAGE_TILES_AT};
-    struct cst_addr from = {.mem = &stage->host, .offset = CST_GPU_STAGE_TILES_AT};
+    struct cste_gpu_stage *stage = r->stage;
+    struct cste_addr to = {.mem = &stage->device, .offset = CSTE_GPU_STAGE_TILES_AT};
+    struct cste_addr from = {.mem = &stage->host, .offset = CSTE_GPU_STAGE_TILES_AT};
 
     *sources = (struct cst_cuda_sources){.n = r->n_src};
     for (uint32_t i = 0; i < batch->n; i++) {
@@ -95,12 +95,12 @@ static int stage_tiles(struct reduction *r, const struct batch *batch,
             .start = stage->batch[i].start - batch->base, .n_elems = stage->batch[i].n_elems};
     }
     for (uint32_t i = 0; i < r->n_src; i++) {
-        struct cst_addr src = ahead(r->src[i], batch->base);
+        struct cste_addr src = ahead(r->src[i], batch->base);
 
         sources->v[i] = (const uint16_t *)(uintptr_t)(src.mem->device + src.offset);
     }
-    return cst_gpu_enqueue_copy(r->gpu, r->thread, to, from,
-                                batch->n * sizeof(struct cst_cuda_tile), err);
+    return cste_gpu_enqueue_copy(r->gpu, r->thread, to, from,
+                                 batch->n * sizeof(struct cst_cuda_tile), err);
 }
 
 static int launch(struct reduction *r, const struct batch *batch, struct cst_err *err)
@@ -111,8 +111,8 @@ static int launch(struct reduction *r, const struct batch *batch, struct cst_err
 
     return rc != CST_OK ? rc
                         : cst_cuda_reduce(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
-                                          at + CST_GPU_STAGE_TILES_AT, &sources, at,
-                                          at + CST_GPU_STAGE_SUMS_AT, err);
+                                          at + CSTE_GPU_STAGE_TILES_AT, &sources, at,
+                                          at + CSTE_GPU_STAGE_SUMS_AT, err);
 }
 
 /* Copy gradients and sums of squares to the host. Adjacent tiles are copied together. The row
@@ -121,8 +121,8 @@ static int launch(struct reduction *r, const struct batch *batch, struct cst_err
 static int copy_out(struct reduction *r, const struct batch *batch, struct cst_err *err)
 {
     const struct cst_tile *tiles = r->stage->batch;
-    struct cst_addr to = {.mem = &r->row_mem, .offset = r->row_offset};
-    struct cst_addr from = {.mem = &r->stage->device};
+    struct cste_addr to = {.mem = &r->row_mem, .offset = r->row_offset};
+    struct cste_addr from = {.mem = &r->stage->device};
     int rc = CST_OK;
 
     for (uint32_t i = 0, next; i < batch->n && rc == CST_OK; i = next) {
@@ -131,15 +131,15 @@ static int copy_out(struct reduction *r, const struct batch *batch, struct cst_e
         for (next = i; next < batch->n && tiles[next].start == end; next++) {
             end += tiles[next].n_elems;
         }
-        rc = cst_gpu_enqueue_copy(r->gpu, r->thread, ahead(to, start),
-                                  ahead(from, start - batch->base),
-                                  (end - start) * sizeof(uint16_t), err);
+        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, ahead(to, start),
+                                   ahead(from, start - batch->base),
+                                   (end - start) * sizeof(uint16_t), err);
     }
-    from.offset = CST_GPU_STAGE_SUMS_AT;
-    to = (struct cst_addr){.mem = &r->stage->host, .offset = CST_GPU_STAGE_SUMS_AT};
+    from.offset = CSTE_GPU_STAGE_SUMS_AT;
+    to = (struct cste_addr){.mem = &r->stage->host, .offset = CSTE_GPU_STAGE_SUMS_AT};
     return rc != CST_OK
                ? rc
-               : cst_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(double), err);
+               : cste_gpu_enqueue_copy(r->gpu, r->thread, to, from, batch->n * sizeof(double), err);
 }
 
 static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
@@ -149,7 +149,7 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
     if (rc == CST_OK) {
         rc = copy_out(r, batch, err);
     }
-    rc = cst_gpu_settle(r->gpu, r->thread, rc, err);
+    rc = cste_gpu_settle(r->gpu, r->thread, rc, err);
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
         /* The gradients have arrived in the row. The tile may be marked. */
         r->stage->batch[i].entry->sum_squares = staged_sums(r->stage)[i];
@@ -164,21 +164,21 @@ static int add_up_on_gpu(struct reduction *r, const struct batch *batch, struct 
  * row. */
 static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst_err *err)
 {
-    struct cst_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
+    struct cste_addr to = {.mem = &r->stage->host}, from = {.mem = &r->stage->device};
     const float *sums = r->stage->host.base;
     struct cst_cuda_sources sources;
     int rc = stage_tiles(r, batch, &sources, err);
 
     if (rc == CST_OK) {
         rc = cst_cuda_sum(&r->gpu->kernels, r->gpu->streams[r->thread], batch->n,
-                          from.mem->device + CST_GPU_STAGE_TILES_AT, &sources, from.mem->device,
+                          from.mem->device + CSTE_GPU_STAGE_TILES_AT, &sources, from.mem->device,
                           err);
     }
     if (rc == CST_OK) {
-        rc = cst_gpu_enqueue_copy(r->gpu, r->thread, to, from,
-                                  (batch->end - batch->base) * sizeof(float), err);
+        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, from,
+                                   (batch->end - batch->base) * sizeof(float), err);
     }
-    rc = cst_gpu_settle(r->gpu, r->thread, rc, err);
+    rc = cste_gpu_settle(r->gpu, r->thread, rc, err);
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
         const struct cst_tile *tile = &r->stage->batch[i];
 
@@ -203,22 +203,22 @@ static const uint16_t *row_of_staged(const void *staged, const struct batch *bat
 static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_elems,
                    const uint16_t **at, struct cst_err *err)
 {
-    struct cst_addr to = {.mem = &r->stage->host};
+    struct cste_addr to = {.mem = &r->stage->host};
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < r->n_src && rc == CST_OK; i++) {
-        const struct cst_mem *mem = r->src[i].mem;
+        const struct cste_mem *mem = r->src[i].mem;
 
         if (mem->device == 0) {
             at[i] = (const uint16_t *)(const void *)((const char *)mem->base + r->src[i].offset);
             continue;
         }
-        rc = cst_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r->src[i], batch->base),
-                                  (batch->end - batch->base) * sizeof(uint16_t), err);
+        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r->src[i], batch->base),
+                                   (batch->end - batch->base) * sizeof(uint16_t), err);
         at[i] = row_of_staged((const char *)r->stage->host.base + to.offset, batch);
         to = ahead(to, max_elems);
     }
-    return cst_gpu_settle(r->gpu, r->thread, rc, err);
+    return cste_gpu_settle(r->gpu, r->thread, rc, err);
 }
 
 static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t max_elems,
@@ -239,8 +239,8 @@ static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t 
 /* Returns how many elements of each source row fit into the stage. */
 static uint64_t room(uint32_t n_on_gpu, bool on_gpu)
 {
-    return on_gpu || n_on_gpu == 0 ? CST_GPU_STAGE_ELEMS
-                                   : CST_GPU_STAGE_ELEMS / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
+    return on_gpu || n_on_gpu == 0 ? CSTE_GPU_STAGE_ELEMS
+                                   : CSTE_GPU_STAGE_ELEMS / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
 }
 
 /* Find the segment address of the grad row. Registrations are counted from the start of its
@@ -251,8 +251,8 @@ static void find_row(struct reduction *r)
 
     r->row_offset = chunk->rows[CST_ROW_GRAD].offset;
     r->row_mem =
-        (struct cst_mem){.base = (char *)r->work->rows.grad - r->row_offset,
-                         .bytes = r->row_offset + chunk->n_elems * sizeof *r->work->rows.grad};
+        (struct cste_mem){.base = (char *)r->work->rows.grad - r->row_offset,
+                          .bytes = r->row_offset + chunk->n_elems * sizeof *r->work->rows.grad};
 }
 
 /* Where the sums are made, and for how many elements at a time. */
@@ -273,12 +273,12 @@ static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, u
     /* The stage has room for half as many fp32 values as bf16 values. */
     return (struct way){.on_gpu = on_gpu,
                         .max_elems =
-                            on_gpu && wide ? CST_GPU_STAGE_ELEMS / 2 : room(n_on_gpu, on_gpu)};
+                            on_gpu && wide ? CSTE_GPU_STAGE_ELEMS / 2 : room(n_on_gpu, on_gpu)};
 }
 
-int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
-                   uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
-                   struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
+int cste_gpu_reduce(struct cste_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
+                    uint32_t n_src, const struct cste_addr *src, uint64_t first, uint64_t count,
+                    struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     struct reduction r = {.gpu = gpu,
                           .stage = &gpu->stages[thread],
@@ -292,7 +292,7 @@ int cst_gpu_reduce(struct cst_gpu *gpu, unsigned thread, const struct cst_tile_w
     struct batch batch;
     uint32_t n_on_gpu = 0;
     struct way way;
-    int rc = cst_gpu_enter(gpu, err);
+    int rc = cste_gpu_enter(gpu, err);
 
     for (uint32_t i = 0; i < n_src; i++) {
         n_on_gpu += src[i].mem->device != 0;

@@ -8,7 +8,7 @@
  * span has at least one tile; there are therefore no more scalars than tiles. */
 #define SPANS_AT 0
 
-_Static_assert(CST_GPU_STAGE_TILES * sizeof(struct cst_update_scalars) <= CST_GPU_STAGE_TILES_AT,
+_Static_assert(CSTE_GPU_STAGE_TILES * sizeof(struct cst_update_scalars) <= CSTE_GPU_STAGE_TILES_AT,
                "the scalars of as many spans as tiles fit into the stage");
 _Static_assert(CST_UPDATE_GROUP == CST_MX8_BLOCK, "a group is a block");
 
@@ -18,12 +18,12 @@ struct batch {
     uint32_t n_spans; /* Number of spans to which the tiles belong. */
 };
 
-static void *staged(const struct cst_gpu_stage *stage, uint64_t at)
+static void *staged(const struct cste_gpu_stage *stage, uint64_t at)
 {
     return (char *)stage->host.base + at;
 }
 
-static void prepare(struct cst_update_scalars *out, const struct cst_device_update *update,
+static void prepare(struct cst_update_scalars *out, const struct cste_device_update *update,
                     const struct cst_table_span *span)
 {
     const struct cst_tile_hyper *hyper = update->hyper;
@@ -34,16 +34,16 @@ static void prepare(struct cst_update_scalars *out, const struct cst_device_upda
 }
 
 /* Stage the next tiles of @walk. */
-static void take_batch(const struct cst_gpu_stage *stage, const struct cst_device_update *update,
+static void take_batch(const struct cste_gpu_stage *stage, const struct cste_device_update *update,
                        struct cst_tile_walk *walk, struct batch *batch)
 {
-    struct cst_cuda_tile *tiles = staged(stage, CST_GPU_STAGE_TILES_AT);
+    struct cst_cuda_tile *tiles = staged(stage, CSTE_GPU_STAGE_TILES_AT);
     struct cst_update_scalars *spans = staged(stage, SPANS_AT);
     const struct cst_table_span *span, *prepared = NULL;
     struct cst_tile tile;
 
     *batch = (struct batch){0};
-    while (batch->n < CST_GPU_STAGE_TILES && (span = cst_tile_walk_next(walk, &tile)) != NULL) {
+    while (batch->n < CSTE_GPU_STAGE_TILES && (span = cst_tile_walk_next(walk, &tile)) != NULL) {
         if (span != prepared) {
             prepare(&spans[batch->n_spans++], update, span);
             prepared = span;
@@ -60,12 +60,13 @@ static void take_batch(const struct cst_gpu_stage *stage, const struct cst_devic
     }
 }
 
-static void *pointer(struct cst_addr addr)
+static void *pointer(struct cste_addr addr)
 {
     return addr.mem == NULL ? NULL : (void *)(uintptr_t)(addr.mem->device + addr.offset);
 }
 
-static struct cst_update_moment moment(const struct cst_device_update *update, struct cst_addr addr)
+static struct cst_update_moment moment(const struct cste_device_update *update,
+                                       struct cste_addr addr)
 {
     uint8_t *values = pointer(addr);
     bool blocks = update->work->table->moments == CST_MOMENTS_MX8 && values != NULL;
@@ -74,7 +75,7 @@ static struct cst_update_moment moment(const struct cst_device_update *update, s
                                       .exponents = blocks ? values + update->row_elems : NULL};
 }
 
-static struct cst_cuda_update arguments(const struct cst_device_update *update)
+static struct cst_cuda_update arguments(const struct cste_device_update *update)
 {
     const struct cst_table_header *table = update->work->table;
     bool wide = table->grad_bytes == sizeof(float);
@@ -95,20 +96,21 @@ static struct cst_cuda_update arguments(const struct cst_device_update *update)
     return args;
 }
 
-static int bring(struct cst_gpu *gpu, unsigned thread, uint64_t at, uint64_t bytes,
+static int bring(struct cste_gpu *gpu, unsigned thread, uint64_t at, uint64_t bytes,
                  struct cst_err *err)
 {
-    struct cst_gpu_stage *stage = &gpu->stages[thread];
+    struct cste_gpu_stage *stage = &gpu->stages[thread];
 
-    return cst_gpu_enqueue_copy(gpu, thread, (struct cst_addr){.mem = &stage->device, .offset = at},
-                                (struct cst_addr){.mem = &stage->host, .offset = at}, bytes, err);
+    return cste_gpu_enqueue_copy(gpu, thread,
+                                 (struct cste_addr){.mem = &stage->device, .offset = at},
+                                 (struct cste_addr){.mem = &stage->host, .offset = at}, bytes, err);
 }
 
 /* Add the finished batch to @done. The kernel reads no gradient of a tile whose states stay. */
-static void count(const struct cst_gpu_stage *stage, const struct cst_cuda_update *args,
+static void count(const struct cste_gpu_stage *stage, const struct cst_cuda_update *args,
                   enum cst_moments moments, const struct batch *batch, struct cst_tile_done *done)
 {
-    const struct cst_cuda_tile *tiles = staged(stage, CST_GPU_STAGE_TILES_AT);
+    const struct cst_cuda_tile *tiles = staged(stage, CSTE_GPU_STAGE_TILES_AT);
 
     for (uint32_t i = 0; i < batch->n; i++) {
         struct cst_update_rows rows = args->rows;
@@ -122,7 +124,7 @@ static void count(const struct cst_gpu_stage *stage, const struct cst_cuda_updat
     }
 }
 
-static int run(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
+static int run(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
                const struct batch *batch, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *table = update->work->table;
@@ -131,23 +133,23 @@ static int run(struct cst_gpu *gpu, unsigned thread, const struct cst_device_upd
     int rc = bring(gpu, thread, SPANS_AT, batch->n_spans * sizeof(struct cst_update_scalars), err);
 
     if (rc == CST_OK) {
-        rc = bring(gpu, thread, CST_GPU_STAGE_TILES_AT, batch->n * sizeof(struct cst_cuda_tile),
+        rc = bring(gpu, thread, CSTE_GPU_STAGE_TILES_AT, batch->n * sizeof(struct cst_cuda_tile),
                    err);
     }
     if (rc == CST_OK) {
         rc = cst_cuda_update(&gpu->kernels, gpu->streams[thread], batch->n,
-                             at + CST_GPU_STAGE_TILES_AT, at + SPANS_AT,
+                             at + CSTE_GPU_STAGE_TILES_AT, at + SPANS_AT,
                              (enum cst_moments)table->moments, (enum cst_rounding)table->rounding,
                              &args, err);
     }
-    rc = cst_gpu_settle(gpu, thread, rc, err);
+    rc = cste_gpu_settle(gpu, thread, rc, err);
     if (rc == CST_OK) {
         count(&gpu->stages[thread], &args, (enum cst_moments)table->moments, batch, done);
     }
     return rc;
 }
 
-static bool is_own(const struct cst_addr rows[CST_ROW_COUNT])
+static bool is_own(const struct cste_addr rows[CST_ROW_COUNT])
 {
     bool own = true;
 
@@ -157,9 +159,9 @@ static bool is_own(const struct cst_addr rows[CST_ROW_COUNT])
     return own;
 }
 
-static int check(const struct cst_device_update *update, struct cst_err *err)
+static int check(const struct cste_device_update *update, struct cst_err *err)
 {
-    if (cst_device_is_in_place(update)) {
+    if (cste_device_is_in_place(update)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "UPDATE in place must go to the engine of a node");
     }
@@ -175,15 +177,15 @@ static int check(const struct cst_device_update *update, struct cst_err *err)
     return CST_OK;
 }
 
-int cst_gpu_update(struct cst_gpu *gpu, unsigned thread, const struct cst_device_update *update,
-                   uint64_t first, uint64_t count, struct cst_tile_done *done, struct cst_err *err)
+int cste_gpu_update(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
+                    uint64_t first, uint64_t count, struct cst_tile_done *done, struct cst_err *err)
 {
     struct cst_tile_walk walk;
     struct batch batch;
     int rc = check(update, err);
 
     if (rc == CST_OK) {
-        rc = cst_gpu_enter(gpu, err);
+        rc = cste_gpu_enter(gpu, err);
     }
     cst_tile_walk_start(&walk, update->work, first, count);
     while (rc == CST_OK) {

@@ -5,13 +5,13 @@
 
 #include <string.h>
 
-static void *pointer(struct cst_addr addr)
+static void *pointer(struct cste_addr addr)
 {
     return (char *)addr.mem->base + addr.offset;
 }
 
 /* Returns the moments row that begins at @addr. */
-static struct cst_update_moment row_at(const struct cst_device_convert *c, struct cst_addr addr)
+static struct cst_update_moment row_at(const struct cste_device_convert *c, struct cste_addr addr)
 {
     uint8_t *values = pointer(addr);
 
@@ -20,7 +20,7 @@ static struct cst_update_moment row_at(const struct cst_device_convert *c, struc
         .exponents = c->moments == CST_MOMENTS_MX8 ? values + c->row_elems : NULL};
 }
 
-static void convert_states(const struct cst_kernels *kernels, const struct cst_device_convert *c)
+static void convert_states(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
     memcpy(pointer(c->dst[0]), pointer(c->src), c->n_elems * sizeof(float));
     kernels->cast(c->n_elems, pointer(c->src), pointer(c->dst[1]));
@@ -31,7 +31,7 @@ static void convert_states(const struct cst_kernels *kernels, const struct cst_d
     }
 }
 
-static void encode(const struct cst_device_convert *c)
+static void encode(const struct cste_device_convert *c)
 {
     struct cst_update_moment row = row_at(c, c->dst[0]);
 
@@ -39,7 +39,7 @@ static void encode(const struct cst_device_convert *c)
                        pointer(c->src), &row);
 }
 
-static void decode(const struct cst_device_convert *c)
+static void decode(const struct cste_device_convert *c)
 {
     struct cst_update_moment row = row_at(c, c->src);
 
@@ -47,19 +47,19 @@ static void decode(const struct cst_device_convert *c)
                        pointer(c->dst[0]));
 }
 
-void cst_host_convert(const struct cst_kernels *kernels, const struct cst_device_convert *convert)
+void cste_host_convert(const struct cst_kernels *kernels, const struct cste_device_convert *convert)
 {
     switch (convert->what) {
-    case CST_CONVERT_STATES:
+    case CSTE_CONVERT_STATES:
         convert_states(kernels, convert);
         break;
-    case CST_CONVERT_WEIGHT:
+    case CSTE_CONVERT_WEIGHT:
         kernels->cast(convert->n_elems, pointer(convert->src), pointer(convert->dst[0]));
         break;
-    case CST_CONVERT_ENCODE:
+    case CSTE_CONVERT_ENCODE:
         encode(convert);
         break;
-    case CST_CONVERT_DECODE:
+    case CSTE_CONVERT_DECODE:
         decode(convert);
         break;
     }

@@ -6,8 +6,9 @@
 
 #include "kernels/device.h"
 
-/* cst_device_convert on the host, with the contract of kernels/device.h, after its checks. Any
+/* cste_device_convert on the host, with the contract of kernels/device.h, after its checks. Any
  * thread. */
-void cst_host_convert(const struct cst_kernels *kernels, const struct cst_device_convert *convert);
+void cste_host_convert(const struct cst_kernels *kernels,
+                       const struct cste_device_convert *convert);
 
 #endif

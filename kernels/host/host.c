@@ -18,13 +18,13 @@
 
 struct host {
     const struct cst_kernels *kernels; /* The best kernels for this processor. */
-    const struct cst_cpus *cpus;       /* Processors of the engine; borrowed. */
+    const struct cste_cpus *cpus;      /* Processors of the engine; borrowed. */
     size_t page_bytes;                 /* Page size of the system. */
-    struct cst_pace update;            /* Rate of updates. */
+    struct cste_pace update;           /* Rate of updates. */
 };
 
-static int host_open(void **state, const struct cst_device_spec *spec,
-                     struct cst_device_about *about, struct cst_err *err)
+static int host_open(void **state, const struct cste_device_spec *spec,
+                     struct cste_device_about *about, struct cst_err *err)
 {
     struct host *host = calloc(1, sizeof *host);
 
@@ -38,9 +38,9 @@ static int host_open(void **state, const struct cst_device_spec *spec,
         free(host);
         return cst_err_set(err, CST_EUNSUPPORTED, "no kernels for this processor");
     }
-    cst_pace_init(&host->update, spec->pace.update);
+    cste_pace_init(&host->update, spec->pace.update);
     *state = host;
-    *about = (struct cst_device_about){.isa = host->kernels->isa};
+    *about = (struct cste_device_about){.isa = host->kernels->isa};
     return CST_OK;
 }
 
@@ -48,11 +48,11 @@ static void host_close(void *state)
 {
     struct host *host = state;
 
-    cst_pace_close(&host->update);
+    cste_pace_close(&host->update);
     free(host);
 }
 
-static int host_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
+static int host_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                     struct cst_err *err)
 {
     struct host *host = state;
@@ -65,13 +65,13 @@ static int host_map(void *state, int fd, int node, struct cst_mem *mem, struct c
     /* The advice has an effect only where the system allows large pages in shared memory. */
     (void)madvise(at, mem->bytes, MADV_HUGEPAGE);
     if (node >= 0) {
-        (void)cst_cpus_bind(host->cpus, at, mem->bytes, (unsigned)node, note);
+        (void)cste_cpus_bind(host->cpus, at, mem->bytes, (unsigned)node, note);
     }
     mem->base = at;
     return CST_OK;
 }
 
-static int host_import(void *state, unsigned thread, int *fd, struct cst_mem *mem,
+static int host_import(void *state, unsigned thread, int *fd, struct cste_mem *mem,
                        struct cst_err *err)
 {
     (void)state;
@@ -81,7 +81,7 @@ static int host_import(void *state, unsigned thread, int *fd, struct cst_mem *me
     return cst_err_set(err, CST_EUNSUPPORTED, "the host has no memory of a GPU");
 }
 
-static void host_unmap(void *state, struct cst_mem *mem)
+static void host_unmap(void *state, struct cste_mem *mem)
 {
     (void)state;
     (void)munmap(mem->base, mem->bytes);
@@ -122,7 +122,7 @@ static int host_populate(void *state, int fd, void *base, uint64_t offset, uint6
     return CST_OK;
 }
 
-static int host_lock(void *state, const struct cst_mem *mem, struct cst_err *err)
+static int host_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
 {
     (void)state;
     if (mlock(mem->base, mem->bytes) != 0) {
@@ -131,12 +131,12 @@ static int host_lock(void *state, const struct cst_mem *mem, struct cst_err *err
     return CST_OK;
 }
 
-static void *pointer(struct cst_addr addr)
+static void *pointer(struct cste_addr addr)
 {
     return (char *)addr.mem->base + addr.offset;
 }
 
-static int host_copy(void *state, unsigned thread, struct cst_addr dst, struct cst_addr src,
+static int host_copy(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
                      uint64_t bytes, struct cst_err *err)
 {
     (void)state;
@@ -146,7 +146,7 @@ static int host_copy(void *state, unsigned thread, struct cst_addr dst, struct c
     return CST_OK;
 }
 
-static int host_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
+static int host_fill(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                      struct cst_err *err)
 {
     (void)state;
@@ -156,19 +156,19 @@ static int host_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t
     return CST_OK;
 }
 
-static int host_convert(void *state, unsigned thread, const struct cst_device_convert *convert,
+static int host_convert(void *state, unsigned thread, const struct cste_device_convert *convert,
                         struct cst_err *err)
 {
     const struct host *host = state;
 
     (void)thread;
     (void)err;
-    cst_host_convert(host->kernels, convert);
+    cste_host_convert(host->kernels, convert);
     return CST_OK;
 }
 
 static int host_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
-                       uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
+                       uint32_t n_src, const struct cste_addr *src, uint64_t first, uint64_t count,
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct host *host = state;
@@ -186,12 +186,12 @@ static int host_reduce(void *state, unsigned thread, const struct cst_tile_work 
 }
 
 /* Check that all rows and contributions are in host memory. */
-static int check_memory(const struct cst_device_update *update, struct cst_err *err)
+static int check_memory(const struct cste_device_update *update, struct cst_err *err)
 {
     bool ours = true;
 
     for (int row = 0; row < CST_ROW_COUNT; row++) {
-        const struct cst_mem *in = update->in[row].mem, *out = update->out[row].mem;
+        const struct cste_mem *in = update->in[row].mem, *out = update->out[row].mem;
 
         ours = ours && (in == NULL || in->base != NULL) && (out == NULL || out->base != NULL);
     }
@@ -204,18 +204,18 @@ static int check_memory(const struct cst_device_update *update, struct cst_err *
                               update->work->chunk);
 }
 
-static void place(struct cst_tile_work *work, const struct cst_device_update *update)
+static void place(struct cst_tile_work *work, const struct cste_device_update *update)
 {
-    cst_device_rows(&work->rows, work->table, update->in, update->row_elems);
-    cst_device_rows(&work->out, work->table, update->out, update->row_elems);
-    work->elsewhere = !cst_device_is_in_place(update);
+    cste_device_rows(&work->rows, work->table, update->in, update->row_elems);
+    cste_device_rows(&work->out, work->table, update->out, update->row_elems);
+    work->elsewhere = !cste_device_is_in_place(update);
     /* The weight row is only written, but in place the tile loop takes all rows from `rows`. */
     work->rows.weight = work->out.weight;
     work->guard = update->guard;
     work->n_src = update->n_src;
 }
 
-static int host_update(void *state, unsigned thread, const struct cst_device_update *update,
+static int host_update(void *state, unsigned thread, const struct cste_device_update *update,
                        uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                        struct cst_tile_done *done, struct cst_err *err)
 {
@@ -228,7 +228,7 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     if (rc != CST_OK) {
         return rc;
     }
-    cst_pace_enter(&host->update, cst_crew_now());
+    cste_pace_enter(&host->update, cste_crew_now());
     for (uint32_t i = 0; i < update->n_src; i++) {
         src[i] = pointer(update->src[i]);
     }
@@ -236,14 +236,14 @@ static int host_update(void *state, unsigned thread, const struct cst_device_upd
     mine.kernels = host->kernels;
     mine.src = src;
     *done = cst_tile_update_range(&mine, update->hyper, first, count, undo);
-    cst_pace_wait(&host->update, done->n_elems);
+    cste_pace_wait(&host->update, done->n_elems);
     return CST_OK;
 }
 
-const struct cst_device_ops cst_host_ops = {
+const struct cste_device_ops cste_host_ops = {
     .name = "host",
     .one_crew = true,
-    .max_team = CST_CREW_MAX_THREADS,
+    .max_team = CSTE_CREW_MAX_THREADS,
     /* More lanes do not copy faster within the memory of one node. */
     .max_lanes = 4,
     .piece_bytes = 4u << 20,

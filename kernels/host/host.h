@@ -7,6 +7,6 @@
 #include "kernels/device.h"
 
 /* The table of the device "host". */
-extern const struct cst_device_ops cst_host_ops;
+extern const struct cste_device_ops cste_host_ops;
 
 #endif

@@ -7,11 +7,11 @@
 
 int main(int argc, char **argv)
 {
-    static const struct cst_engine_program host = {.name = "cistern-engine-host",
-                                                   .what = "Move and compute on memory",
-                                                   .ops = &cst_host_ops,
-                                                   .paced = &cst_paced_ops,
-                                                   .rates = cst_host_rates};
+    static const struct cste_engine_program host = {.name = "cistern-engine-host",
+                                                    .what = "Move and compute on memory",
+                                                    .ops = &cste_host_ops,
+                                                    .paced = &cste_paced_ops,
+                                                    .rates = cste_host_rates};
 
-    return cst_engine_main(&host, argc, argv);
+    return cste_engine_main(&host, argc, argv);
 }

@@ -16,13 +16,13 @@
 struct paced {
     /* State of the host device, which computes and keeps the rate of updates. */
     void *host;
-    struct cst_pace up;     /* Rate of copies to the accelerator's memory. */
-    struct cst_pace down;   /* Rate of copies and sums to the host. */
-    struct cst_pace within; /* Copies that stay on one side; no rate is kept. */
+    struct cste_pace up;     /* Rate of copies to the accelerator's memory. */
+    struct cste_pace down;   /* Rate of copies and sums to the host. */
+    struct cste_pace within; /* Copies that stay on one side; no rate is kept. */
 };
 
-static int paced_open(void **state, const struct cst_device_spec *spec,
-                      struct cst_device_about *about, struct cst_err *err)
+static int paced_open(void **state, const struct cste_device_spec *spec,
+                      struct cste_device_about *about, struct cst_err *err)
 {
     struct paced *paced = calloc(1, sizeof *paced);
     int rc;
@@ -30,14 +30,14 @@ static int paced_open(void **state, const struct cst_device_spec *spec,
     if (paced == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a simulated accelerator");
     }
-    rc = cst_host_ops.open(&paced->host, spec, about, err);
+    rc = cste_host_ops.open(&paced->host, spec, about, err);
     if (rc != CST_OK) {
         free(paced);
         return rc;
     }
-    cst_pace_init(&paced->up, spec->pace.up);
-    cst_pace_init(&paced->down, spec->pace.down);
-    cst_pace_init(&paced->within, 0);
+    cste_pace_init(&paced->up, spec->pace.up);
+    cste_pace_init(&paced->down, spec->pace.down);
+    cste_pace_init(&paced->within, 0);
     about->name = "paced";
     about->bytes = spec->pace.memory;
     about->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -49,36 +49,36 @@ static void paced_close(void *state)
 {
     struct paced *paced = state;
 
-    cst_host_ops.close(paced->host);
-    cst_pace_close(&paced->up);
-    cst_pace_close(&paced->down);
-    cst_pace_close(&paced->within);
+    cste_host_ops.close(paced->host);
+    cste_pace_close(&paced->up);
+    cste_pace_close(&paced->down);
+    cste_pace_close(&paced->within);
     free(paced);
 }
 
 /* -- memory --------------------------------------------------------------------------------- */
 
-static int paced_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
+static int paced_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                      struct cst_err *err)
 {
-    return cst_host_ops.map(((struct paced *)state)->host, fd, node, mem, note, err);
+    return cste_host_ops.map(((struct paced *)state)->host, fd, node, mem, note, err);
 }
 
 static int paced_populate(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
                           struct cst_err *err)
 {
-    return cst_host_ops.populate(((struct paced *)state)->host, fd, base, offset, bytes, err);
+    return cste_host_ops.populate(((struct paced *)state)->host, fd, base, offset, bytes, err);
 }
 
-static int paced_lock(void *state, const struct cst_mem *mem, struct cst_err *err)
+static int paced_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
 {
-    return cst_host_ops.lock(((struct paced *)state)->host, mem, err);
+    return cste_host_ops.lock(((struct paced *)state)->host, mem, err);
 }
 
 /* Returns the accelerator's memory as the host device sees it. */
-static struct cst_mem as_host(const struct cst_mem *mem)
+static struct cste_mem as_host(const struct cste_mem *mem)
 {
-    struct cst_mem view = *mem;
+    struct cste_mem view = *mem;
 
     if (mem->device != 0) {
         view.base = (void *)(uintptr_t)mem->device;
@@ -108,16 +108,16 @@ static int make(uint64_t bytes, int *out, struct cst_err *err)
     return CST_OK;
 }
 
-static int paced_import(void *state, unsigned thread, int *fd, struct cst_mem *mem,
+static int paced_import(void *state, unsigned thread, int *fd, struct cste_mem *mem,
                         struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cst_mem view = {.bytes = mem->bytes};
+    struct cste_mem view = {.bytes = mem->bytes};
     struct cst_err note;
     int made = -1, rc;
 
     (void)thread;
-    rc = *fd < 0 ? make(mem->bytes, &made, err) : cst_segments_check_fd(*fd, mem->bytes, err);
+    rc = *fd < 0 ? make(mem->bytes, &made, err) : cste_segments_check_fd(*fd, mem->bytes, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -136,7 +136,7 @@ static int paced_import(void *state, unsigned thread, int *fd, struct cst_mem *m
     return CST_OK;
 
 err_after_map:
-    cst_host_ops.unmap(paced->host, &view);
+    cste_host_ops.unmap(paced->host, &view);
 err_after_make:
     if (made >= 0) {
         (void)close(made);
@@ -144,18 +144,18 @@ err_after_make:
     return rc;
 }
 
-static void paced_unmap(void *state, struct cst_mem *mem)
+static void paced_unmap(void *state, struct cste_mem *mem)
 {
-    struct cst_mem view = as_host(mem);
+    struct cste_mem view = as_host(mem);
 
-    cst_host_ops.unmap(((struct paced *)state)->host, &view);
+    cste_host_ops.unmap(((struct paced *)state)->host, &view);
 }
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
 /* Returns the pace of copies from @src to @dst. */
-static struct cst_pace *way(struct paced *paced, const struct cst_mem *dst,
-                            const struct cst_mem *src)
+static struct cste_pace *way(struct paced *paced, const struct cste_mem *dst,
+                             const struct cste_mem *src)
 {
     if ((dst->device != 0) == (src->device != 0)) {
         return &paced->within;
@@ -163,58 +163,58 @@ static struct cst_pace *way(struct paced *paced, const struct cst_mem *dst,
     return dst->device != 0 ? &paced->up : &paced->down;
 }
 
-static int paced_copy(void *state, unsigned thread, struct cst_addr dst, struct cst_addr src,
+static int paced_copy(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
                       uint64_t bytes, struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cst_mem to = as_host(dst.mem), from = as_host(src.mem);
-    struct cst_pace *pace = way(paced, dst.mem, src.mem);
+    struct cste_mem to = as_host(dst.mem), from = as_host(src.mem);
+    struct cste_pace *pace = way(paced, dst.mem, src.mem);
     int rc;
 
-    cst_pace_enter(pace, cst_crew_now());
-    rc = cst_host_ops.copy(paced->host, thread, (struct cst_addr){&to, dst.offset},
-                           (struct cst_addr){&from, src.offset}, bytes, err);
+    cste_pace_enter(pace, cste_crew_now());
+    rc = cste_host_ops.copy(paced->host, thread, (struct cste_addr){&to, dst.offset},
+                            (struct cste_addr){&from, src.offset}, bytes, err);
 
-    cst_pace_wait(pace, bytes);
+    cste_pace_wait(pace, bytes);
     return rc;
 }
 
-static int paced_fill(void *state, unsigned thread, struct cst_addr dst, uint64_t bytes,
+static int paced_fill(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                       struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cst_mem to = as_host(dst.mem);
+    struct cste_mem to = as_host(dst.mem);
 
     /* Filling does not use the link. */
-    return cst_host_ops.fill(paced->host, thread, (struct cst_addr){&to, dst.offset}, bytes, err);
+    return cste_host_ops.fill(paced->host, thread, (struct cste_addr){&to, dst.offset}, bytes, err);
 }
 
 /* -- arithmetic ----------------------------------------------------------------------------- */
 
 /* Convert values to weights. The fp32 values go over the link. */
-static int paced_convert(void *state, unsigned thread, const struct cst_device_convert *convert,
+static int paced_convert(void *state, unsigned thread, const struct cste_device_convert *convert,
                          struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cst_device_convert inside = *convert;
-    struct cst_pace *pace = way(paced, convert->dst[0].mem, convert->src.mem);
-    struct cst_mem to = as_host(convert->dst[0].mem);
+    struct cste_device_convert inside = *convert;
+    struct cste_pace *pace = way(paced, convert->dst[0].mem, convert->src.mem);
+    struct cste_mem to = as_host(convert->dst[0].mem);
     int rc;
 
-    if (convert->what != CST_CONVERT_WEIGHT) {
+    if (convert->what != CSTE_CONVERT_WEIGHT) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "CONVERT of states must go to the engine of a node");
     }
     inside.dst[0].mem = &to;
-    cst_pace_enter(pace, cst_crew_now());
-    rc = cst_host_ops.convert(paced->host, thread, &inside, err);
-    cst_pace_wait(pace, convert->n_elems * sizeof(float));
+    cste_pace_enter(pace, cste_crew_now());
+    rc = cste_host_ops.convert(paced->host, thread, &inside, err);
+    cste_pace_wait(pace, convert->n_elems * sizeof(float));
     return rc;
 }
 
 /* Convert addresses to those of the host device. Their memory is described in @mems. */
-static void all_as_host(const struct cst_addr *from, uint32_t n, struct cst_mem *mems,
-                        struct cst_addr *out)
+static void all_as_host(const struct cste_addr *from, uint32_t n, struct cste_mem *mems,
+                        struct cste_addr *out)
 {
     for (uint32_t i = 0; i < n; i++) {
         out[i] = from[i];
@@ -227,23 +227,24 @@ static void all_as_host(const struct cst_addr *from, uint32_t n, struct cst_mem 
 
 /* Sum on the accelerator. The sums go over the link to the host. */
 static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work *work,
-                        uint32_t n_src, const struct cst_addr *src, uint64_t first, uint64_t count,
+                        uint32_t n_src, const struct cste_addr *src, uint64_t first, uint64_t count,
                         struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cst_mem mems[CST_TILE_MAX_SRC];
-    struct cst_addr from[CST_TILE_MAX_SRC];
+    struct cste_mem mems[CST_TILE_MAX_SRC];
+    struct cste_addr from[CST_TILE_MAX_SRC];
     uint64_t size = work->rows.grad_f32 != NULL ? sizeof(float) : sizeof(uint16_t);
     int rc;
 
-    cst_pace_enter(&paced->down, cst_crew_now());
+    cste_pace_enter(&paced->down, cste_crew_now());
     all_as_host(src, n_src, mems, from);
-    rc = cst_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, done, err);
-    cst_pace_wait(&paced->down, done->n_elems * size);
+    rc =
+        cste_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, done, err);
+    cste_pace_wait(&paced->down, done->n_elems * size);
     return rc;
 }
 
-static bool is_own(const struct cst_addr *addr, uint32_t n)
+static bool is_own(const struct cste_addr *addr, uint32_t n)
 {
     bool own = true;
 
@@ -255,9 +256,9 @@ static bool is_own(const struct cst_addr *addr, uint32_t n)
 
 /* Check that the update is out of place and entirely in the accelerator's memory. An update in
  * place would need undo slots there. */
-static int check_update(const struct cst_device_update *update, struct cst_err *err)
+static int check_update(const struct cste_device_update *update, struct cst_err *err)
 {
-    if (cst_device_is_in_place(update)) {
+    if (cste_device_is_in_place(update)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "UPDATE in place must go to the engine of a node");
     }
@@ -271,14 +272,14 @@ static int check_update(const struct cst_device_update *update, struct cst_err *
 }
 
 /* Update in the accelerator's memory. The host device keeps the rate. */
-static int paced_update(void *state, unsigned thread, const struct cst_device_update *update,
+static int paced_update(void *state, unsigned thread, const struct cste_device_update *update,
                         uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                         struct cst_tile_done *done, struct cst_err *err)
 {
     struct paced *paced = state;
-    struct cst_mem in[CST_ROW_COUNT], out[CST_ROW_COUNT], mems[CST_TILE_MAX_SRC];
-    struct cst_addr src[CST_TILE_MAX_SRC];
-    struct cst_device_update mine = *update;
+    struct cste_mem in[CST_ROW_COUNT], out[CST_ROW_COUNT], mems[CST_TILE_MAX_SRC];
+    struct cste_addr src[CST_TILE_MAX_SRC];
+    struct cste_device_update mine = *update;
     int rc = check_update(update, err);
 
     if (rc != CST_OK) {
@@ -288,12 +289,12 @@ static int paced_update(void *state, unsigned thread, const struct cst_device_up
     all_as_host(update->out, CST_ROW_COUNT, out, mine.out);
     all_as_host(update->src, update->n_src, mems, src);
     mine.src = src;
-    return cst_host_ops.update(paced->host, thread, &mine, first, count, undo, done, err);
+    return cste_host_ops.update(paced->host, thread, &mine, first, count, undo, done, err);
 }
 
-const struct cst_device_ops cst_paced_ops = {
+const struct cste_device_ops cste_paced_ops = {
     .name = "paced",
-    .max_team = CST_CREW_MAX_THREADS,
+    .max_team = CSTE_CREW_MAX_THREADS,
     /* One lane sleeps while the bytes of the other move. */
     .max_lanes = 2,
     /* The size of the overlap of a copy with the end of the previous one. */

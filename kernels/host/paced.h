@@ -10,7 +10,7 @@
 
 #include "kernels/device.h"
 
-/* The table of the device "paced". Its rates are those of struct cst_device_spec. */
-extern const struct cst_device_ops cst_paced_ops;
+/* The table of the device "paced". Its rates are those of struct cste_device_spec. */
+extern const struct cste_device_ops cste_paced_ops;
 
 #endif

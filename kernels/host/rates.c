@@ -26,32 +26,32 @@
 #define N_SRC 2
 
 struct host_rates {
-    struct cst_cpus cpus;
-    struct cst_device device;
-    struct cst_crew team, lanes;
-    struct cst_trial_memory arena;
+    struct cste_cpus cpus;
+    struct cste_device device;
+    struct cste_crew team, lanes;
+    struct cste_trial_memory arena;
     struct cst_table_header *table;
-    struct cst_undo_slot *slots;         /* One slot for each thread of the team. */
-    struct cst_addr rows[CST_ROW_COUNT]; /* Rows of the chunk, in the arena. */
-    struct cst_addr src[N_SRC];          /* Rows of the contributions, in the arena. */
+    struct cst_undo_slot *slots;          /* One slot for each thread of the team. */
+    struct cste_addr rows[CST_ROW_COUNT]; /* Rows of the chunk, in the arena. */
+    struct cste_addr src[N_SRC];          /* Rows of the contributions, in the arena. */
     struct cst_tile_work work;
     uint64_t n_elems; /* Number of elements of the chunk, a multiple of a piece. */
     uint64_t marks;   /* Number of commands so far; each gets the next mark. */
-    struct cst_job job;
+    struct cste_job job;
     uint64_t memory_bytes;             /* Memory of the node. */
     double pass, update, reduce, copy; /* The results. */
 };
 
-static struct host_rates *rates_of(struct cst_job *job)
+static struct host_rates *rates_of(struct cste_job *job)
 {
     return (struct host_rates *)(void *)((char *)job - offsetof(struct host_rates, job));
 }
 
-static double run(struct host_rates *r, struct cst_crew *crew, cst_job_piece_fn piece,
+static double run(struct host_rates *r, struct cste_crew *crew, cste_job_piece_fn piece,
                   uint64_t n_pieces)
 {
-    r->job = (struct cst_job){.piece = piece, .n_pieces = n_pieces};
-    return cst_trial_run(crew, &r->job);
+    r->job = (struct cste_job){.piece = piece, .n_pieces = n_pieces};
+    return cste_trial_run(crew, &r->job);
 }
 
 /* -- passes over memory --------------------------------------------------------------------- */
@@ -59,7 +59,7 @@ static double run(struct host_rates *r, struct cst_crew *crew, cst_job_piece_fn 
 /* A wide vector. The compiler may split the vector, because memory is the bottleneck. */
 typedef float vector __attribute__((vector_size(64)));
 
-static void scale_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void scale_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
     vector *v = (vector *)(void *)((char *)r->arena.mem.base + piece * PIECE_BYTES);
@@ -78,7 +78,7 @@ static double scale(void *arg)
 }
 
 /* Copy from the first half of the arena to the second, bypassing the cache. */
-static void stream_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void stream_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
     const char *from = (const char *)r->arena.mem.base + piece * PIECE_BYTES;
@@ -105,7 +105,7 @@ static double stream(void *arg)
 
 /* -- the engine's work ---------------------------------------------------------------------- */
 
-static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void update_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     static const struct cst_tile_hyper hyper = {.lr = 1e-5,
                                                 .beta1 = 0.9,
@@ -114,35 +114,35 @@ static void update_piece(struct cst_job *job, uint64_t piece, unsigned thread)
                                                 .weight_decay = 0.01,
                                                 .grad_scale = 1.0f};
     struct host_rates *r = rates_of(job);
-    struct cst_device_update what = {.work = &r->work, .hyper = &hyper, .row_elems = r->n_elems};
-    uint64_t n = cst_host_ops.max_tiles;
+    struct cste_device_update what = {.work = &r->work, .hyper = &hyper, .row_elems = r->n_elems};
+    uint64_t n = cste_host_ops.max_tiles;
     struct cst_tile_done done;
     struct cst_err err;
 
     memcpy(what.in, r->rows, sizeof what.in);
     memcpy(what.out, r->rows, sizeof what.out);
     /* An update does not read weights and does not write gradients. */
-    what.in[CST_ROW_WEIGHT] = what.out[CST_ROW_GRAD] = (struct cst_addr){0};
-    (void)cst_device_update(&r->device, thread, &what, piece * n, n, &r->slots[thread], &done,
-                            &err);
+    what.in[CST_ROW_WEIGHT] = what.out[CST_ROW_GRAD] = (struct cste_addr){0};
+    (void)cste_device_update(&r->device, thread, &what, piece * n, n, &r->slots[thread], &done,
+                             &err);
 }
 
-static void reduce_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void reduce_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
-    uint64_t n = cst_host_ops.max_tiles;
+    uint64_t n = cste_host_ops.max_tiles;
     struct cst_tile_done done;
     struct cst_err err;
 
-    (void)cst_device_reduce(&r->device, thread, &r->work, N_SRC, r->src, piece * n, n,
-                            &r->slots[thread], &done, &err);
+    (void)cste_device_reduce(&r->device, thread, &r->work, N_SRC, r->src, piece * n, n,
+                             &r->slots[thread], &done, &err);
 }
 
-static double command(struct host_rates *r, cst_job_piece_fn piece)
+static double command(struct host_rates *r, cste_job_piece_fn piece)
 {
     r->work.mark = ++r->marks;
     return run(r, &r->team, piece,
-               r->n_elems / (cst_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS));
+               r->n_elems / (cste_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS));
 }
 
 static double update(void *arg)
@@ -156,22 +156,22 @@ static double reduce(void *arg)
 }
 
 /* Copy a lane's piece from the first half of the arena to the second. */
-static void copy_piece(struct cst_job *job, uint64_t piece, unsigned thread)
+static void copy_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
-    struct cst_addr from = {.mem = &r->arena.mem, .offset = piece * cst_host_ops.piece_bytes};
-    struct cst_addr to = from;
+    struct cste_addr from = {.mem = &r->arena.mem, .offset = piece * cste_host_ops.piece_bytes};
+    struct cste_addr to = from;
     struct cst_err err;
 
-    to.offset += r->job.n_pieces * cst_host_ops.piece_bytes;
-    (void)cst_device_copy(&r->device, thread, to, from, cst_host_ops.piece_bytes, &err);
+    to.offset += r->job.n_pieces * cste_host_ops.piece_bytes;
+    (void)cste_device_copy(&r->device, thread, to, from, cste_host_ops.piece_bytes, &err);
 }
 
 static double copy(void *arg)
 {
     struct host_rates *r = arg;
 
-    return run(r, &r->lanes, copy_piece, r->arena.mem.bytes / cst_host_ops.piece_bytes / 2);
+    return run(r, &r->lanes, copy_piece, r->arena.mem.bytes / cste_host_ops.piece_bytes / 2);
 }
 
 static void measure(struct host_rates *r)
@@ -180,13 +180,13 @@ static void measure(struct host_rates *r)
     double halves = (double)(r->arena.mem.bytes / PIECE_BYTES / 2 * 2 * PIECE_BYTES);
     /* In place every byte is read and written. A stream reads one half of the arena and writes
      * the other. */
-    double in_place = 2.0 * bytes / cst_trial_median(scale, r, BUDGET_S / 2);
-    double streamed = halves / cst_trial_median(stream, r, BUDGET_S / 2);
+    double in_place = 2.0 * bytes / cste_trial_median(scale, r, BUDGET_S / 2);
+    double streamed = halves / cste_trial_median(stream, r, BUDGET_S / 2);
 
     r->pass = in_place > streamed ? in_place : streamed;
-    r->copy = halves / 2.0 / cst_trial_median(copy, r, BUDGET_S);
-    r->reduce = (double)r->n_elems / cst_trial_median(reduce, r, BUDGET_S);
-    r->update = (double)r->n_elems / cst_trial_median(update, r, BUDGET_S);
+    r->copy = halves / 2.0 / cste_trial_median(copy, r, BUDGET_S);
+    r->reduce = (double)r->n_elems / cste_trial_median(reduce, r, BUDGET_S);
+    r->update = (double)r->n_elems / cste_trial_median(update, r, BUDGET_S);
 }
 
 /* -- devices and memory to measure on ------------------------------------------------------- */
@@ -195,7 +195,7 @@ static void pin_team(void *arg, unsigned thread)
 {
     struct host_rates *r = arg;
 
-    (void)cst_cpus_pin(&r->cpus, thread);
+    (void)cste_cpus_pin(&r->cpus, thread);
 }
 
 static void place_lane(void *arg, unsigned thread)
@@ -203,38 +203,38 @@ static void place_lane(void *arg, unsigned thread)
     struct host_rates *r = arg;
 
     (void)thread;
-    (void)cst_cpus_stay(&r->cpus);
+    (void)cste_cpus_stay(&r->cpus);
 }
 
-static int open_crews(struct host_rates *r, const struct cst_engine_rates_options *options,
+static int open_crews(struct host_rates *r, const struct cste_engine_rates_options *options,
                       struct cst_err *err)
 {
     unsigned cores = r->cpus.n_cores;
-    unsigned n_lanes = cores < cst_host_ops.max_lanes ? cores : cst_host_ops.max_lanes;
-    struct cst_crew_config team = {.name = "cst-team",
-                                   .n_threads = options->threads > 0 ? options->threads : cores,
-                                   .start = pin_team,
-                                   .arg = r};
-    struct cst_crew_config lanes = {.name = "cst-lane",
-                                    .n_threads =
-                                        options->copy_threads > 0 ? options->copy_threads : n_lanes,
-                                    .first = team.n_threads,
-                                    .start = place_lane,
+    unsigned n_lanes = cores < cste_host_ops.max_lanes ? cores : cste_host_ops.max_lanes;
+    struct cste_crew_config team = {.name = "cst-team",
+                                    .n_threads = options->threads > 0 ? options->threads : cores,
+                                    .start = pin_team,
                                     .arg = r};
-    struct cst_device_spec spec = {
+    struct cste_crew_config lanes = {.name = "cst-lane",
+                                     .n_threads = options->copy_threads > 0 ? options->copy_threads
+                                                                            : n_lanes,
+                                     .first = team.n_threads,
+                                     .start = place_lane,
+                                     .arg = r};
+    struct cste_device_spec spec = {
         .cpus = &r->cpus, .n_team = team.n_threads, .n_threads = team.n_threads + lanes.n_threads};
-    int rc = cst_device_open(&r->device, &cst_host_ops, &spec, err);
+    int rc = cste_device_open(&r->device, &cste_host_ops, &spec, err);
 
     if (rc != CST_OK) {
-        r->device = (struct cst_device){0};
+        r->device = (struct cste_device){0};
         return rc;
     }
-    rc = cst_crew_open(&r->team, &team, err);
-    return rc == CST_OK ? cst_crew_open(&r->lanes, &lanes, err) : rc;
+    rc = cste_crew_open(&r->team, &team, err);
+    return rc == CST_OK ? cste_crew_open(&r->lanes, &lanes, err) : rc;
 }
 
 /* Returns the memory of node @node, or of the machine if it has at most one node. */
-static uint64_t memory_of(const struct cst_cpus *cpus, unsigned node)
+static uint64_t memory_of(const struct cste_cpus *cpus, unsigned node)
 {
     hwloc_obj_t obj = hwloc_get_numanode_obj_by_os_index(cpus->topology, node);
 
@@ -247,7 +247,7 @@ static uint64_t memory_of(const struct cst_cpus *cpus, unsigned node)
 
 static uint64_t choose_elems(const struct host_rates *r)
 {
-    const uint64_t piece = cst_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS;
+    const uint64_t piece = cste_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS;
     uint64_t bytes = (uint64_t)r->cpus.n_cores * BYTES_PER_CORE;
 
     bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes;
@@ -296,12 +296,12 @@ static void place_rows(struct host_rates *r)
     uint64_t at = 0;
 
     for (int row = 0; row < CST_ROW_COUNT; row++) {
-        r->rows[row] = (struct cst_addr){.mem = &r->arena.mem, .offset = at};
+        r->rows[row] = (struct cste_addr){.mem = &r->arena.mem, .offset = at};
         memset(base + at, values[row], n * bytes[row]);
         at += n * bytes[row];
     }
     for (unsigned i = 0; i < N_SRC; i++) {
-        r->src[i] = (struct cst_addr){.mem = &r->arena.mem, .offset = at};
+        r->src[i] = (struct cste_addr){.mem = &r->arena.mem, .offset = at};
         memset(base + at, values[CST_ROW_GRAD], n * sizeof(uint16_t));
         at += n * sizeof(uint16_t);
     }
@@ -309,14 +309,14 @@ static void place_rows(struct host_rates *r)
     r->work.table = r->table;
 }
 
-static int open_all(struct host_rates *r, const struct cst_engine_rates_options *options,
+static int open_all(struct host_rates *r, const struct cste_engine_rates_options *options,
                     struct cst_err *err)
 {
     unsigned node = options->node < 0 ? 0 : (unsigned)options->node;
-    int rc = cst_cpus_open(&r->cpus, node, err);
+    int rc = cste_cpus_open(&r->cpus, node, err);
 
     if (rc != CST_OK) {
-        r->cpus = (struct cst_cpus){0};
+        r->cpus = (struct cste_cpus){0};
         return rc;
     }
     if (options->node > 0 && !r->cpus.node_found) {
@@ -330,9 +330,9 @@ static int open_all(struct host_rates *r, const struct cst_engine_rates_options 
     r->n_elems = choose_elems(r);
     rc = open_table(r, err);
     if (rc == CST_OK) {
-        rc = cst_trial_memory_open(&r->arena, &r->device, &r->cpus,
-                                   r->cpus.node_found ? (int)node : -1, r->n_elems * ELEM_BYTES,
-                                   &r->team, err);
+        rc = cste_trial_memory_open(&r->arena, &r->device, &r->cpus,
+                                    r->cpus.node_found ? (int)node : -1, r->n_elems * ELEM_BYTES,
+                                    &r->team, err);
     }
     if (rc == CST_OK) {
         place_rows(r);
@@ -342,24 +342,24 @@ static int open_all(struct host_rates *r, const struct cst_engine_rates_options 
 
 static void close_all(struct host_rates *r)
 {
-    cst_trial_memory_close(&r->arena);
+    cste_trial_memory_close(&r->arena);
     if (r->lanes.n_started > 0) {
-        cst_crew_close(&r->lanes);
+        cste_crew_close(&r->lanes);
     }
     if (r->team.n_started > 0) {
-        cst_crew_close(&r->team);
+        cste_crew_close(&r->team);
     }
     if (r->device.ops != NULL) {
-        cst_device_close(&r->device);
+        cste_device_close(&r->device);
     }
     free(r->slots);
     free(r->table);
     if (r->cpus.topology != NULL) {
-        cst_cpus_close(&r->cpus);
+        cste_cpus_close(&r->cpus);
     }
 }
 
-int cst_host_rates(const struct cst_engine_rates_options *options, FILE *to, struct cst_err *err)
+int cste_host_rates(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err)
 {
     struct host_rates *r = calloc(1, sizeof *r);
     int rc;

@@ -252,7 +252,7 @@ static void cost_room_copy(struct cst_play *play, struct cst_play_command *c,
     c->lane = up ? CST_PLAY_UP : CST_PLAY_DOWN;
     c->effort.left = engine->rates->copy_latency_s * 1e9;
     if (stays_there(play, c)) {
-        c->lane = CST_PLAY_UP; /* The same lane as in cst_device_lane. */
+        c->lane = CST_PLAY_UP; /* The same lane as in cste_device_lane. */
         c->effort.left += ns(2 * bytes, engine->rates->memory);
         return;
     }

@@ -14,21 +14,21 @@ struct message {
     uint8_t body[];
 };
 
-struct cst_process {
-    TAILQ_ENTRY(cst_process) link;
-    const struct cst_process_ops *ops;
+struct cstd_process {
+    TAILQ_ENTRY(cstd_process) link;
+    const struct cstd_process_ops *ops;
     void *arg;
     bool doomed;                     /* the engine exits at its next turn */
     STAILQ_HEAD(, message) messages; /* messages that were sent and not answered */
 };
 
-static TAILQ_HEAD(, cst_process) processes = TAILQ_HEAD_INITIALIZER(processes);
+static TAILQ_HEAD(, cstd_process) processes = TAILQ_HEAD_INITIALIZER(processes);
 static unsigned n_commands; /* number of commands so far */
 
-int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *argv,
-                      const struct cst_process_ops *ops, void *arg, struct cst_err *err)
+int cstd_process_start(struct cstd_process **out, uv_loop_t *loop, char *const *argv,
+                       const struct cstd_process_ops *ops, void *arg, struct cst_err *err)
 {
-    struct cst_process *process = calloc(1, sizeof *process);
+    struct cstd_process *process = calloc(1, sizeof *process);
 
     (void)loop;
     (void)argv;
@@ -43,13 +43,13 @@ int cst_process_start(struct cst_process **out, uv_loop_t *loop, char *const *ar
     return CST_OK;
 }
 
-pid_t cst_process_pid(const struct cst_process *process)
+pid_t cstd_process_pid(const struct cstd_process *process)
 {
     (void)process;
     return 1;
 }
 
-int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
+int cstd_process_send(struct cstd_process *process, const struct cst_frame *frame)
 {
     struct message *message = malloc(sizeof *message + frame->body_bytes);
 
@@ -65,22 +65,22 @@ int cst_process_send(struct cst_process *process, const struct cst_frame *frame)
     return CST_OK;
 }
 
-int cst_process_try_send(struct cst_process *process, const struct cst_frame *frame)
+int cstd_process_try_send(struct cstd_process *process, const struct cst_frame *frame)
 {
-    return cst_process_send(process, frame);
+    return cstd_process_send(process, frame);
 }
 
-void cst_process_stop(struct cst_process *process)
-{
-    process->doomed = true;
-}
-
-void cst_process_kill(struct cst_process *process)
+void cstd_process_stop(struct cstd_process *process)
 {
     process->doomed = true;
 }
 
-static void reply(struct cst_process *process, uint16_t type, uint64_t request,
+void cstd_process_kill(struct cstd_process *process)
+{
+    process->doomed = true;
+}
+
+static void reply(struct cstd_process *process, uint16_t type, uint64_t request,
                   const ProtobufCMessage *message)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
@@ -90,7 +90,7 @@ static void reply(struct cst_process *process, uint16_t type, uint64_t request,
     process->ops->on_frame(process->arg, &frame);
 }
 
-static void answer_segment(struct cst_process *process, const struct cst_frame *frame, uint32_t id)
+static void answer_segment(struct cstd_process *process, const struct cst_frame *frame, uint32_t id)
 {
     Engine__SegmentDone done = ENGINE__SEGMENT_DONE__INIT;
 
@@ -98,7 +98,7 @@ static void answer_segment(struct cst_process *process, const struct cst_frame *
     reply(process, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DONE, frame->request, &done.base);
 }
 
-static void answer_commands(struct cst_process *process, const struct cst_frame *frame,
+static void answer_commands(struct cstd_process *process, const struct cst_frame *frame,
                             unsigned fail)
 {
     Engine__Submit *submit = engine__submit__unpack(NULL, frame->body_bytes, frame->body);
@@ -121,7 +121,7 @@ static void answer_commands(struct cst_process *process, const struct cst_frame 
     engine__submit__free_unpacked(submit, NULL);
 }
 
-static void answer(struct cst_process *process, const struct cst_frame *frame, unsigned fail)
+static void answer(struct cstd_process *process, const struct cst_frame *frame, unsigned fail)
 {
     Engine__Ready ready = ENGINE__READY__INIT;
     Engine__SegmentAdd *add;
@@ -151,7 +151,7 @@ static void answer(struct cst_process *process, const struct cst_frame *frame, u
     }
 }
 
-static void end(struct cst_process *process)
+static void end(struct cstd_process *process)
 {
     struct message *message;
 
@@ -166,7 +166,7 @@ static void end(struct cst_process *process)
 
 bool fake_engine_turn(unsigned fail)
 {
-    struct cst_process *process, *next;
+    struct cstd_process *process, *next;
     bool any = false;
 
     for (process = TAILQ_FIRST(&processes); process != NULL; process = next) {
@@ -191,7 +191,7 @@ bool fake_engine_turn(unsigned fail)
 
 void fake_engine_kill(void)
 {
-    struct cst_process *process, *next;
+    struct cstd_process *process, *next;
 
     for (process = TAILQ_FIRST(&processes); process != NULL; process = next) {
         next = TAILQ_NEXT(process, link);

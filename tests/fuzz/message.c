@@ -48,7 +48,7 @@ static const ProtobufCMessageDescriptor *const types[] = {
 };
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
-static struct cst_unpack unpack;
+static struct cstd_unpack unpack;
 
 static unsigned number_of(const ProtobufCMessageDescriptor *type)
 {
@@ -81,7 +81,7 @@ size_t fuzz_seed(uint8_t *out, size_t max)
     return 1 + protobuf_c_message_pack(&message.base, out + 1);
 }
 
-static bool items_agree(const struct cst_batch_item *item, const Cistern__BatchItem *other)
+static bool items_agree(const struct cstd_batch_item *item, const Cistern__BatchItem *other)
 {
     return item->kind == (uint32_t)other->kind && item->chunk == other->chunk &&
            item->generation == (other->has_generation ? other->generation : 0) &&
@@ -92,9 +92,9 @@ static bool items_agree(const struct cst_batch_item *item, const Cistern__BatchI
  * protobuf-c's result (NULL: it refused the body). */
 static void compare_batch(const uint8_t *body, size_t n, const Cistern__Batch *other)
 {
-    struct cst_batch batch;
+    struct cstd_batch batch;
     struct cst_err err = {0};
-    int rc = cst_batch_read(&batch, body, n, &err);
+    int rc = cstd_batch_read(&batch, body, n, &err);
 
     if (rc != CST_OK) {
         fuzz_must(err.status == rc && err.text[0] != '\0', "a refusal has words");
@@ -112,15 +112,15 @@ static void compare_batch(const uint8_t *body, size_t n, const Cistern__Batch *o
  * Other encodings may differ: protobuf-c accepts field numbers beyond 32 bits, and cuts them. */
 static void read_packed(const uint8_t *bytes, size_t n, const Cistern__Batch *message)
 {
-    struct cst_batch batch;
+    struct cstd_batch batch;
     struct cst_err err = {0};
     bool plain = message->base.n_unknown_fields == 0;
 
     for (size_t i = 0; i < message->n_items; i++) {
         plain = plain && message->items[i]->base.n_unknown_fields == 0;
     }
-    if (plain && message->n_items <= CST_PENDING_MAX_ITEMS) {
-        fuzz_must(cst_batch_read(&batch, bytes, n, &err) == CST_OK, err.text);
+    if (plain && message->n_items <= CSTD_PENDING_MAX_ITEMS) {
+        fuzz_must(cstd_batch_read(&batch, bytes, n, &err) == CST_OK, err.text);
     }
 }
 
@@ -138,7 +138,7 @@ static void pack_again(const ProtobufCMessageDescriptor *type, const ProtobufCMe
     if (type == &cistern__batch__descriptor) {
         read_packed(bytes, n, (const Cistern__Batch *)message);
     }
-    if (cst_unpack_message(&unpack, type, bytes, n, (void *)&second, &err) == CST_OK) {
+    if (cstd_unpack_message(&unpack, type, bytes, n, (void *)&second, &err) == CST_OK) {
         fuzz_must(protobuf_c_message_get_packed_size(second) == n &&
                       protobuf_c_message_pack(second, again) == n && memcmp(bytes, again, n) == 0,
                   "a message is packed as it was unpacked");
@@ -158,10 +158,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         return 0;
     }
     if (unpack.region == NULL) {
-        fuzz_must(cst_unpack_init(&unpack, &err) == CST_OK, err.text);
+        fuzz_must(cstd_unpack_init(&unpack, &err) == CST_OK, err.text);
     }
-    rc = cst_unpack_message(&unpack, type, data + 1, n - 1, (void *)&message, &err);
-    fuzz_must(unpack.used <= CST_UNPACK_BYTES, "unpacking keeps its bound of memory");
+    rc = cstd_unpack_message(&unpack, type, data + 1, n - 1, (void *)&message, &err);
+    fuzz_must(unpack.used <= CSTD_UNPACK_BYTES, "unpacking keeps its bound of memory");
     fuzz_must(rc == CST_OK || rc == CST_EPROTO, "a body is taken, or refused as malformed");
     if (type == &cistern__batch__descriptor) {
         compare_batch(data + 1, n - 1, (const Cistern__Batch *)message);

@@ -27,8 +27,8 @@ struct input {
     const uint8_t *at, *end;
 };
 
-static struct cst_daemon daemon_;
-static struct cst_config config;
+static struct cstd_daemon daemon_;
+static struct cstd_config config;
 static struct connection connections[FUZZ_SESSIONS];
 
 static void start(void)
@@ -36,15 +36,15 @@ static void start(void)
     char dir[] = "/tmp/cistern-fuzz-XXXXXX";
     struct cst_err err = {0};
 
-    cst_log_init(getenv("FUZZ_LOG") != NULL ? CST_LOG_DEBUG : (enum cst_log_level)0);
+    cstd_log_init(getenv("FUZZ_LOG") != NULL ? CSTD_LOG_DEBUG : (enum cstd_log_level)0);
     fuzz_must(mkdtemp(dir) != NULL, "mkdtemp");
-    cst_config_init(&config, 1ull << 30);
+    cstd_config_init(&config, 1ull << 30);
     config.host_bytes = config.pool_bytes = BUDGET;
     (void)snprintf(config.socket, sizeof config.socket, "%s/s", dir);
     (void)snprintf(config.manager_socket, sizeof config.manager_socket, "%s/m", dir);
     (void)snprintf(config.engine, sizeof config.engine, "/proc/self/exe");
-    fuzz_must(cst_daemon_open(&daemon_, &config, &err) == CST_OK, err.text);
-    cst_server_stop(&daemon_.server); /* no client may connect, and no file may be left behind */
+    fuzz_must(cstd_daemon_open(&daemon_, &config, &err) == CST_OK, err.text);
+    cstd_server_stop(&daemon_.server); /* no client may connect, and no file may be left behind */
     (void)rmdir(dir);
 }
 
@@ -52,23 +52,23 @@ static void start(void)
 
 static void open_connection(unsigned i)
 {
-    struct cst_quota_account *account = NULL;
+    struct cstd_quota_account *account = NULL;
     struct cst_err none = {0}, err = {0};
-    struct cst_peer peer;
+    struct cstd_peer peer;
     int ends[2];
 
     fuzz_must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0,
               "socketpair");
-    fuzz_must(cst_peer_open(&peer, ends[1]), "peer");
+    fuzz_must(cstd_peer_open(&peer, ends[1]), "peer");
     peer.uid = i == 2 ? 4711 : 4710;
     if (i == 1) { /* the hang-up of this client is its death */
-        cst_peer_close(&peer);
+        cstd_peer_close(&peer);
     }
-    fuzz_must(cst_quota_open(&daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account,
-                             &err) == CST_OK &&
-                  cst_quota_take(account, CST_QUOTA_SESSIONS, 1, "a connection", &err) == CST_OK,
+    fuzz_must(cstd_quota_open(&daemon_.quota, peer.uid, peer.groups, peer.n_groups, &account,
+                              &err) == CST_OK &&
+                  cstd_quota_take(account, CSTD_QUOTA_SESSIONS, 1, "a connection", &err) == CST_OK,
               err.text);
-    fuzz_must(cst_session_open(&daemon_, ends[1], &peer, account, false, &none, &err) == CST_OK,
+    fuzz_must(cstd_session_open(&daemon_, ends[1], &peer, account, false, &none, &err) == CST_OK,
               err.text);
     connections[i] = (struct connection){.sock = ends[0]};
 }
@@ -93,8 +93,8 @@ static void read_replies(unsigned i)
         if (rc == CST_OK) {
             fuzz_must(frame.flags == CST_FRAME_REPLY, "all that comes is a reply");
             if (frame.type == CISTERN__MSG_TYPE__MSG_ERROR) {
-                cst_log(CST_LOG_DEBUG, "connection %u, request %u: %.*s", i,
-                        (unsigned)frame.request, (int)frame.body_bytes, (const char *)frame.body);
+                cstd_log(CSTD_LOG_DEBUG, "connection %u, request %u: %.*s", i,
+                         (unsigned)frame.request, (int)frame.body_bytes, (const char *)frame.body);
             }
             cst_frame_close_fds(&frame);
             c->n_replies++;
@@ -107,7 +107,7 @@ static void read_replies(unsigned i)
 
 static void check_cores(void)
 {
-    const struct cst_job *job;
+    const struct cstd_job *job;
 
     TAILQ_FOREACH(job, &daemon_.jobs.living, link)
     {
@@ -225,11 +225,11 @@ static void settle(void)
 static void empty(void)
 {
     struct cst_err why = {.status = CST_ECANCELLED, .text = "the end"};
-    struct cst_job *job;
+    struct cstd_job *job;
 
     settle();
     while ((job = TAILQ_FIRST(&daemon_.jobs.living)) != NULL) {
-        cst_job_remove(job, 0, &why);
+        cstd_job_remove(job, 0, &why);
     }
     settle();
     for (unsigned i = 0; i < FUZZ_SESSIONS; i++) {

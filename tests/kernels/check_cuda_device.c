@@ -25,32 +25,32 @@
 #define N_THREADS 5 /* the team, and one lane for each kind of traffic */
 
 static char leaks[] = "/tmp/cst-leaks-XXXXXX";
-static struct cst_cpus cpus;
-static struct cst_device device;
+static struct cste_cpus cpus;
+static struct cste_device device;
 static const char *uuid;
 
 static int open_device(struct cst_err *err)
 {
-    struct cst_device_spec spec = {
+    struct cste_device_spec spec = {
         .cpus = &cpus, .id = uuid, .n_team = N_TEAM, .n_threads = N_THREADS};
 
-    return cst_device_open(&device, &cst_cuda_ops, &spec, err);
+    return cste_device_open(&device, &cste_cuda_ops, &spec, err);
 }
 
 /* Map the host memory of a round. It is sparse, so it needs no memory. */
-static int map_host(struct cst_mem *host, struct cst_err *err)
+static int map_host(struct cste_mem *host, struct cst_err *err)
 {
     struct cst_err note;
     int fd = engine_proc_memfd(HOST_BYTES, NULL), rc;
 
-    *host = (struct cst_mem){.bytes = HOST_BYTES};
-    rc = cst_device_map(&device, fd, -1, host, &note, err);
+    *host = (struct cste_mem){.bytes = HOST_BYTES};
+    rc = cste_device_map(&device, fd, -1, host, &note, err);
     (void)close(fd);
-    return rc == CST_OK ? cst_device_lock(&device, host, err) : rc;
+    return rc == CST_OK ? cste_device_lock(&device, host, err) : rc;
 }
 
 /* Run a reduction of two blocks of @pool. */
-static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct cst_err *err)
+static int reduce(const struct tiny_job *job, const struct cste_mem *pool, struct cst_err *err)
 {
     struct cst_place grad = tiny_job_row(job, 0, CST_ROW_GRAD);
     struct cst_tile_work work = {
@@ -58,11 +58,11 @@ static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct
         .table_id = job->ids[TINY_TABLE],
         .mark = 1,
         .rows = {.grad = (uint16_t *)(void *)((char *)job->base[TINY_ARENA] + grad.offset)}};
-    struct cst_addr src[2] = {{.mem = pool, .offset = tiny_job_block(job, 0, 0).offset},
-                              {.mem = pool, .offset = tiny_job_block(job, 0, 1).offset}};
+    struct cste_addr src[2] = {{.mem = pool, .offset = tiny_job_block(job, 0, 0).offset},
+                               {.mem = pool, .offset = tiny_job_block(job, 0, 1).offset}};
     struct cst_tile_done done;
 
-    int rc = cst_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, &done, err);
+    int rc = cste_device_reduce(&device, 0, &work, 2, src, 0, UINT64_MAX, NULL, &done, err);
 
     ck_assert_uint_eq(done.bytes, done.n_elems * (2 * 2 + 2));
     ck_assert(rc != CST_OK || done.n_elems > 0);
@@ -71,7 +71,7 @@ static int reduce(const struct tiny_job *job, const struct cst_mem *pool, struct
 
 /* Update the chunk's @n_elems in @pool, out of place. First come the rows that are read, then those
  * that are written, each at the next multiple of 64 KiB. */
-static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64_t n_elems,
+static int update(const struct tiny_job *job, const struct cste_mem *pool, uint64_t n_elems,
                   struct cst_err *err)
 {
     static const enum cst_row rows[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
@@ -79,9 +79,9 @@ static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64
         .table = job->table, .table_id = job->ids[TINY_TABLE], .mark = 1, .elsewhere = true};
     struct cst_tile_hyper hyper = {
         .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .grad_scale = 1.0f};
-    struct cst_device_update update = {
+    struct cste_device_update update = {
         .work = &work, .hyper = &hyper, .row_elems = n_elems, .guard = true};
-    struct cst_addr at = {.mem = pool, .offset = 0};
+    struct cste_addr at = {.mem = pool, .offset = 0};
     struct cst_tile_done done;
     int rc;
 
@@ -94,7 +94,7 @@ static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64
     }
     at.offset += 64u << 10;
     update.out[CST_ROW_WEIGHT] = at;
-    rc = cst_device_update(&device, 1, &update, 0, UINT64_MAX, NULL, &done, err);
+    rc = cste_device_update(&device, 1, &update, 0, UINT64_MAX, NULL, &done, err);
     ck_assert_uint_eq(done.bytes, done.n_elems * 28);
     ck_assert(rc != CST_OK || done.n_elems > 0);
     return rc;
@@ -104,8 +104,8 @@ static int update(const struct tiny_job *job, const struct cst_mem *pool, uint64
 static int live(struct cst_err *err)
 {
     uint64_t n_elems = 9000;
-    struct cst_mem host = {0}, pool = {.bytes = POOL_BYTES}, again = {.bytes = POOL_BYTES};
-    struct cst_addr in_pool = {.mem = &pool}, in_host = {.mem = &host, .offset = 255u * MIB};
+    struct cste_mem host = {0}, pool = {.bytes = POOL_BYTES}, again = {.bytes = POOL_BYTES};
+    struct cste_addr in_pool = {.mem = &pool}, in_host = {.mem = &host, .offset = 255u * MIB};
     struct tiny_job job;
     int fd = -1, rc = open_device(err);
 
@@ -115,19 +115,19 @@ static int live(struct cst_err *err)
     tiny_job_open(&job, 1, &n_elems, 1, 3);
     rc = map_host(&host, err);
     if (rc == CST_OK) {
-        rc = cst_device_import(&device, 2, &fd, &pool, err);
+        rc = cste_device_import(&device, 2, &fd, &pool, err);
     }
     if (rc == CST_OK) {
-        rc = cst_device_import(&device, 2, &fd, &again, err);
+        rc = cste_device_import(&device, 2, &fd, &again, err);
     }
     if (rc == CST_OK) {
-        rc = cst_device_copy(&device, 3, in_pool, in_host, 2 * MIB, err);
+        rc = cste_device_copy(&device, 3, in_pool, in_host, 2 * MIB, err);
     }
     if (rc == CST_OK) {
-        rc = cst_device_copy(&device, 4, in_host, in_pool, 2 * MIB, err);
+        rc = cste_device_copy(&device, 4, in_host, in_pool, 2 * MIB, err);
     }
     if (rc == CST_OK) {
-        rc = cst_device_fill(&device, 3, in_pool, MIB, err);
+        rc = cste_device_fill(&device, 3, in_pool, MIB, err);
     }
     if (rc == CST_OK) {
         rc = reduce(&job, &pool, err);
@@ -138,10 +138,10 @@ static int live(struct cst_err *err)
     if (rc == CST_EGPU) {
         return rc; /* the process can only end now */
     }
-    cst_device_unmap(&device, &again);
-    cst_device_unmap(&device, &pool);
-    cst_device_unmap(&device, &host);
-    cst_device_close(&device);
+    cste_device_unmap(&device, &again);
+    cste_device_unmap(&device, &pool);
+    cste_device_unmap(&device, &host);
+    cste_device_close(&device);
     if (fd >= 0) {
         (void)close(fd);
     }
@@ -202,7 +202,7 @@ static void set_up(void)
     int fd;
 
     uuid = fake_gpu_uuid(0);
-    ck_assert_int_eq(cst_cpus_open(&cpus, 0, &err), CST_OK);
+    ck_assert_int_eq(cste_cpus_open(&cpus, 0, &err), CST_OK);
     fd = mkstemp(leaks);
     ck_assert_int_ge(fd, 0);
     (void)close(fd);
@@ -210,7 +210,7 @@ static void set_up(void)
 
 static void tear_down(void)
 {
-    cst_cpus_close(&cpus);
+    cste_cpus_close(&cpus);
     (void)unlink(leaks);
 }
 
@@ -282,7 +282,7 @@ END_TEST
 START_TEST(test_all_or_nothing)
 {
     uint64_t small = 512u * (uint64_t)MIB;
-    struct cst_mem host, other = {.bytes = small};
+    struct cste_mem host, other = {.bytes = small};
     struct cst_err err, note;
     int fd;
 
@@ -291,17 +291,17 @@ START_TEST(test_all_or_nothing)
     ck_assert_int_eq(open_device(&err), CST_OK);
     (void)setenv("CST_FAKECUDA_PINNED", "512MiB", 1);
     fd = engine_proc_memfd(600u * (uint64_t)MIB, NULL);
-    host = (struct cst_mem){.bytes = 600u * (uint64_t)MIB};
-    ck_assert_int_eq(cst_device_map(&device, fd, -1, &host, &note, &err), CST_OK);
-    ck_assert_int_ne(cst_device_lock(&device, &host, &err), CST_OK);
+    host = (struct cste_mem){.bytes = 600u * (uint64_t)MIB};
+    ck_assert_int_eq(cste_device_map(&device, fd, -1, &host, &note, &err), CST_OK);
+    ck_assert_int_ne(cste_device_lock(&device, &host, &err), CST_OK);
     ck_assert(!host.locked);
     ck_assert_ptr_nonnull(strstr(err.text, "at 536870912 of 629145600"));
-    ck_assert_int_eq(cst_device_map(&device, fd, -1, &other, &note, &err), CST_OK);
-    ck_assert_msg(cst_device_lock(&device, &other, &err) == CST_OK, "%s", err.text);
+    ck_assert_int_eq(cste_device_map(&device, fd, -1, &other, &note, &err), CST_OK);
+    ck_assert_msg(cste_device_lock(&device, &other, &err) == CST_OK, "%s", err.text);
     ck_assert(other.locked);
-    cst_device_unmap(&device, &other);
-    cst_device_unmap(&device, &host);
-    cst_device_close(&device);
+    cste_device_unmap(&device, &other);
+    cste_device_unmap(&device, &host);
+    cste_device_close(&device);
 }
 END_TEST
 
@@ -311,8 +311,8 @@ END_TEST
  * has the numbers. Freed memory can be allocated again. */
 START_TEST(test_out_of_memory)
 {
-    struct cst_mem first = {.bytes = 128u * MIB}, second = {.bytes = 128u * MIB},
-                   odd = {.bytes = 5};
+    struct cste_mem first = {.bytes = 128u * MIB}, second = {.bytes = 128u * MIB},
+                    odd = {.bytes = 5};
     int fds[3] = {-1, -1, -1};
     struct cst_err err;
 
@@ -320,21 +320,21 @@ START_TEST(test_out_of_memory)
     (void)setenv("CST_FAKECUDA_MEMORY", "224MiB", 1);
     ck_assert_int_eq(open_device(&err), CST_OK);
     ck_assert_uint_eq(device.about.bytes, 224u * MIB);
-    ck_assert_int_eq(cst_device_import(&device, 0, &fds[2], &odd, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_import(&device, 0, &fds[2], &odd, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "multiples of 2097152"));
-    ck_assert_int_eq(cst_device_import(&device, 0, &fds[0], &first, &err), CST_OK);
-    ck_assert_int_eq(cst_device_import(&device, 0, &fds[1], &second, &err), CST_ENOMEM);
+    ck_assert_int_eq(cste_device_import(&device, 0, &fds[0], &first, &err), CST_OK);
+    ck_assert_int_eq(cste_device_import(&device, 0, &fds[1], &second, &err), CST_ENOMEM);
     ck_assert_ptr_nonnull(strstr(err.text, "making 134217728 bytes"));
     ck_assert_ptr_nonnull(strstr(err.text, " of 234881024 bytes are free"));
     ck_assert_int_eq(fds[1], -1);
     ck_assert_uint_eq(second.device, 0);
-    cst_device_unmap(&device, &first);
-    ck_assert_int_eq(cst_device_import(&device, 0, &fds[1], &second, &err), CST_ENOMEM);
+    cste_device_unmap(&device, &first);
+    ck_assert_int_eq(cste_device_import(&device, 0, &fds[1], &second, &err), CST_ENOMEM);
     (void)close(fds[0]);
-    ck_assert_msg(cst_device_import(&device, 0, &fds[1], &second, &err) == CST_OK, "%s", err.text);
-    cst_device_unmap(&device, &second);
+    ck_assert_msg(cste_device_import(&device, 0, &fds[1], &second, &err) == CST_OK, "%s", err.text);
+    cste_device_unmap(&device, &second);
     (void)close(fds[1]);
-    cst_device_close(&device);
+    cste_device_close(&device);
     ck_assert_uint_eq(fake_gpu_used(), 0);
     fake_gpu_close_ledger();
 }
@@ -343,15 +343,15 @@ END_TEST
 /* A descriptor that is not a handle of a GPU's memory is refused, and its owner keeps it. */
 START_TEST(test_no_handle)
 {
-    struct cst_mem mem = {.bytes = POOL_BYTES};
+    struct cste_mem mem = {.bytes = POOL_BYTES};
     int fd = engine_proc_memfd(POOL_BYTES, NULL);
     struct cst_err err;
 
     ck_assert_int_eq(open_device(&err), CST_OK);
-    ck_assert_int_eq(cst_device_import(&device, 0, &fd, &mem, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_import(&device, 0, &fd, &mem, &err), CST_EINVAL);
     ck_assert_uint_eq(mem.device, 0);
     ck_assert_int_eq(close(fd), 0);
-    cst_device_close(&device);
+    cste_device_close(&device);
 }
 END_TEST
 

@@ -13,10 +13,10 @@
 #include <string.h>
 
 #define N_PIECES 6
-#define BYTES (N_PIECES * (uint64_t)CST_MAPPING_PIECE - 100)
+#define BYTES (N_PIECES * (uint64_t)CSTE_MAPPING_PIECE - 100)
 
 /* The host device with a populate that fails in call number fail_at. It counts the mapped bytes. */
-static struct cst_device_ops fault_ops;
+static struct cste_device_ops fault_ops;
 static atomic_uint n_calls;
 static unsigned fail_at;
 static int n_mapped;
@@ -28,33 +28,33 @@ static int fault_populate(void *state, int fd, void *base, uint64_t offset, uint
         return cst_err_set(err, CST_ENOMEM, "backing %" PRIu64 " bytes at %" PRIu64 ": no more",
                            bytes, offset);
     }
-    return cst_host_ops.populate(state, fd, base, offset, bytes, err);
+    return cste_host_ops.populate(state, fd, base, offset, bytes, err);
 }
 
-static int count_map(void *state, int fd, int node, struct cst_mem *mem, struct cst_err *note,
+static int count_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
                      struct cst_err *err)
 {
-    int rc = cst_host_ops.map(state, fd, node, mem, note, err);
+    int rc = cste_host_ops.map(state, fd, node, mem, note, err);
 
     n_mapped += rc == CST_OK;
     return rc;
 }
 
-static void count_unmap(void *state, struct cst_mem *mem)
+static void count_unmap(void *state, struct cste_mem *mem)
 {
     n_mapped--;
-    cst_host_ops.unmap(state, mem);
+    cste_host_ops.unmap(state, mem);
 }
 
-static struct cst_cpus cpus;
-static struct cst_device device;
-static struct cst_crew lanes;
-static struct cst_mailbox box;
-static struct cst_mapping mapping;
+static struct cste_cpus cpus;
+static struct cste_device device;
+static struct cste_crew lanes;
+static struct cste_mailbox box;
+static struct cste_mapping mapping;
 static atomic_ulong progress;
 static bool delivered;
 
-static void deliver(struct cst_mail *mail, void *arg)
+static void deliver(struct cste_mail *mail, void *arg)
 {
     ck_assert_ptr_eq(mail, &mapping.mail);
     ck_assert_ptr_eq(arg, &box);
@@ -68,43 +68,43 @@ static void wait_for_mail(void)
         struct pollfd fd = {.fd = box.fd, .events = POLLIN};
 
         ck_assert_int_eq(poll(&fd, 1, -1), 1);
-        cst_mailbox_deliver(&box, &box);
+        cste_mailbox_deliver(&box, &box);
     }
 }
 
 static void set_up(void)
 {
-    struct cst_crew_config config = {.name = "lanes", .n_threads = 2};
-    struct cst_device_spec spec = {.cpus = &cpus, .n_threads = 2};
+    struct cste_crew_config config = {.name = "lanes", .n_threads = 2};
+    struct cste_device_spec spec = {.cpus = &cpus, .n_threads = 2};
     struct cst_err err;
 
-    fault_ops = cst_host_ops;
+    fault_ops = cste_host_ops;
     fault_ops.populate = fault_populate;
     fault_ops.map = count_map;
     fault_ops.unmap = count_unmap;
-    ck_assert_int_eq(cst_cpus_open(&cpus, 0, &err), CST_OK);
-    ck_assert_int_eq(cst_device_open(&device, &fault_ops, &spec, &err), CST_OK);
-    ck_assert_int_eq(cst_mailbox_open(&box, &err), CST_OK);
-    ck_assert_int_eq(cst_crew_open(&lanes, &config, &err), CST_OK);
-    mapping = (struct cst_mapping){.segment = {.id = 5},
-                                   .mail = {.deliver = deliver},
-                                   .device = &device,
-                                   .box = &box,
-                                   .fd = engine_proc_memfd(BYTES, NULL),
-                                   .populate = true,
-                                   .progress = &progress};
-    ck_assert_int_eq(cst_mapping_open(&mapping, BYTES, -1, &err), CST_OK);
+    ck_assert_int_eq(cste_cpus_open(&cpus, 0, &err), CST_OK);
+    ck_assert_int_eq(cste_device_open(&device, &fault_ops, &spec, &err), CST_OK);
+    ck_assert_int_eq(cste_mailbox_open(&box, &err), CST_OK);
+    ck_assert_int_eq(cste_crew_open(&lanes, &config, &err), CST_OK);
+    mapping = (struct cste_mapping){.segment = {.id = 5},
+                                    .mail = {.deliver = deliver},
+                                    .device = &device,
+                                    .box = &box,
+                                    .fd = engine_proc_memfd(BYTES, NULL),
+                                    .populate = true,
+                                    .progress = &progress};
+    ck_assert_int_eq(cste_mapping_open(&mapping, BYTES, -1, &err), CST_OK);
 }
 
 static void tear_down(void)
 {
-    cst_mapping_close_fd(&mapping);
-    cst_mapping_unmap(&mapping, &lanes);
+    cste_mapping_close_fd(&mapping);
+    cste_mapping_unmap(&mapping, &lanes);
     wait_for_mail();
-    cst_crew_close(&lanes);
-    cst_mailbox_close(&box);
-    cst_device_close(&device);
-    cst_cpus_close(&cpus);
+    cste_crew_close(&lanes);
+    cste_mailbox_close(&box);
+    cste_device_close(&device);
+    cste_cpus_close(&cpus);
     ck_assert_int_eq(n_mapped, 0);
 }
 
@@ -112,7 +112,7 @@ static void tear_down(void)
 START_TEST(test_fault)
 {
     fail_at = (unsigned)_i;
-    cst_mapping_populate(&mapping, &lanes);
+    cste_mapping_populate(&mapping, &lanes);
     wait_for_mail();
     ck_assert(atomic_load(&mapping.failed));
     ck_assert_int_eq(mapping.err.status, CST_ENOMEM);
@@ -125,7 +125,7 @@ END_TEST
 /* Without a fault every byte is counted once. */
 START_TEST(test_no_fault)
 {
-    cst_mapping_populate(&mapping, &lanes);
+    cste_mapping_populate(&mapping, &lanes);
     wait_for_mail();
     ck_assert(!atomic_load(&mapping.failed));
     ck_assert_uint_eq(atomic_load(&mapping.populated), BYTES);
@@ -136,8 +136,8 @@ END_TEST
 /* A mapping that is cancelled before it begins does nothing, and still sends its message. */
 START_TEST(test_cancel)
 {
-    cst_mapping_cancel(&mapping);
-    cst_mapping_populate(&mapping, &lanes);
+    cste_mapping_cancel(&mapping);
+    cste_mapping_populate(&mapping, &lanes);
     wait_for_mail();
     ck_assert_int_eq(mapping.err.status, CST_ECANCELLED);
     ck_assert_uint_eq(atomic_load(&mapping.populated), 0);
@@ -149,16 +149,16 @@ END_TEST
  * sees them. */
 START_TEST(test_wrappers)
 {
-    const struct cst_mem *mem = &mapping.segment.mem, none = {.bytes = 100};
-    struct cst_addr start = {.mem = mem}, end = {.mem = mem, .offset = BYTES};
-    struct cst_addr odd = {.mem = mem, .offset = 2}, lost = {.mem = &none};
-    struct cst_device_convert odd_src = {
+    const struct cste_mem *mem = &mapping.segment.mem, none = {.bytes = 100};
+    struct cste_addr start = {.mem = mem}, end = {.mem = mem, .offset = BYTES};
+    struct cste_addr odd = {.mem = mem, .offset = 2}, lost = {.mem = &none};
+    struct cste_device_convert odd_src = {
         .src = odd, .dst = {start, start, start, start}, .n_dst = 4, .n_elems = 1, .row_elems = 1};
-    struct cst_device_convert huge = odd_src, odd_dst = odd_src, beyond = odd_src, few = odd_src;
-    struct cst_device_convert format = odd_src;
+    struct cste_device_convert huge = odd_src, odd_dst = odd_src, beyond = odd_src, few = odd_src;
+    struct cste_device_convert format = odd_src;
     struct cst_table_header table = {.magic = CST_TABLE_MAGIC};
     struct cst_tile_work work = {.mark = 1, .table = &table};
-    struct cst_device_update update = {.work = &work};
+    struct cste_device_update update = {.work = &work};
     struct cst_tile_done done;
     struct cst_err err;
 
@@ -169,21 +169,21 @@ START_TEST(test_wrappers)
     few.n_dst = 2;
     format.moments = CST_MOMENTS_COUNT;
 
-    ck_assert_int_eq(cst_device_copy(&device, 0, start, end, 0, &err), CST_OK);
-    ck_assert_int_eq(cst_device_copy(&device, 0, start, end, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_copy(&device, 0, end, start, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_copy(&device, 0, start, lost, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_fill(&device, 0, start, BYTES + 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, 0, &odd_src, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, 0, &huge, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, 0, &odd_dst, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, 0, &beyond, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, 0, &few, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_convert(&device, 0, &format, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_populate(&device, 0, mem, BYTES, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &done, &err),
+    ck_assert_int_eq(cste_device_copy(&device, 0, start, end, 0, &err), CST_OK);
+    ck_assert_int_eq(cste_device_copy(&device, 0, start, end, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_copy(&device, 0, end, start, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_copy(&device, 0, start, lost, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_fill(&device, 0, start, BYTES + 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_convert(&device, 0, &odd_src, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_convert(&device, 0, &huge, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_convert(&device, 0, &odd_dst, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_convert(&device, 0, &beyond, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_convert(&device, 0, &few, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_convert(&device, 0, &format, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_populate(&device, 0, mem, BYTES, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_reduce(&device, 0, &work, 0, NULL, 0, 1, NULL, &done, &err),
                      CST_EINVAL);
-    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
     ck_assert_uint_eq(atomic_load(&n_calls), 0);
 }
 END_TEST
@@ -192,13 +192,13 @@ END_TEST
  * and nothing is written. */
 START_TEST(test_memory_of_a_device)
 {
-    const struct cst_mem *mem = &mapping.segment.mem, far = {.device = 4096, .bytes = BYTES};
+    const struct cste_mem *mem = &mapping.segment.mem, far = {.device = 4096, .bytes = BYTES};
     const uint64_t n = 64;
     struct cst_table_header *table = calloc(1, 4096);
     struct cst_tile_hyper hyper = {.lr = 1.0, .grad_scale = 1.0f};
     struct cst_tile_work work = {.mark = 1, .table = table};
-    struct cst_addr src = {.mem = &far};
-    struct cst_device_update update = {.work = &work, .hyper = &hyper, .row_elems = n};
+    struct cste_addr src = {.mem = &far};
+    struct cste_device_update update = {.work = &work, .hyper = &hyper, .row_elems = n};
     struct cst_err err;
     struct cst_tile_done done;
 
@@ -207,25 +207,25 @@ START_TEST(test_memory_of_a_device)
     cst_table_chunks(table)[0] = (struct cst_table_chunk){.n_elems = n, .n_spans = 1};
     cst_table_spans(table)[0] = (struct cst_table_span){.n_elems = n, .lr_scale = 1.0f};
     for (int row = 0; row < CST_ROW_COUNT; row++) {
-        struct cst_addr at = {.mem = mem, .offset = (uint64_t)row * n * sizeof(float)};
+        struct cste_addr at = {.mem = mem, .offset = (uint64_t)row * n * sizeof(float)};
 
-        update.in[row] = row == CST_ROW_WEIGHT ? (struct cst_addr){0} : at;
-        update.out[row] = row == CST_ROW_GRAD ? (struct cst_addr){0} : at;
+        update.in[row] = row == CST_ROW_WEIGHT ? (struct cste_addr){0} : at;
+        update.out[row] = row == CST_ROW_GRAD ? (struct cste_addr){0} : at;
     }
     update.in[CST_ROW_GRAD].mem = &far;
-    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "memory of a device"));
-    update.in[CST_ROW_GRAD] = (struct cst_addr){0};
+    update.in[CST_ROW_GRAD] = (struct cste_addr){0};
     update.src = &src;
     update.n_src = 1;
-    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
-    update.in[CST_ROW_GRAD] = (struct cst_addr){.mem = mem, .offset = n * sizeof(float)};
+    ck_assert_int_eq(cste_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    update.in[CST_ROW_GRAD] = (struct cste_addr){.mem = mem, .offset = n * sizeof(float)};
     update.n_src = 0;
     update.out[CST_ROW_MASTER].mem = &far;
-    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_EINVAL);
     ck_assert_uint_eq(done.n_elems, 0);
     update.out[CST_ROW_MASTER].mem = mem;
-    ck_assert_int_eq(cst_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_OK);
+    ck_assert_int_eq(cste_device_update(&device, 0, &update, 0, 1, NULL, &done, &err), CST_OK);
     ck_assert_uint_eq(done.n_elems, n);
     ck_assert_uint_eq(done.bytes, 28 * n);
     free(table);
@@ -239,7 +239,7 @@ static void open_machine(const char *synthetic, unsigned node)
     struct cst_err err;
 
     (void)setenv("HWLOC_SYNTHETIC", synthetic, 1);
-    ck_assert_int_eq(cst_cpus_open(&cpus, node, &err), CST_OK);
+    ck_assert_int_eq(cste_cpus_open(&cpus, node, &err), CST_OK);
 }
 
 /* A node's cores are used, without hyperthreads and without other nodes' cores. */
@@ -253,7 +253,7 @@ START_TEST(test_node)
         ck_assert_int_eq(hwloc_bitmap_weight(cpus.cores[i]), 2);
         ck_assert(hwloc_bitmap_isincluded(cpus.cores[i], cpus.usable));
     }
-    cst_cpus_close(&cpus);
+    cste_cpus_close(&cpus);
 }
 END_TEST
 
@@ -263,7 +263,7 @@ START_TEST(test_absent_node)
     open_machine("pack:2 [numa] core:4 pu:2", 7);
     ck_assert(!cpus.node_found);
     ck_assert_uint_eq(cpus.n_cores, 8);
-    cst_cpus_close(&cpus);
+    cste_cpus_close(&cpus);
 }
 END_TEST
 
@@ -273,8 +273,8 @@ START_TEST(test_no_cores)
     open_machine("numa:1 pu:3", 0);
     ck_assert(cpus.node_found);
     ck_assert_uint_eq(cpus.n_cores, 3);
-    (void)cst_cpus_pin(&cpus, 5);
-    cst_cpus_close(&cpus);
+    (void)cste_cpus_pin(&cpus, 5);
+    cste_cpus_close(&cpus);
 }
 END_TEST
 

@@ -108,7 +108,7 @@ static void check_time(struct engine_command command, uint64_t units, uint64_t r
     uint64_t began = now_ns();
 
     engine_rig_must(command);
-    ck_assert_uint_ge(now_ns() - began + CST_PACE_LATE_NS, units * 1000000000 / rate);
+    ck_assert_uint_ge(now_ns() - began + CSTE_PACE_LATE_NS, units * 1000000000 / rate);
 }
 
 /* Copies in each direction keep the rate of the direction, and a sum keeps that of copies to the

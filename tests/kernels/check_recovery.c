@@ -10,9 +10,9 @@
 #define TILE 1 /* the second tile of chunk 0 */
 
 static struct tiny_job job;
-static struct cst_segments segments;
-static struct cst_segment arena, table;
-static struct cst_recovery recovery;
+static struct cste_segments segments;
+static struct cste_segment arena, table;
+static struct cste_recovery recovery;
 static struct cst_undo_slot *slot;
 static uint16_t *grad;
 static unsigned n_warned;
@@ -24,14 +24,14 @@ static void warn(const struct cst_err *what)
     last_warning = *what;
 }
 
-static void add(struct cst_segment *segment, enum tiny_segment which)
+static void add(struct cste_segment *segment, enum tiny_segment which)
 {
     struct cst_err err;
 
-    *segment = (struct cst_segment){.id = job.ids[which],
-                                    .state = CST_SEGMENT_READY,
-                                    .mem = {.base = job.base[which], .bytes = job.bytes[which]}};
-    ck_assert_int_eq(cst_segments_add(&segments, segment, &err), CST_OK);
+    *segment = (struct cste_segment){.id = job.ids[which],
+                                     .state = CSTE_SEGMENT_READY,
+                                     .mem = {.base = job.base[which], .bytes = job.bytes[which]}};
+    ck_assert_int_eq(cste_segments_add(&segments, segment, &err), CST_OK);
 }
 
 /* Make a tile of 300 elements whose reduction in place with mark 5 was interrupted in the middle.
@@ -57,9 +57,9 @@ static void set_up(void)
     uint64_t n_elems = 20000;
 
     tiny_job_open(&job, 1, &n_elems, 2, 3);
-    cst_segments_init(&segments);
+    cste_segments_init(&segments);
     slot = (struct cst_undo_slot *)job.base[TINY_UNDO] + 1;
-    recovery = (struct cst_recovery){.slots = job.base[TINY_UNDO], .n_slots = 2};
+    recovery = (struct cste_recovery){.slots = job.base[TINY_UNDO], .n_slots = 2};
     grad = (uint16_t *)(void *)((char *)job.base[TINY_ARENA] +
                                 tiny_job_row(&job, 0, CST_ROW_GRAD).offset);
     tear();
@@ -67,13 +67,13 @@ static void set_up(void)
 
 static void tear_down(void)
 {
-    cst_segments_close(&segments);
+    cste_segments_close(&segments);
     tiny_job_close(&job);
 }
 
 static uint32_t try(void)
 {
-    return cst_recovery_try(&recovery, &segments, warn);
+    return cste_recovery_try(&recovery, &segments, warn);
 }
 
 static bool torn(void)
@@ -88,10 +88,10 @@ START_TEST(test_waits)
     add(&table, TINY_TABLE);
     ck_assert_uint_eq(try(), 1);
     add(&arena, TINY_ARENA);
-    arena.state = CST_SEGMENT_ADDING;
+    arena.state = CSTE_SEGMENT_ADDING;
     ck_assert_uint_eq(try(), 1);
     ck_assert(torn());
-    arena.state = CST_SEGMENT_READY;
+    arena.state = CSTE_SEGMENT_READY;
     ck_assert_uint_eq(try(), 0);
     for (unsigned i = 0; i < 300; i++) {
         ck_assert_uint_eq(grad[CST_TILE_ELEMS + i], 1000 + i);
@@ -147,7 +147,7 @@ END_TEST
 START_TEST(test_forget)
 {
     ck_assert_uint_eq(try(), 1);
-    cst_recovery_forget(&recovery, warn);
+    cste_recovery_forget(&recovery, warn);
     ck_assert_uint_eq(n_warned, 1);
     ck_assert_int_eq(last_warning.status, CST_ELOST);
     ck_assert_uint_eq(try(), 0);

@@ -14,22 +14,22 @@
 #include <time.h>
 #include <unistd.h>
 
-static struct cst_segments segments;
+static struct cste_segments segments;
 static char memory[4096];
 
-static struct cst_segment make(uint32_t id, uint64_t bytes)
+static struct cste_segment make(uint32_t id, uint64_t bytes)
 {
-    return (struct cst_segment){
-        .id = id, .state = CST_SEGMENT_READY, .mem = {.base = memory, .bytes = bytes}};
+    return (struct cste_segment){
+        .id = id, .state = CSTE_SEGMENT_READY, .mem = {.base = memory, .bytes = bytes}};
 }
 
 static int find(uint32_t id, uint64_t offset, uint64_t bytes, uint64_t align)
 {
-    struct cst_segment *segment;
+    struct cste_segment *segment;
     struct cst_err err;
 
-    return cst_segments_find(&segments, (struct cst_place){.segment = id, .offset = offset}, bytes,
-                             align, "place", &segment, &err);
+    return cste_segments_find(&segments, (struct cst_place){.segment = id, .offset = offset}, bytes,
+                              align, "place", &segment, &err);
 }
 
 /* -- segments ------------------------------------------------------------------------------- */
@@ -37,52 +37,52 @@ static int find(uint32_t id, uint64_t offset, uint64_t bytes, uint64_t align)
 /* Segments are found by id, whatever the order in which they are added and dropped. */
 START_TEST(test_set)
 {
-    struct cst_segment s[40];
+    struct cste_segment s[40];
     struct cst_err err;
 
-    cst_segments_init(&segments);
+    cste_segments_init(&segments);
     for (unsigned i = 0; i < 40; i++) {
         s[i] = make(1 + i * 17 % 40, 1);
-        ck_assert_int_eq(cst_segments_add(&segments, &s[i], &err), CST_OK);
+        ck_assert_int_eq(cste_segments_add(&segments, &s[i], &err), CST_OK);
     }
     for (unsigned i = 0; i < 40; i++) {
-        ck_assert_ptr_eq(cst_segments_get(&segments, s[i].id), &s[i]);
+        ck_assert_ptr_eq(cste_segments_get(&segments, s[i].id), &s[i]);
     }
     for (unsigned i = 0; i < 40; i += 2) {
-        cst_segments_remove(&segments, &s[i]);
+        cste_segments_remove(&segments, &s[i]);
     }
     for (unsigned i = 0; i < 40; i++) {
-        ck_assert_ptr_eq(cst_segments_get(&segments, s[i].id), i % 2 == 0 ? NULL : &s[i]);
+        ck_assert_ptr_eq(cste_segments_get(&segments, s[i].id), i % 2 == 0 ? NULL : &s[i]);
     }
     ck_assert_uint_eq(segments.n, 20);
-    ck_assert_ptr_null(cst_segments_get(&segments, 41));
-    cst_segments_close(&segments);
+    ck_assert_ptr_null(cste_segments_get(&segments, 41));
+    cste_segments_close(&segments);
 }
 END_TEST
 
 /* Id 0, and an id that is in use, are refused. */
 START_TEST(test_bad_ids)
 {
-    struct cst_segment zero = make(0, 1), a = make(5, 1), b = make(5, 1);
+    struct cste_segment zero = make(0, 1), a = make(5, 1), b = make(5, 1);
     struct cst_err err;
 
-    cst_segments_init(&segments);
-    ck_assert_int_eq(cst_segments_add(&segments, &zero, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_segments_add(&segments, &a, &err), CST_OK);
-    ck_assert_int_eq(cst_segments_add(&segments, &b, &err), CST_EEXIST);
-    ck_assert_ptr_eq(cst_segments_get(&segments, 5), &a);
-    cst_segments_close(&segments);
+    cste_segments_init(&segments);
+    ck_assert_int_eq(cste_segments_add(&segments, &zero, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_add(&segments, &a, &err), CST_OK);
+    ck_assert_int_eq(cste_segments_add(&segments, &b, &err), CST_EEXIST);
+    ck_assert_ptr_eq(cste_segments_get(&segments, 5), &a);
+    cste_segments_close(&segments);
 }
 END_TEST
 
 /* A place is found only if all of it lies in a READY segment at an aligned offset. */
 START_TEST(test_find)
 {
-    struct cst_segment s = make(3, 1000);
+    struct cste_segment s = make(3, 1000);
     struct cst_err err;
 
-    cst_segments_init(&segments);
-    ck_assert_int_eq(cst_segments_add(&segments, &s, &err), CST_OK);
+    cste_segments_init(&segments);
+    ck_assert_int_eq(cste_segments_add(&segments, &s, &err), CST_OK);
     ck_assert_int_eq(find(3, 0, 1000, 4), CST_OK);
     ck_assert_int_eq(find(3, 1000, 0, 4), CST_OK);
     ck_assert_int_eq(find(3, 996, 4, 4), CST_OK);
@@ -94,11 +94,11 @@ START_TEST(test_find)
     ck_assert_int_eq(find(3, 8, UINT64_MAX - 7, 1), CST_EINVAL);
     ck_assert_int_eq(find(4, 0, 1, 1), CST_ENOTFOUND);
     ck_assert_int_eq(find(0, 0, 1, 1), CST_ENOTFOUND);
-    s.state = CST_SEGMENT_ADDING;
+    s.state = CSTE_SEGMENT_ADDING;
     ck_assert_int_eq(find(3, 0, 1, 1), CST_ENOTFOUND);
-    s.state = CST_SEGMENT_DROPPING;
+    s.state = CSTE_SEGMENT_DROPPING;
     ck_assert_int_eq(find(3, 0, 1, 1), CST_ENOTFOUND);
-    cst_segments_close(&segments);
+    cste_segments_close(&segments);
 }
 END_TEST
 
@@ -111,20 +111,20 @@ START_TEST(test_check_fd)
     struct cst_err err;
 
     ck_assert_int_eq(ftruncate(fd, 8192), 0);
-    ck_assert_int_eq(cst_segments_check_fd(fd, 8192, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(fd, 8192, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "seals"));
     ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-    ck_assert_int_eq(cst_segments_check_fd(fd, 8192, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(fd, 8192, &err), CST_EINVAL);
     ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_GROW), 0);
-    ck_assert_int_eq(cst_segments_check_fd(fd, 8192, &err), CST_OK);
-    ck_assert_int_eq(cst_segments_check_fd(fd, 8193, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(fd, 8192, &err), CST_OK);
+    ck_assert_int_eq(cste_segments_check_fd(fd, 8193, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "8193"));
-    ck_assert_int_eq(cst_segments_check_fd(fd, 0, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(fd, 0, &err), CST_EINVAL);
     ck_assert_int_eq(ftruncate(fileno(file), 8192), 0);
-    ck_assert_int_eq(cst_segments_check_fd(fileno(file), 8192, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(fileno(file), 8192, &err), CST_EINVAL);
     ck_assert_int_eq(pipe(ends), 0);
-    ck_assert_int_eq(cst_segments_check_fd(ends[0], 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_segments_check_fd(-1, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(ends[0], 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_segments_check_fd(-1, 1, &err), CST_EINVAL);
 }
 END_TEST
 
@@ -133,7 +133,7 @@ END_TEST
 #define N_CHUNKS 3
 
 static struct tiny_job job;
-static struct cst_segment arena, table;
+static struct cste_segment arena, table;
 static char *table_copy;               /* the valid table */
 static struct cst_table_header *lying; /* a copy of the table that ends at an inaccessible page */
 
@@ -151,35 +151,35 @@ static void set_up_chunks(void)
     lying = (void *)(base + room - job.bytes[TINY_TABLE]);
     table_copy = job.base[TINY_TABLE];
     memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
-    arena =
-        (struct cst_segment){.id = job.ids[TINY_ARENA],
-                             .state = CST_SEGMENT_READY,
-                             .mem = {.base = job.base[TINY_ARENA], .bytes = job.bytes[TINY_ARENA]}};
-    table = (struct cst_segment){.id = job.ids[TINY_TABLE],
-                                 .state = CST_SEGMENT_READY,
-                                 .mem = {.base = lying, .bytes = job.bytes[TINY_TABLE]}};
-    cst_segments_init(&segments);
-    ck_assert_int_eq(cst_segments_add(&segments, &arena, &err), CST_OK);
-    ck_assert_int_eq(cst_segments_add(&segments, &table, &err), CST_OK);
+    arena = (struct cste_segment){
+        .id = job.ids[TINY_ARENA],
+        .state = CSTE_SEGMENT_READY,
+        .mem = {.base = job.base[TINY_ARENA], .bytes = job.bytes[TINY_ARENA]}};
+    table = (struct cste_segment){.id = job.ids[TINY_TABLE],
+                                  .state = CSTE_SEGMENT_READY,
+                                  .mem = {.base = lying, .bytes = job.bytes[TINY_TABLE]}};
+    cste_segments_init(&segments);
+    ck_assert_int_eq(cste_segments_add(&segments, &arena, &err), CST_OK);
+    ck_assert_int_eq(cste_segments_add(&segments, &table, &err), CST_OK);
 }
 
 static void tear_down_chunks(void)
 {
-    cst_segments_close(&segments);
+    cste_segments_close(&segments);
     tiny_job_close(&job);
 }
 
-static int find_chunk(uint32_t index, struct cst_chunk *out)
+static int find_chunk(uint32_t index, struct cste_chunk *out)
 {
     struct cst_err err;
 
-    return cst_chunk_find(&segments, job.ids[TINY_TABLE], index, CST_CHUNK_ROWS_ALL, out, &err);
+    return cste_chunk_find(&segments, job.ids[TINY_TABLE], index, CSTE_CHUNK_ROWS_ALL, out, &err);
 }
 
 /* A chunk's rows are where the table says, its tiles are counted, and its segments are listed. */
 START_TEST(test_chunk)
 {
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
 
     ck_assert_int_eq(find_chunk(2, &chunk), CST_OK);
     ck_assert_uint_eq(chunk.n_elems, 50000);
@@ -196,7 +196,7 @@ END_TEST
 START_TEST(test_wide)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
 
     ck_assert_int_eq(find_chunk(1, &chunk), CST_OK);
     ck_assert_ptr_nonnull(chunk.work.rows.grad);
@@ -216,7 +216,7 @@ END_TEST
 START_TEST(test_one_moment)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
 
     lying->optimizer = CST_OPTIMIZER_LION;
     c->rows[CST_ROW_EXP_AVG_SQ] = (struct cst_place){.segment = CST_PLACE_NONE};
@@ -235,7 +235,7 @@ START_TEST(test_moments)
     static const uint64_t bytes[CST_MOMENTS_COUNT] = {8192 * 4, 8192 * 2, 8192 + 8192 / 32};
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
     struct cst_table_span *spans = &cst_table_spans(lying)[c->first_span];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
 
     for (uint32_t m = 0; m < CST_MOMENTS_COUNT; m++) {
         lying->moments = m;
@@ -259,20 +259,22 @@ END_TEST
 /* The second weight row is found if there is one, and is not required otherwise. */
 START_TEST(test_second_weight)
 {
-    const unsigned both = CST_CHUNK_ROW(CST_ROW_WEIGHT) | CST_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
+    const unsigned both = CSTE_CHUNK_ROW(CST_ROW_WEIGHT) | CSTE_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
     struct cst_err err;
 
-    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err), CST_OK);
+    ck_assert_int_eq(cste_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err),
+                     CST_OK);
     ck_assert_ptr_null(chunk.rows[CST_ROW_WEIGHT_OTHER].mem);
     c->other_weight = (struct cst_place){.segment = job.ids[TINY_ARENA],
                                          .offset = job.bytes[TINY_ARENA] - c->n_elems * 2};
-    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err), CST_OK);
+    ck_assert_int_eq(cste_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err),
+                     CST_OK);
     ck_assert_ptr_eq(chunk.rows[CST_ROW_WEIGHT_OTHER].mem, &arena.mem);
     ck_assert_uint_eq(chunk.rows[CST_ROW_WEIGHT_OTHER].offset, c->other_weight.offset);
     c->other_weight.offset += 2;
-    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err),
+    ck_assert_int_eq(cste_chunk_find(&segments, job.ids[TINY_TABLE], 1, both, &chunk, &err),
                      CST_EINVAL);
 }
 END_TEST
@@ -281,7 +283,7 @@ END_TEST
 START_TEST(test_overlap)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
     struct cst_err err;
 
     c->rows[CST_ROW_GRAD] = c->rows[CST_ROW_WEIGHT];
@@ -295,7 +297,7 @@ START_TEST(test_overlap)
     memcpy(lying, table_copy, job.bytes[TINY_TABLE]);
     c->rows[CST_ROW_EXP_AVG].offset = c->rows[CST_ROW_MASTER].offset + c->n_elems * 4 - 4;
     ck_assert_int_eq(
-        cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, CST_CHUNK_ROWS_ALL, &chunk, &err),
+        cste_chunk_find(&segments, job.ids[TINY_TABLE], 1, CSTE_CHUNK_ROWS_ALL, &chunk, &err),
         CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "master row"));
     ck_assert_ptr_nonnull(strstr(err.text, "exp_avg row"));
@@ -306,19 +308,19 @@ END_TEST
 START_TEST(test_frozen)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
     struct cst_err err;
 
     c->n_spans = 0;
     for (int row = CST_ROW_GRAD; row < CST_ROW_COUNT; row++) {
         c->rows[row] = (struct cst_place){.segment = CST_PLACE_NONE};
     }
-    ck_assert_int_eq(cst_chunk_find(&segments, job.ids[TINY_TABLE], 1,
-                                    CST_CHUNK_ROW(CST_ROW_WEIGHT), &chunk, &err),
+    ck_assert_int_eq(cste_chunk_find(&segments, job.ids[TINY_TABLE], 1,
+                                     CSTE_CHUNK_ROW(CST_ROW_WEIGHT), &chunk, &err),
                      CST_OK);
     ck_assert_uint_eq(chunk.n_tiles, 0);
     ck_assert_int_eq(
-        cst_chunk_find(&segments, job.ids[TINY_TABLE], 1, CST_CHUNK_ROWS_REDUCE, &chunk, &err),
+        cste_chunk_find(&segments, job.ids[TINY_TABLE], 1, CSTE_CHUNK_ROWS_REDUCE, &chunk, &err),
         CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "chunk 1 is frozen: it has no grad row"));
     ck_assert_int_eq(find_chunk(1, &chunk), CST_EINVAL);
@@ -328,12 +330,12 @@ END_TEST
 /* An unknown chunk, an unknown table, and a segment that is no table are refused. */
 START_TEST(test_no_chunk)
 {
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
     struct cst_err err;
 
     ck_assert_int_eq(find_chunk(N_CHUNKS, &chunk), CST_EINVAL);
-    ck_assert_int_eq(cst_chunk_find(&segments, 99, 0, 0, &chunk, &err), CST_ENOTFOUND);
-    ck_assert_int_eq(cst_chunk_find(&segments, arena.id, 0, 0, &chunk, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_chunk_find(&segments, 99, 0, 0, &chunk, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cste_chunk_find(&segments, arena.id, 0, 0, &chunk, &err), CST_EINVAL);
     table.mem.bytes = sizeof(struct cst_table_header) - 1;
     ck_assert_int_eq(find_chunk(0, &chunk), CST_EINVAL);
 }
@@ -344,7 +346,7 @@ START_TEST(test_lies)
 {
     struct cst_table_chunk *c = &cst_table_chunks(lying)[1];
     struct cst_table_span *s = &cst_table_spans(lying)[c->first_span + 1];
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
     const struct {
         void *at;
         size_t size;
@@ -366,7 +368,7 @@ START_TEST(test_lies)
         {&lying->rounding, 4, CST_ROUNDING_COUNT},
         {&c->rows[1].offset, 8, c->rows[0].offset + 2},
         {&c->n_elems, 8, UINT64_MAX},
-        {&c->n_elems, 8, CST_CHUNK_MAX_ELEMS},
+        {&c->n_elems, 8, CSTE_CHUNK_MAX_ELEMS},
         {&c->first_span, 4, UINT32_MAX},
         {&c->n_spans, 4, lying->n_spans},
         {&c->rows[2].segment, 4, 77},
@@ -399,7 +401,7 @@ START_TEST(test_fuzz)
     uint64_t seed = env != NULL ? strtoull(env, NULL, 0) : (uint64_t)time(NULL),
              random = seed * 2 + 1;
     uint64_t n_bytes = lying->tiles_bytes;
-    struct cst_chunk chunk;
+    struct cste_chunk chunk;
     unsigned n_ok = 0;
 
     printf("seed: CST_SEED=%llu\n", (unsigned long long)seed);

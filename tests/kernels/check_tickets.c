@@ -5,24 +5,24 @@
 
 #include <check.h>
 
-static struct cst_tickets tickets;
-static struct cst_ticket t[10];
+static struct cste_tickets tickets;
+static struct cste_ticket t[10];
 
 static void set_up(void)
 {
-    cst_tickets_init(&tickets);
+    cste_tickets_init(&tickets);
 }
 
 static void add(unsigned i, uint64_t number, const uint64_t *after, size_t n_after)
 {
     struct cst_err err;
 
-    ck_assert_int_eq(cst_tickets_add(&tickets, &t[i], number, after, n_after, &err), CST_OK);
+    ck_assert_int_eq(cste_tickets_add(&tickets, &t[i], number, after, n_after, &err), CST_OK);
 }
 
 static void done(unsigned i, int status)
 {
-    cst_tickets_done(&tickets, &t[i], status);
+    cste_tickets_done(&tickets, &t[i], status);
 }
 
 #define AFTER(...) ((uint64_t[]){__VA_ARGS__}), sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)
@@ -32,11 +32,11 @@ START_TEST(test_order)
 {
     add(0, 30, NULL, 0);
     add(1, 20, NULL, 0);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[0]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[0]);
     add(2, 10, NULL, 0);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[1]);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[2]);
-    ck_assert_ptr_null(cst_tickets_take(&tickets));
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[1]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[2]);
+    ck_assert_ptr_null(cste_tickets_take(&tickets));
     ck_assert_uint_eq(tickets.n_pending, 3);
     done(0, CST_OK);
     done(1, CST_OK);
@@ -51,12 +51,12 @@ START_TEST(test_after)
     add(0, 1, NULL, 0);
     add(1, 2, NULL, 0);
     add(2, 3, AFTER(1, 2, 1));
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[0]);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[1]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[0]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[1]);
     done(1, CST_OK);
-    ck_assert_ptr_null(cst_tickets_take(&tickets));
+    ck_assert_ptr_null(cste_tickets_take(&tickets));
     done(0, CST_OK);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[2]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[2]);
     ck_assert(!t[2].doomed);
     done(2, CST_OK);
 }
@@ -69,10 +69,10 @@ START_TEST(test_fan_out)
     for (unsigned i = 1; i < 5; i++) {
         add(i, 1 + i, AFTER(1));
     }
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[0]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[0]);
     done(0, CST_OK);
     for (unsigned i = 1; i < 5; i++) {
-        ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[i]);
+        ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[i]);
         done(i, CST_OK);
     }
 }
@@ -83,11 +83,11 @@ END_TEST
 START_TEST(test_unknown)
 {
     add(0, 7, AFTER(5, 6, 7, 1000000));
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[0]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[0]);
     ck_assert(!t[0].doomed);
     done(0, CST_OK);
     add(1, 8, AFTER(7));
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[1]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[1]);
     ck_assert(!t[1].doomed);
     done(1, CST_OK);
 }
@@ -101,17 +101,17 @@ START_TEST(test_doomed)
     add(1, 2, NULL, 0);
     add(2, 3, AFTER(1, 2));
     add(3, 4, AFTER(3));
-    (void)cst_tickets_take(&tickets);
-    (void)cst_tickets_take(&tickets);
+    (void)cste_tickets_take(&tickets);
+    (void)cste_tickets_take(&tickets);
     done(0, CST_EINVAL);
     /* Not before its other dependency is over, too. */
-    ck_assert_ptr_null(cst_tickets_take(&tickets));
+    ck_assert_ptr_null(cste_tickets_take(&tickets));
     done(1, CST_OK);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[2]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[2]);
     ck_assert(t[2].doomed);
     ck_assert_uint_eq(t[2].culprit, 1);
     done(2, CST_ECANCELLED);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[3]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[3]);
     ck_assert(t[3].doomed);
     ck_assert_uint_eq(t[3].culprit, 3);
     done(3, CST_ECANCELLED);
@@ -124,14 +124,14 @@ START_TEST(test_failed_before)
 {
     add(0, 1, NULL, 0);
     add(1, 2, NULL, 0);
-    (void)cst_tickets_take(&tickets);
-    (void)cst_tickets_take(&tickets);
+    (void)cste_tickets_take(&tickets);
+    (void)cste_tickets_take(&tickets);
     done(0, CST_EINVAL);
     done(1, CST_OK);
     add(2, 3, AFTER(1));
     add(3, 4, AFTER(2));
-    ck_assert(cst_tickets_take(&tickets)->doomed);
-    ck_assert(!cst_tickets_take(&tickets)->doomed);
+    ck_assert(cste_tickets_take(&tickets)->doomed);
+    ck_assert(!cste_tickets_take(&tickets)->doomed);
     done(2, CST_ECANCELLED);
     done(3, CST_OK);
 }
@@ -144,13 +144,13 @@ START_TEST(test_same_number)
     struct cst_err err;
 
     add(0, 1, NULL, 0);
-    ck_assert_int_eq(cst_tickets_add(&tickets, &t[1], 1, NULL, 0, &err), CST_EEXIST);
+    ck_assert_int_eq(cste_tickets_add(&tickets, &t[1], 1, NULL, 0, &err), CST_EEXIST);
     ck_assert_uint_eq(tickets.n_pending, 1);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[0]);
-    ck_assert_ptr_null(cst_tickets_take(&tickets));
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[0]);
+    ck_assert_ptr_null(cste_tickets_take(&tickets));
     done(0, CST_OK);
     add(1, 1, NULL, 0);
-    done((cst_tickets_take(&tickets) == &t[1]) ? 1 : 0, CST_OK);
+    done((cste_tickets_take(&tickets) == &t[1]) ? 1 : 0, CST_OK);
 }
 END_TEST
 
@@ -158,18 +158,18 @@ END_TEST
 START_TEST(test_buckets)
 {
     for (unsigned i = 0; i < 4; i++) {
-        add(i, 5 + i * CST_TICKETS_BUCKETS, NULL, 0);
+        add(i, 5 + i * CSTE_TICKETS_BUCKETS, NULL, 0);
     }
-    add(4, 6, AFTER(5 + 2 * CST_TICKETS_BUCKETS));
+    add(4, 6, AFTER(5 + 2 * CSTE_TICKETS_BUCKETS));
     for (unsigned i = 0; i < 4; i++) {
-        (void)cst_tickets_take(&tickets);
+        (void)cste_tickets_take(&tickets);
     }
     done(1, CST_OK);
     done(3, CST_OK);
     done(0, CST_OK);
-    ck_assert_ptr_null(cst_tickets_take(&tickets));
+    ck_assert_ptr_null(cste_tickets_take(&tickets));
     done(2, CST_OK);
-    ck_assert_ptr_eq(cst_tickets_take(&tickets), &t[4]);
+    ck_assert_ptr_eq(cste_tickets_take(&tickets), &t[4]);
     done(4, CST_OK);
     ck_assert_uint_eq(tickets.n_pending, 0);
 }

@@ -343,10 +343,10 @@ static void warn(const struct cst_err *what)
 
 static void *run_engine(void *arg)
 {
-    struct cst_engine_config config = {.sock = *(int *)arg, .ops = &cst_host_ops, .warn = warn};
+    struct cste_engine_config config = {.sock = *(int *)arg, .ops = &cste_host_ops, .warn = warn};
     struct cst_err err;
 
-    if (cst_engine_run(&config, &err) != CST_OK) {
+    if (cste_engine_run(&config, &err) != CST_OK) {
         warn(&err);
     }
     _exit(EXIT_FAILURE);

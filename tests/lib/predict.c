@@ -29,7 +29,7 @@ struct prediction {
     struct cst_rates rates;
     struct cst_layout layout;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
-    struct cst_pools_blocks blocks[CST_CORE_MAX_WORLD];
+    struct cstd_pools_blocks blocks[CST_CORE_MAX_WORLD];
     const char *pool;     /* the option's text */
     uint64_t pool_bytes;  /* bytes that `pool` stands for */
     uint64_t chunk_elems; /* 0: the layout chooses */
@@ -112,8 +112,8 @@ static int lay_out(struct prediction *p, struct cst_err *err)
         p->pool_bytes = smallest_pool(&p->layout);
     }
     for (uint32_t rank = 0; rank < p->model.world && rc == CST_OK; rank++) {
-        rc = cst_pools_divide(&p->layout, &p->model.model, rank, p->pool_bytes, 1, NULL,
-                              &p->blocks[rank], err);
+        rc = cstd_pools_divide(&p->layout, &p->model.model, rank, p->pool_bytes, 1, NULL,
+                               &p->blocks[rank], err);
         for (uint32_t c = 0; c < p->layout.n_classes; c++) {
             p->pools[rank].parts[c].n_blocks = p->blocks[rank].n[c];
         }

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static struct cst_batch batch;
+static struct cstd_batch batch;
 static struct cst_err err;
 
 static void seed(void)
@@ -37,22 +37,22 @@ static int read_exactly(const uint8_t *bytes, size_t n)
 
     ck_assert_ptr_nonnull(copy);
     memcpy(copy, bytes, n);
-    rc = cst_batch_read(&batch, copy, n, &err);
+    rc = cstd_batch_read(&batch, copy, n, &err);
     free(copy);
     return rc;
 }
 
 struct message {
     Cistern__Batch batch;
-    Cistern__BatchItem items[CST_PENDING_MAX_ITEMS];
-    Cistern__BatchItem *pointers[CST_PENDING_MAX_ITEMS];
+    Cistern__BatchItem items[CSTD_PENDING_MAX_ITEMS];
+    Cistern__BatchItem *pointers[CSTD_PENDING_MAX_ITEMS];
 };
 
 static size_t pack_random(struct message *m, uint8_t *out)
 {
     cistern__batch__init(&m->batch);
     m->batch.attempt = any_number();
-    m->batch.n_items = (size_t)rand() % (CST_PENDING_MAX_ITEMS + 1);
+    m->batch.n_items = (size_t)rand() % (CSTD_PENDING_MAX_ITEMS + 1);
     m->batch.items = m->pointers;
     for (size_t i = 0; i < m->batch.n_items; i++) {
         Cistern__BatchItem *item = &m->items[i];
@@ -153,9 +153,9 @@ END_TEST
 /* A batch with one item more than allowed is refused, and the message names the limit. */
 START_TEST(too_many_items_are_refused)
 {
-    uint8_t bytes[2 + 6 * (CST_PENDING_MAX_ITEMS + 1)] = {1 << 3, 5};
+    uint8_t bytes[2 + 6 * (CSTD_PENDING_MAX_ITEMS + 1)] = {1 << 3, 5};
 
-    for (unsigned i = 0; i <= CST_PENDING_MAX_ITEMS; i++) {
+    for (unsigned i = 0; i <= CSTD_PENDING_MAX_ITEMS; i++) {
         memcpy(bytes + 2 + 6 * i, (uint8_t[]){2 << 3 | 2, 4, 1 << 3, 1, 2 << 3, 6}, 6);
     }
     ck_assert_int_eq(read_exactly(bytes, sizeof bytes - 6), CST_OK);
@@ -168,14 +168,14 @@ END_TEST
 START_TEST(what_is_written_is_unpacked)
 {
     static uint8_t bytes[CST_FRAME_MAX_BODY];
-    static struct cst_pending_item items[CST_PENDING_MAX_ITEMS];
+    static struct cstd_pending_item items[CSTD_PENDING_MAX_ITEMS];
     static char words[384];
 
     seed();
     memset(words, 'w', sizeof words - 1);
     for (unsigned i = 0; i < 2000; i++) {
         uint32_t n =
-            i == 0 ? CST_PENDING_MAX_ITEMS : (uint32_t)rand() % (CST_PENDING_MAX_ITEMS + 1);
+            i == 0 ? CSTD_PENDING_MAX_ITEMS : (uint32_t)rand() % (CSTD_PENDING_MAX_ITEMS + 1);
         Cistern__BatchDone *done;
         size_t n_bytes;
 
@@ -183,17 +183,17 @@ START_TEST(what_is_written_is_unpacked)
             bool failed = i == 0 || rand() % 4 == 0, lease = !failed && rand() % 2 == 0;
             bool home = lease && rand() % 2 == 0;
 
-            items[k] = (struct cst_pending_item){.status = failed ? -(1 + rand() % 25) : 0,
-                                                 .text = failed ? words : NULL,
-                                                 .hit = lease && rand() % 2 == 0,
-                                                 .slab = lease ? (uint32_t)any_number() : 0,
-                                                 .offset = lease ? any_number() : 0,
-                                                 .generation = lease ? any_number() | 1 : 0,
-                                                 .home_bytes = home ? any_number() | 1 : 0};
+            items[k] = (struct cstd_pending_item){.status = failed ? -(1 + rand() % 25) : 0,
+                                                  .text = failed ? words : NULL,
+                                                  .hit = lease && rand() % 2 == 0,
+                                                  .slab = lease ? (uint32_t)any_number() : 0,
+                                                  .offset = lease ? any_number() : 0,
+                                                  .generation = lease ? any_number() | 1 : 0,
+                                                  .home_bytes = home ? any_number() | 1 : 0};
             items[k].home.segment = (uint32_t)any_number();
             items[k].home.offset = any_number();
         }
-        n_bytes = cst_batch_write(items, n, bytes);
+        n_bytes = cstd_batch_write(items, n, bytes);
         ck_assert_uint_le(n_bytes, sizeof bytes);
         done = cistern__batch_done__unpack(NULL, n_bytes, bytes);
         ck_assert_ptr_nonnull(done);

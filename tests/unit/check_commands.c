@@ -9,17 +9,17 @@
 #include <check.h>
 #include <string.h>
 
-static struct cst_commands commands;
+static struct cstd_commands commands;
 static struct cst_err err;
 
 static void setup(void)
 {
-    cst_commands_init(&commands);
+    cstd_commands_init(&commands);
 }
 
 static void teardown(void)
 {
-    cst_commands_close(&commands);
+    cstd_commands_close(&commands);
 }
 
 static void add_copy(uint64_t ticket)
@@ -32,15 +32,15 @@ static void add_copy(uint64_t ticket)
                             .dst = {{.segment = 2, .offset = 3}},
                             .bytes = 4096};
 
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
 }
 
 /* Pack the commands that were not sent into at most @max bytes. The caller frees the message, which
  * may have no commands. */
-static Engine__Submit *pack(size_t max, struct cst_commands_item **upto)
+static Engine__Submit *pack(size_t max, struct cstd_commands_item **upto)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
-    size_t n = cst_commands_pack(&commands, body, max, upto);
+    size_t n = cstd_commands_pack(&commands, body, max, upto);
     Engine__Submit *submit = engine__submit__unpack(NULL, n, body);
 
     ck_assert_uint_le(n, max);
@@ -52,7 +52,7 @@ static Engine__Submit *pack(size_t max, struct cst_commands_item **upto)
  * mark them as sent. */
 static void expect_sent(uint64_t first, uint64_t last)
 {
-    struct cst_commands_item *upto = NULL;
+    struct cstd_commands_item *upto = NULL;
     Engine__Submit *submit = pack(CST_FRAME_MAX_BODY, &upto);
 
     ck_assert_uint_eq(submit->n_commands, last - first + 1);
@@ -60,7 +60,7 @@ static void expect_sent(uint64_t first, uint64_t last)
         ck_assert_uint_eq(submit->commands[i]->ticket, first + i);
     }
     engine__submit__free_unpacked(submit, NULL);
-    cst_commands_sent(&commands, upto);
+    cstd_commands_sent(&commands, upto);
 }
 
 /* Every field of every kind of command is packed. */
@@ -83,15 +83,15 @@ START_TEST(commands_are_packed_whole)
                                       .grad_scale = 6.5f}};
     struct cst_command r = {
         .kind = CST_COMMAND_REDUCE, .ticket = 2, .n_src = CST_CORE_MAX_WORLD, .mark = 3};
-    struct cst_commands_item *upto;
+    struct cstd_commands_item *upto;
     Engine__Submit *submit;
     const Engine__Command *got;
 
     for (uint32_t i = 0; i < r.n_src; i++) {
         r.src[i] = (struct cst_place){.segment = i + 1, .offset = UINT64_C(1) << i};
     }
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
-    ck_assert_int_eq(cst_commands_add(&commands, &r, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &r, &err), CST_OK);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     ck_assert_uint_eq(submit->n_commands, 2);
     got = submit->commands[0];
@@ -136,11 +136,11 @@ START_TEST(updates_elsewhere_are_packed_whole)
         .n_out = 2,
         .guard = true,
     };
-    struct cst_commands_item *upto;
+    struct cstd_commands_item *upto;
     const Engine__Command *got;
     Engine__Submit *submit;
 
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     got = submit->commands[0];
     ck_assert_uint_eq(got->n_after, 8);
@@ -174,22 +174,22 @@ START_TEST(conversions_are_packed_whole)
                             .moments = CST_MOMENTS_MX8,
                             .first = 7,
                             .row_elems = 64};
-    struct cst_commands_item *upto;
+    struct cstd_commands_item *upto;
     Engine__Submit *submit;
     Engine__Command **got;
 
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
     c.encode = false;
     c.decode = true;
     c.ticket = 2;
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
     c.decode = false;
     c.n_dst = 4;
     c.ticket = 3;
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
     c.row_elems = c.first = 0;
     c.ticket = 4;
-    ck_assert_int_eq(cst_commands_add(&commands, &c, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     got = submit->commands;
     ck_assert_uint_eq(submit->n_commands, 4);
@@ -227,7 +227,7 @@ END_TEST
  * packed but not sent are packed again. */
 START_TEST(frames_are_filled)
 {
-    struct cst_commands_item *upto;
+    struct cstd_commands_item *upto;
     Engine__Submit *submit;
     uint64_t next = 1;
 
@@ -243,7 +243,7 @@ START_TEST(frames_are_filled)
             ck_assert_uint_eq(submit->commands[i]->ticket, next++);
         }
         engine__submit__free_unpacked(submit, NULL);
-        cst_commands_sent(&commands, upto);
+        cstd_commands_sent(&commands, upto);
     }
     ck_assert_uint_eq(next, 101);
 }
@@ -258,12 +258,12 @@ START_TEST(what_is_left_goes_out_again)
     }
     expect_sent(1, 10);
     for (uint64_t t = 1; t <= 4; t++) {
-        ck_assert(cst_commands_remove(&commands, t));
+        ck_assert(cstd_commands_remove(&commands, t));
     }
-    ck_assert(!cst_commands_remove(&commands, 4));
-    ck_assert(!cst_commands_remove(&commands, 99));
+    ck_assert(!cstd_commands_remove(&commands, 4));
+    ck_assert(!cstd_commands_remove(&commands, 99));
     ck_assert_uint_eq(commands.n, 6);
-    cst_commands_rewind(&commands);
+    cstd_commands_rewind(&commands);
     expect_sent(5, 10);
 }
 END_TEST
@@ -274,16 +274,16 @@ START_TEST(buckets_hold_many)
     uint64_t ticket;
 
     for (uint64_t t = 0; t < 5; t++) {
-        add_copy(1 + t * CST_COMMANDS_BUCKETS);
+        add_copy(1 + t * CSTD_COMMANDS_BUCKETS);
     }
     for (uint64_t t = 0; t < 5; t += 2) {
-        ck_assert(cst_commands_remove(&commands, 1 + t * CST_COMMANDS_BUCKETS));
+        ck_assert(cstd_commands_remove(&commands, 1 + t * CSTD_COMMANDS_BUCKETS));
     }
-    ck_assert(cst_commands_first(&commands, &ticket));
-    ck_assert_uint_eq(ticket, 1 + CST_COMMANDS_BUCKETS);
-    ck_assert(cst_commands_remove(&commands, 1 + CST_COMMANDS_BUCKETS));
-    ck_assert(cst_commands_remove(&commands, 1 + 3 * CST_COMMANDS_BUCKETS));
-    ck_assert(!cst_commands_first(&commands, &ticket));
+    ck_assert(cstd_commands_first(&commands, &ticket));
+    ck_assert_uint_eq(ticket, 1 + CSTD_COMMANDS_BUCKETS);
+    ck_assert(cstd_commands_remove(&commands, 1 + CSTD_COMMANDS_BUCKETS));
+    ck_assert(cstd_commands_remove(&commands, 1 + 3 * CSTD_COMMANDS_BUCKETS));
+    ck_assert(!cstd_commands_first(&commands, &ticket));
 }
 END_TEST
 
@@ -298,11 +298,11 @@ START_TEST(a_job_is_forgotten)
     expect_sent(two, two);
     add_copy(one + 1);
     add_copy(two + 1);
-    cst_commands_forget(&commands, 40, 1);
+    cstd_commands_forget(&commands, 40, 1);
     ck_assert_uint_eq(commands.n, 2);
-    ck_assert(!cst_commands_remove(&commands, one));
+    ck_assert(!cstd_commands_remove(&commands, one));
     expect_sent(two + 1, two + 1);
-    cst_commands_rewind(&commands);
+    cstd_commands_rewind(&commands);
     expect_sent(two, two + 1);
 }
 END_TEST
@@ -318,12 +318,12 @@ START_TEST(some_are_forgiven)
                                         .forgiven = true};
 
     add_copy(1);
-    ck_assert_int_eq(cst_commands_add(&commands, &command, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &command, &err), CST_OK);
     expect_sent(1, 2);
-    ck_assert(!cst_commands_forgives(&commands, 1));
-    ck_assert(cst_commands_forgives(&commands, 2));
-    ck_assert(cst_commands_remove(&commands, 2));
-    ck_assert(!cst_commands_forgives(&commands, 2));
+    ck_assert(!cstd_commands_forgives(&commands, 1));
+    ck_assert(cstd_commands_forgives(&commands, 2));
+    ck_assert(cstd_commands_remove(&commands, 2));
+    ck_assert(!cstd_commands_forgives(&commands, 2));
 }
 END_TEST
 
@@ -337,30 +337,30 @@ START_TEST(given_up_commands_are_kept)
     uint64_t ticket = 0;
 
     add_copy(1);
-    ck_assert_int_eq(cst_commands_add(&commands, &io, &err), CST_OK);
+    ck_assert_int_eq(cstd_commands_add(&commands, &io, &err), CST_OK);
     add_copy(3);
-    ck_assert(!cst_commands_first_refused(&commands, &ticket));
+    ck_assert(!cstd_commands_first_refused(&commands, &ticket));
     for (unsigned times = 1; times <= 3; times++) {
-        cst_commands_rewind(&commands);
-        cst_commands_give_up(&commands);
+        cstd_commands_rewind(&commands);
+        cstd_commands_give_up(&commands);
         if (times == 1) {
-            ck_assert(cst_commands_first_refused(&commands, &ticket));
+            ck_assert(cstd_commands_first_refused(&commands, &ticket));
             ck_assert_uint_eq(ticket, 2);
-            ck_assert(cst_commands_remove(&commands, 2));
+            ck_assert(cstd_commands_remove(&commands, 2));
             add_copy(4);
         }
-        ck_assert(cst_commands_first_refused(&commands, &ticket) == (times == 3));
+        ck_assert(cstd_commands_first_refused(&commands, &ticket) == (times == 3));
     }
     ck_assert_uint_eq(ticket, 1);
-    ck_assert(cst_commands_remove(&commands, 1));
-    ck_assert(cst_commands_first_refused(&commands, &ticket));
+    ck_assert(cstd_commands_remove(&commands, 1));
+    ck_assert(cstd_commands_first_refused(&commands, &ticket));
     ck_assert_uint_eq(ticket, 3);
-    ck_assert(cst_commands_remove(&commands, 3));
+    ck_assert(cstd_commands_remove(&commands, 3));
     /* Command 4 was submitted after the engine was given up for the first time. */
-    ck_assert(!cst_commands_first_refused(&commands, &ticket));
+    ck_assert(!cstd_commands_first_refused(&commands, &ticket));
     expect_sent(4, 4);
-    ck_assert(cst_commands_has_any(&commands, 1, 2));
-    ck_assert(!cst_commands_has_any(&commands, 1, 1));
+    ck_assert(cstd_commands_has_any(&commands, 1, 2));
+    ck_assert(!cstd_commands_has_any(&commands, 1, 1));
 }
 END_TEST
 

@@ -10,10 +10,10 @@
 /* Number of deaths, @seconds apart, after which the engine is given up. 0: never. */
 static unsigned count(bool accelerator, unsigned seconds)
 {
-    struct cst_deaths deaths = {0};
+    struct cstd_deaths deaths = {0};
 
     for (unsigned i = 1; i <= 100; i++) {
-        if (cst_deaths_add(&deaths, accelerator, (100 + i * (uint64_t)seconds) * SECOND)) {
+        if (cstd_deaths_add(&deaths, accelerator, (100 + i * (uint64_t)seconds) * SECOND)) {
             return i;
         }
     }
@@ -23,8 +23,8 @@ static unsigned count(bool accelerator, unsigned seconds)
 /* Six deaths at once are enough for any engine. */
 START_TEST(at_once)
 {
-    ck_assert_uint_eq(count(false, 0), CST_DEATHS_MAX + 1);
-    ck_assert_uint_eq(count(true, 0), CST_DEATHS_MAX + 1);
+    ck_assert_uint_eq(count(false, 0), CSTD_DEATHS_MAX + 1);
+    ck_assert_uint_eq(count(true, 0), CSTD_DEATHS_MAX + 1);
 }
 END_TEST
 
@@ -33,25 +33,25 @@ END_TEST
  * killed after a minute. */
 START_TEST(slowly)
 {
-    ck_assert_uint_eq(count(false, 2), CST_DEATHS_MAX + 1);
+    ck_assert_uint_eq(count(false, 2), CSTD_DEATHS_MAX + 1);
     ck_assert_uint_eq(count(false, 3), 0);
-    ck_assert_uint_eq(count(true, 3), CST_DEATHS_MAX + 1);
-    ck_assert_uint_eq(count(true, 61), CST_DEATHS_MAX + 1);
+    ck_assert_uint_eq(count(true, 3), CSTD_DEATHS_MAX + 1);
+    ck_assert_uint_eq(count(true, 61), CSTD_DEATHS_MAX + 1);
 }
 END_TEST
 
 /* Work that was done between two deaths resets the count. */
 START_TEST(something_done)
 {
-    struct cst_deaths deaths = {0};
+    struct cstd_deaths deaths = {0};
 
-    for (unsigned i = 0; i < 4 * CST_DEATHS_MAX; i++) {
-        if (i % CST_DEATHS_MAX == 0) {
-            deaths = (struct cst_deaths){0};
+    for (unsigned i = 0; i < 4 * CSTD_DEATHS_MAX; i++) {
+        if (i % CSTD_DEATHS_MAX == 0) {
+            deaths = (struct cstd_deaths){0};
         }
-        ck_assert(!cst_deaths_add(&deaths, _i == 1, (100 + i) * SECOND));
+        ck_assert(!cstd_deaths_add(&deaths, _i == 1, (100 + i) * SECOND));
     }
-    ck_assert(cst_deaths_add(&deaths, _i == 1, (100 + 4 * CST_DEATHS_MAX) * SECOND));
+    ck_assert(cstd_deaths_add(&deaths, _i == 1, (100 + 4 * CSTD_DEATHS_MAX) * SECOND));
 }
 END_TEST
 

@@ -11,14 +11,14 @@
 
 enum { WORLD = 6 };
 
-static struct cst_worker workers[WORLD];
-static struct cst_job job;
-static struct cst_pending waiting; /* stands for a Commit that waits for the other ranks */
+static struct cstd_worker workers[WORLD];
+static struct cstd_job job;
+static struct cstd_pending waiting; /* stands for a Commit that waits for the other ranks */
 static struct cst_err err, broken;
 static unsigned n_broken;
 
 /* Replaces daemon/commit.c: the Commits that wait fail. */
-void cst_commit_break(struct cst_job *which, const struct cst_err *why)
+void cstd_commit_break(struct cstd_job *which, const struct cst_err *why)
 {
     for (uint32_t r = 0; r < which->world; r++) {
         n_broken += which->workers[r].commit != NULL;
@@ -33,10 +33,10 @@ static void setup(void)
     memset(workers, 0, sizeof workers);
     job.world = WORLD;
     job.workers = workers;
-    job.state = CST_JOB_DECLARING;
+    job.state = CSTD_JOB_DECLARING;
     cst_model_init(&job.model);
     for (uint32_t r = 0; r < WORLD; r++) {
-        workers[r] = (struct cst_worker){.job = &job, .rank = r, .present = r < 3};
+        workers[r] = (struct cstd_worker){.job = &job, .rank = r, .present = r < 3};
     }
     n_broken = 0;
 }
@@ -65,19 +65,19 @@ static int declare(uint32_t rank, const char *name, int64_t n, uint32_t tensor)
     message.tensors = &ts;
     message.n_operators = n == 0;
     message.operators = &os;
-    rc = cst_declare(&workers[rank], &message, &err);
+    rc = cstd_declare(&workers[rank], &message, &err);
     if (rc == CST_EMISMATCH) {
-        cst_declare_disagree(&job, &workers[rank], &err);
+        cstd_declare_disagree(&job, &workers[rank], &err);
     }
     return rc;
 }
 
 static int commit(uint32_t rank, uint32_t n_tensors, uint32_t n_operators)
 {
-    int rc = cst_declare_check(&workers[rank], n_tensors, n_operators, &err);
+    int rc = cstd_declare_check(&workers[rank], n_tensors, n_operators, &err);
 
     if (rc == CST_EMISMATCH) {
-        cst_declare_disagree(&job, &workers[rank], &err);
+        cstd_declare_disagree(&job, &workers[rank], &err);
     } else if (rc == CST_OK) {
         workers[rank].commit = &waiting;
     }
@@ -191,7 +191,7 @@ START_TEST(the_dead_do_not_disagree)
     ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
     ck_assert_int_eq(declare(0, "b", 99, 0), CST_OK);
     ck_assert_int_eq(declare(0, "p", 0, 1), CST_OK);
-    cst_declare_forget(&workers[0]);
+    cstd_declare_forget(&workers[0]);
     ck_assert_uint_eq(job.model.n_tensors, 1);
     ck_assert_uint_eq(job.model.n_operators, 0);
     ck_assert_uint_eq(cst_model_find(&job.model, "b"), UINT32_MAX);
@@ -207,11 +207,11 @@ START_TEST(a_committed_model_stands)
     for (uint32_t r = 0; r < 3; r++) {
         ck_assert_int_eq(declare_all(r, 20), CST_OK);
     }
-    job.state = CST_JOB_READY;
+    job.state = CSTD_JOB_READY;
     for (uint32_t r = 0; r < 3; r++) {
         workers[r].commit = NULL;
     }
-    cst_declare_forget(&workers[1]);
+    cstd_declare_forget(&workers[1]);
     ck_assert_int_eq(declare_all(1, 21), CST_EMISMATCH);
     assert_says("tensor 'b': dimension 0 is 21 in rank 1 and 20 in ranks 0, 2");
     ck_assert_uint_eq(job.model.n_tensors, 2);
@@ -231,9 +231,9 @@ static int declare_group(uint32_t rank, uint32_t *ranks, size_t n)
     g.n_ranks = n;
     message.n_groups = 1;
     message.groups = &gs;
-    rc = cst_declare(&workers[rank], &message, &err);
+    rc = cstd_declare(&workers[rank], &message, &err);
     if (rc == CST_EMISMATCH) {
-        cst_declare_disagree(&job, &workers[rank], &err);
+        cstd_declare_disagree(&job, &workers[rank], &err);
     }
     return rc;
 }
@@ -257,9 +257,9 @@ static int declare_kind(uint32_t rank, uint32_t group, uint32_t pattern, int64_t
     t.n_whole_shape = t.n_box_first = n_box;
     message.n_tensors = 1;
     message.tensors = &ts;
-    rc = cst_declare(&workers[rank], &message, &err);
+    rc = cstd_declare(&workers[rank], &message, &err);
     if (rc == CST_EMISMATCH) {
-        cst_declare_disagree(&job, &workers[rank], &err);
+        cstd_declare_disagree(&job, &workers[rank], &err);
     }
     return rc;
 }
@@ -312,9 +312,9 @@ START_TEST(groups_are_counted)
     ck_assert_int_eq(declare_group(2, ranks, 1), CST_OK);
     ck_assert_int_eq(declare_group(0, ranks, 1), CST_OK);
     ck_assert_int_eq(declare_group(0, ranks, 3), CST_OK);
-    cst_declare_forget(&workers[0]);
+    cstd_declare_forget(&workers[0]);
     ck_assert_uint_eq(job.model.n_groups, 2);
-    cst_declare_forget(&workers[2]);
+    cstd_declare_forget(&workers[2]);
     ck_assert_uint_eq(job.model.n_groups, 1);
 }
 END_TEST

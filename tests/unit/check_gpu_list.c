@@ -17,13 +17,13 @@ static const char three[] =
     "\"name\": \"NVIDIA B\", \"memory_bytes\": 2000000}, {\"index\": 2, \"uuid\": \"" C "\", "
     "\"name\": \"NVIDIA C\", \"memory_bytes\": 500000}], \"driver\": 13000}\n";
 
-static struct cst_gpu_list list;
-static struct cst_gpu *gpu;
+static struct cstd_gpu_list list;
+static struct cstd_gpu *gpu;
 static struct cst_err err;
 
 static int parse(const char *text)
 {
-    return cst_gpu_list_parse(text, strlen(text), &list, &err);
+    return cstd_gpu_list_parse(text, strlen(text), &list, &err);
 }
 
 static void setup(void)
@@ -84,7 +84,7 @@ END_TEST
 /* All GPUs are selected, each with a percentage of its own memory. */
 START_TEST(all_with_a_percentage)
 {
-    ck_assert_int_eq(cst_gpu_list_select(&list, "all", "90%", &err), CST_OK);
+    ck_assert_int_eq(cstd_gpu_list_select(&list, "all", "90%", &err), CST_OK);
     ck_assert_uint_eq(list.n, 3);
     ck_assert_uint_eq(list.v[0].pool.limit, 900000);
     ck_assert_uint_eq(list.v[2].pool.limit, 450000);
@@ -95,7 +95,7 @@ END_TEST
 /* The memory can be a number of bytes, at most that of the GPU. */
 START_TEST(bytes)
 {
-    ck_assert_int_eq(cst_gpu_list_select(&list, "all", "700000", &err), CST_OK);
+    ck_assert_int_eq(cstd_gpu_list_select(&list, "all", "700000", &err), CST_OK);
     ck_assert_uint_eq(list.v[0].pool.limit, 700000);
     ck_assert_uint_eq(list.v[2].pool.limit, 500000);
 }
@@ -105,7 +105,7 @@ END_TEST
  * named twice is selected once. */
 START_TEST(some)
 {
-    ck_assert_int_eq(cst_gpu_list_select(&list, "mig-cc, 0 " A, "50%", &err), CST_OK);
+    ck_assert_int_eq(cstd_gpu_list_select(&list, "mig-cc, 0 " A, "50%", &err), CST_OK);
     ck_assert_uint_eq(list.n, 2);
     ck_assert_str_eq(list.v[0].uuid, C);
     ck_assert_uint_eq(list.v[0].index, 0);
@@ -118,7 +118,7 @@ END_TEST
 /* A GPU that does not exist is named in the error, with those that exist. The others are kept. */
 START_TEST(one_is_missing)
 {
-    ck_assert_int_eq(cst_gpu_list_select(&list, "1, GPU-dddd, 7", "50%", &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_gpu_list_select(&list, "1, GPU-dddd, 7", "50%", &err), CST_ENOTFOUND);
     says("GPU-dddd");
     says(A);
     ck_assert_uint_eq(list.n, 1);
@@ -137,23 +137,23 @@ START_TEST(found)
                 {"MIG-", 9, 9}, {"gpu-AAAAb", 0, 1}, {"GPU-aaaaa", 5, 0}};
 
     if (rows[_i].index == 9) { /* the kind alone selects no device */
-        ck_assert_int_eq(cst_gpu_list_find(&list, rows[_i].device, 0, &gpu, &err), CST_ENOTFOUND);
+        ck_assert_int_eq(cstd_gpu_list_find(&list, rows[_i].device, 0, &gpu, &err), CST_ENOTFOUND);
         return;
     }
-    ck_assert_int_eq(cst_gpu_list_find(&list, rows[_i].device, rows[_i].rank, &gpu, &err), CST_OK);
+    ck_assert_int_eq(cstd_gpu_list_find(&list, rows[_i].device, rows[_i].rank, &gpu, &err), CST_OK);
     ck_assert_uint_eq(gpu->index, rows[_i].index);
 }
 END_TEST
 
 START_TEST(not_found)
 {
-    ck_assert_int_eq(cst_gpu_list_find(&list, "cuda:3", 0, &gpu, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_gpu_list_find(&list, "cuda:3", 0, &gpu, &err), CST_ENOTFOUND);
     says("cuda:3");
     says("cuda:2 " C);
-    ck_assert_int_eq(cst_gpu_list_find(&list, "cuda:", 0, &gpu, &err), CST_ENOTFOUND);
-    ck_assert_int_eq(cst_gpu_list_find(&list, "cuda:1x", 0, &gpu, &err), CST_ENOTFOUND);
-    ck_assert_int_eq(cst_gpu_list_find(&list, "GPU-eeee", 0, &gpu, &err), CST_ENOTFOUND);
-    ck_assert_int_eq(cst_gpu_list_find(&list, "GPU-aaaa", 0, &gpu, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_gpu_list_find(&list, "cuda:", 0, &gpu, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_gpu_list_find(&list, "cuda:1x", 0, &gpu, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_gpu_list_find(&list, "GPU-eeee", 0, &gpu, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_gpu_list_find(&list, "GPU-aaaa", 0, &gpu, &err), CST_EINVAL);
     says(B);
     ck_assert_ptr_null(gpu);
 }
@@ -166,10 +166,10 @@ START_TEST(checked)
     static const char *const bad[] = {"", ",", "some", "all, 1", "-1", "1234567", "GPU-", "cuda:0"};
 
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        ck_assert_msg(cst_gpu_list_check(good[i], &err) == CST_OK, "%s", good[i]);
+        ck_assert_msg(cstd_gpu_list_check(good[i], &err) == CST_OK, "%s", good[i]);
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        ck_assert_msg(cst_gpu_list_check(bad[i], &err) == CST_EINVAL, "%s", bad[i]);
+        ck_assert_msg(cstd_gpu_list_check(bad[i], &err) == CST_EINVAL, "%s", bad[i]);
     }
 }
 END_TEST

@@ -26,11 +26,11 @@ static Cistern__JobOpen open_as(uint32_t optimizer, uint32_t moments, uint32_t r
 START_TEST(absent_is_adamw)
 {
     Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
-    struct cst_job_options options;
+    struct cstd_job_options options;
     struct cst_layout_states states;
 
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
-    states = cst_job_options_states(&options);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
+    states = cstd_job_options_states(&options);
     ck_assert_int_eq(states.optimizer, CST_OPTIMIZER_ADAMW);
     ck_assert_int_eq(states.moments, CST_MOMENTS_FP32);
     ck_assert(!states.two_weights && !states.grad_over_weight);
@@ -49,12 +49,12 @@ START_TEST(numbers_are_checked)
                                         "overlap 4294967295 is unknown, this version knows 0 to 2"};
     const Cistern__JobOpen good = open_as(CST_OPTIMIZER_COUNT - 1, CST_MOMENTS_COUNT - 1,
                                           CST_ROUNDING_COUNT - 1, CST_OVERLAP_COUNT - 1);
-    struct cst_job_options options;
+    struct cstd_job_options options;
 
-    ck_assert_int_eq(cst_job_options_read(&bad[_i], &options, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_job_options_read(&bad[_i], &options, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, words[_i]);
-    ck_assert_int_eq(cst_job_options_read(&good, &options, &err), CST_OK);
-    ck_assert(cst_job_options_states(&options).two_weights);
+    ck_assert_int_eq(cstd_job_options_read(&good, &options, &err), CST_OK);
+    ck_assert(cstd_job_options_states(&options).two_weights);
 }
 END_TEST
 
@@ -63,23 +63,23 @@ END_TEST
 START_TEST(what_cannot_go_together)
 {
     Cistern__JobOpen message = open_as(0, 0, 0, CST_OVERLAP_COMMIT);
-    struct cst_job_options options;
+    struct cstd_job_options options;
 
     message.grad_over_weight = 1;
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
-    ck_assert(cst_job_options_states(&options).grad_over_weight);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert(cstd_job_options_states(&options).grad_over_weight);
     message.micro_batches = 2;
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
     message.micro_batches = 1;
     message.overlap = CST_OVERLAP_EARLY;
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
     message.grad_over_weight = 0;
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
     message.delay_from = 5;
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_EINVAL);
     ck_assert_str_eq(err.text, "delay_from 5 needs overlap delayed, not early");
     message.overlap = CST_OVERLAP_DELAYED;
-    ck_assert_int_eq(cst_job_options_read(&message, &options, &err), CST_OK);
+    ck_assert_int_eq(cstd_job_options_read(&message, &options, &err), CST_OK);
     ck_assert_uint_eq(options.delay_from, 5);
 }
 END_TEST
@@ -87,8 +87,8 @@ END_TEST
 /* Each option that a rank wants differently is named with both values. */
 START_TEST(what_differs_is_named)
 {
-    const struct cst_job_options first = {.optimizer = CST_OPTIMIZER_ADAMW, .seed = 7};
-    struct cst_job_options wish = first;
+    const struct cstd_job_options first = {.optimizer = CST_OPTIMIZER_ADAMW, .seed = 7};
+    struct cstd_job_options wish = first;
     static const char *const words[] = {
         "job 'a' was opened with optimizer adamw, not lion as rank 3 wants",
         "job 'a' was opened with moments fp32, not mx8 as rank 3 wants",
@@ -99,7 +99,7 @@ START_TEST(what_differs_is_named)
         "job 'a' was opened with grad_over_weight 0, not 1 as rank 3 wants",
     };
 
-    ck_assert_int_eq(cst_job_options_same(&first, &wish, "a", 3, &err), CST_OK);
+    ck_assert_int_eq(cstd_job_options_same(&first, &wish, "a", 3, &err), CST_OK);
     wish.optimizer = _i == 0 ? CST_OPTIMIZER_LION : wish.optimizer;
     wish.moments = _i == 1 ? CST_MOMENTS_MX8 : wish.moments;
     wish.rounding = _i == 2 ? CST_ROUNDING_NEAREST : wish.rounding;
@@ -107,7 +107,7 @@ START_TEST(what_differs_is_named)
     wish.overlap = _i == 4 ? CST_OVERLAP_DELAYED : wish.overlap;
     wish.delay_from = _i == 5 ? 4 : 0;
     wish.grad_over_weight = _i == 6;
-    ck_assert_int_eq(cst_job_options_same(&first, &wish, "a", 3, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cstd_job_options_same(&first, &wish, "a", 3, &err), CST_EMISMATCH);
     ck_assert_str_eq(err.text, words[_i]);
 }
 END_TEST

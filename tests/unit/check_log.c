@@ -34,9 +34,10 @@ START_TEST(a_line_is_clean)
     int pipe_end = take_stderr(), year = 0, milliseconds = -1, used = 0;
     ssize_t n;
 
-    cst_log_init(CST_LOG_INFO);
-    cst_log_about(CST_LOG_WARNING, &(struct cst_log_about){"run7", 3, 1000}, "a%cb\nc %d", 27, 7);
-    cst_log(CST_LOG_DEBUG, "not this one");
+    cstd_log_init(CSTD_LOG_INFO);
+    cstd_log_about(CSTD_LOG_WARNING, &(struct cstd_log_about){"run7", 3, 1000}, "a%cb\nc %d", 27,
+                   7);
+    cstd_log(CSTD_LOG_DEBUG, "not this one");
     n = read(pipe_end, got, sizeof got - 1);
     ck_assert_int_eq(n, 23 + (ssize_t)strlen(words));
     ck_assert_int_eq(sscanf(got, "%4d-%*2d-%*2dT%*2d:%*2d:%*2d.%3d%n", &year, &milliseconds, &used),
@@ -75,7 +76,7 @@ static int take_stderr_as_journal(void)
     ck_assert_int_eq(fstat(STDERR_FILENO, &st), 0);
     (void)snprintf(stream, sizeof stream, "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
     ck_assert_int_eq(setenv("JOURNAL_STREAM", stream, 1), 0);
-    cst_log_init(CST_LOG_INFO);
+    cstd_log_init(CSTD_LOG_INFO);
     return pipe_end;
 }
 
@@ -92,8 +93,9 @@ START_TEST(the_journal_has_fields)
         return;
     }
     pipe_end = take_stderr_as_journal();
-    cst_log_about(CST_LOG_NOTICE, &(struct cst_log_about){"run7", 3, 1000}, "rank %d\nis gone", 3);
-    cst_log(CST_LOG_ERROR, "no more");
+    cstd_log_about(CSTD_LOG_NOTICE, &(struct cstd_log_about){"run7", 3, 1000}, "rank %d\nis gone",
+                   3);
+    cstd_log(CSTD_LOG_ERROR, "no more");
     n = recv(journal, got, sizeof got - 1, MSG_DONTWAIT);
     ck_assert_int_gt(n, 0);
     ck_assert_str_eq(
@@ -122,7 +124,7 @@ START_TEST(a_journal_that_is_stuck_loses_nothing)
     pipe_end = take_stderr_as_journal();
     ck_assert_int_eq(fcntl(pipe_end, F_SETFL, O_NONBLOCK), 0);
     for (int i = 0; i < 100000 && read(pipe_end, got, sizeof got - 1) < 0; i++) {
-        cst_log(CST_LOG_WARNING, "line");
+        cstd_log(CSTD_LOG_WARNING, "line");
     }
     ck_assert_str_eq(got, "<4>line\n");
 }
@@ -132,13 +134,13 @@ END_TEST
 START_TEST(a_pace_is_kept)
 {
     const uint64_t s = 1000000000, start = 12345;
-    struct cst_log_pace pace = {0};
+    struct cstd_log_pace pace = {0};
 
-    ck_assert(cst_log_due(&pace, start));
-    ck_assert(!cst_log_due(&pace, start + 1));
-    ck_assert(!cst_log_due(&pace, start + 59 * s));
-    ck_assert(cst_log_due(&pace, start + 60 * s));
-    ck_assert(!cst_log_due(&pace, start + 119 * s));
+    ck_assert(cstd_log_due(&pace, start));
+    ck_assert(!cstd_log_due(&pace, start + 1));
+    ck_assert(!cstd_log_due(&pace, start + 59 * s));
+    ck_assert(cstd_log_due(&pace, start + 60 * s));
+    ck_assert(!cstd_log_due(&pace, start + 119 * s));
 }
 END_TEST
 
@@ -150,9 +152,9 @@ START_TEST(a_full_pipe_loses_lines)
     char got[128];
 
     ck_assert_int_gt(size, 0);
-    cst_log_init(CST_LOG_INFO);
+    cstd_log_init(CSTD_LOG_INFO);
     for (int i = 0; i < size; i++) {
-        cst_log(CST_LOG_ERROR, "line %d", i);
+        cstd_log(CSTD_LOG_ERROR, "line %d", i);
     }
     ck_assert_int_gt(read(pipe_end, got, sizeof got), 0);
     ck_assert_mem_eq(got + 23, "Z cisternd: error: line 0\n", 26);

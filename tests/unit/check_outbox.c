@@ -12,9 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static struct cst_outbox outbox;
-static struct cst_unread unread;
-static struct cst_unread_total total;
+static struct cstd_outbox outbox;
+static struct cstd_unread unread;
+static struct cstd_unread_total total;
 static struct cst_frame_buf buf;
 static struct cst_err err;
 static int ends[2];
@@ -23,14 +23,14 @@ static void setup(void)
 {
     unread.total = &total;
     unread.n = 0;
-    total = (struct cst_unread_total){.limit = 1000};
-    cst_outbox_init(&outbox, &unread);
+    total = (struct cstd_unread_total){.limit = 1000};
+    cstd_outbox_init(&outbox, &unread);
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
 }
 
 static void teardown(void)
 {
-    cst_outbox_close(&outbox);
+    cstd_outbox_close(&outbox);
     (void)close(ends[0]);
     (void)close(ends[1]);
 }
@@ -53,7 +53,7 @@ static int send_numbered(uint64_t number)
     struct cst_frame frame = {
         .type = 1, .request = number, .body = (const uint8_t *)"body", .body_bytes = 4};
 
-    return cst_outbox_send(&outbox, ends[0], &frame, &err);
+    return cstd_outbox_send(&outbox, ends[0], &frame, &err);
 }
 
 /* Send frames until one waits. Returns the next number. */
@@ -96,12 +96,12 @@ START_TEST(what_waits_keeps_its_order)
     for (unsigned i = 0; i < 50; i++) {
         ck_assert_int_eq(send_numbered(n++), CST_EAGAIN);
     }
-    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], &n_sent, &err), CST_EAGAIN);
+    ck_assert_int_eq(cstd_outbox_flush(&outbox, ends[0], &n_sent, &err), CST_EAGAIN);
     ck_assert_uint_eq(n_sent, 0);
     expect(next++); /* the socket has space again, but waiting frames are sent first */
     ck_assert_int_eq(send_numbered(n++), CST_EAGAIN);
     do {
-        rc = cst_outbox_flush(&outbox, ends[0], &n_sent, &err);
+        rc = cstd_outbox_flush(&outbox, ends[0], &n_sent, &err);
         expect(next++);
     } while (rc == CST_EAGAIN);
     ck_assert_int_eq(rc, CST_OK);
@@ -124,11 +124,11 @@ START_TEST(descriptors_wait_too)
     ck_assert_int_eq(pipe(pipes), 0);
     frame.request = n;
     frame.fds[0] = pipes[1];
-    ck_assert_int_eq(cst_outbox_send(&outbox, ends[0], &frame, &err), CST_EAGAIN);
+    ck_assert_int_eq(cstd_outbox_send(&outbox, ends[0], &frame, &err), CST_EAGAIN);
     (void)close(pipes[1]);
     for (uint64_t i = 1; i < n; i++) {
         expect(i);
-        (void)cst_outbox_flush(&outbox, ends[0], NULL, &err);
+        (void)cstd_outbox_flush(&outbox, ends[0], NULL, &err);
     }
     ck_assert_int_eq(cst_frame_recv(ends[1], MSG_DONTWAIT, &buf, &got, &err), CST_OK);
     ck_assert_uint_eq(got.n_fds, 1);
@@ -147,9 +147,9 @@ START_TEST(closing_leaves_nothing)
     unsigned fds = count_fds();
 
     (void)fill();
-    ck_assert_int_eq(cst_outbox_send(&outbox, ends[0], &frame, &err), CST_EAGAIN);
+    ck_assert_int_eq(cstd_outbox_send(&outbox, ends[0], &frame, &err), CST_EAGAIN);
     ck_assert_uint_eq(count_fds(), fds + 2);
-    cst_outbox_close(&outbox);
+    cstd_outbox_close(&outbox);
     ck_assert_uint_eq(outbox.bytes, 0);
     ck_assert_uint_eq(count_fds(), fds);
 }
@@ -160,7 +160,7 @@ START_TEST(what_cannot_go_does_not_wait)
 {
     struct cst_frame large = {.type = 1, .body_bytes = CST_FRAME_MAX_BODY + 1};
 
-    ck_assert_int_eq(cst_outbox_send(&outbox, ends[0], &large, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_outbox_send(&outbox, ends[0], &large, &err), CST_EINVAL);
     ck_assert_int_eq(shutdown(ends[1], SHUT_RDWR), 0);
     ck_assert_int_eq(send_numbered(1), CST_ECONN);
     ck_assert_uint_eq(outbox.bytes, 0);
@@ -174,7 +174,7 @@ static int send_descriptors(unsigned n)
     for (unsigned i = 0; i < n; i++) {
         frame.fds[i] = STDERR_FILENO;
     }
-    return cst_outbox_send(&outbox, ends[0], &frame, &err);
+    return cstd_outbox_send(&outbox, ends[0], &frame, &err);
 }
 
 static void receive_descriptors(unsigned n)
@@ -193,23 +193,23 @@ START_TEST(unread_descriptors_are_bounded)
 {
     ck_assert_int_eq(send_descriptors(16), CST_OK);
     ck_assert_int_eq(send_descriptors(16), CST_OK);
-    ck_assert_uint_eq(total.n, CST_UNREAD_SESSION);
+    ck_assert_uint_eq(total.n, CSTD_UNREAD_SESSION);
     ck_assert_int_eq(send_descriptors(1), CST_EAGAIN);
     ck_assert(outbox.retry);
     /* A later frame must wait after the descriptor. */
     ck_assert_int_eq(send_numbered(7), CST_EAGAIN);
     ck_assert_uint_eq(total.waiting, 1);
     ck_assert_int_gt(recv(ends[1], buf.bytes, sizeof buf.bytes, MSG_PEEK), 0);
-    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
+    ck_assert_int_eq(cstd_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
     receive_descriptors(16);
-    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
+    ck_assert_int_eq(cstd_outbox_flush(&outbox, ends[0], NULL, &err), CST_EAGAIN);
     receive_descriptors(16);
-    ck_assert_int_eq(cst_outbox_flush(&outbox, ends[0], NULL, &err), CST_OK);
+    ck_assert_int_eq(cstd_outbox_flush(&outbox, ends[0], NULL, &err), CST_OK);
     ck_assert_uint_eq(total.n, 1);
     ck_assert_uint_eq(total.waiting, 0);
     receive_descriptors(1);
     expect(7);
-    cst_unread_refresh(&unread, ends[0]);
+    cstd_unread_refresh(&unread, ends[0]);
     ck_assert_uint_eq(total.n, 0);
 }
 END_TEST
@@ -224,12 +224,12 @@ START_TEST(all_peers_together_are_bounded)
     total.n = 10; /* descriptors of other peers */
     ck_assert_int_eq(send_descriptors(10), CST_OK);
     ck_assert_int_eq(send_descriptors(1), CST_EAGAIN);
-    ck_assert_int_eq(cst_unread_limit(&unread, 1), CST_UNREAD_ALL);
+    ck_assert_int_eq(cstd_unread_limit(&unread, 1), CSTD_UNREAD_ALL);
     ck_assert_int_eq(send_descriptors(16), CST_EAGAIN);
     ck_assert_int_eq(send_descriptors(4), CST_ENOCREDIT);
     ck_assert_uint_eq(total.waiting, 17);
-    cst_outbox_close(&outbox);
-    cst_unread_close(&unread);
+    cstd_outbox_close(&outbox);
+    cstd_unread_close(&unread);
     ck_assert_uint_eq(total.n, 10);
     ck_assert_uint_eq(total.waiting, 0);
     ck_assert_uint_eq(count_fds(), fds);
@@ -242,21 +242,21 @@ END_TEST
 static int run_short(void)
 {
     struct rlimit limit = {.rlim_cur = 16, .rlim_max = 16};
-    struct cst_outbox engine;
+    struct cstd_outbox engine;
     struct cst_frame frame = {.type = 1, .n_fds = 1, .fds = {STDERR_FILENO}}, got;
     int rc = CST_OK, n = 0;
 
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0)) {
         return 1;
     }
-    cst_outbox_init(&engine, NULL);
+    cstd_outbox_init(&engine, NULL);
     while (rc == CST_OK && n++ < 1000) {
-        rc = cst_outbox_send(&engine, ends[0], &frame, &err);
+        rc = cstd_outbox_send(&engine, ends[0], &frame, &err);
     }
     if (rc != CST_EAGAIN || !engine.retry || n < 2) {
         return 2;
     }
-    if (cst_outbox_flush(&engine, ends[0], NULL, &err) != CST_EAGAIN || !engine.retry) {
+    if (cstd_outbox_flush(&engine, ends[0], NULL, &err) != CST_EAGAIN || !engine.retry) {
         return 3;
     }
     for (int i = 1; i < n; i++) {
@@ -265,7 +265,7 @@ static int run_short(void)
         }
         cst_frame_close_fds(&got);
     }
-    return cst_outbox_flush(&engine, ends[0], NULL, &err) == CST_OK && engine.bytes == 0 ? 0 : 5;
+    return cstd_outbox_flush(&engine, ends[0], NULL, &err) == CST_OK && engine.bytes == 0 ? 0 : 5;
 }
 
 /* The machine's limit on descriptors in flight ends no connection: frames over the limit wait, and

@@ -23,14 +23,15 @@ static const uint64_t least = 3 * 16 * KB + 2 * MB;
 
 static void assert_blocks(uint64_t bytes, uint64_t grain, uint32_t first, uint32_t second)
 {
-    struct cst_pools_blocks blocks;
+    struct cstd_pools_blocks blocks;
     struct cst_err err = {0};
 
-    ck_assert_msg(cst_pools_divide(&layout, &model, 0, bytes, grain, NULL, &blocks, &err) == CST_OK,
+    ck_assert_msg(cstd_pools_divide(&layout, &model, 0, bytes, grain, NULL, &blocks, &err) ==
+                      CST_OK,
                   "%s", err.text);
     ck_assert_uint_eq(blocks.n[0], first);
     ck_assert_uint_eq(blocks.n[1], second);
-    ck_assert_uint_le(cst_pools_bytes(&layout, &blocks, grain), bytes);
+    ck_assert_uint_le(cstd_pools_bytes(&layout, &blocks, grain), bytes);
 }
 
 /* Every class gets its minimum; then the first class gets all that it can use, then the next. */
@@ -50,15 +51,15 @@ END_TEST
  * and the missing bytes. */
 START_TEST(too_small_is_named)
 {
-    struct cst_pools_blocks blocks = {{7}};
+    struct cstd_pools_blocks blocks = {{7}};
     struct cst_err err = {0};
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, least - 1, 1, NULL, &blocks, &err),
+    ck_assert_int_eq(cstd_pools_divide(&layout, &model, 0, least - 1, 1, NULL, &blocks, &err),
                      CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 2.0 MiB (2146303 bytes): operator 'large' needs 2 blocks of "
                      "1.0 MiB (size class 2 of 2): 1 bytes short (--pool 103%)");
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 16 * KB, 1, NULL, &blocks, &err),
+    ck_assert_int_eq(cstd_pools_divide(&layout, &model, 0, 16 * KB, 1, NULL, &blocks, &err),
                      CST_EPOOL);
     ck_assert_str_eq(err.text,
                      "pool of 16.0 KiB (16384 bytes): operator 'small' needs 3 blocks of 16.0 KiB "
@@ -70,12 +71,12 @@ END_TEST
 /* Each rank has the blocks that it needs. */
 START_TEST(ranks_differ)
 {
-    struct cst_pools_blocks blocks;
+    struct cstd_pools_blocks blocks;
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 4 * 16 * KB, 1, NULL, &blocks, NULL),
+    ck_assert_int_eq(cstd_pools_divide(&layout, &model, 1, 4 * 16 * KB, 1, NULL, &blocks, NULL),
                      CST_OK);
     ck_assert_uint_eq(blocks.n[0], 4);
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 1, 100 * MB, 1, NULL, &blocks, NULL),
+    ck_assert_int_eq(cstd_pools_divide(&layout, &model, 1, 100 * MB, 1, NULL, &blocks, NULL),
                      CST_OK);
     ck_assert_uint_eq(blocks.n[0], 6);
     ck_assert_uint_eq(blocks.n[1], 0);
@@ -85,9 +86,9 @@ END_TEST
 /* If slabs are multiples of 2 MiB, their rounded size counts, and blocks fill it. */
 START_TEST(slabs_are_rounded_up)
 {
-    struct cst_pools_blocks blocks;
+    struct cstd_pools_blocks blocks;
 
-    ck_assert_int_eq(cst_pools_divide(&layout, &model, 0, 4 * MB - 1, 2 * MB, NULL, &blocks, NULL),
+    ck_assert_int_eq(cstd_pools_divide(&layout, &model, 0, 4 * MB - 1, 2 * MB, NULL, &blocks, NULL),
                      CST_EPOOL);
     assert_blocks(4 * MB, 2 * MB, 10, 2);
     assert_blocks(6 * MB, 2 * MB, 10, 4);
@@ -100,13 +101,13 @@ START_TEST(slabs_hold_blocks_of_one_class)
     const struct cst_layout wide = {
         .n_classes = 2, .classes = {{.capacity = 48ull * MB}, {.capacity = 256ull * MB}}};
 
-    ck_assert_uint_eq(cst_pools_per_slab(&layout, 0), 256 * MB / (16 * KB));
-    ck_assert_uint_eq(cst_pools_per_slab(&wide, 0), 2);
-    ck_assert_uint_eq(cst_pools_per_slab(&wide, 1), 1);
-    ck_assert_uint_eq(cst_pools_slabs(&wide, 0, 5), 3);
-    ck_assert_uint_eq(cst_pools_slabs(&wide, 1, 5), 5);
-    ck_assert_uint_eq(cst_pools_slabs(&wide, 1, 0), 0);
-    ck_assert_uint_eq(cst_pools_slab_bytes(&wide, 0, 1, 64 * MB), 128ull * MB);
+    ck_assert_uint_eq(cstd_pools_per_slab(&layout, 0), 256 * MB / (16 * KB));
+    ck_assert_uint_eq(cstd_pools_per_slab(&wide, 0), 2);
+    ck_assert_uint_eq(cstd_pools_per_slab(&wide, 1), 1);
+    ck_assert_uint_eq(cstd_pools_slabs(&wide, 0, 5), 3);
+    ck_assert_uint_eq(cstd_pools_slabs(&wide, 1, 5), 5);
+    ck_assert_uint_eq(cstd_pools_slabs(&wide, 1, 0), 0);
+    ck_assert_uint_eq(cstd_pools_slab_bytes(&wide, 0, 1, 64 * MB), 128ull * MB);
 }
 END_TEST
 

@@ -11,15 +11,16 @@
 
 enum { ALICE = 70001, BOB = 70002, STAFF = 80001, USERS = 80002 };
 
-static struct cst_quota_rules rules;
-static struct cst_quota quota;
-static struct cst_quota_account *alice, *bob;
+static struct cstd_quota_rules rules;
+static struct cstd_quota quota;
+static struct cstd_quota_account *alice, *bob;
 static struct cst_err err;
 static unsigned pool; /* the resource of pools in host memory */
 
 static void set(const char *section, const char *key, const char *value)
 {
-    ck_assert_msg(cst_quota_rules_set(&rules, section, key, value, &err) == CST_OK, "%s", err.text);
+    ck_assert_msg(cstd_quota_rules_set(&rules, section, key, value, &err) == CST_OK, "%s",
+                  err.text);
 }
 
 static void setup(void)
@@ -29,48 +30,48 @@ static void setup(void)
     alice = bob = NULL;
 }
 
-static struct cst_quota_account *account_of(uid_t uid, gid_t gid)
+static struct cstd_quota_account *account_of(uid_t uid, gid_t gid)
 {
-    struct cst_quota_account *account = NULL;
+    struct cstd_quota_account *account = NULL;
 
-    ck_assert_int_eq(cst_quota_open(&quota, uid, &gid, 1, &account, &err), CST_OK);
+    ck_assert_int_eq(cstd_quota_open(&quota, uid, &gid, 1, &account, &err), CST_OK);
     return account;
 }
 
 /* A daemon with 1000 bytes of host memory, 800 bytes for pools, 10 jobs, and a ttl of one day. */
 static void start(void)
 {
-    cst_quota_init(&quota, &rules, NULL);
-    cst_quota_set_total(&quota, CST_QUOTA_HOST, 1000);
-    cst_quota_set_total(&quota, CST_QUOTA_JOBS, 10);
-    cst_quota_set_total(&quota, CST_QUOTA_TTL, 86400);
-    pool = cst_quota_add_pool(&quota, "pools of the host device", 800);
+    cstd_quota_init(&quota, &rules, NULL);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_HOST, 1000);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_JOBS, 10);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_TTL, 86400);
+    pool = cstd_quota_add_pool(&quota, "pools of the host device", 800);
     alice = account_of(ALICE, USERS);
     bob = account_of(BOB, USERS);
 }
 
 static void teardown(void)
 {
-    cst_quota_unref(alice);
-    cst_quota_unref(bob);
+    cstd_quota_unref(alice);
+    cstd_quota_unref(bob);
     ck_assert(LIST_EMPTY(&quota.accounts));
-    cst_quota_close(&quota);
+    cstd_quota_close(&quota);
 }
 
-static void assert_refused(struct cst_quota_account *account, unsigned resource, uint64_t amount,
+static void assert_refused(struct cstd_quota_account *account, unsigned resource, uint64_t amount,
                            const char *words)
 {
     uint64_t used = account->used[resource];
 
     err = (struct cst_err){0};
-    ck_assert_int_ne(cst_quota_take(account, resource, amount, "job 'j'", &err), CST_OK);
+    ck_assert_int_ne(cstd_quota_take(account, resource, amount, "job 'j'", &err), CST_OK);
     ck_assert_str_eq(err.text, words);
     ck_assert_uint_eq(account->used[resource], used);
 }
 
-static void take(struct cst_quota_account *account, unsigned resource, uint64_t amount)
+static void take(struct cstd_quota_account *account, unsigned resource, uint64_t amount)
 {
-    ck_assert_msg(cst_quota_take(account, resource, amount, "job 'j'", &err) == CST_OK, "%s",
+    ck_assert_msg(cstd_quota_take(account, resource, amount, "job 'j'", &err) == CST_OK, "%s",
                   err.text);
 }
 
@@ -81,20 +82,20 @@ static void take(struct cst_quota_account *account, unsigned resource, uint64_t 
 START_TEST(half_is_the_default)
 {
     start();
-    take(alice, CST_QUOTA_HOST, 500);
-    assert_refused(alice, CST_QUOTA_HOST, 1,
+    take(alice, CSTD_QUOTA_HOST, 500);
+    assert_refused(alice, CSTD_QUOTA_HOST, 1,
                    "uid 70001 has 500 B of 500 B of host memory (host in [quota], by default 50%): "
                    "job 'j' wants 1 bytes more");
-    take(bob, CST_QUOTA_HOST, 500);
+    take(bob, CSTD_QUOTA_HOST, 500);
     take(alice, pool, 400);
     assert_refused(alice, pool, 10,
                    "uid 70001 has 400 B of 400 B of pools of the host device (pool in [quota], by "
                    "default 50%): job 'j' wants 10 bytes more");
     ck_assert_int_eq(err.status, CST_EBUDGET);
-    cst_quota_give(alice, pool, 400);
-    cst_quota_give(alice, CST_QUOTA_HOST, 500);
-    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), 500);
-    cst_quota_give(bob, CST_QUOTA_HOST, 500);
+    cstd_quota_give(alice, pool, 400);
+    cstd_quota_give(alice, CSTD_QUOTA_HOST, 500);
+    ck_assert_uint_eq(cstd_quota_left(alice, CSTD_QUOTA_HOST), 500);
+    cstd_quota_give(bob, CSTD_QUOTA_HOST, 500);
 }
 END_TEST
 
@@ -103,26 +104,26 @@ END_TEST
 START_TEST(the_default_is_for_others)
 {
     const uid_t sole = ALICE;
-    struct cst_quota_account *root;
+    struct cstd_quota_account *root;
 
     start();
     root = account_of(0, 0);
-    ck_assert_uint_eq(cst_quota_limit(root, CST_QUOTA_HOST), CST_QUOTA_NONE);
-    cst_quota_unref(root);
+    ck_assert_uint_eq(cstd_quota_limit(root, CSTD_QUOTA_HOST), CSTD_QUOTA_NONE);
+    cstd_quota_unref(root);
     root = account_of(geteuid(), 0);
-    ck_assert_uint_eq(cst_quota_limit(root, CST_QUOTA_HOST), CST_QUOTA_NONE);
-    cst_quota_unref(root);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), 500);
+    ck_assert_uint_eq(cstd_quota_limit(root, CSTD_QUOTA_HOST), CSTD_QUOTA_NONE);
+    cstd_quota_unref(root);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_HOST), 500);
     teardown();
 
-    cst_quota_init(&quota, &rules, &sole);
+    cstd_quota_init(&quota, &rules, &sole);
     alice = account_of(ALICE, USERS);
     bob = account_of(BOB, USERS);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), CST_QUOTA_NONE);
-    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_HOST), 0);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_HOST), CSTD_QUOTA_NONE);
+    ck_assert_uint_eq(cstd_quota_limit(bob, CSTD_QUOTA_HOST), 0);
     set("quota", "host", "7");
-    cst_quota_reload(&quota, &rules);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), 7);
+    cstd_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_HOST), 7);
 }
 END_TEST
 
@@ -133,17 +134,17 @@ START_TEST(a_users_own_section_wins)
     set("quota", "host", "10%");
     set("quota uid:70001", "jobs", "30%");
     start();
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_JOBS), 3);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_HOST), 100);
-    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_JOBS), 2);
-    take(alice, CST_QUOTA_JOBS, 3);
-    assert_refused(alice, CST_QUOTA_JOBS, 1,
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_JOBS), 3);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_HOST), 100);
+    ck_assert_uint_eq(cstd_quota_limit(bob, CSTD_QUOTA_JOBS), 2);
+    take(alice, CSTD_QUOTA_JOBS, 3);
+    assert_refused(alice, CSTD_QUOTA_JOBS, 1,
                    "uid 70001 has 3 of 3 jobs (jobs in [quota uid:70001]): job 'j' wants 1 more");
-    take(bob, CST_QUOTA_JOBS, 2);
-    assert_refused(bob, CST_QUOTA_JOBS, 1,
+    take(bob, CSTD_QUOTA_JOBS, 2);
+    assert_refused(bob, CSTD_QUOTA_JOBS, 1,
                    "uid 70002 has 2 of 2 jobs (jobs in [quota]): job 'j' wants 1 more");
-    cst_quota_give(alice, CST_QUOTA_JOBS, 3);
-    cst_quota_give(bob, CST_QUOTA_JOBS, 2);
+    cstd_quota_give(alice, CSTD_QUOTA_JOBS, 3);
+    cstd_quota_give(bob, CSTD_QUOTA_JOBS, 2);
 }
 END_TEST
 
@@ -158,23 +159,23 @@ START_TEST(values)
     set("quota uid:70002", "searches", "0.3%");
     set("quota uid:70002", "descriptors", "1%");
     start();
-    cst_quota_set_total(&quota, CST_QUOTA_REQUESTS, 1000);
-    cst_quota_set_total(&quota, CST_QUOTA_SEARCHES, 1000);
-    cst_quota_set_total(&quota, CST_QUOTA_DESCRIPTORS, 20);
-    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_REQUESTS), 125);
-    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_SEARCHES), 3);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_REQUESTS, 1000);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_SEARCHES, 1000);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_DESCRIPTORS, 20);
+    ck_assert_uint_eq(cstd_quota_limit(bob, CSTD_QUOTA_REQUESTS), 125);
+    ck_assert_uint_eq(cstd_quota_limit(bob, CSTD_QUOTA_SEARCHES), 3);
     /* As many as one reply needs. */
-    ck_assert_uint_eq(cst_quota_limit(bob, CST_QUOTA_DESCRIPTORS), 16);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_DESCRIPTORS), 16);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_JOBS), 1);
-    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), CST_QUOTA_NONE);
-    take(alice, CST_QUOTA_HOST, UINT64_C(1) << 60);
-    cst_quota_give(alice, CST_QUOTA_HOST, UINT64_C(1) << 60);
-    ck_assert_uint_eq(cst_quota_limit(bob, pool), 800);
-    ck_assert_int_ne(cst_quota_take(bob, CST_QUOTA_HOST, 1, "x", &err), CST_OK);
-    ck_assert_int_eq(cst_quota_take(bob, CST_QUOTA_HOST, 0, "x", &err), CST_OK);
-    ck_assert_int_eq(cst_quota_take(NULL, CST_QUOTA_HOST, UINT64_MAX, "x", &err), CST_OK);
-    cst_quota_give(NULL, CST_QUOTA_HOST, UINT64_MAX);
+    ck_assert_uint_eq(cstd_quota_limit(bob, CSTD_QUOTA_DESCRIPTORS), 16);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_DESCRIPTORS), 16);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_JOBS), 1);
+    ck_assert_uint_eq(cstd_quota_left(alice, CSTD_QUOTA_HOST), CSTD_QUOTA_NONE);
+    take(alice, CSTD_QUOTA_HOST, UINT64_C(1) << 60);
+    cstd_quota_give(alice, CSTD_QUOTA_HOST, UINT64_C(1) << 60);
+    ck_assert_uint_eq(cstd_quota_limit(bob, pool), 800);
+    ck_assert_int_ne(cstd_quota_take(bob, CSTD_QUOTA_HOST, 1, "x", &err), CST_OK);
+    ck_assert_int_eq(cstd_quota_take(bob, CSTD_QUOTA_HOST, 0, "x", &err), CST_OK);
+    ck_assert_int_eq(cstd_quota_take(NULL, CSTD_QUOTA_HOST, UINT64_MAX, "x", &err), CST_OK);
+    cstd_quota_give(NULL, CSTD_QUOTA_HOST, UINT64_MAX);
 }
 END_TEST
 
@@ -183,15 +184,15 @@ END_TEST
 START_TEST(longest_ttl)
 {
     start();
-    ck_assert_int_eq(cst_quota_check(alice, CST_QUOTA_TTL, 604800, "job 'j'", &err), CST_OK);
-    ck_assert_int_eq(cst_quota_check(alice, CST_QUOTA_TTL, 604801, "job 'j'", &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_quota_check(alice, CSTD_QUOTA_TTL, 604800, "job 'j'", &err), CST_OK);
+    ck_assert_int_eq(cstd_quota_check(alice, CSTD_QUOTA_TTL, 604801, "job 'j'", &err), CST_EINVAL);
     ck_assert_str_eq(err.text, "uid 70001 may have 604800 seconds to live without a worker (ttl in "
                                "[quota], by default): job 'j' wants 604801");
-    cst_quota_set_total(&quota, CST_QUOTA_TTL, 864000);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_TTL), 864000);
+    cstd_quota_set_total(&quota, CSTD_QUOTA_TTL, 864000);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_TTL), 864000);
     set("quota", "ttl", "2h");
-    cst_quota_reload(&quota, &rules);
-    ck_assert_uint_eq(cst_quota_limit(alice, CST_QUOTA_TTL), 7200);
+    cstd_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cstd_quota_limit(alice, CSTD_QUOTA_TTL), 7200);
 }
 END_TEST
 
@@ -202,15 +203,15 @@ START_TEST(a_group_is_limited_together)
 {
     set("quota gid:80002", "host", "600");
     start();
-    take(alice, CST_QUOTA_HOST, 400);
-    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 200);
-    take(bob, CST_QUOTA_HOST, 200);
-    assert_refused(bob, CST_QUOTA_HOST, 1,
+    take(alice, CSTD_QUOTA_HOST, 400);
+    ck_assert_uint_eq(cstd_quota_left(bob, CSTD_QUOTA_HOST), 200);
+    take(bob, CSTD_QUOTA_HOST, 200);
+    assert_refused(bob, CSTD_QUOTA_HOST, 1,
                    "gid 80002 has 600 B of 600 B of host memory (host in [quota gid:80002]): "
                    "job 'j' wants 1 bytes more");
-    cst_quota_give(alice, CST_QUOTA_HOST, 400);
-    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 300);
-    cst_quota_give(bob, CST_QUOTA_HOST, 200);
+    cstd_quota_give(alice, CSTD_QUOTA_HOST, 400);
+    ck_assert_uint_eq(cstd_quota_left(bob, CSTD_QUOTA_HOST), 300);
+    cstd_quota_give(bob, CSTD_QUOTA_HOST, 200);
 }
 END_TEST
 
@@ -219,23 +220,23 @@ END_TEST
 START_TEST(nobody_leaves_a_group)
 {
     const gid_t groups[] = {USERS, STAFF};
-    struct cst_quota_account *again;
+    struct cstd_quota_account *again;
 
     set("quota gid:80001", "jobs", "4");
     start();
-    take(alice, CST_QUOTA_JOBS, 3);
-    ck_assert_uint_eq(quota.group_used[0][CST_QUOTA_JOBS], 0);
-    ck_assert_int_eq(cst_quota_open(&quota, ALICE, groups, 2, &again, &err), CST_OK);
+    take(alice, CSTD_QUOTA_JOBS, 3);
+    ck_assert_uint_eq(quota.group_used[0][CSTD_QUOTA_JOBS], 0);
+    ck_assert_int_eq(cstd_quota_open(&quota, ALICE, groups, 2, &again, &err), CST_OK);
     ck_assert_ptr_eq(again, alice);
-    cst_quota_unref(again);
-    ck_assert_uint_eq(quota.group_used[0][CST_QUOTA_JOBS], 3);
+    cstd_quota_unref(again);
+    ck_assert_uint_eq(quota.group_used[0][CSTD_QUOTA_JOBS], 3);
     again = account_of(ALICE, USERS);
-    cst_quota_unref(again);
-    take(alice, CST_QUOTA_JOBS, 1);
-    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_JOBS), 0);
-    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_JOBS), 5);
-    cst_quota_give(alice, CST_QUOTA_JOBS, 4);
-    ck_assert_uint_eq(quota.group_used[0][CST_QUOTA_JOBS], 0);
+    cstd_quota_unref(again);
+    take(alice, CSTD_QUOTA_JOBS, 1);
+    ck_assert_uint_eq(cstd_quota_left(alice, CSTD_QUOTA_JOBS), 0);
+    ck_assert_uint_eq(cstd_quota_left(bob, CSTD_QUOTA_JOBS), 5);
+    cstd_quota_give(alice, CSTD_QUOTA_JOBS, 4);
+    ck_assert_uint_eq(quota.group_used[0][CSTD_QUOTA_JOBS], 0);
 }
 END_TEST
 
@@ -245,18 +246,18 @@ END_TEST
 START_TEST(reload_counts_what_is_held)
 {
     start();
-    take(alice, CST_QUOTA_HOST, 500);
+    take(alice, CSTD_QUOTA_HOST, 500);
     set("quota gid:80002", "host", "100");
     set("quota", "host", "300");
-    cst_quota_reload(&quota, &rules);
-    ck_assert_uint_eq(cst_quota_left(alice, CST_QUOTA_HOST), 0);
-    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), 0);
-    ck_assert_uint_eq(alice->used[CST_QUOTA_HOST], 500);
+    cstd_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cstd_quota_left(alice, CSTD_QUOTA_HOST), 0);
+    ck_assert_uint_eq(cstd_quota_left(bob, CSTD_QUOTA_HOST), 0);
+    ck_assert_uint_eq(alice->used[CSTD_QUOTA_HOST], 500);
     memset(&rules, 0, sizeof rules);
     set("quota", "host", "none");
-    cst_quota_reload(&quota, &rules);
-    ck_assert_uint_eq(cst_quota_left(bob, CST_QUOTA_HOST), CST_QUOTA_NONE);
-    cst_quota_give(alice, CST_QUOTA_HOST, 500);
+    cstd_quota_reload(&quota, &rules);
+    ck_assert_uint_eq(cstd_quota_left(bob, CSTD_QUOTA_HOST), CSTD_QUOTA_NONE);
+    cstd_quota_give(alice, CSTD_QUOTA_HOST, 500);
 }
 END_TEST
 
@@ -266,7 +267,7 @@ static void assert_not_a_rule(const char *section, const char *key, const char *
                               const char *words)
 {
     err = (struct cst_err){0};
-    ck_assert_int_eq(cst_quota_rules_set(&rules, section, key, value, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_quota_rules_set(&rules, section, key, value, &err), CST_EINVAL);
     ck_assert_msg(strstr(err.text, words) != NULL, "'%s' does not say '%s'", err.text, words);
 }
 
@@ -275,10 +276,10 @@ START_TEST(rules_that_are_none)
     char section[40];
 
     start();
-    ck_assert(cst_quota_rules_is_section("quota"));
-    ck_assert(cst_quota_rules_is_section("quota uid:1"));
-    ck_assert(!cst_quota_rules_is_section("quotas"));
-    ck_assert(!cst_quota_rules_is_section("job"));
+    ck_assert(cstd_quota_rules_is_section("quota"));
+    ck_assert(cstd_quota_rules_is_section("quota uid:1"));
+    ck_assert(!cstd_quota_rules_is_section("quotas"));
+    ck_assert(!cstd_quota_rules_is_section("job"));
     assert_not_a_rule("quota", "memory", "1", "known: host, pool, jobs, sessions, descriptors, ");
     assert_not_a_rule("quota", "jobs", "-1", "jobs: '-1' is not a limit for jobs");
     assert_not_a_rule("quota", "jobs", "101%", "0% to 100%");
@@ -293,7 +294,7 @@ START_TEST(rules_that_are_none)
     assert_not_a_rule("quota", "jobs", "1", "set twice in [quota]");
     set("quota user:root", "jobs", "1");
     assert_not_a_rule("quota uid:0", "jobs", "1", "set twice in [quota uid:0]");
-    for (unsigned i = 1; i < CST_QUOTA_MAX_RULES; i++) {
+    for (unsigned i = 1; i < CSTD_QUOTA_MAX_RULES; i++) {
         (void)snprintf(section, sizeof section, "quota uid:%u", i);
         set(section, "jobs", "1");
     }

@@ -4,56 +4,56 @@
 #include "daemon/record.h"
 #include "tests/lib/suite.h"
 
-static void issue(struct cst_record *record, uint64_t ticket, uint64_t now)
+static void issue(struct cstd_record *record, uint64_t ticket, uint64_t now)
 {
     const struct cst_command command = {.ticket = ticket, .chunk = 7, .bytes = 100};
 
-    cst_record_issue(record, CST_RECORD_LOAD, &command, now);
+    cstd_record_issue(record, CSTD_RECORD_LOAD, &command, now);
 }
 
-static uint64_t count(const struct cst_record *record)
+static uint64_t count(const struct cstd_record *record)
 {
     uint64_t first, end;
 
-    cst_record_range(record, &first, &end);
+    cstd_record_range(record, &first, &end);
     return end - first;
 }
 
 /* A command is one interval, with the engine's times and the wait before. */
 START_TEST(test_command)
 {
-    struct cst_record *record = cst_record_open();
-    const struct cst_record_interval *i;
+    struct cstd_record *record = cstd_record_open();
+    const struct cstd_record_interval *i;
 
     issue(record, 5, 10);
     ck_assert_uint_eq(count(record), 0);
-    cst_record_done(record, 5, 2, 30, 40);
-    cst_record_over(record, 5, 99); /* reported before */
+    cstd_record_done(record, 5, 2, 30, 40);
+    cstd_record_over(record, 5, 99); /* reported before */
     ck_assert_uint_eq(count(record), 1);
-    i = cst_record_get(record, 0);
-    ck_assert_uint_eq(i->kind, CST_RECORD_LOAD);
+    i = cstd_record_get(record, 0);
+    ck_assert_uint_eq(i->kind, CSTD_RECORD_LOAD);
     ck_assert_uint_eq(i->number, 2);
     ck_assert_uint_eq(i->chunk, 7);
     ck_assert_uint_eq(i->bytes, 100);
     ck_assert_uint_eq(i->asked, 10);
     ck_assert_uint_eq(i->began, 30);
     ck_assert_uint_eq(i->ended, 40);
-    cst_record_close(record);
+    cstd_record_close(record);
 }
 END_TEST
 
 /* If an engine does not report times, a command's interval is from its issue to its end. */
 START_TEST(test_untimed)
 {
-    struct cst_record *record = cst_record_open();
+    struct cstd_record *record = cstd_record_open();
 
     issue(record, 5, 10);
-    cst_record_over(record, 5, 99);
-    cst_record_over(record, 6, 99); /* an unknown ticket */
+    cstd_record_over(record, 5, 99);
+    cstd_record_over(record, 6, 99); /* an unknown ticket */
     ck_assert_uint_eq(count(record), 1);
-    ck_assert_uint_eq(cst_record_get(record, 0)->began, 10);
-    ck_assert_uint_eq(cst_record_get(record, 0)->ended, 99);
-    cst_record_close(record);
+    ck_assert_uint_eq(cstd_record_get(record, 0)->began, 10);
+    ck_assert_uint_eq(cstd_record_get(record, 0)->ended, 99);
+    cstd_record_close(record);
 }
 END_TEST
 
@@ -62,7 +62,7 @@ END_TEST
 START_TEST(test_many)
 {
     enum { MANY = 9 * 1000, STRIDE = 7 };
-    struct cst_record *record = cst_record_open();
+    struct cstd_record *record = cstd_record_open();
 
     for (unsigned round = 0; round < 3; round++) {
         uint64_t first = 4000 + round * MANY;
@@ -71,17 +71,17 @@ START_TEST(test_many)
             issue(record, first + i, i);
         }
         for (uint64_t i = 0; i < MANY; i++) {
-            cst_record_done(record, first + i * STRIDE % MANY, 1, i, i + 1);
-            cst_record_over(record, first + i * STRIDE % MANY, 99);
+            cstd_record_done(record, first + i * STRIDE % MANY, 1, i, i + 1);
+            cstd_record_over(record, first + i * STRIDE % MANY, 99);
         }
         for (uint64_t i = 0; i < MANY; i++) {
-            const struct cst_record_interval *r = cst_record_get(record, round * MANY + i);
+            const struct cstd_record_interval *r = cstd_record_get(record, round * MANY + i);
 
             ck_assert_uint_eq(r->began, i);
             ck_assert_uint_eq(r->asked, i * STRIDE % MANY);
         }
     }
-    cst_record_close(record);
+    cstd_record_close(record);
 }
 END_TEST
 
@@ -89,42 +89,42 @@ END_TEST
  * recorded once. */
 START_TEST(test_steps)
 {
-    struct cst_record *record = cst_record_open();
+    struct cstd_record *record = cstd_record_open();
     uint64_t ns;
 
-    cst_record_commit(record, 1, 50, &ns); /* no sync was seen, so the duration is not known */
+    cstd_record_commit(record, 1, 50, &ns); /* no sync was seen, so the duration is not known */
     ck_assert_uint_eq(ns, 0);
-    cst_record_begin(record, 1, 100);
-    cst_record_commit(record, 2, 130, &ns);
+    cstd_record_begin(record, 1, 100);
+    cstd_record_commit(record, 2, 130, &ns);
     ck_assert_uint_eq(ns, 30);
-    cst_record_commit(record, 2, 131, &ns);
+    cstd_record_commit(record, 2, 131, &ns);
     ck_assert_uint_eq(ns, 0);
-    cst_record_commit(record, 3, 180, &ns);
+    cstd_record_commit(record, 3, 180, &ns);
     ck_assert_uint_eq(ns, 50);
     ck_assert_uint_eq(count(record), 2);
-    ck_assert_uint_eq(cst_record_get(record, 1)->kind, CST_RECORD_STEP);
-    ck_assert_uint_eq(cst_record_get(record, 1)->step, 3);
-    ck_assert_uint_eq(cst_record_get(record, 1)->began, 130);
-    cst_record_close(record);
+    ck_assert_uint_eq(cstd_record_get(record, 1)->kind, CSTD_RECORD_STEP);
+    ck_assert_uint_eq(cstd_record_get(record, 1)->step, 3);
+    ck_assert_uint_eq(cstd_record_get(record, 1)->began, 130);
+    cstd_record_close(record);
 }
 END_TEST
 
 /* The newest entries are kept, and their numbers go on. */
 START_TEST(test_ring)
 {
-    struct cst_record *record = cst_record_open();
+    struct cstd_record *record = cstd_record_open();
     uint64_t first, end;
 
-    for (uint64_t i = 0; i < CST_RECORD_INTERVALS + 10; i++) {
-        cst_record_wait(record, 1, (uint32_t)i, true, false, i, i + 5);
+    for (uint64_t i = 0; i < CSTD_RECORD_INTERVALS + 10; i++) {
+        cstd_record_wait(record, 1, (uint32_t)i, true, false, i, i + 5);
     }
-    cst_record_range(record, &first, &end);
+    cstd_record_range(record, &first, &end);
     ck_assert_uint_eq(first, 10);
-    ck_assert_uint_eq(end, CST_RECORD_INTERVALS + 10);
-    ck_assert_uint_eq(cst_record_get(record, first)->chunk, 10);
-    ck_assert_uint_eq(cst_record_get(record, end - 1)->chunk, CST_RECORD_INTERVALS + 9);
-    ck_assert(cst_record_get(record, first)->grad);
-    cst_record_close(record);
+    ck_assert_uint_eq(end, CSTD_RECORD_INTERVALS + 10);
+    ck_assert_uint_eq(cstd_record_get(record, first)->chunk, 10);
+    ck_assert_uint_eq(cstd_record_get(record, end - 1)->chunk, CSTD_RECORD_INTERVALS + 9);
+    ck_assert(cstd_record_get(record, first)->grad);
+    cstd_record_close(record);
 }
 END_TEST
 
@@ -133,30 +133,30 @@ END_TEST
 START_TEST(test_kinds)
 {
     static const uint32_t list[] = {12, 10, 11, 13, 14, 15, 16};
-    const struct cst_record_ids ids = {.v = list, .n = 7, .n_arenas = 3, .n_rooms = 1};
+    const struct cstd_record_ids ids = {.v = list, .n = 7, .n_arenas = 3, .n_rooms = 1};
     struct cst_command copy = {.kind = CST_COMMAND_COPY};
     const struct cst_command update = {.kind = CST_COMMAND_UPDATE};
 
     copy.src[0].segment = 11;
     copy.dst[0].segment = 15;
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_LOAD);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_LOAD);
     copy.src[0].segment = 14;
     copy.dst[0].segment = 10;
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STAGE);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STAGE);
     copy.src[0].segment = 99; /* a staging segment */
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_WRITE);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_WRITE);
     copy.src[0].segment = 12;
     copy.dst[0].segment = 99;
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_READ);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_READ);
     copy.src[0].segment = 10; /* a chunk's row is copied to the accelerator for an update */
     copy.dst[0].segment = 16;
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_UP);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_UP);
     copy.src[0].segment = 15; /* a gradient that is on the accelerator is copied to the room */
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_UP);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_UP);
     copy.src[0].segment = 16;
     copy.dst[0].segment = 12;
-    ck_assert_int_eq(cst_record_kind_of(&copy, &ids), CST_RECORD_STATES_DOWN);
-    ck_assert_int_eq(cst_record_kind_of(&update, &ids), CST_RECORD_UPDATE);
+    ck_assert_int_eq(cstd_record_kind_of(&copy, &ids), CSTD_RECORD_STATES_DOWN);
+    ck_assert_int_eq(cstd_record_kind_of(&update, &ids), CSTD_RECORD_UPDATE);
 }
 END_TEST
 
@@ -166,15 +166,15 @@ START_TEST(test_none)
     uint64_t first, end, ns = 1;
 
     issue(NULL, 1, 1);
-    cst_record_done(NULL, 1, 0, 1, 2);
-    cst_record_over(NULL, 1, 2);
-    cst_record_wait(NULL, 0, 0, false, false, 1, 2);
-    cst_record_begin(NULL, 1, 1);
-    cst_record_commit(NULL, 2, 2, &ns);
+    cstd_record_done(NULL, 1, 0, 1, 2);
+    cstd_record_over(NULL, 1, 2);
+    cstd_record_wait(NULL, 0, 0, false, false, 1, 2);
+    cstd_record_begin(NULL, 1, 1);
+    cstd_record_commit(NULL, 2, 2, &ns);
     ck_assert_uint_eq(ns, 0);
-    cst_record_range(NULL, &first, &end);
+    cstd_record_range(NULL, &first, &end);
     ck_assert_uint_eq(end, 0);
-    cst_record_close(NULL);
+    cstd_record_close(NULL);
 }
 END_TEST
 

@@ -14,21 +14,21 @@
 enum { BYTES = 64 * 4096 };
 
 static uv_loop_t loop;
-static struct cst_remains remains;
-static struct cst_budget budget;
+static struct cstd_remains remains;
+static struct cstd_budget budget;
 static struct cst_err err;
 
 static void setup(void)
 {
     ck_assert_int_eq(uv_loop_init(&loop), 0);
-    cst_remains_init(&remains, &loop);
-    budget = (struct cst_budget){.name = "pools", .limit = 2 * BYTES, .remains = &remains};
+    cstd_remains_init(&remains, &loop);
+    budget = (struct cstd_budget){.name = "pools", .limit = 2 * BYTES, .remains = &remains};
     err = (struct cst_err){0};
 }
 
 static void teardown(void)
 {
-    cst_remains_close(&remains);
+    cstd_remains_close(&remains);
     ck_assert_uint_eq(budget.used, 0);
     ck_assert_uint_eq(budget.kept, 0);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
@@ -44,15 +44,15 @@ static uint64_t size_of(int fd)
 }
 
 /* Make a segment with all of its memory. *@fd: a descriptor of it as a worker has one. */
-static struct cst_segment *make(int *fd)
+static struct cstd_segment *make(int *fd)
 {
-    struct cst_segment *segment;
+    struct cstd_segment *segment;
     int shared;
 
-    ck_assert_int_eq(cst_segment_open(&segment, 7, BYTES, &budget, NULL, "x", &err), CST_OK);
+    ck_assert_int_eq(cstd_segment_open(&segment, 7, BYTES, &budget, NULL, "x", &err), CST_OK);
     ck_assert_int_eq(fallocate(segment->fd, 0, 0, BYTES), 0);
     if (fd != NULL) {
-        ck_assert_int_eq(cst_segment_share(segment, &shared, &err), CST_OK);
+        ck_assert_int_eq(cstd_segment_share(segment, &shared, &err), CST_OK);
         *fd = dup(shared);
         ck_assert_int_ge(*fd, 0);
         ck_assert_uint_eq(size_of(*fd), BYTES);
@@ -72,13 +72,13 @@ static char *map(int fd)
 START_TEST(nobody_has_it)
 {
     int theirs = -1, fd;
-    struct cst_segment *segment = make(_i == 0 ? NULL : &theirs);
+    struct cstd_segment *segment = make(_i == 0 ? NULL : &theirs);
 
     if (theirs >= 0) {
         (void)close(theirs);
     }
     fd = segment->fd;
-    cst_segment_unref(segment);
+    cstd_segment_unref(segment);
     ck_assert_uint_eq(remains.n, 0);
     ck_assert_uint_eq(budget.used, 0);
     ck_assert_int_eq(fcntl(fd, F_GETFD), -1);
@@ -90,19 +90,19 @@ END_TEST
 START_TEST(it_is_empty)
 {
     int fd;
-    struct cst_segment *segment = make(&fd);
+    struct cstd_segment *segment = make(&fd);
     char *bytes = map(fd);
 
     memset(bytes, 1, BYTES);
-    cst_segment_unref(segment);
+    cstd_segment_unref(segment);
     ck_assert_uint_eq(size_of(fd), 0);
     ck_assert_uint_eq(budget.used, 0);
     ck_assert_uint_eq(remains.n, 1);
     (void)close(fd); /* the mapping is enough */
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(remains.n, 1);
     (void)munmap(bytes, BYTES);
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(remains.n, 0);
 }
 END_TEST
@@ -112,27 +112,27 @@ END_TEST
 START_TEST(what_comes_back_is_charged)
 {
     int fd;
-    struct cst_segment *segment = make(&fd), *other = NULL;
+    struct cstd_segment *segment = make(&fd), *other = NULL;
     char *bytes = map(fd);
 
-    cst_segment_unref(segment);
+    cstd_segment_unref(segment);
     memset(bytes, 1, BYTES / 2);
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(budget.used, BYTES / 2);
     ck_assert_uint_eq(budget.kept, BYTES / 2);
     ck_assert_uint_eq(size_of(fd), 0);
-    ck_assert_int_eq(cst_segment_open(&other, 8, 2 * BYTES, &budget, NULL, "job 'b'", &err),
+    ck_assert_int_eq(cstd_segment_open(&other, 8, 2 * BYTES, &budget, NULL, "job 'b'", &err),
                      CST_EBUDGET);
     ck_assert_msg(strstr(err.text, "processes that keep memory of removed jobs") != NULL, "%s",
                   err.text);
     memset(bytes, 1, BYTES);
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(budget.used, BYTES);
-    cst_remains_look(&remains); /* the memory has not been written again */
+    cstd_remains_look(&remains); /* the memory has not been written again */
     ck_assert_uint_eq(budget.used, 0);
     (void)munmap(bytes, BYTES);
     (void)close(fd);
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(remains.n, 0);
 }
 END_TEST
@@ -145,23 +145,23 @@ START_TEST(beyond_the_budget)
 
     for (unsigned i = 0; i < 3; i++) {
         int fd;
-        struct cst_segment *segment = make(&fd);
+        struct cstd_segment *segment = make(&fd);
 
         bytes[i] = map(fd);
         (void)close(fd);
-        cst_segment_unref(segment);
+        cstd_segment_unref(segment);
     }
     for (unsigned i = 0; i < 3; i++) {
         memset(bytes[i], 1, BYTES);
     }
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(budget.used, 3 * BYTES);
-    ck_assert_uint_eq(cst_budget_unused(&budget), 0);
-    ck_assert_int_eq(cst_budget_take(&budget, NULL, 1, "one byte", &err), CST_EBUDGET);
+    ck_assert_uint_eq(cstd_budget_unused(&budget), 0);
+    ck_assert_int_eq(cstd_budget_take(&budget, NULL, 1, "one byte", &err), CST_EBUDGET);
     for (unsigned i = 0; i < 3; i++) {
         (void)munmap(bytes[i], BYTES);
     }
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(remains.n, 0);
 }
 END_TEST
@@ -170,7 +170,7 @@ END_TEST
 START_TEST(another_process_has_it)
 {
     int fd, ends[2], status;
-    struct cst_segment *segment = make(&fd);
+    struct cstd_segment *segment = make(&fd);
     char byte;
     pid_t pid;
 
@@ -184,14 +184,14 @@ START_TEST(another_process_has_it)
         _exit(read(ends[0], &byte, 1) != 0);
     }
     (void)close(fd);
-    cst_segment_unref(segment);
-    cst_remains_look(&remains);
+    cstd_segment_unref(segment);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(remains.n, 1);
     (void)close(ends[0]);
     (void)close(ends[1]);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     ck_assert_int_eq(status, 0);
-    cst_remains_look(&remains);
+    cstd_remains_look(&remains);
     ck_assert_uint_eq(remains.n, 0);
 }
 END_TEST
@@ -200,9 +200,9 @@ END_TEST
 START_TEST(it_is_looked_after)
 {
     int fd;
-    struct cst_segment *segment = make(&fd);
+    struct cstd_segment *segment = make(&fd);
 
-    cst_segment_unref(segment);
+    cstd_segment_unref(segment);
     ck_assert(uv_is_active((uv_handle_t *)&remains.timer));
     uv_ref((uv_handle_t *)&remains.timer); /* the timer alone does not keep the loop running */
     (void)close(fd);

@@ -5,43 +5,43 @@
 
 #include <check.h>
 
-enum { LARGE = CST_SEARCH_SMALL_WORK + 1, MALLORY = 1000, ALICE = 1001, BOB = 1002 };
+enum { LARGE = CSTD_SEARCH_SMALL_WORK + 1, MALLORY = 1000, ALICE = 1001, BOB = 1002 };
 
-static struct cst_search_queue queue;
-static struct cst_search_turn turns[64];
+static struct cstd_search_queue queue;
+static struct cstd_search_turn turns[64];
 
 static void setup(void)
 {
-    cst_search_queue_init(&queue);
+    cstd_search_queue_init(&queue);
 }
 
 static void teardown(void)
 {
-    cst_search_queue_close(&queue);
+    cstd_search_queue_close(&queue);
 }
 
-static struct cst_search_turn *add(unsigned i, uid_t uid, uint64_t work)
+static struct cstd_search_turn *add(unsigned i, uid_t uid, uint64_t work)
 {
     struct cst_err err;
 
-    ck_assert_int_eq(cst_search_queue_add(&queue, &turns[i], uid, work, &err), CST_OK);
+    ck_assert_int_eq(cstd_search_queue_add(&queue, &turns[i], uid, work, &err), CST_OK);
     return &turns[i];
 }
 
-static struct cst_search_turn *next(void)
+static struct cstd_search_turn *next(void)
 {
-    return cst_search_queue_next(&queue);
+    return cstd_search_queue_next(&queue);
 }
 
-static void done(struct cst_search_turn *turn, uint64_t ns)
+static void done(struct cstd_search_turn *turn, uint64_t ns)
 {
-    cst_search_queue_done(&queue, turn, ns);
+    cstd_search_queue_done(&queue, turn, ns);
 }
 
 /* Of one user's searches the smallest one runs first, and of equal ones the oldest. */
 START_TEST(smallest_first)
 {
-    struct cst_search_turn *c = add(0, ALICE, 30), *a = add(1, ALICE, 10), *b = add(2, ALICE, 10);
+    struct cstd_search_turn *c = add(0, ALICE, 30), *a = add(1, ALICE, 10), *b = add(2, ALICE, 10);
 
     ck_assert_ptr_eq(next(), a);
     done(a, 1);
@@ -56,7 +56,7 @@ END_TEST
 /* A user's search begins at once, large or small, however many large searches another user has. */
 START_TEST(nobody_takes_all_threads)
 {
-    struct cst_search_turn *first, *small, *large;
+    struct cstd_search_turn *first, *small, *large;
 
     for (unsigned i = 0; i < 40; i++) {
         (void)add(i, MALLORY, LARGE + i);
@@ -79,7 +79,7 @@ END_TEST
 /* A small search does not wait for large ones, even of its own user. */
 START_TEST(small_ones_have_threads_of_their_own)
 {
-    struct cst_search_turn *small;
+    struct cstd_search_turn *small;
 
     (void)add(0, ALICE, LARGE);
     (void)add(1, BOB, LARGE);
@@ -87,7 +87,7 @@ START_TEST(small_ones_have_threads_of_their_own)
     ck_assert_ptr_nonnull(next());
     (void)add(2, MALLORY, LARGE);
     ck_assert_ptr_null(next());
-    small = add(3, MALLORY, CST_SEARCH_SMALL_WORK);
+    small = add(3, MALLORY, CSTD_SEARCH_SMALL_WORK);
     ck_assert_ptr_eq(next(), small);
     small = add(4, ALICE, 1);
     ck_assert_ptr_eq(next(), small);
@@ -99,8 +99,8 @@ END_TEST
 START_TEST(least_time_first)
 {
     const uint64_t cost[] = {90, 30, 10}; /* time of one search of each user */
-    uint64_t spent[3] = {0}, now = 0, ends[CST_SEARCH_THREADS] = {0};
-    struct cst_search_turn *running[CST_SEARCH_THREADS] = {NULL};
+    uint64_t spent[3] = {0}, now = 0, ends[CSTD_SEARCH_THREADS] = {0};
+    struct cstd_search_turn *running[CSTD_SEARCH_THREADS] = {NULL};
 
     for (unsigned i = 0; i < 3; i++) {
         (void)add(i, MALLORY + i, LARGE);
@@ -131,7 +131,7 @@ END_TEST
  * searches. */
 START_TEST(accounts)
 {
-    struct cst_search_turn *a = add(0, ALICE, LARGE), *b, *c;
+    struct cstd_search_turn *a = add(0, ALICE, LARGE), *b, *c;
 
     ck_assert_ptr_eq(next(), a);
     b = add(1, BOB, LARGE);
@@ -148,9 +148,9 @@ END_TEST
 /* A search that was cancelled is not run, and nothing waits for it. */
 START_TEST(removed)
 {
-    struct cst_search_turn *a = add(0, ALICE, 10), *b = add(1, ALICE, 20);
+    struct cstd_search_turn *a = add(0, ALICE, 10), *b = add(1, ALICE, 20);
 
-    cst_search_queue_remove(&queue, a);
+    cstd_search_queue_remove(&queue, a);
     ck_assert_ptr_eq(next(), b);
     done(b, 1);
     ck_assert_uint_eq(queue.n_waiting, 0);

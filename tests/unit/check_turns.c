@@ -7,17 +7,17 @@
 
 enum { N = 8 };
 
-static struct cst_turns line;
-static struct cst_turn_user alice, bob;
-static struct cst_turn hers[N], his[N];
+static struct cstd_turns line;
+static struct cstd_turn_user alice, bob;
+static struct cstd_turn hers[N], his[N];
 
 static void setup(void)
 {
-    static const struct cst_turn none;
+    static const struct cstd_turn none;
 
-    cst_turns_init(&line);
-    cst_turns_init_user(&alice);
-    cst_turns_init_user(&bob);
+    cstd_turns_init(&line);
+    cstd_turns_init_user(&alice);
+    cstd_turns_init_user(&bob);
     for (unsigned i = 0; i < N; i++) {
         hers[i] = his[i] = none;
     }
@@ -26,7 +26,7 @@ static void setup(void)
 static void add_hers(unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        cst_turns_add(&line, &alice, &hers[i]);
+        cstd_turns_add(&line, &alice, &hers[i]);
     }
 }
 
@@ -34,14 +34,14 @@ static void add_hers(unsigned n)
 START_TEST(users_take_turns)
 {
     add_hers(3);
-    cst_turns_add(&line, &bob, &his[0]);
-    cst_turns_add(&line, &bob, &his[1]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &his[0]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &his[1]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[2]);
-    ck_assert_ptr_null(cst_turns_next(&line));
+    cstd_turns_add(&line, &bob, &his[0]);
+    cstd_turns_add(&line, &bob, &his[1]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[0]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &his[0]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[1]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &his[1]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[2]);
+    ck_assert_ptr_null(cstd_turns_next(&line));
 }
 END_TEST
 
@@ -49,11 +49,11 @@ END_TEST
 START_TEST(a_late_user_waits_for_one_request)
 {
     add_hers(N);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
-    cst_turns_add(&line, &bob, &his[0]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &his[0]);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[2]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[0]);
+    cstd_turns_add(&line, &bob, &his[0]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[1]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &his[0]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[2]);
 }
 END_TEST
 
@@ -63,10 +63,10 @@ START_TEST(a_session_is_in_line_once)
 {
     add_hers(1);
     add_hers(1);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
-    ck_assert_ptr_null(cst_turns_next(&line));
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[0]);
+    ck_assert_ptr_null(cstd_turns_next(&line));
     add_hers(1);
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[0]);
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[0]);
 }
 END_TEST
 
@@ -74,14 +74,14 @@ END_TEST
 START_TEST(a_session_leaves_the_line)
 {
     add_hers(2);
-    cst_turns_add(&line, &bob, &his[0]);
-    cst_turns_remove(&line, &hers[0]);
-    cst_turns_remove(&line, &his[0]);
-    cst_turns_remove(&line, &his[1]); /* this session never was in the queue */
-    ck_assert_ptr_eq(cst_turns_next(&line), &hers[1]);
-    ck_assert_ptr_null(cst_turns_next(&line));
-    cst_turns_remove(&line, &hers[1]);
-    ck_assert_ptr_null(cst_turns_next(&line));
+    cstd_turns_add(&line, &bob, &his[0]);
+    cstd_turns_remove(&line, &hers[0]);
+    cstd_turns_remove(&line, &his[0]);
+    cstd_turns_remove(&line, &his[1]); /* this session never was in the queue */
+    ck_assert_ptr_eq(cstd_turns_next(&line), &hers[1]);
+    ck_assert_ptr_null(cstd_turns_next(&line));
+    cstd_turns_remove(&line, &hers[1]);
+    ck_assert_ptr_null(cstd_turns_next(&line));
 }
 END_TEST
 

@@ -8,30 +8,30 @@
 
 #include <check.h>
 
-static struct cst_config config;
-static struct cst_daemon daemon_of_all;
-static struct cst_job job;
+static struct cstd_config config;
+static struct cstd_daemon daemon_of_all;
+static struct cstd_job job;
 
 /* There is no core: a choice that uses it now would crash. */
 static void setup(void)
 {
-    config = (struct cst_config){.interleave = CST_CONFIG_INTERLEAVE_AUTO};
+    config = (struct cstd_config){.interleave = CSTD_CONFIG_INTERLEAVE_AUTO};
     daemon_of_all.config = &config;
-    cst_later_init(&daemon_of_all.spare);
-    job = (struct cst_job){.daemon = &daemon_of_all, .memory.n_rooms = 1};
+    cstd_later_init(&daemon_of_all.spare);
+    job = (struct cstd_job){.daemon = &daemon_of_all, .memory.n_rooms = 1};
 }
 
 /* The choice of another k after a step delays no reply: it is made once, at the end of the event
  * loop's turn, or not at all if the job ends before. */
 START_TEST(at_the_end_of_the_turn)
 {
-    cst_updates_step(&job);
-    cst_updates_step(&job);
+    cstd_updates_step(&job);
+    cstd_updates_step(&job);
     ck_assert(TAILQ_FIRST(&daemon_of_all.spare.items) == &job.balancing);
     ck_assert(TAILQ_NEXT(&job.balancing, link) == NULL);
-    cst_updates_close(&job);
+    cstd_updates_close(&job);
     ck_assert(TAILQ_EMPTY(&daemon_of_all.spare.items));
-    cst_updates_close(&job);
+    cstd_updates_close(&job);
 }
 END_TEST
 
@@ -39,10 +39,10 @@ END_TEST
 START_TEST(nothing_to_choose)
 {
     job.memory.n_rooms = 0;
-    cst_updates_step(&job);
+    cstd_updates_step(&job);
     job.memory.n_rooms = 1;
     config.interleave = 3;
-    cst_updates_step(&job);
+    cstd_updates_step(&job);
     ck_assert(TAILQ_EMPTY(&daemon_of_all.spare.items));
 }
 END_TEST

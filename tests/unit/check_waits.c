@@ -6,19 +6,19 @@
 #include <check.h>
 #include <string.h>
 
-static struct cst_waits waits;
+static struct cstd_waits waits;
 static struct cst_command out;
 static struct cst_err err;
 
 static void setup(void)
 {
-    cst_waits_init(&waits);
+    cstd_waits_init(&waits);
     err = (struct cst_err){0};
 }
 
 static void teardown(void)
 {
-    cst_waits_close(&waits);
+    cstd_waits_close(&waits);
 }
 
 static void hold(uint64_t ticket, uint32_t n, const uint64_t *tickets)
@@ -27,7 +27,7 @@ static void hold(uint64_t ticket, uint32_t n, const uint64_t *tickets)
         .kind = CST_COMMAND_COPY, .ticket = ticket, .node = 3, .bytes = 10 * ticket, .n_after = n};
 
     memcpy(command.after, tickets, n * sizeof *tickets);
-    ck_assert_int_eq(cst_waits_add(&waits, &command, tickets, n, &err), CST_OK);
+    ck_assert_int_eq(cstd_waits_add(&waits, &command, tickets, n, &err), CST_OK);
 }
 
 #define HOLD(ticket, ...)                                                                          \
@@ -35,12 +35,12 @@ static void hold(uint64_t ticket, uint32_t n, const uint64_t *tickets)
 
 static void expect_none(void)
 {
-    ck_assert(!cst_waits_take(&waits, &out, &err));
+    ck_assert(!cstd_waits_take(&waits, &out, &err));
 }
 
 static void expect(uint64_t ticket, int status)
 {
-    ck_assert(cst_waits_take(&waits, &out, &err));
+    ck_assert(cstd_waits_take(&waits, &out, &err));
     ck_assert_uint_eq(out.ticket, ticket);
     ck_assert_int_eq(err.status, status);
 }
@@ -50,15 +50,15 @@ START_TEST(one)
 {
     HOLD(5, 2);
     expect_none();
-    cst_waits_done(&waits, 3, CST_OK, NULL);
+    cstd_waits_done(&waits, 3, CST_OK, NULL);
     expect_none();
-    ck_assert(cst_waits_holds(&waits, 5));
-    cst_waits_done(&waits, 2, CST_OK, NULL);
+    ck_assert(cstd_waits_holds(&waits, 5));
+    cstd_waits_done(&waits, 2, CST_OK, NULL);
     expect(5, CST_OK);
     ck_assert_uint_eq(out.n_after, 0);
     ck_assert_uint_eq(out.node, 3);
     ck_assert_uint_eq(out.bytes, 50);
-    ck_assert(!cst_waits_holds(&waits, 5));
+    ck_assert(!cstd_waits_holds(&waits, 5));
     ck_assert_uint_eq(waits.n, 0);
     expect_none();
 }
@@ -68,11 +68,11 @@ END_TEST
 START_TEST(several)
 {
     HOLD(9, 2, 258, 514); /* all in one bucket */
-    cst_waits_done(&waits, 258, CST_OK, NULL);
+    cstd_waits_done(&waits, 258, CST_OK, NULL);
     expect_none();
-    cst_waits_done(&waits, 514, CST_OK, NULL);
+    cstd_waits_done(&waits, 514, CST_OK, NULL);
     expect_none();
-    cst_waits_done(&waits, 2, CST_OK, NULL);
+    cstd_waits_done(&waits, 2, CST_OK, NULL);
     expect(9, CST_OK);
 }
 END_TEST
@@ -84,9 +84,9 @@ START_TEST(many)
         HOLD(t, 7);
     }
     HOLD(310, 8);
-    cst_waits_done(&waits, 7, CST_OK, NULL);
+    cstd_waits_done(&waits, 7, CST_OK, NULL);
     for (unsigned i = 0; i < 10; i++) {
-        ck_assert(cst_waits_take(&waits, &out, &err));
+        ck_assert(cstd_waits_take(&waits, &out, &err));
         ck_assert_uint_ge(out.ticket, 300);
         ck_assert_uint_lt(out.ticket, 310);
     }
@@ -100,14 +100,14 @@ END_TEST
 START_TEST(failure)
 {
     HOLD(4, 1, 2, 3);
-    cst_waits_done(&waits, 1, CST_EENGINE, "engine 0: 6 deaths");
+    cstd_waits_done(&waits, 1, CST_EENGINE, "engine 0: 6 deaths");
     expect_none();
-    cst_waits_done(&waits, 2, CST_EIO, "another one");
-    cst_waits_done(&waits, 3, CST_OK, NULL);
+    cstd_waits_done(&waits, 2, CST_EIO, "another one");
+    cstd_waits_done(&waits, 3, CST_OK, NULL);
     expect(4, CST_ECANCELLED);
     ck_assert_ptr_nonnull(strstr(err.text, "engine 0: 6 deaths"));
     HOLD(5, 6);
-    cst_waits_done(&waits, 6, CST_EIO, NULL);
+    cstd_waits_done(&waits, 6, CST_EIO, NULL);
     expect(5, CST_ECANCELLED);
     ck_assert_ptr_nonnull(strstr(err.text, cst_status_words(CST_EIO)));
 }
@@ -119,11 +119,11 @@ START_TEST(chain)
     HOLD(2, 1);
     HOLD(3, 2);
     HOLD(4, 3);
-    cst_waits_done(&waits, 1, CST_EIO, "gone");
+    cstd_waits_done(&waits, 1, CST_EIO, "gone");
     for (uint64_t t = 2; t <= 4; t++) {
         expect(t, CST_ECANCELLED);
         expect_none();
-        cst_waits_done(&waits, t, err.status, err.text);
+        cstd_waits_done(&waits, t, err.status, err.text);
     }
     expect_none();
     ck_assert_uint_eq(waits.n, 0);
@@ -137,19 +137,19 @@ START_TEST(renamed)
     HOLD(10, 2);
     HOLD(11, 2, 258, 3);
     HOLD(12, 258); /* in the same bucket */
-    cst_waits_rename(&waits, 2, 9);
-    cst_waits_done(&waits, 2, CST_EIO, "failed");
+    cstd_waits_rename(&waits, 2, 9);
+    cstd_waits_done(&waits, 2, CST_EIO, "failed");
     expect_none();
-    cst_waits_done(&waits, 9, CST_OK, NULL);
+    cstd_waits_done(&waits, 9, CST_OK, NULL);
     expect(10, CST_OK);
     expect_none();
-    cst_waits_done(&waits, 258, CST_OK, NULL);
+    cstd_waits_done(&waits, 258, CST_OK, NULL);
     expect(12, CST_OK);
-    cst_waits_done(&waits, 3, CST_OK, NULL);
+    cstd_waits_done(&waits, 3, CST_OK, NULL);
     expect(11, CST_OK);
     HOLD(13, 5, 6);
-    cst_waits_rename(&waits, 5, 6); /* the ticket occurs twice */
-    cst_waits_done(&waits, 6, CST_OK, NULL);
+    cstd_waits_rename(&waits, 5, 6); /* the ticket occurs twice */
+    cstd_waits_done(&waits, 6, CST_OK, NULL);
     expect(13, CST_OK);
 }
 END_TEST
@@ -161,12 +161,12 @@ START_TEST(forget)
     HOLD(1 << 8 | 1, 1 << 8 | 7, 1 << 8 | 8);
     HOLD(1 << 8 | 2, 1 << 8 | 7);
     HOLD(2 << 8 | 1, 2 << 8 | 7);
-    cst_waits_done(&waits, 1 << 8 | 7, CST_OK, NULL);
-    cst_waits_forget(&waits, 8, 1);
+    cstd_waits_done(&waits, 1 << 8 | 7, CST_OK, NULL);
+    cstd_waits_forget(&waits, 8, 1);
     ck_assert_uint_eq(waits.n, 1);
-    cst_waits_done(&waits, 1 << 8 | 8, CST_OK, NULL);
+    cstd_waits_done(&waits, 1 << 8 | 8, CST_OK, NULL);
     expect_none();
-    cst_waits_done(&waits, 2 << 8 | 7, CST_OK, NULL);
+    cstd_waits_done(&waits, 2 << 8 | 7, CST_OK, NULL);
     expect(2 << 8 | 1, CST_OK);
 }
 END_TEST
@@ -176,7 +176,7 @@ START_TEST(closed)
 {
     HOLD(2, 1);
     HOLD(3, 1, 7);
-    cst_waits_done(&waits, 1, CST_OK, NULL);
+    cstd_waits_done(&waits, 1, CST_OK, NULL);
 }
 END_TEST
 
