@@ -76,8 +76,8 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->overlap = (uint32_t)spec->overlap;
     msg->delay_from = spec->delay_from;
     msg->grad_over_weight = spec->grad_over_weight;
-    msg->has_update_room = msg->has_device_states = true;
-    msg->update_room = spec->update_room;
+    msg->has_device_update_bytes = msg->has_device_states = true;
+    msg->device_update_bytes = spec->device_update_bytes;
     msg->device_states = spec->device_states;
     msg->has_recompute = true;
     msg->recompute = spec->recompute;
@@ -105,7 +105,7 @@ static void fill_plan(struct cst_saved_plan *plan, Cistern__JobPlan *msg)
     msg->pool_bytes = plan->pool_bytes;
     msg->prefetch_depth = plan->prefetch_depth;
     msg->eviction = plan->eviction;
-    msg->update_room = plan->update_room;
+    msg->device_update_bytes = plan->device_update_bytes;
     msg->device_states = plan->device_states;
     msg->step_seconds = plan->step_s;
 }

@@ -14,7 +14,7 @@ struct cstd_commands_item {
     TAILQ_ENTRY(cstd_commands_item) link;
     struct cstd_commands_item *same_bucket; /* Next command with the same hash. */
     uint64_t ticket;
-    bool forgiven;
+    bool may_fail;
     bool io;             /* As in struct cst_command. */
     uint32_t n_given_up; /* Times that the engine was given up while the command was present. */
     size_t n_bytes;      /* Length of packed. */
@@ -212,7 +212,7 @@ int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *
     (void)engine__command__pack(&m.command, item->packed + n_head);
     item->n_bytes = n_head + n;
     item->ticket = command->ticket;
-    item->forgiven = command->forgiven;
+    item->may_fail = command->may_fail;
     item->io = command->io;
     item->n_given_up = 0;
     bucket = &commands->buckets[bucket_of(item->ticket)];
@@ -241,11 +241,11 @@ bool cstd_commands_has(const struct cstd_commands *commands, uint64_t ticket)
     return find(commands, ticket) != NULL;
 }
 
-bool cstd_commands_forgives(const struct cstd_commands *commands, uint64_t ticket)
+bool cstd_commands_may_fail(const struct cstd_commands *commands, uint64_t ticket)
 {
     const struct cstd_commands_item *item = find(commands, ticket);
 
-    return item != NULL && item->forgiven;
+    return item != NULL && item->may_fail;
 }
 
 bool cstd_commands_remove(struct cstd_commands *commands, uint64_t ticket)

@@ -33,9 +33,9 @@ int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *
 /* True if the command of @ticket has not completed. */
 bool cstd_commands_has(const struct cstd_commands *commands, uint64_t ticket);
 
-/* True if the command of @ticket has not completed and is marked `forgiven`: a failure of it does
+/* True if the command of @ticket has not completed and is marked `may_fail`: a failure of it does
  * not cancel the commands that wait for it. */
-bool cstd_commands_forgives(const struct cstd_commands *commands, uint64_t ticket);
+bool cstd_commands_may_fail(const struct cstd_commands *commands, uint64_t ticket);
 
 /* Remove the command of @ticket, which has completed. False: there is no such command, because its
  * job is gone. */

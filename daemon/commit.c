@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/commit.h"
 
-#include "daemon/base.h"
+#include "daemon/base_job.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
-#include "daemon/devices.h"
-#include "daemon/drive.h"
+#include "daemon/rank_devices.h"
+#include "daemon/core_driver.h"
 #include "daemon/given.h"
 #include "daemon/job_info.h"
 #include "daemon/log.h"
-#include "daemon/move.h"
+#include "daemon/relocate.h"
 #include "daemon/session.h"
-#include "daemon/share.h"
+#include "daemon/pool_share.h"
 #include "proto/size.h"
 #include "daemon/updates.h"
 #include "proto/cistern.pb-c.h"
@@ -108,20 +108,20 @@ static void answer_all(struct cstd_job *job)
 static int lay_out(struct cstd_job *job, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
-                                       .pool_bytes = cstd_share_smallest(job),
+                                       .pool_bytes = cstd_pool_share_smallest(job),
                                        .n_nodes = job->daemon->engines.n_nodes,
                                        .world = job->world,
                                        .grad_bytes = job->micro_batches > 1 ? 4 : 2,
                                        .states = cstd_job_options_states(&job->options),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
-    int rc = cstd_base_check(job, err);
+    int rc = cstd_base_job_check(job, err);
 
     for (uint32_t r = 0; r < job->world; r++) {
         /* Gradients in host memory are summed where they are and need no landings. */
         config.landings = config.landings || job->workers[r].gpu != NULL;
     }
     if (rc == CST_OK) {
-        rc = cstd_room_devices(job, &config, err);
+        rc = cstd_device_reservation_devices(job, &config, err);
     }
     if (job->plan.valid) {
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
@@ -149,15 +149,15 @@ static bool asks_as_manager(const struct cstd_job *job)
 static int populate(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
-    struct cstd_room rooms[CST_CORE_MAX_ROOMS];
-    struct cstd_memory_wish wish = {.layout = &job->layout,
-                                    .world = job->world,
-                                    .account = job->account,
-                                    .pools = pools,
-                                    .rooms = rooms,
-                                    .n_rooms = cstd_room_list(job, rooms),
-                                    .manager = asks_as_manager(job),
-                                    .base = job->base != NULL ? &job->base->memory : NULL};
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cstd_memory_request asked = {.layout = &job->layout,
+                                        .world = job->world,
+                                        .account = job->account,
+                                        .pools = pools,
+                                        .rooms = rooms,
+                                        .n_rooms = cstd_device_reservation_list(job, rooms),
+                                        .manager = asks_as_manager(job),
+                                        .base = job->base != NULL ? &job->base->memory : NULL};
     int rc = lay_out(job, err);
 
     if (rc != CST_OK) {
@@ -165,9 +165,9 @@ static int populate(struct cstd_job *job, struct cst_err *err)
     }
     job->has_layout = true;
     rc = cstd_given_check(job, err);
-    rc = rc == CST_OK ? cstd_share_divide(job, pools, err) : rc;
+    rc = rc == CST_OK ? cstd_pool_share_divide(job, pools, err) : rc;
     if (rc == CST_OK) {
-        rc = cstd_memory_open(&job->memory, &wish, err);
+        rc = cstd_memory_open(&job->memory, &asked, err);
     }
     if (rc != CST_OK) {
         cstd_commit_drop_layout(job);
@@ -182,7 +182,7 @@ static int populate_as_planned(struct cstd_job *job, struct cst_err *err)
 {
     int rc;
 
-    cstd_room_settle(job);
+    cstd_device_reservation_settle(job);
     do {
         rc = populate(job, err);
     } while (rc != CST_OK && cstd_planner_forgo(job, err));
@@ -274,7 +274,7 @@ void cstd_commit_populated(struct cstd_memory *memory)
     char bytes[CST_SIZE_TEXT];
 
     if (job->state == CSTD_JOB_READY) { /* The job was committed before; pools were made again. */
-        cstd_move_end(job, &err);
+        cstd_relocate_end(job, &err);
         return;
     }
     /* The job is being removed. */
@@ -310,7 +310,7 @@ void cstd_commit_settled(struct cstd_job *job)
 
     if (job->commits_held) {
         cst_core_stats(job->core, &stats);
-        if (!stats.closing && !cstd_move_is_under_way(job)) {
+        if (!stats.closing && !cstd_relocate_is_under_way(job)) {
             job->commits_held = false;
             answer_all(job);
         }
@@ -389,7 +389,7 @@ static void on_planned(struct cstd_job *job)
 static void go_on(struct cstd_job *job)
 {
     struct cst_err err = {0};
-    int rc = cstd_devices_await(job, &err);
+    int rc = cstd_rank_devices_await(job, &err);
     bool given = rc == CST_OK && cstd_given_has(job);
 
     /* A given plan replaces the search. */
@@ -422,7 +422,7 @@ static void join_barrier(struct cstd_job *job)
     if (all_committed(job)) {
         (void)uv_timer_stop(&job->deadline);
         for (uint32_t r = 0; r < job->world; r++) {
-            cstd_devices_need(&job->workers[r]);
+            cstd_rank_devices_need(&job->workers[r]);
         }
         go_on(job);
     } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
@@ -457,7 +457,7 @@ static int check_copies(const struct cstd_worker *worker, bool copies, struct cs
     return cst_err_set(err, CST_EUNSUPPORTED,
                        "the worker of rank %u cannot copy weights to %s, which this daemon "
                        "requires ('copies = worker' in [gpu])",
-                       worker->rank, cstd_devices_name(worker));
+                       worker->rank, cstd_rank_devices_name(worker));
 }
 
 void cst_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
@@ -477,14 +477,14 @@ void cst_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors, u
     }
     /* The rank's pool could not be made again on another device. The worker must open the job
      * anew. */
-    if (rc == CST_OK && job->state == CSTD_JOB_READY && worker->homeless.status != CST_OK) {
-        err = worker->homeless;
+    if (rc == CST_OK && job->state == CSTD_JOB_READY && worker->relocate_err.status != CST_OK) {
+        err = worker->relocate_err;
         rc = err.status;
     }
     if (rc == CST_OK && job->state == CSTD_JOB_READY) {
         /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
          * that exists. */
-        rc = cstd_share_check(worker, &err);
+        rc = cstd_pool_share_check(worker, &err);
     }
     if (rc == CST_OK) {
         rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);

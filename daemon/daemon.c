@@ -2,11 +2,11 @@
 #include "daemon/daemon.h"
 
 #include "daemon/commit.h"
-#include "daemon/drive.h"
+#include "daemon/core_driver.h"
 #include "daemon/log.h"
 #include "daemon/staging.h"
 #include "proto/size.h"
-#include "proto/slice.h"
+#include "proto/sched_slice.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -32,9 +32,9 @@ static void on_turn(uv_prepare_t *turn)
 {
     struct cstd_daemon *daemon = turn->data;
 
-    cstd_later_run(&daemon->later);
+    cstd_deferred_run(&daemon->later);
     cstd_engines_flush(&daemon->engines);
-    cstd_later_run(&daemon->spare);
+    cstd_deferred_run(&daemon->idle_work);
 }
 
 static void on_watchdog(uv_timer_t *timer)
@@ -89,7 +89,7 @@ static void on_reload(uv_signal_t *signal, int number)
     struct cst_err err = {0};
 
     (void)number;
-    if (cstd_config_reload(daemon->config, &rules, &err) != CST_OK) {
+    if (cstd_settings_reload(daemon->config, &rules, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "SIGHUP: the limits of users are unchanged: %s", err.text);
         return;
     }
@@ -125,7 +125,7 @@ static void raise_fd_limit(void)
 
 /* Tell the quota module the total of each resource, because users' limits may be parts of it.
  * Accelerators add their memory when they are found. */
-static void init_quota(struct cstd_daemon *daemon, const struct cstd_config *config)
+static void init_quota(struct cstd_daemon *daemon, const struct cstd_settings *config)
 {
     struct cstd_quota *quota = &daemon->quota;
     uid_t sole;
@@ -159,7 +159,7 @@ static void start_timers(struct cstd_daemon *daemon)
     }
 }
 
-static void init_parts(struct cstd_daemon *daemon, const struct cstd_config *config)
+static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *config)
 {
     memset(daemon, 0, sizeof *daemon);
     daemon->config = config;
@@ -171,8 +171,8 @@ static void init_parts(struct cstd_daemon *daemon, const struct cstd_config *con
     daemon->started_ns = uv_hrtime();
     cstd_jobs_init(&daemon->jobs);
     cstd_pendings_init(&daemon->requests);
-    cstd_later_init(&daemon->later);
-    cstd_later_init(&daemon->spare);
+    cstd_deferred_init(&daemon->later);
+    cstd_deferred_init(&daemon->idle_work);
     cst_actions_init(&daemon->actions);
     /* The epoch tells clients that the daemon was restarted; it need not be secret. */
     if (getrandom(&daemon->epoch, sizeof daemon->epoch, 0) != (ssize_t)sizeof daemon->epoch) {
@@ -181,7 +181,7 @@ static void init_parts(struct cstd_daemon *daemon, const struct cstd_config *con
     daemon->epoch &= INT64_MAX; /* Clients may store it in a signed integer. */
 }
 
-int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_config *config,
+int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *config,
                      struct cst_err *err)
 {
     char status[256];
@@ -203,12 +203,13 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_config *confi
     if (rc != CST_OK) {
         goto err_after_loop;
     }
-    rc = cstd_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later, cstd_drive_done,
-                           cstd_commit_resume, cstd_drive_given_up, daemon, err);
+    rc = cstd_engines_init(&daemon->engines, &daemon->loop, config, &daemon->later,
+                           cstd_core_driver_done, cstd_commit_resume, cstd_core_driver_given_up,
+                           daemon, err);
     if (rc != CST_OK) {
         goto err_after_loop;
     }
-    daemon->engines.on_timed = cstd_drive_timed;
+    daemon->engines.on_timed = cstd_core_driver_timed;
     cstd_remains_init(&daemon->remains, &daemon->loop);
     daemon->host.remains = daemon->pool.remains = &daemon->remains;
     cstd_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
@@ -251,7 +252,7 @@ err_after_unpack:
 void cstd_daemon_run(struct cstd_daemon *daemon)
 {
     /* Workers and engines wait for the daemon, which never runs for long. */
-    cst_slice_short();
+    cst_sched_slice_short();
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 
@@ -350,9 +351,9 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     /* Jobs are removed before sessions end, and requests that wait for a job fail with the words
      * about this job. */
     remove_jobs(daemon);
-    cstd_later_run(&daemon->later);
+    cstd_deferred_run(&daemon->later);
     end_sessions(daemon);
-    cstd_later_run(&daemon->later);
+    cstd_deferred_run(&daemon->later);
     cstd_lingers_close(&daemon->server.lingers);
     cstd_gpus_stop(&daemon->gpus);
     cstd_engines_stop(&daemon->engines);
@@ -361,7 +362,7 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
 
 void cstd_daemon_close(struct cstd_daemon *daemon)
 {
-    cstd_later_run(&daemon->later);
+    cstd_deferred_run(&daemon->later);
     cstd_engines_close(&daemon->engines);
     cstd_remains_close(&daemon->remains);
     for_own_handles(daemon, close_handle);

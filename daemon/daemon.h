@@ -5,11 +5,11 @@
 #define CST_DAEMON_H
 
 #include "daemon/arena.h"
-#include "daemon/config.h"
+#include "daemon/settings.h"
 #include "daemon/engines.h"
 #include "daemon/gpus.h"
 #include "daemon/job.h"
-#include "daemon/later.h"
+#include "daemon/deferred.h"
 #include "daemon/notify.h"
 #include "daemon/pending.h"
 #include "daemon/planner.h"
@@ -25,11 +25,11 @@
 
 struct cstd_daemon {
     uv_loop_t loop;
-    const struct cstd_config *config; /* The configuration; it belongs to the caller. */
-    struct cstd_budget host;          /* Budget of arenas, job tables and staging. */
-    struct cstd_budget pool;          /* Budget of pools in host memory. */
-    struct cstd_remains remains;      /* Dropped memory that processes may still hold. */
-    struct cstd_quota quota;          /* What each user holds and may hold. */
+    const struct cstd_settings *config; /* The configuration; it belongs to the caller. */
+    struct cstd_budget host;            /* Budget of arenas, job tables and staging. */
+    struct cstd_budget pool;            /* Budget of pools in host memory. */
+    struct cstd_remains remains;        /* Dropped memory that processes may still hold. */
+    struct cstd_quota quota;            /* What each user holds and may hold. */
     struct cstd_engines engines;
     struct cstd_gpus gpus;
     struct cstd_planner planner;
@@ -37,10 +37,10 @@ struct cstd_daemon {
     struct cstd_server server;     /* Listening sockets and sessions. */
     struct cstd_jobs jobs;
     struct cstd_pendings requests;
-    struct cstd_later_queue
+    struct cstd_deferred_queue
         later; /* Work that must wait until the current callback has returned. */
     /* Work of low priority, done after engines got their commands; it must not issue commands. */
-    struct cstd_later_queue spare;
+    struct cstd_deferred_queue idle_work;
     struct cstd_unpack unpack;       /* Decoder of messages; it holds one message at a time. */
     struct cst_frame_buf in;         /* Buffer of the received frame that is being served. */
     uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
@@ -58,7 +58,7 @@ struct cstd_daemon {
 
 /* Listen, start the engines and notify the service manager. On failure everything is undone, and
  * @err has the words for one line. */
-int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_config *config,
+int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *config,
                      struct cst_err *err);
 
 /* Run the loop until a signal has ended the daemon and everything is closed. */

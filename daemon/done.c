@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/done.h"
 
-#include "daemon/base.h"
+#include "daemon/base_job.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "proto/size.h"
@@ -78,7 +78,7 @@ int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
     for (uint32_t r = 0; r < job->world; r++) {
         cst_core_move_pool(job->core, r, &job->memory.pools[r]);
         job->workers[r].moves = job->resumes;
-        job->workers[r].homeless.status = CST_OK;
+        job->workers[r].relocate_err.status = CST_OK;
     }
     return CST_OK;
 }
@@ -97,7 +97,7 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
     {
         uint64_t bytes = job->memory.arena_bytes;
         bool eligible = job->memory.parked && (manager || job->uid == asker) &&
-                        cstd_base_user(job, NULL) == NULL;
+                        cstd_base_job_user(job, NULL) == NULL;
         bool later = last == NULL || bytes < last->memory.arena_bytes ||
                      (bytes == last->memory.arena_bytes && passed);
 

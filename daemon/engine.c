@@ -4,7 +4,7 @@
 #include "daemon/engines.h"
 #include "daemon/log.h"
 #include "daemon/mounts.h"
-#include "daemon/paced.h"
+#include "daemon/simulated.h"
 #include "proto/engine.pb-c.h"
 
 #include <inttypes.h>
@@ -23,7 +23,7 @@ enum {
 };
 
 static const struct cstd_process_ops ops;
-static void on_refuse(struct cstd_later *later);
+static void on_refuse(struct cstd_deferred *later);
 
 const char *cstd_engine_state_name(enum cstd_engine_state state)
 {
@@ -55,7 +55,7 @@ bool cstd_engine_is_gpu(const struct cstd_engine *engine)
 
 const char *cstd_engine_kind(const struct cstd_engine *engine)
 {
-    if (cstd_paced_is(engine->device)) {
+    if (cstd_simulated_is(engine->device)) {
         return "paced";
     }
     return cstd_engine_is_gpu(engine) ? "cuda" : "host";
@@ -102,7 +102,7 @@ bool cstd_engine_is_up(const struct cstd_engine *engine)
 static void send_setup(struct cstd_engine *engine)
 {
     const struct cstd_engines *engines = engine->engines;
-    const struct cstd_config *config = engines->config;
+    const struct cstd_settings *config = engines->config;
     Engine__Setup setup = ENGINE__SETUP__INIT;
     int fds[] = {engine->undo->fd, engines->traffic_memory->fd};
 
@@ -127,7 +127,7 @@ static void send_setup(struct cstd_engine *engine)
 }
 
 /* Size of the undo segment: one slot for each thread that the engine may have. */
-static uint64_t undo_bytes(const struct cstd_config *config)
+static uint64_t undo_bytes(const struct cstd_settings *config)
 {
     long n_cores = sysconf(_SC_NPROCESSORS_CONF);
 
@@ -139,14 +139,14 @@ static uint64_t undo_bytes(const struct cstd_config *config)
 static int start_process(struct cstd_engine *engine, struct cst_err *err)
 {
     struct cstd_engines *engines = engine->engines;
-    const struct cstd_config *config = engines->config;
+    const struct cstd_settings *config = engines->config;
     /* Simulated accelerators run the host's engine program. */
-    bool paced = cstd_paced_is(engine->device), gpu = cstd_engine_is_gpu(engine) && !paced;
-    char rates[CSTD_PACED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
+    bool paced = cstd_simulated_is(engine->device), gpu = cstd_engine_is_gpu(engine) && !paced;
+    char rates[CSTD_SIMULATED_ARGUMENT], *argv[4] = {gpu ? engines->gpu_program : engines->program};
 
     if (paced) {
         argv[1] = (char *)(uintptr_t) "--paced";
-        argv[2] = cstd_paced_argument(config, rates);
+        argv[2] = cstd_simulated_argument(config, rates);
     } else if (!gpu && config->update_rate > 0) {
         argv[1] = (char *)(uintptr_t) "--pace";
         argv[2] = rates;
@@ -238,7 +238,7 @@ static void on_done(struct cstd_engine *engine, const struct cst_frame *frame)
     }
     for (size_t i = 0; i < done->n_completions; i++) {
         const Engine__Completion *c = done->completions[i];
-        bool forgiven = cstd_commands_forgives(&engine->commands, c->ticket);
+        bool may_fail = cstd_commands_may_fail(&engine->commands, c->ticket);
 
         /* A completion of a job that was removed is ignored. */
         if (cstd_commands_remove(&engine->commands, c->ticket)) {
@@ -250,7 +250,7 @@ static void on_done(struct cstd_engine *engine, const struct cst_frame *frame)
             }
             /* Statuses are 0 or negative. */
             cstd_engines_complete(engines, c->ticket, c->status > 0 ? CST_EPROTO : c->status,
-                                  c->value, c->text, forgiven);
+                                  c->value, c->text, may_fail);
         }
     }
     engine__done__free_unpacked(done, NULL);
@@ -426,7 +426,7 @@ static void give_up(struct cstd_engine *engine)
     refuse_all(engine);
 }
 
-static void on_refuse(struct cstd_later *later)
+static void on_refuse(struct cstd_deferred *later)
 {
     struct cstd_engine *engine = cstd_owner_of(later, struct cstd_engine, refuse);
 
@@ -454,7 +454,7 @@ void cstd_engine_need(struct cstd_engine *engine)
     engine->deaths = (struct cstd_deaths){0};
     if (cstd_engine_start(engine, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "%s", engine->why);
-        cstd_later_add(engine->engines->later, &engine->refuse);
+        cstd_deferred_add(engine->engines->later, &engine->refuse);
     }
 }
 
@@ -466,7 +466,7 @@ int cstd_engine_submit(struct cstd_engine *engine, const struct cst_command *com
     if (rc == CST_OK && engine->state == CSTD_ENGINE_FAILED) {
         /* Deferred, because the caller may be in the middle of the actions of a core. */
         engine->retry = !cstd_engine_is_gpu(engine);
-        cstd_later_add(engine->engines->later, &engine->refuse);
+        cstd_deferred_add(engine->engines->later, &engine->refuse);
     }
     return rc;
 }

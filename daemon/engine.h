@@ -25,7 +25,7 @@
 #include "daemon/arena.h"
 #include "daemon/commands.h"
 #include "daemon/deaths.h"
-#include "daemon/later.h"
+#include "daemon/deferred.h"
 #include "daemon/process.h"
 #include "daemon/rates.h"
 
@@ -93,7 +93,7 @@ struct cstd_engine {
     bool locked;   /* Outcome of the last attempt to lock a segment. */
     char why[256]; /* FAILED: the reason. */
     /* FAILED: deferred handling of commands that arrive, and of a failed start. */
-    struct cstd_later refuse;
+    struct cstd_deferred refuse;
     /* FAILED, node's engine: a command arrived, and the engine will be started again for it. */
     bool retry;
 };

@@ -20,7 +20,7 @@ enum { PING_MS = 1000, STOP_MS = 2000 };
 
 static int find_programs(struct cstd_engines *engines, struct cst_err *err)
 {
-    const struct cstd_config *config = engines->config;
+    const struct cstd_settings *config = engines->config;
     int rc = cst_program_find("cistern-engine-host", config->engine, "CISTERN_ENGINE_HOST",
                               engines->program, sizeof engines->program, err);
 
@@ -37,7 +37,7 @@ static int find_programs(struct cstd_engines *engines, struct cst_err *err)
     return rc;
 }
 
-static bool is_wanted(const struct cstd_config *config, unsigned os_node)
+static bool is_wanted(const struct cstd_settings *config, unsigned os_node)
 {
     bool wanted = config->n_nodes == 0;
 
@@ -50,7 +50,7 @@ static bool is_wanted(const struct cstd_config *config, unsigned os_node)
 /* Make an engine for each wanted NUMA node. A node without cores (memory only) gets no engine. */
 static int find_nodes(struct cstd_engines *engines, struct cst_err *err)
 {
-    const struct cstd_config *config = engines->config;
+    const struct cstd_settings *config = engines->config;
     hwloc_topology_t topology;
     hwloc_obj_t node = NULL;
 
@@ -62,7 +62,7 @@ static int find_nodes(struct cstd_engines *engines, struct cst_err *err)
     if (hwloc_topology_load(topology) == 0) {
         while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
             if (is_wanted(config, node->os_index) && !hwloc_bitmap_iszero(node->cpuset) &&
-                engines->n < CSTD_CONFIG_MAX_NODES) {
+                engines->n < CSTD_SETTINGS_MAX_NODES) {
                 cstd_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index, "");
                 engines->n++;
             }
@@ -84,7 +84,7 @@ static int find_nodes(struct cstd_engines *engines, struct cst_err *err)
 }
 
 int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
-                      const struct cstd_config *config, struct cstd_later_queue *later,
+                      const struct cstd_settings *config, struct cstd_deferred_queue *later,
                       cstd_engines_done_fn on_done, cstd_engines_up_fn on_up,
                       cstd_engines_given_up_fn on_given_up, void *arg, struct cst_err *err)
 {
@@ -336,8 +336,8 @@ static bool is_elsewhere(const struct cstd_engines *engines, uint64_t ticket, ui
 /* Find the commands that @command must wait for here, and store their tickets. 0: its engine can
  * order them itself. An engine only knows its own commands. A command also waits here for a command
  * of its own engine if
- * - `told` requires that the daemon has seen the completion, or
- * - that command is `forgiven`, because the engine would pass its failure on. */
+ * - `after_ack` requires that the daemon has seen the completion, or
+ * - that command is `may_fail`, because the engine would pass its failure on. */
 static uint32_t find_waits(const struct cstd_engines *engines, const struct cst_command *command,
                            uint64_t *tickets)
 {
@@ -350,7 +350,7 @@ static uint32_t find_waits(const struct cstd_engines *engines, const struct cst_
         bool here = cstd_commands_has(own, command->after[i]);
 
         hold = hold || elsewhere ||
-               (here && (command->told || cstd_commands_forgives(own, command->after[i])));
+               (here && (command->after_ack || cstd_commands_may_fail(own, command->after[i])));
         if (elsewhere || here) {
             tickets[n++] = command->after[i];
         }
@@ -382,9 +382,9 @@ int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *
     }
     /* Commands that wait for a failed command now wait for the one that replaces it. */
     for (uint32_t i = 0; i < command->n_instead; i++) {
-        cstd_waits_rename(&engines->waits, command->instead[i], command->ticket);
+        cstd_waits_rename(&engines->waits, command->replaces[i], command->ticket);
     }
-    /* A single engine orders its commands itself. `told` and `forgiven` would need a hold even
+    /* A single engine orders its commands itself. `after_ack` and `may_fail` would need a hold even
      * then, but only jobs with accelerators use them. */
     if (command->n_after > 0 && engines->n > 1) {
         n = find_waits(engines, command, tickets);
@@ -394,7 +394,7 @@ int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *
 }
 
 /* Submit the commands that no longer wait. A command that cannot be submitted completes with an
- * error here, and so do the commands that wait for it unless it is forgiven. */
+ * error here, and so do the commands that wait for it unless it is may_fail. */
 static void release(struct cstd_engines *engines)
 {
     struct cst_command command;
@@ -406,18 +406,18 @@ static void release(struct cstd_engines *engines)
         }
         if (err.status != CST_OK) {
             engines->on_done(engines->arg, command.ticket, err.status, 0, err.text);
-            cstd_waits_done(&engines->waits, command.ticket, command.forgiven ? CST_OK : err.status,
+            cstd_waits_done(&engines->waits, command.ticket, command.may_fail ? CST_OK : err.status,
                             err.text);
         }
     }
 }
 
 void cstd_engines_complete(struct cstd_engines *engines, uint64_t ticket, int status, double value,
-                           const char *text, bool forgiven)
+                           const char *text, bool may_fail)
 {
     engines->on_done(engines->arg, ticket, status, value, text);
     if (engines->waits.n > 0) {
-        cstd_waits_done(&engines->waits, ticket, forgiven ? CST_OK : status, text);
+        cstd_waits_done(&engines->waits, ticket, may_fail ? CST_OK : status, text);
         release(engines);
     }
 }

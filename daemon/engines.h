@@ -6,7 +6,7 @@
 #ifndef CST_ENGINES_H
 #define CST_ENGINES_H
 
-#include "daemon/config.h"
+#include "daemon/settings.h"
 #include "daemon/engine.h"
 #include "daemon/waits.h"
 #include "proto/traffic.h"
@@ -34,12 +34,12 @@ typedef void (*cstd_engines_given_up_fn)(void *arg, unsigned engine, const char 
 
 struct cstd_engines {
     uv_loop_t *loop; /* The daemon's loop. */
-    const struct cstd_config *config;
-    struct cstd_later_queue *later; /* The daemon's queue of deferred work. */
+    const struct cstd_settings *config;
+    struct cstd_deferred_queue *later; /* The daemon's queue of deferred work. */
     /* Path of the engine program for nodes and simulated accelerators. */
-    char program[CSTD_CONFIG_PATH_BYTES];
+    char program[CSTD_SETTINGS_PATH_BYTES];
     /* Path of the engine program for GPUs; empty: there is none. */
-    char gpu_program[CSTD_CONFIG_PATH_BYTES];
+    char gpu_program[CSTD_SETTINGS_PATH_BYTES];
     struct cstd_engine v[CSTD_ARENA_MAX_ENGINES];
     /* Number of nodes' engines, which are the first ones in v. */
     unsigned n_nodes;
@@ -71,7 +71,7 @@ struct cstd_engines {
  * engine program (with the places searched), or a named GPU engine program does not exist;
  * CST_EINVAL: a configured NUMA node does not exist or has no cores. */
 int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
-                      const struct cstd_config *config, struct cstd_later_queue *later,
+                      const struct cstd_settings *config, struct cstd_deferred_queue *later,
                       cstd_engines_done_fn on_done, cstd_engines_up_fn on_up,
                       cstd_engines_given_up_fn on_given_up, void *arg, struct cst_err *err);
 
@@ -121,10 +121,10 @@ int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *
 void cstd_engines_watch(struct cstd_engines *engines);
 
 /* Report that the command of @ticket has completed or will never be executed, and release the
- * commands that wait for it. If it is @forgiven, these commands are executed even if it has failed.
+ * commands that wait for it. If it is @may_fail, these commands are executed even if it has failed.
  * For engine.c. */
 void cstd_engines_complete(struct cstd_engines *engines, uint64_t ticket, int status, double value,
-                           const char *text, bool forgiven);
+                           const char *text, bool may_fail);
 
 /* Drop all commands with (ticket >> @shift) == @value. on_done is not called for them. */
 void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t value);

@@ -36,7 +36,7 @@ static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out
         .pool_bytes = message->pool_bytes,
         .prefetch_depth = message->prefetch_depth,
         .eviction = message->eviction,
-        .update_room = message->update_room,
+        .device_update_bytes = message->device_update_bytes,
         .device_states = message->device_states,
         .step_s = message->step_seconds,
     };
@@ -59,7 +59,7 @@ static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out
     return rc;
 }
 
-/* Settle one field of a worker's wish: the planned value if the worker left it open, else the
+/* Settle one field of a worker's request: the planned value if the worker left it open, else the
  * worker's value, which must be the planned one. */
 static int settle(const char *name, uint64_t planned, bool open, uint64_t *field, uint32_t rank,
                   struct cst_err *err)
@@ -75,61 +75,62 @@ static int settle(const char *name, uint64_t planned, bool open, uint64_t *field
 
 /* The properties of the worker's job in the form of a plan, for the comparison with @plan. The
  * model is compared later, because it is not declared yet. */
-static struct cst_saved_plan facts_of(const struct cstd_job_wish *wish,
+static struct cst_saved_plan facts_of(const struct cstd_job_request *request,
                                       const struct cst_saved_plan *plan)
 {
     struct cst_saved_plan facts = *plan;
 
-    facts.world = wish->world;
-    facts.micro_batches = wish->micro_batches;
-    facts.optimizer = (uint32_t)wish->options.optimizer;
-    facts.moments = (uint32_t)wish->options.moments;
-    facts.overlap = (uint32_t)wish->options.overlap;
-    facts.grad_over_weight = wish->options.grad_over_weight;
+    facts.world = request->world;
+    facts.micro_batches = request->micro_batches;
+    facts.optimizer = (uint32_t)request->options.optimizer;
+    facts.moments = (uint32_t)request->options.moments;
+    facts.overlap = (uint32_t)request->options.overlap;
+    facts.grad_over_weight = request->options.grad_over_weight;
     return facts;
 }
 
 static bool is_open(uint64_t bytes)
 {
-    return bytes == 0 || bytes == CST_PLAN_ROOM_AUTO;
+    return bytes == 0 || bytes == CST_PLAN_DEVICE_UPDATE_AUTO;
 }
 
-static int fill_wish(struct cstd_job_wish *wish, const struct cst_saved_plan *plan,
-                     struct cst_err *err)
+static int fill_request(struct cstd_job_request *request, const struct cst_saved_plan *plan,
+                        struct cst_err *err)
 {
-    struct cst_saved_plan facts = facts_of(wish, plan);
+    struct cst_saved_plan facts = facts_of(request, plan);
     int rc = cst_saved_plan_is_for(plan, &facts, err);
 
-    if (rc == CST_OK && wish->base != NULL) {
+    if (rc == CST_OK && request->base != NULL) {
         rc = cst_err_set(
             err, CST_EINVAL,
             "a plan cannot be combined with base '%s', because a plan is for all chunks of a job",
-            wish->base);
+            request->base);
     }
     if (rc == CST_OK) {
-        rc = settle("chunk_elems", plan->chunk_elems[0], wish->chunk_elems == 0, &wish->chunk_elems,
-                    wish->rank, err);
+        rc = settle("chunk_elems", plan->chunk_elems[0], request->chunk_elems == 0,
+                    &request->chunk_elems, request->rank, err);
     }
     if (rc == CST_OK) {
         /* The request names the size of the first class alone; the plan has the sizes of all
          * classes. */
-        wish->chunk_elems = 0;
-        rc = settle("pool_bytes", plan->pool_bytes, wish->pool_bytes == 0, &wish->pool_bytes,
-                    wish->rank, err);
+        request->chunk_elems = 0;
+        rc = settle("pool_bytes", plan->pool_bytes, request->pool_bytes == 0, &request->pool_bytes,
+                    request->rank, err);
     }
     if (rc == CST_OK) {
-        rc = settle("update_room", plan->update_room, is_open(wish->update_room),
-                    &wish->update_room, wish->rank, err);
+        rc = settle("device_update_bytes", plan->device_update_bytes,
+                    is_open(request->device_update_bytes), &request->device_update_bytes,
+                    request->rank, err);
     }
     if (rc == CST_OK) {
-        rc = settle("device_states", plan->device_states, is_open(wish->device_states),
-                    &wish->device_states, wish->rank, err);
+        rc = settle("device_states", plan->device_states, is_open(request->device_states),
+                    &request->device_states, request->rank, err);
     }
     return rc;
 }
 
-/* If @wish brings a plan, check that it is the plan of its job. */
-static int check_same(const struct cstd_job *job, const struct cstd_job_wish *wish,
+/* If @request brings a plan, check that it is the plan of its job. */
+static int check_same(const struct cstd_job *job, const struct cstd_job_request *request,
                       const struct cst_saved_plan *brought, struct cst_err *err)
 {
     int rc;
@@ -137,30 +138,31 @@ static int check_same(const struct cstd_job *job, const struct cstd_job_wish *wi
     if (brought->n_chunks == 0) {
         return CST_OK;
     }
-    rc =
-        cstd_given_has(job)
-            ? cst_saved_plan_same(&job->given, brought, wish->rank, err)
-            : cst_err_set(err, CST_EMISMATCH,
-                          "it was opened without the plan that rank %" PRIu32 " gives", wish->rank);
+    rc = cstd_given_has(job)
+             ? cst_saved_plan_same(&job->given, brought, request->rank, err)
+             : cst_err_set(err, CST_EMISMATCH,
+                           "it was opened without the plan that rank %" PRIu32 " gives",
+                           request->rank);
     return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
 }
 
 int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *message,
-                       struct cstd_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err)
+                       struct cstd_job_request *request, struct cst_saved_plan *out,
+                       struct cst_err *err)
 {
-    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, wish->name);
+    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, request->name);
     struct cst_saved_plan plan = {0};
     int rc = message->plan != NULL ? read_plan(message->plan, &plan, err) : CST_OK;
 
     if (rc == CST_OK && job != NULL) {
-        rc = check_same(job, wish, &plan, err);
+        rc = check_same(job, request, &plan, err);
         plan = job->given;
     }
     if (rc == CST_OK && plan.n_chunks > 0) {
-        rc = fill_wish(wish, &plan, err);
+        rc = fill_request(request, &plan, err);
     }
     /* The other ranks wait for this rank, and would wait until their time limit. */
-    if (rc == CST_EMISMATCH && job != NULL && cstd_worker_is_awaited(job, wish->rank)) {
+    if (rc == CST_EMISMATCH && job != NULL && cstd_worker_is_awaited(job, request->rank)) {
         cstd_declare_disagree(job, NULL, err);
     }
     if (rc == CST_OK) {

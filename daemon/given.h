@@ -15,16 +15,17 @@
 #include <stdbool.h>
 
 struct cstd_job;
-struct cstd_job_wish;
+struct cstd_job_request;
 struct cstd_session;
 
-/* Store the plan of @message or, without one, the plan of the job that @wish names in *out. Fields
- * of @wish that were left open and that the plan decides are set. out->n_chunks is 0 if there is no
- * plan. CST_EINVAL: the plan has impossible numbers, or is combined with a base job. CST_EMISMATCH:
- * the job was opened without a plan or with another one, or @wish does not fit the plan; @err has
- * the field and both values. */
+/* Store the plan of @message or, without one, the plan of the job that @request names in *out.
+ * Fields of @request that were left open and that the plan decides are set. out->n_chunks is 0 if
+ * there is no plan. CST_EINVAL: the plan has impossible numbers, or is combined with a base job.
+ * CST_EMISMATCH: the job was opened without a plan or with another one, or @request does not fit
+ * the plan; @err has the field and both values. */
 int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *message,
-                       struct cstd_job_wish *wish, struct cst_saved_plan *out, struct cst_err *err);
+                       struct cstd_job_request *request, struct cst_saved_plan *out,
+                       struct cst_err *err);
 
 /* True if @job has a given plan. */
 bool cstd_given_has(const struct cstd_job *job);

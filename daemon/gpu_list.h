@@ -16,7 +16,7 @@
 /* A GPU or a simulated accelerator. */
 struct cstd_gpu {
     unsigned index; /* Place in the list, N of "cuda:N". */
-    /* A simulated accelerator (daemon/paced.h), not a GPU. Its uuid is "paced:N". */
+    /* A simulated accelerator (daemon/simulated.h), not a GPU. Its uuid is "paced:N". */
     bool paced;
     char uuid[CSTD_GPU_UUID_BYTES];
     char name[64];           /* Name of the product, such as "NVIDIA H200". */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
-#include <config.h> /* The build's config.h, not daemon/config.h. */
+#include <config.h> /* The build's config.h, not daemon/settings.h. */
 #endif
 #include "daemon/gpus.h"
 
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
 #include "daemon/log.h"
-#include "daemon/paced.h"
+#include "daemon/simulated.h"
 #include "daemon/probe.h"
 #include "proto/size.h"
 #include "proto/cistern.pb-c.h"
@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct cstd_gpus_wish {
-    TAILQ_ENTRY(cstd_gpus_wish) link;
+struct cstd_gpus_request {
+    TAILQ_ENTRY(cstd_gpus_request) link;
     uint64_t tag;   /* Tag of the JobOpen request, which may be gone. */
     size_t n;       /* Length of body. */
     uint8_t body[]; /* Encoded JobOpen. */
@@ -28,23 +28,23 @@ struct cstd_gpus_wish {
 int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
                    struct cst_err *err)
 {
-    struct cstd_gpus_wish *wish = malloc(sizeof *wish + n);
+    struct cstd_gpus_request *asked = malloc(sizeof *asked + n);
 
-    if (wish == NULL) {
+    if (asked == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a request that waits");
     }
-    wish->tag = cstd_pending_tag(request, 0);
-    wish->n = n;
-    memcpy(wish->body, body, n);
-    TAILQ_INSERT_TAIL(&gpus->wishes, wish, link);
+    asked->tag = cstd_pending_tag(request, 0);
+    asked->n = n;
+    memcpy(asked->body, body, n);
+    TAILQ_INSERT_TAIL(&gpus->wishes, asked, link);
     return CST_OK;
 }
 
 /* Serve a waiting JobOpen. Its connection may be closed or closing. */
-static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_wish *wish)
+static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_request *asked)
 {
     uint32_t item;
-    struct cstd_pending *request = cstd_pending_find(&daemon->requests, wish->tag, &item);
+    struct cstd_pending *request = cstd_pending_find(&daemon->requests, asked->tag, &item);
     struct cstd_session *session = request != NULL ? request->session : NULL;
     struct cst_err err = {0};
     uint64_t id;
@@ -59,8 +59,8 @@ static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_wish *wish)
     if (session->state == CSTD_SESSION_DOOMED) {
         return;
     }
-    if (cstd_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, wish->body,
-                            (uint32_t)wish->n, &body, &err) == CST_OK) {
+    if (cstd_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, asked->body,
+                            (uint32_t)asked->n, &body, &err) == CST_OK) {
         cstd_serve_job_open(session, id, body);
     } else {
         cstd_session_error(session, id, &err);
@@ -69,12 +69,12 @@ static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_wish *wish)
 
 static void serve_wishes(struct cstd_gpus *gpus)
 {
-    struct cstd_gpus_wish *wish;
+    struct cstd_gpus_request *asked;
 
-    while ((wish = TAILQ_FIRST(&gpus->wishes)) != NULL) {
-        TAILQ_REMOVE(&gpus->wishes, wish, link);
-        serve(gpus->daemon, wish);
-        free(wish);
+    while ((asked = TAILQ_FIRST(&gpus->wishes)) != NULL) {
+        TAILQ_REMOVE(&gpus->wishes, asked, link);
+        serve(gpus->daemon, asked);
+        free(asked);
     }
 }
 
@@ -101,7 +101,7 @@ static int add_engines(struct cstd_gpus *gpus, struct cst_err *err)
     return rc;
 }
 
-_Static_assert(1 + CSTD_CONFIG_MAX_PACED + CSTD_GPU_MAX <= CSTD_QUOTA_MAX_POOLS,
+_Static_assert(1 + CSTD_SETTINGS_MAX_PACED + CSTD_GPU_MAX <= CSTD_QUOTA_MAX_POOLS,
                "each device that has pools is a resource");
 
 /* Register the budget of each accelerator in the list with the users' quotas. */
@@ -130,7 +130,7 @@ static void log_list(const struct cstd_gpus *gpus)
 
 static void take_list(struct cstd_gpus *gpus, const char *text, size_t n)
 {
-    const struct cstd_config *config = gpus->daemon->config;
+    const struct cstd_settings *config = gpus->daemon->config;
     struct cst_err err = {0};
 
     if (cstd_gpu_list_parse(text, n, &gpus->list, &err) != CST_OK) {
@@ -180,7 +180,7 @@ void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
 
     *gpus = (struct cstd_gpus){.daemon = daemon, .state = CSTD_GPUS_NONE};
     TAILQ_INIT(&gpus->wishes);
-    if (cstd_paced_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
+    if (cstd_simulated_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "devices in [paced]: %s", err.text);
     }
     count_pools(gpus, &gpus->paced);
@@ -204,16 +204,16 @@ void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
 
 void cstd_gpus_stop(struct cstd_gpus *gpus)
 {
-    struct cstd_gpus_wish *wish;
+    struct cstd_gpus_request *asked;
 
     if (gpus->probe != NULL) {
         cstd_probe_cancel(gpus->probe);
         gpus->probe = NULL;
         gpus->state = CSTD_GPUS_NONE;
     }
-    while ((wish = TAILQ_FIRST(&gpus->wishes)) != NULL) {
-        TAILQ_REMOVE(&gpus->wishes, wish, link);
-        free(wish);
+    while ((asked = TAILQ_FIRST(&gpus->wishes)) != NULL) {
+        TAILQ_REMOVE(&gpus->wishes, asked, link);
+        free(asked);
     }
 }
 
@@ -241,8 +241,8 @@ int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
         return CST_OK;
     }
     /* Simulated accelerators are known before the probe has ended. */
-    if (cstd_paced_is(device)) {
-        return cstd_paced_find(&gpus->paced, device, rank, out, err);
+    if (cstd_simulated_is(device)) {
+        return cstd_simulated_find(&gpus->paced, device, rank, out, err);
     }
     if (strncmp(device, "cuda", 4) != 0 && strncasecmp(device, "GPU-", 4) != 0 &&
         strncasecmp(device, "MIG-", 4) != 0) {

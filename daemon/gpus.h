@@ -15,7 +15,7 @@
 struct cstd_daemon;
 struct cstd_pending;
 struct cstd_probe;
-struct cstd_gpus_wish; /* Private to gpus.c. */
+struct cstd_gpus_request; /* Private to gpus.c. */
 
 enum cstd_gpus_state { CSTD_GPUS_NONE, CSTD_GPUS_LOOKING, CSTD_GPUS_FOUND };
 
@@ -27,8 +27,8 @@ struct cstd_gpus {
     struct cstd_gpu_list list; /* FOUND: the GPUs. */
     /* From [paced]: simulated accelerators, always available whatever the probe finds. */
     struct cstd_gpu_list paced;
-    struct cstd_probe *probe;            /* LOOKING: the running probe. */
-    TAILQ_HEAD(, cstd_gpus_wish) wishes; /* JobOpen requests that wait for the list. */
+    struct cstd_probe *probe;               /* LOOKING: the running probe. */
+    TAILQ_HEAD(, cstd_gpus_request) wishes; /* JobOpen requests that wait for the list. */
 };
 
 /* Make the simulated accelerators and start to look for GPUs. The nodes' engines must exist

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job.h"
 
-#include "daemon/base.h"
+#include "daemon/base_job.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
-#include "daemon/devices.h"
+#include "daemon/rank_devices.h"
 #include "daemon/done.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void on_close(struct cstd_later *later);
+static void on_close(struct cstd_deferred *later);
 static void on_memory_gone(struct cstd_memory *memory);
 
 void cstd_jobs_init(struct cstd_jobs *jobs)
@@ -71,7 +71,7 @@ static void on_ttl(uv_timer_t *timer)
     struct cstd_job *job = timer->data;
     struct cst_err why = {0};
 
-    if (cstd_base_user(job, NULL) != NULL) { /* The base job lives on for its users. */
+    if (cstd_base_job_user(job, NULL) != NULL) { /* The base job lives on for its users. */
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
         return;
     }
@@ -84,9 +84,9 @@ static void on_ttl(uv_timer_t *timer)
 /* Charge a job to @account and determine its time to live. A job that asks for no time gets the
  * configured one, or the longest time that its owner may have if this is shorter. */
 static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *account,
-                    const struct cstd_job_wish *wish, uint32_t *ttl_s, struct cst_err *err)
+                    const struct cstd_job_request *request, uint32_t *ttl_s, struct cst_err *err)
 {
-    const struct cstd_config *config = daemon->config;
+    const struct cstd_settings *config = daemon->config;
     uint64_t longest = cstd_quota_left(account, CSTD_QUOTA_TTL);
     char what[80];
     int rc;
@@ -95,36 +95,37 @@ static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *accou
         return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])",
                            daemon->jobs.n, config->max_jobs);
     }
-    (void)snprintf(what, sizeof what, "job '%s'", wish->name);
-    rc = cstd_quota_check(account, CSTD_QUOTA_TTL, wish->ttl_s, what, err);
+    (void)snprintf(what, sizeof what, "job '%s'", request->name);
+    rc = cstd_quota_check(account, CSTD_QUOTA_TTL, request->ttl_s, what, err);
     if (rc == CST_OK) {
-        *ttl_s = wish->ttl_s > 0 ? wish->ttl_s : config->ttl_s;
+        *ttl_s = request->ttl_s > 0 ? request->ttl_s : config->ttl_s;
         *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
         rc = cstd_quota_take(account, CSTD_QUOTA_JOBS, 1, what, err);
     }
     return rc;
 }
 
-int cstd_job_make(struct cstd_session *session, const struct cstd_job_wish *wish,
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
                   struct cstd_job **out, struct cst_err *err)
 {
     struct cstd_daemon *daemon = session->daemon;
-    const struct cstd_config *config = daemon->config;
+    const struct cstd_settings *config = daemon->config;
     struct cstd_job *job, *base = NULL;
     uid_t uid = session->peer.uid;
     uint32_t ttl_s = 0;
-    int rc = wish->base != NULL ? cstd_base_find(daemon, uid, wish->name, wish->base, &base, err)
-                                : CST_OK;
+    int rc = request->base != NULL
+                 ? cstd_base_job_find(daemon, uid, request->name, request->base, &base, err)
+                 : CST_OK;
 
     if (rc == CST_OK) {
-        rc = take_job(daemon, session->account, wish, &ttl_s, err);
+        rc = take_job(daemon, session->account, request, &ttl_s, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
     job = calloc(1, sizeof *job);
     if (job != NULL) {
-        job->workers = calloc(wish->world, sizeof *job->workers);
+        job->workers = calloc(request->world, sizeof *job->workers);
     }
     if (job == NULL || job->workers == NULL) {
         free(job);
@@ -133,16 +134,16 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_wish *wish
     }
     job->daemon = daemon;
     job->serial = ++daemon->jobs.serial;
-    (void)snprintf(job->name, sizeof job->name, "%s", wish->name);
+    (void)snprintf(job->name, sizeof job->name, "%s", request->name);
     job->uid = uid;
     job->account = cstd_quota_ref(session->account);
-    job->world = wish->world;
-    job->chunk_elems = wish->chunk_elems;
-    job->micro_batches = wish->micro_batches;
-    job->recompute = wish->recompute;
-    job->options = wish->options;
+    job->world = request->world;
+    job->chunk_elems = request->chunk_elems;
+    job->micro_batches = request->micro_batches;
+    job->recompute = request->recompute;
+    job->options = request->options;
     job->base = base;
-    job->timeout_ms = wish->timeout_ms > 0 ? wish->timeout_ms : config->timeout_s * 1000;
+    job->timeout_ms = request->timeout_ms > 0 ? request->timeout_ms : config->timeout_s * 1000;
     job->ttl_s = ttl_s;
     for (uint32_t r = 0; r < job->world; r++) {
         job->workers[r].job = job;
@@ -174,7 +175,7 @@ static void release_hold(struct cstd_job *job)
         return;
     }
     for (uint32_t r = 0; r < job->world; r++) {
-        cstd_devices_drop(&job->workers[r]);
+        cstd_rank_devices_drop(&job->workers[r]);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
@@ -228,7 +229,7 @@ static void detach_all(struct cstd_job *job)
     }
 }
 
-static void on_close(struct cstd_later *later)
+static void on_close(struct cstd_deferred *later)
 {
     struct cstd_job *job = cstd_owner_of(later, struct cstd_job, close);
     struct cstd_daemon *daemon = job->daemon;
@@ -254,10 +255,10 @@ static void on_close(struct cstd_later *later)
 
 static struct cstd_job *next_living_user(const struct cstd_job *job)
 {
-    struct cstd_job *user = cstd_base_user(job, NULL);
+    struct cstd_job *user = cstd_base_job_user(job, NULL);
 
     while (user != NULL && user->state == CSTD_JOB_CLOSING) {
-        user = cstd_base_user(job, user);
+        user = cstd_base_job_user(job, user);
     }
     return user;
 }
@@ -281,7 +282,7 @@ void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_er
     job->daemon->jobs.n--;
     cstd_quota_give(job->account, CSTD_QUOTA_JOBS, 1);
     TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
-    cstd_later_add(&job->daemon->later, &job->close);
+    cstd_deferred_add(&job->daemon->later, &job->close);
 }
 
 void cstd_job_check_idle(struct cstd_job *job)

@@ -10,7 +10,7 @@
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
-#include "daemon/balance.h"
+#include "daemon/interleave_tuner.h"
 #include "daemon/job_options.h"
 #include "daemon/log.h"
 #include "daemon/memory.h"
@@ -30,7 +30,7 @@
 
 struct cstd_daemon;
 struct cstd_gpu;
-struct cstd_job_wish;
+struct cstd_job_request;
 struct cstd_quota_account;
 struct cstd_session;
 
@@ -59,17 +59,18 @@ struct cstd_worker {
     bool left; /* The last worker left in good order. */
     /* Size of the pool that the worker asked for, in bytes; 0: as large as is useful. */
     uint64_t pool_bytes;
-    /* Requested values of update_room and device_states; CST_PLAN_ROOM_AUTO: the plan decides. */
+    /* Requested values of device_update_bytes and device_states; CST_PLAN_DEVICE_UPDATE_AUTO: the
+     * plan decides. */
     uint64_t room_asked, states_asked;
     /* Bytes of the device reservation, in which chunks are updated. Fixed when the job's memory is
      * decided. */
-    uint64_t update_room;
+    uint64_t device_update_bytes;
     /* Bytes for states that stay on the accelerator. Fixed when the job's memory is decided. */
     uint64_t device_states;
     /* Device of the pool; NULL: the host. Its engine is in use until the job is freed. */
     struct cstd_gpu *gpu;
-    /* Accelerator of update_room and device_states; NULL: none. Its engine is in use until the job
-     * is freed. */
+    /* Accelerator of device_update_bytes and device_states; NULL: none. Its engine is in use until
+     * the job is freed. */
     struct cstd_gpu *accelerator;
     /* Groups that the present worker has declared, without the predefined group 0. */
     uint32_t n_groups;
@@ -79,7 +80,7 @@ struct cstd_worker {
     /* The rank's pool is being made again, possibly on another device. */
     bool moves;
     /* Why the pool could not be made again on another device; status 0: it exists. */
-    struct cst_err homeless;
+    struct cst_err relocate_err;
     struct cstd_pending *commit; /* The worker's waiting Commit request; NULL: none. */
 };
 
@@ -119,11 +120,11 @@ struct cstd_job {
     struct cstd_drift drift; /* Deviation of the steps' duration from what is expected. */
     /* Limits the rate of log lines about plans that were changed after a drift. */
     struct cstd_log_pace replanned;
-    struct cstd_balance balance; /* Choice of k, the share of device updates. */
+    struct cstd_interleave_tuner balance; /* Choice of k, the share of device updates. */
     /* Number of the record's intervals that updates.c has read. */
     uint64_t updates_seen;
-    struct cstd_later balancing; /* Deferred search for a better k. */
-    bool resumes;                /* The job was done, and its pools are being made again. */
+    struct cstd_deferred balancing; /* Deferred search for a better k. */
+    bool resumes;                   /* The job was done, and its pools are being made again. */
     /* Record of recent work for traces; NULL before the first command. */
     struct cstd_record *record;
     /* READY: a Commit waits until a closing step ends or a pool is made. */
@@ -141,8 +142,8 @@ struct cstd_job {
     uint64_t created_ns;
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
     uint64_t idle_since_ns;
-    struct cst_err closing;  /* CLOSING: error for the requests of the job. */
-    struct cstd_later close; /* CLOSING: deferred work that frees the job's parts. */
+    struct cst_err closing;     /* CLOSING: error for the requests of the job. */
+    struct cstd_deferred close; /* CLOSING: deferred work that frees the job's parts. */
 };
 
 TAILQ_HEAD(cst_job_list, cstd_job);
@@ -161,10 +162,11 @@ void cstd_jobs_init(struct cstd_jobs *jobs);
 /* Returns the living job of owner @uid with this @name, or NULL. */
 struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name);
 
-/* Create a job with @wish's name for the user of @session, without workers. CST_ENOTFOUND:
- * there is no such base job. CST_EINVAL: the base job cannot be used (see cstd_base_find), or the
- * time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory. */
-int cstd_job_make(struct cstd_session *session, const struct cstd_job_wish *wish,
+/* Create a job with @request's name for the user of @session, without workers. CST_ENOTFOUND:
+ * there is no such base job. CST_EINVAL: the base job cannot be used (see cstd_base_job_find), or
+ * the time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory.
+ */
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
                   struct cstd_job **out, struct cst_err *err);
 
 /* True if the job's memory is decided: its pools exist or are being made. */

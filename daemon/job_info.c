@@ -2,10 +2,10 @@
 /* Descriptions of jobs for people and programs: serves JobList, JobInfo and Explain. */
 #include "daemon/job_info.h"
 
-#include "daemon/base.h"
+#include "daemon/base_job.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
-#include "daemon/devices.h"
+#include "daemon/rank_devices.h"
 #include "daemon/dispatch.h"
 #include "proto/optimizers.h"
 
@@ -80,7 +80,7 @@ static void fill_rank(const struct cstd_job *job, uint32_t rank, struct rank_inf
     out->state = (char *)(uintptr_t)worker_state(worker);
     out->has_pid = worker->present;
     out->pid = worker->pid;
-    out->device = (char *)(uintptr_t)cstd_devices_name(worker);
+    out->device = (char *)(uintptr_t)cstd_rank_devices_name(worker);
     if (job->core == NULL) {
         return;
     }
@@ -174,7 +174,7 @@ static const char *job_device(const struct cstd_job *job)
             return "several devices";
         }
     }
-    return cstd_devices_name(&job->workers[0]);
+    return cstd_rank_devices_name(&job->workers[0]);
 }
 
 /* Returns who copies weights into pools on accelerators; NULL: all pools are on the host. */
@@ -217,11 +217,11 @@ static double state_bytes(const struct cstd_job *job)
  * the requested sizes of the states are reported. */
 static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
 {
-    struct cstd_room rooms[CST_CORE_MAX_ROOMS];
-    uint32_t n = cstd_room_list(job, rooms);
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n = cstd_device_reservation_list(job, rooms);
 
     for (uint32_t i = 0; i < n; i++) {
-        out->update_room += rooms[i].bytes;
+        out->device_update_bytes += rooms[i].bytes;
     }
     for (uint32_t r = 0; r < job->world && !job->has_layout; r++) {
         out->device_states += job->workers[r].device_states;
@@ -247,7 +247,7 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
     out->has_state_bytes_per_param = 1;
     out->state_bytes_per_param = state_bytes(job);
     fill_accelerators(job, out);
-    out->has_update_room = out->update_room > 0;
+    out->has_device_update_bytes = out->device_update_bytes > 0;
     out->has_device_states = out->device_states > 0;
 }
 
@@ -361,7 +361,7 @@ static void fill_users(const struct cstd_job *job, struct details *details, Cist
     struct cstd_job *user = NULL;
 
     out->users = details->users;
-    while (out->n_users < NAMED_USERS && (user = cstd_base_user(job, user)) != NULL) {
+    while (out->n_users < NAMED_USERS && (user = cstd_base_job_user(job, user)) != NULL) {
         out->users[out->n_users++] = user->name;
     }
 }

@@ -111,34 +111,34 @@ static int same_name(const struct side *side, const char *what, const char *thei
 }
 
 int cstd_job_options_same(const struct cstd_job_options *options,
-                          const struct cstd_job_options *wish, const char *name, uint32_t rank,
+                          const struct cstd_job_options *request, const char *name, uint32_t rank,
                           struct cst_err *err)
 {
     const struct side side = {.job = name, .rank = rank};
     int rc = same_name(&side, "optimizer", cst_optimizer_names[options->optimizer],
-                       cst_optimizer_names[wish->optimizer], err);
+                       cst_optimizer_names[request->optimizer], err);
 
     if (rc == CST_OK) {
         rc = same_name(&side, "moments", cst_moments_names[options->moments],
-                       cst_moments_names[wish->moments], err);
+                       cst_moments_names[request->moments], err);
     }
     if (rc == CST_OK) {
         rc = same_name(&side, "rounding", cst_rounding_names[options->rounding],
-                       cst_rounding_names[wish->rounding], err);
+                       cst_rounding_names[request->rounding], err);
     }
     if (rc == CST_OK) {
-        rc = same_number(&side, "seed", options->seed, wish->seed, err);
+        rc = same_number(&side, "seed", options->seed, request->seed, err);
     }
     if (rc == CST_OK) {
         rc = same_name(&side, "overlap", cst_overlap_names[options->overlap],
-                       cst_overlap_names[wish->overlap], err);
+                       cst_overlap_names[request->overlap], err);
     }
     if (rc == CST_OK) {
-        rc = same_number(&side, "delay_from", options->delay_from, wish->delay_from, err);
+        rc = same_number(&side, "delay_from", options->delay_from, request->delay_from, err);
     }
     if (rc == CST_OK) {
         rc = same_number(&side, "grad_over_weight", options->grad_over_weight,
-                         wish->grad_over_weight, err);
+                         request->grad_over_weight, err);
     }
     return rc;
 }

@@ -23,10 +23,10 @@ struct cstd_job_options {
 int cstd_job_options_read(const Cistern__JobOpen *message, struct cstd_job_options *out,
                           struct cst_err *err);
 
-/* Compare the options of a job with @wish, those of rank @rank. CST_EMISMATCH: they differ; @err
+/* Compare the options of a job with @request, those of rank @rank. CST_EMISMATCH: they differ; @err
  * has the job's @name, the option and both values. */
 int cstd_job_options_same(const struct cstd_job_options *options,
-                          const struct cstd_job_options *wish, const char *name, uint32_t rank,
+                          const struct cstd_job_options *request, const char *name, uint32_t rank,
                           struct cst_err *err);
 
 /* Returns the rows of host memory that the options require. */

@@ -9,7 +9,7 @@
 
 int main(int argc, char **argv)
 {
-    static struct cstd_config config;
+    static struct cstd_settings config;
     static struct cstd_daemon daemon;
     struct cst_err err = {0};
     enum cstd_options_result result;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory.h"
 
-#include "daemon/charge.h"
+#include "daemon/pool_budget.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "proto/size.h"
@@ -14,14 +14,14 @@
 /* Largest number of bytes between two progress lines in the log. */
 static const uint64_t log_step_bytes = UINT64_C(1) << 30;
 
-static void on_ready_later(struct cstd_later *later)
+static void on_ready_later(struct cstd_deferred *later)
 {
     struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, ready);
 
     memory->on_ready(memory);
 }
 
-static void on_gone_later(struct cstd_later *later)
+static void on_gone_later(struct cstd_deferred *later)
 {
     struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, gone);
 
@@ -74,7 +74,7 @@ static void on_mounted(struct cstd_segment *segment)
     segment->populated = segment->bytes;
     count(memory, segment);
     if (--memory->n_waiting == 0) {
-        cstd_later_add(&memory->daemon->later, &memory->ready);
+        cstd_deferred_add(&memory->daemon->later, &memory->ready);
     }
 }
 
@@ -94,7 +94,7 @@ static void on_segment_gone(struct cstd_segment *segment)
     struct cstd_memory *memory = segment->arg;
 
     if (--memory->n_open == 0) {
-        cstd_later_add(&memory->daemon->later, &memory->gone);
+        cstd_deferred_add(&memory->daemon->later, &memory->gone);
     }
 }
 
@@ -171,10 +171,10 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
     return rc;
 }
 
-static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
-    const struct cst_layout *layout = wish->layout;
+    const struct cst_layout *layout = request->layout;
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
@@ -186,7 +186,7 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_wish 
                                     cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
             continue;
         }
-        rc = s->is_base ? add_shared(memory, wish->base->segments[s->base_segment], s->node, err)
+        rc = s->is_base ? add_shared(memory, request->base->segments[s->base_segment], s->node, err)
                         : add_segment(memory, s->bytes, &memory->daemon->host,
                                       UINT32_C(1) << s->node, (int)s->node, err);
     }
@@ -283,13 +283,13 @@ static int add_pool(struct cstd_memory *memory, const struct cst_layout *layout,
     return rc;
 }
 
-static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (uint32_t i = 0; i < wish->n_rooms && rc == CST_OK; i++) {
-        const struct cstd_room *room = &wish->rooms[i];
+    for (uint32_t i = 0; i < request->n_rooms && rc == CST_OK; i++) {
+        const struct cstd_device_reservation *room = &request->rooms[i];
 
         rc = add_device_segment(memory, room->bytes, room->gpu, 0, err);
         if (rc == CST_OK) {
@@ -302,20 +302,20 @@ static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_wish *
     return rc;
 }
 
-static int make_lists(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+static int make_lists(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
-    uint32_t n = wish->layout->n_segments + 1 + wish->n_rooms;
+    uint32_t n = request->layout->n_segments + 1 + request->n_rooms;
 
-    for (uint32_t r = 0; r < wish->world; r++) {
-        for (uint32_t c = 0; c < wish->layout->n_classes; c++) {
-            n += cstd_pools_slabs(wish->layout, c, wish->pools[r].blocks.n[c]);
+    for (uint32_t r = 0; r < request->world; r++) {
+        for (uint32_t c = 0; c < request->layout->n_classes; c++) {
+            n += cstd_pools_slabs(request->layout, c, request->pools[r].blocks.n[c]);
         }
     }
     memory->segments = calloc(n, sizeof(struct cstd_segment *));
     memory->ids = calloc(n, sizeof *memory->ids);
-    memory->pools = calloc(wish->world, sizeof *memory->pools);
-    memory->world = wish->world;
+    memory->pools = calloc(request->world, sizeof *memory->pools);
+    memory->world = request->world;
     if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL) {
         free_lists(memory);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
@@ -324,44 +324,44 @@ static int make_lists(struct cstd_memory *memory, const struct cstd_memory_wish 
 }
 
 /* Compute the sizes of the memory to be created, and the engines that use it. */
-static void count_wish(struct cstd_memory *memory, const struct cstd_memory_wish *wish)
+static void count_request(struct cstd_memory *memory, const struct cstd_memory_request *request)
 {
     struct cst_table_header header;
 
-    cstd_memory_size_table(wish->layout, &header);
-    memory->arena_bytes = wish->layout->arena_bytes + header.total_bytes;
+    cstd_memory_size_table(request->layout, &header);
+    memory->arena_bytes = request->layout->arena_bytes + header.total_bytes;
     memory->base_bytes = memory->populated = memory->logged = 0;
-    memory->pool_bytes = wish->layout->device_bytes;
+    memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};
     memory->population = (struct cstd_population){0};
     memory->parked = false;
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
-    for (uint32_t r = 0; r < wish->world; r++) {
-        const struct cstd_memory_pool *pool = &wish->pools[r];
+    for (uint32_t r = 0; r < request->world; r++) {
+        const struct cstd_memory_pool *pool = &request->pools[r];
 
-        memory->pool_bytes += cstd_charge_pool(memory->daemon, wish->layout, pool);
+        memory->pool_bytes += cstd_pool_budget_charge(memory->daemon, request->layout, pool);
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
     memory->gpu_engines = memory->pool_engines;
-    for (uint32_t i = 0; i < wish->n_rooms; i++) {
-        memory->pool_bytes += wish->rooms[i].bytes;
-        memory->gpu_engines |= UINT32_C(1) << wish->rooms[i].gpu->engine;
+    for (uint32_t i = 0; i < request->n_rooms; i++) {
+        memory->pool_bytes += request->rooms[i].bytes;
+        memory->gpu_engines |= UINT32_C(1) << request->rooms[i].gpu->engine;
     }
 }
 
 /* Create all segments. After a failure the caller releases those that were created. */
-static int add_all(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+static int add_all(struct cstd_memory *memory, const struct cstd_memory_request *request,
                    struct cst_err *err)
 {
-    int rc = add_arenas(memory, wish, err);
+    int rc = add_arenas(memory, request, err);
 
     if (rc == CST_OK) {
-        rc = add_table(memory, wish->layout, err);
+        rc = add_table(memory, request->layout, err);
     }
-    for (uint32_t r = 0; r < wish->world && rc == CST_OK; r++) {
-        rc = add_pool(memory, wish->layout, r, &wish->pools[r], err);
+    for (uint32_t r = 0; r < request->world && rc == CST_OK; r++) {
+        rc = add_pool(memory, request->layout, r, &request->pools[r], err);
     }
-    return rc == CST_OK ? add_rooms(memory, wish, err) : rc;
+    return rc == CST_OK ? add_rooms(memory, request, err) : rc;
 }
 
 static void unmap_table(struct cstd_memory *memory)
@@ -372,23 +372,23 @@ static void unmap_table(struct cstd_memory *memory)
     }
 }
 
-int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err)
 {
     int rc;
 
-    memory->account = wish->account;
-    count_wish(memory, wish);
+    memory->account = request->account;
+    count_request(memory, request);
     /* Check the sum first. Otherwise thousands of memfds would be created before a budget is
      * exceeded. */
-    rc = cstd_charge_check(memory->daemon, wish, memory->arena_bytes, memory->name, err);
+    rc = cstd_pool_budget_check(memory->daemon, request, memory->arena_bytes, memory->name, err);
     if (rc == CST_OK) {
-        rc = make_lists(memory, wish, err);
+        rc = make_lists(memory, request, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    rc = add_all(memory, wish, err);
+    rc = add_all(memory, request, err);
     if (rc != CST_OK) {
         goto err_after_segments;
     }
@@ -567,7 +567,7 @@ void cstd_memory_close(struct cstd_memory *memory)
 
     unmap_table(memory);
     /* on_ready must not be called any more. */
-    cstd_later_remove(&memory->daemon->later, &memory->ready);
+    cstd_deferred_remove(&memory->daemon->later, &memory->ready);
     memory->segments = NULL;
     memory->n_segments = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -579,7 +579,7 @@ void cstd_memory_close(struct cstd_memory *memory)
     free_lists(memory);
     /* Otherwise on_segment_gone of the last segment does it. */
     if (n == 0 && memory->n_open == 0) {
-        cstd_later_add(&memory->daemon->later, &memory->gone);
+        cstd_deferred_add(&memory->daemon->later, &memory->gone);
     }
 }
 

@@ -13,9 +13,9 @@
 #define CST_MEMORY_H
 
 #include "daemon/arena.h"
-#include "daemon/later.h"
+#include "daemon/deferred.h"
 #include "daemon/pools.h"
-#include "daemon/room.h"
+#include "daemon/device_reservation.h"
 #include "offload/core.h"
 
 struct cstd_daemon;
@@ -45,7 +45,7 @@ struct cstd_memory {
     struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
     uint32_t world;              /* Number of ranks. */
     /* Device reservations in the form that the core needs. */
-    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n_rooms;               /* Number of device reservations. */
     struct cst_table_header *table; /* The job table, mapped. */
     uint64_t table_bytes;           /* Size of the job table. */
@@ -68,7 +68,7 @@ struct cstd_memory {
     cstd_memory_cb on_ready;
     /* All memory is given back. Never called inside a function of this module. */
     cstd_memory_cb on_gone;
-    struct cstd_later ready, gone;
+    struct cstd_deferred ready, gone;
 };
 
 /* Initialise closed memory. @name is the job's name and must stay valid. The caller sets on_ready
@@ -82,14 +82,15 @@ struct cstd_memory_pool {
 };
 
 /* Description of a job's memory, for cstd_memory_open. */
-struct cstd_memory_wish {
+struct cstd_memory_request {
     const struct cst_layout *layout;
     uint32_t world; /* Number of ranks. */
     /* Account of the job's owner, which everything is charged to. */
     struct cstd_quota_account *account;
     const struct cstd_memory_pool *pools; /* One pool per rank. */
-    const struct cstd_room *rooms;        /* Device reservations, each on another accelerator. */
-    uint32_t n_rooms;                     /* At most CST_CORE_MAX_ROOMS. */
+    const struct cstd_device_reservation
+        *rooms;       /* Device reservations, each on another accelerator. */
+    uint32_t n_rooms; /* At most CST_CORE_MAX_UPDATE_DEVICES. */
     /* A manager asks; a refusal may name jobs of other users. */
     bool manager;
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
@@ -97,10 +98,10 @@ struct cstd_memory_wish {
     const struct cstd_memory *base;
 };
 
-/* Create the memory that @wish describes and have it populated. The engines of its accelerators
+/* Create the memory that @request describes and have it populated. The engines of its accelerators
  * must be up. on_ready follows. CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM:
  * out of memory, or the limit of the control group. After a failure there is nothing to close. */
-int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_wish *wish,
+int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err);
 
 /* Fill @header with the sizes of the job table of @layout; total_bytes is its size. */

@@ -3,7 +3,7 @@
 
 #include "daemon/engines.h"
 #include "daemon/log.h"
-#include "daemon/machine.h"
+#include "daemon/host_memory.h"
 #include "proto/engine.pb-c.h"
 #include "proto/size.h"
 
@@ -377,10 +377,10 @@ bool cstd_mounts_blame(struct cstd_engine *engine)
 /* Name the limit that may have been exceeded, as far as it can be read. */
 static void name_limit(char *out, size_t n)
 {
-    struct cstd_machine_limit limit;
+    struct cstd_host_memory_limit limit;
     char size[CST_SIZE_EXACT];
 
-    if (cstd_machine_limit("", &limit)) {
+    if (cstd_host_memory_limit("", &limit)) {
         (void)snprintf(out, n, "the daemon's control group allows %s (%.100s)",
                        cst_size_exact(limit.bytes, size), limit.file);
     } else {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
-#include <config.h> /* the build's, not daemon/config.h */
+#include <config.h> /* the build's, not daemon/settings.h */
 #endif
 #include "daemon/options.h"
 
-#include "daemon/machine.h"
+#include "daemon/host_memory.h"
 #include "dirs.h"
 #include "proto/usage.h"
 
@@ -72,7 +72,7 @@ static const char help[] =
 
 /* Called twice: first with @config NULL, to find the name of the file, because options override the
  * file and must be applied after it. */
-static int scan(int argc, char **argv, struct cstd_config *config, const char **file,
+static int scan(int argc, char **argv, struct cstd_settings *config, const char **file,
                 enum cstd_options_result *result, struct cst_err *err)
 {
     int c;
@@ -90,7 +90,7 @@ static int scan(int argc, char **argv, struct cstd_config *config, const char **
             *result = CSTD_OPTIONS_EXIT;
             return CST_OK;
         } else if (c < N_SETTINGS && config != NULL) {
-            int rc = cstd_config_set(config, settings[c].section, settings[c].key, optarg, err);
+            int rc = cstd_settings_set(config, settings[c].section, settings[c].key, optarg, err);
 
             if (rc != CST_OK) {
                 (void)cst_err_prefix(err, "--%s", settings[c].option);
@@ -104,22 +104,22 @@ static int scan(int argc, char **argv, struct cstd_config *config, const char **
     return CST_OK;
 }
 
-int cstd_options_read(struct cstd_config *config, int argc, char **argv,
+int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
                       enum cstd_options_result *result, struct cst_err *err)
 {
     const char *file = NULL;
     int rc;
 
     *result = CSTD_OPTIONS_RUN;
-    cstd_config_init(config, cstd_machine_memory(""));
+    cstd_settings_init(config, cstd_host_memory_memory(""));
     rc = scan(argc, argv, NULL, &file, result, err);
     if (rc != CST_OK || *result == CSTD_OPTIONS_EXIT) {
         return rc;
     }
-    rc = cstd_config_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf",
-                          file != NULL, err);
+    rc = cstd_settings_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf",
+                            file != NULL, err);
     if (rc == CST_OK) {
         rc = scan(argc, argv, config, &file, result, err);
     }
-    return rc == CST_OK ? cstd_config_finish(config, err) : rc;
+    return rc == CST_OK ? cstd_settings_finish(config, err) : rc;
 }

@@ -3,7 +3,7 @@
 #ifndef CST_OPTIONS_H
 #define CST_OPTIONS_H
 
-#include "daemon/config.h"
+#include "daemon/settings.h"
 
 enum cstd_options_result {
     CSTD_OPTIONS_RUN,
@@ -13,9 +13,10 @@ enum cstd_options_result {
 
 /* Build @config from the defaults, the file and @argv; later ones override earlier ones. --help and
  * --version are printed to stdout and set *result. CST_EINVAL: unknown option or bad value; the
- * words say what is allowed. Other statuses are those of cstd_config_load and cstd_config_finish.
+ * words say what is allowed. Other statuses are those of cstd_settings_load and
+ * cstd_settings_finish.
  */
-int cstd_options_read(struct cstd_config *config, int argc, char **argv,
+int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
                       enum cstd_options_result *result, struct cst_err *err);
 
 #endif

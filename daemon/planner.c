@@ -5,7 +5,7 @@
 #include "daemon/given.h"
 #include "daemon/log.h"
 #include "daemon/searches.h"
-#include "daemon/share.h"
+#include "daemon/pool_share.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -70,33 +70,34 @@ static void choose_device(const struct cstd_job *job, struct cstd_plan_search *s
 static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
 {
     const struct cstd_worker *worker = &job->workers[0];
-    bool open = job->state == CSTD_JOB_DECLARING && cstd_room_is_open(worker);
+    bool open = job->state == CSTD_JOB_DECLARING && cstd_device_reservation_is_open(worker);
     uint32_t i;
 
     s->config.overlap = job->options.overlap;
-    if (worker->accelerator == NULL || (worker->update_room == 0 && !open)) {
+    if (worker->accelerator == NULL || (worker->device_update_bytes == 0 && !open)) {
         return;
     }
     i = cstd_planner_rates_add(job->daemon, &s->rates, worker->accelerator);
     cstd_planner_rates_guess_update(job->daemon, &s->rates.devices[i], worker->accelerator,
                                     &s->rates.nodes[0]);
-    s->config.interleave_given = job->daemon->config->interleave != CSTD_CONFIG_INTERLEAVE_AUTO;
+    s->config.interleave_given = job->daemon->config->interleave != CSTD_SETTINGS_INTERLEAVE_AUTO;
     s->config.interleave = s->config.interleave_given ? job->daemon->config->interleave : 0;
-    s->config.update_room = open ? worker->room_asked : worker->update_room;
+    s->config.device_update_bytes = open ? worker->room_asked : worker->device_update_bytes;
     s->config.device_states = open ? worker->states_asked : worker->device_states;
     s->config.accelerator = i;
     s->config.device_grain = cstd_memory_grain(job->daemon, worker->accelerator);
     s->config.n_accelerators = worker->gpu == NULL ? job->daemon->gpus.paced.n : 0;
     if (open && worker->gpu == NULL) {
         uint32_t n = s->config.n_accelerators < job->world ? s->config.n_accelerators : job->world;
-        uint64_t left = cstd_room_left(job);
+        uint64_t left = cstd_device_reservation_left(job);
 
         s->rates.devices[i].memory_bytes = left * job->world / n;
         s->full = left == 0;
     }
     /* For the search, memory_bytes 0 means unlimited memory: state here that there is none. */
     if (s->full) {
-        s->config.update_room = cst_plan_chooses_room(&s->config) ? 0 : s->config.update_room;
+        s->config.device_update_bytes =
+            cst_plan_chooses_room(&s->config) ? 0 : s->config.device_update_bytes;
         s->config.device_states = 0;
     }
 }
@@ -139,7 +140,8 @@ static bool has_flops(const struct cst_model *model)
 static uint64_t left_on(const struct cstd_job *job, struct cstd_gpu *gpu)
 {
     const struct cstd_budget *pool = cstd_memory_budget(job->daemon, gpu);
-    uint64_t left = cstd_budget_left(pool, job->account), rooms = cstd_room_bytes(job, gpu);
+    uint64_t left = cstd_budget_left(pool, job->account),
+             rooms = cstd_device_reservation_bytes(job, gpu);
     uint32_t n = 0;
 
     for (uint32_t r = 0; r < job->world; r++) {
@@ -167,13 +169,13 @@ static uint64_t least_left(const struct cstd_job *job)
 static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
     const struct cstd_daemon *daemon = job->daemon;
-    uint64_t asked = cstd_share_smallest(job);
+    uint64_t asked = cstd_pool_share_smallest(job);
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
     out->host_bytes = cstd_budget_left(&daemon->host, job->account);
     if (job->workers[0].gpu != NULL) {
-        out->device_bytes += job->workers[0].update_room + job->workers[0].device_states;
+        out->device_bytes += job->workers[0].device_update_bytes + job->workers[0].device_states;
     } else { /* The plan charges pools on the host to the host's memory, too. */
         out->host_bytes += out->device_bytes * job->world;
     }
@@ -299,7 +301,7 @@ static void tell_none(struct cstd_job *job, const char *what, const struct cst_e
 {
     char *words = job->plan.states_why;
 
-    if (job->workers[0].states_asked == CST_PLAN_ROOM_AUTO) {
+    if (job->workers[0].states_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {
         (void)snprintf(words, sizeof job->plan.states_why, "%s: %.150s", what, why->text);
     }
 }
@@ -457,7 +459,7 @@ bool cstd_planner_start(struct cstd_job *job, cstd_planner_fn done)
     cstd_planner_cancel(job);
     job->plan.valid = false;
     job->plan.states_why[0] = '\0';
-    cstd_room_settle(job);
+    cstd_device_reservation_settle(job);
     if (!can_plan(job)) {
         (void)cst_err_set(&err, CST_EUNSUPPORTED, "this job needs no search");
         tell_none(job, "no plan", &err);
@@ -477,7 +479,7 @@ bool cstd_planner_forgo(struct cstd_job *job, const struct cst_err *why)
 {
     struct cstd_job_plan *plan = &job->plan;
     struct cst_plan_choice *choice = &plan->choice;
-    bool rooms = cstd_room_is_chosen(&job->workers[0]);
+    bool rooms = cstd_device_reservation_is_chosen(&job->workers[0]);
 
     if (!plan->valid || cstd_given_has(job)) {
         return false;
@@ -488,13 +490,13 @@ bool cstd_planner_forgo(struct cstd_job *job, const struct cst_err *why)
     plan->valid = rooms;
     plan->step_s = 0; /* The prediction was for a step with device reservations. */
     if (rooms) {
-        choice->update_room = choice->device_states = 0;
+        choice->device_update_bytes = choice->device_states = 0;
         choice->layout.n_devices = 0;
         tell_none(job, "the planned ones did not fit", why);
     }
-    cstd_room_settle(job);
+    cstd_device_reservation_settle(job);
     /* A reservation that the user gave, and that was not chosen, stays. */
-    choice->update_room = job->workers[0].update_room;
+    choice->device_update_bytes = job->workers[0].device_update_bytes;
     return true;
 }
 

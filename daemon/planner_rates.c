@@ -121,7 +121,7 @@ static double limited(double rate, uint64_t limit)
 }
 
 /* A simulated accelerator keeps the rates that the configuration sets. */
-static struct cst_rates_device paced_device(const struct cstd_config *config,
+static struct cst_rates_device paced_device(const struct cstd_settings *config,
                                             const struct cst_rates_node *node)
 {
     return (struct cst_rates_device){.memory_bytes = config->paced_memory,

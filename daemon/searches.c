@@ -8,7 +8,7 @@
 enum { NICE = 5 };
 
 void cstd_searches_init(struct cstd_searches *searches, uv_loop_t *loop,
-                        struct cstd_later_queue *later, uint32_t limit_s)
+                        struct cstd_deferred_queue *later, uint32_t limit_s)
 {
     *searches = (struct cstd_searches){
         .loop = loop, .later = later, .limit_ns = limit_s * UINT64_C(1000000000)};
@@ -44,7 +44,7 @@ static void on_worked(uv_work_t *work, int status)
     task->ops->end(task);
 }
 
-static void on_end_later(struct cstd_later *later)
+static void on_end_later(struct cstd_deferred *later)
 {
     struct cstd_search_task *task = cstd_owner_of(later, struct cstd_search_task, later);
 
@@ -76,7 +76,7 @@ static void run_next(struct cstd_searches *searches)
 
         if (!start(task)) {
             cstd_search_queue_done(&searches->queue, turn, 0);
-            cstd_later_add(searches->later, &task->later);
+            cstd_deferred_add(searches->later, &task->later);
         }
     }
 }
@@ -89,7 +89,7 @@ int cstd_searches_add(struct cstd_searches *searches, struct cstd_search_task *t
 
     task->searches = searches;
     task->ops = ops;
-    task->later = (struct cstd_later){.fn = on_end_later};
+    task->later = (struct cstd_deferred){.fn = on_end_later};
     task->work.data = task;
     task->began_ns = task->deadline_ns = 0;
     atomic_init(&task->cancelled, false);
@@ -109,7 +109,7 @@ void cstd_search_task_cancel(struct cstd_search_task *task)
     }
     if (task->began_ns == 0 && !task->later.queued) { /* The task has not started. */
         cstd_search_queue_remove(&searches->queue, &task->turn);
-        cstd_later_add(searches->later, &task->later);
+        cstd_deferred_add(searches->later, &task->later);
     }
 }
 

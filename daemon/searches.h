@@ -5,7 +5,7 @@
 #ifndef CST_SEARCHES_H
 #define CST_SEARCHES_H
 
-#include "daemon/later.h"
+#include "daemon/deferred.h"
 #include "daemon/search_queue.h"
 
 #include <stdatomic.h>
@@ -14,9 +14,9 @@
 struct cstd_search_task;
 
 struct cstd_searches {
-    uv_loop_t *loop;                /* belongs to the daemon */
-    struct cstd_later_queue *later; /* belongs to the daemon */
-    uint64_t limit_ns;              /* Longest time of a search; see cstd_search_task_stops. */
+    uv_loop_t *loop;                   /* belongs to the daemon */
+    struct cstd_deferred_queue *later; /* belongs to the daemon */
+    uint64_t limit_ns;                 /* Longest time of a search; see cstd_search_task_stops. */
     struct cstd_search_queue queue;
 };
 
@@ -36,7 +36,7 @@ struct cstd_search_task {
     struct cstd_searches *searches;
     const struct cstd_search_task_ops *ops;
     struct cstd_search_turn turn;
-    struct cstd_later later; /* Calls end if nothing was run. */
+    struct cstd_deferred later; /* Calls end if nothing was run. */
     uv_work_t work;
     uint64_t began_ns;     /* When the thread began; 0: it has not. */
     uint64_t deadline_ns;  /* When the task must stop. */
@@ -44,7 +44,7 @@ struct cstd_search_task {
 };
 
 void cstd_searches_init(struct cstd_searches *searches, uv_loop_t *loop,
-                        struct cstd_later_queue *later, uint32_t limit_s);
+                        struct cstd_deferred_queue *later, uint32_t limit_s);
 
 /* Run @task of @uid when its turn comes; ops->end is called once at its end. @work: number of
  * tensors, operators and uses of the model. CST_ENOMEM: no function will be called. */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that concern a job as a whole: open, declare, commit, layout, pool, arena, leave,
  * remove. */
-#include "daemon/base.h"
+#include "daemon/base_job.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
-#include "daemon/devices.h"
+#include "daemon/rank_devices.h"
 #include "daemon/dispatch.h"
-#include "daemon/drive.h"
+#include "daemon/core_driver.h"
 #include "daemon/given.h"
 #include "daemon/log.h"
-#include "daemon/room.h"
+#include "daemon/device_reservation.h"
 #include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
@@ -30,8 +30,8 @@ static bool is_name(const char *name)
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
-static int read_wish(const Cistern__JobOpen *message, struct cstd_job_wish *out,
-                     struct cst_err *err)
+static int read_request(const Cistern__JobOpen *message, struct cstd_job_request *out,
+                        struct cst_err *err)
 {
     struct cstd_job_options options;
 
@@ -61,13 +61,13 @@ static int read_wish(const Cistern__JobOpen *message, struct cstd_job_wish *out,
     if (cstd_job_options_read(message, &options, err) != CST_OK) {
         return CST_EINVAL;
     }
-    *out = (struct cstd_job_wish){
+    *out = (struct cstd_job_request){
         .name = message->name,
         .rank = message->rank,
         .world = message->world,
         .pool_bytes = message->pool_bytes,
         .chunk_elems = message->chunk_elems,
-        .update_room = message->update_room,
+        .device_update_bytes = message->device_update_bytes,
         .device_states = message->device_states,
         .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
         .recompute = message->recompute,
@@ -96,7 +96,7 @@ static void reply_opened(struct cstd_session *session, uint64_t id, bool created
     opened.step = stats.step;
     opened.created = created;
     opened.initialised = stats.initialised;
-    opened.device = (char *)(uintptr_t)cstd_devices_name(&job->workers[session->rank]);
+    opened.device = (char *)(uintptr_t)cstd_rank_devices_name(&job->workers[session->rank]);
     opened.has_committed = 1;
     opened.committed = job->core != NULL;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
@@ -129,7 +129,7 @@ static void wait_for_gpus(struct cstd_session *session, uint64_t id,
 void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobOpen *message = body;
-    struct cstd_job_wish wish;
+    struct cstd_job_request asked;
     struct cst_saved_plan plan;
     struct cst_err err = {0};
     bool created = false;
@@ -140,21 +140,22 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
                          session->job->name);
         return;
     }
-    rc = read_wish(body, &wish, &err);
+    rc = read_request(body, &asked, &err);
     if (rc == CST_OK) {
-        rc = cstd_gpus_choose(&session->daemon->gpus, message->device, wish.rank, &wish.gpu, &err);
+        rc =
+            cstd_gpus_choose(&session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
     }
     if (rc == CST_OK) {
-        rc = cstd_given_prepare(session, message, &wish, &plan, &err);
+        rc = cstd_given_prepare(session, message, &asked, &plan, &err);
     }
-    rc = rc == CST_OK ? cstd_room_check_wish(&wish, &err) : rc;
+    rc = rc == CST_OK ? cstd_device_reservation_check_request(&asked, &err) : rc;
     /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN) {
         wait_for_gpus(session, id, message);
         return;
     }
     if (rc == CST_OK) {
-        rc = cstd_worker_attach(session, &wish, &created, &err);
+        rc = cstd_worker_attach(session, &asked, &created, &err);
     }
     if (rc == CST_OK) {
         session->job->given = plan;
@@ -346,7 +347,7 @@ void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body
         char what[96];
 
         (void)snprintf(what, sizeof what, "job '%s' cannot be removed", job->name);
-        rc = cstd_base_check_unused(job, what, &err);
+        rc = cstd_base_job_check_unused(job, what, &err);
     }
     if (rc == CST_OK) {
         rc = cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests of the training step and of tensor access: each becomes one or more events of the
  * core. */
-#include "daemon/base.h"
+#include "daemon/base_job.h"
 #include "daemon/batch.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
-#include "daemon/drive.h"
+#include "daemon/core_driver.h"
 #include "daemon/staging.h"
 #include "proto/cistern.pb-c.h"
 
@@ -292,7 +292,7 @@ static int check_shared(const struct cstd_job *job, uint32_t tensor, struct cst_
     }
     (void)snprintf(what, sizeof what, "frozen tensor '%s' of job '%s' cannot be written",
                    job->model.tensors[tensor].name, job->name);
-    return cstd_base_check_unused(job, what, err);
+    return cstd_base_job_check_unused(job, what, err);
 }
 
 static void serve_tensor(struct cstd_session *session, uint64_t id, const Cistern__TensorIo *io,

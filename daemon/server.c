@@ -65,7 +65,7 @@ static int check_number(const struct cstd_server *server, bool manager, struct c
 static void check_access(const struct cstd_server *server, const struct cstd_peer *peer,
                          struct cstd_quota_account *account, bool manager, struct cst_err *refusal)
 {
-    const struct cstd_config *config = server->daemon->config;
+    const struct cstd_settings *config = server->daemon->config;
 
     if (!cstd_access_allows(&config->access, peer->uid, peer->groups, peer->n_groups)) {
         (void)cst_err_set(refusal, CST_EDENIED, "uid %u is not allowed by 'access' in [daemon]",
@@ -158,7 +158,7 @@ static void start_poll(struct cstd_server *server, uv_poll_t *poll, int fd)
 
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err)
 {
-    const struct cstd_config *config = daemon->config;
+    const struct cstd_settings *config = daemon->config;
     int rc;
 
     server->daemon = daemon;

@@ -35,7 +35,7 @@ enum {
 };
 
 static void on_socket(uv_poll_t *poll, int status, int events);
-static void on_end(struct cstd_later *later);
+static void on_end(struct cstd_deferred *later);
 
 /* -- polling -------------------------------------------------------------------------------- */
 
@@ -456,7 +456,7 @@ void cstd_session_doom(struct cstd_session *session, const char *why)
     }
     session->state = CSTD_SESSION_DOOMED;
     cstd_turns_remove(&session->daemon->server.turns, &session->turn);
-    cstd_later_add(&session->daemon->later, &session->end);
+    cstd_deferred_add(&session->daemon->later, &session->end);
 }
 
 static void on_handle_closed(uv_handle_t *handle)
@@ -485,7 +485,7 @@ static void orphan_requests(struct cstd_session *session)
     session->n_requests = 0;
 }
 
-static void on_end(struct cstd_later *later)
+static void on_end(struct cstd_deferred *later)
 {
     struct cstd_session *session = cstd_owner_of(later, struct cstd_session, end);
     struct cstd_daemon *daemon = session->daemon;

@@ -12,7 +12,7 @@
 #ifndef CST_SESSION_H
 #define CST_SESSION_H
 
-#include "daemon/later.h"
+#include "daemon/deferred.h"
 #include "daemon/outbox.h"
 #include "daemon/peer.h"
 #include "daemon/pending.h"
@@ -55,8 +55,8 @@ struct cstd_session {
     uv_timer_t stall; /* Runs while replies wait, and in state NEW. */
     /* Runs while replies wait for something other than the socket (outbox.retry). */
     uv_timer_t retry;
-    unsigned n_handles;    /* Number of uv handles that are not closed yet. */
-    struct cstd_later end; /* Closes the session. */
+    unsigned n_handles;       /* Number of uv handles that are not closed yet. */
+    struct cstd_deferred end; /* Closes the session. */
 };
 
 /* Make a session; takes over @fd, @peer and the reference to @account, the account of the peer's

@@ -24,7 +24,7 @@ static void answer(struct cstd_staging *staging)
                         &fd, 1);
 }
 
-static void on_mounted_later(struct cstd_later *later)
+static void on_mounted_later(struct cstd_deferred *later)
 {
     struct cstd_staging *staging = cstd_owner_of(later, struct cstd_staging, mounted);
     struct cst_err err = staging->segment->err;
@@ -50,7 +50,7 @@ static void on_mounted(struct cstd_segment *segment)
 {
     struct cstd_staging *staging = segment->arg;
 
-    cstd_later_add(&staging->daemon->later, &staging->mounted);
+    cstd_deferred_add(&staging->daemon->later, &staging->mounted);
 }
 
 /* Return a bit set of the engines that must map the segment: those of all nodes, and those of
@@ -164,7 +164,7 @@ void cstd_staging_unref(struct cstd_staging *staging)
     if (--staging->n_refs > 0) {
         return;
     }
-    cstd_later_remove(&staging->daemon->later, &staging->mounted);
+    cstd_deferred_remove(&staging->daemon->later, &staging->mounted);
     staging->segment->on_mounted = NULL;
     staging->segment->population = NULL;
     cstd_engines_unmount(&staging->daemon->engines, staging->segment);

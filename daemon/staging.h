@@ -6,7 +6,7 @@
 #define CST_STAGING_H
 
 #include "daemon/arena.h"
-#include "daemon/later.h"
+#include "daemon/deferred.h"
 
 #define CSTD_STAGING_MIN_BYTES (64u << 10)
 #define CSTD_STAGING_MAX_BYTES (4u << 20)
@@ -25,7 +25,7 @@ struct cstd_staging {
     bool ready; /* All engines map the segment. */
     /* StagingGet that waits until the engines map the segment; NULL: none. */
     struct cstd_pending *request;
-    struct cstd_later mounted; /* Runs when the engines have answered. */
+    struct cstd_deferred mounted; /* Runs when the engines have answered. */
 };
 
 /* Answer request @id, a StagingGet of @session for @bytes: at once if the session has a usable

@@ -6,7 +6,7 @@
 #include "daemon/log.h"
 #include "daemon/planner.h"
 #include "offload/plan/rooms.h"
-#include "proto/busy.h"
+#include "proto/busy_time.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
 /* Fill in the known rates. The slowest accelerator represents all. */
 static void know(struct cstd_job *job)
 {
-    struct cstd_balance *b = &job->balance;
+    struct cstd_interleave_tuner *b = &job->balance;
 
     b->node.known = cstd_planner_node_update(job->daemon);
     for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
@@ -59,7 +59,8 @@ static struct cst_interleave machine_of(const struct cstd_job *job)
     const struct cstd_memory *memory = &job->memory;
     struct cst_interleave m = {0};
 
-    cst_rooms_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools, job->world);
+    cst_device_updates_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools,
+                                job->world);
     return m;
 }
 
@@ -68,7 +69,7 @@ static struct cst_interleave machine_of(const struct cstd_job *job)
 /* What one engine did of one kind of work, and the time it took. */
 struct done {
     uint64_t amount;
-    struct cst_busy busy;
+    struct cst_busy_time busy;
 };
 
 struct window {
@@ -76,12 +77,12 @@ struct window {
     struct done up[CSTD_ARENA_MAX_ENGINES], down[CSTD_ARENA_MAX_ENGINES];
 };
 
-/* cst_busy_add needs the intervals in the order of their ends, and the record has them in this
+/* cst_busy_time_add needs the intervals in the order of their ends, and the record has them in this
  * order. */
 static void add(struct done *done, uint64_t amount, const struct cstd_record_interval *i)
 {
     done->amount += amount;
-    cst_busy_add(&done->busy, i->began, i->ended);
+    cst_busy_time_add(&done->busy, i->began, i->ended);
 }
 
 static void look(struct cstd_job *job, struct window *w)
@@ -113,7 +114,7 @@ static void look(struct cstd_job *job, struct window *w)
  * work at the same time; accelerators are measured singly. */
 static void see(struct cstd_job *job)
 {
-    struct cstd_balance *b = &job->balance;
+    struct cstd_interleave_tuner *b = &job->balance;
     struct window w = {0};
     double nodes = 0;
 
@@ -138,8 +139,8 @@ static void see(struct cstd_job *job)
 static void tell(const struct cstd_job *job, enum cstd_log_level level,
                  const struct cst_interleave *machine, const char *why)
 {
-    const struct cstd_balance *b = &job->balance;
-    struct cst_interleave m = cstd_balance_machine(b, machine);
+    const struct cstd_interleave_tuner *b = &job->balance;
+    struct cst_interleave m = cstd_interleave_tuner_machine(b, machine);
     char text[80];
 
     if (b->k == CST_INTERLEAVE_NEVER) {
@@ -152,20 +153,20 @@ static void tell(const struct cstd_job *job, enum cstd_log_level level,
                    "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down %.3g; "
                    "predicted time of updates %.3g s, or %.3g s without accelerators",
                    text, why, m.node_elems, m.device_elems, m.up, m.down,
-                   cstd_balance_promise(b, machine, b->k),
-                   cstd_balance_promise(b, machine, CST_INTERLEAVE_NEVER));
+                   cstd_interleave_tuner_promise(b, machine, b->k),
+                   cstd_interleave_tuner_promise(b, machine, CST_INTERLEAVE_NEVER));
 }
 
 static bool is_fixed(const struct cstd_job *job)
 {
-    return job->daemon->config->interleave != CSTD_CONFIG_INTERLEAVE_AUTO;
+    return job->daemon->config->interleave != CSTD_SETTINGS_INTERLEAVE_AUTO;
 }
 
-static void on_step(struct cstd_later *later)
+static void on_step(struct cstd_deferred *later)
 {
     struct cstd_job *job = cstd_owner_of(later, struct cstd_job, balancing);
     struct cst_interleave machine;
-    struct cstd_balance_phase last;
+    struct cstd_interleave_tuner_phase last;
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
@@ -175,9 +176,9 @@ static void on_step(struct cstd_later *later)
     see(job);
     machine = machine_of(job);
     machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
-    last = (struct cstd_balance_phase){
+    last = (struct cstd_interleave_tuner_phase){
         .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
-    if (cstd_balance_step(&job->balance, &machine, &last)) {
+    if (cstd_interleave_tuner_step(&job->balance, &machine, &last)) {
         tell(job, cstd_log_due(&job->replanned, uv_hrtime()) ? CSTD_LOG_NOTICE : CSTD_LOG_DEBUG,
              &machine, "as measured");
         cst_core_set_interleave(job->core, job->balance.k);
@@ -188,7 +189,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
 {
     struct cst_interleave machine;
 
-    job->balance = (struct cstd_balance){0};
+    job->balance = (struct cstd_interleave_tuner){0};
     job->updates_seen = 0;
     job->balancing.fn = on_step;
     if (job->memory.n_rooms == 0) {
@@ -199,7 +200,7 @@ uint32_t cstd_updates_open(struct cstd_job *job)
     if (is_fixed(job)) {
         job->balance.k = job->daemon->config->interleave;
     } else {
-        cstd_balance_begin(&job->balance, &machine);
+        cstd_interleave_tuner_begin(&job->balance, &machine);
     }
     tell(job, CSTD_LOG_NOTICE, &machine, is_fixed(job) ? "as configured" : "at first");
     return job->balance.k;
@@ -208,11 +209,11 @@ uint32_t cstd_updates_open(struct cstd_job *job)
 void cstd_updates_step(struct cstd_job *job)
 {
     if (job->memory.n_rooms > 0 && !is_fixed(job)) {
-        cstd_later_add(&job->daemon->spare, &job->balancing);
+        cstd_deferred_add(&job->daemon->idle_work, &job->balancing);
     }
 }
 
 void cstd_updates_close(struct cstd_job *job)
 {
-    cstd_later_remove(&job->daemon->spare, &job->balancing);
+    cstd_deferred_remove(&job->daemon->idle_work, &job->balancing);
 }

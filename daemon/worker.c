@@ -4,11 +4,11 @@
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
-#include "daemon/devices.h"
-#include "daemon/drive.h"
+#include "daemon/rank_devices.h"
+#include "daemon/core_driver.h"
 #include "daemon/log.h"
-#include "daemon/move.h"
-#include "daemon/room.h"
+#include "daemon/relocate.h"
+#include "daemon/device_reservation.h"
 #include "daemon/session.h"
 
 #include <string.h>
@@ -161,68 +161,70 @@ static int claim_rank(struct cstd_worker *worker, const struct cstd_session *ses
     return CST_OK;
 }
 
-/* Check a number of bytes on the accelerator that @wish names. They are fixed once the job's memory
- * is decided. */
-static int check_bytes(const struct cstd_job *job, const struct cstd_job_wish *wish,
+/* Check a number of bytes on the accelerator that @request names. They are fixed once the job's
+ * memory is decided. */
+static int check_bytes(const struct cstd_job *job, const struct cstd_job_request *request,
                        const char *what, uint64_t theirs, uint64_t mine, struct cst_err *err)
 {
-    if (!cstd_job_is_decided(job) || mine == 0 || mine == CST_PLAN_ROOM_AUTO || mine == theirs) {
+    if (!cstd_job_is_decided(job) || mine == 0 || mine == CST_PLAN_DEVICE_UPDATE_AUTO ||
+        mine == theirs) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EMISMATCH,
                        "job '%s' was opened with %s %llu, not %llu as rank %u wants", job->name,
-                       what, (unsigned long long)theirs, (unsigned long long)mine, wish->rank);
+                       what, (unsigned long long)theirs, (unsigned long long)mine, request->rank);
 }
 
-static int check_rooms(const struct cstd_job *job, const struct cstd_job_wish *wish,
+static int check_rooms(const struct cstd_job *job, const struct cstd_job_request *request,
                        struct cst_err *err)
 {
-    const struct cstd_worker *worker = &job->workers[wish->rank];
-    int rc = check_bytes(job, wish, "update_room", worker->update_room, wish->update_room, err);
+    const struct cstd_worker *worker = &job->workers[request->rank];
+    int rc = check_bytes(job, request, "device_update_bytes", worker->device_update_bytes,
+                         request->device_update_bytes, err);
 
-    return rc == CST_OK ? check_bytes(job, wish, "device_states", worker->device_states,
-                                      wish->device_states, err)
+    return rc == CST_OK ? check_bytes(job, request, "device_states", worker->device_states,
+                                      request->device_states, err)
                         : rc;
 }
 
-static int check_wish(const struct cstd_job *job, const struct cstd_job_wish *wish,
-                      struct cst_err *err)
+static int check_request(const struct cstd_job *job, const struct cstd_job_request *request,
+                         struct cst_err *err)
 {
     int rc;
 
-    if (wish->world != job->world) {
+    if (request->world != job->world) {
         return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants",
-                           job->name, job->world, wish->world, wish->rank);
+                           job->name, job->world, request->world, request->rank);
     }
-    if (wish->chunk_elems != job->chunk_elems &&
-        (job->state != CSTD_JOB_READY || wish->chunk_elems != job->layout.capacity)) {
+    if (request->chunk_elems != job->chunk_elems &&
+        (job->state != CSTD_JOB_READY || request->chunk_elems != job->layout.capacity)) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
                            job->name, (unsigned long long)job->chunk_elems,
-                           (unsigned long long)wish->chunk_elems, wish->rank);
+                           (unsigned long long)request->chunk_elems, request->rank);
     }
-    if (wish->micro_batches != job->micro_batches) {
+    if (request->micro_batches != job->micro_batches) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
-                           job->name, job->micro_batches, wish->micro_batches, wish->rank);
+                           job->name, job->micro_batches, request->micro_batches, request->rank);
     }
-    if (cstd_job_options_same(&job->options, &wish->options, job->name, wish->rank, err) !=
+    if (cstd_job_options_same(&job->options, &request->options, job->name, request->rank, err) !=
         CST_OK) {
         return CST_EMISMATCH;
     }
-    if ((wish->base != NULL) != (job->base != NULL) ||
-        (wish->base != NULL && strcmp(wish->base, job->base->name) != 0)) {
+    if ((request->base != NULL) != (job->base != NULL) ||
+        (request->base != NULL && strcmp(request->base, job->base->name) != 0)) {
         return cst_err_set(err, CST_EMISMATCH,
                            "job '%s' was opened with base '%s', not '%s' as rank %u wants",
                            job->name, job->base != NULL ? job->base->name : "",
-                           wish->base != NULL ? wish->base : "", wish->rank);
+                           request->base != NULL ? request->base : "", request->rank);
     }
-    rc = cstd_move_check(&job->workers[wish->rank], wish, err);
-    return rc == CST_OK ? check_rooms(job, wish, err) : rc;
+    rc = cstd_relocate_check(&job->workers[request->rank], request, err);
+    return rc == CST_OK ? check_rooms(job, request, err) : rc;
 }
 
 static void occupy(struct cstd_worker *worker, struct cstd_session *session,
-                   const struct cstd_job_wish *wish)
+                   const struct cstd_job_request *request)
 {
     struct cstd_job *job = worker->job;
 
@@ -233,15 +235,15 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
         cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
     worker->left = false;
     worker->n_groups = worker->n_tensors = worker->n_operators = 0;
-    worker->pool_bytes = wish->pool_bytes;
+    worker->pool_bytes = request->pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */
     if (!cstd_job_is_decided(job)) {
-        worker->room_asked = wish->update_room;
-        worker->states_asked = wish->device_states;
-        cstd_room_settle(job);
-        cstd_devices_set(worker, wish->gpu);
+        worker->room_asked = request->device_update_bytes;
+        worker->states_asked = request->device_states;
+        cstd_device_reservation_settle(job);
+        cstd_rank_devices_set(worker, request->gpu);
     } else {
-        cstd_devices_need(worker);
+        cstd_rank_devices_need(worker);
     }
     session->job = job;
     session->rank = worker->rank;
@@ -256,22 +258,22 @@ bool cstd_worker_is_awaited(const struct cstd_job *job, uint32_t rank)
     return rank >= job->world || !job->workers[rank].present;
 }
 
-/* Find the job that @wish names and free the rank, or make the job. */
-static int find_or_make(struct cstd_session *session, const struct cstd_job_wish *wish,
+/* Find the job that @request names and free the rank, or make the job. */
+static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
                         bool *created, struct cstd_job **out, struct cst_err *err)
 {
-    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, wish->name);
+    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, request->name);
     int rc;
 
     *created = false;
     if (job != NULL) {
-        rc = check_wish(job, wish, err);
+        rc = check_request(job, request, err);
         /* The other ranks may be waiting for this process, which cannot join: tell them now. */
-        if (rc != CST_OK && cstd_worker_is_awaited(job, wish->rank)) {
+        if (rc != CST_OK && cstd_worker_is_awaited(job, request->rank)) {
             cstd_declare_disagree(job, NULL, err);
         }
         if (rc == CST_OK) {
-            rc = claim_rank(&job->workers[wish->rank], session, wish->token, err);
+            rc = claim_rank(&job->workers[request->rank], session, request->token, err);
         }
         if (rc != CST_OK) {
             return rc;
@@ -284,10 +286,10 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_wish
         }
     }
     *created = true;
-    return cstd_job_make(session, wish, out, err);
+    return cstd_job_make(session, request, out, err);
 }
 
-int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_wish *wish,
+int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *request,
                        bool *created, struct cst_err *err)
 {
     struct cstd_job *job = NULL;
@@ -298,20 +300,21 @@ int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_wish 
     if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
         return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
     }
-    rc = find_or_make(session, wish, created, &job, err);
+    rc = find_or_make(session, request, created, &job, err);
     if (job == NULL) {
         return rc;
     }
-    worker = &job->workers[wish->rank];
-    if (cstd_move_begin(worker, wish, err) != CST_OK) {
+    worker = &job->workers[request->rank];
+    if (cstd_relocate_begin(worker, request, err) != CST_OK) {
         return err->status;
     }
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
-    occupy(worker, session, wish);
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, wish->rank),
-                   "rank %u of %u is pid %d on %s%s", wish->rank, job->world,
-                   (int)session->peer.pid, cstd_devices_name(worker), *created ? " (new job)" : "");
+    occupy(worker, session, request);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, request->rank),
+                   "rank %u of %u is pid %d on %s%s", request->rank, job->world,
+                   (int)session->peer.pid, cstd_rank_devices_name(worker),
+                   *created ? " (new job)" : "");
     cstd_daemon_status(session->daemon);
     return CST_OK;
 }

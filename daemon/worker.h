@@ -15,16 +15,16 @@
 #include "daemon/job.h"
 
 /* Contents of a JobOpen whose form has been checked. */
-struct cstd_job_wish {
+struct cstd_job_request {
     const char *name;     /* Name of the job. */
     uint32_t rank, world; /* This rank, and the number of ranks. */
     uint64_t pool_bytes;  /* Size of the pool; 0: as much as the rank can use. */
     uint64_t chunk_elems; /* Chunk capacity; 0: the daemon chooses. */
     /* Device reservation, bytes of this rank's device. 0: none or, if the job's memory is decided
-     * already, what its rank has. CST_PLAN_ROOM_AUTO: what the plan says. */
-    uint64_t update_room;
-    /* Bytes of this rank's device for states that stay there. 0 and CST_PLAN_ROOM_AUTO: as for
-     * update_room. */
+     * already, what its rank has. CST_PLAN_DEVICE_UPDATE_AUTO: what the plan says. */
+    uint64_t device_update_bytes;
+    /* Bytes of this rank's device for states that stay there. 0 and CST_PLAN_DEVICE_UPDATE_AUTO: as
+     * for device_update_bytes. */
     uint64_t device_states;
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
     /* Hint: the worker repeats each forward pass before the backward pass. */
@@ -38,11 +38,11 @@ struct cstd_job_wish {
     uint32_t ttl_s;       /* How long the job lives without a worker; 0: as configured. */
 };
 
-/* Attach @session as a rank of the job that @wish names. A job that does not exist is created;
- * *created tells whether. CST_EINVAL; CST_EMISMATCH: @wish disagrees with the job; CST_ENOTFOUND:
- * there is no such base job; CST_EBUSY: another process holds the rank, the words name its pid;
- * CST_EBUDGET: too many jobs; CST_ENOMEM. */
-int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_wish *wish,
+/* Attach @session as a rank of the job that @request names. A job that does not exist is created;
+ * *created tells whether. CST_EINVAL; CST_EMISMATCH: @request disagrees with the job;
+ * CST_ENOTFOUND: there is no such base job; CST_EBUSY: another process holds the rank, the words
+ * name its pid; CST_EBUDGET: too many jobs; CST_ENOMEM. */
+int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *request,
                        bool *created, struct cst_err *err);
 
 /* Return whether no worker is attached as @rank, or the job has no such rank. A process that claims

@@ -11,7 +11,7 @@
 #define CST_DEVICE_H
 
 #include "kernels/cpus.h"
-#include "kernels/pace.h"
+#include "kernels/rate_limit.h"
 #include "kernels/tile.h"
 #include "cistern/status.h"
 
@@ -81,7 +81,7 @@ struct cste_device_update {
     /* Contributions that are summed in the pass of the update; borrowed. */
     const struct cste_addr *src;
     uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
-    /* Leave the states of a tile unchanged if its gradients exceed proto/limit.h. */
+    /* Leave the states of a tile unchanged if its gradients exceed proto/grad_limit.h. */
     bool guard;
 };
 
@@ -103,7 +103,7 @@ struct cste_device_spec {
     unsigned n_team; /* Threads [0, n_team) may call all operations. */
     /* Threads [n_team, n_threads) may call all operations except reduce and update. */
     unsigned n_threads;
-    struct cste_pace_spec pace; /* Rates that the device keeps. */
+    struct cste_rate_limit_spec pace; /* Rates that the device keeps. */
 };
 
 /* Description of an open device, for reports to people. Constant while the device is open. */

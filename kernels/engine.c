@@ -2,7 +2,7 @@
 #include "kernels/engine.h"
 
 #include "kernels/engine_parts.h"
-#include "proto/slice.h"
+#include "proto/sched_slice.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -23,7 +23,7 @@ void cste_engine_fail(struct cste_engine *engine, int rc, const struct cst_err *
 
 /* -- SETUP ---------------------------------------------------------------------------------- */
 
-struct cste_crew *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane)
+struct cste_thread_pool *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane)
 {
     return &engine->lanes[engine->config.ops->one_crew ? 0 : lane];
 }
@@ -41,7 +41,7 @@ static void place_lane(void *arg, unsigned thread)
 
     (void)thread;
     /* Other processes wait for copies. If all processors are busy, a lane should run soon. */
-    cst_slice_short();
+    cst_sched_slice_short();
     (void)cste_cpus_stay(&engine->cpus);
 }
 
@@ -129,15 +129,15 @@ static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
  * the device use these numbers. */
 static int open_crews(struct cste_engine *engine, const struct sizes *sizes, struct cst_err *err)
 {
-    struct cste_crew_config team = {
+    struct cste_thread_pool_config team = {
         .name = "cst-team", .n_threads = sizes->n_team, .start = pin_team, .arg = engine};
-    struct cste_crew_config lanes = {
+    struct cste_thread_pool_config lanes = {
         .name = "cst-lane", .first = sizes->n_team, .start = place_lane, .arg = engine};
-    int rc = cste_crew_open(&engine->team, &team, err);
+    int rc = cste_thread_pool_open(&engine->team, &team, err);
 
     for (unsigned i = 0; i < sizes->n_crews && rc == CST_OK; i++) {
         lanes.n_threads = crew_size(sizes, i);
-        rc = cste_crew_open(&engine->lanes[i], &lanes, err);
+        rc = cste_thread_pool_open(&engine->lanes[i], &lanes, err);
         lanes.first += lanes.n_threads;
     }
     return rc;
@@ -165,13 +165,14 @@ static int open_budget(struct cste_engine *engine, const Engine__Setup *setup, u
 {
     struct cste_work_context *context = &engine->context;
     uint32_t own = setup->has_traffic_slot ? setup->traffic_slot : UINT32_MAX;
-    int rc = cste_budget_open(&context->budget, (double)setup->copy_share, n_team, err);
+    int rc = cste_bandwidth_share_open(&context->budget, (double)setup->copy_share, n_team, err);
 
     if (rc == CST_OK && traffic_fd >= 0) {
         rc = cste_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
     }
     if (rc == CST_OK && engine->traffic.own == NULL) {
-        cste_budget_watch(&context->budget, engine->traffic.slots, engine->traffic.n_slots);
+        cste_bandwidth_share_watch(&context->budget, engine->traffic.slots,
+                                   engine->traffic.n_slots);
     }
     context->traffic = engine->traffic.own;
     return rc;
@@ -270,7 +271,7 @@ static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, st
     pong.reduce_elems = context->reduce_elems;
     pong.reduce_ns = context->reducing.ns;
     pong.has_update_bytes = pong.has_reduce_bytes = pong.has_held_ns = 1;
-    pong.held_ns = cste_budget_held_ns(&context->budget);
+    pong.held_ns = cste_bandwidth_share_held_ns(&context->budget);
     pong.update_bytes = context->update_bytes;
     pong.reduce_bytes = context->reduce_bytes;
     pong.progress = atomic_load(&context->progress);
@@ -370,7 +371,7 @@ int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err
         return cst_err_set(err, CST_ENOMEM, "no memory for the engine");
     }
     /* The daemon waits for the loop thread, which never runs for long. */
-    cst_slice_short();
+    cst_sched_slice_short();
     engine->config = *config;
     engine->held_tail = &engine->held;
     cste_outbox_init(&engine->outbox, config->sock);

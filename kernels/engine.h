@@ -14,7 +14,7 @@
 struct cste_engine_config {
     int sock;                             /* Socket to the daemon; borrowed. */
     const struct cste_device_ops *ops;    /* Table of the device. */
-    struct cste_pace_spec pace;           /* Rates that the device keeps. */
+    struct cste_rate_limit_spec pace;     /* Rates that the device keeps. */
     void (*warn)(const struct cst_err *); /* Report one line to people; never NULL. */
 };
 

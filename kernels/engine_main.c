@@ -3,7 +3,7 @@
 
 #include "kernels/engine_main.h"
 
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "kernels/engine.h"
 #include "kernels/host/host.h"
 #include "proto/isa.h"
@@ -100,11 +100,11 @@ static bool is_seqpacket(int fd)
 
 /* The parsed command line. */
 struct options {
-    int fd;                     /* Socket. -1: the argument was not a number. */
-    bool measure;               /* --rates was given. */
-    bool wrong;                 /* A number was out of range. */
-    bool paced;                 /* --paced was given. */
-    struct cste_pace_spec pace; /* Argument of --paced or --pace. */
+    int fd;                           /* Socket. -1: the argument was not a number. */
+    bool measure;                     /* --rates was given. */
+    bool wrong;                       /* A number was out of range. */
+    bool paced;                       /* --paced was given. */
+    struct cste_rate_limit_spec pace; /* Argument of --paced or --pace. */
     struct cste_engine_rates_options rates;
 };
 
@@ -120,9 +120,9 @@ static int parse_within(const char *text, int least, int most, bool *wrong)
 /* Parse the argument of --paced or --pace. Returns the exit status, or -1 to continue. */
 static int read_pace(const char *text, bool paced, struct options *out)
 {
-    struct cste_pace_spec pace;
+    struct cste_rate_limit_spec pace;
     struct cst_err err;
-    int rc = cste_pace_parse(text, &pace, &err);
+    int rc = cste_rate_limit_parse(text, &pace, &err);
 
     if (rc != CST_OK) {
         return tell(rc, &err);
@@ -148,10 +148,11 @@ static int read_option(int option, struct options *out)
         out->rates.node = parse_within(optarg, 0, 1023, wrong);
         return -1;
     case 't':
-        out->rates.threads = (unsigned)parse_within(optarg, 1, CSTE_CREW_MAX_THREADS, wrong);
+        out->rates.threads = (unsigned)parse_within(optarg, 1, CSTE_THREAD_POOL_MAX_THREADS, wrong);
         return -1;
     case 'c':
-        out->rates.copy_threads = (unsigned)parse_within(optarg, 1, CSTE_CREW_MAX_THREADS, wrong);
+        out->rates.copy_threads =
+            (unsigned)parse_within(optarg, 1, CSTE_THREAD_POOL_MAX_THREADS, wrong);
         return -1;
     case 'd':
         out->rates.device = optarg;
@@ -200,7 +201,7 @@ static int read_options(int argc, char **argv, struct cste_engine_config *config
     }
     if (options.wrong) {
         fprintf(stderr, "%s: a node is a number from 0, threads are 1 to %d\n", program->name,
-                CSTE_CREW_MAX_THREADS);
+                CSTE_THREAD_POOL_MAX_THREADS);
         return EXIT_FAILURE;
     }
     if (options.measure) {

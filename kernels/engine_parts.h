@@ -6,7 +6,7 @@
 #define CST_ENGINE_PARTS_H
 
 #include "kernels/cpus.h"
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "kernels/engine.h"
 #include "kernels/mapping.h"
 #include "kernels/outbox.h"
@@ -27,8 +27,8 @@ struct cste_engine {
     struct cste_mailbox box;   /* Mails from the crews. */
     /* Crews for COPY, FILL, CONVERT and for mapping segments, by enum cste_device_lane. Only the
      * first one is used if the device has one_crew. */
-    struct cste_crew lanes[CSTE_LANES];
-    struct cste_crew team; /* Crew for REDUCE, UPDATE and NORM. */
+    struct cste_thread_pool lanes[CSTE_LANES];
+    struct cste_thread_pool team; /* Crew for REDUCE, UPDATE and NORM. */
     /* Segments that the daemon passed in. Each belongs to an owned struct cste_mapping. */
     struct cste_segments segments;
     uint32_t n_adding;                  /* Number of segments in state ADDING. */
@@ -53,7 +53,7 @@ struct cste_engine {
 };
 
 /* Returns the crew of @lane. */
-struct cste_crew *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane);
+struct cste_thread_pool *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane);
 
 /* Record failure @rc, which cannot be returned to a caller. Only the first failure is kept. @rc 0
  * is ignored. */

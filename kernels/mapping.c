@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#define CLASS_BACKGROUND (CSTE_CREW_CLASSES - 1)
+#define CLASS_BACKGROUND (CSTE_THREAD_POOL_CLASSES - 1)
 
 /* Record a failure. Only the first one is reported. */
 static void fail(struct cste_mapping *mapping, const struct cst_err *err)
@@ -13,12 +13,12 @@ static void fail(struct cste_mapping *mapping, const struct cst_err *err)
     }
 }
 
-static struct cste_mapping *mapping_of(struct cste_job *job)
+static struct cste_mapping *mapping_of(struct cste_task *job)
 {
     return (struct cste_mapping *)(void *)((char *)job - offsetof(struct cste_mapping, job));
 }
 
-static void populate_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void populate_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct cste_mapping *mapping = mapping_of(job);
     uint64_t offset = piece * CSTE_MAPPING_PIECE;
@@ -57,7 +57,7 @@ static void lock(struct cste_mapping *mapping)
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
-static void populate_done(struct cste_job *job)
+static void populate_done(struct cste_task *job)
 {
     struct cste_mapping *mapping = mapping_of(job);
 
@@ -67,7 +67,7 @@ static void populate_done(struct cste_job *job)
     cste_mailbox_post(mapping->box, &mapping->mail);
 }
 
-static void import_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void import_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct cste_mapping *mapping = mapping_of(job);
     bool make = mapping->fd < 0;
@@ -88,7 +88,7 @@ static void import_piece(struct cste_job *job, uint64_t piece, unsigned thread)
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
-static void unmap_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void unmap_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct cste_mapping *mapping = mapping_of(job);
 
@@ -97,7 +97,7 @@ static void unmap_piece(struct cste_job *job, uint64_t piece, unsigned thread)
     cste_device_unmap(mapping->device, &mapping->segment.mem);
 }
 
-static void unmap_done(struct cste_job *job)
+static void unmap_done(struct cste_task *job)
 {
     struct cste_mapping *mapping = mapping_of(job);
 
@@ -123,23 +123,23 @@ bool cste_mapping_has_work(const struct cste_mapping *mapping)
     return mapping->import || mapping->populate || mapping->lock;
 }
 
-void cste_mapping_populate(struct cste_mapping *mapping, struct cste_crew *lanes)
+void cste_mapping_populate(struct cste_mapping *mapping, struct cste_thread_pool *lanes)
 {
     /* Importing or locking alone needs one piece. */
     uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
 
-    mapping->job = (struct cste_job){.piece = mapping->import ? import_piece : populate_piece,
-                                     .done = populate_done,
-                                     .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
-                                     .class = CLASS_BACKGROUND};
-    cste_crew_submit(lanes, &mapping->job);
+    mapping->job = (struct cste_task){.piece = mapping->import ? import_piece : populate_piece,
+                                      .done = populate_done,
+                                      .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
+                                      .class = CLASS_BACKGROUND};
+    cste_thread_pool_submit(lanes, &mapping->job);
 }
 
-void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_crew *lanes)
+void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_thread_pool *lanes)
 {
-    mapping->job = (struct cste_job){
+    mapping->job = (struct cste_task){
         .piece = unmap_piece, .done = unmap_done, .n_pieces = 1, .class = CLASS_BACKGROUND};
-    cste_crew_submit(lanes, &mapping->job);
+    cste_thread_pool_submit(lanes, &mapping->job);
 }
 
 void cste_mapping_cancel(struct cste_mapping *mapping)

@@ -8,7 +8,7 @@
 #ifndef CST_MAPPING_H
 #define CST_MAPPING_H
 
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "kernels/mailbox.h"
 #include "kernels/segments.h"
 
@@ -23,7 +23,7 @@ struct cste_mapping {
     /* Entry of the segment in the set. First member, so a pointer to it is a pointer to the
      * mapping. */
     struct cste_segment segment;
-    struct cste_job job;        /* Task on the lanes: populate and lock, import, or unmap. */
+    struct cste_task job;       /* Task on the lanes: populate and lock, import, or unmap. */
     struct cste_mail mail;      /* Posted when job is done. */
     struct cste_device *device; /* Device; borrowed. */
     struct cste_mailbox *box;   /* Mailbox; borrowed. Each finished piece knocks at the mailbox. */
@@ -63,10 +63,10 @@ bool cste_mapping_has_work(const struct cste_mapping *mapping);
 
 /* Let @lanes import, or populate and lock, the segment. The mail is posted at the end;
  * mapping->failed then gives the result. */
-void cste_mapping_populate(struct cste_mapping *mapping, struct cste_crew *lanes);
+void cste_mapping_populate(struct cste_mapping *mapping, struct cste_thread_pool *lanes);
 
 /* Let @lanes unmap the segment, which nobody uses. The mail is posted at the end. */
-void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_crew *lanes);
+void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_thread_pool *lanes);
 
 /* Make pieces that have not begun do nothing. The mail of cste_mapping_populate is then posted
  * soon. Any thread. */

@@ -2,7 +2,7 @@
 #include "kernels/tile.h"
 
 #include "kernels/moments.h"
-#include "proto/limit.h"
+#include "proto/grad_limit.h"
 
 #include <assert.h>
 #include <stddef.h>
@@ -201,7 +201,7 @@ static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_r
         work->n_src > 0 ? sum_tile(work, tile, sums, &bytes) : grad_row(work, tile);
 
     /* Without contributions, the sum of squares is the one that REDUCE stored. */
-    if (work->guard && !cst_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
+    if (work->guard && !cst_grad_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
         return bytes + keep_tile(work, out, tile);
     }
     if (undo != NULL) {

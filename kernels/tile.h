@@ -49,8 +49,8 @@ struct cst_tile_work {
     bool accumulate;   /* REDUCE: add to the fp32 grad row instead of replacing it. */
     bool elsewhere;    /* UPDATE: out of place, from `rows` to `out`, without marks. */
     bool other_weight; /* UPDATE in place: rows.weight is the second weight row. */
-    /* UPDATE: a tile whose gradients exceed proto/limit.h keeps its states, and its weights are
-     * made from the master weights. */
+    /* UPDATE: a tile whose gradients exceed proto/grad_limit.h keeps its states, and its weights
+     * are made from the master weights. */
     bool guard;
     /* Rows of the chunk. UPDATE reads them and, in place, writes them. */
     struct cst_rows rows;

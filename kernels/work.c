@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-static struct cste_work *work_of(struct cste_job *job)
+static struct cste_work *work_of(struct cste_task *job)
 {
     return (struct cste_work *)(void *)((char *)job - offsetof(struct cste_work, job));
 }
@@ -104,10 +104,10 @@ static uint64_t thread_ns(void)
 }
 
 /* Run one piece. A thread of the team pauses for copies before the piece and records its time. */
-static void run_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void run_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct cste_work *work = work_of(job);
-    struct cste_budget *budget = &work->context->budget;
+    struct cste_bandwidth_share *budget = &work->context->budget;
 
     if (atomic_load(&work->failed)) {
         return;
@@ -115,19 +115,19 @@ static void run_piece(struct cste_job *job, uint64_t piece, unsigned thread)
     if (cste_work_kind(work)->compute) {
         uint64_t began, busy;
 
-        cste_budget_hold(budget, thread);
-        began = cste_crew_now();
+        cste_bandwidth_share_hold(budget, thread);
+        began = cste_thread_pool_now();
         busy = thread_ns();
         do_piece(work, piece, thread);
         busy = thread_ns() - busy;
-        cste_budget_spend(budget, thread, began, cste_crew_now(), busy);
+        cste_bandwidth_share_spend(budget, thread, began, cste_thread_pool_now(), busy);
     } else {
         do_piece(work, piece, thread);
     }
     (void)atomic_fetch_add(&work->context->progress, 1);
 }
 
-static void job_done(struct cste_job *job)
+static void job_done(struct cste_task *job)
 {
     struct cste_work *work = work_of(job);
     const struct cste_work_kind *kind = cste_work_kind(work);
@@ -137,10 +137,10 @@ static void job_done(struct cste_job *job)
         kind->done(work);
     }
     if (!kind->compute) {
-        cste_budget_end(&work->context->budget);
+        cste_bandwidth_share_end(&work->context->budget);
     }
     tell_traffic(work, -1);
-    work->ended_ns = cste_crew_now();
+    work->ended_ns = cste_thread_pool_now();
     cste_mailbox_post(work->context->box, &work->mail);
 }
 
@@ -192,22 +192,22 @@ int cste_work_prepare(struct cste_work *work)
         work->status = cste_work_kind(work)->find(work, &pieces);
     }
     if (work->status == CST_OK) {
-        work->job = (struct cste_job){.piece = run_piece,
-                                      .done = job_done,
-                                      .n_pieces = pieces,
-                                      .class = work->class,
-                                      .newest_first = work->newest_first};
+        work->job = (struct cste_task){.piece = run_piece,
+                                       .done = job_done,
+                                       .n_pieces = pieces,
+                                       .class = work->class,
+                                       .newest_first = work->newest_first};
     }
     return work->status;
 }
 
-void cste_work_submit(struct cste_work *work, struct cste_crew *crew)
+void cste_work_submit(struct cste_work *work, struct cste_thread_pool *crew)
 {
     if (!cste_work_kind(work)->compute) {
-        cste_budget_begin(&work->context->budget, cste_crew_now());
+        cste_bandwidth_share_begin(&work->context->budget, cste_thread_pool_now());
     }
     tell_traffic(work, 1);
-    cste_crew_submit(crew, &work->job);
+    cste_thread_pool_submit(crew, &work->job);
 }
 
 bool cste_work_is_compute(const struct cste_work *work)

@@ -7,12 +7,12 @@
 #ifndef CST_WORK_H
 #define CST_WORK_H
 
-#include "kernels/budget.h"
+#include "kernels/bandwidth_share.h"
 #include "kernels/chunk.h"
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "kernels/mailbox.h"
 #include "kernels/tickets.h"
-#include "proto/busy.h"
+#include "proto/busy_time.h"
 #include "proto/engine.pb-c.h"
 #include "proto/traffic.h"
 
@@ -27,12 +27,12 @@
 /* Data that all commands share. Only the loop thread uses it, except for progress and the
  * budget. */
 struct cste_work_context {
-    struct cste_device *device;     /* Device; borrowed. */
-    struct cste_segments *segments; /* Segments; borrowed. */
-    struct cst_undo_slot *slots;    /* Undo slots, one for each thread of the team; borrowed. */
-    struct cste_mailbox *box;       /* Mailbox for the mails of finished tasks; borrowed. */
-    unsigned n_threads;             /* Number of threads of the team. */
-    struct cste_budget budget;      /* Memory bandwidth, divided between team and lanes. */
+    struct cste_device *device;         /* Device; borrowed. */
+    struct cste_segments *segments;     /* Segments; borrowed. */
+    struct cst_undo_slot *slots;        /* Undo slots, one for each thread of the team; borrowed. */
+    struct cste_mailbox *box;           /* Mailbox for the mails of finished tasks; borrowed. */
+    unsigned n_threads;                 /* Number of threads of the team. */
+    struct cste_bandwidth_share budget; /* Memory bandwidth, divided between team and lanes. */
     /* Slot in which this engine enters its copies over the link, for the engines of nodes. NULL:
      * the copies are not entered. */
     struct cst_traffic *traffic;
@@ -49,7 +49,7 @@ struct cste_work_context {
     /* REDUCE: bytes of rows that kernels read plus bytes that they wrote (tile.h). */
     uint64_t reduce_bytes;
     /* Time spent on all copies, on copies up and down, on updates and on reductions. */
-    struct cst_busy copying, copying_up, copying_down, updating, reducing;
+    struct cst_busy_time copying, copying_up, copying_down, updating, reducing;
 };
 
 /* A row that is not at the place that the table names. */
@@ -61,7 +61,7 @@ struct cste_work_row {
 /* A command of the engine. */
 struct cste_work {
     struct cste_ticket ticket; /* Number of the command and its dependencies. */
-    struct cste_job job;       /* The pieces of the command. */
+    struct cste_task job;      /* The pieces of the command. */
     struct cste_mail mail;     /* Posted when job is done. */
     struct cste_work *next;    /* Next command in the engine's list of held commands. */
     uint64_t sequence;         /* Number in order of submission, from 1. */
@@ -70,7 +70,7 @@ struct cste_work {
     struct cste_work_context *context; /* Shared data; borrowed. */
     Engine__CommandKind kind;
     unsigned class;              /* Priority class of the task. */
-    bool newest_first;           /* As in struct cste_job. */
+    bool newest_first;           /* As in struct cste_task. */
     uint64_t bytes;              /* COPY, FILL: number of bytes. */
     uint32_t table;              /* REDUCE, NORM, UPDATE: segment id of the table. */
     uint32_t chunk_index;        /* REDUCE, UPDATE: index of the chunk. */
@@ -123,7 +123,7 @@ int cste_work_prepare(struct cste_work *work);
 
 /* Submit the prepared @work to @crew: the team, or the crew of its lane. Its mail is posted at the
  * end. */
-void cste_work_submit(struct cste_work *work, struct cste_crew *crew);
+void cste_work_submit(struct cste_work *work, struct cste_thread_pool *crew);
 
 /* Returns whether @work runs on the compute team. Otherwise it runs on lanes. */
 bool cste_work_is_compute(const struct cste_work *work);

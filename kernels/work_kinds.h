@@ -61,9 +61,9 @@ static inline struct cste_addr cste_work_ahead(struct cste_addr addr, uint64_t b
 }
 
 /* Add the time from the first to the last piece of @work to @busy. */
-static inline void cste_work_was_busy(struct cst_busy *busy, const struct cste_work *work)
+static inline void cste_work_was_busy(struct cst_busy_time *busy, const struct cste_work *work)
 {
-    cst_busy_add(busy, work->job.began_ns, work->ended_ns);
+    cst_busy_time_add(busy, work->job.began_ns, work->ended_ns);
 }
 
 /* -- commands on a chunk: work_chunk.c ------------------------------------------------------ */

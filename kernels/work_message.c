@@ -115,7 +115,8 @@ int cste_work_read(struct cste_work *work, const Engine__Command *command)
     work->kind = command->kind;
     work->class = command->has_priority ? (unsigned)command->priority : 0;
     /* An unknown priority counts as the lowest one. */
-    work->class = work->class < CSTE_CREW_CLASSES ? work->class : CSTE_CREW_CLASSES - 1;
+    work->class =
+        work->class < CSTE_THREAD_POOL_CLASSES ? work->class : CSTE_THREAD_POOL_CLASSES - 1;
     work->newest_first = command->has_newest_first && command->newest_first;
     work->bytes = command->bytes;
     work->table = command->table;

@@ -44,12 +44,12 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
                    (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
     /* A write of states on an accelerator has four parts. */
     size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
-    uint32_t gpus = cst_gather_most(core);
+    uint32_t gpus = cst_multi_gpu_load_most(core);
     int status = cst_requests_reserve(&core->requests);
 
     if (core->n_rooms > 0) {
-        fixed += CST_ROOM_COMMANDS * (size_t)core->n_chunks;
-        in_flight += CST_ROOM_COMMANDS * (size_t)core->n_chunks;
+        fixed += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
+        in_flight += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
     }
     /* A gathered block receives a copy from each GPU, and in each group all blocks but one are
      * foreseen. */

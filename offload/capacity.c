@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/capacity.h"
 
-#include "offload/need.h"
-#include "offload/outliers.h"
+#include "offload/min_blocks.h"
+#include "offload/size_classes.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -62,7 +62,7 @@ static void cost(struct cst_packing *packing, bool cut, struct candidate *c)
     struct cst_sizes *sizes = &c->sizes;
 
     cst_packing_pack(packing, sizes);
-    c->need = cst_need_of_all(packing);
+    c->need = cst_min_blocks_of_all(packing);
     c->waste = c->further = 0;
     for (uint32_t k = 0; k < sizes->n; k++) {
         if (cut) {
@@ -135,10 +135,10 @@ static int check_holds(const struct cst_packing *packing, const struct cst_sizes
 static void fit_given(const struct cst_packing *packing, uint32_t max_classes,
                       struct cst_sizes *sizes)
 {
-    struct cst_outliers outliers;
+    struct cst_size_classes outliers;
 
-    cst_outliers_find(&outliers, packing, sizes->v[0]);
-    cst_outliers_fit(&outliers, sizes->v[0], max_classes, 0, sizes);
+    cst_size_classes_find(&outliers, packing, sizes->v[0]);
+    cst_size_classes_fit(&outliers, sizes->v[0], max_classes, 0, sizes);
 }
 
 static int check_given(struct cst_packing *packing, const struct cst_layout_config *config,
@@ -174,8 +174,8 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
 /* The state of a choice between candidates. */
 struct choice {
     struct cst_packing *packing;
-    struct cst_outliers outliers; /* Sizes above `low`. */
-    struct candidate *list;       /* Ordered by the capacity of the first class; owned. */
+    struct cst_size_classes outliers; /* Sizes above `low`. */
+    struct candidate *list;           /* Ordered by the capacity of the first class; owned. */
     uint32_t n;
     uint32_t max_classes;
     uint64_t low, high; /* Range of capacities of the first class. */
@@ -204,7 +204,7 @@ static void add_candidate(struct choice *choice, uint64_t first)
 {
     struct candidate *c = &choice->list[choice->n];
 
-    cst_outliers_fit(&choice->outliers, first, choice->max_classes, choice->price, &c->sizes);
+    cst_size_classes_fit(&choice->outliers, first, choice->max_classes, choice->price, &c->sizes);
     cost(choice->packing, true, c);
     choice->n += choice->n == 0 || !same_sizes(&c->sizes, &c[-1].sizes);
 }
@@ -235,14 +235,14 @@ static int open_choice(struct choice *choice, struct cst_packing *packing, uint3
                               .max_classes = max_classes,
                               .low = largest,
                               .price = packing->n_elems / CST_CAPACITY_CLASS_PRICE};
-    if (max_classes > 1 && cst_outliers_least(packing, &choice->low) != CST_OK) {
+    if (max_classes > 1 && cst_size_classes_least(packing, &choice->low) != CST_OK) {
         return CST_ENOMEM;
     }
     choice->list = malloc(CST_CAPACITY_MAX_CANDIDATES * sizeof *choice->list);
     if (choice->list == NULL) {
         return CST_ENOMEM;
     }
-    cst_outliers_find(&choice->outliers, packing, choice->low);
+    cst_size_classes_find(&choice->outliers, packing, choice->low);
     good = 2 * largest > CST_CAPACITY_MOST_ELEMS ? 2 * largest : CST_CAPACITY_MOST_ELEMS;
     choice->high = all < good ? all : good;
     if (choice->high > CST_LAYOUT_MAX_CHUNK_ELEMS) {

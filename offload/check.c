@@ -184,7 +184,7 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     uint32_t b = pool->grad_of[c];
     enum cst_block_state state = b == CST_NONE ? CST_BLOCK_FREE : pool->blocks[b].state;
     uint64_t bit = 1ull << rank;
-    bool pending = cst_schedule_holds(core, c, rank);
+    bool pending = cst_collection_holds(core, c, rank);
 
     if ((pending || state == CST_BLOCK_STAGING || state == CST_BLOCK_REDUCING ||
          chunk->staged_rank == rank) &&
@@ -410,7 +410,7 @@ const char *cst_core_check(const struct cst_core *core)
         what = cst_instant_check(core);
     }
     if (what == NULL) {
-        what = cst_held_check(core);
+        what = cst_kept_gradients_check(core);
     }
     return what != NULL ? what : check_phase(core);
 }

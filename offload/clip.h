@@ -4,7 +4,7 @@
 #ifndef CST_CLIP_H
 #define CST_CLIP_H
 
-#include "proto/limit.h"
+#include "proto/grad_limit.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -14,7 +14,7 @@ struct cst_clip {
     float clip;   /* min(1, clip_norm / (grad_norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. */
     float factor; /* grad_scale x clip: the factor for UPDATE. */
     /* False: skip the step, because a gradient is NaN, infinite or scaled too large
-     * (proto/limit.h). */
+     * (proto/grad_limit.h). */
     bool finite;
 };
 
@@ -29,7 +29,7 @@ static inline struct cst_clip cst_clip_factor(double sum_squares, float grad_sca
         c.clip = (float)((double)clip_norm / (c.grad_norm + 1e-6));
     }
     c.factor = grad_scale * c.clip;
-    c.finite = cst_limit_holds(sum_squares, c.factor);
+    c.finite = cst_grad_limit_holds(sum_squares, c.factor);
     return c;
 }
 

@@ -70,7 +70,7 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
     for (uint32_t i = 0; i < core->n_trained; i++) {
         cst_overlap_committed(core, core->order[i], &update);
     }
-    cst_rooms_end(core);
+    cst_device_updates_end(core);
     cst_exposure_all_issued(core);
 }
 
@@ -159,7 +159,7 @@ static void commit(struct cst_core *core, double sum_squares)
         core->adam_step++;
         issue_updates(core, clip.factor, guard);
     }
-    cst_schedule_drop(core); /* No contribution is left: begin the next collection. */
+    cst_collection_drop(core); /* No contribution is left: begin the next collection. */
     if (core->interrupt_later) {
         struct cst_err why = core->why;
 
@@ -263,7 +263,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     }
     cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
     cst_ranks_cancel_fetches(core, event->rank);
-    cst_schedule_drop_open(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
     if (all_stepped(core)) {
         if (compare_hypers(core, &err) != CST_OK) {
             cst_ranks_interrupt(core, &err);
@@ -272,11 +272,11 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         begin_closing(core);
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        cst_schedule_reduce(core, c);
+        cst_collection_reduce(core, c);
     }
     if (core->grad_fp32) {
         /* Contributions after this rank's in rank order may now be added. */
-        cst_schedule_wake(core);
+        cst_collection_wake(core);
     }
     cst_commit_close(core);
 }

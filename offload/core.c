@@ -41,8 +41,8 @@ static const struct {
     [CST_EV_FETCH_WEIGHT] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_fetch_weight},
     [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_fetch_grad},
     [CST_EV_RELEASE] = {IN_STEP | NEEDS_CHUNK, cst_residency_release},
-    [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_schedule_hand_in},
-    [CST_EV_ACCUMULATE] = {IN_STEP, cst_schedule_accumulate},
+    [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_collection_hand_in},
+    [CST_EV_ACCUMULATE] = {IN_STEP, cst_collection_accumulate},
     [CST_EV_WANT] = {IN_STEP | NEEDS_CHUNK, cst_fetch_want},
     [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
@@ -53,7 +53,7 @@ static const struct {
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
-    [CST_EV_NODE_DOWN] = {NEEDS_NOTHING, cst_loss_of_node},
+    [CST_EV_NODE_DOWN] = {NEEDS_NOTHING, cst_device_loss_of_node},
 };
 #define N_KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -187,7 +187,7 @@ static int check_config(const struct cst_core_config *config, struct cst_err *er
         return cst_err_set(err, CST_EINVAL,
                            "early and delayed updates need a second weight row in the layout");
     }
-    return cst_over_admit(config, err);
+    return cst_grad_in_weight_admit(config, err);
 }
 
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
@@ -232,7 +232,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     }
     if (status == CST_OK) {
         core->n_gpus = count_gpus(core);
-        status = cst_rooms_open(core, config, err);
+        status = cst_device_updates_open(core, config, err);
     }
     if (status == CST_OK && cst_landing_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for landings");
@@ -256,7 +256,7 @@ void cst_core_close(struct cst_core *core)
         cst_pool_close(&core->ranks[rank].pool);
         cst_trace_close(&core->ranks[rank].trace);
     }
-    cst_rooms_close(core);
+    cst_device_updates_close(core);
     cst_requests_close(&core->requests);
     cst_flights_close(&core->flights);
     free(core->ranks);
@@ -285,17 +285,17 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_FLIGHT_PIECE:
         /* The copy has kept both blocks LOADING: the one it read and the one it wrote. */
-        cst_gather_done(core, flight.peer, flight.peer_block, event);
-        cst_gather_done(core, flight.rank, flight.block, event);
+        cst_multi_gpu_load_done(core, flight.peer, flight.peer_block, event);
+        cst_multi_gpu_load_done(core, flight.rank, flight.block, event);
         break;
     case CST_FLIGHT_STAGE:
-        cst_staging_done(core, &flight, event);
+        cst_spill_done(core, &flight, event);
         break;
     case CST_FLIGHT_LANDING:
         cst_landing_done(core, &flight, event);
         break;
     case CST_FLIGHT_REDUCE:
-        cst_schedule_reduced(core, &flight, event);
+        cst_collection_reduced(core, &flight, event);
         break;
     case CST_FLIGHT_NORM:
         cst_commit_normed(core, &flight, event);
@@ -303,14 +303,14 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     case CST_FLIGHT_UPDATE:
     case CST_FLIGHT_STATES:
     case CST_FLIGHT_AWAY:
-    case CST_FLIGHT_ROOM:
+    case CST_FLIGHT_DEVICE_UPDATE:
         cst_update_done(core, &flight, event);
         break;
     case CST_FLIGHT_HELD:
         if (event->status != CST_OK) {
             cst_fallback_kept(core, &flight, event);
         }
-        cst_held_done(core, &flight);
+        cst_kept_gradients_done(core, &flight);
         break;
     /* The WRITE that waits for the part fails with it. */
     case CST_FLIGHT_PART:

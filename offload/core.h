@@ -12,11 +12,11 @@
  *   - NORM: engine 0.
  *   - Copies between a pool and an arena: the engine of the pool's GPU; for a pool in host memory,
  *     the engine of the chunk's node.
- *   - REDUCE: the engine that offload/way.h chooses.
+ *   - REDUCE: the engine that offload/reduce_site.h chooses.
  *
  * Therefore a command's `after` can name tickets of other engines. The driver gives the command to
  * its engine only when those tickets are complete. If a command fails, the commands that wait for
- * it fail with CST_ECANCELLED, unless it is `forgiven`. A ticket that is not in flight counts as
+ * it fail with CST_ECANCELLED, unless it is `may_fail`. A ticket that is not in flight counts as
  * complete.
  *
  * Replies and completions. Each request carries a tag, which gets exactly one CST_ACT_REPLY, from
@@ -125,7 +125,7 @@
  *     the first attempt, provided that the gradients have. Until the commit, MASTER and moments of
  *     an updated chunk cannot be read, and no state can be written (EBUSY). If the sum was made
  *     within the update, GRAD cannot be read (EUNSUPPORTED). A step that all ranks prepared is not
- *     skipped because of a gradient beyond proto/limit.h: its tile keeps its states.
+ *     skipped because of a gradient beyond proto/grad_limit.h: its tile keeps its states.
  *   - DELAYED, from step delay_from on (the number of steps committed before it). Commit i switches
  *     to the row that update i - 1 wrote, then update i is issued: step i + 1 reads weights without
  *     it. READ returns the newest weights. A WRITE of weights or master weights ends the delay
@@ -184,7 +184,7 @@ struct cst_core_policy {
     uint64_t gather_bytes;
 };
 
-#define CST_CORE_MAX_ROOMS 8
+#define CST_CORE_MAX_UPDATE_DEVICES 8
 
 /* Device reservation: an accelerator's memory for device updates. The states of a chunk are copied
  * there, updated, and copied back. */
@@ -211,7 +211,7 @@ struct cst_core_config {
      * layout->grad_bytes == 4. */
     uint32_t micro_batches;
     const struct cst_core_room *rooms; /* Copied. */
-    uint32_t n_rooms;                  /* 0..CST_CORE_MAX_ROOMS. */
+    uint32_t n_rooms;                  /* 0..CST_CORE_MAX_UPDATE_DEVICES. */
     /* Initial k: one of every k chunks of a node gets a device update; 0: none. See
      * cst_core_set_interleave. */
     uint32_t interleave;
@@ -240,7 +240,7 @@ enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIO
 
 #define CST_COMMAND_MAX_AFTER 8
 #define CST_COMMAND_MAX_ROWS 4
-#define CST_COMMAND_MAX_INSTEAD 4
+#define CST_COMMAND_MAX_REPLACES 4
 
 struct cst_command_row {
     enum cst_row row;
@@ -259,14 +259,14 @@ struct cst_command {
     /* Hold the command until the daemon has seen the completions of all of `after`, even those of
      * the same engine. Reason: this command overwrites what they would read again after an engine
      * restart; or it must fail if they failed, which a restarted engine does not remember. */
-    bool told;
+    bool after_ack;
     /* A failure of this command does not cancel the commands that wait for it. These go on, or wait
-     * for a command that has come `instead`. Therefore even commands of the same engine that wait
+     * for a command that has come `replaces`. Therefore even commands of the same engine that wait
      * for it are sent only after the driver has seen its completion. */
-    bool forgiven;
+    bool may_fail;
     /* Tickets in flight of commands that have failed or will fail, and that this command replaces:
      * what waits for one of these tickets waits for this command instead. */
-    uint64_t instead[CST_COMMAND_MAX_INSTEAD];
+    uint64_t replaces[CST_COMMAND_MAX_REPLACES];
     uint32_t n_instead;
     /* The command reads or writes a staging segment, which may be gone once the request is
      * answered. */
@@ -294,7 +294,7 @@ struct cst_command {
     /* UPDATE: rows to write that are not where the table says; as in engine.proto. */
     struct cst_command_row out[CST_COMMAND_MAX_ROWS];
     uint32_t n_in, n_out;
-    bool guard; /* UPDATE: tiles beyond proto/limit.h keep their states; as in engine.proto. */
+    bool guard; /* UPDATE: tiles beyond proto/grad_limit.h keep their states; as in engine.proto. */
     enum cst_row row; /* CONVERT with encode or decode: the moments row. */
     /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
     bool encode, decode;
@@ -403,7 +403,7 @@ struct cst_reply {
     double grad_norm, loss; /* STEP. */
     float clip;             /* STEP: the clip factor. */
     uint64_t n_skipped;     /* STEP: number of steps skipped so far. */
-    /* STEP: gradients were beyond proto/limit.h: the step was skipped, or the tiles kept their
+    /* STEP: gradients were beyond proto/grad_limit.h: the step was skipped, or the tiles kept their
      * states. */
     bool overflow;
     /* Error message, if status != 0. It is the last field because most of it is not cleared for
@@ -528,7 +528,7 @@ struct cst_core_stats {
     /* All ranks have asked for the step, which is committed as soon as the engines are done. */
     bool closing;
     uint64_t attempt, step, n_skipped;
-    /* Steps with gradients beyond proto/limit.h, including the skipped ones. */
+    /* Steps with gradients beyond proto/grad_limit.h, including the skipped ones. */
     uint64_t n_overflows;
     uint64_t adam_step; /* Number of optimizer steps that were applied. */
     uint32_t chunks_clean, chunks_updating, chunks_reducing;

@@ -162,7 +162,7 @@ static bool has_gpu(const struct cst_core *core)
 /* Describe how weights are loaded by several GPUs together. */
 static void explain_loads(const struct cst_core *core, struct page *page)
 {
-    uint32_t most = cst_gather_most(core);
+    uint32_t most = cst_multi_gpu_load_most(core);
 
     if (most > 0) {
         say(page,
@@ -176,27 +176,27 @@ static void explain_loads(const struct cst_core *core, struct page *page)
 static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
 {
     bool now = core->chunks[c].reduce_ticket != 0;
-    struct cst_way way = cst_schedule_way(core, c, !now);
+    struct cst_reduce_site site = cst_collection_site(core, c, !now);
     const char *when = now ? "the sum is made" : "the sum will be made";
 
-    if (way.kind == CST_WAY_HOST && cst_landing_serves(core, c)) {
+    if (site.kind == CST_REDUCE_SITE_HOST && cst_landing_serves(core, c)) {
         say(page,
             "%s by the processor, engine %" PRIu32 ": the gradient is copied to host memory, where "
             "it is added to those of the micro-batches before",
-            when, way.engine);
-    } else if (way.kind == CST_WAY_HOST) {
+            when, site.engine);
+    } else if (site.kind == CST_REDUCE_SITE_HOST) {
         say(page, "%s by the processor, engine %" PRIu32 ": no contribution lies on a GPU", when,
-            way.engine);
-    } else if (way.kind == CST_WAY_DEVICE) {
+            site.engine);
+    } else if (site.kind == CST_REDUCE_SITE_DEVICE) {
         say(page,
             "%s on the GPU of engine %" PRIu32 ": it has %" PRIu32 " contributions, host memory "
             "%" PRIu32,
-            when, way.engine, way.n_own, way.n_host);
+            when, site.engine, site.n_own, site.n_host);
     } else {
         say(page,
             "%s on the GPU of engine %" PRIu32 ": it has %" PRIu32 " contributions, peers that it "
             "reads %" PRIu32 ", host memory %" PRIu32,
-            when, way.engine, way.n_own, way.n_peers, way.n_host);
+            when, site.engine, site.n_own, site.n_peers, site.n_host);
     }
 }
 
@@ -209,7 +209,7 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
 
     for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-        bool came = cst_schedule_has_come(core, c, rank);
+        bool came = cst_collection_has_come(core, c, rank);
 
         n += came;
         missing = came || missing != CST_NONE ? missing : rank;

@@ -36,13 +36,14 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
                  " on the accelerator of engine %" PRIu32 " failed (failure %" PRIu32
                  " there): %s; %s",
                  core->step, c, room->engine, room->n_failures, cst_event_words(event), then);
-    if (room->n_failures == CST_ROOM_MAX_FAILURES) {
-        cst_room_give_up(core, r);
+    if (room->n_failures == CST_DEVICE_UPDATE_MAX_FAILURES) {
+        cst_device_update_give_up(core, r);
         cst_core_log(core, CST_OK,
                      "the accelerator of engine %" PRIu32
                      " is no longer used for updates, after %d failures: of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     room->engine, CST_ROOM_MAX_FAILURES, core->n_updates, core->n_device_updates);
+                     room->engine, CST_DEVICE_UPDATE_MAX_FAILURES, core->n_updates,
+                     core->n_device_updates);
     }
 }
 
@@ -52,8 +53,8 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
 {
     struct cst_room *room = &core->rooms[r];
 
-    if (cst_loss_is(event) && !room->given_up) {
-        cst_room_give_up(core, r);
+    if (cst_device_loss_is(event) && !room->given_up) {
+        cst_device_update_give_up(core, r);
         cst_core_log(core, event->status,
                      "step %" PRIu64 ": the accelerator of engine %" PRIu32
                      " is lost, and is no longer used for updates: %s; of %" PRIu64
@@ -66,7 +67,8 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
 /* True if the command is that of a device update. */
 static bool is_there(const struct cst_flight *flight)
 {
-    return flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM || flight->down;
+    return flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE ||
+           flight->down;
 }
 
 bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
@@ -81,18 +83,19 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
     if (is_there(flight)) {
         see_gone(core, flight->rank, event);
     }
-    if (flight->kind == CST_FLIGHT_ROOM) {
+    if (flight->kind == CST_FLIGHT_DEVICE_UPDATE) {
         return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
     if (away) {
         count(core, flight->rank, flight->chunk, event, "the engine of its node makes the update");
-        cst_room_leave(core, flight->chunk);
+        cst_device_update_leave(core, flight->chunk);
         cst_update_return(core, flight->chunk);
         return true;
     }
-    if (flight->down && !cst_loss_is(event) && flight->tries + 1 < CST_ROOM_MAX_TRIES) {
+    if (flight->down && !cst_device_loss_is(event) &&
+        flight->tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES) {
         count(core, flight->rank, flight->chunk, event, "the row is copied again");
-        cst_room_copy_again(core, flight);
+        cst_device_update_copy_again(core, flight);
         return true;
     }
     return false;
@@ -102,7 +105,7 @@ void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event)
 {
     if (core->rooms[flight->rank].held.slots[flight->block].chunk == flight->chunk) {
-        cst_held_drop(core, flight->chunk);
+        cst_kept_gradients_drop(core, flight->chunk);
     }
     if (core->phase != CST_PHASE_FAILED) {
         see_gone(core, flight->rank, event);
@@ -166,7 +169,7 @@ void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
     struct cst_err why;
 
     core->chunks[flight->chunk].broken = true;
-    if (!is_there(flight) || !cst_loss_is(event)) {
+    if (!is_there(flight) || !cst_device_loss_is(event)) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);
         return;
     }

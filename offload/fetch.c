@@ -241,7 +241,7 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     if (part->victims.n + part->victims.heaps[CST_VICTIM_STAYS].n > 0 && coming > 0) {
         return; /* One of these blocks can be evicted when it arrives. */
     }
-    while (coming < n_short && cst_staging_begin(core, rank, k)) {
+    while (coming < n_short && cst_spill_begin(core, rank, k)) {
         coming++;
     }
 }
@@ -302,7 +302,7 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
     uint32_t b = rank->pool.grad_of[event->chunk];
 
     /* A gradient can be handed in once per micro-batch. */
-    if (cst_schedule_handed(core, event->chunk, event->rank)) {
+    if (cst_collection_handed(core, event->chunk, event->rank)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
                         event->chunk, core->step);

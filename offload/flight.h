@@ -26,9 +26,9 @@ enum cst_flight_kind {
     /* The command that completes the weights of an update: UPDATE in place, or COPY down after a
      * device update. */
     CST_FLIGHT_UPDATE,
-    CST_FLIGHT_STATES, /* COPY of states down after a device update. */
-    CST_FLIGHT_AWAY,   /* UPDATE on an accelerator. */
-    CST_FLIGHT_ROOM,   /* Any other command of a device update. */
+    CST_FLIGHT_STATES,        /* COPY of states down after a device update. */
+    CST_FLIGHT_AWAY,          /* UPDATE on an accelerator. */
+    CST_FLIGHT_DEVICE_UPDATE, /* Any other command of a device update. */
     /* COPY of a gradient from its block to a device reservation, in addition to its sum. */
     CST_FLIGHT_HELD,
     CST_FLIGHT_READ,  /* READ: row to staging segment. */

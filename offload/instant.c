@@ -239,7 +239,7 @@ void cst_instant_granted(struct cst_core *core, uint32_t rank, uint32_t b, bool 
 static bool is_update(const struct cst_flight *flight)
 {
     return flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES ||
-           flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM ||
+           flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE ||
            flight->kind == CST_FLIGHT_HELD;
 }
 
@@ -261,7 +261,7 @@ static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst
         return flight->engine < core->n_nodes ? CST_CLOCK_UP : CST_CLOCK_DOWN;
     case CST_FLIGHT_LOAD:
     case CST_FLIGHT_PIECE:
-    case CST_FLIGHT_ROOM:
+    case CST_FLIGHT_DEVICE_UPDATE:
     case CST_FLIGHT_HELD:
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
@@ -322,7 +322,7 @@ static struct cst_moment before(const struct cst_core *core, const struct cst_fl
     case CST_FLIGHT_NORM:
     case CST_FLIGHT_STATES:
     case CST_FLIGHT_AWAY:
-    case CST_FLIGHT_ROOM:
+    case CST_FLIGHT_DEVICE_UPDATE:
     case CST_FLIGHT_HELD:
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:

@@ -27,7 +27,7 @@ bool cst_landing_serves(const struct cst_core *core, uint32_t c)
 
     return core->layout->landings != NULL && core->chunks[c].has_states &&
            __builtin_popcountll(ranks) == 1 &&
-           core->ranks[__builtin_ctzll(ranks)].pool.engine != CST_WAY_HOST_MEMORY;
+           core->ranks[__builtin_ctzll(ranks)].pool.engine != CST_REDUCE_SITE_HOST_MEMORY;
 }
 
 static uint32_t landing_of(const struct cst_core *core, uint32_t c)
@@ -47,7 +47,7 @@ uint64_t cst_landing_begin(struct cst_core *core, uint32_t c, struct cst_place *
     struct cst_command *copy;
 
     if (!cst_landing_serves(core, c) || (core->chunks[c].added & 1ull << rank) != 0 ||
-        !cst_schedule_holds(core, c, rank)) {
+        !cst_collection_holds(core, c, rank)) {
         return 0;
     }
     landing = landing_of(core, c);
@@ -71,7 +71,7 @@ void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *red
     assert(reduce->n_src == 1);
     reduce->src[0] = place;
     /* The next COPY into this landing waits for the REDUCE, but must not fail with it. */
-    reduce->forgiven = true;
+    reduce->may_fail = true;
     cst_command_after(reduce, ticket);
     core->landing_readers[landing_of(core, c)] = reduce->ticket;
     *next = (*next + 1) % CST_LAYOUT_LANDINGS;
@@ -80,7 +80,7 @@ void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *red
 void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
-    if (cst_loss_is(event) && flight->collection == core->collection) {
-        cst_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, true);
+    if (cst_device_loss_is(event) && flight->collection == core->collection) {
+        cst_device_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, true);
     }
 }

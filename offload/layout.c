@@ -3,7 +3,7 @@
  * rows.c.) */
 #include "offload/capacity.h"
 #include "offload/layout.h"
-#include "offload/need.h"
+#include "offload/min_blocks.h"
 #include "offload/packing.h"
 #include "offload/rows.h"
 #include "proto/table.h"
@@ -181,7 +181,7 @@ static int list_uses(struct cst_layout *layout, const struct cst_model *model)
 static void fill_classes(struct cst_layout *layout, const struct cst_sizes *sizes,
                          struct cst_packing *packing)
 {
-    struct cst_layout_need most = cst_need_of_all(packing);
+    struct cst_layout_need most = cst_min_blocks_of_all(packing);
 
     layout->n_classes = sizes->n;
     for (uint32_t k = 0; k < sizes->n; k++) {
@@ -196,7 +196,7 @@ static void fill_classes(struct cst_layout *layout, const struct cst_sizes *size
     layout->min_operator = layout->classes[0].min_operator;
     layout->max_blocks = layout->classes[0].max_blocks;
     for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD && (packing->world >> r & 1) != 0; r++) {
-        layout->needs[r] = packing->leader_of[r] == r ? cst_need_of_rank(packing, r)
+        layout->needs[r] = packing->leader_of[r] == r ? cst_min_blocks_of_rank(packing, r)
                                                       : layout->needs[packing->leader_of[r]];
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: tensors, operators, and the index from names to numbers. */
 #include "offload/layout.h"
-#include "offload/names.h"
+#include "offload/name_index.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,8 +11,8 @@
 #define MAX_ELEMS (1ull << 40)
 
 struct index {
-    struct cst_names tensors;
-    struct cst_names operators;
+    struct cst_name_index tensors;
+    struct cst_name_index operators;
     uint32_t tensors_capacity;   /* Number of allocated entries of model->tensors. */
     uint32_t operators_capacity; /* Number of allocated entries of model->operators. */
     uint32_t *seen;              /* Per tensor: 1 + the last operator that named it; owned. */
@@ -185,8 +185,8 @@ void cst_model_close(struct cst_model *model)
         free(model->operators[i].tensors);
     }
     if (index != NULL) {
-        cst_names_close(&index->tensors);
-        cst_names_close(&index->operators);
+        cst_name_index_close(&index->tensors);
+        cst_name_index_close(&index->operators);
         free(index->seen);
     }
     free(index);
@@ -205,7 +205,7 @@ static int reserve_tensor(struct cst_model *model, struct index *index)
     struct cst_layout_tensor *tensors;
     uint32_t *seen;
 
-    if (cst_names_reserve(&index->tensors, model, tensor_name) != CST_OK) {
+    if (cst_name_index_reserve(&index->tensors, model, tensor_name) != CST_OK) {
         return CST_ENOMEM;
     }
     if (model->n_tensors == before) {
@@ -231,7 +231,7 @@ static int reserve_operator(struct cst_model *model, struct index *index)
 {
     struct cst_layout_operator *operators;
 
-    if (cst_names_reserve(&index->operators, model, operator_name) != CST_OK) {
+    if (cst_name_index_reserve(&index->operators, model, operator_name) != CST_OK) {
         return CST_ENOMEM;
     }
     operators = reserve_entry(model->operators, &index->operators_capacity, model->n_operators,
@@ -289,7 +289,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->group = words->group;
     t->pattern = (enum cst_pattern_kind)words->pattern;
     t->box = box;
-    cst_names_add(&index->tensors, model, tensor_name, t->name);
+    cst_name_index_add(&index->tensors, model, tensor_name, t->name);
     model->n_params += n_elems;
     model->n_tensors++;
 }
@@ -309,7 +309,7 @@ int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *
         return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
                            words->name);
     }
-    if (cst_names_find(&index->tensors, model, tensor_name, words->name) != CST_NO_NAME) {
+    if (cst_name_index_find(&index->tensors, model, tensor_name, words->name) != CST_NO_NAME) {
         return cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", words->name);
     }
     if (words->whole != NULL) {
@@ -457,7 +457,7 @@ static void add_operator(struct cst_model *model, const char *name, uint32_t *te
     for (uint32_t i = 0; i < n_tensors; i++) {
         model->tensors[tensors[i]].n_uses++;
     }
-    cst_names_add(&index->operators, model, operator_name, op->name);
+    cst_name_index_add(&index->operators, model, operator_name, op->name);
     model->n_uses += n_tensors;
     model->n_operators++;
 }
@@ -477,7 +477,7 @@ int cst_model_operator_as(struct cst_model *model, const char *name, const uint3
     if (index == NULL || reserve_operator(model, index) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory for its declaration", name);
     }
-    if (cst_names_find(&index->operators, model, operator_name, name) != CST_NO_NAME) {
+    if (cst_name_index_find(&index->operators, model, operator_name, name) != CST_NO_NAME) {
         return cst_err_set(err, CST_EEXIST, "operator '%s' is declared already", name);
     }
     status = check_tensors(model, index, name, tensors, n_tensors, err);
@@ -509,5 +509,5 @@ uint32_t cst_model_find(const struct cst_model *model, const char *name)
     if (index == NULL) {
         return UINT32_MAX;
     }
-    return cst_names_find(&index->tensors, model, tensor_name, name);
+    return cst_name_index_find(&index->tensors, model, tensor_name, name);
 }

@@ -19,9 +19,9 @@
  * squares are used. So a step has the same bits however often it was interrupted, if the gradients
  * have.
  *
- * A gradient beyond proto/limit.h cannot make the whole step be skipped any more. Therefore, in a
- * step that all ranks prepared, every update is guarded, whether early or not: tiles beyond the
- * limit keep their states, and the step is not skipped.
+ * A gradient beyond proto/grad_limit.h cannot make the whole step be skipped any more. Therefore,
+ * in a step that all ranks prepared, every update is guarded, whether early or not: tiles beyond
+ * the limit keep their states, and the step is not skipped.
  *
  * One command can make sum and update in the same pass: of at most two contributions in host
  * memory, if the previous update is done and the engines have no other updates to make. The grad
@@ -201,7 +201,7 @@ static uint32_t count_sources(const struct cst_core *core, uint32_t c)
     for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
 
-        if (cst_schedule_holds(core, c, rank)) {
+        if (cst_collection_holds(core, c, rank)) {
             n += core->ranks[rank].pool.engine == 0 ? 1 : CST_CORE_MAX_WORLD;
         }
     }
@@ -224,12 +224,12 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
         n > FUSE_MAX || !may_be_early(core, chunk) || !cst_update_is_over(chunk) ||
-        !engines_keep_up(core) || !cst_room_pass(core, c)) {
+        !engines_keep_up(core) || !cst_device_update_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);
     update = cst_update_at_home(core, &what);
-    cst_schedule_add_sources(core, c, update);
+    cst_collection_add_sources(core, c, update);
     chunk->reduce_ticket = update->ticket;
     chunk->summed = true;
     chunk->torn = false;

@@ -26,7 +26,7 @@
 #include "offload/flight.h"
 #include "offload/request.h"
 #include "offload/trace.h"
-#include "offload/way.h"
+#include "offload/reduce_site.h"
 
 /* How far a rank is in the step that is not committed yet: nothing yet; it has fetched weights; it
  * has opened or handed in a gradient, ended a micro-batch, or asked for the step. */
@@ -117,7 +117,7 @@ struct cst_update {
     uint64_t mark;           /* Adam step. */
     struct cst_hyper hyper;  /* grad_scale includes the clip factor. */
     struct cst_place weight; /* Where the new weights are written. */
-    bool guard;              /* Tiles beyond proto/limit.h keep their states. */
+    bool guard;              /* Tiles beyond proto/grad_limit.h keep their states. */
 };
 
 /* Kinds of commands of a chunk whose undisturbed duration is known: copies into pools in forward
@@ -191,22 +191,25 @@ struct cst_chunk {
     uint32_t evicted_for;
 };
 
-#define CST_ROOM_MAX_FAILURES 3 /* A device reservation is given up after this many failures. */
-#define CST_ROOM_MAX_TRIES 3    /* A COPY down after a device update is tried this many times. */
-#define CST_ROOM_COPIES_DOWN (1 + CST_UPDATE_STATES)
-#define CST_ROOM_COMMANDS                                                                          \
-    (1 + CST_UPDATE_STATES + 1 + CST_ROOM_COPIES_DOWN) /* Commands of one device update. */
+#define CST_DEVICE_UPDATE_MAX_FAILURES                                                             \
+    3 /* A device reservation is given up after this many failures. */
+#define CST_DEVICE_UPDATE_MAX_TRIES                                                                \
+    3 /* A COPY down after a device update is tried this many times. */
+#define CST_DEVICE_UPDATE_COPIES_DOWN (1 + CST_UPDATE_STATES)
+#define CST_DEVICE_UPDATE_COMMANDS                                                                 \
+    (1 + CST_UPDATE_STATES + 1 + CST_DEVICE_UPDATE_COPIES_DOWN) /* Commands of one device update.  \
+                                                                 */
 
 /* Place in a device reservation for one gradient. */
-struct cst_held_slot {
+struct cst_kept_gradients_slot {
     /* Chunk whose gradient the slot is reserved for; CST_NONE: no chunk needs it any more. */
     uint32_t chunk;
     uint32_t n_commands; /* Commands in flight that write or read the slot. */
 };
 
 struct cst_held {
-    struct cst_held_slot *slots; /* Owned, like `free`. */
-    uint32_t *free;              /* Numbers of the free slots. */
+    struct cst_kept_gradients_slot *slots; /* Owned, like `free`. */
+    uint32_t *free;                        /* Numbers of the free slots. */
     uint32_t n_free;
 };
 
@@ -222,7 +225,7 @@ struct cst_room {
     bool given_up;
     uint32_t next; /* Buffer that the next update uses. */
     /* Per buffer: the last COPYs out of it; 0: none. */
-    uint64_t down[CST_BUFFERS_MAX][CST_ROOM_COPIES_DOWN];
+    uint64_t down[CST_BUFFERS_MAX][CST_DEVICE_UPDATE_COPIES_DOWN];
 };
 
 struct cst_core {
@@ -270,7 +273,7 @@ struct cst_core {
     double last_loss, last_grad_norm;
     struct cst_exposure exposure;
     struct cst_clock clock;
-    struct cst_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n_rooms;
     uint32_t next_room;
     uint32_t interleave;     /* k as set by the configuration or cst_core_set_interleave. */
@@ -404,18 +407,18 @@ void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
 
 /* True if the engine returned the command of @event because it is lost and executes nothing
  * more. */
-bool cst_loss_is(const struct cst_event *event);
+bool cst_device_loss_is(const struct cst_event *event);
 
 /* A command of @engine for a pool in its accelerator's memory was returned because the engine is
  * lost. The attempt ends, and the ranks whose pools are there get the cause until they attach
  * again. @needed: the closing step cannot be committed without the command; else it is committed
  * first. */
-void cst_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
-                       bool needed);
+void cst_device_loss_of_pools(struct cst_core *core, uint32_t engine, const struct cst_event *event,
+                              bool needed);
 
 /* Handle CST_EV_NODE_DOWN: the attempt ends, and all ranks get the cause until they attach
  * again. */
-void cst_loss_of_node(struct cst_core *core, const struct cst_event *event);
+void cst_device_loss_of_node(struct cst_core *core, const struct cst_event *event);
 
 /* -- group.c: the ranks of a chunk ------------------------------------------------------------ */
 
@@ -505,16 +508,16 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
 #define CST_GATHER_MAX 8u /* Maximum number of GPUs that load together. */
 
 /* How many GPUs may load together; 0: none. */
-uint32_t cst_gather_most(const struct cst_core *core);
+uint32_t cst_multi_gpu_load_most(const struct cst_core *core);
 
 /* Load the weights of @chunk into block @b, which was just taken for them, and into blocks of other
  * GPUs that expect them. False: no other GPU does, and nothing was issued. */
-bool cst_gather_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
-                     enum cst_priority priority);
+bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+                        enum cst_priority priority);
 
 /* Handle the completion of a copy into, or out of, a gathered block. */
-void cst_gather_done(struct cst_core *core, uint32_t rank, uint32_t b,
-                     const struct cst_event *event);
+void cst_multi_gpu_load_done(struct cst_core *core, uint32_t rank, uint32_t b,
+                             const struct cst_event *event);
 
 /* -- prefetch.c: loads ahead of requests ----------------------------------------------------- */
 
@@ -539,82 +542,82 @@ const char *cst_prefetch_check(const struct cst_rank *rank);
 /* -- schedule.c: gradients -------------------------------------------------------------------- */
 
 /* Handle CST_EV_HAND_IN and ACCUMULATE. */
-void cst_schedule_hand_in(struct cst_core *core, const struct cst_event *event);
-void cst_schedule_accumulate(struct cst_core *core, const struct cst_event *event);
+void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
+void cst_collection_accumulate(struct cst_core *core, const struct cst_event *event);
 
 /* Issue the next reduction of @chunk if all ranks of its group have handed in or gone on and no
  * command prevents it. If nothing is left to add, go on to the next micro-batch, and after the last
  * one complete the gradient. */
-void cst_schedule_reduce(struct cst_core *core, uint32_t chunk);
+void cst_collection_reduce(struct cst_core *core, uint32_t chunk);
 /* Issue a reduction of the next contributions in rank order, up to the first rank whose
  * contribution is not known yet. Needs fp32 rows, or all contributions. */
-void cst_schedule_add(struct cst_core *core, uint32_t chunk);
+void cst_collection_add(struct cst_core *core, uint32_t chunk);
 /* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
  * in or gone on. */
-bool cst_schedule_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+bool cst_collection_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
 /* True if @rank has handed in its gradient for its current micro-batch, or cannot any more. */
-bool cst_schedule_handed(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+bool cst_collection_handed(const struct cst_core *core, uint32_t chunk, uint32_t rank);
 /* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
  * and no command moves it. */
-bool cst_schedule_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+bool cst_collection_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
 /* Discard the gradients that the rank opened and did not hand in. */
-void cst_schedule_drop_open(struct cst_core *core, uint32_t rank);
+void cst_collection_drop_open(struct cst_core *core, uint32_t rank);
 /* Let all ranks look for blocks again, because a contribution may be able to leave its pool now. */
-void cst_schedule_wake(struct cst_core *core);
+void cst_collection_wake(struct cst_core *core);
 /* End the collection: its contributions are dropped, and their blocks are free now or when their
  * command is done. */
-void cst_schedule_drop(struct cst_core *core);
+void cst_collection_drop(struct cst_core *core);
 
 /* How the contributions to @chunk are summed: those that a REDUCE reads now or, with @all, one of
  * each rank, from its pool. */
-struct cst_way cst_schedule_way(const struct cst_core *core, uint32_t chunk, bool all);
+struct cst_reduce_site cst_collection_site(const struct cst_core *core, uint32_t chunk, bool all);
 
 /* Add the next contributions in rank order as sources to @command, which also frees their
  * blocks. */
-void cst_schedule_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
+void cst_collection_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
 
 /* Handle the completion of an update that also made the sum. */
-void cst_schedule_fused(struct cst_core *core, const struct cst_flight *flight,
-                        const struct cst_event *event);
-/* Handle the completion of a REDUCE. */
-void cst_schedule_reduced(struct cst_core *core, const struct cst_flight *flight,
+void cst_collection_fused(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
+/* Handle the completion of a REDUCE. */
+void cst_collection_reduced(struct cst_core *core, const struct cst_flight *flight,
+                            const struct cst_event *event);
 
 /* -- staging.c: spills of gradients --------------------------------------------- */
 
 /* Spill a pending gradient of @rank from a block of @part: to a bf16 grad row, which can keep one
  * contribution, or into the sum in an fp32 row. False: no gradient can be moved. */
-bool cst_staging_begin(struct cst_core *core, uint32_t rank, uint32_t part);
+bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part);
 
 /* Handle the completion of a copy to the grad row. */
-void cst_staging_done(struct cst_core *core, const struct cst_flight *flight,
-                      const struct cst_event *event);
+void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
+                    const struct cst_event *event);
 
 /* -- over.c: gradients in weight rows ---------------------------------------------------------- */
 
 /* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
-int cst_over_admit(const struct cst_core_config *config, struct cst_err *err);
+int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_err *err);
 
 /* @command, which was just issued, writes to the grad row of chunk @c. */
-void cst_over_begin(struct cst_core *core, uint32_t c, struct cst_command *command);
+void cst_grad_in_weight_begin(struct cst_core *core, uint32_t c, struct cst_command *command);
 /* An update was issued: after it the weight row holds weights. */
-void cst_over_end(struct cst_chunk *chunk);
+void cst_grad_in_weight_end(struct cst_chunk *chunk);
 /* A write of some master weights was issued, which also writes these weights. */
-void cst_over_write_master(struct cst_chunk *chunk);
+void cst_grad_in_weight_write_master(struct cst_chunk *chunk);
 
 /* Set kind, source and length of @command so that it brings the weights [@first, @first + @n_elems)
  * of weight row @row of chunk @c. */
-void cst_over_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
-                           uint64_t first, uint64_t n_elems, struct cst_command *command);
+void cst_grad_in_weight_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                     uint64_t first, uint64_t n_elems, struct cst_command *command);
 
 /* A number that changes when a write to @row, or to what the row is made from, is issued. */
-uint64_t cst_over_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
+uint64_t cst_grad_in_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
 
 /* CST_EUNSUPPORTED: the row holds something else, or will. CST_EBUSY: the row is being written. */
-int cst_over_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
-                        struct cst_err *err);
-int cst_over_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
-                         struct cst_err *err);
+int cst_grad_in_weight_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                  struct cst_err *err);
+int cst_grad_in_weight_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                   struct cst_err *err);
 
 /* -- states.c: READ and WRITE ---------------------------------------------------------------- */
 

@@ -246,7 +246,7 @@ static void make_room(struct cst_core *core, uint32_t rank, uint32_t k)
         part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] == 0 &&
         part->n_foreseen < most_in_flight(part) &&
         cst_trace_at(pool->trace, part->victims.edge, &entry)) {
-        (void)cst_staging_begin(core, rank, k);
+        (void)cst_spill_begin(core, rank, k);
     }
 }
 

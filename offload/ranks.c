@@ -181,7 +181,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
         core->ranks[rank].prepared = false;
         core->ranks[rank].joined = false;
     }
-    cst_schedule_drop(core);
+    cst_collection_drop(core);
 }
 
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
@@ -230,7 +230,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
         core->ranks[rank].prepared = false;
         core->ranks[rank].joined = false;
     }
-    cst_schedule_drop(core);
+    cst_collection_drop(core);
     cst_core_log(core, why->status, "job failed: %s", why->text);
 }
 

@@ -98,7 +98,7 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
         cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, chunk), &flight);
 
     copy->priority = priority;
-    cst_over_read_weights(core, chunk, cst_overlap_side(core, chunk), 0, n_elems, copy);
+    cst_grad_in_weight_read_weights(core, chunk, cst_overlap_side(core, chunk), 0, n_elems, copy);
     copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
     if (copy->kind == CST_COMMAND_COPY) {
         cst_command_after(copy, core->chunks[chunk].weight_ticket);
@@ -133,7 +133,7 @@ void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, ui
 {
     if (core->ranks[rank].pool.worker_copies) {
         await_update(core, rank, chunk, b);
-    } else if (!cst_gather_load(core, rank, chunk, b, priority)) {
+    } else if (!cst_multi_gpu_load(core, rank, chunk, b, priority)) {
         copy_up(core, rank, chunk, b, priority);
     }
 }
@@ -268,12 +268,12 @@ void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight
 
     assert(block->ticket == flight->ticket);
     if (block->n_pieces > 0) {
-        cst_gather_done(core, flight->rank, flight->block, event);
+        cst_multi_gpu_load_done(core, flight->rank, flight->block, event);
     } else {
         cst_residency_end_load(core, flight->rank, flight->block, event);
     }
-    if (cst_loss_is(event) && core->ranks[flight->rank].pool.engine != 0) {
-        cst_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, false);
+    if (cst_device_loss_is(event) && core->ranks[flight->rank].pool.engine != 0) {
+        cst_device_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, false);
     }
 }
 

@@ -103,7 +103,7 @@ static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row r
     if (cst_overlap_check_read(core, chunk, row, err) != CST_OK) {
         return err->status;
     }
-    return cst_over_check_read(core, chunk, row, err);
+    return cst_grad_in_weight_check_read(core, chunk, row, err);
 }
 
 static void read_row(const struct cst_core *core, const struct cst_request *request,
@@ -134,8 +134,9 @@ static void issue_read(struct cst_core *core, uint32_t i)
         core, CST_COMMAND_COPY, cst_core_keeper(core, request->chunk, request->row), &flight);
 
     if (request->row == CST_ROW_WEIGHT) {
-        cst_over_read_weights(core, request->chunk, cst_overlap_newest(core, request->chunk),
-                              request->first, request->n_elems, copy);
+        cst_grad_in_weight_read_weights(core, request->chunk,
+                                        cst_overlap_newest(core, request->chunk), request->first,
+                                        request->n_elems, copy);
     } else {
         read_row(core, request, copy);
     }
@@ -146,7 +147,7 @@ static void issue_read(struct cst_core *core, uint32_t i)
     if (request->row == CST_ROW_GRAD) {
         cst_command_after(copy, chunk->reduce_ticket);
     }
-    request->version = cst_over_row_version(core, request->chunk, request->row);
+    request->version = cst_grad_in_weight_row_version(core, request->chunk, request->row);
 }
 
 void cst_states_read(struct cst_core *core, const struct cst_event *event)
@@ -186,7 +187,8 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
                         cst_event_words(event));
         /* The row was not written during the copy, so the copy is valid. */
-    } else if (request->version == cst_over_row_version(core, request->chunk, request->row)) {
+    } else if (request->version ==
+               cst_grad_in_weight_row_version(core, request->chunk, request->row)) {
         (void)cst_core_reply(core, request->tag);
     } else if (check_row(core, request->chunk, request->row, &err) != CST_OK) {
         cst_core_refuse_err(core, request->tag, &err);
@@ -311,7 +313,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     chunk->version++;
     core->n_writes++;
     if (master || event->row == CST_ROW_WEIGHT) {
-        cst_over_write_master(chunk);
+        cst_grad_in_weight_write_master(chunk);
         cst_residency_expire(core, tensor->chunk);
     }
 }
@@ -338,7 +340,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
         return;
     }
-    if (cst_over_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
+    if (cst_grad_in_weight_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
         cst_overlap_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;

@@ -22,7 +22,7 @@ void cst_update_fill(const struct cst_core *core, struct cst_command *command,
 static void overtake(struct cst_core *core, uint32_t c)
 {
     core->chunks[c].version++;
-    cst_over_end(&core->chunks[c]);
+    cst_grad_in_weight_end(&core->chunks[c]);
 }
 
 /* True if @what writes the weights to the first weight row, as the table says. */
@@ -55,7 +55,7 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     /* The previous update is done, but the daemon may not have seen its completion yet. */
     cst_update_before(update, chunk);
     chunk->update_ticket = update->ticket;
-    cst_held_drop(core, what->chunk);
+    cst_kept_gradients_drop(core, what->chunk);
     chunk->room = CST_NONE;
     cst_exposure_issued(core);
     overtake(core, what->chunk);
@@ -69,10 +69,10 @@ static void replace(struct cst_core *core, struct cst_command *command, uint64_t
 
     if (cst_flights_take(&core->flights, ticket, &flight)) {
         /* Its completion must not count as the end of an update. */
-        flight.kind = CST_FLIGHT_ROOM;
+        flight.kind = CST_FLIGHT_DEVICE_UPDATE;
         flight.block = CST_NONE;
         cst_flights_add(&core->flights, &flight);
-        command->instead[command->n_instead++] = ticket;
+        command->replaces[command->n_instead++] = ticket;
     }
 }
 
@@ -91,7 +91,7 @@ void cst_update_return(struct cst_core *core, uint32_t c)
     cst_residency_replaced(core, c, weight, update->ticket);
     chunk->weight_ticket = chunk->weight_ticket == weight ? update->ticket : chunk->weight_ticket;
     chunk->update_ticket = update->ticket;
-    cst_held_drop(core, c); /* The kept gradient can already belong to the next step. */
+    cst_kept_gradients_drop(core, c); /* The kept gradient can already belong to the next step. */
     chunk->room = CST_NONE;
     chunk->turn = false;
 }
@@ -99,7 +99,7 @@ void cst_update_return(struct cst_core *core, uint32_t c)
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
     const struct cst_chunk *chunk = &core->chunks[what->chunk];
-    uint32_t room = cst_room_choose(core, what->chunk);
+    uint32_t room = cst_device_update_choose(core, what->chunk);
 
     if (room == CST_NONE) {
         struct cst_command *update = cst_update_at_home(core, what);
@@ -110,7 +110,7 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
         update->newest_first = chunk->ahead;
         return;
     }
-    cst_room_update(core, room, what);
+    cst_device_update_update(core, room, what);
     overtake(core, what->chunk);
 }
 
@@ -137,10 +137,10 @@ bool cst_update_is_over(const struct cst_chunk *chunk)
 /* Free the slot of the kept gradient that a device update has read. */
 static void end_use(struct cst_core *core, const struct cst_flight *flight)
 {
-    bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_ROOM;
+    bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE;
 
     if (there && flight->block != CST_NONE) {
-        cst_held_done(core, flight);
+        cst_kept_gradients_done(core, flight);
     }
 }
 
@@ -177,7 +177,7 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
     }
     end_use(core, flight);
     if (chunk->reduce_ticket == flight->ticket) {
-        cst_schedule_fused(core, flight, event);
+        cst_collection_fused(core, flight, event);
     }
     if (event->status != CST_OK) {
         cst_fallback_fail(core, flight, event);

@@ -56,30 +56,31 @@ void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
 /* -- room.c: updates on accelerators ---------------------------------------------------------- */
 
 /* CST_EINVAL: too many device reservations; or a chunk has its states on an accelerator without a
- * device reservation that fits it. CST_ENOMEM. The caller calls cst_rooms_close in any case. */
-int cst_rooms_open(struct cst_core *core, const struct cst_core_config *config,
-                   struct cst_err *err);
+ * device reservation that fits it. CST_ENOMEM. The caller calls cst_device_updates_close in any
+ * case. */
+int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
+                            struct cst_err *err);
 /* Free the books of all device reservations. */
-void cst_rooms_close(struct cst_core *core);
+void cst_device_updates_close(struct cst_core *core);
 /* All updates of a step are issued: the next update is number 1 of a new order, with the k that is
  * set then. */
-void cst_rooms_end(struct cst_core *core);
+void cst_device_updates_end(struct cst_core *core);
 /* The device reservation for the next update, which is that of @chunk; CST_NONE: none. Counts the
  * update. */
-uint32_t cst_room_choose(struct cst_core *core, uint32_t chunk);
+uint32_t cst_device_update_choose(struct cst_core *core, uint32_t chunk);
 /* True if the next update, that of @chunk, is to be made by its node; it is then counted. False: it
  * is to be a device update. */
-bool cst_room_pass(struct cst_core *core, uint32_t chunk);
+bool cst_device_update_pass(struct cst_core *core, uint32_t chunk);
 /* Issue the device update @what in the device reservation @room. */
-void cst_room_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
+void cst_device_update_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
 
 /* The device update of @chunk failed and nothing has been copied down: the next update in its
  * buffer waits for nothing. */
-void cst_room_leave(struct cst_core *core, uint32_t chunk);
+void cst_device_update_leave(struct cst_core *core, uint32_t chunk);
 /* Use the device reservation @room for no further updates. */
-void cst_room_give_up(struct cst_core *core, uint32_t room);
+void cst_device_update_give_up(struct cst_core *core, uint32_t room);
 /* Issue again the COPY down after a device update that @flight was and that failed. */
-void cst_room_copy_again(struct cst_core *core, const struct cst_flight *flight);
+void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight);
 
 /* -- fallback.c: failed device updates -------------------------------------------------------- */
 
@@ -115,7 +116,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t chunk, const struct c
 /* Switch fetches to the last updates now, not at the next commit. */
 void cst_overlap_flush(struct cst_core *core);
 
-/* True if updates of the current step keep the states of tiles beyond proto/limit.h. */
+/* True if updates of the current step keep the states of tiles beyond proto/grad_limit.h. */
 bool cst_overlap_guards(const struct cst_core *core);
 
 /* The gradient of @chunk is complete: update the chunk now if early updates are allowed. */
@@ -134,21 +135,21 @@ int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cs
 
 /* -- held.c: gradients that stay on an accelerator --------------------------------------------- */
 
-/* CST_ENOMEM: the caller calls cst_held_close nevertheless. */
-int cst_held_open(struct cst_room *room);
-void cst_held_close(struct cst_room *room);
+/* CST_ENOMEM: the caller calls cst_kept_gradients_close nevertheless. */
+int cst_kept_gradients_open(struct cst_room *room);
+void cst_kept_gradients_close(struct cst_room *room);
 /* The sum of @chunk is about to be issued: keep a copy of its gradient on the accelerator if
  * possible. Returns the ticket that the sum has to wait for; 0: none. */
-uint64_t cst_held_keep(struct cst_core *core, uint32_t chunk);
+uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t chunk);
 /* The place of @chunk's kept gradient, for an update in the same device reservation. The slot is
  * freed when the caller's command, whose flight names device reservation and slot, is complete. */
-struct cst_place cst_held_use(struct cst_core *core, uint32_t chunk);
+struct cst_place cst_kept_gradients_use(struct cst_core *core, uint32_t chunk);
 /* The kept gradient of the chunk is not needed. */
-void cst_held_drop(struct cst_core *core, uint32_t chunk);
+void cst_kept_gradients_drop(struct cst_core *core, uint32_t chunk);
 /* Handle the completion of a command that wrote or read a slot. */
-void cst_held_done(struct cst_core *core, const struct cst_flight *flight);
+void cst_kept_gradients_done(struct cst_core *core, const struct cst_flight *flight);
 /* NULL, or the name of an invariant that does not hold. For tests. */
-const char *cst_held_check(const struct cst_core *core);
+const char *cst_kept_gradients_check(const struct cst_core *core);
 
 /* -- exposure.c: durations of updates
  * ----------------------------------------------------------- */

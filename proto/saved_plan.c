@@ -52,12 +52,12 @@ static const struct field plan_fields[] = {
     {WIDE(pool_bytes)},
     {NARROW(prefetch_depth)},
     {NARROW(eviction), .names = eviction_names},
-    {WIDE(update_room)},
+    {WIDE(device_update_bytes)},
     {WIDE(device_states)},
     {.key = NULL},
 };
 static const char *const plan_keys[] = {"classes",        "n_chunks", "pool_bytes",
-                                        "prefetch_depth", "eviction", "update_room",
+                                        "prefetch_depth", "eviction", "device_update_bytes",
                                         "device_states",  "step_s",   NULL};
 static const char *const class_keys[] = {"chunk_elems", "n_blocks", NULL};
 static const char *const root_keys[] = {"cistern_plan", "for", "plan", "made", NULL};

@@ -43,9 +43,9 @@ struct cst_saved_plan {
     uint64_t pool_bytes;                       /* Size of each rank's pool. */
     uint32_t prefetch_depth; /* Chunks; 0: as many as the blocks allow; UINT32_MAX: no prefetch. */
     uint32_t eviction;       /* enum cst_core_eviction */
-    uint64_t update_room;    /* Device reservation of each rank, bytes. */
-    uint64_t device_states;  /* Bytes of each rank's accelerator for states that stay there. */
-    double step_s;           /* Predicted time of a step, seconds. */
+    uint64_t device_update_bytes; /* Device reservation of each rank, bytes. */
+    uint64_t device_states;       /* Bytes of each rank's accelerator for states that stay there. */
+    double step_s;                /* Predicted time of a step, seconds. */
 };
 
 /* Compare only the fields that say what a plan was made for. CST_OK: @plan was made for @job.

@@ -27,7 +27,7 @@ _cistern() {
                 ;;
             --manager-socket | --uid | -c | --count | -o | --output | --disk) ((i++)) ;;
             --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline | --save) ((i++)) ;;
-            --optimizer | --moments | --overlap | --update-room | --device-states) ((i++)) ;;
+            --optimizer | --moments | --overlap | --device-update | --device-states) ((i++)) ;;
             --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             -*) ;;
             preset) if [[ ${COMP_WORDS[i + 1]} == : ]]; then ((i++)); else ((n_args++)); fi ;;
@@ -42,7 +42,7 @@ _cistern() {
             return
             ;;
         --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share) return ;;
-        --update-room | --device-states) mapfile -t COMPREPLY < <(compgen -W 'auto' -- "$cur") && return ;;
+        --device-update | --device-states) mapfile -t COMPREPLY < <(compgen -W 'auto' -- "$cur") && return ;;
         --optimizer) mapfile -t COMPREPLY < <(compgen -W 'adamw adam lion sgd' -- "$cur") && return ;;
         --moments) mapfile -t COMPREPLY < <(compgen -W 'fp32 bf16 mx8' -- "$cur") && return ;;
         --overlap) mapfile -t COMPREPLY < <(compgen -W 'commit early delayed' -- "$cur") && return ;;

@@ -13,7 +13,7 @@
 enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
 /* Options of `cistern plan`. 0 and NULL: not given, unless the comment says otherwise. */
-struct cli_plan_wish {
+struct cli_plan_request {
     uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given. */
     uint64_t host_bytes;    /* --host, of the node; CST_PLAN_NO_LIMIT: not given. */
     uint64_t ranks;         /* --ranks */
@@ -32,9 +32,9 @@ struct cli_plan_wish {
     uint32_t optimizer;     /* --optimizer: enum cst_optimizer. */
     uint32_t moments;       /* --moments: enum cst_moments. */
     uint32_t overlap;       /* --overlap: enum cst_overlap. */
-    /* --update-room: bytes of each rank's device, or CST_PLAN_ROOM_AUTO. */
-    uint64_t update_room;
-    /* --device-states: bytes of each rank's device, or CST_PLAN_ROOM_AUTO. */
+    /* --device-update: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */
+    uint64_t device_update_bytes;
+    /* --device-states: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */
     uint64_t device_states;
     bool grad_over_weight; /* --grad-over-weight */
 };
@@ -44,17 +44,17 @@ struct cli {
     const char *socket; /* --socket; NULL: $CISTERN_SOCKET or the default. */
     /* --manager-socket; NULL: manager.sock in the directory of the socket. */
     const char *manager_socket;
-    bool json;                 /* --json */
-    bool watch;                /* --watch */
-    double watch_seconds;      /* Time between two drawings of --watch. */
-    bool has_uid;              /* --uid: a job of another owner. */
-    uint32_t uid;              /* The owner; valid with has_uid. */
-    uint64_t count;            /* --count: number of pings. */
-    const char *output;        /* --output: a file. */
-    const char *disk;          /* --disk: a directory or a size. */
-    struct cli_plan_wish plan; /* Options of plan alone. */
-    char **args;               /* Arguments after the command's name. */
-    int n_args;                /* Number of entries in args. */
+    bool json;                    /* --json */
+    bool watch;                   /* --watch */
+    double watch_seconds;         /* Time between two drawings of --watch. */
+    bool has_uid;                 /* --uid: a job of another owner. */
+    uint32_t uid;                 /* The owner; valid with has_uid. */
+    uint64_t count;               /* --count: number of pings. */
+    const char *output;           /* --output: a file. */
+    const char *disk;             /* --disk: a directory or a size. */
+    struct cli_plan_request plan; /* Options of plan alone. */
+    char **args;                  /* Arguments after the command's name. */
+    int n_args;                   /* Number of entries in args. */
     /* Connected before the command runs. NULL: the command needs no daemon, or it can use one but
      * there is none. */
     struct cst_client *client;

@@ -47,8 +47,8 @@ static void print_updates(const Cistern__JobInfo *job)
                      (unsigned long long)job->chunks_ahead, job->n_chunks,
                      (unsigned long long)job->grads_dropped, job->grads_dropped == 1 ? "" : "s");
     }
-    if (job->has_update_room) {
-        (void)printf("; %s of devices for them, ", cli_bytes(job->update_room, a));
+    if (job->has_device_update_bytes) {
+        (void)printf("; %s of devices for them, ", cli_bytes(job->device_update_bytes, a));
         (void)printf(job->has_interleave ? "one chunk in %u of each node" : "no chunk at present",
                      job->interleave);
     }

@@ -74,7 +74,7 @@ static const struct row {
     {"optimizer", OPT_OPTIMIZER, YES, CLI_USES_PLAN, "NAME", "adamw (default), adam, lion, sgd"},
     {"moments", OPT_MOMENTS, YES, CLI_USES_PLAN, "FORMAT", "fp32 (default), bf16, mx8"},
     {"overlap", OPT_OVERLAP, YES, CLI_USES_PLAN, "WHEN", "commit (default), early, delayed"},
-    {"update-room", OPT_UPDATE_ROOM, YES, CLI_USES_PLAN, "SIZE",
+    {"device-update", OPT_UPDATE_ROOM, YES, CLI_USES_PLAN, "SIZE",
      "device memory for updates; auto: if it is faster"},
     {"device-states", OPT_DEVICE_STATES, YES, CLI_USES_PLAN, "SIZE",
      "device memory for states that stay there; or auto"},
@@ -191,17 +191,18 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
 }
 
 /* Parse an option of `cistern plan` whose value is a size of memory. */
-static int parse_plan_size(struct cli_plan_wish *plan, int c)
+static int parse_plan_size(struct cli_plan_request *plan, int c)
 {
     uint64_t *size = c == OPT_DEVICE        ? &plan->device_bytes
                      : c == OPT_HOST        ? &plan->host_bytes
-                     : c == OPT_UPDATE_ROOM ? &plan->update_room
+                     : c == OPT_UPDATE_ROOM ? &plan->device_update_bytes
                                             : &plan->device_states;
 
     bool may_be_auto = c == OPT_UPDATE_ROOM || c == OPT_DEVICE_STATES;
     struct cst_err err = {0};
-    int rc = may_be_auto ? cst_size_parse_or(optarg, "auto", CST_PLAN_ROOM_AUTO, size, &err)
-                         : cst_size_parse(optarg, 0, size, &err);
+    int rc = may_be_auto
+                 ? cst_size_parse_or(optarg, "auto", CST_PLAN_DEVICE_UPDATE_AUTO, size, &err)
+                 : cst_size_parse(optarg, 0, size, &err);
 
     if (rc != CST_OK) {
         (void)cst_err_prefix(&err, "--%s", find_row(c)->name);
@@ -211,7 +212,7 @@ static int parse_plan_size(struct cli_plan_wish *plan, int c)
 }
 
 /* Parse an option of `cistern plan` whose value is another number. */
-static int parse_plan_number(struct cli_plan_wish *plan, int c)
+static int parse_plan_number(struct cli_plan_request *plan, int c)
 {
     switch (c) {
     case OPT_RANKS:
@@ -240,7 +241,7 @@ static int parse_plan_number(struct cli_plan_wish *plan, int c)
 }
 
 /* Parse an option that only `cistern plan` takes. */
-static int parse_plan_option(struct cli_plan_wish *plan, int c)
+static int parse_plan_option(struct cli_plan_request *plan, int c)
 {
     switch (c) {
     case OPT_DEVICE:

@@ -28,7 +28,7 @@ static int no_preset(const char *name, struct cst_err *err)
     return cst_err_set(err, CST_ENOTFOUND, "no preset '%.63s'; there are %s", name, known);
 }
 
-static int open_preset(struct cli_model *out, const char *name, const struct cli_plan_wish *wish,
+static int open_preset(struct cli_model *out, const char *name, const struct cli_plan_request *wish,
                        struct cst_err *err)
 {
     const struct cst_preset *preset = cst_preset_find(name);
@@ -53,7 +53,7 @@ static int open_preset(struct cli_model *out, const char *name, const struct cli
     return rc;
 }
 
-static int open_model(struct cli_model *out, const char *from, const struct cli_plan_wish *wish,
+static int open_model(struct cli_model *out, const char *from, const struct cli_plan_request *wish,
                       struct cst_err *err)
 {
     int rc;
@@ -141,7 +141,7 @@ static bool is_simulated(const struct cst_rates_device *device)
 
 /* Choose the device of the ranks: the one that --on names, else the first. Its flops may be
  * missing, because `cistern probe` does not measure them for GPUs. */
-static int choose_device(struct cli_plan_input *input, const struct cli_plan_wish *wish,
+static int choose_device(struct cli_plan_input *input, const struct cli_plan_request *wish,
                          struct cst_err *err)
 {
     struct cst_rates *rates = &input->rates;
@@ -188,7 +188,7 @@ static int fill_budget(struct cli_plan_input *input, const struct cli *cli, stru
 
 int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, struct cst_err *err)
 {
-    const struct cli_plan_wish *wish = &cli->plan;
+    const struct cli_plan_request *wish = &cli->plan;
     int rc;
 
     *input = (struct cli_plan_input){.rates_from = ""};
@@ -221,7 +221,7 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.runtime_only = !wish->what_if;
     input->config.max_events = wish->what_if ? 0 : CST_PLAN_JOB_EVENTS;
     input->config.overlap = (enum cst_overlap)wish->overlap;
-    input->config.update_room = wish->update_room;
+    input->config.device_update_bytes = wish->device_update_bytes;
     input->config.device_states = wish->device_states;
     input->config.states =
         (struct cst_layout_states){.optimizer = (enum cst_optimizer)wish->optimizer,

@@ -132,7 +132,7 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
                                          ">DISK",  ">EACH ACCELERATOR", NULL};
     static const char *const fewer[] = {"MEMORY", ">EACH DEVICE", ">HOST", ">DISK", NULL};
     bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
-    bool beside = on_host && best->update_room > 0;
+    bool beside = on_host && best->device_update_bytes > 0;
     uint64_t blocks = on_host ? best->pool_bytes * input->config.world : 0;
     uint64_t host = sum(rows->host) + blocks;
     struct columns line = {.device = best->pool_bytes, .host = blocks};
@@ -153,9 +153,9 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
     }
     line = (struct columns){.device = best->activation_bytes};
     memory_line(&table, beside, "activations", &line);
-    if (best->update_room > 0) {
-        line = (struct columns){.device = beside ? 0 : best->update_room,
-                                .accelerator = best->update_room};
+    if (best->device_update_bytes > 0) {
+        line = (struct columns){.device = beside ? 0 : best->device_update_bytes,
+                                .accelerator = best->device_update_bytes};
         memory_line(&table, beside, "for updates", &line);
     }
     if (best->host_bytes > host) {
@@ -165,7 +165,7 @@ static bool print_memory(const struct cli_plan_input *input, const struct cst_pl
     line = (struct columns){.device = best->pool_bytes + best->activation_bytes,
                             .host = best->host_bytes,
                             .disk = best->disk_bytes,
-                            .accelerator = best->update_room + best->state_bytes};
+                            .accelerator = best->device_update_bytes + best->state_bytes};
     line.device += beside ? 0 : line.accelerator;
     memory_line(&table, beside, "together", &line);
     line = (struct columns){.device = given(input->budget.device_bytes),
@@ -270,12 +270,13 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
                  cst_moments_names[input->config.states.moments],
                  cli_seconds((double)p->update_ns * 1e-9, a),
                  cli_seconds((double)p->update_hidden_ns * 1e-9, b));
-    if (best->update_room == 0) {
+    if (best->device_update_bytes == 0) {
         return;
     }
-    (void)printf("reserved  %s for updates on each accelerator, ", cli_bytes(best->update_room, a));
+    (void)printf("reserved  %s for updates on each accelerator, ",
+                 cli_bytes(best->device_update_bytes, a));
     if (best->n_buffers == 0) {
-        (void)printf("too small for any chunk: the smallest takes %s (--update-room %s)\n",
+        (void)printf("too small for any chunk: the smallest takes %s (--device-update %s)\n",
                      cli_bytes(best->least_room, a), cli_size_option(best->least_room, b));
         return;
     }
@@ -375,7 +376,7 @@ static void print_verdict(const struct cli_plan_input *input, const struct cst_p
 {
     bool on_host = strcmp(input->rates.devices[input->config.device].name, "host") == 0;
     uint64_t device = best->pool_bytes + best->activation_bytes +
-                      (on_host ? 0 : best->state_bytes + best->update_room);
+                      (on_host ? 0 : best->state_bytes + best->device_update_bytes);
     double step_s = (double)best->predicted.step_ns * 1e-9, spread = input->rates.spread;
     double tokens = cli_plan_tokens(input, best);
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];

@@ -59,7 +59,7 @@ static const struct setting settings[] = {
     {"overlap", K_NAME, FIELD(overlap), 0, 0, cst_overlap_names},
     {"delay-from", K_U64, FIELD(delay_from), 0, 1e15, NULL},
     {"grad-over-weight", K_FLAG, FIELD(grad_over_weight), 0, 0, NULL},
-    {"update-room", K_ROOM, FIELD(update_room), 0, 0, NULL},
+    {"device-update", K_ROOM, FIELD(device_update_bytes), 0, 0, NULL},
     {"device-states", K_ROOM, FIELD(device_states), 0, 0, NULL},
     {"seed", K_U64, FIELD(seed), 0, 1.8446744073709552e19, NULL},
     {"data", K_TEXT, FIELD(data), 0, 0, NULL},
@@ -131,7 +131,7 @@ static int parse_double(const struct setting *s, const char *text, double *out, 
 
 static int parse_room(const struct setting *s, const char *text, uint64_t *out, struct cst_err *err)
 {
-    int rc = cst_size_parse_or(text, "auto", CST_ROOM_AUTO, out, err);
+    int rc = cst_size_parse_or(text, "auto", CST_DEVICE_UPDATE_AUTO, out, err);
 
     return rc == 0 ? 0 : cst_err_prefix(err, "--%s", s->name);
 }
@@ -255,11 +255,12 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--delay-from %llu needs --overlap delayed, not %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
-    if (o->store == GPT_STORE_LOCAL && (o->grad_over_weight || o->update_room > 0 ||
+    if (o->store == GPT_STORE_LOCAL && (o->grad_over_weight || o->device_update_bytes > 0 ||
                                         o->device_states > 0 || o->plan_file != NULL)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "--grad-over-weight, --update-room, --device-states and --plan are for "
-                           "the daemon: they cannot be combined with --store=local");
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--grad-over-weight, --device-update, --device-states and --plan are for "
+            "the daemon: they cannot be combined with --store=local");
     }
     return 0;
 }

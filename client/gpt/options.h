@@ -34,13 +34,14 @@ struct gpt_options {
     double clip;          /* limit of the global gradient norm; 0: no clipping */
     double beta1, beta2;  /* of the optimizer; SGD: beta1 is the momentum */
     enum cst_optimizer optimizer;
-    enum cst_moments moments;   /* format of the moments */
-    enum cst_rounding rounding; /* rounding of moments that are not fp32; seeded by seed */
-    enum cst_overlap overlap;   /* time of the chunks' updates */
-    uint64_t delay_from;        /* first delayed step, with CST_OVERLAP_DELAYED */
-    bool grad_over_weight;      /* the gradients' sums take the place of the weights */
-    uint64_t update_room; /* bytes of the device reserved for updates; or CST_ROOM_AUTO: planned */
-    /* Bytes of the device for states that stay there; or CST_ROOM_AUTO: planned. */
+    enum cst_moments moments;     /* format of the moments */
+    enum cst_rounding rounding;   /* rounding of moments that are not fp32; seeded by seed */
+    enum cst_overlap overlap;     /* time of the chunks' updates */
+    uint64_t delay_from;          /* first delayed step, with CST_OVERLAP_DELAYED */
+    bool grad_over_weight;        /* the gradients' sums take the place of the weights */
+    uint64_t device_update_bytes; /* bytes of the device reserved for updates; or
+                                     CST_DEVICE_UPDATE_AUTO: planned */
+    /* Bytes of the device for states that stay there; or CST_DEVICE_UPDATE_AUTO: planned. */
     uint64_t device_states;
     uint64_t seed;               /* seed of initial weights, data order and sample */
     const char *data;            /* training text */

@@ -66,7 +66,7 @@ static const char help[] =
     "  --job NAME          name of the job (gpt)\n"
     "  --pool SIZE|P%      memory of this rank for weights and gradients: 4096, 1.5G, 1.5GiB,\n"
     "                      or a percentage of the bf16 weights (as much as can be used)\n"
-    "  --update-room SIZE  memory of this rank's device for updates (none);\n"
+    "  --device-update SIZE  memory of this rank's device for updates (none);\n"
     "                      auto: the daemon's plan chooses\n"
     "  --device-states SIZE  memory of this rank's device for states that stay there (none);\n"
     "                      auto: the daemon's plan chooses\n"

@@ -273,7 +273,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         .overlap = options->overlap,
         .delay_from = options->delay_from,
         .grad_over_weight = options->grad_over_weight,
-        .update_room = options->update_room,
+        .device_update_bytes = options->device_update_bytes,
         .device_states = options->device_states,
         .recompute = options->recompute,
         .plan_file = options->plan_file,

@@ -92,10 +92,10 @@ enum cst_dtype { CST_BF16 = 1 };
  * all ranks of the job. cst_group makes other groups. */
 enum cst_group { CST_GROUP_ALL = 0 };
 
-/* A value of update_room and device_states in struct cst_job_spec: the daemon's plan chooses the
- * number of bytes. What the job may use of the device is divided between the pool, updates and
- * states so that a step is fastest. If device_states is CST_ROOM_AUTO and update_room is 0, the
- * plan chooses both.
+/* A value of device_update_bytes and device_states in struct cst_job_spec: the daemon's plan
+ * chooses the number of bytes. What the job may use of the device is divided between the pool,
+ * updates and states so that a step is fastest. If device_states is CST_DEVICE_UPDATE_AUTO and
+ * device_update_bytes is 0, the plan chooses both.
  *
  * The plan's choice is 0 bytes in each of these cases (`cistern explain` gives the reason):
  *   - The daemon makes no plan, because chunk_elems or base is set.
@@ -103,10 +103,11 @@ enum cst_group { CST_GROUP_ALL = 0 };
  *   - Other jobs use the memory of the device already, or take it before the plan is finished.
  *
  * cst_job_open returns CST_EINVAL in each of these cases:
- *   - update_room is CST_ROOM_AUTO and device_states is a number of bytes.
- *   - device_states is CST_ROOM_AUTO, and the moments are not fp32 or grad_over_weight is set.
+ *   - device_update_bytes is CST_DEVICE_UPDATE_AUTO and device_states is a number of bytes.
+ *   - device_states is CST_DEVICE_UPDATE_AUTO, and the moments are not fp32 or grad_over_weight is
+ * set.
  *   - pool_bytes is set and the rank's pool is on an accelerator. */
-#define CST_ROOM_AUTO UINT64_MAX
+#define CST_DEVICE_UPDATE_AUTO UINT64_MAX
 
 /* Options of a job and of one rank. A field is 0 or NULL for the default. Fields that are "equal in
  * all ranks" are compared with the job's (CST_EMISMATCH). cst_job_open copies everything; the
@@ -166,17 +167,18 @@ struct cst_job_spec {
      * CST_OVERLAP_EARLY or with CST_OVERLAP_DELAYED. Equal in all ranks. */
     bool grad_over_weight;
     /* Bytes of this rank's device, in addition to the pool, in which the daemon may update chunks.
-     * The worker must leave them free. 0: none. CST_ROOM_AUTO: the daemon chooses. If the pool is
-     * in host memory: bytes of a simulated accelerator, if the daemon has one. CST_EINVAL, from
-     * cst_commit: fewer bytes than the device's unit of allocation.
+     * The worker must leave them free. 0: none. CST_DEVICE_UPDATE_AUTO: the daemon chooses. If the
+     * pool is in host memory: bytes of a simulated accelerator, if the daemon has one. CST_EINVAL,
+     * from cst_commit: fewer bytes than the device's unit of allocation.
      *
-     * The first cst_commit fixes update_room and device_states. A later worker of the same rank
-     * must give the same values, 0 or CST_ROOM_AUTO (else CST_EMISMATCH). */
-    uint64_t update_room;
+     * The first cst_commit fixes device_update_bytes and device_states. A later worker of the same
+     * rank must give the same values, 0 or CST_DEVICE_UPDATE_AUTO (else CST_EMISMATCH). */
+    uint64_t device_update_bytes;
     /* Bytes of this rank's device in which the states of some chunks stay for good. 0: none.
-     * CST_ROOM_AUTO: the daemon chooses. Fixed by the first cst_commit as described at update_room.
-     * Conditions, else cst_job_open or cst_commit returns CST_EINVAL:
-     *   - update_room reserves memory of the same device, or both are CST_ROOM_AUTO.
+     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. Fixed by the first cst_commit as described at
+     * device_update_bytes. Conditions, else cst_job_open or cst_commit returns CST_EINVAL:
+     *   - device_update_bytes reserves memory of the same device, or both are
+     * CST_DEVICE_UPDATE_AUTO.
      *   - The moments are fp32.
      *   - grad_over_weight is not set. */
     uint64_t device_states;
@@ -187,9 +189,10 @@ struct cst_job_spec {
      * contents to the daemon. NULL: the daemon makes a plan, unless the job has a plan already. All
      * ranks that give a plan must give the same one.
      *
-     * The plan decides the chunks, the pool of each rank, the prefetch depth, update_room and
-     * device_states. In this struct, chunk_elems, pool_bytes, update_room and device_states must be
-     * 0 (the latter two may also be CST_ROOM_AUTO) or equal the plan's values.
+     * The plan decides the chunks, the pool of each rank, the prefetch depth, device_update_bytes
+     * and device_states. In this struct, chunk_elems, pool_bytes, device_update_bytes and
+     * device_states must be 0 (the latter two may also be CST_DEVICE_UPDATE_AUTO) or equal the
+     * plan's values.
      *
      * Statuses:
      *   - cst_job_open, CST_EMISMATCH: one of these values differs from the plan's, or world,

@@ -6,7 +6,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/probe.h"
-#include "kernels/trial.h"
+#include "kernels/self_benchmark.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -34,18 +34,18 @@ struct way {
 struct cuda_rates {
     struct cste_cpus cpus;
     struct cste_device device;
-    struct cste_gpu *gpu;   /* Equals device.state. */
-    struct cste_crew lanes; /* n_lanes threads for each direction. */
-    unsigned n_lanes;       /* Number of lanes in each direction. */
-    int node;               /* NUMA node of the host memory; -1: any. */
-    struct cste_trial_memory host[2];
+    struct cste_gpu *gpu;          /* Equals device.state. */
+    struct cste_thread_pool lanes; /* n_lanes threads for each direction. */
+    unsigned n_lanes;              /* Number of lanes in each direction. */
+    int node;                      /* NUMA node of the host memory; -1: any. */
+    struct cste_self_benchmark_memory host[2];
     struct cste_mem own[2]; /* Memory on the GPU. */
     /* Another GPU that this one reaches. ops is NULL if there is none. */
     struct cste_device other;
     /* Memory on the other GPU, as the other GPU sees it and as this one does. */
     struct cste_mem others, reached;
     struct way *ways[2]; /* Directions of the current run. */
-    struct cste_job job;
+    struct cste_task job;
     uint64_t window_end; /* Monotonic time at which the current run ends. */
     atomic_bool failed;
     struct cst_err err; /* The first failure. Written by the thread that set failed. */
@@ -67,12 +67,12 @@ static struct cste_addr ahead(struct cste_addr addr, uint64_t bytes)
 }
 
 /* One lane's part of a run: copy pieces until the window closes. */
-static void copy_lane(struct cste_job *job, uint64_t piece, unsigned thread)
+static void copy_lane(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct cuda_rates *r =
         (struct cuda_rates *)(void *)((char *)job - offsetof(struct cuda_rates, job));
     struct way *way = r->ways[piece / r->n_lanes];
-    uint64_t start = cste_crew_now(), now = start, bytes = 0;
+    uint64_t start = cste_thread_pool_now(), now = start, bytes = 0;
     struct cst_err err;
 
     while (now < r->window_end && !atomic_load(&r->failed)) {
@@ -83,7 +83,7 @@ static void copy_lane(struct cste_job *job, uint64_t piece, unsigned thread)
             fail(r, &err);
         }
         bytes += way->piece_bytes;
-        now = cste_crew_now();
+        now = cste_thread_pool_now();
     }
     way->rate[piece % r->n_lanes] = now > start ? (double)bytes * 1e9 / (double)(now - start) : 0.0;
 }
@@ -106,9 +106,9 @@ static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct 
     for (int run = 0; run <= N_RUNS; run++) {
         r->ways[0] = a;
         r->ways[1] = b;
-        r->job = (struct cste_job){.piece = copy_lane, .n_pieces = (uint64_t)n * r->n_lanes};
-        r->window_end = cste_crew_now() + WINDOW_NS;
-        (void)cste_trial_run(&r->lanes, &r->job);
+        r->job = (struct cste_task){.piece = copy_lane, .n_pieces = (uint64_t)n * r->n_lanes};
+        r->window_end = cste_thread_pool_now() + WINDOW_NS;
+        (void)cste_self_benchmark_run(&r->lanes, &r->job);
         for (unsigned w = 0; w < n; w++) {
             ways[w]->runs[run] = 0.0;
             for (unsigned i = 0; i < r->n_lanes; i++) {
@@ -126,14 +126,14 @@ static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct 
 static double copy_page(void *arg)
 {
     struct cuda_rates *r = arg;
-    uint64_t start = cste_crew_now();
+    uint64_t start = cste_thread_pool_now();
     struct cst_err err;
 
     if (cste_device_copy(&r->device, 0, (struct cste_addr){.mem = &r->own[0]},
                          (struct cste_addr){.mem = &r->host[0].mem}, PAGE_BYTES, &err) != CST_OK) {
         fail(r, &err);
     }
-    return (double)(cste_crew_now() - start) * 1e-9;
+    return (double)(cste_thread_pool_now() - start) * 1e-9;
 }
 
 static struct way between(const struct cste_mem *dst, const struct cste_mem *src,
@@ -159,7 +159,7 @@ static int measure_all(struct cuda_rates *r, struct cst_err *err)
     if (r->reached.device != 0) {
         measure(r, &peer, &r->peer, NULL, NULL);
     }
-    r->latency = cste_trial_median(copy_page, r, LATENCY_BUDGET_S);
+    r->latency = cste_self_benchmark_median(copy_page, r, LATENCY_BUDGET_S);
     if (atomic_load(&r->failed)) {
         *err = r->err;
         return err->status;
@@ -239,8 +239,8 @@ static int open_memory(struct cuda_rates *r, struct cst_err *err)
     for (int i = 0; i < 2 && rc == CST_OK; i++) {
         int fd = -1;
 
-        rc = cste_trial_memory_open(&r->host[i], &r->device, &r->cpus, r->node, REGION_BYTES,
-                                    &r->lanes, err);
+        rc = cste_self_benchmark_memory_open(&r->host[i], &r->device, &r->cpus, r->node,
+                                             REGION_BYTES, &r->lanes, err);
         if (rc == CST_OK) {
             rc = cste_device_lock(&r->device, &r->host[i].mem, err);
         }
@@ -291,14 +291,15 @@ static void open_peer(struct cuda_rates *r)
 static int open_all(struct cuda_rates *r, const struct cste_engine_rates_options *options,
                     struct cst_err *err)
 {
-    struct cste_crew_config lanes = {.name = "cst-lane", .first = 1, .start = place_lane, .arg = r};
+    struct cste_thread_pool_config lanes = {
+        .name = "cst-lane", .first = 1, .start = place_lane, .arg = r};
     int rc = open_device(r, options, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     lanes.n_threads = 2 * r->n_lanes;
-    rc = cste_crew_open(&r->lanes, &lanes, err);
+    rc = cste_thread_pool_open(&r->lanes, &lanes, err);
     if (rc == CST_OK) {
         rc = open_memory(r, err);
     }
@@ -311,13 +312,13 @@ static int open_all(struct cuda_rates *r, const struct cste_engine_rates_options
 static void close_all(struct cuda_rates *r)
 {
     if (r->lanes.n_started > 0) {
-        cste_crew_close(&r->lanes);
+        cste_thread_pool_close(&r->lanes);
     }
     if (r->device.ops != NULL) {
         cste_device_unmap(&r->device, &r->reached);
         for (int i = 0; i < 2; i++) {
             cste_device_unmap(&r->device, &r->own[i]);
-            cste_trial_memory_close(&r->host[i]);
+            cste_self_benchmark_memory_close(&r->host[i]);
         }
     }
     if (r->other.ops != NULL) {

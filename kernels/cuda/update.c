@@ -2,7 +2,7 @@
 #include "kernels/cuda/update.h"
 
 #include "kernels/cuda/memory.h"
-#include "proto/limit.h"
+#include "proto/grad_limit.h"
 
 /* Offset of a batch's scalars in the stage. The scalars use the space of a reduction's rows. Each
  * span has at least one tile; there are therefore no more scalars than tiles. */
@@ -56,7 +56,7 @@ static void take_batch(const struct cste_gpu_stage *stage, const struct cste_dev
             /* The kernel does not read the table; the host decides here which tiles keep their
              * states. */
             .keep = update->guard &&
-                    !cst_limit_holds(tile.entry->sum_squares, update->hyper->grad_scale)};
+                    !cst_grad_limit_holds(tile.entry->sum_squares, update->hyper->grad_scale)};
     }
 }
 

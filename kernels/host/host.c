@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/host.h"
 
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "kernels/host/convert.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ struct host {
     const struct cst_kernels *kernels; /* The best kernels for this processor. */
     const struct cste_cpus *cpus;      /* Processors of the engine; borrowed. */
     size_t page_bytes;                 /* Page size of the system. */
-    struct cste_pace update;           /* Rate of updates. */
+    struct cste_rate_limit update;     /* Rate of updates. */
 };
 
 static int host_open(void **state, const struct cste_device_spec *spec,
@@ -38,7 +38,7 @@ static int host_open(void **state, const struct cste_device_spec *spec,
         free(host);
         return cst_err_set(err, CST_EUNSUPPORTED, "no kernels for this processor");
     }
-    cste_pace_init(&host->update, spec->pace.update);
+    cste_rate_limit_init(&host->update, spec->pace.update);
     *state = host;
     *about = (struct cste_device_about){.isa = host->kernels->isa};
     return CST_OK;
@@ -48,7 +48,7 @@ static void host_close(void *state)
 {
     struct host *host = state;
 
-    cste_pace_close(&host->update);
+    cste_rate_limit_close(&host->update);
     free(host);
 }
 
@@ -228,7 +228,7 @@ static int host_update(void *state, unsigned thread, const struct cste_device_up
     if (rc != CST_OK) {
         return rc;
     }
-    cste_pace_enter(&host->update, cste_crew_now());
+    cste_rate_limit_enter(&host->update, cste_thread_pool_now());
     for (uint32_t i = 0; i < update->n_src; i++) {
         src[i] = pointer(update->src[i]);
     }
@@ -236,14 +236,14 @@ static int host_update(void *state, unsigned thread, const struct cste_device_up
     mine.kernels = host->kernels;
     mine.src = src;
     *done = cst_tile_update_range(&mine, update->hyper, first, count, undo);
-    cste_pace_wait(&host->update, done->n_elems);
+    cste_rate_limit_wait(&host->update, done->n_elems);
     return CST_OK;
 }
 
 const struct cste_device_ops cste_host_ops = {
     .name = "host",
     .one_crew = true,
-    .max_team = CSTE_CREW_MAX_THREADS,
+    .max_team = CSTE_THREAD_POOL_MAX_THREADS,
     /* More lanes do not copy faster within the memory of one node. */
     .max_lanes = 4,
     .piece_bytes = 4u << 20,

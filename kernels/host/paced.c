@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/paced.h"
 
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "kernels/host/host.h"
 #include "kernels/segments.h"
 
@@ -16,9 +16,9 @@
 struct paced {
     /* State of the host device, which computes and keeps the rate of updates. */
     void *host;
-    struct cste_pace up;     /* Rate of copies to the accelerator's memory. */
-    struct cste_pace down;   /* Rate of copies and sums to the host. */
-    struct cste_pace within; /* Copies that stay on one side; no rate is kept. */
+    struct cste_rate_limit up;     /* Rate of copies to the accelerator's memory. */
+    struct cste_rate_limit down;   /* Rate of copies and sums to the host. */
+    struct cste_rate_limit within; /* Copies that stay on one side; no rate is kept. */
 };
 
 static int paced_open(void **state, const struct cste_device_spec *spec,
@@ -35,9 +35,9 @@ static int paced_open(void **state, const struct cste_device_spec *spec,
         free(paced);
         return rc;
     }
-    cste_pace_init(&paced->up, spec->pace.up);
-    cste_pace_init(&paced->down, spec->pace.down);
-    cste_pace_init(&paced->within, 0);
+    cste_rate_limit_init(&paced->up, spec->pace.up);
+    cste_rate_limit_init(&paced->down, spec->pace.down);
+    cste_rate_limit_init(&paced->within, 0);
     about->name = "paced";
     about->bytes = spec->pace.memory;
     about->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -50,9 +50,9 @@ static void paced_close(void *state)
     struct paced *paced = state;
 
     cste_host_ops.close(paced->host);
-    cste_pace_close(&paced->up);
-    cste_pace_close(&paced->down);
-    cste_pace_close(&paced->within);
+    cste_rate_limit_close(&paced->up);
+    cste_rate_limit_close(&paced->down);
+    cste_rate_limit_close(&paced->within);
     free(paced);
 }
 
@@ -154,8 +154,8 @@ static void paced_unmap(void *state, struct cste_mem *mem)
 /* -- bytes ---------------------------------------------------------------------------------- */
 
 /* Returns the pace of copies from @src to @dst. */
-static struct cste_pace *way(struct paced *paced, const struct cste_mem *dst,
-                             const struct cste_mem *src)
+static struct cste_rate_limit *way(struct paced *paced, const struct cste_mem *dst,
+                                   const struct cste_mem *src)
 {
     if ((dst->device != 0) == (src->device != 0)) {
         return &paced->within;
@@ -168,14 +168,14 @@ static int paced_copy(void *state, unsigned thread, struct cste_addr dst, struct
 {
     struct paced *paced = state;
     struct cste_mem to = as_host(dst.mem), from = as_host(src.mem);
-    struct cste_pace *pace = way(paced, dst.mem, src.mem);
+    struct cste_rate_limit *pace = way(paced, dst.mem, src.mem);
     int rc;
 
-    cste_pace_enter(pace, cste_crew_now());
+    cste_rate_limit_enter(pace, cste_thread_pool_now());
     rc = cste_host_ops.copy(paced->host, thread, (struct cste_addr){&to, dst.offset},
                             (struct cste_addr){&from, src.offset}, bytes, err);
 
-    cste_pace_wait(pace, bytes);
+    cste_rate_limit_wait(pace, bytes);
     return rc;
 }
 
@@ -197,7 +197,7 @@ static int paced_convert(void *state, unsigned thread, const struct cste_device_
 {
     struct paced *paced = state;
     struct cste_device_convert inside = *convert;
-    struct cste_pace *pace = way(paced, convert->dst[0].mem, convert->src.mem);
+    struct cste_rate_limit *pace = way(paced, convert->dst[0].mem, convert->src.mem);
     struct cste_mem to = as_host(convert->dst[0].mem);
     int rc;
 
@@ -206,9 +206,9 @@ static int paced_convert(void *state, unsigned thread, const struct cste_device_
                            "CONVERT of states must go to the engine of a node");
     }
     inside.dst[0].mem = &to;
-    cste_pace_enter(pace, cste_crew_now());
+    cste_rate_limit_enter(pace, cste_thread_pool_now());
     rc = cste_host_ops.convert(paced->host, thread, &inside, err);
-    cste_pace_wait(pace, convert->n_elems * sizeof(float));
+    cste_rate_limit_wait(pace, convert->n_elems * sizeof(float));
     return rc;
 }
 
@@ -236,11 +236,11 @@ static int paced_reduce(void *state, unsigned thread, const struct cst_tile_work
     uint64_t size = work->rows.grad_f32 != NULL ? sizeof(float) : sizeof(uint16_t);
     int rc;
 
-    cste_pace_enter(&paced->down, cste_crew_now());
+    cste_rate_limit_enter(&paced->down, cste_thread_pool_now());
     all_as_host(src, n_src, mems, from);
     rc =
         cste_host_ops.reduce(paced->host, thread, work, n_src, from, first, count, undo, done, err);
-    cste_pace_wait(&paced->down, done->n_elems * size);
+    cste_rate_limit_wait(&paced->down, done->n_elems * size);
     return rc;
 }
 
@@ -294,7 +294,7 @@ static int paced_update(void *state, unsigned thread, const struct cste_device_u
 
 const struct cste_device_ops cste_paced_ops = {
     .name = "paced",
-    .max_team = CSTE_CREW_MAX_THREADS,
+    .max_team = CSTE_THREAD_POOL_MAX_THREADS,
     /* One lane sleeps while the bytes of the other move. */
     .max_lanes = 2,
     /* The size of the overlap of a copy with the end of the previous one. */

@@ -4,7 +4,7 @@
 #include "kernels/rates.h"
 
 #include "kernels/host/host.h"
-#include "kernels/trial.h"
+#include "kernels/self_benchmark.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,8 +28,8 @@
 struct host_rates {
     struct cste_cpus cpus;
     struct cste_device device;
-    struct cste_crew team, lanes;
-    struct cste_trial_memory arena;
+    struct cste_thread_pool team, lanes;
+    struct cste_self_benchmark_memory arena;
     struct cst_table_header *table;
     struct cst_undo_slot *slots;          /* One slot for each thread of the team. */
     struct cste_addr rows[CST_ROW_COUNT]; /* Rows of the chunk, in the arena. */
@@ -37,21 +37,21 @@ struct host_rates {
     struct cst_tile_work work;
     uint64_t n_elems; /* Number of elements of the chunk, a multiple of a piece. */
     uint64_t marks;   /* Number of commands so far; each gets the next mark. */
-    struct cste_job job;
+    struct cste_task job;
     uint64_t memory_bytes;             /* Memory of the node. */
     double pass, update, reduce, copy; /* The results. */
 };
 
-static struct host_rates *rates_of(struct cste_job *job)
+static struct host_rates *rates_of(struct cste_task *job)
 {
     return (struct host_rates *)(void *)((char *)job - offsetof(struct host_rates, job));
 }
 
-static double run(struct host_rates *r, struct cste_crew *crew, cste_job_piece_fn piece,
+static double run(struct host_rates *r, struct cste_thread_pool *crew, cste_task_piece_fn piece,
                   uint64_t n_pieces)
 {
-    r->job = (struct cste_job){.piece = piece, .n_pieces = n_pieces};
-    return cste_trial_run(crew, &r->job);
+    r->job = (struct cste_task){.piece = piece, .n_pieces = n_pieces};
+    return cste_self_benchmark_run(crew, &r->job);
 }
 
 /* -- passes over memory --------------------------------------------------------------------- */
@@ -59,7 +59,7 @@ static double run(struct host_rates *r, struct cste_crew *crew, cste_job_piece_f
 /* A wide vector. The compiler may split the vector, because memory is the bottleneck. */
 typedef float vector __attribute__((vector_size(64)));
 
-static void scale_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void scale_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
     vector *v = (vector *)(void *)((char *)r->arena.mem.base + piece * PIECE_BYTES);
@@ -78,7 +78,7 @@ static double scale(void *arg)
 }
 
 /* Copy from the first half of the arena to the second, bypassing the cache. */
-static void stream_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void stream_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
     const char *from = (const char *)r->arena.mem.base + piece * PIECE_BYTES;
@@ -105,7 +105,7 @@ static double stream(void *arg)
 
 /* -- the engine's work ---------------------------------------------------------------------- */
 
-static void update_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void update_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     static const struct cst_tile_hyper hyper = {.lr = 1e-5,
                                                 .beta1 = 0.9,
@@ -127,7 +127,7 @@ static void update_piece(struct cste_job *job, uint64_t piece, unsigned thread)
                              &err);
 }
 
-static void reduce_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void reduce_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
     uint64_t n = cste_host_ops.max_tiles;
@@ -138,7 +138,7 @@ static void reduce_piece(struct cste_job *job, uint64_t piece, unsigned thread)
                              &r->slots[thread], &done, &err);
 }
 
-static double command(struct host_rates *r, cste_job_piece_fn piece)
+static double command(struct host_rates *r, cste_task_piece_fn piece)
 {
     r->work.mark = ++r->marks;
     return run(r, &r->team, piece,
@@ -156,7 +156,7 @@ static double reduce(void *arg)
 }
 
 /* Copy a lane's piece from the first half of the arena to the second. */
-static void copy_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void copy_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     struct host_rates *r = rates_of(job);
     struct cste_addr from = {.mem = &r->arena.mem, .offset = piece * cste_host_ops.piece_bytes};
@@ -180,13 +180,13 @@ static void measure(struct host_rates *r)
     double halves = (double)(r->arena.mem.bytes / PIECE_BYTES / 2 * 2 * PIECE_BYTES);
     /* In place every byte is read and written. A stream reads one half of the arena and writes
      * the other. */
-    double in_place = 2.0 * bytes / cste_trial_median(scale, r, BUDGET_S / 2);
-    double streamed = halves / cste_trial_median(stream, r, BUDGET_S / 2);
+    double in_place = 2.0 * bytes / cste_self_benchmark_median(scale, r, BUDGET_S / 2);
+    double streamed = halves / cste_self_benchmark_median(stream, r, BUDGET_S / 2);
 
     r->pass = in_place > streamed ? in_place : streamed;
-    r->copy = halves / 2.0 / cste_trial_median(copy, r, BUDGET_S);
-    r->reduce = (double)r->n_elems / cste_trial_median(reduce, r, BUDGET_S);
-    r->update = (double)r->n_elems / cste_trial_median(update, r, BUDGET_S);
+    r->copy = halves / 2.0 / cste_self_benchmark_median(copy, r, BUDGET_S);
+    r->reduce = (double)r->n_elems / cste_self_benchmark_median(reduce, r, BUDGET_S);
+    r->update = (double)r->n_elems / cste_self_benchmark_median(update, r, BUDGET_S);
 }
 
 /* -- devices and memory to measure on ------------------------------------------------------- */
@@ -211,16 +211,17 @@ static int open_crews(struct host_rates *r, const struct cste_engine_rates_optio
 {
     unsigned cores = r->cpus.n_cores;
     unsigned n_lanes = cores < cste_host_ops.max_lanes ? cores : cste_host_ops.max_lanes;
-    struct cste_crew_config team = {.name = "cst-team",
-                                    .n_threads = options->threads > 0 ? options->threads : cores,
-                                    .start = pin_team,
-                                    .arg = r};
-    struct cste_crew_config lanes = {.name = "cst-lane",
-                                     .n_threads = options->copy_threads > 0 ? options->copy_threads
-                                                                            : n_lanes,
-                                     .first = team.n_threads,
-                                     .start = place_lane,
-                                     .arg = r};
+    struct cste_thread_pool_config team = {.name = "cst-team",
+                                           .n_threads =
+                                               options->threads > 0 ? options->threads : cores,
+                                           .start = pin_team,
+                                           .arg = r};
+    struct cste_thread_pool_config lanes = {
+        .name = "cst-lane",
+        .n_threads = options->copy_threads > 0 ? options->copy_threads : n_lanes,
+        .first = team.n_threads,
+        .start = place_lane,
+        .arg = r};
     struct cste_device_spec spec = {
         .cpus = &r->cpus, .n_team = team.n_threads, .n_threads = team.n_threads + lanes.n_threads};
     int rc = cste_device_open(&r->device, &cste_host_ops, &spec, err);
@@ -229,8 +230,8 @@ static int open_crews(struct host_rates *r, const struct cste_engine_rates_optio
         r->device = (struct cste_device){0};
         return rc;
     }
-    rc = cste_crew_open(&r->team, &team, err);
-    return rc == CST_OK ? cste_crew_open(&r->lanes, &lanes, err) : rc;
+    rc = cste_thread_pool_open(&r->team, &team, err);
+    return rc == CST_OK ? cste_thread_pool_open(&r->lanes, &lanes, err) : rc;
 }
 
 /* Returns the memory of node @node, or of the machine if it has at most one node. */
@@ -330,9 +331,9 @@ static int open_all(struct host_rates *r, const struct cste_engine_rates_options
     r->n_elems = choose_elems(r);
     rc = open_table(r, err);
     if (rc == CST_OK) {
-        rc = cste_trial_memory_open(&r->arena, &r->device, &r->cpus,
-                                    r->cpus.node_found ? (int)node : -1, r->n_elems * ELEM_BYTES,
-                                    &r->team, err);
+        rc = cste_self_benchmark_memory_open(&r->arena, &r->device, &r->cpus,
+                                             r->cpus.node_found ? (int)node : -1,
+                                             r->n_elems * ELEM_BYTES, &r->team, err);
     }
     if (rc == CST_OK) {
         place_rows(r);
@@ -342,12 +343,12 @@ static int open_all(struct host_rates *r, const struct cste_engine_rates_options
 
 static void close_all(struct host_rates *r)
 {
-    cste_trial_memory_close(&r->arena);
+    cste_self_benchmark_memory_close(&r->arena);
     if (r->lanes.n_started > 0) {
-        cste_crew_close(&r->lanes);
+        cste_thread_pool_close(&r->lanes);
     }
     if (r->team.n_started > 0) {
-        cste_crew_close(&r->team);
+        cste_thread_pool_close(&r->team);
     }
     if (r->device.ops != NULL) {
         cste_device_close(&r->device);

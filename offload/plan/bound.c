@@ -35,8 +35,9 @@ static double sum_update(const struct cst_rates *rates)
 /* Elements/s of all updates, if accelerators always work at their full rate. */
 static double update_rate(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    return sum_update(&s->rates) +
-           (try->update_room > 0 ? s->n_rooms * s->rates.devices[s->accelerator].update : 0);
+    return sum_update(&s->rates) + (try->device_update_bytes > 0
+                                        ? s->n_rooms * s->rates.devices[s->accelerator].update
+                                        : 0);
 }
 
 /* Likely duration of the updates, in seconds: those of chunks whose states are copied up and down
@@ -59,9 +60,10 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_tr
         staying += layout->chunks[c].device != 0 ? elems : 0;
         others += trains && layout->chunks[c].device == 0 ? elems : 0;
     }
-    return try->update_room == 0 ? over(others, sum_update(&s->rates))
-                                 : most(over(staying, s->n_rooms * d->update),
-                                        over(others, sum_update(&s->rates) + s->n_rooms * through));
+    return try->device_update_bytes == 0
+               ? over(others, sum_update(&s->rates))
+               : most(over(staying, s->n_rooms * d->update),
+                      over(others, sum_update(&s->rates) + s->n_rooms * through));
 }
 
 /* Elements of the chunks whose weights are in host memory. */
@@ -223,7 +225,7 @@ void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
     add_up(s, try, layout, &w);
     add_ends(s, try, layout, &w);
     if (s->host) { /* Everything uses the same cores, but copies do not use all of them. */
-        bound = compute + w.reduce + (try->update_room > 0 ? 0 : w.update);
+        bound = compute + w.reduce + (try->device_update_bytes > 0 ? 0 : w.update);
         bound = most(most(bound, w.update), w.copy);
         others = 0.5 * w.copy;
     } else {

@@ -53,7 +53,8 @@ uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_la
 /* Bytes of the ranks' own devices that updates use. */
 static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    return s->host || try->update_room == 0 ? 0 : try->update_room + try->device_states;
+    return s->host || try->device_update_bytes == 0 ? 0
+                                                    : try->device_update_bytes + try->device_states;
 }
 
 static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_layout_class *class)
@@ -90,7 +91,7 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
 
     if (for_updates(s, try) > 0) {
         int n = snprintf(updates, sizeof updates, ", updates %s",
-                         cst_size_text(try->update_room, kept));
+                         cst_size_text(try->device_update_bytes, kept));
 
         if (try->device_states > 0) {
             (void)snprintf(updates + n, sizeof updates - (size_t)n, ", states that stay there %s",
@@ -112,7 +113,7 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
 static bool may_use_disk(const struct cst_search *s, const struct cst_plan_try *try)
 {
     return !s->config->runtime_only && s->config->budget->disk_bytes > 0 &&
-           s->rates.disk_read > 0 && s->rates.disk_write > 0 && try->update_room == 0;
+           s->rates.disk_read > 0 && s->rates.disk_write > 0 && try->device_update_bytes == 0;
 }
 
 /* Describe a shortage of host memory. @spared: bytes that gradients in weight rows would save. */
@@ -354,7 +355,7 @@ bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct
 
         try->padding_bytes += 2 * (layout->classes[chunk->size_class].capacity - chunk->n_elems);
     }
-    try->update_room = cst_search_room_bytes(s, try, layout);
+    try->device_update_bytes = cst_search_room_bytes(s, try, layout);
     fit_states(s, try, layout);
     fit_blocks(s, try, layout, &lack);
     fit_host(s, try, layout, &lack);

@@ -129,8 +129,9 @@ static void choose_devices(struct cst_search *s)
     s->rates.n_devices = 1;
     s->host = is_processor(&s->rates.devices[0]);
     s->grain = c->device_grain > 0 ? c->device_grain : s->host ? HOST_GRAIN : CST_SEARCH_GRAIN;
-    s->room_wish = cst_plan_chooses_room(c) ? CST_PLAN_ROOM_AUTO : c->update_room;
-    if (s->room_wish == 0) {
+    s->room_request =
+        cst_plan_chooses_room(c) ? CST_PLAN_DEVICE_UPDATE_AUTO : c->device_update_bytes;
+    if (s->room_request == 0) {
         return;
     }
     if (s->host) {
@@ -142,7 +143,7 @@ static void choose_devices(struct cst_search *s)
         s->rates.devices[s->accelerator] = c->rates->devices[c->accelerator];
         n = c->n_accelerators > 0 && c->n_accelerators < n ? c->n_accelerators : n;
     }
-    s->n_rooms = n < CST_CORE_MAX_ROOMS ? n : CST_CORE_MAX_ROOMS;
+    s->n_rooms = n < CST_CORE_MAX_UPDATE_DEVICES ? n : CST_CORE_MAX_UPDATE_DEVICES;
 }
 
 /* Number of ranks that one simulated rank represents: all, if they do the same. Exception: with
@@ -222,7 +223,7 @@ static void describe_least(const struct cst_search *s, const struct cst_layout *
 static void describe_room(const struct cst_search *s, const struct cst_plan_try *try,
                           const struct cst_layout *layout, struct cst_plan_choice *choice)
 {
-    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_buffers buffers;
 
     describe_least(s, layout, choice);
@@ -249,7 +250,7 @@ static int make_choice(struct cst_search *s, const struct cst_plan_try *try,
         .n_chunks = try->n_chunks,
         .pool_bytes = try->pool_bytes,
         .state_bytes = try->state_bytes,
-        .update_room = try->update_room,
+        .device_update_bytes = try->device_update_bytes,
         .device_states = try->device_states,
         .activation_bytes = s->activation_bytes,
         .host_bytes = try->host_bytes,
@@ -309,7 +310,7 @@ static bool is_other(const struct cst_plan_try *a, const struct cst_plan_try *b)
         return false;
     }
     return a->sizes[0] != b->sizes[0] || a->n_device != b->n_device || a->once != b->once ||
-           a->update_room != b->update_room || a->device_states != b->device_states;
+           a->device_update_bytes != b->device_update_bytes || a->device_states != b->device_states;
 }
 
 static int pick_runners_up(struct cst_search *s, struct cst_plans *plans, struct cst_err *err)
@@ -405,7 +406,7 @@ static int look(struct cst_search *s)
 /* Search once more with states that stay on accelerators, if the planner chooses them. */
 static int look_with_states(struct cst_search *s)
 {
-    if (s->config->device_states == CST_PLAN_ROOM_AUTO) {
+    if (s->config->device_states == CST_PLAN_DEVICE_UPDATE_AUTO) {
         s->without_ns = s->best == NONE ? UINT64_MAX : s->tries[s->best].result.step_ns;
     }
     if (!cst_search_may_split(s) || cst_search_stops(s)) {

@@ -29,11 +29,11 @@
  *   - When chunks are updated. Early updates need steps without clipping, delayed updates are a
  *     different optimizer.
  *   - The states of the last chunks that stay on accelerators (device_states), and the device
- *     reservation in which accelerators update chunks (update_room): a number of bytes, or
- *     CST_PLAN_ROOM_AUTO.
+ *     reservation in which accelerators update chunks (device_update_bytes): a number of bytes, or
+ *     CST_PLAN_DEVICE_UPDATE_AUTO.
  *
- * With CST_PLAN_ROOM_AUTO there is a device reservation of three buffers if steps are shorter with
- * it. One of every k chunks is updated there, with the k that a daemon starts with
+ * With CST_PLAN_DEVICE_UPDATE_AUTO there is a device reservation of three buffers if steps are
+ * shorter with it. One of every k chunks is updated there, with the k that a daemon starts with
  * (offload/interleave.h). The part of a device that the smallest pool and the device reservation
  * leave is divided between blocks and states in a few ways, and the fastest is kept. The first
  * search is made without states on accelerators, so the plan is never slower because of this
@@ -54,8 +54,8 @@
     200000 /* Value of max_events for plans of jobs, also in the command `cistern plan`. */
 /* Value for bytes of a budget: no limit. 0: no bytes. */
 #define CST_PLAN_NO_LIMIT UINT64_MAX
-/* Value of update_room and device_states: chosen by the planner. */
-#define CST_PLAN_ROOM_AUTO UINT64_MAX
+/* Value of device_update_bytes and device_states: chosen by the planner. */
+#define CST_PLAN_DEVICE_UPDATE_AUTO UINT64_MAX
 
 struct cst_plan_budget {
     /* Memory of one rank's device: blocks, rows kept there, activations and device reservation.
@@ -88,11 +88,13 @@ struct cst_plan_config {
     struct cst_layout_states states;
     /* When chunks are updated; EARLY and DELAYED need states.two_weights. */
     enum cst_overlap overlap;
-    /* Bytes of each rank's accelerator for updates of chunks; 0: none; or CST_PLAN_ROOM_AUTO. */
-    uint64_t update_room;
-    /* Bytes of each rank's accelerator for states that stay there; 0: none; or CST_PLAN_ROOM_AUTO,
-     * which also makes update_room the planner's choice if that is 0. Needs fp32 moments, gradients
-     * in rows of their own and, if it is a number of bytes, an update_room that is one too. */
+    /* Bytes of each rank's accelerator for updates of chunks; 0: none; or
+     * CST_PLAN_DEVICE_UPDATE_AUTO. */
+    uint64_t device_update_bytes;
+    /* Bytes of each rank's accelerator for states that stay there; 0: none; or
+     * CST_PLAN_DEVICE_UPDATE_AUTO, which also makes device_update_bytes the planner's choice if
+     * that is 0. Needs fp32 moments, gradients in rows of their own and, if it is a number of
+     * bytes, an device_update_bytes that is one too. */
     uint64_t device_states;
     bool interleave_given; /* Use `interleave` as k, whatever the rates are. */
     /* If interleave_given: one of this many chunks of a node gets a device update; 0: none. */
@@ -151,7 +153,7 @@ struct cst_plan_choice {
     uint8_t *disk_rows;   /* Per chunk: rows on disk, as bits 1 << cst_row; owned. */
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes; /* Bytes on each rank's device for blocks, and for states. */
-    uint64_t update_room;             /* Bytes of each rank's accelerator for updates; 0: none. */
+    uint64_t device_update_bytes;     /* Bytes of each rank's accelerator for updates; 0: none. */
     /* Bytes of each rank's accelerator for states that stay there, as a job requests them;
      * state_bytes of them are used. */
     uint64_t device_states;
@@ -199,11 +201,11 @@ struct cst_plans {
     char states_why[CST_PLAN_WORDS];
 };
 
-/* True if the planner chooses the device reservation: it is CST_PLAN_ROOM_AUTO, or it is 0 and
- * device_states is CST_PLAN_ROOM_AUTO. */
+/* True if the planner chooses the device reservation: it is CST_PLAN_DEVICE_UPDATE_AUTO, or it is 0
+ * and device_states is CST_PLAN_DEVICE_UPDATE_AUTO. */
 bool cst_plan_chooses_room(const struct cst_plan_config *config);
-/* CST_EINVAL: @config's device_states, states and update_room contradict each other. Checks nothing
- * else. */
+/* CST_EINVAL: @config's device_states, states and device_update_bytes contradict each other. Checks
+ * nothing else. */
 int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *err);
 
 /* Search for the fastest plan. The caller closes *out with cst_plans_close. The model's layout

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/plan/play.h"
+#include "offload/plan/simulate.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,7 +11,7 @@
 
 /* -- shared functions ------------------------------------------------------------------------- */
 
-void cst_play_fail(struct cst_play *play, const struct cst_err *err)
+void cst_sim_fail(struct cst_sim *play, const struct cst_err *err)
 {
     if (play->status == CST_OK) {
         play->status = err->status;
@@ -19,30 +19,30 @@ void cst_play_fail(struct cst_play *play, const struct cst_err *err)
     }
 }
 
-void cst_play_out_of_memory(struct cst_play *play)
+void cst_sim_out_of_memory(struct cst_sim *play)
 {
     struct cst_err err;
 
     (void)cst_err_set(&err, CST_ENOMEM, "no memory for a replay");
-    cst_play_fail(play, &err);
+    cst_sim_fail(play, &err);
 }
 
-void cst_play_timer(struct cst_play *play, uint64_t delay, enum cst_play_timer kind, uint64_t arg)
+void cst_sim_timer(struct cst_sim *play, uint64_t delay, enum cst_sim_timer kind, uint64_t arg)
 {
     if (cst_timers_set(&play->timers, play->now + delay, kind, arg) != CST_OK) {
-        cst_play_out_of_memory(play);
+        cst_sim_out_of_memory(play);
     }
 }
 
-void cst_play_start(struct cst_play *play, struct cst_effort *effort)
+void cst_sim_start(struct cst_sim *play, struct cst_effort *effort)
 {
-    if (cst_machine_start(&play->machine, effort) != CST_OK) {
-        cst_play_out_of_memory(play);
+    if (cst_shared_rates_start(&play->machine, effort) != CST_OK) {
+        cst_sim_out_of_memory(play);
     }
 }
 
-void cst_play_interval(struct cst_play *play, enum cst_lane_kind lane, uint32_t number,
-                       uint32_t what, bool backward, uint64_t begin)
+void cst_sim_interval(struct cst_sim *play, enum cst_lane_kind lane, uint32_t number, uint32_t what,
+                      bool backward, uint64_t begin)
 {
     const struct cst_interval interval = {.lane = lane,
                                           .number = number,
@@ -57,7 +57,7 @@ void cst_play_interval(struct cst_play *play, enum cst_lane_kind lane, uint32_t 
     }
 }
 
-uint32_t cst_play_owner(const struct cst_play *play, uint32_t chunk)
+uint32_t cst_sim_owner(const struct cst_sim *play, uint32_t chunk)
 {
     uint32_t rank = chunk % play->world;
     const uint8_t *rows = play->config->device_rows;
@@ -90,14 +90,14 @@ static uint32_t find_device(const struct cst_rates *rates, uint32_t device)
     return found;
 }
 
-const struct cst_rates_device *cst_play_device(const struct cst_play *play, uint32_t device)
+const struct cst_rates_device *cst_sim_device(const struct cst_sim *play, uint32_t device)
 {
     return &play->config->rates->devices[find_device(play->config->rates, device)];
 }
 
 /* -- commits -------------------------------------------------------------------------------- */
 
-static struct cst_replay_counts count(const struct cst_play *play)
+static struct cst_replay_counts count(const struct cst_sim *play)
 {
     struct cst_replay_counts sum = {0};
     struct cst_core_stats job;
@@ -122,13 +122,13 @@ static struct cst_replay_counts count(const struct cst_play *play)
     return sum;
 }
 
-static void report_worker(struct cst_play *play)
+static void report_worker(struct cst_sim *play)
 {
-    const struct cst_play_worker *busiest = &play->workers[0];
+    const struct cst_sim_worker *busiest = &play->workers[0];
     struct cst_replay_result *r = &play->result;
 
     for (uint32_t rank = 1; rank < play->world; rank++) {
-        const struct cst_play_worker *w = &play->workers[rank];
+        const struct cst_sim_worker *w = &play->workers[rank];
 
         busiest = w->compute_ns > busiest->compute_ns ? w : busiest;
     }
@@ -137,7 +137,7 @@ static void report_worker(struct cst_play *play)
     r->tail_ns = play->now > busiest->last_backward ? play->now - busiest->last_backward : 0;
 }
 
-static void report_updates(struct cst_play *play)
+static void report_updates(struct cst_sim *play)
 {
     struct cst_replay_result *r = &play->result;
     struct cst_core_stats stats;
@@ -153,7 +153,7 @@ static void report_updates(struct cst_play *play)
     play->states_down_before = play->states_down;
 }
 
-static void committed(struct cst_play *play)
+static void committed(struct cst_sim *play)
 {
     struct cst_replay_counts now = count(play);
     struct cst_replay_result *r = &play->result;
@@ -180,7 +180,7 @@ static void committed(struct cst_play *play)
     play->commit_at = play->now;
 }
 
-static void note_blocks(struct cst_play *play)
+static void note_blocks(struct cst_sim *play)
 {
     for (uint32_t rank = 0; rank < play->world; rank++) {
         struct cst_rank_stats stats;
@@ -196,19 +196,19 @@ static void note_blocks(struct cst_play *play)
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-static void take_reply(struct cst_play *play, const struct cst_reply *reply)
+static void take_reply(struct cst_sim *play, const struct cst_reply *reply)
 {
     uint32_t rank = (uint32_t)(reply->tag >> 56) - 1;
     uint32_t batch = (uint32_t)(reply->tag >> 32) & 0xffffff;
     uint32_t item = (uint32_t)reply->tag;
 
-    if (batch != CST_PLAY_NO_BATCH) {
-        cst_play_worker_reply(&play->workers[rank], batch, item, reply);
+    if (batch != CST_SIM_NO_BATCH) {
+        cst_sim_worker_reply(&play->workers[rank], batch, item, reply);
     } else if (reply->status != CST_OK) {
-        cst_play_fail(play, &reply->err);
-    } else if (item == CST_PLAY_TAG_STEP) {
-        cst_play_timer(play, play->hop_ns, CST_PLAY_STEP_END, (uint64_t)rank << 32);
-    } else if (item == CST_PLAY_TAG_SYNC) {
+        cst_sim_fail(play, &reply->err);
+    } else if (item == CST_SIM_TAG_STEP) {
+        cst_sim_timer(play, play->hop_ns, CST_SIM_STEP_END, (uint64_t)rank << 32);
+    } else if (item == CST_SIM_TAG_SYNC) {
         play->attempt = reply->attempt;
     }
 }
@@ -216,25 +216,25 @@ static void take_reply(struct cst_play *play, const struct cst_reply *reply)
 #define STOP_EVENTS 1024 /* Number of events, or of turns, between two calls of config->stop. */
 
 /* True if the caller wants the simulation to end. */
-static bool stops(const struct cst_play *play, uint64_t n)
+static bool stops(const struct cst_sim *play, uint64_t n)
 {
     return play->config->stop != NULL && n % STOP_EVENTS == 0 &&
            play->config->stop(play->config->stop_arg);
 }
 
-static void stop(struct cst_play *play)
+static void stop(struct cst_sim *play)
 {
     play->status = cst_err_set(&play->err, CST_ETIMEDOUT, "the replay was stopped");
 }
 
-static void give_up(struct cst_play *play)
+static void give_up(struct cst_sim *play)
 {
     play->status =
         cst_err_set(&play->err, CST_ETIMEDOUT, "a replay of more than %" PRIu64 " events: given up",
                     play->config->deadline_events);
 }
 
-void cst_play_event(struct cst_play *play, struct cst_event *event)
+void cst_sim_event(struct cst_sim *play, struct cst_event *event)
 {
     uint64_t step = play->core->step;
 
@@ -255,7 +255,7 @@ void cst_play_event(struct cst_play *play, struct cst_event *event)
         const struct cst_action *a = &play->actions.v[i];
 
         if (a->kind == CST_ACT_COMMAND) {
-            cst_play_submit(play, &a->command);
+            cst_sim_submit(play, &a->command);
         } else if (a->kind == CST_ACT_REPLY) {
             take_reply(play, &a->reply);
         }
@@ -268,27 +268,27 @@ void cst_play_event(struct cst_play *play, struct cst_event *event)
 
 /* -- the clock ------------------------------------------------------------------------------ */
 
-static void on_timer(struct cst_play *play, const struct cst_timer *timer)
+static void on_timer(struct cst_sim *play, const struct cst_timer *timer)
 {
-    switch ((enum cst_play_timer)timer->kind) {
-    case CST_PLAY_COMMAND:
-        cst_play_arrived(play, timer->arg);
+    switch ((enum cst_sim_timer)timer->kind) {
+    case CST_SIM_COMMAND:
+        cst_sim_arrived(play, timer->arg);
         break;
-    case CST_PLAY_DONE:
-        cst_play_done(play, timer->arg);
+    case CST_SIM_DONE:
+        cst_sim_done(play, timer->arg);
         break;
-    case CST_PLAY_BATCH:
-    case CST_PLAY_BATCH_END:
-    case CST_PLAY_PREPARE:
-    case CST_PLAY_STEP:
-    case CST_PLAY_STEP_END:
-        cst_play_worker_timer(&play->workers[timer->arg >> 32], (enum cst_play_timer)timer->kind,
-                              (uint32_t)timer->arg);
+    case CST_SIM_BATCH:
+    case CST_SIM_BATCH_END:
+    case CST_SIM_PREPARE:
+    case CST_SIM_STEP:
+    case CST_SIM_STEP_END:
+        cst_sim_worker_timer(&play->workers[timer->arg >> 32], (enum cst_sim_timer)timer->kind,
+                             (uint32_t)timer->arg);
         break;
     }
 }
 
-static bool is_workers(const struct cst_play *play, const struct cst_effort *effort)
+static bool is_workers(const struct cst_sim *play, const struct cst_effort *effort)
 {
     /* The owner of an effort is a worker or a command; only workers are in this array. */
     const char *owner = effort->owner, *first = (const char *)play->workers;
@@ -296,22 +296,22 @@ static bool is_workers(const struct cst_play *play, const struct cst_effort *eff
     return owner >= first && owner < first + play->world * sizeof *play->workers;
 }
 
-static void on_end(struct cst_play *play, struct cst_effort *effort)
+static void on_end(struct cst_sim *play, struct cst_effort *effort)
 {
-    cst_machine_stop(&play->machine, effort);
+    cst_shared_rates_stop(&play->machine, effort);
     if (is_workers(play, effort)) {
-        cst_play_worker_ended(effort->owner, effort);
+        cst_sim_worker_ended(effort->owner, effort);
     } else {
-        cst_play_ended(play, effort->owner);
+        cst_sim_ended(play, effort->owner);
     }
 }
 
 /* Process the next timer or end of an effort. False: there is none, or the simulation has
  * failed. */
-static bool turn(struct cst_play *play)
+static bool turn(struct cst_sim *play)
 {
     uint64_t at = UINT64_MAX, timer_at = cst_timers_next(&play->timers);
-    struct cst_effort *effort = cst_machine_next(&play->machine, &at);
+    struct cst_effort *effort = cst_shared_rates_next(&play->machine, &at);
 
     if (effort == NULL && timer_at == UINT64_MAX) {
         return false;
@@ -327,12 +327,12 @@ static bool turn(struct cst_play *play)
     }
     /* Messages go before ends of efforts at the same time. */
     play->now = timer_at <= at ? timer_at : at;
-    if (play->now >= CST_MACHINE_END) {
+    if (play->now >= CST_SHARED_RATES_END) {
         play->status = cst_err_set(&play->err, CST_EINVAL,
                                    "rates: with these a step takes more than a century");
         return false;
     }
-    cst_machine_advance(&play->machine, play->now);
+    cst_shared_rates_advance(&play->machine, play->now);
     if (timer_at <= at) {
         struct cst_timer timer = cst_timers_take(&play->timers);
 
@@ -343,27 +343,27 @@ static bool turn(struct cst_play *play)
     return true;
 }
 
-static void sync_all(struct cst_play *play)
+static void sync_all(struct cst_sim *play)
 {
     for (uint32_t rank = 0; rank < play->world; rank++) {
         struct cst_event attach = {.kind = CST_EV_ATTACH, .rank = rank};
 
-        cst_play_event(play, &attach);
+        cst_sim_event(play, &attach);
     }
     for (uint32_t rank = 0; rank < play->world; rank++) {
         struct cst_event sync = {.kind = CST_EV_SYNC,
                                  .rank = rank,
                                  .tag = ((uint64_t)rank + 1) << 56 |
-                                        (uint64_t)CST_PLAY_NO_BATCH << 32 | CST_PLAY_TAG_SYNC};
+                                        (uint64_t)CST_SIM_NO_BATCH << 32 | CST_SIM_TAG_SYNC};
 
-        cst_play_event(play, &sync);
+        cst_sim_event(play, &sync);
     }
     for (uint32_t rank = 0; rank < play->world && play->status == CST_OK; rank++) {
-        cst_play_worker_run(&play->workers[rank], play->attempt);
+        cst_sim_worker_run(&play->workers[rank], play->attempt);
     }
 }
 
-static void play_all(struct cst_play *play)
+static void play_all(struct cst_sim *play)
 {
     sync_all(play);
     while (play->status == CST_OK && turn(play)) {
@@ -383,12 +383,12 @@ static void play_all(struct cst_play *play)
 /* -- open ----------------------------------------------------------------------------------- */
 
 /* Check that the rates say how fast accelerators with device reservations update. */
-static int open_rooms(const struct cst_play *play, struct cst_core_room rooms[CST_CORE_MAX_ROOMS],
-                      struct cst_err *err)
+static int open_rooms(const struct cst_sim *play,
+                      struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES], struct cst_err *err)
 {
     const struct cst_core_config *core = play->config->core;
 
-    for (uint32_t i = 0; i < core->n_rooms && i < CST_CORE_MAX_ROOMS; i++) {
+    for (uint32_t i = 0; i < core->n_rooms && i < CST_CORE_MAX_UPDATE_DEVICES; i++) {
         const struct cst_rates_device *device;
 
         if (core->rooms[i].engine < play->n_nodes) {
@@ -401,20 +401,20 @@ static int open_rooms(const struct cst_play *play, struct cst_core_room rooms[CS
                                device->name);
         }
         rooms[i] = core->rooms[i];
-        rooms[i].segment = CST_PLAY_ROOM_SEGMENT + i;
+        rooms[i].segment = CST_SIM_ROOM_SEGMENT + i;
     }
     return CST_OK;
 }
 
-static int open_core(struct cst_play *play, struct cst_err *err)
+static int open_core(struct cst_sim *play, struct cst_err *err)
 {
     struct cst_core_config core = *play->config->core;
-    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_core_pool *pools = calloc(core.world, sizeof *pools);
     int rc = CST_ENOMEM;
 
     play->arena_segments = calloc(core.layout->n_segments + 1ul, sizeof *play->arena_segments);
-    play->slabs = calloc((size_t)core.world * CST_PLAY_POOL_STRIDE, sizeof *play->slabs);
+    play->slabs = calloc((size_t)core.world * CST_SIM_POOL_STRIDE, sizeof *play->slabs);
     if (pools == NULL || play->arena_segments == NULL || play->slabs == NULL) {
         (void)cst_err_set(err, rc, "no memory for a replay");
         goto out;
@@ -423,10 +423,10 @@ static int open_core(struct cst_play *play, struct cst_err *err)
         play->arena_segments[i] = i + 1;
     }
     for (uint32_t rank = 0; rank < core.world; rank++) {
-        uint32_t *slabs = play->slabs + (size_t)rank * CST_PLAY_POOL_STRIDE;
+        uint32_t *slabs = play->slabs + (size_t)rank * CST_SIM_POOL_STRIDE;
 
         for (uint32_t i = 0; i < CST_LAYOUT_MAX_CLASSES; i++) {
-            slabs[i] = CST_PLAY_POOL_SEGMENT + rank * CST_PLAY_POOL_STRIDE + i;
+            slabs[i] = CST_SIM_POOL_SEGMENT + rank * CST_SIM_POOL_STRIDE + i;
         }
         pools[rank] = core.pools[rank];
         pools[rank].segments = slabs;
@@ -452,7 +452,7 @@ out:
     return rc;
 }
 
-static int open_machine(struct cst_play *play)
+static int open_machine(struct cst_sim *play)
 {
     uint32_t n_links = play->n_engines - play->n_nodes;
     uint32_t *kinds = calloc(n_links + 1ul, sizeof *kinds);
@@ -462,20 +462,20 @@ static int open_machine(struct cst_play *play)
         for (uint32_t i = 0; i < n_links; i++) {
             kinds[i] = find_device(play->config->rates, i);
         }
-        rc = cst_machine_init(&play->machine, play->config->rates, kinds, n_links);
+        rc = cst_shared_rates_init(&play->machine, play->config->rates, kinds, n_links);
     }
     free(kinds);
     return rc;
 }
 
-static void need_engine(struct cst_play *play, uint32_t engine)
+static void need_engine(struct cst_sim *play, uint32_t engine)
 {
     if (engine >= play->n_engines) {
         play->n_engines = engine + 1;
     }
 }
 
-static void count_engines(struct cst_play *play)
+static void count_engines(struct cst_sim *play)
 {
     const struct cst_core_config *core = play->config->core;
 
@@ -494,7 +494,7 @@ static void count_engines(struct cst_play *play)
     }
 }
 
-static int open_play(struct cst_play *play, struct cst_err *err)
+static int open_play(struct cst_sim *play, struct cst_err *err)
 {
     int rc;
 
@@ -502,26 +502,26 @@ static int open_play(struct cst_play *play, struct cst_err *err)
     play->world = play->config->core->world;
     play->hop_ns = (uint64_t)(play->config->rates->request_s * 1e9 / 2);
     play->workers = calloc(play->world, sizeof *play->workers);
-    if (play->workers == NULL || cst_play_engines_open(play) != CST_OK ||
+    if (play->workers == NULL || cst_sim_engines_open(play) != CST_OK ||
         open_machine(play) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a replay");
     }
     rc = open_core(play, err);
     for (uint32_t rank = 0; rank < play->world && rc == CST_OK; rank++) {
-        rc = cst_play_worker_open(play, rank, err);
+        rc = cst_sim_worker_open(play, rank, err);
     }
     return rc;
 }
 
-static void close_play(struct cst_play *play)
+static void close_play(struct cst_sim *play)
 {
     for (uint32_t rank = 0; play->workers != NULL && rank < play->world; rank++) {
-        cst_play_worker_close(&play->workers[rank]);
+        cst_sim_worker_close(&play->workers[rank]);
     }
-    cst_play_engines_close(play);
+    cst_sim_engines_close(play);
     cst_core_close(play->core);
     cst_actions_close(&play->actions);
-    cst_machine_close(&play->machine);
+    cst_shared_rates_close(&play->machine);
     cst_timers_close(&play->timers);
     free(play->arena_segments);
     free(play->slabs);
@@ -531,7 +531,7 @@ static void close_play(struct cst_play *play)
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,
                    struct cst_err *err)
 {
-    struct cst_play play = {.config = config};
+    struct cst_sim play = {.config = config};
     int rc = cst_rates_check(config->rates, err);
 
     if (rc != CST_OK) {

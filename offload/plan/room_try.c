@@ -15,13 +15,13 @@
 
 static bool is_auto(const struct cst_search *s)
 {
-    return s->room_wish == CST_PLAN_ROOM_AUTO;
+    return s->room_request == CST_PLAN_DEVICE_UPDATE_AUTO;
 }
 
 bool cst_plan_chooses_room(const struct cst_plan_config *c)
 {
-    return c->update_room == CST_PLAN_ROOM_AUTO ||
-           (c->update_room == 0 && c->device_states == CST_PLAN_ROOM_AUTO);
+    return c->device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
+           (c->device_update_bytes == 0 && c->device_states == CST_PLAN_DEVICE_UPDATE_AUTO);
 }
 
 int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
@@ -29,11 +29,12 @@ int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
     if (c->device_states == 0) {
         return CST_OK;
     }
-    if (c->device_states != CST_PLAN_ROOM_AUTO &&
-        (c->update_room == 0 || c->update_room == CST_PLAN_ROOM_AUTO)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "states that stay on devices (device_states) need memory for updates "
-                           "there (update_room), of a given size unless the plan chooses both");
+    if (c->device_states != CST_PLAN_DEVICE_UPDATE_AUTO &&
+        (c->device_update_bytes == 0 || c->device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "states that stay on devices (device_states) need memory for updates "
+            "there (device_update_bytes), of a given size unless the plan chooses both");
     }
     if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight) {
         return cst_err_set(err, CST_EINVAL,
@@ -65,22 +66,23 @@ static int check_grain(const struct cst_search *s, struct cst_err *err)
 {
     char wish[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
 
-    if (is_auto(s) || cst_search_of_each(s, s->room_wish) >= s->grain) {
+    if (is_auto(s) || cst_search_of_each(s, s->room_request) >= s->grain) {
         return CST_OK;
     }
-    return cst_err_set(err, CST_EINVAL,
-                       "memory for updates (update_room) of %s of each rank's accelerator is too "
-                       "small: '%s' allocates memory in multiples of %s",
-                       cst_size_exact(s->room_wish, wish), s->rates.devices[s->accelerator].name,
-                       cst_size_exact(s->grain, least));
+    return cst_err_set(
+        err, CST_EINVAL,
+        "memory for updates (device_update_bytes) of %s of each rank's accelerator is too "
+        "small: '%s' allocates memory in multiples of %s",
+        cst_size_exact(s->room_request, wish), s->rates.devices[s->accelerator].name,
+        cst_size_exact(s->grain, least));
 }
 
 static int check_memory(const struct cst_search *s, struct cst_err *err)
 {
     const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
-    uint64_t room = is_auto(s) ? 0 : cst_search_of_each(s, s->room_wish);
+    uint64_t room = is_auto(s) ? 0 : cst_search_of_each(s, s->room_request);
     uint64_t wish = s->config->device_states;
-    uint64_t states = wish == CST_PLAN_ROOM_AUTO ? 0 : cst_search_of_each(s, wish);
+    uint64_t states = wish == CST_PLAN_DEVICE_UPDATE_AUTO ? 0 : cst_search_of_each(s, wish);
     char all[CST_SIZE_TEXT], updates[CST_SIZE_TEXT], stay[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
     if (room + states <= cst_search_accelerator_bytes(s)) {
@@ -104,19 +106,20 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL,
                            "updates at the commit need one weight row, others need two");
     }
-    if ((c->update_room > MOST_BYTES && !is_auto(s)) ||
-        (c->device_states > MOST_BYTES && c->device_states != CST_PLAN_ROOM_AUTO)) {
+    if ((c->device_update_bytes > MOST_BYTES && !is_auto(s)) ||
+        (c->device_states > MOST_BYTES && c->device_states != CST_PLAN_DEVICE_UPDATE_AUTO)) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu64 " bytes of an accelerator",
-                           c->update_room > MOST_BYTES && !is_auto(s) ? c->update_room
-                                                                      : c->device_states);
+                           c->device_update_bytes > MOST_BYTES && !is_auto(s)
+                               ? c->device_update_bytes
+                               : c->device_states);
     }
-    if (s->room_wish == 0 || (is_auto(s) && s->n_rooms == 0)) {
+    if (s->room_request == 0 || (is_auto(s) && s->n_rooms == 0)) {
         return cst_plan_check_rooms(c, err);
     }
     if (s->n_rooms == 0) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "memory for updates on accelerators (update_room): the rates have no accelerator");
+        return cst_err_set(err, CST_EINVAL,
+                           "memory for updates on accelerators (device_update_bytes): the rates "
+                           "have no accelerator");
     }
     if (device->update <= 0 && !is_auto(s)) {
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
@@ -136,7 +139,7 @@ static uint32_t engine_of(const struct cst_search *s, uint32_t i)
 
 uint64_t cst_search_room_of_each(const struct cst_search *s, const struct cst_plan_try *try)
 {
-    uint64_t bytes = cst_search_of_each(s, try->update_room);
+    uint64_t bytes = cst_search_of_each(s, try->device_update_bytes);
 
     return bytes - bytes % s->grain;
 }
@@ -178,7 +181,7 @@ uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan
         return 0;
     }
     if (!is_auto(s)) {
-        return s->room_wish;
+        return s->room_request;
     }
     want = cst_buffers_want_of(layout, try->n_through);
     want = try->holds ? with_held(layout, want) : want;
@@ -198,10 +201,11 @@ static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
 
 uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try *try,
                           const struct cst_layout *layout,
-                          struct cst_core_room rooms[CST_CORE_MAX_ROOMS], uint32_t *interleave)
+                          struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES],
+                          uint32_t *interleave)
 {
     const struct cst_core_pool pool = {.engine = s->host ? 0 : engine_of(s, 0)};
-    uint32_t n = try->update_room > 0 ? s->n_rooms : 0;
+    uint32_t n = try->device_update_bytes > 0 ? s->n_rooms : 0;
     struct cst_interleave machine = {0};
 
     for (uint32_t i = 0; i < n; i++) {
@@ -211,8 +215,8 @@ uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try 
                                           .bytes = s->stands_for > 1 ? without_held(layout, bytes)
                                                                      : bytes};
     }
-    cst_rooms_describe(&machine, layout, rooms, n, &pool, 1);
-    cst_rooms_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
+    cst_device_updates_describe(&machine, layout, rooms, n, &pool, 1);
+    cst_device_updates_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
     *interleave =
         s->config->interleave_given ? s->config->interleave : cst_interleave_choose(&machine);
     return n;

@@ -11,13 +11,13 @@
 /* Fill in everything that follows from @layout, the @n_rooms device reservations and the @world
  * pools: chunks that can get device updates or updates by nodes, nodes, bytes per element, links,
  * buffers. Leaves the rates and `shared` unchanged. */
-void cst_rooms_describe(struct cst_interleave *out, const struct cst_layout *layout,
-                        const struct cst_core_room *rooms, uint32_t n_rooms,
-                        const struct cst_core_pool *pools, uint32_t world);
+void cst_device_updates_describe(struct cst_interleave *out, const struct cst_layout *layout,
+                                 const struct cst_core_room *rooms, uint32_t n_rooms,
+                                 const struct cst_core_pool *pools, uint32_t world);
 
 /* Fill in the rates: of all nodes together, and of @accelerator, with both directions of its link
  * in use. */
-void cst_rooms_rates(struct cst_interleave *out, const struct cst_rates *rates,
-                     const struct cst_rates_device *accelerator);
+void cst_device_updates_rates(struct cst_interleave *out, const struct cst_rates *rates,
+                              const struct cst_rates_device *accelerator);
 
 #endif

@@ -47,7 +47,7 @@ int cst_plan_saved_make(struct cst_saved_plan *out, const struct cst_plan_config
     plan.pool_bytes = choice->pool_bytes;
     plan.prefetch_depth = choice->prefetch_depth;
     plan.eviction = (uint32_t)choice->eviction;
-    plan.update_room = choice->update_room;
+    plan.device_update_bytes = choice->device_update_bytes;
     plan.device_states = choice->device_states;
     plan.step_s = (double)choice->predicted.step_ns * 1e-9;
     *out = plan;
@@ -63,7 +63,7 @@ void cst_plan_saved_choice(const struct cst_saved_plan *plan, struct cst_plan_ch
         .eviction = (enum cst_core_eviction)plan->eviction,
         .n_chunks = plan->n_chunks,
         .pool_bytes = plan->pool_bytes,
-        .update_room = plan->update_room,
+        .device_update_bytes = plan->device_update_bytes,
         .device_states = plan->device_states,
         .predicted = {.step_ns = (uint64_t)(plan->step_s * 1e9)},
         .binds = "unknown: the plan was made before",

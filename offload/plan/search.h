@@ -47,7 +47,7 @@ struct cst_plan_try {
     uint32_t n_moments, n_masters;
     bool over; /* Gradients are summed in weight rows. */
     uint64_t pool_bytes, state_bytes, host_bytes, disk_bytes, padding_bytes;
-    uint64_t update_room; /* Bytes of each rank's accelerator for updates. */
+    uint64_t device_update_bytes; /* Bytes of each rank's accelerator for updates. */
     uint64_t bound_ns, estimate_ns;
     bool replayed;
     struct cst_replay_result result;
@@ -83,8 +83,9 @@ struct cst_search {
     uint32_t accelerator;
     /* Maximum number of device reservations, which is the number of accelerators. */
     uint32_t n_rooms;
-    uint64_t grain;     /* Granularity of accelerators' memory in bytes. */
-    uint64_t room_wish; /* update_room of the configuration, or what its device_states imply. */
+    uint64_t grain;        /* Granularity of accelerators' memory in bytes. */
+    uint64_t room_request; /* device_update_bytes of the configuration, or what its device_states
+                              imply. */
     bool splits; /* The search now tries states that stay on accelerators, as its own choice. */
     /* Fastest step without states on accelerators; UINT64_MAX: nothing fits. */
     uint64_t without_ns;
@@ -181,7 +182,8 @@ uint64_t cst_search_room_bytes(const struct cst_search *search, const struct cst
 /* The device reservations of the point: returns their number, and k in *interleave. */
 uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan_try *try,
                           const struct cst_layout *layout,
-                          struct cst_core_room rooms[CST_CORE_MAX_ROOMS], uint32_t *interleave);
+                          struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES],
+                          uint32_t *interleave);
 
 /* split_try.c. True if the planner chooses the states that stay on accelerators, and there can be
  * some. */

@@ -10,14 +10,14 @@
 
 bool cst_search_may_split(const struct cst_search *s)
 {
-    return s->config->device_states == CST_PLAN_ROOM_AUTO && s->n_rooms > 0 &&
+    return s->config->device_states == CST_PLAN_DEVICE_UPDATE_AUTO && s->n_rooms > 0 &&
            s->rates.devices[s->accelerator].update > 0;
 }
 
 bool cst_search_may_hold(const struct cst_search *s)
 {
-    return cst_search_may_split(s) && s->room_wish == CST_PLAN_ROOM_AUTO && s->stands_for == 1 &&
-           !s->host;
+    return cst_search_may_split(s) && s->room_request == CST_PLAN_DEVICE_UPDATE_AUTO &&
+           s->stands_for == 1 && !s->host;
 }
 
 /* Share of a rank if an accelerator has @bytes. */
@@ -113,7 +113,7 @@ int cst_search_settle(struct cst_search *s, struct cst_plan_try *try,
     if (try->device_states == 0 || s->n_layouts >= s->most_layouts || cst_search_stops(s)) {
         return CST_OK;
     }
-    try->update_room = cst_search_room_bytes(s, try, layout);
+    try->device_update_bytes = cst_search_room_bytes(s, try, layout);
     rc = cst_search_layout(s, try, &with, err);
     if (rc != CST_OK) {
         return rc;
@@ -191,7 +191,7 @@ int cst_search_each_split(struct cst_search *s, const struct cst_plan_try *site,
 
 uint32_t cst_search_layouts_of_site(const struct cst_search *s)
 {
-    uint32_t rooms = s->room_wish == CST_PLAN_ROOM_AUTO ? CST_LAYOUT_MAX_CLASSES : 1;
+    uint32_t rooms = s->room_request == CST_PLAN_DEVICE_UPDATE_AUTO ? CST_LAYOUT_MAX_CLASSES : 1;
 
     return 2 + rooms * SPLITS * (cst_search_may_hold(s) ? 2 : 1);
 }

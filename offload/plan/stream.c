@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's stream, and the copies that its worker makes itself. Entries are processed in order,
  * and wait for the copies that they need. */
-#include "offload/plan/play.h"
+#include "offload/plan/simulate.h"
 
 #include <stdlib.h>
 
 /* -- copies by the worker ------------------------------------------------------------------- */
 
-static void run_copy(struct cst_play_worker *w)
+static void run_copy(struct cst_sim_worker *w)
 {
     if (w->n_copies == 0 || w->copying.active) {
         return;
     }
     w->copying.left = w->copies[w->first_copy].work;
     w->copy_begin = w->play->now;
-    cst_play_start(w->play, &w->copying);
+    cst_sim_start(w->play, &w->copying);
 }
 
-void cst_play_copy_weights(struct cst_play_worker *w, uint32_t chunk, uint64_t bytes)
+void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t bytes)
 {
-    struct cst_play_copy copy = {.number = ++w->last_copy, .chunk = chunk};
+    struct cst_sim_copy copy = {.number = ++w->last_copy, .chunk = chunk};
 
     if (w->n_copies == w->copies_capacity) {
         uint32_t grown = w->copies_capacity == 0 ? 16 : 2 * w->copies_capacity;
-        struct cst_play_copy *ring = malloc(grown * sizeof *ring);
+        struct cst_sim_copy *ring = malloc(grown * sizeof *ring);
 
         if (ring == NULL) {
-            cst_play_out_of_memory(w->play);
+            cst_sim_out_of_memory(w->play);
             return;
         }
         for (uint32_t i = 0; i < w->n_copies; i++) {
@@ -45,12 +45,12 @@ void cst_play_copy_weights(struct cst_play_worker *w, uint32_t chunk, uint64_t b
     run_copy(w);
 }
 
-void cst_play_copied(struct cst_play_worker *w)
+void cst_sim_copied(struct cst_sim_worker *w)
 {
-    const struct cst_play_copy *copy = &w->copies[w->first_copy];
+    const struct cst_sim_copy *copy = &w->copies[w->first_copy];
 
     w->copied = copy->number;
-    cst_play_interval(w->play, CST_LANE_UP, w->device, copy->chunk, false, w->copy_begin);
+    cst_sim_interval(w->play, CST_LANE_UP, w->device, copy->chunk, false, w->copy_begin);
     w->first_copy = (w->first_copy + 1) % w->copies_capacity;
     w->n_copies--;
     run_copy(w);
@@ -58,14 +58,14 @@ void cst_play_copied(struct cst_play_worker *w)
 
 /* -- the stream ----------------------------------------------------------------------------- */
 
-void cst_play_enqueue(struct cst_play_worker *w, const struct cst_play_entry *entry)
+void cst_sim_enqueue(struct cst_sim_worker *w, const struct cst_sim_entry *entry)
 {
     if (w->n_entries == w->entries_capacity) {
         uint32_t grown = w->entries_capacity == 0 ? 64 : 2 * w->entries_capacity;
-        struct cst_play_entry *ring = malloc(grown * sizeof *ring);
+        struct cst_sim_entry *ring = malloc(grown * sizeof *ring);
 
         if (ring == NULL) {
-            cst_play_out_of_memory(w->play);
+            cst_sim_out_of_memory(w->play);
             return;
         }
         for (uint32_t i = 0; i < w->n_entries; i++) {
@@ -79,7 +79,7 @@ void cst_play_enqueue(struct cst_play_worker *w, const struct cst_play_entry *en
     w->entries[(w->first + w->n_entries++) % w->entries_capacity] = *entry;
 }
 
-void cst_play_compute(struct cst_play_worker *w, const struct cst_play_entry *entry)
+void cst_sim_compute(struct cst_sim_worker *w, const struct cst_sim_entry *entry)
 {
     uint64_t now = w->play->now;
 
@@ -87,20 +87,20 @@ void cst_play_compute(struct cst_play_worker *w, const struct cst_play_entry *en
     w->compute_begin = now;
     if (now > w->idle_since) {
         w->wait_ns += now - w->idle_since;
-        cst_play_interval(w->play, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
-                          w->idle_since);
+        cst_sim_interval(w->play, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
+                         w->idle_since);
     }
     w->compute.left = entry->work;
     w->compute.cores = w->cores;
-    cst_play_start(w->play, &w->compute);
+    cst_sim_start(w->play, &w->compute);
 }
 
-bool cst_play_run_stream(struct cst_play_worker *w)
+bool cst_sim_run_stream(struct cst_sim_worker *w)
 {
     bool passed = false;
 
     while (w->n_entries > 0 && !w->compute.active) {
-        struct cst_play_entry entry = w->entries[w->first];
+        struct cst_sim_entry entry = w->entries[w->first];
 
         if (!entry.is_mark && entry.number > w->copied) {
             break;
@@ -111,7 +111,7 @@ bool cst_play_run_stream(struct cst_play_worker *w)
             w->passed = entry.number;
             passed = true;
         } else {
-            cst_play_compute(w, &entry);
+            cst_sim_compute(w, &entry);
         }
     }
     return passed;

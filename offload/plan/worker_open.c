@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rank of the simulation: initialisation and end. */
-#include "offload/plan/play.h"
+#include "offload/plan/simulate.h"
 
 #include <stdlib.h>
 
 /* Allocate the arrays that the books borrow. */
-static int describe(struct cst_play_worker *w, struct cst_lease_model *books)
+static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
 {
     const struct cst_model *model = w->play->config->core->model;
     const struct cst_layout *layout = w->play->config->core->layout;
@@ -40,7 +40,7 @@ static int describe(struct cst_play_worker *w, struct cst_lease_model *books)
     return CST_OK;
 }
 
-static int open_books(struct cst_play_worker *w, struct cst_err *err)
+static int open_books(struct cst_sim_worker *w, struct cst_err *err)
 {
     const struct cst_core_pool *pool = &w->play->config->core->pools[w->rank];
     struct cst_lease_model books;
@@ -58,7 +58,7 @@ static int open_books(struct cst_play_worker *w, struct cst_err *err)
                : rc;
 }
 
-static void set_speed(struct cst_play_worker *w)
+static void set_speed(struct cst_sim_worker *w)
 {
     const struct cst_rates *rates = w->play->config->rates;
     double share = w->play->config->flops_share > 0 ? w->play->config->flops_share : 1;
@@ -82,20 +82,20 @@ static void set_speed(struct cst_play_worker *w)
     }
 }
 
-int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *err)
+int cst_sim_worker_open(struct cst_sim *play, uint32_t rank, struct cst_err *err)
 {
-    struct cst_play_worker *w = &play->workers[rank];
+    struct cst_sim_worker *w = &play->workers[rank];
     const struct cst_core_config *core = play->config->core;
     uint32_t engine = core->pools[rank].engine;
 
-    *w = (struct cst_play_worker){
+    *w = (struct cst_sim_worker){
         .play = play,
         .rank = rank,
         .stands_for = play->config->stands_for == NULL ? 1 : play->config->stands_for[rank],
         .device = engine == 0 ? CST_NONE : engine - play->n_nodes,
         .stream = engine != 0,
     };
-    w->rates = cst_play_device(play, w->device);
+    w->rates = cst_sim_device(play, w->device);
     w->node = engine == 0 ? rank % play->n_nodes : play->engines[engine].node;
     w->compute.node = w->copying.node = w->node;
     w->compute.owner = w->copying.owner = w;
@@ -114,7 +114,7 @@ int cst_play_worker_open(struct cst_play *play, uint32_t rank, struct cst_err *e
     return open_books(w, err);
 }
 
-void cst_play_worker_close(struct cst_play_worker *w)
+void cst_sim_worker_close(struct cst_sim_worker *w)
 {
     for (uint32_t i = 0; i < w->n_batches; i++) {
         free(w->batches[i].items);

@@ -118,15 +118,15 @@ static void show(const struct row *row)
 /* Options with which a job can be trained. Steps with early updates do not clip. */
 static const struct way {
     const char *name;
-    uint64_t update_room;
+    uint64_t device_update_bytes;
     enum cst_overlap overlap;
     enum cst_moments moments;
     uint32_t micro_batches;
 } ways[] = {
     {"as above", 0, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
-    {"room", CST_PLAN_ROOM_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
-    {"room, bf16", CST_PLAN_ROOM_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_BF16, 1},
-    {"room, mx8", CST_PLAN_ROOM_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_MX8, 1},
+    {"room", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 1},
+    {"room, bf16", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_BF16, 1},
+    {"room, mx8", CST_PLAN_DEVICE_UPDATE_AUTO, CST_OVERLAP_COMMIT, CST_MOMENTS_MX8, 1},
     {"8 micro-b.", 0, CST_OVERLAP_COMMIT, CST_MOMENTS_FP32, 8},
     {"early", 0, CST_OVERLAP_EARLY, CST_MOMENTS_FP32, 1},
 };
@@ -152,7 +152,7 @@ static double efficiency(const struct cst_plan_budget *budget, uint32_t batch,
         .rates = &rates,
         .micro_batches = way->micro_batches,
         .recompute = true,
-        .update_room = way->update_room,
+        .device_update_bytes = way->device_update_bytes,
         .overlap = way->overlap,
         .states = {.moments = way->moments, .two_weights = way->overlap != CST_OVERLAP_COMMIT}};
 

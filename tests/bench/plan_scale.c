@@ -75,8 +75,8 @@ static double plan_many(void)
                                            .budget = &budget,
                                            .rates = &rates,
                                            .micro_batches = 1,
-                                           .update_room = CST_PLAN_ROOM_AUTO,
-                                           .device_states = CST_PLAN_ROOM_AUTO,
+                                           .device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO,
+                                           .device_states = CST_PLAN_DEVICE_UPDATE_AUTO,
                                            .runtime_only = true,
                                            .max_events = 200000};
 

@@ -21,7 +21,7 @@ static void open_rooms(const char *k)
     (void)snprintf(config, sizeof config, "[plan]\ninterleave = %s\n", k);
     cuda_rig_dawdle(false);
     cuda_rig_open(config);
-    train_like.update_room = 2 << 20;
+    train_like.device_update_bytes = 2 << 20;
 }
 
 static void setup(void)

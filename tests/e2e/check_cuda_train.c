@@ -91,7 +91,8 @@ START_TEST(rooms)
     const struct train_placement *at = &placements[_i / 2];
     struct train_order order = train_rig_order(at, "rooms", 0);
 
-    order.update_room = (8ull << 20) / at->world; /* 2 MiB is the least that a GPU allocates */
+    order.device_update_bytes =
+        (8ull << 20) / at->world; /* 2 MiB is the least that a GPU allocates */
     order.micro_batches = _i % 2 == 0 ? 1 : 3;
     train_rig_run_like(at, &order, 0);
     ck_assert_uint_gt(raw_job_info(&witness, "rooms")->n_device_updates, 0);

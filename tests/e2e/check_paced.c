@@ -131,7 +131,7 @@ START_TEST(room_bits)
 {
     const struct train_placement *at = &placements[_i % N_PLACEMENTS];
 
-    train_like.update_room = _i < N_PLACEMENTS ? 1 << 20 : 4096;
+    train_like.device_update_bytes = _i < N_PLACEMENTS ? 1 << 20 : 4096;
     train_rig_run(at, at->name, 0);
 }
 END_TEST
@@ -143,7 +143,7 @@ START_TEST(rooms_of_host_ranks)
     static const struct train_placement at = {"host", 3, {"host", "host", "host"}};
     const Cistern__StatReply *stat;
 
-    train_like.update_room = (1 << 20) + 5;
+    train_like.device_update_bytes = (1 << 20) + 5;
     train_rig_run(&at, at.name, 0);
     stat = raw_stat(&witness);
     ck_assert_str_eq(stat->engines[FIRST]->state, "ready");
@@ -161,14 +161,14 @@ END_TEST
 START_TEST(rooms_are_charged)
 {
     struct cst_job_spec spec = {
-        .name = "large", .world = 1, .device = "paced:0", .update_room = (8 << 20) + 4096};
+        .name = "large", .world = 1, .device = "paced:0", .device_update_bytes = (8 << 20) + 4096};
     const int64_t n = 1000;
     struct cst_client *client;
     struct cst_job *job;
     struct cst_err err = {0};
     int tensor;
 
-    train_like.update_room = 7 << 20;
+    train_like.device_update_bytes = 7 << 20;
     train_rig_run(&placements[0], "one", 0);
     await_done("one");
     ck_assert_uint_eq(used(0), 7 << 20); /* the pool went with the worker, and the room stays */

@@ -66,7 +66,7 @@ static struct train_order order_of(const char *name, uint32_t world, uint32_t ra
                                 .device = device,
                                 .n_steps = N_STEPS,
                                 .micro_batches = 1,
-                                .update_room = ROOM / world,
+                                .device_update_bytes = ROOM / world,
                                 .bad = none,
                                 .die_at = UINT32_MAX,
                                 .kill_at = UINT32_MAX};
@@ -110,7 +110,7 @@ START_TEST(bits)
         (void)snprintf(name, sizeof name, "bits-%u", i);
         for (uint32_t r = 0; r < world; r++) {
             orders[r] = order_of(name, world, r, devices[(i / 2 + r) % 2]);
-            orders[r].update_room = rooms[i % 3] / world;
+            orders[r].device_update_bytes = rooms[i % 3] / world;
             orders[r].micro_batches = i / 6 == 0 ? 1 : 2;
         }
         run(orders, world);
@@ -167,7 +167,7 @@ static int open_again(uint64_t room, uint64_t bytes, struct cst_client **client,
     const struct cst_job_spec spec = {.name = "states",
                                       .world = 1,
                                       .chunk_elems = TRAIN_CHUNK_ELEMS,
-                                      .update_room = room,
+                                      .device_update_bytes = room,
                                       .device_states = bytes};
 
     ck_assert_int_eq(cst_connect(client, proc.socket, err), CST_OK);
@@ -181,7 +181,8 @@ static void rewrite(void)
     struct cst_job *job;
     struct cst_err err = {0};
 
-    ck_assert_int_eq(open_again(CST_ROOM_AUTO, CST_ROOM_AUTO, &client, &job, &err), CST_OK);
+    ck_assert_int_eq(
+        open_again(CST_DEVICE_UPDATE_AUTO, CST_DEVICE_UPDATE_AUTO, &client, &job, &err), CST_OK);
     ck_assert_int_eq(train_declare(job), CST_OK);
     ck_assert_int_eq(cst_commit(job, NULL, &err), CST_OK);
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
@@ -214,13 +215,14 @@ START_TEST(rooms_stay)
     train_worker_join(train_worker_start(&order, reports[0]), reports[0]);
     rewrite();
     ck_assert_int_eq(open_again(4096, 0, &client, &job, &err), CST_EMISMATCH);
-    ck_assert_msg(strstr(err.text, "update_room 4194304, not 4096") != NULL, "%s", err.text);
+    ck_assert_msg(strstr(err.text, "device_update_bytes 4194304, not 4096") != NULL, "%s",
+                  err.text);
     cst_disconnect(client);
     ck_assert_int_eq(open_again(ROOM, 4096, &client, &job, &err), CST_EMISMATCH);
     ck_assert_msg(strstr(err.text, "device_states 1048576, not 4096") != NULL, "%s", err.text);
     cst_disconnect(client);
     order.n_steps = N_STEPS;
-    order.update_room = order.device_states = 0;
+    order.device_update_bytes = order.device_states = 0;
     train_worker_join(train_worker_start(&order, reports[0]), reports[0]);
     train_check_states(reports, 1, N_STEPS, none);
     ck_assert_uint_eq(raw_job_info(&witness, "states")->n_device_updates,
@@ -232,7 +234,7 @@ END_TEST
  * least size. */
 START_TEST(less_than_a_grain)
 {
-    struct raw_job job = {.name = "grain", .world = 1, .update_room = 1000};
+    struct raw_job job = {.name = "grain", .world = 1, .device_update_bytes = 1000};
     struct raw_client client;
 
     start_daemon("none");
@@ -240,7 +242,8 @@ START_TEST(less_than_a_grain)
     ck_assert_msg(raw_job_open(&client, &job) == CST_OK, "%s", client.err.text);
     ck_assert_int_eq(raw_declare_many(&client, 2, 1000), CST_OK);
     ck_assert_int_eq(raw_status(&client, raw_commit(&client, 2, 2)), CST_EINVAL);
-    ck_assert_msg(strstr(client.err.text, "update_room of 1000 bytes is too small") != NULL &&
+    ck_assert_msg(strstr(client.err.text, "device_update_bytes of 1000 bytes is too small") !=
+                          NULL &&
                       strstr(client.err.text, "multiples of 4.0 KiB (4096 bytes)") != NULL,
                   "%s", client.err.text);
     raw_close(&client);
@@ -271,7 +274,7 @@ static void get_staging(struct raw_client *client)
 START_TEST(staging_before_the_layout)
 {
     struct raw_job job = {
-        .name = "early", .world = 1, .update_room = ROOM, .device_states = 1 << 20};
+        .name = "early", .world = 1, .device_update_bytes = ROOM, .device_states = 1 << 20};
     struct raw_client client;
 
     start_daemon("none");
@@ -309,7 +312,7 @@ START_TEST(engine_killed_anywhere)
         orders[0] = order_of(name, 1, 0, "host");
         orders[0].kill_at = point;
         orders[0].victim = raw_stat(&witness)->engines[_i]->pid;
-        orders[0].update_room = point % 2 == 0 ? ROOM : 300 << 10;
+        orders[0].device_update_bytes = point % 2 == 0 ? ROOM : 300 << 10;
         orders[0].device_states = point % 3 == 0 ? 120 << 10 : 0;
         ck_assert_int_gt(orders[0].victim, 0);
         run(orders, 1);
@@ -482,8 +485,8 @@ static uint64_t commit(struct raw_client *client)
 
 static void fill(struct raw_client *client, const char *device, uint64_t bytes)
 {
-    join(client,
-         (struct raw_job){.name = "full", .world = 1, .update_room = bytes, .device = device});
+    join(client, (struct raw_job){
+                     .name = "full", .world = 1, .device_update_bytes = bytes, .device = device});
     ck_assert_msg(raw_status(client, commit(client)) == CST_OK, "%s", client->err.text);
 }
 
@@ -496,11 +499,12 @@ START_TEST(little_left)
 
     start_pair();
     fill(&full, "host", _i == 0 ? 16 << 20 : 8 << 20);
-    join(&client, (struct raw_job){.name = "auto", .world = 1, .device_states = CST_ROOM_AUTO});
+    join(&client,
+         (struct raw_job){.name = "auto", .world = 1, .device_states = CST_DEVICE_UPDATE_AUTO});
     ck_assert_msg(raw_status(&client, commit(&client)) == CST_OK, "%s", client.err.text);
     info = raw_job_info(&witness, "auto");
-    ck_assert_int_eq(info->update_room > 0, _i == 1);
-    ck_assert_uint_le(info->update_room + info->device_states, 8 << 20);
+    ck_assert_int_eq(info->device_update_bytes > 0, _i == 1);
+    ck_assert_uint_le(info->device_update_bytes + info->device_states, 8 << 20);
     ck_assert(raw_explains(&client, "auto", "t0", "planned with the rates"));
     ck_assert_int_eq(raw_explains(&client, "auto", "t0", "no memory of an accelerator is free"),
                      _i == 0);
@@ -552,7 +556,7 @@ START_TEST(planned_at_once)
         join(&clients[i], (struct raw_job){.name = names[i],
                                            .world = 1,
                                            .device = "paced:0",
-                                           .device_states = CST_ROOM_AUTO});
+                                           .device_states = CST_DEVICE_UPDATE_AUTO});
     }
     ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0); /* so that the daemon finds both commits */
     for (unsigned i = 0; i < 2; i++) {

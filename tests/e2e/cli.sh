@@ -128,7 +128,7 @@ says '^updates   commit; last step .* exposed; .* hidden in all$'
 expect 0 --json job example
 holds '.optimizer == "adamw" and .moments == "fp32" and .overlap == "commit" and .state_bytes_per_param == 16 and (has("rounding") | not)'
 holds '.n_updates > 0 and .n_device_updates == 0 and .last_update_seconds > 0 and .exposed_seconds >= .last_exposed_seconds and .last_exposed_seconds >= 0'
-holds '(has("interleave") or has("update_room")) | not'
+holds '(has("interleave") or has("device_update_bytes")) | not'
 holds '.step == 3 and (.ranks | length) == 1 and .ranks[0].hits + .ranks[0].late + .ranks[0].misses > 0 and .ranks[0].weight_wait_seconds >= 0'
 holds '.ranks[0].pool | .free + .cached + .leased + .moving + .pending + .quarantined == .capacity'
 expect 0 explain example w
@@ -239,7 +239,7 @@ complete_words() {
 [ "$(complete_words cistern --socket = "$CISTERN_SOCKET" job '')" = example ] || fail "completion behind --socket=PATH"
 [ "$(complete_words cistern stat --watch = 5 --j)" = --json ] || fail "completion behind --watch=SECONDS"
 [ "$(complete_words cistern --manager)" = --manager-socket ] || fail "completion of an option"
-[ "$(complete_words cistern plan --dev | tr '\n' ' ')" = "--device --device-states " ] || fail "completion of plan's options"
+[ "$(complete_words cistern plan --dev | tr '\n' ' ')" = "--device --device-states --device-update " ] || fail "completion of plan's options"
 [ -z "$(complete_words cistern rm --dev)" ] || fail "completion of an option that rm does not take"
 [ "$(complete_words cistern plan preset : opt-1.)" = opt-1.3b ] || fail "completion of a preset"
 complete_words cistern plan preset : | has -xF gpt2-124m || fail "completion of presets"

@@ -127,12 +127,12 @@ printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/pac
 start_daemon paced --config "$tmp/paced.conf"
 for moments in fp32 mx8; do
     reference=adamw-$moments
-    same "room-$moments" --moments $moments --update-room 8M --chunk 36864
-    holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .update_room == 16777216'
+    same "room-$moments" --moments $moments --device-update 8M --chunk 36864
+    holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .device_update_bytes == 16777216'
 done
 ./cistern stat | has -E '^room-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
 reference=adamw-fp32
-same room-planned --update-room 8M --device-states 1M
+same room-planned --device-update 8M --device-states 1M
 planned paced room-planned
 
 # Choices of the plan do not change the results. A daemon that does not plan has none, and says so. An impossible choice is
@@ -140,14 +140,14 @@ planned paced room-planned
 same room-chosen --device-states auto
 planned paced room-chosen
 same room-unplanned --device-states auto --chunk 36864
-holds room-unplanned '(has("device_states") or has("update_room")) | not'
+holds room-unplanned '(has("device_states") or has("device_update_bytes")) | not'
 explains room-unplanned "0 bytes of each rank's accelerator are for states: no plan: "
 refused() {
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --rank 0 --device-states auto "${@:2}" >"$tmp/other.log" 2>&1 && fail "${*:2} is taken"
     grep -q "$1" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
 }
 refused 'cannot be combined with moments that are not fp32' --moments mx8
-refused 'a pool of 1.0 MiB .* cannot be combined with an update_room or device_states that the plan chooses' --device paced --pool 1M
+refused 'a pool of 1.0 MiB .* cannot be combined with an device_update_bytes or device_states that the plan chooses' --device paced --pool 1M
 ./cistern trace room-mx8 -o "$tmp/trace.json"
 jq -e '[.traceEvents[] | select(.name == "process_name") | .args.name] | contains(["job", "node 0", "paced:0", "rank 0"])' "$tmp/trace.json" >/dev/null ||
     fail "lanes of $(jq -c '[.traceEvents[] | select(.name == "process_name") | .args.name]' "$tmp/trace.json")"
@@ -168,9 +168,9 @@ for memory in 64M 8M 1M; do
     for device in host paced; do
         same "$device-$memory" --device $device --device-states auto
         planned "fast-$memory" "$device-$memory"
-        [ $memory = 1M ] || holds "$device-$memory" '.device_states > 0 and .update_room > 0 and .n_device_updates > 0'
+        [ $memory = 1M ] || holds "$device-$memory" '.device_states > 0 and .device_update_bytes > 0 and .n_device_updates > 0'
         [ $memory = 1M ] || explains "$device-$memory" "[1-9][0-9]* bytes of each rank's accelerator are for states: a step takes "
-        [ $memory != 1M ] || holds "$device-$memory" '(has("device_states") or has("update_room")) | not'
+        [ $memory != 1M ] || holds "$device-$memory" '(has("device_states") or has("device_update_bytes")) | not'
         ./cistern rm "$device-$memory"
     done
     stop_daemon "fast-$memory"

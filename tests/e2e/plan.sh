@@ -136,28 +136,28 @@ holds '.rows.host | .exp_avg * 2 == .master and .exp_avg_sq * 2 == .master'
 jq -e ".plan.host_bytes < $full and .plan.predicted.step_s <= $all_updates" "$tmp/out" >/dev/null || fail "bf16 moments cost as much as fp32"
 states --device 2G --optimizer lion --moments mx8 --overlap early
 holds '.rows.host | .exp_avg_sq == 0 and .exp_avg * 128 == .master * 33 and .weight_other == .weight'
-states --device 2G --update-room 1G
+states --device 2G --device-update 1G
 one=$(jq '.plan.pool_bytes' "$tmp/out")
 [ "$one" -le $((1 << 30)) ] || fail "blocks of $one bytes in 1 GiB"
-holds '.plan.update_room == 1073741824 and .plan.n_buffers > 0 and (.plan.pool_bytes + .plan.update_room + .plan.activation_bytes) <= .budget.device_bytes'
-expect 0 preset:gpt2-124m --rates a100 --device 2G --update-room 1G --moments mx8 --overlap delayed
+holds '.plan.device_update_bytes == 1073741824 and .plan.n_buffers > 0 and (.plan.pool_bytes + .plan.device_update_bytes + .plan.activation_bytes) <= .budget.device_bytes'
+expect 0 preset:gpt2-124m --rates a100 --device 2G --device-update 1G --moments mx8 --overlap delayed
 says '^for updates +1\.00 GiB '
 says '^weight_other '
 says '^updates +delayed, adamw with moments in mx8: .* hidden$'
 says '^reserved +1\.00 GiB for updates on each accelerator, [1-3] chunks? at a time; '
-expect 1 preset:gpt2-124m --rates a100 --device 1G --update-room 1G
+expect 1 preset:gpt2-124m --rates a100 --device 1G --device-update 1G
 complains 'updates 1.0 GiB, the smallest pool .* bytes\) short'
 
 # Device memory is allocated in multiples of the granularity, and rooms and states hold whole chunks. A size that is too small is
 # refused with a sufficient one.
-expect 1 preset:gpt2-124m --rates a100 --device 4G --update-room 1M
-complains "update_room.* of 1.0 MiB .*'A100-40GB' allocates memory in multiples of 2.0 MiB"
-expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 4M
-says '^reserved +4\.00 MiB for updates on each accelerator, too small for any chunk: the smallest takes .* \(--update-room [0-9]+M\)$'
-expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-states 500K
+expect 1 preset:gpt2-124m --rates a100 --device 4G --device-update 1M
+complains "device_update_bytes.* of 1.0 MiB .*'A100-40GB' allocates memory in multiples of 2.0 MiB"
+expect 0 preset:gpt2-124m --rates a100 --device 4G --device-update 4M
+says '^reserved +4\.00 MiB for updates on each accelerator, too small for any chunk: the smallest takes .* \(--device-update [0-9]+M\)$'
+expect 0 preset:gpt2-124m --rates a100 --device 4G --device-update 300M --device-states 500K
 says "^states +none stay on accelerators: 500 KiB hold no chunk's states, the smallest takes .* \(--device-states [0-9]+M\)$"
 size=$(sed -n 's/.*--device-states \([0-9]*M\))$/\1/p' "$tmp/out")
-expect 0 preset:gpt2-124m --rates a100 --device 4G --update-room 300M --device-states "$size"
+expect 0 preset:gpt2-124m --rates a100 --device 4G --device-update 300M --device-states "$size"
 says "^states +[0-9.]+ MiB of [0-9.]+ MiB on each accelerator, of 1 of [0-9]+ chunks$"
 # Gradients that take the place of weights are shown in the output.
 expect 0 preset:gpt2-124m --rates a100 --device 4G --grad-over-weight
@@ -177,21 +177,21 @@ fast() {
 for on in host fast; do
     fast --on $on --device 4G
     without=$step
-    holds '.plan.update_room == 0 and .plan.interleave == 0 and .plan.predicted.states_up == 0'
-    fast --on $on --device 4G --update-room auto
-    holds '.plan.update_room > 0 and .plan.interleave > 0 and .plan.predicted.states_up > 0 and .plan.predicted.update_s > 0'
+    holds '.plan.device_update_bytes == 0 and .plan.interleave == 0 and .plan.predicted.states_up == 0'
+    fast --on $on --device 4G --device-update auto
+    holds '.plan.device_update_bytes > 0 and .plan.interleave > 0 and .plan.predicted.states_up > 0 and .plan.predicted.update_s > 0'
     jq -ne "$step < $without" >/dev/null || fail "$on: $step s with a room, $without s without"
-    fast --on $on --device 4G --update-room 1G --device-states 600M
+    fast --on $on --device 4G --device-update 1G --device-states 600M
     holds '(.rows.each_device | .master == .exp_avg and .master > 0 and .gradient == 0) and .plan.state_bytes >= .rows.each_device.master * 3'
     holds '.plan.state_bytes <= 600 * 1024 * 1024 and .plan.predicted.device_updates > 0'
     holds '.plan.device_states == 600 * 1024 * 1024 and .states.why == null'
     with=$step
     fast --on $on --device 4G --device-states auto
-    holds '.plan.device_states >= .plan.state_bytes and .plan.state_bytes > 0 and .plan.n_staying > 0 and .plan.update_room > 0'
+    holds '.plan.device_states >= .plan.state_bytes and .plan.state_bytes > 0 and .plan.n_staying > 0 and .plan.device_update_bytes > 0'
     holds '.plan.predicted.step_s < .states.step_without_s and (.states.why | contains("without them"))'
     jq -ne "$step <= $with * 1.01" >/dev/null || fail "$on: $step s with states as the plan likes, $with s with 600 MiB"
 done
-expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --update-room 1G --device-states 600M --overlap early \
+expect 0 preset:gpt2-124m --rates "$tmp/fast.json" --on host --device 1G --device-update 1G --device-states 600M --overlap early \
     --timeline "$tmp/timeline.json"
 says '^MEMORY +EACH DEVICE +HOST +DISK +EACH ACCELERATOR$'
 cp "$tmp/timeline.json" "$tmp/out"
@@ -208,8 +208,8 @@ expect 1 preset:gpt2-124m --rates a100 --device-states auto --moments mx8
 complains 'moments that are not fp32'
 expect 1 preset:gpt2-124m --rates a100 --device-states 1G
 complains 'need memory for updates there'
-expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --update-room 1G
-complains 'update_room.*the rates have no accelerator'
+expect 1 preset:gpt2-124m --rates "$tmp/rates.json" --flops 1e11 --device-update 1G
+complains 'device_update_bytes.*the rates have no accelerator'
 
 # Errors are reported with their place.
 printf '{"name": "x",\n "tensors": [}' >"$tmp/broken.json"
@@ -238,7 +238,7 @@ expect 1 preset:gpt2-124m --rates a100 --timeline "$tmp/no/where"
 complains 'no/where'
 for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 65" "x --share 0" "x --share 2" "x --flops x" \
     "x --micro-batches 0" "x --batch 0" "x -o file" "x --uid 0" "x --moments int8" "x --optimizer adamax" "x --overlap late" \
-    "x --update-room 1Q" "x --update-room all" "x --device-states all"; do
+    "x --device-update 1Q" "x --device-update all" "x --device-states all"; do
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done

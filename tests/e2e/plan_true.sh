@@ -66,7 +66,7 @@ holds 1 2 250% 208896 --overlap early
 holds 1 1 50% 69632 --grad-over-weight
 # Rooms have the predicted copies, and hold states. The weights that are prefetched after the last updates depend on when workers
 # leave.
-holds 1 1 100% 69632 --update-room 8388608
-holds 2 1 250% 69632 --update-room 4194304 --moments bf16 --overlap early
-holds 1 1 100% 69632 --update-room 8388608 --device-states 4194304
+holds 1 1 100% 69632 --device-update 8388608
+holds 2 1 250% 69632 --device-update 4194304 --moments bf16 --overlap early
+holds 1 1 100% 69632 --device-update 8388608 --device-states 4194304
 stop_daemon d

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fuzzes the daemon's configuration file. An input is the file. */
-#include "daemon/config.h"
+#include "daemon/settings.h"
 
 #include "tests/fuzz/fuzz.h"
 
@@ -45,12 +45,13 @@ static bool ends_in(const char *text, size_t size)
 }
 
 /* Check the properties of an accepted configuration on which the daemon relies. */
-static void check(const struct cstd_config *config)
+static void check(const struct cstd_settings *config)
 {
     fuzz_must(config->host_bytes <= machine_bytes && config->pool_bytes <= machine_bytes,
               "budgets are within the machine's memory");
-    fuzz_must(config->n_nodes <= CSTD_CONFIG_MAX_NODES, "nodes keep their limit");
-    fuzz_must(config->n_paced <= CSTD_CONFIG_MAX_PACED, "simulated accelerators keep their limit");
+    fuzz_must(config->n_nodes <= CSTD_SETTINGS_MAX_NODES, "nodes keep their limit");
+    fuzz_must(config->n_paced <= CSTD_SETTINGS_MAX_PACED,
+              "simulated accelerators keep their limit");
     fuzz_must(config->copy_share >= 0.0f && config->copy_share <= 0.9f, "a share is a share");
     fuzz_must(config->ttl_s >= 1 && config->timeout_s >= 1, "times are not zero");
     fuzz_must(config->max_jobs >= 1 && config->max_sessions >= 1 && config->credits >= 1,
@@ -66,16 +67,16 @@ static void check(const struct cstd_config *config)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static struct cstd_config config;
+    static struct cstd_settings config;
     struct cst_err err = {0};
     char path[64];
     int fd, rc;
 
     make_file(data, n, path, &fd);
-    cstd_config_init(&config, machine_bytes);
-    rc = cstd_config_load(&config, path, true, &err);
+    cstd_settings_init(&config, machine_bytes);
+    rc = cstd_settings_load(&config, path, true, &err);
     if (rc == CST_OK) {
-        rc = cstd_config_finish(&config, &err);
+        rc = cstd_settings_finish(&config, &err);
     }
     (void)close(fd);
     if (rc == CST_OK) {

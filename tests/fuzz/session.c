@@ -28,7 +28,7 @@ struct input {
 };
 
 static struct cstd_daemon daemon_;
-static struct cstd_config config;
+static struct cstd_settings config;
 static struct connection connections[FUZZ_SESSIONS];
 
 static void start(void)
@@ -38,7 +38,7 @@ static void start(void)
 
     cstd_log_init(getenv("FUZZ_LOG") != NULL ? CSTD_LOG_DEBUG : (enum cstd_log_level)0);
     fuzz_must(mkdtemp(dir) != NULL, "mkdtemp");
-    cstd_config_init(&config, 1ull << 30);
+    cstd_settings_init(&config, 1ull << 30);
     config.host_bytes = config.pool_bytes = BUDGET;
     (void)snprintf(config.socket, sizeof config.socket, "%s/s", dir);
     (void)snprintf(config.manager_socket, sizeof config.manager_socket, "%s/m", dir);

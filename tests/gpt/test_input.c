@@ -50,7 +50,7 @@ static const struct {
     {"--data f --grad-over-weight --dump-grads g", {"--dump-grads", "--grad-over-weight"}},
     {"--data f --delay-from 3", {"--delay-from 3", "commit"}},
     {"--data f --beta1 0", {"--beta1 0", "adamw"}},
-    {"--data f --update-room lots", {"--update-room", "'lots'"}},
+    {"--data f --device-update lots", {"--device-update", "'lots'"}},
     {"--data f --store local --grad-over-weight", {"--grad-over-weight", "--store=local"}},
     {"--data f --store local --rank 1 --world 2", {"--rank 1", "local"}},
     {"--data f --matmul int8", {"'int8'", "bf16"}},

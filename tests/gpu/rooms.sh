@@ -33,14 +33,14 @@ rooms_bits() {
     small_gpt unclipped --store local --clip 0 || gpt_failed "$tmp/unclipped.log" "--store local --clip 0"
     for k in none 1 2 3; do
         start_rooms $k
-        small_gpt "room-$k" --job "room-$k" --chunk 36864 --update-room 16M || gpt_failed "$tmp/room-$k.log" "k = $k"
+        small_gpt "room-$k" --job "room-$k" --chunk 36864 --device-update 16M || gpt_failed "$tmp/room-$k.log" "k = $k"
         updated_there "room-$k" $k
         same_bits "room-$k" local
         if [ -n "$GPU_FAKE" ] && [ $k != 2 ]; then # the stand-in driver needs long for the others
             stop_daemon
             continue
         fi
-        small_gpt "early-$k" --job "early-$k" --chunk 36864 --update-room 16M --overlap early --clip 0 ||
+        small_gpt "early-$k" --job "early-$k" --chunk 36864 --device-update 16M --overlap early --clip 0 ||
             gpt_failed "$tmp/early-$k.log" "k = $k, early"
         updated_there "early-$k" $k
         same_bits "early-$k" unclipped
@@ -72,7 +72,7 @@ stage_rooms() {
     [ -z "$GPU_FAKE" ] || return 0
     # 0.2 G parameters in 24 chunks, with a room for three of them.
     model=(--layers 16 --heads 16 --width 1024 --context 256 --batch 4 --device cuda --warmup 2 --lr 0.0001 --quiet --data "$tmp/text"
-        --pool 50% --chunk 8388608 --update-room 1G)
+        --pool 50% --chunk 8388608 --device-update 1G)
     [ -z "$GPU_QUICK" ] || model+=(--layers 4)
     time_rooms none
     alone=$seconds

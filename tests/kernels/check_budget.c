@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/budget: how long threads pause for copies. */
-#include "kernels/budget.h"
-#include "kernels/crew.h"
+#include "kernels/bandwidth_share.h"
+#include "kernels/thread_pool.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -10,24 +10,24 @@
 #define MS 1000000u
 #define HOUR_NS (3600u * UINT64_C(1000000000))
 
-static struct cste_budget budget;
+static struct cste_bandwidth_share budget;
 
 static void open_budget(double share)
 {
     struct cst_err err;
 
-    ck_assert_int_eq(cste_budget_open(&budget, share, 2, &err), CST_OK);
+    ck_assert_int_eq(cste_bandwidth_share_open(&budget, share, 2, &err), CST_OK);
 }
 
 static void close_budget(void)
 {
-    cste_budget_close(&budget);
+    cste_bandwidth_share_close(&budget);
 }
 
 /* @thread was busy during the whole piece. */
 static void spend(unsigned thread, uint64_t began, uint64_t ended)
 {
-    cste_budget_spend(&budget, thread, began, ended, ended - began);
+    cste_bandwidth_share_spend(&budget, thread, began, ended, ended - began);
 }
 
 /* A thread that computed for t during a copy has to pause for t x share / (1 - share). A thread
@@ -36,13 +36,13 @@ START_TEST(test_due)
 {
     open_budget(0.25);
     spend(0, 1 * MS, 10 * MS);
-    cste_budget_begin(&budget, 10 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 10 * MS), 0);
+    cste_bandwidth_share_begin(&budget, 10 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 10 * MS), 0);
     spend(0, 10 * MS, 16 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 16 * MS), 18 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 1, 16 * MS), 0);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 17 * MS), 18 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 18 * MS), 0);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 16 * MS), 18 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 1, 16 * MS), 0);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 17 * MS), 18 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 18 * MS), 0);
     close_budget();
 }
 END_TEST
@@ -51,9 +51,9 @@ END_TEST
 START_TEST(test_copy_comes_later)
 {
     open_budget(0.5);
-    cste_budget_begin(&budget, 7 * MS);
+    cste_bandwidth_share_begin(&budget, 7 * MS);
     spend(0, 1 * MS, 9 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 9 * MS), 11 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 9 * MS), 11 * MS);
     close_budget();
 }
 END_TEST
@@ -62,11 +62,11 @@ END_TEST
 START_TEST(test_without_processor)
 {
     open_budget(0.5);
-    cste_budget_begin(&budget, 0);
+    cste_bandwidth_share_begin(&budget, 0);
     spend(0, 0, 10 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 10 * MS), 20 * MS);
-    cste_budget_spend(&budget, 0, 10 * MS, 20 * MS, 2 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 20 * MS), 24 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 10 * MS), 20 * MS);
+    cste_bandwidth_share_spend(&budget, 0, 10 * MS, 20 * MS, 2 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 20 * MS), 24 * MS);
     close_budget();
 }
 END_TEST
@@ -82,9 +82,10 @@ START_TEST(test_share)
     uint64_t now = 0, busy = 0, shortest = pieces[_i / 5], n_pauses = 0;
 
     open_budget(share);
-    cste_budget_begin(&budget, 0);
+    cste_bandwidth_share_begin(&budget, 0);
     for (uint64_t i = 0; i < 100000; i++) {
-        uint64_t due = cste_budget_due(&budget, 1, now), took = shortest * (1 + i * 7919 % 21);
+        uint64_t due = cste_bandwidth_share_due(&budget, 1, now),
+                 took = shortest * (1 + i * 7919 % 21);
 
         if (due > now) {
             now = due + 60000;
@@ -96,7 +97,7 @@ START_TEST(test_share)
     }
     ck_assert_msg(fabs((double)busy / (double)now - (1.0 - share)) < 0.02, "%g of %g",
                   (double)busy / (double)now, 1.0 - share);
-    ck_assert_uint_le(n_pauses, (now - busy) / CSTE_BUDGET_LEAST_NS);
+    ck_assert_uint_le(n_pauses, (now - busy) / CSTE_BANDWIDTH_SHARE_LEAST_NS);
     close_budget();
 }
 END_TEST
@@ -106,23 +107,24 @@ END_TEST
 START_TEST(test_copies_end)
 {
     open_budget(0.5);
-    cste_budget_begin(&budget, 0);
-    cste_budget_begin(&budget, 1 * MS);
+    cste_bandwidth_share_begin(&budget, 0);
+    cste_bandwidth_share_begin(&budget, 1 * MS);
     spend(0, 0, 10 * MS);
-    cste_budget_end(&budget);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 11 * MS), 20 * MS);
-    cste_budget_end(&budget);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 11 * MS), 0);
+    cste_bandwidth_share_end(&budget);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 11 * MS), 20 * MS);
+    cste_bandwidth_share_end(&budget);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 11 * MS), 0);
     spend(0, 10 * MS, 12 * MS);
-    cste_budget_begin(&budget, 12 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 12 * MS), 12 * MS + CSTE_BUDGET_LEAST_NS);
+    cste_bandwidth_share_begin(&budget, 12 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 12 * MS),
+                      12 * MS + CSTE_BANDWIDTH_SHARE_LEAST_NS);
     close_budget();
 }
 END_TEST
 
 static void *hold(void *arg)
 {
-    cste_budget_hold(&budget, 0);
+    cste_bandwidth_share_hold(&budget, 0);
     return arg;
 }
 
@@ -130,15 +132,16 @@ static void *hold(void *arg)
  * is counted. */
 START_TEST(test_hold_is_interrupted)
 {
-    uint64_t now = cste_crew_now();
+    uint64_t now = cste_thread_pool_now();
     pthread_t thread;
 
     open_budget(0.9);
-    cste_budget_begin(&budget, now);
+    cste_bandwidth_share_begin(&budget, now);
     spend(0, now, now + HOUR_NS);
-    ck_assert_uint_gt(cste_budget_due(&budget, 0, cste_crew_now()), now + 2 * HOUR_NS);
+    ck_assert_uint_gt(cste_bandwidth_share_due(&budget, 0, cste_thread_pool_now()),
+                      now + 2 * HOUR_NS);
     ck_assert_int_eq(pthread_create(&thread, NULL, hold, NULL), 0);
-    cste_budget_end(&budget);
+    cste_bandwidth_share_end(&budget);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     close_budget();
 }
@@ -147,17 +150,17 @@ END_TEST
 /* The due pause is made and counted. Without copies it is exactly zero. */
 START_TEST(test_held)
 {
-    uint64_t now = cste_crew_now();
+    uint64_t now = cste_thread_pool_now();
 
     open_budget(0.5);
     spend(0, now, now + HOUR_NS);
-    cste_budget_hold(&budget, 0);
-    ck_assert_uint_eq(cste_budget_held_ns(&budget), 0);
-    cste_budget_begin(&budget, now);
+    cste_bandwidth_share_hold(&budget, 0);
+    ck_assert_uint_eq(cste_bandwidth_share_held_ns(&budget), 0);
+    cste_bandwidth_share_begin(&budget, now);
     spend(1, now, now + 5 * MS);
-    cste_budget_hold(&budget, 1);
-    ck_assert_uint_ge(cste_crew_now(), now + 10 * MS);
-    ck_assert_uint_gt(cste_budget_held_ns(&budget), 0);
+    cste_bandwidth_share_hold(&budget, 1);
+    ck_assert_uint_ge(cste_thread_pool_now(), now + 10 * MS);
+    ck_assert_uint_gt(cste_bandwidth_share_held_ns(&budget), 0);
     close_budget();
 }
 END_TEST
@@ -167,24 +170,24 @@ END_TEST
 START_TEST(test_others)
 {
     static struct cst_traffic slots[3];
-    uint64_t now = cste_crew_now();
+    uint64_t now = cste_thread_pool_now();
     pthread_t thread;
 
     open_budget(0.5);
-    cste_budget_watch(&budget, slots, 3);
+    cste_bandwidth_share_watch(&budget, slots, 3);
     spend(0, 1 * MS, 5 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 5 * MS), 0);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 5 * MS), 0);
     cst_traffic_add(&slots[2], 2);
     spend(0, 5 * MS, 8 * MS);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 8 * MS), 11 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 8 * MS), 11 * MS);
     cst_traffic_add(&slots[2], -1);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, 8 * MS), 11 * MS);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, 8 * MS), 11 * MS);
     spend(0, now, now + HOUR_NS);
-    ck_assert_uint_gt(cste_budget_due(&budget, 0, cste_crew_now()), now + HOUR_NS);
+    ck_assert_uint_gt(cste_bandwidth_share_due(&budget, 0, cste_thread_pool_now()), now + HOUR_NS);
     ck_assert_int_eq(pthread_create(&thread, NULL, hold, NULL), 0);
     cst_traffic_add(&slots[2], -1);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
-    ck_assert_uint_eq(cste_budget_due(&budget, 0, now), 0);
+    ck_assert_uint_eq(cste_bandwidth_share_due(&budget, 0, now), 0);
     close_budget();
 }
 END_TEST
@@ -196,7 +199,7 @@ START_TEST(test_shares_that_cannot_be)
     struct cst_err err;
 
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
-        ck_assert_int_eq(cste_budget_open(&budget, shares[i], 1, &err), CST_EINVAL);
+        ck_assert_int_eq(cste_bandwidth_share_open(&budget, shares[i], 1, &err), CST_EINVAL);
     }
 }
 END_TEST

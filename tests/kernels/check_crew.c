@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/crew: threads that execute pieces of jobs. */
-#include "kernels/crew.h"
+#include "kernels/thread_pool.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -11,7 +11,7 @@
 #define MAX_PIECES 50
 #define FIRST 20 /* number of the crew's first thread */
 
-static struct cste_crew crew;
+static struct cste_thread_pool crew;
 static sem_t finished, gate, entered;
 static atomic_uint n_started;
 
@@ -24,17 +24,17 @@ static void start_thread(void *arg, unsigned thread)
 
 static void open_crew(unsigned n_threads)
 {
-    struct cste_crew_config config = {.name = "test",
-                                      .n_threads = n_threads,
-                                      .first = FIRST,
-                                      .start = start_thread,
-                                      .arg = &crew};
+    struct cste_thread_pool_config config = {.name = "test",
+                                             .n_threads = n_threads,
+                                             .first = FIRST,
+                                             .start = start_thread,
+                                             .arg = &crew};
     struct cst_err err;
 
     (void)sem_init(&finished, 0, 0);
     (void)sem_init(&gate, 0, 0);
     (void)sem_init(&entered, 0, 0);
-    ck_assert_int_eq(cste_crew_open(&crew, &config, &err), CST_OK);
+    ck_assert_int_eq(cste_thread_pool_open(&crew, &config, &err), CST_OK);
 }
 
 static void wait_for(sem_t *sem)
@@ -44,18 +44,18 @@ static void wait_for(sem_t *sem)
 }
 
 struct counted {
-    struct cste_job job;           /* must be the first member */
+    struct cste_task job;          /* must be the first member */
     atomic_uint times[MAX_PIECES]; /* number of times that each piece ran */
     unsigned n_done;               /* number of calls of done */
 };
 
-static void count_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void count_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     ck_assert(thread >= FIRST && thread < FIRST + crew.config.n_threads);
     (void)atomic_fetch_add(&((struct counted *)job)->times[piece], 1);
 }
 
-static void count_done(struct cste_job *job)
+static void count_done(struct cste_task *job)
 {
     struct counted *counted = (struct counted *)job;
 
@@ -74,16 +74,16 @@ START_TEST(test_all_pieces)
 
     open_crew((unsigned)_i);
     for (unsigned i = 0; i < N_JOBS; i++) {
-        jobs[i].job = (struct cste_job){.piece = count_piece,
-                                        .done = count_done,
-                                        .n_pieces = 1 + i * 7 % MAX_PIECES,
-                                        .class = i % CSTE_CREW_CLASSES};
-        cste_crew_submit(&crew, &jobs[i].job);
+        jobs[i].job = (struct cste_task){.piece = count_piece,
+                                         .done = count_done,
+                                         .n_pieces = 1 + i * 7 % MAX_PIECES,
+                                         .class = i % CSTE_THREAD_POOL_CLASSES};
+        cste_thread_pool_submit(&crew, &jobs[i].job);
     }
     for (unsigned i = 0; i < N_JOBS; i++) {
         wait_for(&finished);
     }
-    cste_crew_close(&crew);
+    cste_thread_pool_close(&crew);
     for (unsigned i = 0; i < N_JOBS; i++) {
         ck_assert_uint_eq(jobs[i].n_done, 1);
     }
@@ -95,24 +95,24 @@ static char order[64];
 static unsigned n_order;
 
 struct letter {
-    struct cste_job job; /* must be the first member */
-    char letter;         /* the letter that its pieces append to `order` */
+    struct cste_task job; /* must be the first member */
+    char letter;          /* the letter that its pieces append to `order` */
 };
 
-static void write_letter(struct cste_job *job, uint64_t piece, unsigned thread)
+static void write_letter(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     (void)piece;
     (void)thread;
     order[n_order++] = ((struct letter *)job)->letter;
 }
 
-static void letter_done(struct cste_job *job)
+static void letter_done(struct cste_task *job)
 {
     (void)job;
     (void)sem_post(&finished);
 }
 
-static void block_piece(struct cste_job *job, uint64_t piece, unsigned thread)
+static void block_piece(struct cste_task *job, uint64_t piece, unsigned thread)
 {
     (void)job;
     (void)piece;
@@ -123,24 +123,24 @@ static void block_piece(struct cste_job *job, uint64_t piece, unsigned thread)
 
 /* Keep the only thread of the crew busy until the gate opens, so that jobs submitted meanwhile are
  * queued. */
-static void block(struct cste_job *job)
+static void block(struct cste_task *job)
 {
-    *job = (struct cste_job){.piece = block_piece, .done = letter_done, .n_pieces = 1};
-    cste_crew_submit(&crew, job);
+    *job = (struct cste_task){.piece = block_piece, .done = letter_done, .n_pieces = 1};
+    cste_thread_pool_submit(&crew, job);
     wait_for(&entered);
 }
 
-static void submit(struct letter *letter, char c, struct cste_job job)
+static void submit(struct letter *letter, char c, struct cste_task job)
 {
     *letter = (struct letter){.job = job, .letter = c};
     letter->job.piece = write_letter;
     letter->job.done = letter_done;
-    cste_crew_submit(&crew, &letter->job);
+    cste_thread_pool_submit(&crew, &letter->job);
 }
 
 static void submit_letter(struct letter *letter, char c, unsigned class, uint64_t n_pieces)
 {
-    submit(letter, c, (struct cste_job){.n_pieces = n_pieces, .class = class});
+    submit(letter, c, (struct cste_task){.n_pieces = n_pieces, .class = class});
 }
 
 /* Demand is served before prefetch, and prefetch before eviction. Jobs of one class are served in
@@ -148,7 +148,7 @@ static void submit_letter(struct letter *letter, char c, unsigned class, uint64_
 START_TEST(test_classes)
 {
     struct letter letters[5];
-    struct cste_job blocker;
+    struct cste_task blocker;
 
     open_crew(1);
     block(&blocker);
@@ -161,7 +161,7 @@ START_TEST(test_classes)
     for (int i = 0; i < 6; i++) {
         wait_for(&finished);
     }
-    cste_crew_close(&crew);
+    cste_thread_pool_close(&crew);
     ck_assert_str_eq(order, "ddcppqee");
 }
 END_TEST
@@ -171,15 +171,15 @@ END_TEST
 START_TEST(test_newest_first)
 {
     struct letter letters[5];
-    struct cste_job blocker = {
+    struct cste_task blocker = {
         .piece = block_piece, .done = letter_done, .n_pieces = 2, .class = 1};
 
     open_crew(1);
-    cste_crew_submit(&crew, &blocker);
+    cste_thread_pool_submit(&crew, &blocker);
     wait_for(&entered);
     submit_letter(&letters[0], 'a', 1, 2);
-    submit(&letters[1], 'y', (struct cste_job){.n_pieces = 1, .class = 1, .newest_first = true});
-    submit(&letters[2], 'z', (struct cste_job){.n_pieces = 2, .class = 1, .newest_first = true});
+    submit(&letters[1], 'y', (struct cste_task){.n_pieces = 1, .class = 1, .newest_first = true});
+    submit(&letters[2], 'z', (struct cste_task){.n_pieces = 2, .class = 1, .newest_first = true});
     submit_letter(&letters[3], 'b', 1, 1);
     submit_letter(&letters[4], 'd', 0, 1);
     (void)sem_post(&gate);
@@ -187,7 +187,7 @@ START_TEST(test_newest_first)
     for (int i = 0; i < 6; i++) {
         wait_for(&finished);
     }
-    cste_crew_close(&crew);
+    cste_thread_pool_close(&crew);
     ck_assert_str_eq(order, "dzzyaab");
 }
 END_TEST
@@ -196,30 +196,30 @@ END_TEST
 START_TEST(test_no_starvation)
 {
     struct letter demand, background;
-    struct cste_job blocker;
+    struct cste_task blocker;
     unsigned at = 0;
 
     open_crew(1);
     block(&blocker);
-    submit_letter(&background, 'b', CSTE_CREW_CLASSES - 1, 1);
-    submit_letter(&demand, 'd', 0, 3 * CSTE_CREW_TURN);
+    submit_letter(&background, 'b', CSTE_THREAD_POOL_CLASSES - 1, 1);
+    submit_letter(&demand, 'd', 0, 3 * CSTE_THREAD_POOL_TURN);
     (void)sem_post(&gate);
     for (int i = 0; i < 3; i++) {
         wait_for(&finished);
     }
-    cste_crew_close(&crew);
+    cste_thread_pool_close(&crew);
     while (order[at] != 'b') {
         at++;
     }
-    ck_assert_uint_lt(at, CSTE_CREW_TURN);
-    ck_assert_uint_eq(n_order, 3 * CSTE_CREW_TURN + 1);
+    ck_assert_uint_lt(at, CSTE_THREAD_POOL_TURN);
+    ck_assert_uint_eq(n_order, 3 * CSTE_THREAD_POOL_TURN + 1);
 }
 END_TEST
 
-static void submit_again(struct cste_job *job)
+static void submit_again(struct cste_task *job)
 {
     if (n_order < 10) {
-        cste_crew_submit(&crew, job);
+        cste_thread_pool_submit(&crew, job);
     } else {
         (void)sem_post(&finished);
     }
@@ -232,9 +232,9 @@ START_TEST(test_from_done)
                             .letter = 'x'};
 
     open_crew(1);
-    cste_crew_submit(&crew, &letter.job);
+    cste_thread_pool_submit(&crew, &letter.job);
     wait_for(&finished);
-    cste_crew_close(&crew);
+    cste_thread_pool_close(&crew);
     ck_assert_str_eq(order, "xxxxxxxxxx");
 }
 END_TEST
@@ -258,7 +258,7 @@ static void *open_gate(void *arg)
 /* Closing waits for the current piece and drops the queued ones. */
 START_TEST(test_close)
 {
-    struct cste_job blocker;
+    struct cste_task blocker;
     struct letter letter;
     pthread_t opener;
     int n_finished;
@@ -267,7 +267,7 @@ START_TEST(test_close)
     block(&blocker);
     submit_letter(&letter, 'x', 0, 3);
     ck_assert_int_eq(pthread_create(&opener, NULL, open_gate, NULL), 0);
-    cste_crew_close(&crew);
+    cste_thread_pool_close(&crew);
     (void)pthread_join(opener, NULL);
     (void)sem_getvalue(&finished, &n_finished);
     ck_assert_int_eq(n_finished, 1);
@@ -278,12 +278,12 @@ END_TEST
 /* No threads, and too many threads, are refused. */
 START_TEST(test_bad_number)
 {
-    struct cste_crew_config config = {.name = "test"};
+    struct cste_thread_pool_config config = {.name = "test"};
     struct cst_err err;
 
-    ck_assert_int_eq(cste_crew_open(&crew, &config, &err), CST_EINVAL);
-    config.n_threads = CSTE_CREW_MAX_THREADS + 1;
-    ck_assert_int_eq(cste_crew_open(&crew, &config, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_thread_pool_open(&crew, &config, &err), CST_EINVAL);
+    config.n_threads = CSTE_THREAD_POOL_MAX_THREADS + 1;
+    ck_assert_int_eq(cste_thread_pool_open(&crew, &config, &err), CST_EINVAL);
 }
 END_TEST
 

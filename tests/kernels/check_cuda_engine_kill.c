@@ -58,7 +58,7 @@ static void write_commands(const struct tiny_job *job, enum way way,
             }
             for (int i = 0; i < PER_CHUNK; i++) {
                 chain[i].ticket = ++ticket;
-                chain[i].told = i == 0 || (way == WIDE && i == 3); /* as the core does */
+                chain[i].after_ack = i == 0 || (way == WIDE && i == 3); /* as the core does */
                 chain[i].after[chain[i].n_after++] = last[c];
                 last[c] = ticket;
                 *commands++ = chain[i];

@@ -99,7 +99,7 @@ static struct engine_command micro_batch(const struct tiny_job *job, unsigned c,
  * step's weights are known, because workers compute contributions only after that. */
 static void begin(const struct list *list, unsigned c, struct engine_command *command)
 {
-    command->told = true;
+    command->after_ack = true;
     after(command, list->copied[c]);
     after(command, list->norm);
 }
@@ -181,7 +181,7 @@ static uint64_t add_elsewhere(struct list *list, unsigned c, uint64_t step, uint
             add(list, copy(tiny_job_row(job, c, rows[i]), tiny_job_room(job, c, rows[i], true),
                            tiny_job_row_bytes(job, c, rows[i])));
 
-        down->told = true;
+        down->after_ack = true;
         after(down, update);
         list->down[c][i - 1] = down->ticket;
     }
@@ -228,7 +228,7 @@ static void write_commands(struct list *list)
             on = add(list, copy(tiny_job_block(job, c, 3), tiny_job_block(job, c, 2),
                                 job->n_elems[c] * 2));
             on->priority = ENGINE__PRIORITY__EVICTION;
-            on->told = true; /* repeated sums still read that block */
+            on->after_ack = true; /* repeated sums still read that block */
             after(on, up_ticket);
             list->copied[c] = on->ticket;
             after(&sum, summed);

@@ -4,7 +4,7 @@
 #include "tests/lib/tiny_job.h"
 
 #include "kernels/undo.h"
-#include "proto/slice.h"
+#include "proto/sched_slice.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -308,8 +308,8 @@ START_TEST(test_threads)
 }
 END_TEST
 
-/* The slice in ns that a thread requests, as proto/slice.h sets it. 0: the kernel does not report
- * it. */
+/* The slice in ns that a thread requests, as proto/sched_slice.h sets it. 0: the kernel does not
+ * report it. */
 static uint64_t slice_of(long tid)
 {
     uint64_t attr[7] = {0}; /* struct sched_attr; its fourth field contains the runtime */
@@ -345,15 +345,15 @@ static void look_at_threads(unsigned *n, unsigned *n_named, unsigned *n_asleep, 
         *n_named += strstr(line, "(cst-team-") != NULL || strstr(line, "(cst-lane-") != NULL ||
                     strstr(line, "(cst-engine)") != NULL;
         *n_asleep += strstr(line, ") S ") != NULL;
-        *n_short += slice_of(strtol(entry->d_name, NULL, 10)) == CST_SLICE_NS;
+        *n_short += slice_of(strtol(entry->d_name, NULL, 10)) == CST_SCHED_SLICE_NS;
     }
     (void)closedir(dir);
 }
 
 static bool kernel_has_slices(void)
 {
-    cst_slice_short();
-    return slice_of(0) == CST_SLICE_NS;
+    cst_sched_slice_short();
+    return slice_of(0) == CST_SCHED_SLICE_NS;
 }
 
 /* Every thread has a name, and all of them sleep when there is nothing to do. A thread that spins

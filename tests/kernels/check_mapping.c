@@ -48,7 +48,7 @@ static void count_unmap(void *state, struct cste_mem *mem)
 
 static struct cste_cpus cpus;
 static struct cste_device device;
-static struct cste_crew lanes;
+static struct cste_thread_pool lanes;
 static struct cste_mailbox box;
 static struct cste_mapping mapping;
 static atomic_ulong progress;
@@ -74,7 +74,7 @@ static void wait_for_mail(void)
 
 static void set_up(void)
 {
-    struct cste_crew_config config = {.name = "lanes", .n_threads = 2};
+    struct cste_thread_pool_config config = {.name = "lanes", .n_threads = 2};
     struct cste_device_spec spec = {.cpus = &cpus, .n_threads = 2};
     struct cst_err err;
 
@@ -85,7 +85,7 @@ static void set_up(void)
     ck_assert_int_eq(cste_cpus_open(&cpus, 0, &err), CST_OK);
     ck_assert_int_eq(cste_device_open(&device, &fault_ops, &spec, &err), CST_OK);
     ck_assert_int_eq(cste_mailbox_open(&box, &err), CST_OK);
-    ck_assert_int_eq(cste_crew_open(&lanes, &config, &err), CST_OK);
+    ck_assert_int_eq(cste_thread_pool_open(&lanes, &config, &err), CST_OK);
     mapping = (struct cste_mapping){.segment = {.id = 5},
                                     .mail = {.deliver = deliver},
                                     .device = &device,
@@ -101,7 +101,7 @@ static void tear_down(void)
     cste_mapping_close_fd(&mapping);
     cste_mapping_unmap(&mapping, &lanes);
     wait_for_mail();
-    cste_crew_close(&lanes);
+    cste_thread_pool_close(&lanes);
     cste_mailbox_close(&box);
     cste_device_close(&device);
     cste_cpus_close(&cpus);

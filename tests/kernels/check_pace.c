@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/pace, the simulated time of work, with the test's own clock. */
-#include "kernels/pace.h"
+#include "kernels/rate_limit.h"
 
 #include "tests/lib/suite.h"
 
@@ -13,17 +13,17 @@
 #define SECOND UINT64_C(1000000000)
 #define RATE 1000000 /* units per second: each takes 1 us */
 
-static struct cste_pace pace;
+static struct cste_rate_limit pace;
 static const uint64_t t0 = 5 * SECOND;
 
 static void setup(void)
 {
-    cste_pace_init(&pace, RATE);
+    cste_rate_limit_init(&pace, RATE);
 }
 
 static void teardown(void)
 {
-    cste_pace_close(&pace);
+    cste_rate_limit_close(&pace);
 }
 
 /* Do a piece of @units, alone, from @now on. Returns its end. */
@@ -31,9 +31,9 @@ static uint64_t alone(uint64_t units, uint64_t now)
 {
     uint64_t end;
 
-    cste_pace_enter(&pace, now);
-    end = cste_pace_take(&pace, units);
-    cste_pace_leave(&pace);
+    cste_rate_limit_enter(&pace, now);
+    end = cste_rate_limit_take(&pace, units);
+    cste_rate_limit_leave(&pace);
     return end;
 }
 
@@ -51,15 +51,15 @@ END_TEST
  * after it. */
 START_TEST(threads_share_the_rate)
 {
-    cste_pace_enter(&pace, t0);
-    cste_pace_enter(&pace, t0 + 10);
-    ck_assert_uint_eq(cste_pace_take(&pace, 1000), t0 + 1000000);
-    cste_pace_enter(&pace, t0 + 5);
-    ck_assert_uint_eq(cste_pace_take(&pace, 2000), t0 + 3000000);
-    ck_assert_uint_eq(cste_pace_take(&pace, 500), t0 + 3500000);
-    cste_pace_leave(&pace);
-    cste_pace_leave(&pace);
-    cste_pace_leave(&pace);
+    cste_rate_limit_enter(&pace, t0);
+    cste_rate_limit_enter(&pace, t0 + 10);
+    ck_assert_uint_eq(cste_rate_limit_take(&pace, 1000), t0 + 1000000);
+    cste_rate_limit_enter(&pace, t0 + 5);
+    ck_assert_uint_eq(cste_rate_limit_take(&pace, 2000), t0 + 3000000);
+    ck_assert_uint_eq(cste_rate_limit_take(&pace, 500), t0 + 3500000);
+    cste_rate_limit_leave(&pace);
+    cste_rate_limit_leave(&pace);
+    cste_rate_limit_leave(&pace);
     ck_assert_uint_eq(alone(500, t0 + 3400000), t0 + 4000000);
 }
 END_TEST
@@ -69,11 +69,11 @@ END_TEST
 START_TEST(late_is_not_idle)
 {
     uint64_t end = alone(1000, t0);
-    uint64_t next = alone(1000, end + CSTE_PACE_LATE_NS);
+    uint64_t next = alone(1000, end + CSTE_RATE_LIMIT_LATE_NS);
 
     ck_assert_uint_eq(next, end + 1000000);
-    ck_assert_uint_eq(alone(1000, next + CSTE_PACE_LATE_NS + 1),
-                      next + CSTE_PACE_LATE_NS + 1 + 1000000);
+    ck_assert_uint_eq(alone(1000, next + CSTE_RATE_LIMIT_LATE_NS + 1),
+                      next + CSTE_RATE_LIMIT_LATE_NS + 1 + 1000000);
 }
 END_TEST
 
@@ -83,19 +83,19 @@ START_TEST(lateness_is_made_up_for)
 {
     uint64_t end, late;
 
-    cste_pace_enter(&pace, t0);
-    cste_pace_enter(&pace, t0);
-    end = cste_pace_take(&pace, 1000);
-    cste_pace_leave(&pace); /* the other thread still sleeps */
-    late = end + 50 * CSTE_PACE_LATE_NS;
-    cste_pace_enter(&pace, late);
-    ck_assert_uint_eq(cste_pace_take(&pace, 1000), end + 1000000);
-    cste_pace_leave(&pace);
-    late = end + 1000000 + CSTE_PACE_LAG_NS + 777;
-    cste_pace_enter(&pace, late);
-    ck_assert_uint_eq(cste_pace_take(&pace, 1000), late - CSTE_PACE_LAG_NS + 1000000);
-    cste_pace_leave(&pace);
-    cste_pace_leave(&pace);
+    cste_rate_limit_enter(&pace, t0);
+    cste_rate_limit_enter(&pace, t0);
+    end = cste_rate_limit_take(&pace, 1000);
+    cste_rate_limit_leave(&pace); /* the other thread still sleeps */
+    late = end + 50 * CSTE_RATE_LIMIT_LATE_NS;
+    cste_rate_limit_enter(&pace, late);
+    ck_assert_uint_eq(cste_rate_limit_take(&pace, 1000), end + 1000000);
+    cste_rate_limit_leave(&pace);
+    late = end + 1000000 + CSTE_RATE_LIMIT_LAG_NS + 777;
+    cste_rate_limit_enter(&pace, late);
+    ck_assert_uint_eq(cste_rate_limit_take(&pace, 1000), late - CSTE_RATE_LIMIT_LAG_NS + 1000000);
+    cste_rate_limit_leave(&pace);
+    cste_rate_limit_leave(&pace);
     ck_assert_uint_eq(alone(1000, late), late + 1000000);
 }
 END_TEST
@@ -104,17 +104,17 @@ END_TEST
  * nanoseconds loses nothing. */
 START_TEST(small_pieces_add_up)
 {
-    struct cste_pace fast;
+    struct cste_rate_limit fast;
     uint64_t end = t0;
 
-    cste_pace_init(&fast, UINT64_C(3000000007));
-    cste_pace_enter(&fast, t0);
+    cste_rate_limit_init(&fast, UINT64_C(3000000007));
+    cste_rate_limit_enter(&fast, t0);
     for (int i = 0; i < 10000000; i++) {
-        end = cste_pace_take(&fast, 1);
+        end = cste_rate_limit_take(&fast, 1);
     }
-    cste_pace_leave(&fast);
+    cste_rate_limit_leave(&fast);
     ck_assert_uint_eq(end, t0 + (uint64_t)(1e7 * 1e9 / 3000000007.0));
-    cste_pace_close(&fast);
+    cste_rate_limit_close(&fast);
 }
 END_TEST
 
@@ -137,20 +137,20 @@ START_TEST(the_rate_is_kept)
     printf("seed %" PRIu64 "\n", seed);
     random_state = seed * 2 + 1;
     for (int k = 0; k < 2; k++) {
-        cste_pace_enter(&pace, t0);
-        free_at[k] = cste_pace_take(&pace, 1000);
+        cste_rate_limit_enter(&pace, t0);
+        free_at[k] = cste_rate_limit_take(&pace, 1000);
         sum += 1000;
     }
     for (int i = 0; i < 10000; i++) {
         int k = free_at[0] < free_at[1] ? 0 : 1; /* the thread that wakes up first */
         uint64_t units = random_below(5000), now = free_at[k];
 
-        cste_pace_leave(&pace);
-        cste_pace_enter(&pace, now);
-        end = cste_pace_take(&pace, units);
+        cste_rate_limit_leave(&pace);
+        cste_rate_limit_enter(&pace, now);
+        end = cste_rate_limit_take(&pace, units);
         sum += units;
         now = end > now ? end : now;
-        free_at[k] = now + random_below(20) * random_below(CSTE_PACE_LATE_NS);
+        free_at[k] = now + random_below(20) * random_below(CSTE_RATE_LIMIT_LATE_NS);
     }
     ck_assert_uint_eq(end, t0 + sum * (SECOND / RATE));
 }
@@ -159,13 +159,13 @@ END_TEST
 /* Rate 0 means that no time passes. */
 START_TEST(no_rate_takes_no_time)
 {
-    struct cste_pace none;
+    struct cste_rate_limit none;
 
-    cste_pace_init(&none, 0);
-    cste_pace_enter(&none, t0);
-    ck_assert_uint_eq(cste_pace_take(&none, UINT64_MAX), 0);
-    cste_pace_wait(&none, UINT64_MAX);
-    cste_pace_close(&none);
+    cste_rate_limit_init(&none, 0);
+    cste_rate_limit_enter(&none, t0);
+    ck_assert_uint_eq(cste_rate_limit_take(&none, UINT64_MAX), 0);
+    cste_rate_limit_wait(&none, UINT64_MAX);
+    cste_rate_limit_close(&none);
 }
 END_TEST
 
@@ -175,19 +175,20 @@ START_TEST(proportions_are_read)
     static const char *const wrong[] = {
         "up",     "up=",   "up=x",        "up=1k", "up=-1",
         "fast=1", "up=1 ", "up=1;down=2", "=1",    "up=99999999999999999999"};
-    struct cste_pace_spec spec;
+    struct cste_rate_limit_spec spec;
     struct cst_err err;
 
-    ck_assert_int_eq(cste_pace_parse("memory=4096,down=2,up=55000000000", &spec, &err), CST_OK);
+    ck_assert_int_eq(cste_rate_limit_parse("memory=4096,down=2,up=55000000000", &spec, &err),
+                     CST_OK);
     ck_assert_uint_eq(spec.up, UINT64_C(55000000000));
     ck_assert_uint_eq(spec.down, 2);
     ck_assert_uint_eq(spec.update, 0);
     ck_assert_uint_eq(spec.memory, 4096);
-    ck_assert_int_eq(cste_pace_parse("update=7", &spec, &err), CST_OK);
+    ck_assert_int_eq(cste_rate_limit_parse("update=7", &spec, &err), CST_OK);
     ck_assert_uint_eq(spec.up, 0);
     ck_assert_uint_eq(spec.update, 7);
     for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        ck_assert_msg(cste_pace_parse(wrong[i], &spec, &err) == CST_EINVAL, "'%s'", wrong[i]);
+        ck_assert_msg(cste_rate_limit_parse(wrong[i], &spec, &err) == CST_EINVAL, "'%s'", wrong[i]);
         ck_assert_ptr_nonnull(strstr(err.text, wrong[i]));
     }
     ck_assert_uint_eq(spec.update, 7);

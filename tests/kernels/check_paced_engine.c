@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the commands of a paced accelerator's engine process, which is driven over its socket as
  * by the daemon. Its memory is memfds, which the test can read. */
-#include "kernels/pace.h"
+#include "kernels/rate_limit.h"
 #include "proto/traffic.h"
 #include "tests/lib/device_cases.h"
 #include "tests/lib/engine_rig.h"
@@ -108,7 +108,7 @@ static void check_time(struct engine_command command, uint64_t units, uint64_t r
     uint64_t began = now_ns();
 
     engine_rig_must(command);
-    ck_assert_uint_ge(now_ns() - began + CSTE_PACE_LATE_NS, units * 1000000000 / rate);
+    ck_assert_uint_ge(now_ns() - began + CSTE_RATE_LIMIT_LATE_NS, units * 1000000000 / rate);
 }
 
 /* Copies in each direction keep the rate of the direction, and a sum keeps that of copies to the

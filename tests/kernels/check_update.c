@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/update_undo.h"
-#include "proto/limit.h"
+#include "proto/grad_limit.h"
 #include "tests/kernels/update_rows.h"
 
 /* Every variant has the reference's bits and changes no other element: with each optimizer,
@@ -494,7 +494,7 @@ START_TEST(test_at_the_limit)
     if (kernels == NULL) {
         return;
     }
-    ck_assert(cst_limit_holds(0x1p40 * 0x1p40, 0x1p23f));
+    ck_assert(cst_grad_limit_holds(0x1p40 * 0x1p40, 0x1p23f));
     allocate(&x, how.moments, CST_UPDATE_GROUP);
     for (size_t b = 0; b < sizeof betas / sizeof betas[0]; b++) {
         const struct cst_update_rows rows = rows_from(how, &x, &x, 0);

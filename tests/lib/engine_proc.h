@@ -49,7 +49,7 @@ struct engine_command {
     uint64_t first, row_elems;
     /* Not sent to the engine. kill_run issues the command only when it knows the ends of
      * `after`. */
-    bool told;
+    bool after_ack;
     float lr, beta1, beta2, eps, weight_decay, grad_scale; /* UPDATE: hyper-parameters */
 };
 

@@ -40,7 +40,7 @@ static bool may_be_issued(const struct run *run, const struct engine_command *co
     for (unsigned i = 0; i < command->n_after; i++) {
         uint64_t after = command->after[i];
 
-        if (after != 0 && !(command->told ? run->done : run->issued)[after - 1]) {
+        if (after != 0 && !(command->after_ack ? run->done : run->issued)[after - 1]) {
             return false;
         }
     }

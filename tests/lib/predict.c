@@ -5,7 +5,7 @@
  *
  *   predict MODEL.json RATES.json --pool BYTES|P%|min --chunk ELEMS --steps N [--micro-batches N]
  *     [--optimizer NAME] [--moments FORMAT] [--overlap WHEN] [--grad-over-weight]
- *     [--update-room BYTES --interleave K [--device-states BYTES]] [--flops F] [--job JOB.json]
+ *     [--device-update BYTES --interleave K [--device-states BYTES]] [--flops F] [--job JOB.json]
  *
  * Rooms are on accelerators, one for each rank, as with paced accelerators. P% is of the weights,
  * as in cistern-gpt; min is the smallest pool that can run. With ELEMS 0 the capacity is the one
@@ -36,9 +36,9 @@ struct prediction {
     uint32_t n_steps, micro_batches;
     uint32_t optimizer, moments, overlap; /* indices of the names in proto/optimizers.h */
     bool grad_over_weight;
-    uint64_t update_room, device_states; /* bytes of each rank's accelerator */
+    uint64_t device_update_bytes, device_states; /* bytes of each rank's accelerator */
     uint32_t interleave;
-    struct cst_core_room rooms[CST_CORE_MAX_ROOMS];
+    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
     double flops;         /* 0: as in the rates */
     const char *job_path; /* statistics of the job; NULL: it has not run */
     json_t *job;
@@ -73,23 +73,23 @@ static struct cst_layout_states states_of(const struct prediction *p)
                                       .grad_over_weight = p->grad_over_weight};
 }
 
-/* Add an accelerator for each rank, with engine numbers after those of the nodes, as daemon/room.c
- * does. */
+/* Add an accelerator for each rank, with engine numbers after those of the nodes, as
+ * daemon/device_reservation.c does. */
 static void add_rooms(struct prediction *p, struct cst_layout_config *config)
 {
-    for (uint32_t i = 0; p->update_room > 0 && i < p->model.world; i++) {
+    for (uint32_t i = 0; p->device_update_bytes > 0 && i < p->model.world; i++) {
         p->rooms[i] =
-            (struct cst_core_room){.engine = p->rates.n_nodes + i, .bytes = p->update_room};
+            (struct cst_core_room){.engine = p->rates.n_nodes + i, .bytes = p->device_update_bytes};
         if (p->device_states > 0) {
             config->devices[config->n_devices++] =
                 (struct cst_layout_device){.engine = p->rooms[i].engine,
                                            .bytes = p->device_states,
-                                           .room_bytes = p->update_room};
+                                           .room_bytes = p->device_update_bytes};
         }
     }
 }
 
-/* Lay out as daemon/commit.c does, and divide what each rank has asked for as daemon/share.c
+/* Lay out as daemon/commit.c does, and divide what each rank has asked for as daemon/pool_share.c
  * does. */
 static int lay_out(struct prediction *p, struct cst_err *err)
 {
@@ -130,7 +130,7 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
                                          .pools = p->pools,
                                          .policy = {.overlap = (enum cst_overlap)p->overlap},
                                          .rooms = p->rooms,
-                                         .n_rooms = p->update_room > 0 ? p->model.world : 0,
+                                         .n_rooms = p->device_update_bytes > 0 ? p->model.world : 0,
                                          .interleave = p->interleave,
                                          .micro_batches = p->micro_batches};
     const struct cst_replay_config config = {
@@ -205,7 +205,7 @@ static void say_run(struct prediction *p, const struct cst_replay_result *r)
     const json_t *ranks = json_object_get(p->job, "ranks");
 
     /* Otherwise updates take so long that workers leave before all weights are loaded again. */
-    if (p->update_room == 0) {
+    if (p->device_update_bytes == 0) {
         say_sum(p, "bytes_up", r->total.bytes_up, ranks, "bytes_up");
     }
     say_sum(p, "bytes_down", r->total.bytes_down, ranks, "bytes_down");
@@ -256,13 +256,13 @@ static bool read_name(const char *const *names, uint32_t *out)
 static bool read_options(struct prediction *p, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"pool", 1, NULL, 'p'},        {"chunk", 1, NULL, 'c'},
-        {"steps", 1, NULL, 's'},       {"micro-batches", 1, NULL, 'm'},
-        {"flops", 1, NULL, 'f'},       {"job", 1, NULL, 'j'},
-        {"optimizer", 1, NULL, 'O'},   {"moments", 1, NULL, 'M'},
-        {"overlap", 1, NULL, 'o'},     {"grad-over-weight", 0, NULL, 'g'},
-        {"update-room", 1, NULL, 'u'}, {"device-states", 1, NULL, 'd'},
-        {"interleave", 1, NULL, 'k'},  {NULL, 0, NULL, 0}};
+        {"pool", 1, NULL, 'p'},          {"chunk", 1, NULL, 'c'},
+        {"steps", 1, NULL, 's'},         {"micro-batches", 1, NULL, 'm'},
+        {"flops", 1, NULL, 'f'},         {"job", 1, NULL, 'j'},
+        {"optimizer", 1, NULL, 'O'},     {"moments", 1, NULL, 'M'},
+        {"overlap", 1, NULL, 'o'},       {"grad-over-weight", 0, NULL, 'g'},
+        {"device-update", 1, NULL, 'u'}, {"device-states", 1, NULL, 'd'},
+        {"interleave", 1, NULL, 'k'},    {NULL, 0, NULL, 0}};
     bool known = true;
     int option;
 
@@ -296,7 +296,7 @@ static bool read_options(struct prediction *p, int argc, char **argv)
             known = read_name(cst_overlap_names, &p->overlap);
             break;
         case 'u':
-            p->update_room = strtoull(optarg, NULL, 10);
+            p->device_update_bytes = strtoull(optarg, NULL, 10);
             break;
         case 'd':
             p->device_states = strtoull(optarg, NULL, 10);
@@ -352,7 +352,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr,
                       "usage: predict MODEL.json RATES.json --pool BYTES|P%%|min --chunk ELEMS "
                       "--steps N [--micro-batches N] [--optimizer NAME] [--moments FORMAT] "
-                      "[--overlap WHEN] [--grad-over-weight] [--update-room BYTES --interleave K "
+                      "[--overlap WHEN] [--grad-over-weight] [--device-update BYTES --interleave K "
                       "[--device-states BYTES]] [--flops F] [--job JOB.json]\n");
         return 2;
     }

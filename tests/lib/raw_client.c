@@ -220,8 +220,8 @@ uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
     open.has_pool_bytes = open.has_chunk_elems = open.has_timeout_ms = 1;
     open.has_moments = job->moments != 0;
     open.moments = job->moments;
-    open.has_update_room = open.has_device_states = 1;
-    open.update_room = job->update_room;
+    open.has_device_update_bytes = open.has_device_states = 1;
+    open.device_update_bytes = job->device_update_bytes;
     open.device_states = job->device_states;
     open.pool_bytes = job->pool_bytes;
     open.chunk_elems = job->chunk_elems;

@@ -85,11 +85,11 @@ struct raw_job {
     uint64_t pool_bytes;
     uint64_t chunk_elems;
     uint32_t timeout_ms;
-    uint32_t moments;                    /* an enum cst_moments */
-    uint64_t update_room, device_states; /* bytes of the device reservation */
-    const char *device;                  /* device of the pool; NULL: not specified */
-    uint8_t token[16];                   /* token of the rank, filled in by raw_job_open */
-    bool send_token;                     /* send `token`, to take over the rank */
+    uint32_t moments;                            /* an enum cst_moments */
+    uint64_t device_update_bytes, device_states; /* bytes of the device reservation */
+    const char *device;                          /* device of the pool; NULL: not specified */
+    uint8_t token[16];                           /* token of the rank, filled in by raw_job_open */
+    bool send_token;                             /* send `token`, to take over the rank */
     /* The last committed step. raw_job_open fills in this field and those after it. */
     uint64_t step;
     bool created, initialised, committed;

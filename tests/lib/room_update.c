@@ -63,7 +63,7 @@ size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t ma
         *at = engine_command_copy(update.in[i].place, tiny_job_row(job, chunk, row),
                                   tiny_job_row_bytes(job, chunk, row));
         come_after(at, before, n_before);
-        at->told = true;
+        at->after_ack = true;
         at++->ticket = ++ticket;
     }
     come_after(&update, ticket, update.n_in);
@@ -75,7 +75,8 @@ size_t room_update_write(const struct tiny_job *job, unsigned chunk, uint64_t ma
         *at = engine_command_copy(tiny_job_row(job, chunk, row), update.out[i].place,
                                   tiny_job_row_bytes(job, chunk, row));
         come_after(at, update.ticket, 1);
-        at->told = true; /* the command overwrites what a repeated copy to the room would read */
+        at->after_ack =
+            true; /* the command overwrites what a repeated copy to the room would read */
         at++->ticket = ++ticket;
     }
     *n_last = update.n_out;

@@ -4,7 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "offload/clip.h"
-#include "proto/limit.h"
+#include "proto/grad_limit.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -200,7 +200,7 @@ static void update_tile(struct reference *ref, const struct cst_update_scalars *
                  s->weight + at);
 }
 
-/* @guard: tiles with values beyond proto/limit.h do not change. */
+/* @guard: tiles with values beyond proto/grad_limit.h do not change. */
 static void update(struct reference *ref, const struct cst_hyper_params *p, float factor,
                    bool guard)
 {
@@ -218,7 +218,7 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
         for (uint64_t at = 0; at < tensor->n_elems; at += CST_TILE_ELEMS, tile++) {
             uint64_t left = tensor->n_elems - at;
 
-            if (!guard || cst_limit_holds(tile->sum_squares, factor)) {
+            if (!guard || cst_grad_limit_holds(tile->sum_squares, factor)) {
                 update_tile(ref, &hyper, tensor->start + at,
                             left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS);
             }

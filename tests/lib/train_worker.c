@@ -350,7 +350,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .world = w->order->world,
         .device = w->order->device,
         .pool_bytes = w->order->pool_bytes,
-        .update_room = w->order->update_room,
+        .device_update_bytes = w->order->device_update_bytes,
         .device_states = w->order->device_states,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,

@@ -24,7 +24,7 @@ struct train_order {
     struct train_overlap overlap; /* when chunks are updated */
     bool grad_over;               /* the gradient's sum takes the place of the chunk's weights */
     uint64_t pool_bytes;          /* bytes of the rank's pool; 0: as many as it can use */
-    uint64_t update_room;         /* bytes of the rank's device reservation; 0: none */
+    uint64_t device_update_bytes; /* bytes of the rank's device reservation; 0: none */
     /* Bytes of the rank's device reservation that are for states; 0: none. */
     uint64_t device_states;
     struct train_bad bad; /* a gradient that is not finite */

@@ -64,7 +64,7 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            " commands done twice, %" PRIu64 " in place of others; states on accelerators %" PRIu64
            "; %" PRIu64 " updates lost with their engines, %" PRIu64 " rooms given up; %" PRIu64
            " sums lost, %" PRIu64 " workers without their accelerator, %" PRIu64 " pools moved\n",
-           totals.through, totals.kept, totals.redone, totals.instead, totals.device_runs,
+           totals.through, totals.kept, totals.redone, totals.replaces, totals.device_runs,
            totals.lost, totals.given_up, totals.lost_sums, totals.lost_ranks, totals.moved);
     return !fixed || losses_occurred(&totals);
 }

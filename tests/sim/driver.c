@@ -46,8 +46,8 @@ static bool must_hold(const struct sim *sim, const struct cst_command *command)
     for (uint32_t i = 0; i < command->n_after; i++) {
         const struct job *first = driver_find(sim, command->after[i]);
 
-        if (first != NULL && (first->command.node != command->node || command->told ||
-                              first->command.forgiven || driver_holds(sim, first))) {
+        if (first != NULL && (first->command.node != command->node || command->after_ack ||
+                              first->command.may_fail || driver_holds(sim, first))) {
             return true;
         }
     }
@@ -113,7 +113,7 @@ void driver_submit(struct sim *sim, const struct cst_command *command)
         }
     }
     for (uint32_t i = 0; i < command->n_instead; i++) {
-        rename_ticket(sim, command->instead[i], command->ticket);
+        rename_ticket(sim, command->replaces[i], command->ticket);
     }
     sim->n_instead += command->n_instead > 0;
     sim->jobs[sim->n_jobs] = (struct job){.command = *command, .held = must_hold(sim, command)};

@@ -250,7 +250,7 @@ static bool is_spare(const struct sim *sim, const struct cst_command *command)
               memory_find(&sim->memory, command->dst[0]).kind == PLACE_ROOM;
 
     return room_has(sim, command) && sim->layout.chunks[command->chunk].device == 0 &&
-           (command->kind == CST_COMMAND_UPDATE || up || command->forgiven);
+           (command->kind == CST_COMMAND_UPDATE || up || command->may_fail);
 }
 
 /* Copies to blocks, grad rows and staging can fail, and so can the commands of device updates that
@@ -392,7 +392,7 @@ static void report(struct sim *sim, unsigned i)
         event.value = NAN;
     }
     event.text = event.status == CST_OK ? NULL : "the fake engine failed it";
-    if (event.status != CST_OK && !sim->jobs[i].command.forgiven) {
+    if (event.status != CST_OK && !sim->jobs[i].command.may_fail) {
         driver_failed(sim, event.ticket);
     }
     if (sim->told[sim->jobs[i].command.node] < sim->jobs[i].order) {

@@ -158,7 +158,7 @@ struct sim_totals {
     uint64_t through;     /* copies to and from rooms */
     uint64_t device_runs; /* runs with states in device memory */
     uint64_t kept;        /* gradients that stayed in device memory */
-    uint64_t instead;     /* commands that replaced failed commands in rooms */
+    uint64_t replaces;    /* commands that replaced failed commands in rooms */
     /* Device updates that were lost with their engine while the chunk's rows in host memory were
      * whole. */
     uint64_t lost;

@@ -42,7 +42,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->landed += sim->n_landed;
     totals->gathered += sim->n_gathered;
     totals->early += sim->n_early;
-    totals->instead += sim->n_instead;
+    totals->replaces += sim->n_instead;
     totals->lost += sim->n_lost;
     totals->lost_sums += sim->n_lost_sums;
     totals->lost_ranks += sim->n_lost_ranks;

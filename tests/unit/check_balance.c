@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/balance: the choice of k in each step, from scripted rates and durations of
  * update phases. */
-#include "daemon/balance.h"
+#include "daemon/interleave_tuner.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
 
-static struct cstd_balance balance;
+static struct cstd_interleave_tuner balance;
 
 /* 32 chunks of a million elements, and one accelerator whose room holds three. An update phase
  * of the nodes alone takes 0.1 s at the rates below; with the accelerator it takes about half as
@@ -26,12 +26,12 @@ static const struct cst_interleave machine = {.n_chunks = 32,
 
 static void setup(void)
 {
-    balance = (struct cstd_balance){
+    balance = (struct cstd_interleave_tuner){
         .node.known = NODE, .device.known = DEVICE, .up.known = LINK, .down.known = LINK};
 }
 
 /* Let the engines reach the rate @per_second from now on. */
-static void see(struct cstd_balance_rate *rate, double per_second)
+static void see(struct cstd_interleave_tuner_rate *rate, double per_second)
 {
     rate->seen.n = 0;
     for (int i = 0; i < CSTD_RATES_SAMPLES; i++) {
@@ -41,16 +41,17 @@ static void see(struct cstd_balance_rate *rate, double per_second)
 
 static double predicted(uint32_t k)
 {
-    struct cst_interleave m = cstd_balance_machine(&balance, &machine);
+    struct cst_interleave m = cstd_interleave_tuner_machine(&balance, &machine);
 
     return cst_interleave_seconds(&m, k);
 }
 
 static bool phase(uint64_t number, uint32_t k, double seconds)
 {
-    return cstd_balance_step(
+    return cstd_interleave_tuner_step(
         &balance, &machine,
-        &(struct cstd_balance_phase){.number = number, .k = k, .ns = (uint64_t)(seconds * 1e9)});
+        &(struct cstd_interleave_tuner_phase){
+            .number = number, .k = k, .ns = (uint64_t)(seconds * 1e9)});
 }
 
 /* Run a step whose update phase takes @seconds. True if k was changed. */
@@ -76,14 +77,14 @@ static void steady(unsigned n, double seconds)
  * accelerator. */
 START_TEST(first)
 {
-    struct cst_interleave m = cstd_balance_machine(&balance, &machine);
+    struct cst_interleave m = cstd_interleave_tuner_machine(&balance, &machine);
 
     ck_assert(m.node_elems == NODE && m.device_elems == DEVICE && m.up == LINK && m.down == LINK);
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     ck_assert_uint_eq(balance.k, cst_interleave_choose(&m));
     ck_assert_uint_ne(balance.k, CST_INTERLEAVE_NEVER);
     balance.up.known = 0;
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     ck_assert_uint_eq(balance.k, CST_INTERLEAVE_NEVER);
 }
 END_TEST
@@ -92,8 +93,8 @@ END_TEST
 START_TEST(seen)
 {
     see(&balance.node, 2 * NODE);
-    ck_assert(cstd_balance_machine(&balance, &machine).node_elems == 2 * NODE);
-    ck_assert(cstd_balance_machine(&balance, &machine).up == LINK);
+    ck_assert(cstd_interleave_tuner_machine(&balance, &machine).node_elems == 2 * NODE);
+    ck_assert(cstd_interleave_tuner_machine(&balance, &machine).up == LINK);
 }
 END_TEST
 
@@ -103,7 +104,7 @@ END_TEST
  * factor. */
 START_TEST(steady_machine)
 {
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     steady(300, predicted(balance.k) * (_i == 0 ? 1 : 1.3));
 }
 END_TEST
@@ -111,7 +112,7 @@ END_TEST
 /* A gain below the margin does not change k. */
 START_TEST(small_gain)
 {
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     balance.k = 3;
     see(&balance.up, 8e9);
     see(&balance.down, 8e9);
@@ -130,7 +131,7 @@ END_TEST
  * are. */
 START_TEST(nothing_known)
 {
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     see(&balance.up, 100e6);
     for (int i = 0; i < 50; i++) {
         ck_assert(!phase(balance.phase + 1, balance.k + 1, 1));
@@ -143,7 +144,7 @@ END_TEST
  * Nor does the phase before the first step. */
 START_TEST(seen_before)
 {
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     for (int i = 0; i < 50; i++) {
         ck_assert(!phase(0, balance.k, 1));
     }
@@ -187,14 +188,14 @@ START_TEST(slower_link)
     uint32_t before, best;
     struct cst_interleave m;
 
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     before = balance.k;
     see(&balance.up, LINK / 2);
     see(&balance.down, LINK / 2);
-    m = cstd_balance_machine(&balance, &machine);
+    m = cstd_interleave_tuner_machine(&balance, &machine);
     best = cst_interleave_choose(&m);
     ck_assert_uint_gt(best, before);
-    steady(CSTD_BALANCE_PHASES - 1, predicted(before));
+    steady(CSTD_INTERLEAVE_TUNER_PHASES - 1, predicted(before));
     ck_assert(step(predicted(before)));
     ck_assert_uint_eq(balance.k, best);
     steady(300, predicted(best));
@@ -210,13 +211,13 @@ START_TEST(disappointing)
     uint32_t k;
     unsigned n;
 
-    cstd_balance_begin(&balance, &machine);
+    cstd_interleave_tuner_begin(&balance, &machine);
     k = balance.k;
     alone = predicted(CST_INTERLEAVE_NEVER);
     for (unsigned round = 0; round < 3; round++) {
-        unsigned memory = CSTD_BALANCE_MEMORY << (round == 0 ? 0 : round);
+        unsigned memory = CSTD_INTERLEAVE_TUNER_MEMORY << (round == 0 ? 0 : round);
 
-        steady(CSTD_BALANCE_PHASES - 1, 1.02 * alone);
+        steady(CSTD_INTERLEAVE_TUNER_PHASES - 1, 1.02 * alone);
         ck_assert(step(1.02 * alone));
         ck_assert_uint_eq(balance.k, CST_INTERLEAVE_NEVER);
         for (n = 0; !step(alone); n++) {
@@ -233,15 +234,17 @@ END_TEST
  * nodes alone. */
 START_TEST(promises)
 {
-    cstd_balance_begin(&balance, &machine);
-    ck_assert(cstd_balance_promise(&balance, &machine, 5) == predicted(5));
-    steady(CSTD_BALANCE_PHASES, 1.1 * predicted(balance.k));
-    ck_assert_double_eq_tol(cstd_balance_promise(&balance, &machine, balance.k),
+    cstd_interleave_tuner_begin(&balance, &machine);
+    ck_assert(cstd_interleave_tuner_promise(&balance, &machine, 5) == predicted(5));
+    steady(CSTD_INTERLEAVE_TUNER_PHASES, 1.1 * predicted(balance.k));
+    ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&balance, &machine, balance.k),
                             1.1 * predicted(balance.k), 1e-6);
-    ck_assert_double_eq_tol(cstd_balance_promise(&balance, &machine, 5), 1.1 * predicted(5), 1e-6);
-    ck_assert(cstd_balance_promise(&balance, &machine, CST_INTERLEAVE_NEVER) ==
+    ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&balance, &machine, 5),
+                            1.1 * predicted(5), 1e-6);
+    ck_assert(cstd_interleave_tuner_promise(&balance, &machine, CST_INTERLEAVE_NEVER) ==
               predicted(CST_INTERLEAVE_NEVER));
-    ck_assert_double_gt(cstd_balance_promise(&balance, &machine, 1000), 0); /* as configured */
+    ck_assert_double_gt(cstd_interleave_tuner_promise(&balance, &machine, 1000),
+                        0); /* as configured */
 }
 END_TEST
 
@@ -257,10 +260,10 @@ START_TEST(nearest)
     balance.n_steps = 10;
     balance.k = 4;
     for (unsigned i = 0; i < 3; i++) {
-        struct cstd_balance_tried *tried = &balance.tried[known[i].k];
+        struct cstd_interleave_tuner_tried *tried = &balance.tried[known[i].k];
 
         tried->step = balance.n_steps;
-        for (unsigned n = 0; n < CSTD_BALANCE_PHASES; n++) {
+        for (unsigned n = 0; n < CSTD_INTERLEAVE_TUNER_PHASES; n++) {
             cstd_rates_median_add(&tried->phase, (uint64_t)N_ELEMS,
                                   (uint64_t)(predicted(known[i].k) * known[i].stretch * 1e9));
         }
@@ -268,8 +271,8 @@ START_TEST(nearest)
     for (uint32_t k = 1; k <= 100; k++) {
         double stretch = k <= 6 ? 1.1 : k <= 14 ? 1.2 : 1.3;
 
-        ck_assert_double_eq_tol(cstd_balance_promise(&balance, &machine, k), stretch * predicted(k),
-                                1e-6);
+        ck_assert_double_eq_tol(cstd_interleave_tuner_promise(&balance, &machine, k),
+                                stretch * predicted(k), 1e-6);
     }
 }
 END_TEST

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of proto/busy: the time during which something was busy that does several things at a
  * time. */
-#include "proto/busy.h"
+#include "proto/busy_time.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -16,17 +16,17 @@
  * later. */
 START_TEST(each_moment_once)
 {
-    struct cst_busy busy = {0};
+    struct cst_busy_time busy = {0};
 
-    cst_busy_add(&busy, 10, 20);
-    cst_busy_add(&busy, 15, 25);
+    cst_busy_time_add(&busy, 10, 20);
+    cst_busy_time_add(&busy, 15, 25);
     ck_assert_uint_eq(busy.ns, 15);
-    cst_busy_add(&busy, 40, 40);
-    cst_busy_add(&busy, 90, 95);
+    cst_busy_time_add(&busy, 40, 40);
+    cst_busy_time_add(&busy, 90, 95);
     ck_assert_uint_eq(busy.ns, 20);
-    cst_busy_add(&busy, 0, 100);
+    cst_busy_time_add(&busy, 0, 100);
     ck_assert_uint_eq(busy.ns, 100);
-    cst_busy_add(&busy, 200, 210);
+    cst_busy_time_add(&busy, 200, 210);
     ck_assert_uint_eq(busy.ns, 110);
 }
 END_TEST
@@ -38,7 +38,7 @@ START_TEST(at_random)
 {
     for (int round = 0; round < 200; round++) {
         static bool at_work[SPAN];
-        struct cst_busy busy = {0};
+        struct cst_busy_time busy = {0};
         uint64_t end = 0, n = 0;
 
         memset(at_work, 0, sizeof at_work);
@@ -47,7 +47,7 @@ START_TEST(at_random)
 
             end += (uint64_t)rand() % 60;
             began = end - (uint64_t)rand() % (end < 200 ? end + 1 : 200);
-            cst_busy_add(&busy, began, end);
+            cst_busy_time_add(&busy, began, end);
             for (uint64_t t = began; t < end; t++) {
                 at_work[t] = true;
             }
@@ -64,14 +64,14 @@ END_TEST
  * had. */
 START_TEST(what_is_too_old_stays)
 {
-    struct cst_busy busy = {0};
+    struct cst_busy_time busy = {0};
 
-    for (uint64_t i = 0; i < CST_BUSY_KEPT + 5; i++) {
-        cst_busy_add(&busy, 10 * i, 10 * i + 4);
+    for (uint64_t i = 0; i < CST_BUSY_TIME_KEPT + 5; i++) {
+        cst_busy_time_add(&busy, 10 * i, 10 * i + 4);
     }
-    ck_assert_uint_eq(busy.ns, 4 * (CST_BUSY_KEPT + 5));
-    cst_busy_add(&busy, 10 * CST_BUSY_KEPT, 10 * (CST_BUSY_KEPT + 5));
-    ck_assert_uint_eq(busy.ns, 4 * CST_BUSY_KEPT + 50);
+    ck_assert_uint_eq(busy.ns, 4 * (CST_BUSY_TIME_KEPT + 5));
+    cst_busy_time_add(&busy, 10 * CST_BUSY_TIME_KEPT, 10 * (CST_BUSY_TIME_KEPT + 5));
+    ck_assert_uint_eq(busy.ns, 4 * CST_BUSY_TIME_KEPT + 50);
 }
 END_TEST
 

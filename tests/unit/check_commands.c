@@ -307,7 +307,7 @@ START_TEST(a_job_is_forgotten)
 }
 END_TEST
 
-/* A command counts as forgiven until its completion. Engines are not told that it is. */
+/* A command counts as may_fail until its completion. Engines are not told that it is. */
 START_TEST(some_are_forgiven)
 {
     const struct cst_command command = {.kind = CST_COMMAND_COPY,
@@ -315,15 +315,15 @@ START_TEST(some_are_forgiven)
                                         .n_src = 1,
                                         .n_dst = 1,
                                         .bytes = 8,
-                                        .forgiven = true};
+                                        .may_fail = true};
 
     add_copy(1);
     ck_assert_int_eq(cstd_commands_add(&commands, &command, &err), CST_OK);
     expect_sent(1, 2);
-    ck_assert(!cstd_commands_forgives(&commands, 1));
-    ck_assert(cstd_commands_forgives(&commands, 2));
+    ck_assert(!cstd_commands_may_fail(&commands, 1));
+    ck_assert(cstd_commands_may_fail(&commands, 2));
     ck_assert(cstd_commands_remove(&commands, 2));
-    ck_assert(!cstd_commands_forgives(&commands, 2));
+    ck_assert(!cstd_commands_may_fail(&commands, 2));
 }
 END_TEST
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/config: defaults, the file, the command line, sizes, times and rules of
  * access. */
-#include "daemon/config.h"
+#include "daemon/settings.h"
 #include "daemon/log.h"
 #include "proto/size.h"
 #include "tests/lib/suite.h"
@@ -14,7 +14,7 @@
 
 static const uint64_t GIB = UINT64_C(1) << 30;
 
-static struct cstd_config config;
+static struct cstd_settings config;
 static struct cst_err err;
 static char path[64];
 
@@ -26,7 +26,7 @@ static void setup(void)
     fd = mkstemp(path);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(close(fd), 0);
-    cstd_config_init(&config, 100 * GIB);
+    cstd_settings_init(&config, 100 * GIB);
     err = (struct cst_err){0};
 }
 
@@ -42,7 +42,7 @@ static int load(const char *text)
     ck_assert_ptr_nonnull(file);
     ck_assert_int_ge(fputs(text, file), 0);
     ck_assert_int_eq(fclose(file), 0);
-    return cstd_config_load(&config, path, true, &err);
+    return cstd_settings_load(&config, path, true, &err);
 }
 
 /* Check that the error is CST_EINVAL at @line of the file, and that its message contains @words. */
@@ -50,7 +50,7 @@ static void assert_refused(const char *text, int line, const char *words)
 {
     char where[96];
 
-    cstd_config_init(&config, 100 * GIB);
+    cstd_settings_init(&config, 100 * GIB);
     err = (struct cst_err){0};
     ck_assert_int_eq(load(text), CST_EINVAL);
     (void)snprintf(where, sizeof where, "%s:%d: ", path, line);
@@ -65,8 +65,8 @@ static void assert_refused(const char *text, int line, const char *words)
  * free. */
 START_TEST(defaults_fit_the_machine)
 {
-    ck_assert_int_eq(cstd_config_load(&config, "/nowhere/cistern.conf", false, &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_load(&config, "/nowhere/cistern.conf", false, &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_OK);
     ck_assert_uint_gt(config.host_bytes, 0);
     ck_assert_uint_gt(config.pool_bytes, 0);
     ck_assert_uint_lt(config.host_bytes + config.pool_bytes, config.memory_bytes);
@@ -80,7 +80,8 @@ END_TEST
 /* A file that was named on the command line must exist. */
 START_TEST(a_file_that_was_asked_for_must_be_there)
 {
-    ck_assert_int_eq(cstd_config_load(&config, "/nowhere/cistern.conf", true, &err), CST_ENOTFOUND);
+    ck_assert_int_eq(cstd_settings_load(&config, "/nowhere/cistern.conf", true, &err),
+                     CST_ENOTFOUND);
     ck_assert_ptr_nonnull(strstr(err.text, "/nowhere/cistern.conf"));
 }
 END_TEST
@@ -101,7 +102,7 @@ START_TEST(every_key_is_read)
                   "[job]\nttl = 2h\ntimeout = 90\nmax_jobs = 5\nmax_sessions = 6\ncredits = 7\n");
 
     ck_assert_msg(rc == CST_OK, "%s", err.text);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_OK);
     ck_assert_str_eq(config.socket, "/a/b.sock");
     ck_assert_str_eq(config.manager_socket, "/a/m.sock");
     ck_assert_int_eq(config.log_level, CSTD_LOG_DEBUG);
@@ -135,13 +136,13 @@ START_TEST(interleave_is_read)
     static const struct {
         const char *text;
         uint32_t k;
-    } good[] = {{"", CSTD_CONFIG_INTERLEAVE_AUTO},
-                {"[plan]\ninterleave = auto\n", CSTD_CONFIG_INTERLEAVE_AUTO},
+    } good[] = {{"", CSTD_SETTINGS_INTERLEAVE_AUTO},
+                {"[plan]\ninterleave = auto\n", CSTD_SETTINGS_INTERLEAVE_AUTO},
                 {"[plan]\ninterleave = none\n", 0},
                 {"[plan]\ninterleave = 7\n", 7}};
 
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        cstd_config_init(&config, 100 * GIB);
+        cstd_settings_init(&config, 100 * GIB);
         ck_assert_msg(load(good[i].text) == CST_OK, "%s", err.text);
         ck_assert_uint_eq(config.interleave, good[i].k);
     }
@@ -217,10 +218,10 @@ END_TEST
 START_TEST(the_command_line_beats_the_file)
 {
     ck_assert_int_eq(load("[host]\nmemory = 1G\n"), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "2G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "3G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "2G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "3G", &err), CST_OK);
     ck_assert_uint_eq(config.host_bytes, 3 * GIB);
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "three", &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "three", &err), CST_EINVAL);
     ck_assert_uint_eq(config.host_bytes, 3 * GIB);
 }
 END_TEST
@@ -230,28 +231,28 @@ END_TEST
 /* Budgets that exceed the machine's memory, alone or together, are refused with the numbers. */
 START_TEST(budgets_beyond_the_machine_are_refused)
 {
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "101G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_EBUDGET);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "101G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_EBUDGET);
     ck_assert_ptr_nonnull(strstr(err.text, "101.0 GiB"));
     ck_assert_ptr_nonnull(strstr(err.text, "100.0 GiB"));
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "60G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "device host", "pool", "41G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_EBUDGET);
-    cstd_config_init(&config, 100 * GIB);
-    ck_assert_int_eq(cstd_config_set(&config, "device host", "pool", "101G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_EBUDGET);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "60G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "device host", "pool", "41G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_EBUDGET);
+    cstd_settings_init(&config, 100 * GIB);
+    ck_assert_int_eq(cstd_settings_set(&config, "device host", "pool", "101G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_EBUDGET);
 }
 END_TEST
 
 /* The default of one budget shrinks so that the other, given budget fits. */
 START_TEST(a_default_makes_room)
 {
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "90G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "90G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_OK);
     ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
-    cstd_config_init(&config, 100 * GIB);
-    ck_assert_int_eq(cstd_config_set(&config, "device host", "pool", "90G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_OK);
+    cstd_settings_init(&config, 100 * GIB);
+    ck_assert_int_eq(cstd_settings_set(&config, "device host", "pool", "90G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_OK);
     ck_assert_uint_eq(config.host_bytes, 10 * GIB);
 }
 END_TEST
@@ -260,39 +261,40 @@ END_TEST
  * and given budgets are refused if they are too large together with it. */
 START_TEST(paced_accelerators_take_their_memory)
 {
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "devices", "2", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "memory", "10G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "host", "memory", "70G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "devices", "2", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "memory", "10G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "host", "memory", "70G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_OK);
     ck_assert_uint_eq(config.pool_bytes, 10 * GIB);
-    ck_assert_int_eq(cstd_config_set(&config, "device host", "pool", "11G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_EBUDGET);
+    ck_assert_int_eq(cstd_settings_set(&config, "device host", "pool", "11G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_EBUDGET);
     ck_assert_ptr_nonnull(strstr(err.text, "20.0 GiB"));
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "memory", "51G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_EBUDGET);
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "devices", "9", &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "memory", "51G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_EBUDGET);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "devices", "9", &err), CST_EINVAL);
 }
 END_TEST
 
 /* A rate is a number of units, and cannot be a percentage. */
 START_TEST(rates_are_numbers)
 {
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "up", "55G", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "down", "1024", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_set(&config, "engine", "update_rate", "2G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "up", "55G", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "down", "1024", &err), CST_OK);
+    ck_assert_int_eq(cstd_settings_set(&config, "engine", "update_rate", "2G", &err), CST_OK);
     ck_assert_uint_eq(config.paced_up, 55 * GIB);
     ck_assert_uint_eq(config.paced_down, 1024);
     ck_assert_uint_eq(config.update_rate, 2 * GIB);
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "up", "50%", &err), CST_EINVAL);
-    ck_assert_int_eq(cstd_config_set(&config, "paced", "update", "fast", &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "up", "50%", &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_settings_set(&config, "paced", "update", "fast", &err), CST_EINVAL);
 }
 END_TEST
 
 /* The two sockets need different paths. */
 START_TEST(the_sockets_differ)
 {
-    ck_assert_int_eq(cstd_config_set(&config, "daemon", "socket", "/a/manager.sock", &err), CST_OK);
-    ck_assert_int_eq(cstd_config_finish(&config, &err), CST_EINVAL);
+    ck_assert_int_eq(cstd_settings_set(&config, "daemon", "socket", "/a/manager.sock", &err),
+                     CST_OK);
+    ck_assert_int_eq(cstd_settings_finish(&config, &err), CST_EINVAL);
 }
 END_TEST
 

@@ -88,7 +88,7 @@ END_TEST
 START_TEST(what_differs_is_named)
 {
     const struct cstd_job_options first = {.optimizer = CST_OPTIMIZER_ADAMW, .seed = 7};
-    struct cstd_job_options wish = first;
+    struct cstd_job_options request = first;
     static const char *const words[] = {
         "job 'a' was opened with optimizer adamw, not lion as rank 3 wants",
         "job 'a' was opened with moments fp32, not mx8 as rank 3 wants",
@@ -99,15 +99,15 @@ START_TEST(what_differs_is_named)
         "job 'a' was opened with grad_over_weight 0, not 1 as rank 3 wants",
     };
 
-    ck_assert_int_eq(cstd_job_options_same(&first, &wish, "a", 3, &err), CST_OK);
-    wish.optimizer = _i == 0 ? CST_OPTIMIZER_LION : wish.optimizer;
-    wish.moments = _i == 1 ? CST_MOMENTS_MX8 : wish.moments;
-    wish.rounding = _i == 2 ? CST_ROUNDING_NEAREST : wish.rounding;
-    wish.seed += _i == 3;
-    wish.overlap = _i == 4 ? CST_OVERLAP_DELAYED : wish.overlap;
-    wish.delay_from = _i == 5 ? 4 : 0;
-    wish.grad_over_weight = _i == 6;
-    ck_assert_int_eq(cstd_job_options_same(&first, &wish, "a", 3, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cstd_job_options_same(&first, &request, "a", 3, &err), CST_OK);
+    request.optimizer = _i == 0 ? CST_OPTIMIZER_LION : request.optimizer;
+    request.moments = _i == 1 ? CST_MOMENTS_MX8 : request.moments;
+    request.rounding = _i == 2 ? CST_ROUNDING_NEAREST : request.rounding;
+    request.seed += _i == 3;
+    request.overlap = _i == 4 ? CST_OVERLAP_DELAYED : request.overlap;
+    request.delay_from = _i == 5 ? 4 : 0;
+    request.grad_over_weight = _i == 6;
+    ck_assert_int_eq(cstd_job_options_same(&first, &request, "a", 3, &err), CST_EMISMATCH);
     ck_assert_str_eq(err.text, words[_i]);
 }
 END_TEST

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/machine: usable memory is the minimum of the machine's memory and the limits of
  * the process's control groups. */
-#include "daemon/machine.h"
+#include "daemon/host_memory.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -62,13 +62,13 @@ START_TEST(no_limit_is_the_machine)
 {
     uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 
-    ck_assert_uint_eq(cstd_machine_memory(root), machine);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), machine);
     write_file("/proc/self/cgroup", "4:memory:/old\n0::/system.slice/cisternd.service\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), machine);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), machine);
     write_file("/sys/fs/cgroup/system.slice/cisternd.service/memory.max", "max\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), machine);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), machine);
     write_file("/proc/self/cgroup", "0::/\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), machine);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), machine);
 }
 END_TEST
 
@@ -77,11 +77,11 @@ START_TEST(the_least_limit_counts)
 {
     write_file("/proc/self/cgroup", "0::/system.slice/cisternd.service\n");
     write_file("/sys/fs/cgroup/system.slice/memory.max", "1073741824\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 1073741824u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 1073741824u);
     write_file("/sys/fs/cgroup/system.slice/cisternd.service/memory.max", "536870912\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 536870912u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 536870912u);
     write_file("/sys/fs/cgroup/system.slice/cisternd.service/memory.max", "2147483648\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 1073741824u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 1073741824u);
 }
 END_TEST
 
@@ -89,22 +89,22 @@ END_TEST
  * "memory". */
 START_TEST(version_1_counts)
 {
-    struct cstd_machine_limit limit;
+    struct cstd_host_memory_limit limit;
 
     write_file("/proc/self/cgroup", _i == 0 ? "9:name=systemd:/x\n4:memory:/jobs/7\n0::/\n"
                                             : "0::/\n4:cpuset,memory:/jobs/7\n");
     write_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     write_file("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "1073741824\n");
     write_file("/sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "9223372036854771712\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 1073741824u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 1073741824u);
     write_file("/sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "104857600\n");
-    ck_assert(cstd_machine_limit(root, &limit));
+    ck_assert(cstd_host_memory_limit(root, &limit));
     ck_assert_uint_eq(limit.bytes, 104857600u);
     ck_assert_msg(strstr(limit.file, "/memory/jobs/7/memory.limit_in_bytes") != NULL, "%s",
                   limit.file);
     /* No hierarchy of this line limits memory. */
     write_file("/proc/self/cgroup", "4:cpu:/jobs/7\n5:memoryless:/jobs/7\n");
-    ck_assert(!cstd_machine_limit(root, &limit));
+    ck_assert(!cstd_host_memory_limit(root, &limit));
 }
 END_TEST
 
@@ -114,11 +114,11 @@ START_TEST(containers)
 {
     write_file("/proc/self/cgroup", "4:memory:/docker/0123\n0::/docker/0123\n");
     write_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 1073741824u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 1073741824u);
     write_file("/sys/fs/cgroup/memory.max", "536870912\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 536870912u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 536870912u);
     write_file("/sys/fs/cgroup/unified/memory.max", "268435456\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 268435456u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 268435456u);
 }
 END_TEST
 
@@ -127,9 +127,9 @@ START_TEST(a_lowered_limit_is_seen)
 {
     write_file("/proc/self/cgroup", "0::/system.slice\n");
     write_file("/sys/fs/cgroup/system.slice/memory.max", "max\n");
-    ck_assert_uint_gt(cstd_machine_memory(root), 104857600u);
+    ck_assert_uint_gt(cstd_host_memory_memory(root), 104857600u);
     write_file("/sys/fs/cgroup/system.slice/memory.max", "104857600\n");
-    ck_assert_uint_eq(cstd_machine_memory(root), 104857600u);
+    ck_assert_uint_eq(cstd_host_memory_memory(root), 104857600u);
 }
 END_TEST
 
@@ -141,9 +141,9 @@ START_TEST(nonsense_is_passed_over)
     memset(words, 'x', sizeof words - 1);
     memcpy(words, "0::/", 4);
     write_file("/proc/self/cgroup", words);
-    ck_assert_uint_gt(cstd_machine_memory(root), 0);
+    ck_assert_uint_gt(cstd_host_memory_memory(root), 0);
     write_file("/proc/self/cgroup", "\n:\n::\n4:memory\n4:memory:relative\n0::");
-    ck_assert_uint_gt(cstd_machine_memory(root), 0);
+    ck_assert_uint_gt(cstd_host_memory_memory(root), 0);
 }
 END_TEST
 

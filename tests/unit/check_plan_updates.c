@@ -125,17 +125,17 @@ START_TEST(room_is_planned)
 
     declare_slow(_i == 0 ? 1 : 4);
     without = search_ns();
-    f.config.update_room = UINT64_C(4) << 30;
+    f.config.device_update_bytes = UINT64_C(4) << 30;
     with = search_ns();
     check_promise();
-    ck_assert_uint_eq(f.plans.best.update_room, f.config.update_room);
+    ck_assert_uint_eq(f.plans.best.device_update_bytes, f.config.device_update_bytes);
     ck_assert_uint_le(f.plans.best.pool_bytes + f.plans.best.state_bytes +
-                          f.plans.best.activation_bytes + f.plans.best.update_room,
+                          f.plans.best.activation_bytes + f.plans.best.device_update_bytes,
                       f.budget.device_bytes);
     ck_assert_uint_gt(f.plans.best.interleave, 0);
     ck_assert_uint_gt(f.plans.best.predicted.states_up, 0);
     layout = build();
-    cst_buffers_divide(&buffers, &layout, f.config.update_room);
+    cst_buffers_divide(&buffers, &layout, f.config.device_update_bytes);
     ck_assert_uint_gt(buffers.n, 0);
     ck_assert_uint_eq(f.plans.best.n_buffers, buffers.n);
     cst_layout_close(&layout);
@@ -158,7 +158,7 @@ START_TEST(room_is_chosen)
 
     declare_slow(2);
     without = search_ns();
-    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
     if (_i == 1) {
         f.rates.devices[0].up = f.rates.devices[0].up_both = 3e9;
         f.rates.devices[0].down = f.rates.devices[0].down_both = 3e9;
@@ -167,12 +167,12 @@ START_TEST(room_is_chosen)
     }
     if (_i == 0) {
         ck_assert_uint_lt(search_ns(), without);
-        ck_assert_uint_gt(f.plans.best.update_room, 0);
+        ck_assert_uint_gt(f.plans.best.device_update_bytes, 0);
         ck_assert_uint_eq(f.plans.best.n_buffers, 3);
         check_promise();
     } else {
         (void)search_ns();
-        ck_assert_uint_eq(f.plans.best.update_room, 0);
+        ck_assert_uint_eq(f.plans.best.device_update_bytes, 0);
         ck_assert_uint_eq(f.plans.best.interleave, 0);
     }
 }
@@ -191,7 +191,7 @@ START_TEST(accelerators_of_the_host)
     f.config.runtime_only = true;
     without = search_ns();
     pool = f.plans.best.pool_bytes;
-    f.config.update_room = UINT64_C(4) << 30;
+    f.config.device_update_bytes = UINT64_C(4) << 30;
     refuse(CST_EINVAL, "the rates have no accelerator");
     f.rates.devices[f.rates.n_devices] = (struct cst_rates_device){
         .name = "paced:0", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
@@ -216,7 +216,7 @@ START_TEST(states_stay)
     uint32_t world = 1 + (uint32_t)_i;
 
     declare_slow(world);
-    f.config.update_room = room;
+    f.config.device_update_bytes = room;
     without = search_ns();
     host = f.plans.best.host_bytes;
     f.config.device_states = states;
@@ -264,7 +264,7 @@ static void check_memory(void)
     uint32_t n_chunks, fewer;
     uint64_t staying = count_staying(0, &n_chunks);
 
-    ck_assert_uint_le(best->pool_bytes + best->update_room + best->device_states +
+    ck_assert_uint_le(best->pool_bytes + best->device_update_bytes + best->device_states +
                           best->activation_bytes,
                       f.budget.device_bytes);
     ck_assert_uint_le(best->state_bytes, best->device_states);
@@ -285,24 +285,24 @@ START_TEST(states_are_chosen)
     uint64_t without, with, room, spare;
 
     declare_slow(_i % 2 == 0 ? 1 : 4);
-    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
     without = search_ns();
     ck_assert_str_eq(f.plans.states_why, "");
-    f.config.update_room = _i < 2 ? 0 : CST_PLAN_ROOM_AUTO;
-    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    f.config.device_update_bytes = _i < 2 ? 0 : CST_PLAN_DEVICE_UPDATE_AUTO;
+    f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
     with = search_ns();
     check_promise();
     check_memory();
     ck_assert_uint_lt(with, without);
     ck_assert_uint_gt(f.plans.best.device_states, 0);
-    ck_assert_uint_gt(f.plans.best.update_room, 0);
+    ck_assert_uint_gt(f.plans.best.device_update_bytes, 0);
     ck_assert_uint_eq(f.plans.without_states_ns, without);
     ck_assert_msg(strstr(f.plans.states_why, "without them") != NULL, "%s", f.plans.states_why);
     printf("%.2f ms without, %.2f ms with %" PRIu64 " bytes of states\n", (double)without / 1e6,
            (double)with / 1e6, f.plans.best.device_states);
-    room = f.plans.best.update_room;
+    room = f.plans.best.device_update_bytes;
     spare = f.budget.device_bytes - f.plans.best.activation_bytes - room;
-    f.config.update_room = room;
+    f.config.device_update_bytes = room;
     for (uint64_t i = 1; i < 8; i += 2) {
         f.config.device_states = spare / 8 * i;
         ck_assert_uint_ge(search_ns() + with / 50, with);
@@ -315,9 +315,9 @@ END_TEST
 START_TEST(no_place_for_states)
 {
     declare_slow(1);
-    f.config.update_room = UINT64_C(2) << 30;
-    f.config.device_states = CST_PLAN_ROOM_AUTO;
-    f.budget.device_bytes = f.config.update_room + 1000000;
+    f.config.device_update_bytes = UINT64_C(2) << 30;
+    f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
+    f.budget.device_bytes = f.config.device_update_bytes + 1000000;
     one_byte(&f.budget.device_bytes, CST_EPOOL);
     (void)search_ns();
     ck_assert_uint_eq(f.plans.best.device_states, 0);
@@ -339,7 +339,7 @@ START_TEST(states_do_not_pay)
     declare_slow(1);
     f.rates.devices[0].update = _i == 0 ? 0 : 1e6;
     without = search_ns();
-    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
     ck_assert_uint_eq(search_ns(), without);
     ck_assert_uint_eq(f.plans.best.device_states, 0);
     ck_assert_msg(strstr(f.plans.states_why, _i == 0 ? "not known" : "step") != NULL, "%s",
@@ -354,7 +354,7 @@ START_TEST(states_make_it_fit)
     declare_slow(1);
     f.budget.host_bytes = 12 * f.model.n_params;
     refuse(CST_EBUDGET, "host memory of");
-    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
     (void)search_ns();
     check_promise();
     check_memory();
@@ -375,7 +375,7 @@ START_TEST(states_beside_the_host)
     f.budget.device_bytes = 600000000;
     f.config.runtime_only = true;
     f.config.max_events = 60000;
-    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
     without = search_ns();
     ck_assert_str_eq(f.plans.states_why, "the rates have no accelerator");
     f.rates.devices[f.rates.n_devices] = (struct cst_rates_device){.name = "paced:0",
@@ -389,7 +389,7 @@ START_TEST(states_beside_the_host)
     ck_assert_uint_lt(search_ns(), without);
     check_promise();
     ck_assert_uint_gt(f.plans.best.device_states, 0);
-    ck_assert_uint_le(2 * (f.plans.best.update_room + f.plans.best.device_states), memory);
+    ck_assert_uint_le(2 * (f.plans.best.device_update_bytes + f.plans.best.device_states), memory);
 }
 END_TEST
 
@@ -412,10 +412,10 @@ START_TEST(layouts_are_bounded)
     f.rates.nodes[0].update = 2e9;
     f.config.runtime_only = true;
     f.config.max_events = 60000;
-    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
     (void)search_ns();
     without = f.plans.n_layouts;
-    f.config.device_states = CST_PLAN_ROOM_AUTO;
+    f.config.device_states = CST_PLAN_DEVICE_UPDATE_AUTO;
     (void)search_ns();
     printf("%" PRIu64 " layouts, %" PRIu64 " without\n", f.plans.n_layouts, without);
     ck_assert_uint_gt(f.plans.best.device_states, 0);
@@ -427,7 +427,8 @@ END_TEST
  * the bounds hold. */
 START_TEST(combinations)
 {
-    static const uint64_t rooms[] = {0, UINT64_C(1) << 30, CST_PLAN_ROOM_AUTO, UINT64_C(1) << 30};
+    static const uint64_t rooms[] = {0, UINT64_C(1) << 30, CST_PLAN_DEVICE_UPDATE_AUTO,
+                                     UINT64_C(1) << 30};
     uint32_t room = (uint32_t)_i / 3 % 4;
     bool gpu = _i / 12 % 2 == 0;
 
@@ -444,9 +445,9 @@ START_TEST(combinations)
     f.config.runtime_only = _i % 2 == 0;
     f.config.max_events = 30000;
     set_overlap((enum cst_overlap)(_i % CST_OVERLAP_COUNT));
-    f.config.update_room = rooms[room];
+    f.config.device_update_bytes = rooms[room];
     f.config.device_states = room == 3              ? UINT64_C(300) << 20
-                             : room == 2 || _i == 0 ? CST_PLAN_ROOM_AUTO
+                             : room == 2 || _i == 0 ? CST_PLAN_DEVICE_UPDATE_AUTO
                                                     : 0;
     search();
     check_promise();
@@ -459,9 +460,9 @@ END_TEST
 START_TEST(room_is_short)
 {
     declare_slow(1);
-    f.config.update_room = UINT64_C(2) << 30;
+    f.config.device_update_bytes = UINT64_C(2) << 30;
     f.config.device_states = _i == 0 ? 0 : UINT64_C(1) << 30;
-    f.budget.device_bytes = f.config.update_room + f.config.device_states + 1000000;
+    f.budget.device_bytes = f.config.device_update_bytes + f.config.device_states + 1000000;
     refuse(CST_EPOOL, _i == 0 ? "updates 2.0 GiB, the smallest pool"
                               : "updates 2.0 GiB, states that stay there 1.0 GiB");
     one_byte(&f.budget.device_bytes, CST_EPOOL);
@@ -484,18 +485,18 @@ START_TEST(refused)
     declare_slow(1);
     f.config.device_states = 1 << 20;
     refuse(CST_EINVAL, "need memory for updates there");
-    f.config.update_room = CST_PLAN_ROOM_AUTO;
+    f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
     refuse(CST_EINVAL, "of a given size");
-    f.config.update_room = 1 << 20;
+    f.config.device_update_bytes = 1 << 20;
     f.config.states.moments = CST_MOMENTS_BF16;
     refuse(CST_EINVAL, "moments that are not fp32");
-    f.config.device_states = f.config.update_room = CST_PLAN_ROOM_AUTO;
+    f.config.device_states = f.config.device_update_bytes = CST_PLAN_DEVICE_UPDATE_AUTO;
     refuse(CST_EINVAL, "moments that are not fp32");
     f.config.states.moments = CST_MOMENTS_FP32;
     f.config.states.grad_over_weight = true;
     refuse(CST_EINVAL, "gradients in the place of weights");
     f.config.states.grad_over_weight = false;
-    f.config.update_room = 1 << 20;
+    f.config.device_update_bytes = 1 << 20;
     f.config.device_states = 0;
     f.rates.devices[0].update = 0;
     refuse(CST_EINVAL, "update is not known");
@@ -506,7 +507,7 @@ START_TEST(refused)
     f.config.states.grad_over_weight = true;
     refuse(CST_EINVAL, "cannot be combined with early or delayed updates");
     set_overlap(CST_OVERLAP_COMMIT);
-    f.config.update_room = UINT64_MAX - 1;
+    f.config.device_update_bytes = UINT64_MAX - 1;
     refuse(CST_EINVAL, "bytes of an accelerator");
 }
 END_TEST

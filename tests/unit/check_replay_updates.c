@@ -131,8 +131,9 @@ static struct cst_interleave machine(void)
 {
     struct cst_interleave m = {0};
 
-    cst_rooms_describe(&m, &rig.layout, rig.rooms, rig.core.n_rooms, rig.pools, rig.core.world);
-    cst_rooms_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
+    cst_device_updates_describe(&m, &rig.layout, rig.rooms, rig.core.n_rooms, rig.pools,
+                                rig.core.world);
+    cst_device_updates_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
     return m;
 }
 

@@ -165,14 +165,14 @@ START_TEST(chain)
     open_room(1, 3 * ROOM_BUFFER, 1);
     room_commit(&rig, 1);
     update = room_update(&rig, 0);
-    ck_assert(update->told); /* its engine forgets which COPY has failed when it dies */
+    ck_assert(update->after_ack); /* its engine forgets which COPY has failed when it dies */
     ck_assert_uint_eq(update->n_after, 4);
     for (unsigned i = 0; i < 4; i++) {
         const struct cst_command *up = room_copy(&rig, 0, true, i);
         const struct cst_layout_row *row = &rig.layout.chunks[0].rows[update->in[i].row];
 
         ck_assert(up != NULL && room_waits_for(update, up->ticket));
-        ck_assert(up->told);
+        ck_assert(up->after_ack);
         ck_assert_uint_eq(up->node, ROOM_ENGINE);
         ck_assert_uint_eq(up->src[0].segment, RIG_ARENA_SEGMENT + row->segment);
         ck_assert_uint_eq(up->src[0].offset, row->offset);
@@ -184,7 +184,7 @@ START_TEST(chain)
         const struct cst_layout_row *row = &rig.layout.chunks[0].rows[down[i]];
 
         ck_assert(c != NULL && room_waits_for(c, update->ticket));
-        ck_assert(c->told);
+        ck_assert(c->after_ack);
         ck_assert_uint_eq(c->node, ROOM_ENGINE);
         ck_assert_uint_eq(c->dst[0].segment, RIG_ARENA_SEGMENT + row->segment);
         ck_assert_uint_eq(c->dst[0].offset, row->offset);

@@ -48,12 +48,12 @@ static void rename_after(uint64_t from, uint64_t to)
     }
 }
 
-/* The command that has @ticket in `instead`, or NULL. */
+/* The command that has @ticket in `replaces`, or NULL. */
 static const struct cst_command *replacement(uint64_t ticket)
 {
     for (unsigned i = 0; i < rig.n_commands; i++) {
         for (uint32_t k = 0; k < rig.commands[i].n_instead; k++) {
-            if (rig.commands[i].instead[k] == ticket) {
+            if (rig.commands[i].replaces[k] == ticket) {
                 return &rig.commands[i];
             }
         }
@@ -75,17 +75,17 @@ static const struct cst_command *find(uint64_t ticket)
 /* Fail @ticket and the commands that wait for it, as the driver would. */
 static void give_back(uint64_t ticket, int status)
 {
-    bool forgiven = find(ticket)->forgiven;
+    bool may_fail = find(ticket)->may_fail;
 
     rig_done(&rig, ticket, status, "a fault");
     for (unsigned i = 0; i < rig.n_commands; i++) {
         const struct cst_command command = rig.commands[i];
 
         for (uint32_t k = 0; k < command.n_instead; k++) {
-            rename_after(command.instead[k], command.ticket);
+            rename_after(command.replaces[k], command.ticket);
         }
     }
-    for (unsigned i = 0; i < rig.n_commands && !forgiven;) {
+    for (unsigned i = 0; i < rig.n_commands && !may_fail;) {
         if (room_waits_for(&rig.commands[i], ticket)) {
             give_back(rig.commands[i].ticket, CST_ECANCELLED);
             i = 0; /* the list has changed */
@@ -239,10 +239,10 @@ START_TEST(copied_again)
     }
     fetch = rig_fetch(&rig, 0, 0);
     down = *rig_command(&rig, CST_COMMAND_COPY, (unsigned)_i);
-    ck_assert(down.forgiven);
+    ck_assert(down.may_fail);
     give_back(down.ticket, CST_EIO);
     again = replacement(down.ticket);
-    ck_assert(again != NULL && again->told && again->forgiven);
+    ck_assert(again != NULL && again->after_ack && again->may_fail);
     ck_assert_uint_eq(again->node, ROOM_ENGINE);
     ck_assert_uint_eq(again->bytes, down.bytes);
     ck_assert_int_eq(memcmp(again->src, down.src, sizeof down.src[0]), 0);
@@ -267,7 +267,7 @@ START_TEST(never_copied)
         uint64_t down = rig.commands[rig.n_commands - 1].ticket;
 
         ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
-        ck_assert(find(down)->forgiven == (i < 2));
+        ck_assert(find(down)->may_fail == (i < 2));
         give_back(down, CST_EIO);
     }
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_FAILED);
@@ -451,7 +451,7 @@ START_TEST(not_kept)
     lease = rig_get_grad(&rig, 0, 0);
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, lease)), CST_OK);
     keep = ticket_of(CST_COMMAND_COPY, 0);
-    ck_assert(find(keep)->dst[0].segment == ROOM_SEGMENT && find(keep)->forgiven);
+    ck_assert(find(keep)->dst[0].segment == ROOM_SEGMENT && find(keep)->may_fail);
     ck_assert(room_waits_for(rig_command(&rig, CST_COMMAND_REDUCE, 0), keep));
     give_back(keep, CST_EIO);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_REDUCE), 1);

@@ -197,7 +197,7 @@ START_TEST(updated_where_they_are)
         const struct cst_command *down = room_copy(&rig, 2, false, i);
         uint32_t segment = down->dst[0].segment - RIG_ARENA_SEGMENT;
 
-        ck_assert(room_waits_for(down, update->ticket) && down->told);
+        ck_assert(room_waits_for(down, update->ticket) && down->after_ack);
         ck_assert_uint_eq(rig.layout.segments[segment].node, i == 0 ? 0 : ROOM_ENGINE);
     }
     for (uint32_t c = 0; c < 2; c++) { /* other chunks are counted without it */

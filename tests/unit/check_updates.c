@@ -8,16 +8,16 @@
 
 #include <check.h>
 
-static struct cstd_config config;
+static struct cstd_settings config;
 static struct cstd_daemon daemon_of_all;
 static struct cstd_job job;
 
 /* There is no core: a choice that uses it now would crash. */
 static void setup(void)
 {
-    config = (struct cstd_config){.interleave = CSTD_CONFIG_INTERLEAVE_AUTO};
+    config = (struct cstd_settings){.interleave = CSTD_SETTINGS_INTERLEAVE_AUTO};
     daemon_of_all.config = &config;
-    cstd_later_init(&daemon_of_all.spare);
+    cstd_deferred_init(&daemon_of_all.idle_work);
     job = (struct cstd_job){.daemon = &daemon_of_all, .memory.n_rooms = 1};
 }
 
@@ -27,10 +27,10 @@ START_TEST(at_the_end_of_the_turn)
 {
     cstd_updates_step(&job);
     cstd_updates_step(&job);
-    ck_assert(TAILQ_FIRST(&daemon_of_all.spare.items) == &job.balancing);
+    ck_assert(TAILQ_FIRST(&daemon_of_all.idle_work.items) == &job.balancing);
     ck_assert(TAILQ_NEXT(&job.balancing, link) == NULL);
     cstd_updates_close(&job);
-    ck_assert(TAILQ_EMPTY(&daemon_of_all.spare.items));
+    ck_assert(TAILQ_EMPTY(&daemon_of_all.idle_work.items));
     cstd_updates_close(&job);
 }
 END_TEST
@@ -43,7 +43,7 @@ START_TEST(nothing_to_choose)
     job.memory.n_rooms = 1;
     config.interleave = 3;
     cstd_updates_step(&job);
-    ck_assert(TAILQ_EMPTY(&daemon_of_all.spare.items));
+    ck_assert(TAILQ_EMPTY(&daemon_of_all.idle_work.items));
 }
 END_TEST
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of which engine does what when ranks are on GPUs: the choice of a sum's reduce site, and
  * the core's commands. Engine 0 is the host's; engines 1 and 2 are GPUs. */
-#include "offload/way.h"
+#include "offload/reduce_site.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
 #include <check.h>
 #include <string.h>
 
-#define NOTHING CST_WAY_NOTHING
+#define NOTHING CST_REDUCE_SITE_NOTHING
 
 static struct rig rig;
 
@@ -23,9 +23,9 @@ static void teardown(void)
 START_TEST(host_alone)
 {
     const uint32_t engines[] = {0, NOTHING, 0};
-    struct cst_way way = cst_way_choose(3, 1, 3, engines);
+    struct cst_reduce_site way = cst_reduce_site_choose(3, 1, 3, engines);
 
-    ck_assert_int_eq(way.kind, CST_WAY_HOST);
+    ck_assert_int_eq(way.kind, CST_REDUCE_SITE_HOST);
     ck_assert_uint_eq(way.engine, 3);
     ck_assert_uint_eq(way.n_host, 2);
     ck_assert_uint_eq(way.n_own + way.n_peers, 0);
@@ -36,9 +36,9 @@ END_TEST
 START_TEST(nothing_at_all)
 {
     const uint32_t engines[] = {NOTHING, NOTHING};
-    struct cst_way way = cst_way_choose(1, 7, 2, engines);
+    struct cst_reduce_site way = cst_reduce_site_choose(1, 7, 2, engines);
 
-    ck_assert_int_eq(way.kind, CST_WAY_HOST);
+    ck_assert_int_eq(way.kind, CST_REDUCE_SITE_HOST);
     ck_assert_uint_eq(way.engine, 1);
 }
 END_TEST
@@ -49,9 +49,9 @@ START_TEST(one_gpu)
     const uint32_t engines[] = {2, 0, 2};
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        struct cst_way way = cst_way_choose(0, chunk, 3, engines);
+        struct cst_reduce_site way = cst_reduce_site_choose(0, chunk, 3, engines);
 
-        ck_assert_int_eq(way.kind, CST_WAY_DEVICE);
+        ck_assert_int_eq(way.kind, CST_REDUCE_SITE_DEVICE);
         ck_assert_uint_eq(way.engine, 2);
         ck_assert_uint_eq(way.n_own, 2);
         ck_assert_uint_eq(way.n_host, 1);
@@ -64,18 +64,18 @@ END_TEST
 START_TEST(turns)
 {
     const uint32_t all[] = {1, 2}, gap[] = {1, NOTHING, 0, 4};
-    struct cst_way way;
+    struct cst_reduce_site way;
 
     for (uint32_t chunk = 0; chunk < 6; chunk++) {
-        way = cst_way_choose(0, chunk, 2, all);
-        ck_assert_int_eq(way.kind, CST_WAY_PEER);
+        way = cst_reduce_site_choose(0, chunk, 2, all);
+        ck_assert_int_eq(way.kind, CST_REDUCE_SITE_PEER);
         ck_assert_uint_eq(way.engine, 1 + chunk % 2);
         ck_assert_uint_eq(way.n_own, 1);
         ck_assert_uint_eq(way.n_peers, 1);
     }
-    ck_assert_uint_eq(cst_way_choose(0, 4, 4, gap).engine, 1);
-    ck_assert_uint_eq(cst_way_choose(0, 5, 4, gap).engine, 4);
-    ck_assert_uint_eq(cst_way_choose(0, 6, 4, gap).engine, 4);
+    ck_assert_uint_eq(cst_reduce_site_choose(0, 4, 4, gap).engine, 1);
+    ck_assert_uint_eq(cst_reduce_site_choose(0, 5, 4, gap).engine, 4);
+    ck_assert_uint_eq(cst_reduce_site_choose(0, 6, 4, gap).engine, 4);
 }
 END_TEST
 

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A crew is a group of threads that run the pieces of tasks. A task is a struct cste_task; the name
+ * has nothing to do with training jobs. An engine has a team (a crew for arithmetic) and one or
+ * more crews of lanes (copies, populating segments). There are no barriers: when all pieces of the
+ * first task are taken, a thread goes on with the next task. Many small tasks therefore cost no
+ * more than one large one. A crew does not know what a piece does, and does not choose processors.
+ *
+ *   class 0  [task: piece piece piece]->[task]->[task: piece piece]
+ *   class 1  [task: piece]
+ *   ...
+ *
+ * A thread takes the next piece of the first task in the lowest class. A task with newest_first set
+ * goes before the tasks of its class that have not begun. Every CSTE_THREAD_POOL_TURN-th piece is
+ * taken from the highest class that has one, which keeps classes from starving. */
+#ifndef CSTE_THREAD_POOL_H
+#define CSTE_THREAD_POOL_H
+
+#include "cistern/status.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Number of priority classes: demand, prefetch, eviction, background. */
+#define CSTE_THREAD_POOL_CLASSES 4
+/* Every CSTE_THREAD_POOL_TURN-th piece is taken from the highest class. */
+#define CSTE_THREAD_POOL_TURN 16
+#define CSTE_THREAD_POOL_MAX_THREADS 1000
+
+struct cste_task;
+
+/* Run piece number @piece of @job on thread number @thread. Several pieces of a task run at the
+ * same time. */
+typedef void (*cste_task_piece_fn)(struct cste_task *job, uint64_t piece, unsigned thread);
+
+/* Called when all pieces of @job have been done, on the thread that did the last one. Everything
+ * that the pieces wrote is visible. The crew does not use the task after this call; the owner may
+ * free it or submit it again. */
+typedef void (*cste_task_done_fn)(struct cste_task *job);
+
+/* A task, embedded in the object that it works on. The owner sets the fields from piece to
+ * newest_first. The crew uses the other fields. */
+struct cste_task {
+    cste_task_piece_fn piece; /* Runs one piece. */
+    cste_task_done_fn done;   /* Called after the last piece. */
+    uint64_t n_pieces;        /* Number of pieces, at least 1. */
+    /* Priority class, 0 to CSTE_THREAD_POOL_CLASSES - 1. The lowest class goes first. */
+    unsigned class;
+    bool newest_first;      /* The task goes before the tasks of its class that have not begun. */
+    uint64_t next;          /* Number of the piece that is taken next. */
+    uint64_t left;          /* Number of pieces that are not done. */
+    uint64_t began_ns;      /* Monotonic time when the first piece was taken. */
+    struct cste_task *link; /* Next task of the class. */
+};
+
+/* Settings of a crew. */
+struct cste_thread_pool_config {
+    /* Name of the threads, at most 9 characters; they are called "name-0" and so on. */
+    const char *name;
+    unsigned n_threads; /* Number of threads, 1 to CSTE_THREAD_POOL_MAX_THREADS. */
+    unsigned first;     /* Number of the first thread; the other threads follow. */
+    /* Called first on each thread, for example to pin it. May be NULL. */
+    void (*start)(void *arg, unsigned thread);
+    void *arg; /* Argument of start. */
+};
+
+/* The tasks of one class, in the order in which they are run. */
+struct cste_thread_pool_queue {
+    /* Task whose pieces are being taken. NULL: no task of the class has pieces left to take. No
+     * other task of the class has begun. */
+    struct cste_task *head;
+    struct cste_task *tail; /* Last task of the queue. Valid if head is not NULL. */
+};
+
+/* A crew. Private to crew.c, except for config and n_started. */
+struct cste_thread_pool {
+    struct cste_thread_pool_config config;
+    pthread_mutex_t mutex; /* Guards the fields below, and the crew's fields of tasks. */
+    pthread_cond_t wake;   /* Signalled when there is a piece to take or stop is set. */
+    struct cste_thread_pool_queue queues[CSTE_THREAD_POOL_CLASSES];
+    unsigned n_idle;    /* Number of threads that wait. */
+    unsigned n_started; /* Number of threads that were started. */
+    unsigned turn;      /* Number of pieces taken, modulo CSTE_THREAD_POOL_TURN. */
+    bool stop;          /* The threads are to end. */
+    pthread_t *threads; /* Owned array of n_started threads. */
+};
+
+/* Start the threads. CST_EINVAL: n_threads is out of range; CST_ENOMEM: the system gives no more
+ * threads, and none is left running. */
+int cste_thread_pool_open(struct cste_thread_pool *crew,
+                          const struct cste_thread_pool_config *config, struct cst_err *err);
+
+/* End the threads after the pieces that they are running. Tasks with pieces left are abandoned:
+ * their done function is not called. */
+void cste_thread_pool_close(struct cste_thread_pool *crew);
+
+/* Queue the task @job. Never fails and blocks only for the mutex. Any thread, also from a done
+ * function. */
+void cste_thread_pool_submit(struct cste_thread_pool *crew, struct cste_task *job);
+
+/* Returns the monotonic time in nanoseconds. */
+uint64_t cste_thread_pool_now(void);
+
+#endif

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device updates (Deep Optimizer States): updates on accelerators. Every k-th chunk of each node,
+ * in the order of updates, gets a device update in a buffer of a device reservation, while the
+ * engines of the nodes update the others. Chunks are counted per node; if they were counted
+ * together, all chunks with device updates could belong to one node.
+ *
+ *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
+ *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
+ *   exp_avg(_sq)
+ *
+ * All commands are issued at once; `after` makes their order. An engine that dies repeats the
+ * commands whose completion the daemon has not seen, so nothing may overwrite what such a command
+ * would read:
+ *
+ *   - COPY up into a buffer overwrites `in` of the UPDATE before, and lets the next UPDATE
+ *     overwrite `out` of the COPYs down before. So it waits until the daemon has seen the
+ *     completions of these COPYs.
+ *   - COPY down overwrites the rows that COPY up has read. So it waits until the daemon has seen
+ *     the completion of UPDATE, and therefore of the COPYs up.
+ *   - For the same reason the gradient's row is free for the next sum after the last COPY down.
+ *   - If states and gradient are already on the accelerator, there is no COPY up, and UPDATE waits
+ *     instead.
+ *   - UPDATE must not read what a failed COPY up did not bring. After a restart an engine does not
+ *     know of the failure. So UPDATE waits until the daemon has seen the completions of the COPYs
+ *     up.
+ *
+ * UPDATE writes to `out` and does not change what it reads. So until its COPYs down have begun, the
+ * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
+#include "offload/updates.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+#define N_STATES (sizeof states / sizeof states[0])
+
+static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
+{
+    const struct cst_buffers *buffers = &core->rooms[r].buffers;
+
+    return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
+}
+
+/* The device reservation on the accelerator that has the chunk's states; CST_NONE: it has no device
+ * reservation that fits. */
+static uint32_t find_own(const struct cst_core *core, uint32_t c)
+{
+    for (uint32_t r = 0; r < core->n_rooms; r++) {
+        if (core->rooms[r].engine == core->layout->chunks[c].device && holds(core, r, c)) {
+            return r;
+        }
+    }
+    return CST_NONE;
+}
+
+static int check_devices(const struct cst_core *core, struct cst_err *err)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        uint32_t device = core->layout->chunks[c].device;
+
+        if (device != 0 && find_own(core, c) == CST_NONE) {
+            return cst_err_set(err, CST_EINVAL,
+                               "chunk %" PRIu32 " of %" PRIu64
+                               " elements has its states on the accelerator of engine %" PRIu32
+                               ", which has no memory to update it (device_update_bytes)",
+                               c, core->layout->chunks[c].n_elems, device);
+        }
+    }
+    return CST_OK;
+}
+
+int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
+                            struct cst_err *err)
+{
+    if (config->n_rooms > CST_CORE_MAX_UPDATE_DEVICES) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " rooms: at most %d are allowed",
+                           config->n_rooms, CST_CORE_MAX_UPDATE_DEVICES);
+    }
+    for (uint32_t i = 0; i < config->n_rooms; i++) {
+        struct cst_room *room = &core->rooms[core->n_rooms++];
+
+        room->engine = config->rooms[i].engine;
+        room->segment = config->rooms[i].segment;
+        cst_buffers_divide(&room->buffers, core->layout, config->rooms[i].bytes);
+        if (cst_kept_gradients_open(room) != CST_OK) {
+            return cst_err_set(err, CST_ENOMEM, "no memory for the books of a room");
+        }
+    }
+    core->interleave = config->interleave;
+    core->order_ended = true;
+    return check_devices(core, err);
+}
+
+void cst_device_updates_close(struct cst_core *core)
+{
+    for (uint32_t i = 0; i < core->n_rooms; i++) {
+        cst_kept_gradients_close(&core->rooms[i]);
+    }
+}
+
+void cst_core_set_interleave(struct cst_core *core, uint32_t k)
+{
+    core->interleave = k;
+}
+
+/* -- choice of device reservation ------------------------------------------------------------- */
+
+void cst_device_updates_end(struct cst_core *core)
+{
+    core->order_ended = true;
+}
+
+/* True if a device reservation is in use. */
+static bool has_rooms(const struct cst_core *core)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < core->n_rooms; r++) {
+        any = any || !core->rooms[r].given_up;
+    }
+    return any;
+}
+
+void cst_device_update_give_up(struct cst_core *core, uint32_t r)
+{
+    core->rooms[r].given_up = true;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].room == r) {
+            cst_kept_gradients_drop(core, c);
+        }
+    }
+}
+
+/* Begin a new order of updates, with the k that is set now. */
+static void begin_order(struct cst_core *core)
+{
+    core->interleave_now = has_rooms(core) ? core->interleave : 0;
+    memset(core->in_order, 0, core->n_nodes * sizeof *core->in_order);
+    core->order_ended = false;
+}
+
+/* The next usable device reservation in turn whose buffers fit the chunk; CST_NONE: none. */
+static uint32_t find_room(const struct cst_core *core, uint32_t c)
+{
+    for (uint32_t i = 0; i < core->n_rooms; i++) {
+        uint32_t r = (core->next_room + i) % core->n_rooms;
+
+        if (!core->rooms[r].given_up && holds(core, r, c)) {
+            return r;
+        }
+    }
+    return CST_NONE;
+}
+
+/* True if chunk @c, as the next one to be updated, is the k-th of its node. */
+static bool is_turn(struct cst_core *core, uint32_t c)
+{
+    if (core->order_ended) {
+        begin_order(core);
+    }
+    return core->interleave_now > 0 &&
+           (core->in_order[core->layout->chunks[c].node] + 1) % core->interleave_now == 0;
+}
+
+static void count(struct cst_core *core, uint32_t c)
+{
+    core->in_order[core->layout->chunks[c].node]++;
+}
+
+bool cst_device_update_pass(struct cst_core *core, uint32_t c)
+{
+    /* States on an accelerator are updated there, whatever the order says. */
+    if (core->chunks[c].device != 0 || (is_turn(core, c) && find_room(core, c) != CST_NONE)) {
+        return false;
+    }
+    count(core, c);
+    core->chunks[c].turn = false;
+    return true;
+}
+
+uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
+        chunk->room = find_own(core, c);
+        return chunk->room;
+    }
+    chunk->turn = is_turn(core, c);
+    count(core, c);
+    /* A chunk with a kept gradient must go to the device reservation that has it. */
+    if (!chunk->turn || chunk->held == CST_NONE) {
+        cst_kept_gradients_drop(core, c);
+        chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
+    }
+    if (chunk->room != CST_NONE) {
+        core->next_room = chunk->room + 1;
+    }
+    return chunk->room;
+}
+
+/* -- commands ---------------------------------------------------------------------------------- */
+
+static bool has_row(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    return core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW;
+}
+
+static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    uint64_t n_elems = core->layout->chunks[c].n_elems;
+
+    return row == CST_ROW_GRAD ? core->layout->grad_bytes * n_elems
+                               : cst_layout_row_bytes(&core->layout->states, 0, (int)row, n_elems);
+}
+
+static struct cst_place place_in(const struct cst_room *room, enum cst_row row)
+{
+    return (struct cst_place){.segment = room->segment,
+                              .offset = room->next * room->buffers.bytes + room->buffers.in[row]};
+}
+
+static struct cst_place place_out(const struct cst_room *room, uint32_t buffer, enum cst_row row)
+{
+    return (struct cst_place){.segment = room->segment,
+                              .offset = buffer * room->buffers.bytes + room->buffers.out[row]};
+}
+
+static struct cst_command *command_of(struct cst_core *core, const struct cst_room *room,
+                                      enum cst_command_kind kind, struct cst_flight flight)
+{
+    flight.rank = (uint32_t)(room - core->rooms);
+    return cst_core_command(core, kind, room->engine, &flight);
+}
+
+/* Make @command the first one that uses the next buffer. It waits until the last chunk has left the
+ * buffer and the chunk's own last update is complete, both as seen by the daemon. */
+static void enter(const struct cst_core *core, const struct cst_room *room, uint32_t c,
+                  struct cst_command *command)
+{
+    command->after_ack = true;
+    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+        cst_command_after(command, room->down[room->next][i]);
+    }
+    cst_update_before(command, &core->chunks[c]);
+}
+
+/* Copy the row up to the next buffer. Returns the ticket. */
+static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint32_t c,
+                        enum cst_row row)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE, .chunk = c, .block = CST_NONE};
+    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
+
+    copy->priority = CST_PRIORITY_PREFETCH;
+    copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
+    copy->dst[copy->n_dst++] = place_in(room, row);
+    copy->bytes = row_bytes(core, c, row);
+    enter(core, room, c, copy);
+    return copy->ticket;
+}
+
+static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row,
+                     struct cst_place place)
+{
+    rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
+}
+
+/* The place of the gradient for the update: kept in the device reservation, or copied up now. */
+static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
+                                   uint64_t *ticket)
+{
+    if (core->chunks[c].held != CST_NONE) {
+        *ticket = 0;
+        return cst_kept_gradients_use(core, c);
+    }
+    *ticket = copy_up(core, room, c, CST_ROW_GRAD);
+    return place_in(room, CST_ROW_GRAD);
+}
+
+static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
+                             const struct cst_update *what)
+{
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_AWAY, .chunk = what->chunk, .block = core->chunks[what->chunk].held};
+    uint64_t up[1 + N_STATES] = {0};
+    struct cst_place grad = bring_grad(core, room, what->chunk, &up[N_STATES]);
+    struct cst_command *update;
+
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        if (core->chunks[what->chunk].device == 0 && has_row(core, what->chunk, states[i])) {
+            up[i] = copy_up(core, room, what->chunk, states[i]);
+        }
+    }
+    update = command_of(core, room, CST_COMMAND_UPDATE, flight);
+    cst_update_fill(core, update, what);
+    update->after_ack = true;
+    name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
+    name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
+             place_out(room, room->next, CST_ROW_WEIGHT));
+    for (uint32_t i = 0; i <= N_STATES; i++) {
+        cst_command_after(update, up[i]);
+    }
+    /* Everything is already on the accelerator, so UPDATE itself is the first command that uses the
+     * buffer. */
+    if (update->n_after == 0) {
+        enter(core, room, what->chunk, update);
+    }
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        /* Otherwise the table names the row's place: it is on this accelerator, or does not
+         * exist. */
+        if (up[i] != 0) {
+            name_row(update->in, &update->n_in, states[i], place_in(room, states[i]));
+        }
+        if (has_row(core, what->chunk, states[i])) {
+            name_row(update->out, &update->n_out, states[i],
+                     place_out(room, room->next, states[i]));
+        }
+    }
+    return update->ticket;
+}
+
+/* Copy a row of the chunk down from its buffer; the caller adds the commands to wait for. A failure
+ * is may_fail if the copy can be repeated. */
+static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst_row row,
+                                     uint32_t tries)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_room *room = &core->rooms[chunk->room];
+    bool weight = row == CST_ROW_WEIGHT;
+    struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
+                                .chunk = c,
+                                .down = true,
+                                .tries = tries};
+    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
+
+    copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
+    copy->src[copy->n_src++] = place_out(room, chunk->buffer, row);
+    copy->dst[copy->n_dst++] = weight ? chunk->away.weight : cst_core_row_place(core, c, row, 0);
+    copy->bytes = row_bytes(core, c, row);
+    copy->after_ack = true;
+    copy->may_fail = chunk->device == 0 && tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES;
+    return copy;
+}
+
+static uint64_t copy_down_after(struct cst_core *core, uint32_t c, enum cst_row row,
+                                uint64_t update)
+{
+    struct cst_command *copy = copy_down(core, c, row, 0);
+
+    cst_command_after(copy, update);
+    cst_exposure_issued(core);
+    return copy->ticket;
+}
+
+void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
+{
+    struct cst_room *room = &core->rooms[r];
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    uint64_t update = update_there(core, room, what);
+    uint64_t *down = room->down[room->next];
+
+    chunk->buffer = room->next;
+    chunk->comes = false;
+    chunk->away = *what;
+    chunk->update_ticket = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
+    down[0] = chunk->update_ticket;
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        down[i + 1] = 0;
+        if (has_row(core, what->chunk, states[i])) {
+            down[i + 1] = copy_down_after(core, what->chunk, states[i], update);
+        }
+        chunk->states_tickets[i] = down[i + 1];
+    }
+    room->next = (room->next + 1) % room->buffers.n;
+}
+
+/* -- failures --------------------------------------------------------------------------------- */
+
+/* In the list of commands that the next user of @buffer waits for, replace @from by @to; 0: by
+ * nothing. */
+static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, uint64_t to)
+{
+    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+        if (room->down[buffer][i] == from) {
+            room->down[buffer][i] = to;
+        }
+    }
+}
+
+void cst_device_update_leave(struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_room *room = &core->rooms[chunk->room];
+
+    assert(chunk->room != CST_NONE);
+    rename_down(room, chunk->buffer, chunk->update_ticket, 0);
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        rename_down(room, chunk->buffer, chunk->states_tickets[i], 0);
+    }
+}
+
+void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    uint64_t *slot = &chunk->update_ticket;
+    enum cst_row row = CST_ROW_WEIGHT;
+    struct cst_command *copy;
+
+    assert(chunk->room != CST_NONE);
+    for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
+        if (chunk->states_tickets[i] == flight->ticket) {
+            slot = &chunk->states_tickets[i];
+            row = states[i];
+        }
+    }
+    copy = copy_down(core, flight->chunk, row, flight->tries + 1);
+    copy->replaces[copy->n_instead++] = flight->ticket;
+    rename_down(&core->rooms[chunk->room], chunk->buffer, flight->ticket, copy->ticket);
+    if (chunk->weight_ticket == flight->ticket) {
+        chunk->weight_ticket = copy->ticket;
+    }
+    cst_residency_replaced(core, flight->chunk, flight->ticket, copy->ticket);
+    cst_exposure_replaced(core, 1);
+    *slot = copy->ticket;
+}

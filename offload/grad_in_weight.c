@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients in weight rows: 14 bytes per parameter instead of 16. The sum of a chunk's gradients,
+ * or a contribution that leaves its pool early, is written to the weight row.
+ *
+ *            first REDUCE or spill is issued
+ *   WEIGHTS ---------------------------------------> GRADIENT --WRITE of master weights--> DEBRIS
+ *      ^                                                 |                                    |
+ *      +---------------------- UPDATE is issued ---------+------------------------------------+
+ *
+ * Until the UPDATE the weights of the chunk are made from its master weights, directly in the block
+ * or staging segment where they are wanted. CONVERT rounds like UPDATE, so the bits are the same.
+ * This serves every fetch after the hand-in: recomputation, tied tensors, an evaluation pass, a
+ * repeated attempt, the step after a skipped one. Copies from the row that were in flight are out
+ * of date: their blocks are loaded again.
+ *
+ * Not possible if workers copy weights in themselves, because they would copy a gradient. */
+#include "offload/parts.h"
+
+#include <inttypes.h>
+
+int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_err *err)
+{
+    for (uint32_t rank = 0; rank < config->world && config->layout->states.grad_over_weight;
+         rank++) {
+        if (config->pools[rank].worker_copies) {
+            return cst_err_set(
+                err, CST_EINVAL,
+                "gradients in the place of weights (grad_over_weight): the worker of rank %" PRIu32
+                " copies weights itself, and would copy gradients",
+                rank);
+        }
+    }
+    return CST_OK;
+}
+
+void cst_grad_in_weight_begin(struct cst_core *core, uint32_t c, struct cst_command *command)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    if (!core->layout->states.grad_over_weight) {
+        return;
+    }
+    /* The WRITE can also set the weights in this row. */
+    cst_command_after(command, chunk->write_ticket);
+    if (chunk->over == CST_OVER_WEIGHTS) {
+        for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
+            struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
+            uint32_t b = pool->weight_of[c];
+
+            if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_LOADING) {
+                pool->blocks[b].dropped = true;
+            }
+        }
+    }
+    chunk->over = CST_OVER_GRADIENT;
+}
+
+void cst_grad_in_weight_write_master(struct cst_chunk *chunk)
+{
+    if (chunk->over != CST_OVER_WEIGHTS) {
+        chunk->over = CST_OVER_DEBRIS;
+    }
+}
+
+void cst_grad_in_weight_end(struct cst_chunk *chunk)
+{
+    chunk->over = CST_OVER_WEIGHTS;
+}
+
+void cst_grad_in_weight_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                     uint64_t first, uint64_t n_elems, struct cst_command *command)
+{
+    bool there = core->chunks[c].over == CST_OVER_WEIGHTS;
+
+    row = there ? row : CST_ROW_MASTER;
+    command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_CONVERT;
+    command->src[command->n_src++] = cst_core_row_place(core, c, row, first);
+    if (there) {
+        command->bytes = 2 * n_elems;
+    } else {
+        command->n_elems = n_elems;
+    }
+}
+
+uint64_t cst_grad_in_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    bool shared =
+        core->layout->states.grad_over_weight && (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD);
+
+    if (shared) { /* Both numbers only increase, so their sum changes with either of them. */
+        return chunk->version + chunk->grad_version;
+    }
+    return row == CST_ROW_GRAD ? chunk->grad_version : chunk->version;
+}
+
+int cst_grad_in_weight_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                  struct cst_err *err)
+{
+    if (row != CST_ROW_GRAD || !core->layout->states.grad_over_weight ||
+        core->chunks[c].over == CST_OVER_GRADIENT) {
+        return CST_OK;
+    }
+    return cst_err_set(
+        err, CST_EUNSUPPORTED,
+        "the gradient of chunk %" PRIu32
+        " is not available: the weights are stored in its place, and they %s",
+        c, core->chunks[c].over == CST_OVER_WEIGHTS ? "are there" : "were written since");
+}
+
+int cst_grad_in_weight_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                   struct cst_err *err)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    if (!core->layout->states.grad_over_weight || !chunk->has_states) {
+        return CST_OK;
+    }
+    if (row == CST_ROW_MASTER && (chunk->reduce_ticket != 0 || chunk->stage_ticket != 0)) {
+        return cst_err_set(err, CST_EBUSY,
+                           "a gradient of chunk %" PRIu32
+                           ", of an attempt that is over, is still being moved to the weights' row",
+                           c);
+    }
+    if (row != CST_ROW_WEIGHT) {
+        return CST_OK;
+    }
+    return cst_err_set(
+        err, CST_EUNSUPPORTED,
+        "weights of chunk %" PRIu32
+        " cannot be written, because gradients take their place: write the master weights",
+        c);
+}

@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients until they are summed: contributions, micro-batches, reductions.
+ *
+ *   handed in by a rank -> PENDING in its pool --(the pool is short)--> staging.c
+ *   by all of its group -> REDUCE into the grad row --(last micro-batch)--> commit.c
+ *
+ * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
+ * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done,
+ * so commands that write to the row wait for it. */
+#include "offload/landing.h"
+#include "offload/updates.h"
+
+#include <inttypes.h>
+
+/* -- contributions ---------------------------------------------------------------------------- */
+
+bool cst_collection_has_come(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_rank *r = &core->ranks[rank];
+
+    return (chunk->handed & 1ull << rank) != 0 || r->stepped || r->micro > chunk->micro;
+}
+
+static bool all_came(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    for (uint64_t rest = chunk->ranks & ~chunk->handed; rest != 0; rest &= rest - 1) {
+        if (!cst_collection_has_come(core, c, (uint32_t)__builtin_ctzll(rest))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+    uint32_t b = pool->grad_of[c];
+
+    return b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING &&
+           pool->blocks[b].micro == core->chunks[c].micro;
+}
+
+bool cst_collection_handed(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_rank *r = &core->ranks[rank];
+    uint32_t b = r->pool.grad_of[c];
+
+    if (chunk->carried) {
+        return (chunk->handed & 1ull << rank) != 0;
+    }
+    if (r->micro <= chunk->micro) {
+        return r->micro < chunk->micro || (chunk->handed & 1ull << rank) != 0;
+    }
+    return b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING &&
+           r->pool.blocks[b].micro == r->micro;
+}
+
+/* True if a contribution to a later micro-batch waits for the current one to end. */
+static bool later_ones_wait(const struct cst_core *core, uint32_t c)
+{
+    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
+        const struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
+        uint32_t b = pool->grad_of[c];
+
+        if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* True if all ranks have handed in or are in a later micro-batch. */
+static bool all_went_on(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+
+    for (uint64_t rest = chunk->ranks & ~chunk->handed; rest != 0; rest &= rest - 1) {
+        if (core->ranks[__builtin_ctzll(rest)].micro <= chunk->micro) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cst_collection_wake(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].pool.changed = true;
+    }
+}
+
+/* -- reduction -------------------------------------------------------------------------------- */
+
+void cst_collection_add_sources(struct cst_core *core, uint32_t c, struct cst_command *reduce)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    for (uint64_t rest = chunk->ranks & ~chunk->added; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+        struct cst_rank *r = &core->ranks[rank];
+        uint32_t b = r->pool.grad_of[c];
+
+        if (!cst_collection_has_come(core, c, rank)) {
+            return;
+        }
+        if (chunk->staged_rank == rank) {
+            reduce->src[reduce->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
+        } else if (cst_collection_holds(core, c, rank)) {
+            reduce->src[reduce->n_src++] = cst_pool_place(&r->pool, b);
+            cst_block_move(&r->pool, b, CST_BLOCK_REDUCING);
+            r->pool.blocks[b].ticket = reduce->ticket;
+            r->bytes_down += 2 * core->layout->chunks[c].n_elems;
+        }
+        /* A rank that went on without a gradient cannot contribute any more. */
+        chunk->handed |= 1ull << rank;
+        chunk->added |= 1ull << rank;
+    }
+}
+
+/* A contribution that was spilled, or that lands, is in host memory. */
+struct cst_reduce_site cst_collection_site(const struct cst_core *core, uint32_t c, bool all)
+{
+    uint32_t engines[CST_CORE_MAX_WORLD];
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = pool->grad_of[c];
+        bool member = (core->chunks[c].ranks & 1ull << rank) != 0;
+
+        engines[rank] = CST_REDUCE_SITE_NOTHING;
+        if (all ? member : b != CST_NONE && pool->blocks[b].state == CST_BLOCK_REDUCING) {
+            engines[rank] =
+                cst_landing_serves(core, c) ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
+        }
+        if (!all && core->chunks[c].staged_rank == rank) {
+            engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
+        }
+    }
+    return cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines);
+}
+
+void cst_collection_add(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
+    uint64_t held = cst_kept_gradients_keep(core, c);
+    struct cst_place place;
+    uint64_t landed = cst_landing_begin(core, c, &place);
+    struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, 0, &flight);
+
+    reduce->table = core->table_segment;
+    reduce->chunk = c;
+    reduce->mark = reduce->ticket;
+    reduce->accumulate = chunk->summed;
+    cst_collection_add_sources(core, c, reduce);
+    if (landed != 0) {
+        cst_landing_read(core, c, reduce, landed, place);
+    }
+    /* The engine depends on the sources, which were only just added. */
+    reduce->node = cst_collection_site(core, c, false).engine;
+    cst_instant_sent(core, reduce->ticket, reduce->node);
+    cst_update_before(reduce, chunk);
+    /* The sum frees the block, so it waits for the copy that keeps the gradient. */
+    cst_command_after(reduce, held);
+    cst_grad_in_weight_begin(core, c, reduce);
+    chunk->reduce_ticket = reduce->ticket;
+    chunk->summed = true;
+    /* An fp32 row is complete only after the last contribution. */
+    chunk->torn = chunk->torn || core->grad_fp32;
+    chunk->fused = false;
+    chunk->grad_version++;
+}
+
+/* The whole micro-batch is in the row: go on to the next one, and count what was already handed in
+ * for it. */
+static void turn_to_next(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    chunk->micro++;
+    chunk->handed = 0;
+    chunk->added = 0;
+    for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        chunk->handed |= (uint64_t)cst_collection_holds(core, c, rank) << rank;
+    }
+}
+
+/* Nothing is left to add to the sum of the step. */
+static void complete(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    chunk->reduced = true;
+    chunk->torn = false;
+    core->n_reduced++;
+    cst_overlap_complete(core, c);
+    cst_commit_close(core);
+}
+
+/* True if the current micro-batch can be ended, after everything for it was added. A rank that
+ * asked for the step can still cancel that. So, unless the next micro-batch is needed, this waits
+ * for the step to close. */
+static bool is_over(const struct cst_core *core, uint32_t c)
+{
+    return core->closing || all_went_on(core, c) || later_ones_wait(core, c);
+}
+
+void cst_collection_reduce(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+
+    if (core->phase != CST_PHASE_RUNNING || !chunk->has_states || chunk->reduced ||
+        chunk->reduce_ticket != 0 || chunk->stage_ticket != 0) {
+        return;
+    }
+    while (chunk->micro < core->micro_batches) {
+        if (!all_came(core, c)) {
+            return;
+        }
+        if ((chunk->handed & ~chunk->added) != 0) {
+            if (!cst_overlap_fuse(core, c)) {
+                cst_collection_add(core, c);
+            }
+            return;
+        }
+        if (!is_over(core, c)) {
+            return;
+        }
+        turn_to_next(core, c);
+    }
+    if (chunk->summed) {
+        complete(core, c);
+    } else {
+        cst_collection_add(core, c); /* A sum of no contributions writes zeros. */
+    }
+}
+
+/* Free the blocks that the reduction read. */
+static void free_sources(struct cst_core *core, const struct cst_flight *flight)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_pool *pool = &core->ranks[rank].pool;
+        uint32_t b = cst_pool_part(pool, flight->chunk)->head[CST_BLOCK_REDUCING];
+
+        while (b != CST_NONE && pool->blocks[b].ticket != flight->ticket) {
+            b = pool->blocks[b].next;
+        }
+        if (b == CST_NONE) {
+            continue;
+        }
+        if (pool->grad_of[flight->chunk] == b) {
+            pool->grad_of[flight->chunk] = CST_NONE;
+        }
+        cst_block_move(pool, b, CST_BLOCK_FREE);
+    }
+}
+
+/* Either the contributions are lost with the accelerator whose engine was to sum them, or the
+ * contents of the grad row are unknown. */
+static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_reduce_site site,
+                           const struct cst_event *event)
+{
+    if (cst_device_loss_is(event) && site.kind != CST_REDUCE_SITE_HOST) {
+        cst_device_loss_of_pools(core, site.engine, event, true);
+    } else {
+        core->chunks[c].torn = true;
+        cst_ranks_fail_command(core, event, "reduction", c);
+    }
+}
+
+void cst_collection_reduced(struct cst_core *core, const struct cst_flight *flight,
+                            const struct cst_event *event)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    /* This must be known before the sources are freed. */
+    struct cst_reduce_site site = cst_collection_site(core, flight->chunk, false);
+    bool current = flight->collection == core->collection; /* Otherwise the sum is void. */
+
+    free_sources(core, flight);
+    chunk->reduce_ticket = 0;
+    chunk->torn = core->grad_fp32 || event->status != CST_OK;
+    if (current && event->status != CST_OK) {
+        fail_reduction(core, flight->chunk, site, event);
+        return;
+    }
+    if (current) {
+        chunk->staged_rank = CST_NONE;
+    }
+    cst_collection_wake(core); /* The row can be spilled to, or added to, again. */
+    cst_collection_reduce(core, flight->chunk);
+}
+
+void cst_collection_fused(struct cst_core *core, const struct cst_flight *flight,
+                          const struct cst_event *event)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+
+    free_sources(core, flight);
+    chunk->reduce_ticket = 0;
+    cst_collection_wake(core);
+    if (event->status != CST_OK) {
+        return; /* The failure of an update fails the job. */
+    }
+    if (chunk->carried) {
+        complete(core, flight->chunk);
+    } else {
+        cst_collection_reduce(core, flight->chunk);
+    }
+}
+
+/* -- the end of a collection ----------------------------------------------------------------- */
+
+static void drop_moving(struct cst_pool *pool, uint32_t head)
+{
+    for (uint32_t b = head; b != CST_NONE; b = pool->blocks[b].next) {
+        if (pool->grad_of[pool->blocks[b].chunk] == b) {
+            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
+        }
+        pool->blocks[b].dropped = true;
+    }
+}
+
+static void drop_part(struct cst_pool *pool, struct cst_part *part)
+{
+    uint32_t b;
+
+    part->staging_failed = false;
+    while ((b = part->head[CST_BLOCK_PENDING]) != CST_NONE) {
+        pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
+        cst_block_move(pool, b, CST_BLOCK_FREE);
+    }
+    drop_moving(pool, part->head[CST_BLOCK_STAGING]);
+    drop_moving(pool, part->head[CST_BLOCK_REDUCING]);
+}
+
+void cst_collection_drop(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_pool *pool = &core->ranks[rank].pool;
+
+        for (uint32_t k = 0; k < pool->n_parts; k++) {
+            drop_part(pool, &pool->parts[k]);
+        }
+        core->ranks[rank].micro = 0;
+    }
+    core->n_reduced = 0;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        struct cst_chunk *chunk = &core->chunks[c];
+
+        cst_kept_gradients_drop(core, c);
+        chunk->micro = 0;
+        chunk->handed = 0;
+        chunk->added = 0;
+        chunk->summed = false;
+        chunk->reduced = false;
+        chunk->staged_rank = CST_NONE;
+        cst_overlap_drop(core, c);
+    }
+    core->collection++;
+}
+
+void cst_collection_drop_open(struct cst_core *core, uint32_t rank)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    for (uint32_t k = 0; k < pool->n_parts; k++) {
+        uint32_t b;
+
+        while ((b = pool->parts[k].head[CST_BLOCK_OPEN]) != CST_NONE) {
+            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
+            cst_block_move(pool, b, CST_BLOCK_FREE);
+        }
+    }
+}
+
+/* -- requests of ranks ------------------------------------------------------------------------ */
+
+/* Drop a gradient that is handed in again for a chunk that was already updated in this step. */
+static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    r->pool.grad_of[event->chunk] = CST_NONE;
+    cst_block_move(&r->pool, b, CST_BLOCK_FREE);
+    r->pool.changed = true;
+    core->chunks[event->chunk].handed |= 1ull << event->rank;
+    core->n_dropped++;
+    (void)cst_core_reply(core, event->tag);
+}
+
+void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+    struct cst_chunk *chunk = &core->chunks[event->chunk];
+    uint32_t b = r->pool.grad_of[event->chunk];
+
+    if (b == CST_NONE || r->pool.blocks[b].state != CST_BLOCK_OPEN ||
+        r->pool.blocks[b].generation != event->generation) {
+        cst_core_refuse(core, event->tag, CST_ESTALE,
+                        "rank %" PRIu32 " has no lease %" PRIu64 " on a gradient of chunk %" PRIu32,
+                        event->rank, event->generation, event->chunk);
+        return;
+    }
+    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
+    if (chunk->carried) {
+        drop_gradient(core, event, b);
+        return;
+    }
+    r->pool.blocks[b].last_use = ++core->uses;
+    r->pool.blocks[b].micro = r->micro;
+    cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
+    if (chunk->micro == r->micro) {
+        chunk->handed |= 1ull << event->rank;
+    }
+    (void)cst_core_reply(core, event->tag);
+    cst_collection_reduce(core, event->chunk);
+    if (core->grad_fp32) {
+        /* Contributions after this rank's in rank order may now be added. */
+        cst_collection_wake(core);
+    }
+}
+
+void cst_collection_accumulate(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    if (r->stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+        return;
+    }
+    if (r->micro + 1 >= core->micro_batches) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " is in micro-batch %" PRIu32 " of %" PRIu32
+                        " of step %" PRIu64 ": the step ends it",
+                        event->rank, r->micro + 1, core->micro_batches, core->step);
+        return;
+    }
+    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_ranks_cancel_grads(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
+    r->micro++;
+    r->wants_prefetch = true;
+    (void)cst_core_reply(core, event->tag);
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].carried) {
+            /* A chunk with its update collects nothing: the rank may hand in again for the next
+             * micro-batch. */
+            core->chunks[c].handed &= ~(1ull << event->rank);
+        }
+        cst_collection_reduce(core, c);
+    }
+    cst_collection_wake(core);
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Commands at engines. A command waits for its message and for the commands in its `after`. Then it
+ * is in the queue of its lane and priority. A more urgent command interrupts a less urgent one,
+ * like the pieces in kernels/thread_pool.h. A node's engine has a crew that copies and a team that
+ * computes. A GPU's engine has a crew for each direction, a team whose sums use the link down, and
+ * a lane for device updates. */
+#include "offload/plan/simulate.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- ring of commands ------------------------------------------------------------------------- */
+
+static struct cst_sim_command *find(const struct cst_sim *play, uint64_t ticket)
+{
+    struct cst_sim_command *c = play->commands[ticket & (play->commands_capacity - 1)];
+
+    return c != NULL && c->ticket == ticket ? c : NULL;
+}
+
+/* The command with @ticket, which must be in flight. */
+static struct cst_sim_command *get(const struct cst_sim *play, uint64_t ticket)
+{
+    struct cst_sim_command *c = play->commands[ticket & (play->commands_capacity - 1)];
+
+    assert(c != NULL && c->ticket == ticket);
+    return c;
+}
+
+/* Double the ring. Tickets are dense, so a ring of twice the span of those in flight has no
+ * collisions. */
+static int grow(struct cst_sim *play)
+{
+    uint64_t capacity = 2 * play->commands_capacity;
+    struct cst_sim_command **ring = calloc(capacity, sizeof(*ring));
+
+    if (ring == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint64_t i = 0; i < play->commands_capacity; i++) {
+        if (play->commands[i] != NULL) {
+            ring[play->commands[i]->ticket & (capacity - 1)] = play->commands[i];
+        }
+    }
+    free(play->commands);
+    play->commands = ring;
+    play->commands_capacity = capacity;
+    return CST_OK;
+}
+
+static struct cst_sim_command *add(struct cst_sim *play, uint64_t ticket)
+{
+    struct cst_sim_command *c;
+
+    while (play->commands[ticket & (play->commands_capacity - 1)] != NULL) {
+        if (grow(play) != CST_OK) {
+            return NULL;
+        }
+    }
+    c = calloc(1, sizeof *c);
+    if (c != NULL) {
+        c->ticket = ticket;
+        play->commands[ticket & (play->commands_capacity - 1)] = c;
+        play->n_commands++;
+    }
+    return c;
+}
+
+static void drop(struct cst_sim *play, struct cst_sim_command *c)
+{
+    play->commands[c->ticket & (play->commands_capacity - 1)] = NULL;
+    play->n_commands--;
+    free(c);
+}
+
+/* -- lanes ---------------------------------------------------------------------------------- */
+
+static void push(struct cst_sim_lane *lane, struct cst_sim_command *c, bool first)
+{
+    struct cst_sim_command **head = &lane->head[c->class], **tail = &lane->tail[c->class];
+
+    c->next = first ? *head : NULL;
+    if (*head == NULL) {
+        *head = *tail = c;
+    } else if (first) {
+        *head = c;
+    } else {
+        (*tail)->next = c;
+        *tail = c;
+    }
+}
+
+static struct cst_sim_command *pop(struct cst_sim_lane *lane)
+{
+    for (unsigned class = 0; class <= CST_PRIORITY_EVICTION; class ++) {
+        struct cst_sim_command *c = lane->head[class];
+
+        if (c != NULL) {
+            lane->head[class] = c->next;
+            return c;
+        }
+    }
+    return NULL;
+}
+
+static void run(struct cst_sim *play, struct cst_sim_lane *lane, struct cst_sim_command *c)
+{
+    lane->running = c;
+    lane->n_running++;
+    if (!c->begun) {
+        c->begun = true;
+        c->begin = play->now;
+    }
+    cst_sim_start(play, &c->effort);
+}
+
+static void run_next(struct cst_sim *play, struct cst_sim_lane *lane)
+{
+    struct cst_sim_command *c = lane->n_running < lane->width ? pop(lane) : NULL;
+
+    if (c != NULL) {
+        run(play, lane, c);
+    }
+}
+
+static void enqueue(struct cst_sim *play, struct cst_sim_command *c)
+{
+    struct cst_sim_lane *lane = &play->engines[c->engine].lanes[c->lane];
+    bool interrupts = lane->width == 1 && lane->n_running == 1 && lane->running->class > c->class;
+
+    push(lane, c, c->newest_first);
+    if (interrupts) {
+        cst_shared_rates_stop(&play->machine, &lane->running->effort);
+        lane->n_running--;
+        push(lane, lane->running, true);
+    }
+    run_next(play, lane);
+}
+
+/* -- life of a command ------------------------------------------------------------------------ */
+
+static void release(struct cst_sim *play, struct cst_sim_command *c)
+{
+    if (--c->n_waits == 0) {
+        enqueue(play, c);
+    }
+}
+
+void cst_sim_submit(struct cst_sim *play, const struct cst_command *command)
+{
+    const struct cst_flight *flight = cst_flights_find(&play->core->flights, command->ticket);
+    struct cst_sim_command *c = add(play, command->ticket);
+
+    if (c == NULL) {
+        cst_sim_out_of_memory(play);
+        return;
+    }
+    c->kind = flight->kind;
+    c->chunk = flight->kind == CST_FLIGHT_NORM ? 0 : flight->chunk;
+    c->rank = flight->rank;
+    c->engine = command->node;
+    c->class = (unsigned)command->priority;
+    c->after_ack = command->after_ack;
+    c->newest_first = command->newest_first;
+    cst_sim_cost(play, c, command);
+    cst_sim_count(play, c, command);
+    c->n_waits = 1;
+    for (uint32_t i = 0; i < command->n_after; i++) {
+        struct cst_sim_command *first = find(play, command->after[i]);
+
+        if (first != NULL && !first->ended) {
+            c->next_after[i] = first->after_me;
+            first->after_me = command->ticket * CST_COMMAND_MAX_AFTER + i;
+            c->n_waits++;
+        }
+    }
+    cst_sim_timer(play, play->hop_ns, CST_SIM_COMMAND, command->ticket);
+}
+
+void cst_sim_arrived(struct cst_sim *play, uint64_t ticket)
+{
+    release(play, get(play, ticket));
+}
+
+static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
+{
+    switch (c->kind) {
+    case CST_FLIGHT_REDUCE:
+        return CST_LANE_REDUCE;
+    case CST_FLIGHT_UPDATE:
+    case CST_FLIGHT_STATES:
+    case CST_FLIGHT_AWAY:
+    case CST_FLIGHT_DEVICE_UPDATE:
+    case CST_FLIGHT_HELD:
+        return c->lane == CST_SIM_UP     ? CST_LANE_STATES_UP
+               : c->lane == CST_SIM_DOWN ? CST_LANE_STATES_DOWN
+                                         : CST_LANE_UPDATE;
+    case CST_FLIGHT_LOAD:
+    case CST_FLIGHT_PIECE:
+    case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_LANDING:
+    case CST_FLIGHT_NORM:
+    case CST_FLIGHT_READ:
+    case CST_FLIGHT_WRITE:
+    case CST_FLIGHT_PART:
+        break;
+    }
+    return c->copied_to > 0 ? CST_LANE_PEER : c->lane == CST_SIM_DOWN ? CST_LANE_DOWN : CST_LANE_UP;
+}
+
+static void note_interval(struct cst_sim *play, const struct cst_sim_command *c)
+{
+    const struct cst_sim_engine *engine = &play->engines[c->engine];
+    enum cst_lane_kind lane = lane_of(c);
+    uint32_t number = lane == CST_LANE_UPDATE || lane == CST_LANE_REDUCE ? c->engine
+                      : engine->rates == NULL                            ? engine->node
+                                                                         : engine->device;
+
+    if (c->kind != CST_FLIGHT_NORM) {
+        cst_sim_interval(play, lane, number, c->chunk, false, c->begin);
+    }
+}
+
+/* Wake the commands that wait for @c. The daemon sends those of another engine, and those with
+ * `after_ack`, when it has seen the completion. */
+static void wake(struct cst_sim *play, const struct cst_sim_command *c)
+{
+    for (uint64_t at = c->after_me; at != 0;) {
+        struct cst_sim_command *next = get(play, at / CST_COMMAND_MAX_AFTER);
+
+        at = next->next_after[at % CST_COMMAND_MAX_AFTER];
+        if (next->engine == c->engine && !next->after_ack) {
+            release(play, next);
+        } else {
+            cst_sim_timer(play, 2 * play->hop_ns, CST_SIM_COMMAND, next->ticket);
+        }
+    }
+}
+
+void cst_sim_ended(struct cst_sim *play, struct cst_sim_command *c)
+{
+    struct cst_sim_lane *lane = &play->engines[c->engine].lanes[c->lane];
+
+    c->ended = true;
+    lane->n_running--;
+    note_interval(play, c);
+    play->peer_bytes += c->copied_to;
+    run_next(play, lane);
+    wake(play, c);
+    cst_sim_timer(play, play->hop_ns, CST_SIM_DONE, c->ticket);
+}
+
+void cst_sim_done(struct cst_sim *play, uint64_t ticket)
+{
+    struct cst_event event = {.kind = CST_EV_DONE, .ticket = ticket};
+
+    drop(play, get(play, ticket));
+    cst_sim_event(play, &event);
+}
+
+/* -- open ----------------------------------------------------------------------------------- */
+
+int cst_sim_engines_open(struct cst_sim *play)
+{
+    play->commands_capacity = 256;
+    play->commands = calloc(play->commands_capacity, sizeof(*play->commands));
+    play->engines = calloc(play->n_engines, sizeof *play->engines);
+    if (play->commands == NULL || play->engines == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t i = 0; i < play->n_engines; i++) {
+        struct cst_sim_engine *e = &play->engines[i];
+
+        *e = (struct cst_sim_engine){.node = i < play->n_nodes ? i : 0, .device = CST_NONE};
+        if (i >= play->n_nodes) {
+            e->device = i - play->n_nodes;
+            e->rates = cst_sim_device(play, e->device);
+            /* Distribute the GPUs evenly over the nodes. */
+            e->node = e->device * play->n_nodes / (play->n_engines - play->n_nodes);
+        }
+        for (unsigned lane = 0; lane < CST_SIM_LANES; lane++) {
+            e->lanes[lane].width = 1;
+        }
+    }
+    for (uint32_t rank = 0; play->config->stands_for != NULL && rank < play->world; rank++) {
+        uint32_t engine = play->config->core->pools[rank].engine;
+
+        if (engine != 0) {
+            play->engines[engine].lanes[CST_SIM_TEAM].width = play->config->stands_for[rank];
+        }
+    }
+    return CST_OK;
+}
+
+void cst_sim_engines_close(struct cst_sim *play)
+{
+    for (uint64_t i = 0; play->commands != NULL && i < play->commands_capacity; i++) {
+        free(play->commands[i]);
+    }
+    free(play->commands);
+    free(play->engines);
+}

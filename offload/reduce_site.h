@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reduce site of a chunk, the engine that sums its gradients, as a function of where they lie.
+ * Knows only numbers of engines: 0 to n_nodes - 1 serve the host's nodes, the others one GPU each.
+ */
+#ifndef CST_REDUCE_SITE_H
+#define CST_REDUCE_SITE_H
+
+#include <stdint.h>
+
+enum cst_reduce_site_kind {
+    CST_REDUCE_SITE_HOST,   /* All contributions lie in host memory: the processor sums them. */
+    CST_REDUCE_SITE_DEVICE, /* One GPU has all contributions that lie on GPUs, and sums them. */
+    /* Several GPUs have contributions: one of them sums, and reads the others over the link between
+     * GPUs. */
+    CST_REDUCE_SITE_PEER,
+};
+
+#define CST_REDUCE_SITE_HOST_MEMORY                                                                \
+    0u /* Engine number for a contribution that lies in host memory. */
+#define CST_REDUCE_SITE_NOTHING                                                                    \
+    UINT32_MAX /* Engine number for a rank that contributes nothing.                               \
+                */
+
+struct cst_reduce_site {
+    enum cst_reduce_site_kind kind;
+    uint32_t engine;  /* Engine that sums. */
+    uint32_t n_own;   /* Contributions in the memory of its GPU. */
+    uint32_t n_peers; /* Contributions in other GPUs' memory. */
+    uint32_t n_host;  /* Contributions in host memory. */
+};
+
+/* Choose for @chunk, whose node's engine is @home. @engines: for each of @world ranks the engine
+ * where its contribution lies. GPUs take turns by chunk: the sum is made on the GPU of the first
+ * rank, from @chunk % @world on, whose contribution lies on a GPU. The choice does not affect the
+ * result, because sums are always made in rank order. */
+struct cst_reduce_site cst_reduce_site_choose(uint32_t home, uint32_t chunk, uint32_t world,
+                                              const uint32_t *engines);
+
+#endif
