@@ -77,7 +77,7 @@ struct cstd_settings {
     uint32_t credits;       /* [job] credits: most requests in flight per connection. */
     /* [quota], [quota uid:N] and similar sections; SIGHUP reads them again. */
     struct cstd_quota_rules quota;
-    uint64_t given; /* Keys that were set; bit i belongs to row i of the table in config.c. */
+    uint64_t given; /* Keys that were set; bit i belongs to row i of the table in settings.c. */
 };
 
 /* Set the defaults for a machine of @memory_bytes. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decides where a job's updates are done: collects what balance.h needs to know of the machine, of
- * the job and of the last step, and applies its choice of k (one of each k chunks is updated on an
- * accelerator). A new k takes effect at the next commit and is logged. Loop thread only. */
+/* Decides where a job's updates are done: collects what interleave_tuner.h needs to know of the
+ * machine, of the job and of the last step, and applies its choice of k (one of each k chunks is
+ * updated on an accelerator). A new k takes effect at the next commit and is logged. Loop thread
+ * only. */
 #ifndef CST_UPDATES_H
 #define CST_UPDATES_H
 

@@ -72,7 +72,7 @@ struct cste_thread_pool_queue {
     struct cste_task *tail; /* Last task of the queue. Valid if head is not NULL. */
 };
 
-/* A crew. Private to crew.c, except for config and n_started. */
+/* A crew. Private to thread_pool.c, except for config and n_started. */
 struct cste_thread_pool {
     struct cste_thread_pool_config config;
     pthread_mutex_t mutex; /* Guards the fields below, and the crew's fields of tasks. */

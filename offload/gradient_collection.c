@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients until they are summed: contributions, micro-batches, reductions.
  *
- *   handed in by a rank -> PENDING in its pool --(the pool is short)--> staging.c
+ *   handed in by a rank -> PENDING in its pool --(the pool is short)--> spill.c
  *   by all of its group -> REDUCE into the grad row --(last micro-batch)--> commit.c
  *
  * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packing of tensors into chunks of given capacities: next-fit in order of first use, for each kind
- * separately. Fast enough to try many capacities. Private to layout.c, capacity.c, need.c.
+ * separately. Fast enough to try many capacities. Private to layout.c, capacity.c, min_blocks.c.
  *
  *   tensors -> items (a tensor, or all tensors in one chunk of the base job) -> chunks
  *

@@ -4,15 +4,15 @@
  *   core.c       checks an event and passes it to the part that handles it
  *   actions.c    commands, replies and log lines; places of rows
  *   ranks.c      attached, synced, late and dead ranks; attempts
- *   loss.c       lost engines
+ *   device_loss.c       lost engines
  *   fetch.c      requests for weights and gradients: granted, or waiting
  *   residency.c  weights and gradients in blocks: load, release, evict, expire
- *   gather.c     weights that several GPUs load together
+ *   multi_gpu_load.c     weights that several GPUs load together
  *   prefetch.c   loads that nobody has asked for yet
  *   group.c      the ranks of a chunk, and error messages about them
- *   schedule.c   contributions, micro-batches, reductions
- *   staging.c    spills: gradients that leave a pool before their sum can be made
- *   over.c       gradients in weight rows
+ *   gradient_collection.c   contributions, micro-batches, reductions
+ *   spill.c    spills: gradients that leave a pool before their sum can be made
+ *   grad_in_weight.c       gradients in weight rows
  *   instant.c    exposed update time
  *   hyper.c      valid and equal hyper-parameters
  *   states.c     READ and WRITE of a tensor's rows
@@ -107,7 +107,7 @@ struct cst_exposure {
     uint64_t last_exposed_ns, total_exposed_ns;
 };
 
-/* Contents of a chunk's weight row, if gradients are summed there (over.c). */
+/* Contents of a chunk's weight row, if gradients are summed there (grad_in_weight.c). */
 enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
 #define CST_UPDATE_STATES 3 /* Rows that an update writes in addition to the weights. */
 
@@ -403,7 +403,8 @@ void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
  * CST_ECANCELLED. */
 void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
 
-/* -- loss.c: lost engines ------------------------------------------------------------------- */
+/* -- device_loss.c: lost engines
+ * ------------------------------------------------------------------- */
 
 /* True if the engine returned the command of @event because it is lost and executes nothing
  * more. */
@@ -503,7 +504,8 @@ void cst_residency_reclaim(struct cst_core *core, uint32_t rank);
 void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
                             const struct cst_event *event);
 
-/* -- gather.c: several GPUs load together ----------------------------------------------------- */
+/* -- multi_gpu_load.c: several GPUs load together
+ * ----------------------------------------------------- */
 
 #define CST_GATHER_MAX 8u /* Maximum number of GPUs that load together. */
 
@@ -539,7 +541,8 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank);
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_prefetch_check(const struct cst_rank *rank);
 
-/* -- schedule.c: gradients -------------------------------------------------------------------- */
+/* -- gradient_collection.c: gradients
+ * -------------------------------------------------------------------- */
 
 /* Handle CST_EV_HAND_IN and ACCUMULATE. */
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
@@ -583,7 +586,7 @@ void cst_collection_fused(struct cst_core *core, const struct cst_flight *flight
 void cst_collection_reduced(struct cst_core *core, const struct cst_flight *flight,
                             const struct cst_event *event);
 
-/* -- staging.c: spills of gradients --------------------------------------------- */
+/* -- spill.c: spills of gradients --------------------------------------------- */
 
 /* Spill a pending gradient of @rank from a block of @part: to a bf16 grad row, which can keep one
  * contribution, or into the sum in an fp32 row. False: no gradient can be moved. */
@@ -593,7 +596,8 @@ bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part);
 void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
                     const struct cst_event *event);
 
-/* -- over.c: gradients in weight rows ---------------------------------------------------------- */
+/* -- grad_in_weight.c: gradients in weight rows
+ * ---------------------------------------------------------- */
 
 /* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
 int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_err *err);

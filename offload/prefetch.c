@@ -9,7 +9,7 @@
  *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- available for eviction
  *
  * If the blocks are full of gradients that wait for other ranks and nothing inside is being loaded,
- * one of these gradients is spilled (staging.c), as for a fetch.
+ * one of these gradients is spilled (spill.c), as for a fetch.
  *
  * Only a few loads are in flight at once, because a load that has not begun need not be cancelled
  * when a fetch wants its block. While fetches wait, no load begins. */

@@ -87,7 +87,8 @@ const uint32_t *cst_trace_expected(const struct cst_trace *trace, uint32_t *n_ou
 /* True for a chunk that may be left out of a step. */
 bool cst_trace_is_sparse(const struct cst_trace *trace, uint32_t chunk);
 
-/* -- private: learn.c ----------------------------------------------------------------------- */
+/* -- private: trace_learn.c -----------------------------------------------------------------------
+ */
 
 /* Make the declared order the first phase. CST_ENOMEM. */
 int cst_trace_declare(struct cst_trace *trace, const struct cst_layout *layout,

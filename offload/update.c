@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One update of one chunk: by its node's engine in place, or on an accelerator (room.c). Also what
- * waits for an update, and when it is complete. */
+/* One update of one chunk: by its node's engine in place, or on an accelerator (device_update.c).
+ * Also what waits for an update, and when it is complete. */
 #include "offload/updates.h"
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)

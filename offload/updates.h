@@ -4,8 +4,8 @@
  *   commit.c     norm, commit, order of updates
  *   update.c     one update of a chunk
  *   overlap.c    which weight row is read and written; early and delayed updates
- *   room.c       updates on accelerators
- *   held.c       gradients that stay on an accelerator
+ *   device_update.c       updates on accelerators
+ *   kept_gradients.c       gradients that stay on an accelerator
  *   fallback.c   failed commands of updates on accelerators
  *   exposure.c   how long updates are in flight */
 #ifndef CST_UPDATES_H
@@ -53,7 +53,8 @@ void cst_update_return(struct cst_core *core, uint32_t chunk);
 void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
                      const struct cst_event *event);
 
-/* -- room.c: updates on accelerators ---------------------------------------------------------- */
+/* -- device_update.c: updates on accelerators
+ * ---------------------------------------------------------- */
 
 /* CST_EINVAL: too many device reservations; or a chunk has its states on an accelerator without a
  * device reservation that fits it. CST_ENOMEM. The caller calls cst_device_updates_close in any
@@ -124,8 +125,8 @@ void cst_overlap_complete(struct cst_core *core, uint32_t chunk);
 /* All contributions have come: issue one command for sum and update if that is allowed. False:
  * nothing was done. */
 bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
-/* A collection ends and the next one begins; called for each chunk after schedule.c has reset
- * it. */
+/* A collection ends and the next one begins; called for each chunk after gradient_collection.c has
+ * reset it. */
 void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
 
 /* Handle CST_EV_PREPARE. */
@@ -133,7 +134,8 @@ void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
 /* CST_EMISMATCH: @rank's STEP differs from what was prepared, or from the begun updates. */
 int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
 
-/* -- held.c: gradients that stay on an accelerator --------------------------------------------- */
+/* -- kept_gradients.c: gradients that stay on an accelerator
+ * --------------------------------------------- */
 
 /* CST_ENOMEM: the caller calls cst_kept_gradients_close nevertheless. */
 int cst_kept_gradients_open(struct cst_room *room);

@@ -3,14 +3,14 @@
  * offload/plan/.
  *
  *   plan.c       the order: check, candidates, simulations, answer
- *   tries.c      the points of the search: capacities, and what is tried with each
- *   climb.c      simulations of the promising points, then of the neighbours of the best
+ *   candidates.c      the points of the search: capacities, and what is tried with each
+ *   refine.c      simulations of the promising points, then of the neighbours of the best
  *   fit.c        blocks and bytes of a point: what fits, and what is missing
  *   room_try.c   updates on accelerators: device reservations, states that stay there, k
  *   split_try.c  the amount of states that stay there, if the planner chooses it
  *   bound.c      lower bound and estimate of a step's time
- *   play_try.c   simulation of a point
- *   words.c      the bottleneck, and why runners-up lost */
+ *   evaluate.c   simulation of a point
+ *   reasons.c      the bottleneck, and why runners-up lost */
 #ifndef CST_PLAN_SEARCH_H
 #define CST_PLAN_SEARCH_H
 
@@ -124,8 +124,8 @@ int cst_search_layout(struct cst_search *search, const struct cst_plan_try *try,
 struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
                                                   const struct cst_plan_try *try);
 
-/* tries.c. Add @try, whose layout is @layout, if it fits and is new. *number: its number or that of
- * an equal point; UINT32_MAX: it does not fit. */
+/* candidates.c. Add @try, whose layout is @layout, if it fits and is new. *number: its number or
+ * that of an equal point; UINT32_MAX: it does not fit. */
 int cst_search_add(struct cst_search *search, struct cst_plan_try try,
                    const struct cst_layout *layout, uint32_t *number);
 /* Build a layout with first-class chunks of about @elems elements (0: chosen). If *found, the
@@ -137,7 +137,7 @@ uint64_t cst_search_split_layouts(const struct cst_model *model);
 /* Add the initial points. */
 int cst_search_list(struct cst_search *search);
 
-/* climb.c. Simulate the promising points and set search->best, unless none can be simulated. */
+/* refine.c. Simulate the promising points and set search->best, unless none can be simulated. */
 int cst_search_replay(struct cst_search *search);
 /* Try neighbours of the best point as long as one is better. */
 int cst_search_climb(struct cst_search *search);
@@ -212,12 +212,12 @@ int cst_search_settle(struct cst_search *search, struct cst_plan_try *try,
 void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,
                       const struct cst_layout *layout);
 
-/* play_try.c. Simulate @try as @replay says; core, rates and rows are filled in. */
+/* evaluate.c. Simulate @try as @replay says; core, rates and rows are filled in. */
 int cst_search_play(const struct cst_search *search, const struct cst_plan_try *try,
                     const struct cst_layout *layout, struct cst_replay_config *replay,
                     struct cst_replay_result *out, struct cst_err *err);
 
-/* words.c. The bottleneck of the point, as a constant string. */
+/* reasons.c. The bottleneck of the point, as a constant string. */
 const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
                              const struct cst_layout *layout);
 /* Why @loser is not better than @best: one sentence with numbers. */

@@ -4,12 +4,12 @@
  *
  *   replay.c    opens everything, processes timers and ends of efforts in order, drives the core,
  *               counts
- *   engines.c   commands: dependencies, and lanes by priority
- *   costs.c     the work of a command
- *   worker.c    a rank: operators in order, leases, batches
+ *   sim_engines.c   commands: dependencies, and lanes by priority
+ *   command_cost.c     the work of a command
+ *   sim_worker.c    a rank: operators in order, leases, batches
  *   worker_open.c  what a rank knows from the start
  *   stream.c    the stream of its device
- *   machine.c   efforts that share cores, memory and links
+ *   shared_rates.c   efforts that share cores, memory and links
  *   timers.c    messages in flight
  *
  * The worker's books are client/lease.h and client/fence.h themselves, which are pure: the code
@@ -251,7 +251,8 @@ const struct cst_rates_device *cst_sim_device(const struct cst_sim *play, uint32
 /* The rank on whose device the chunk's states stay; CST_NONE: they are in host memory. */
 uint32_t cst_sim_owner(const struct cst_sim *play, uint32_t chunk);
 
-/* -- costs.c: work of commands ---------------------------------------------------------------- */
+/* -- command_cost.c: work of commands
+ * ---------------------------------------------------------------- */
 
 /* Set the command's lane and effort. */
 void cst_sim_cost(struct cst_sim *play, struct cst_sim_command *c,
@@ -260,7 +261,8 @@ void cst_sim_cost(struct cst_sim *play, struct cst_sim_command *c,
 void cst_sim_count(struct cst_sim *play, const struct cst_sim_command *c,
                    const struct cst_command *command);
 
-/* -- engines.c: commands at engines ----------------------------------------------------------- */
+/* -- sim_engines.c: commands at engines -----------------------------------------------------------
+ */
 
 /* Allocate the engines and the ring of commands. CST_ENOMEM: the caller calls
  * cst_sim_engines_close nevertheless. */
@@ -288,7 +290,8 @@ void cst_sim_compute(struct cst_sim_worker *worker, const struct cst_sim_entry *
 /* Continue the stream. True: marks were passed. */
 bool cst_sim_run_stream(struct cst_sim_worker *worker);
 
-/* -- worker.c: ranks -------------------------------------------------------------------------- */
+/* -- sim_worker.c: ranks --------------------------------------------------------------------------
+ */
 
 /* Initialise the worker of @rank. CST_EINVAL, CST_ENOMEM; the caller calls cst_sim_worker_close
  * nevertheless. */
