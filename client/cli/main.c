@@ -70,12 +70,6 @@ static int print_help(const struct command *command)
     return CLI_EXIT_OK;
 }
 
-int cli_fail(const struct cst_err *err)
-{
-    (void)fprintf(stderr, "cistern: %s\n", err->text);
-    return CLI_EXIT_FAILURE;
-}
-
 static const struct command *find_command(const char *name)
 {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
@@ -159,18 +153,6 @@ static int version(struct cli *cli)
         (void)printf("daemon at %s: %s\n", cli->client->path, cli->client->build);
     }
     return CLI_EXIT_OK;
-}
-
-bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const ProtobufCMessage *body,
-             uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form)
-{
-    struct cst_err err = {0};
-
-    if (cstc_call_sync(cli->client, call, type, body, reply_type, reply_form, &err) != CST_OK) {
-        (void)cli_fail(&err);
-        return false;
-    }
-    return true;
 }
 
 static int help(struct cli *cli)

@@ -17,21 +17,6 @@
 
 /* -- simulations ------------------------------------------------------------------------------ */
 
-uint64_t cst_search_memory(const struct cst_plan_try *try)
-{
-    return try->pool_bytes + try->state_bytes + try->device_update_bytes + try->device_states;
-}
-
-bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b)
-{
-    uint64_t memory_a = cst_search_memory(a), memory_b = cst_search_memory(b);
-
-    if (a->result.step_ns != b->result.step_ns) {
-        return a->result.step_ns < b->result.step_ns;
-    }
-    return memory_a != memory_b ? memory_a < memory_b : a->n_chunks < b->n_chunks;
-}
-
 /* Simulate point @i if there are events left or, with @any_price, up to a higher limit, which gives
  * CST_ETIMEDOUT. Also returns CST_OK if the point turns out to be impossible. */
 static int replay(struct cst_search *s, uint32_t i, bool any_price)

@@ -2,15 +2,16 @@
 /* The data structures of the search and the functions that its parts share. Private to
  * offload/plan/.
  *
- *   plan.c       the order: check, candidates, simulations, answer
- *   candidates.c      the points of the search: capacities, and what is tried with each
+ *   plan.c        the order: check, candidates, simulations, answer
+ *   search.c      the state of a search at its beginning; comparison of points
+ *   candidates.c  the points of the search: capacities, and what is tried with each
  *   refine.c      simulations of the promising points, then of the neighbours of the best
- *   fit.c        blocks and bytes of a point: what fits, and what is missing
- *   room_try.c   updates on accelerators: device reservations, states that stay there, k
- *   split_try.c  the amount of states that stay there, if the planner chooses it
- *   bound.c      lower bound and estimate of a step's time
- *   evaluate.c   simulation of a point
- *   reasons.c      the bottleneck, and why runners-up lost */
+ *   fit.c         blocks and bytes of a point: what fits, and what is missing
+ *   room_try.c    updates on accelerators: device reservations, states that stay there, k
+ *   split_try.c   the amount of states that stay there, if the planner chooses it
+ *   bound.c       lower bound and estimate of a step's time
+ *   evaluate.c    simulation of a point
+ *   reasons.c     the bottleneck, and why runners-up lost */
 #ifndef CST_PLAN_SEARCH_H
 #define CST_PLAN_SEARCH_H
 
@@ -112,6 +113,9 @@ struct cst_search {
 /* True if the caller wants the search to end: no further layout or simulation is begun. Calls
  * config->stop until it returns true once. */
 bool cst_search_stops(struct cst_search *search);
+
+/* Number of events that simulations of one search may take. */
+uint64_t cst_search_events(const struct cst_plan_config *config);
 
 /* Check @config and initialise the search, without points. */
 int cst_search_open(struct cst_search *search, const struct cst_plan_config *config,

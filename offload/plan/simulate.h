@@ -2,15 +2,16 @@
 /* The data structures of the simulator and the functions that its parts share. Private to
  * offload/plan/.
  *
- *   replay.c    opens everything, processes timers and ends of efforts in order, drives the core,
- *               counts
+ *   replay.c        opens everything, processes timers and ends of efforts in order, drives the core
+ *                   and counts
+ *   simulate.c      errors, timers and efforts; the devices of the model machine
  *   sim_engines.c   commands: dependencies, and lanes by priority
- *   command_cost.c     the work of a command
+ *   command_cost.c  the work of a command
  *   sim_worker.c    a rank: operators in order, leases, batches
- *   worker_open.c  what a rank knows from the start
- *   stream.c    the stream of its device
- *   shared_rates.c   efforts that share cores, memory and links
- *   timers.c    messages in flight
+ *   worker_open.c   what a rank knows from the start
+ *   stream.c        the stream of its device
+ *   shared_rates.c  efforts that share cores, memory and links
+ *   timers.c        messages in flight
  *
  * The worker's books are client/lease.h and client/fence.h themselves, which are pure: the code
  * that runs in a worker also decides here what is asked for, and when. */

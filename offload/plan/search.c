@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of a search when it begins, and what its parts ask of it. */
+#include "offload/plan/search.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_EVENTS 600000
+#define ANY_PRICE                                                                                  \
+    16 /* If there is no other plan, its simulation may use this many times max_events. */
+#define HOST_GRAIN 4096 /* Simulated accelerators allocate pages of the host. */
+#define MOST_ACTIVATIONS (UINT64_MAX / 4)
+#define MOST_COMPUTE_NS 1e16 /* 116 days. */
+
+/* Sum of the operators' activation bytes. Declared numbers can be anything, so the sum is limited
+ * and cannot overflow. */
+static uint64_t count_activations(const struct cst_plan_config *config)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < config->model->n_operators; i++) {
+        uint64_t more = config->model->operators[i].activation_bytes;
+
+        bytes += more < MOST_ACTIVATIONS - bytes ? more : MOST_ACTIVATIONS - bytes;
+    }
+    return config->budget->activation_bytes > 0 ? config->budget->activation_bytes : bytes;
+}
+
+/* True if all ranks do the same, because every tensor belongs to all ranks. */
+static bool all_alike(const struct cst_model *model, uint32_t world)
+{
+    uint64_t all = world >= 64 ? UINT64_MAX : (UINT64_C(1) << world) - 1;
+
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        if ((model->groups[model->tensors[t].group] & all) != all) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Compute time of the busiest rank in ns, if it never waits. */
+static double count_compute(const struct cst_search *s)
+{
+    const struct cst_plan_config *c = s->config;
+    double share = c->flops_share > 0 ? c->flops_share : 1, most = 0;
+    double rate = s->rates.devices[0].flops * share / (s->host ? s->world : 1);
+
+    for (uint32_t rank = 0; rank < s->world; rank++) {
+        double flops = 0;
+
+        for (uint32_t i = 0; i < c->model->n_operators; i++) {
+            const struct cst_layout_operator *o = &c->model->operators[i];
+            double uses =
+                o->expected_uses > 0 && o->expected_uses < 1 ? (double)o->expected_uses : 1;
+
+            flops += (o->ranks >> rank & 1) != 0 ? uses * o->flops : 0;
+        }
+        most = flops > most ? flops : most;
+    }
+    return most * (c->recompute ? 4 : 3) * c->micro_batches / rate * 1e9;
+}
+
+static int check_config(const struct cst_plan_config *c, struct cst_err *err)
+{
+    int rc = cst_rates_check(c->rates, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (c->world == 0 || c->world > CST_CORE_MAX_WORLD || c->micro_batches == 0 ||
+        c->model->n_tensors == 0 || c->device >= c->rates->n_devices) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a plan for %" PRIu32 " ranks, %" PRIu32 " micro-batches, %" PRIu32
+                           " tensors, device %" PRIu32 " of %" PRIu32,
+                           c->world, c->micro_batches, c->model->n_tensors, c->device,
+                           c->rates->n_devices);
+    }
+    if (c->states.grad_over_weight &&
+        (c->states.two_weights || (c->runtime_only && c->micro_batches > 1))) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
+            c->states.two_weights ? "early or delayed updates" : "micro-batches");
+    }
+    if (c->rates->devices[c->device].flops <= 0) {
+        return cst_err_set(err, CST_EINVAL, "rates: device '%s': flops is not known",
+                           c->rates->devices[c->device].name);
+    }
+    return CST_OK;
+}
+
+/* Convert the rates of updates, which are measured for AdamW with fp32 moments: time is
+ * proportional to bytes. */
+static void scale_updates(struct cst_search *s)
+{
+    static const struct cst_layout_states measured = {.optimizer = CST_OPTIMIZER_ADAMW};
+    double faster =
+        cst_layout_update_bytes(&measured, 2) / cst_layout_update_bytes(&s->config->states, 2);
+
+    for (uint32_t i = 0; i < s->rates.n_devices; i++) {
+        s->rates.devices[i].update *= faster;
+    }
+    for (uint32_t i = 0; i < s->rates.n_nodes; i++) {
+        s->rates.nodes[i].update *= faster;
+    }
+}
+
+static bool is_processor(const struct cst_rates_device *device)
+{
+    return strcmp(device->name, "host") == 0;
+}
+
+/* Find the ranks' device, and the device that makes device updates. */
+static void choose_devices(struct cst_search *s)
+{
+    const struct cst_plan_config *c = s->config;
+    uint32_t n = s->world;
+
+    s->rates.devices[0] = c->rates->devices[c->device];
+    s->rates.n_devices = 1;
+    s->host = is_processor(&s->rates.devices[0]);
+    s->grain = c->device_grain > 0 ? c->device_grain : s->host ? HOST_GRAIN : CST_SEARCH_GRAIN;
+    s->room_request =
+        cst_plan_chooses_room(c) ? CST_PLAN_DEVICE_UPDATE_AUTO : c->device_update_bytes;
+    if (s->room_request == 0) {
+        return;
+    }
+    if (s->host) {
+        if (c->accelerator >= c->rates->n_devices ||
+            is_processor(&c->rates->devices[c->accelerator])) {
+            return;
+        }
+        s->accelerator = s->rates.n_devices++;
+        s->rates.devices[s->accelerator] = c->rates->devices[c->accelerator];
+        n = c->n_accelerators > 0 && c->n_accelerators < n ? c->n_accelerators : n;
+    }
+    s->n_rooms = n < CST_CORE_MAX_UPDATE_DEVICES ? n : CST_CORE_MAX_UPDATE_DEVICES;
+}
+
+/* Number of ranks that one simulated rank represents: all, if they do the same. Exception: with
+ * more than two ranks, updates may make the sums of the real ranks' contributions in other cases
+ * than for one rank. */
+static uint32_t count_alike(const struct cst_search *s)
+{
+    bool fuses = s->host && s->config->overlap == CST_OVERLAP_EARLY && s->world > 2;
+
+    return !fuses && all_alike(s->config->model, s->world) ? s->world : 1;
+}
+
+uint64_t cst_search_events(const struct cst_plan_config *config)
+{
+    return config->max_events == 0 ? DEFAULT_EVENTS : config->max_events;
+}
+
+int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, struct cst_err *err)
+{
+    uint64_t limit = config->budget->device_bytes;
+    int rc = check_config(config, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    *s = (struct cst_search){.config = config,
+                             .rates = *config->rates,
+                             .world = config->world,
+                             .stands_for = 1,
+                             .best = UINT32_MAX,
+                             .room = UINT64_MAX / 4};
+    choose_devices(s);
+    scale_updates(s);
+    s->stands_for = count_alike(s);
+    s->activation_bytes = s->host ? 0 : count_activations(config);
+    if (limit != CST_PLAN_NO_LIMIT) {
+        s->room = limit > s->activation_bytes ? limit - s->activation_bytes : 0;
+    }
+    s->compute_ns = count_compute(s);
+    if (!(s->compute_ns <= MOST_COMPUTE_NS)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "a step of %g s: the operators' flops, or those of '%s', cannot be right",
+            s->compute_ns * 1e-9, s->rates.devices[0].name);
+    }
+    rc = cst_search_check_rooms(s, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    s->events_left = cst_search_events(config);
+    s->events_most = ANY_PRICE * s->events_left;
+    return CST_OK;
+}
+
+bool cst_search_stops(struct cst_search *s)
+{
+    s->stopped = s->stopped || (s->config->stop != NULL && s->config->stop(s->config->stop_arg));
+    return s->stopped;
+}
+
+uint64_t cst_search_memory(const struct cst_plan_try *try)
+{
+    return try->pool_bytes + try->state_bytes + try->device_update_bytes + try->device_states;
+}
+
+bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b)
+{
+    uint64_t memory_a = cst_search_memory(a), memory_b = cst_search_memory(b);
+
+    if (a->result.step_ns != b->result.step_ns) {
+        return a->result.step_ns < b->result.step_ns;
+    }
+    return memory_a != memory_b ? memory_a < memory_b : a->n_chunks < b->n_chunks;
+}
