@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends the planned lease items (client/lease.h) to the daemon as Batch messages, and reports each
- * result back to the leases. Either the pending call waits for a batch, or nobody does; if a batch
- * for which nobody waits fails, the step is void. */
+/* Sends the planned lease items (offload/worker/lease.h) to the daemon as Batch messages, and
+ * reports each result back to the leases. Either the pending call waits for a batch, or nobody
+ * does; if a batch for which nobody waits fails, the step is void. */
 #ifndef CST_BATCH_H
 #define CST_BATCH_H
 

@@ -7,7 +7,7 @@
 #define CST_CLIENT_DEVICE_H
 
 #include "cistern/device.h"
-#include "client/fence.h"
+#include "offload/worker/fence.h"
 #include "client/load.h"
 
 struct cstc_device {

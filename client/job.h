@@ -17,7 +17,7 @@
 #include "client/call.h"
 #include "client/declare.h"
 #include "client/device.h"
-#include "client/lease.h"
+#include "offload/worker/lease.h"
 #include "client/segment.h"
 
 struct cstc_batch;

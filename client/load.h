@@ -16,7 +16,7 @@
 #ifndef CST_CLIENT_LOAD_H
 #define CST_CLIENT_LOAD_H
 
-#include "client/lease.h"
+#include "offload/worker/lease.h"
 #include "client/segment.h"
 
 struct cst_job;

@@ -4,7 +4,7 @@
 #ifndef CST_PLANNER_RATES_H
 #define CST_PLANNER_RATES_H
 
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 #include "cistern/status.h"
 
 struct cstd_daemon;

@@ -4,7 +4,7 @@
 #ifndef CST_DAEMON_RATES_H
 #define CST_DAEMON_RATES_H
 
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Measuring the speed of an engine on this machine, as input for plans. `cistern-engine-host
  * --rates` and `cistern-engine-cuda --rates` print one JSON object and a newline and exit. The
- * fields have the names and meanings of offload/plan/rates.h. A number that is not known is 0.
+ * fields have the names and meanings of proto/rates.h. A number that is not known is 0.
  *
  *   cistern-engine-host --rates [--node N] [--threads N] [--copy-threads N]
  *     {"node":0,"isa":"avx512","threads":16,"copy_threads":4,

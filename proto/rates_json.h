@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rates (offload/plan/rates.h) as JSON: `cistern probe` writes them to a file, `cistern plan` and
+/* Rates (proto/rates.h) as JSON: `cistern probe` writes them to a file, `cistern plan` and
  * the daemon read them. Keys are the names of the fields:
  *
  *   {"fingerprint": "9f...", "devices": [{"name": "host", "up": 9e9, ...}],
@@ -11,7 +11,7 @@
 #ifndef CST_RATES_JSON_H
 #define CST_RATES_JSON_H
 
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 #include <jansson.h>
 

@@ -5,7 +5,7 @@
 #define CLI_MEASURE_H
 
 #include "client/client.h"
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 #include <stdbool.h>
 #include <stddef.h>

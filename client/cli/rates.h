@@ -3,7 +3,7 @@
 #ifndef CLI_RATES_H
 #define CLI_RATES_H
 
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -6,7 +6,7 @@
 
 #include "offload/core.h"
 #include "offload/interleave.h"
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 /* Fill in everything that follows from @layout, the @n_rooms device reservations and the @world
  * pools: chunks that can get device updates or updates by nodes, nodes, bytes per element, links,

@@ -7,7 +7,7 @@
 #ifndef CST_PLAN_SHARED_RATES_H
 #define CST_PLAN_SHARED_RATES_H
 
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -2,9 +2,8 @@
 /* The data structures of the simulator and the functions that its parts share. Private to
  * offload/plan/.
  *
- *   replay.c        opens everything, processes timers and ends of efforts in order, drives the core
- *                   and counts
- *   simulate.c      errors, timers and efforts; the devices of the model machine
+ *   replay.c        opens everything, processes timers and ends of efforts in order, drives the
+ * core and counts simulate.c      errors, timers and efforts; the devices of the model machine
  *   sim_engines.c   commands: dependencies, and lanes by priority
  *   command_cost.c  the work of a command
  *   sim_worker.c    a rank: operators in order, leases, batches
@@ -13,13 +12,13 @@
  *   shared_rates.c  efforts that share cores, memory and links
  *   timers.c        messages in flight
  *
- * The worker's books are client/lease.h and client/fence.h themselves, which are pure: the code
- * that runs in a worker also decides here what is asked for, and when. */
+ * The worker's books are offload/worker/lease.h and offload/worker/fence.h themselves, which are
+ * pure: the code that runs in a worker also decides here what is asked for, and when. */
 #ifndef CST_PLAN_SIMULATE_H
 #define CST_PLAN_SIMULATE_H
 
-#include "client/fence.h"
-#include "client/lease.h"
+#include "offload/worker/fence.h"
+#include "offload/worker/lease.h"
 #include "offload/parts.h"
 #include "offload/plan/shared_rates.h"
 #include "offload/plan/replay.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of client/fence: leases that are given back wait for their fence, in a queue between struct
  * cst_leases and a model of the daemon. */
-#include "client/fence.h"
+#include "offload/worker/fence.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"
 

@@ -5,7 +5,7 @@
 #ifndef LEASE_RIG_H
 #define LEASE_RIG_H
 
-#include "client/lease.h"
+#include "offload/worker/lease.h"
 #include "offload/layout.h"
 
 #define RIG_MAX_CHUNKS 512

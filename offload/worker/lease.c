@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/lease.h"
+#include "offload/worker/lease.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/plan/rates.h"
+#include "proto/rates.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/fence.h"
+#include "offload/worker/fence.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Leases that are given back later. While the stream of a device still works on a block, the
- * RELEASE or REDUCE_SCATTER that client/lease.c has planned for the block waits here for its fence
- * (a mark in the stream). An ACCUMULATE that follows such items, and an EVICT, wait here, too.
+ * RELEASE or REDUCE_SCATTER that offload/worker/lease.c has planned for the block waits here for
+ * its fence (a mark in the stream). An ACCUMULATE that follows such items, and an EVICT, wait here,
+ * too.
  *
  *   planned --hold--> waiting --its fence has passed--> passed --sent, drop--> gone
  *                        |
@@ -14,7 +15,7 @@
 #ifndef CST_FENCE_H
 #define CST_FENCE_H
 
-#include "client/lease.h"
+#include "offload/worker/lease.h"
 
 struct cst_fence_item {
     uint64_t fence;             /* Number of the fence for which the item waits. */
