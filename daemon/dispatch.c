@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
-#include <settings.h>
+#include <config.h>
 #endif
 #include "daemon/dispatch.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
-#include <settings.h> /* the build's, not daemon/settings.h */
+#include <config.h> /* the build's, not daemon/settings.h */
 #endif
 #include "daemon/options.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Serves Stat: what the daemon knows of itself and its engines. */
 #ifdef HAVE_CONFIG_H
-#include <settings.h>
+#include <config.h>
 #endif
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
