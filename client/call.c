@@ -26,6 +26,22 @@ static void finish(struct cstc_call *call, int status, const char *words)
     }
 }
 
+int cstc_client_check(const struct cst_client *client, struct cst_err *err)
+{
+    if (client->forked) {
+        return cst_err_set(err, CST_EFORKED,
+                           "this handle belongs to the parent process: after fork() the child must "
+                           "connect for itself");
+    }
+    if (client->dead.status != CST_OK) {
+        if (err != NULL) {
+            *err = client->dead;
+        }
+        return client->dead.status;
+    }
+    return CST_OK;
+}
+
 /* The lists are emptied from the front, so that no call is in a list when its callback runs. */
 void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
 {

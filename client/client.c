@@ -24,22 +24,6 @@ const char *cst_version(void)
     return PACKAGE_VERSION;
 }
 
-int cstc_client_check(const struct cst_client *client, struct cst_err *err)
-{
-    if (client->forked) {
-        return cst_err_set(err, CST_EFORKED,
-                           "this handle belongs to the parent process: after fork() the child must "
-                           "connect for itself");
-    }
-    if (client->dead.status != CST_OK) {
-        if (err != NULL) {
-            *err = client->dead;
-        }
-        return client->dead.status;
-    }
-    return CST_OK;
-}
-
 /* Make the error for a connect() to @path that failed with @errnum, with a remedy. */
 static int cannot_connect(const char *path, int errnum, struct cst_err *err)
 {

@@ -257,60 +257,6 @@ uint64_t cst_job_steps(const struct cst_job *job)
     return job->steps;
 }
 
-int cstc_job_check(const struct cst_job *job, struct cst_err *err)
-{
-    int rc = cstc_client_check(job->client, err);
-
-    if (rc == CST_OK && job->left) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s': this rank has left it", job->name);
-    }
-    return rc;
-}
-
-int cstc_job_check_committed(const struct cst_job *job, struct cst_err *err)
-{
-    int rc = cstc_job_check(job, err);
-
-    if (rc == CST_OK && job->commit.phase != CSTC_COMMIT_DONE) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s' is not committed: call cst_commit first",
-                         job->name);
-    }
-    return rc;
-}
-
-int cstc_job_check_step(const struct cst_job *job, struct cst_err *err)
-{
-    int rc = cstc_job_check_committed(job, err);
-
-    if (rc == CST_OK && job->void_step.status != CST_OK) {
-        rc = cst_err_set(err, job->void_step.status, "%s", job->void_step.text);
-    } else if (rc == CST_OK && !job->synced) {
-        rc = cst_err_set(err, CST_EINVAL, "job '%s': call cst_sync before the first step",
-                         job->name);
-    }
-    return rc;
-}
-
-void cstc_job_void(struct cst_job *job, const struct cst_err *cause)
-{
-    /* After these, cst_sync does not help, and the text must not advise it. */
-    bool engine = cause->status == CST_EENGINE || cause->status == CST_ELOST;
-
-    if (job->void_step.status == CST_OK) {
-        (void)cst_err_set(&job->void_step, cause->status, "job '%s': the step is void%s: %.256s",
-                          job->name, engine ? "" : ", call cst_sync and do it again", cause->text);
-    }
-}
-
-int cstc_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err)
-{
-    struct cst_err cause;
-
-    (void)cst_err_set(&cause, CST_EPROTO, "daemon at %s: %.256s", job->client->path, why->text);
-    cstc_client_die(job->client, &cause);
-    return cstc_client_check(job->client, err);
-}
-
 /* -- the pending call ------------------------------------------------------------------------- */
 
 /* Compare bit by bit, because a loss may be NaN. Padding between the fields is not compared. */
