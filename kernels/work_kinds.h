@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kinds of commands. Private to work.c (life of a command), work_message.c (content of its
- * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c (REDUCE, NORM) and work_update.c
- * (UPDATE). */
+ * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c
+ * (REDUCE, NORM) and work_update.c (UPDATE). */
 #ifndef CST_WORK_KINDS_H
 #define CST_WORK_KINDS_H
 

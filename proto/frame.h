@@ -24,7 +24,7 @@
 #define CST_FRAME_MAX_FDS 16
 /* Longest body of a Declare with several declarations, in bytes. The daemon serves one message at a
  * time, so that a longer message would delay the requests of other users. */
-#define CST_FRAME_DECLARE_BYTES 2048
+#define CST_FRAME_DECLARE_BYTES 512
 
 enum cst_frame_flags {
     CST_FRAME_REPLY = 1, /* Final reply to the request with this id. */

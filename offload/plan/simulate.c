@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of a replay share: errors, timers, efforts, and the devices of the model machine. */
+/* What the parts of a replay share: errors, timers, efforts, and the devices of the model machine.
+ */
 #include "offload/plan/simulate.h"
 
 #include <string.h>

@@ -279,8 +279,8 @@ START_TEST(a_long_declare_has_one_declaration)
     }
     send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
     ck_assert_int_eq(raw_status(&client, 77), CST_EPROTO);
-    raw_says(&client, "has 2050 bytes");
-    raw_says(&client, "is 2048");
+    raw_says(&client, "has 514 bytes");
+    raw_says(&client, "is 512");
     memset(body, 'x', sizeof body); /* one operator with a long name */
     body[0] = 2 << 3 | 2;
     body[3] = 1 << 3 | 2;

@@ -23,7 +23,7 @@ enum {
     MAX_KEPT = 300,      /* connections that an attacker keeps open */
     MAX_MAPPED = 64,     /* pools of removed jobs that an attacker keeps mapped */
     PATIENCE_MS = 10000, /* time to wait for a reply */
-    PAGE = 30,           /* tensors, and operators, in a Declare */
+    PAGE = 6,            /* tensors, and operators, in a Declare */
     UNREAD = 150,        /* requests for staging per connection whose replies are not read */
     FIRST_MS = 100,      /* time to wait for a reply that may never come */
     IDLE_MS = 20,        /* time between two rounds of an attacker that holds all that it can */

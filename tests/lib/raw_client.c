@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { ANSWER_MS = 200000, DECLARE_PAGE = 50 };
+enum { ANSWER_MS = 200000, DECLARE_PAGE = 12 };
 
 void raw_connect(struct raw_client *client, const char *path)
 {
