@@ -63,16 +63,16 @@ wait "$pid" || fail "--pool $value is refused: $(cat "$tmp/enough.log")"
 
 # On SIGINT and SIGTERM the worker leaves the job. The command can then be repeated to go on.
 for signal in INT TERM; do
-    worker long --job "stop$signal" --steps 1000000000
-    poll grep -q '^step ' "$tmp/long.log"
+    worker "stop$signal" --job "stop$signal" --steps 1000000000
+    poll grep -q "^step " "$tmp/stop$signal.log"
     kill -$signal "$pid"
     status=0
     wait "$pid" || status=$?
-    [ $status = $((128 + $(kill -l $signal))) ] || fail "SIG$signal: status $status: $(cat "$tmp/long.log")"
-    says long "^cistern-gpt: stopped after step [0-9]+ of 1000000000; job 'stop$signal' keeps its states: the same command continues it, 'cistern rm stop$signal' removes it\$"
+    [ $status = $((128 + $(kill -l $signal))) ] || fail "SIG$signal: status $status: $(cat "$tmp/stop$signal.log")"
+    says "stop$signal" "^cistern-gpt: stopped after step [0-9]+ of 1000000000; job 'stop$signal' keeps its states: the same command continues it, 'cistern rm stop$signal' removes it\$"
     poll state_is "stop$signal" "done"
     done_steps=$(./cistern job "stop$signal" --json | jq .step)
-    says long "stopped after step $done_steps of"
+    says "stop$signal" "stopped after step $done_steps of"
     worker on --job "stop$signal" --steps $((done_steps + 2))
     wait "$pid" || fail "after SIG$signal the job does not go on: $(cat "$tmp/on.log")"
     [ "$(./cistern job "stop$signal" --json | jq .step)" = $((done_steps + 2)) ] || fail "after SIG$signal other steps were done"
