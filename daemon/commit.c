@@ -301,7 +301,7 @@ void cstd_commit_populated(struct cstd_memory *memory)
     job->state = CSTD_JOB_READY;
     attach_present(job);
     answer_all(job);
-    cstd_daemon_status(job->daemon);
+    job->daemon->status_changed = true;
 }
 
 void cstd_commit_settled(struct cstd_job *job)
@@ -460,8 +460,8 @@ static int check_copies(const struct cstd_worker *worker, bool copies, struct cs
                        worker->rank, cstd_rank_devices_name(worker));
 }
 
-void cst_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
-                bool copies)
+void cstd_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors,
+                 uint32_t n_operators, bool copies)
 {
     struct cstd_job *job = session->job;
     struct cstd_worker *worker = &job->workers[session->rank];

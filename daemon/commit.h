@@ -11,8 +11,8 @@
  * numbers; @copies: the worker can copy weights to its accelerator itself. The request is always
  * answered: with MSG_COMMITTED when all ranks have committed and the memory is populated (for a
  * committed job at once, or after the closing step), or with an error. */
-void cst_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors, uint32_t n_operators,
-                bool copies);
+void cstd_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors,
+                 uint32_t n_operators, bool copies);
 
 /* Write the ranks that others wait for in the barrier to @text, such as "0, 3 (absent)". The text
  * is empty if no rank has committed. */

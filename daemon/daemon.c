@@ -18,34 +18,12 @@
 
 /* -- turns of the loop ---------------------------------------------------------------------- */
 
+/* Read the requests that the loop's look at the sockets has found. */
 static void on_readable(uv_check_t *reader)
 {
     struct cstd_daemon *daemon = reader->data;
 
     cstd_session_read_turns(&daemon->server);
-}
-
-/* End of a turn of the loop, after all callbacks and before the loop sleeps. The order matters:
- * deferred work first, then the commands for engines that it produced, then work of low
- * priority. */
-static void on_turn(uv_prepare_t *turn)
-{
-    struct cstd_daemon *daemon = turn->data;
-
-    cstd_deferred_run(&daemon->later);
-    cstd_engines_flush(&daemon->engines);
-    cstd_deferred_run(&daemon->idle_work);
-}
-
-static void on_watchdog(uv_timer_t *timer)
-{
-    struct cstd_daemon *daemon = timer->data;
-
-    if (cstd_engines_alive(&daemon->engines)) {
-        cstd_notify_alive(&daemon->notify);
-    } else {
-        cstd_log(CSTD_LOG_WARNING, "an engine that has commands makes no progress");
-    }
 }
 
 static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
@@ -59,12 +37,39 @@ static void format_status(const struct cstd_daemon *daemon, char *out, size_t n)
         cst_size_text(daemon->pool.used, pool), cst_size_text(daemon->pool.limit, pool_limit));
 }
 
-void cstd_daemon_status(struct cstd_daemon *daemon)
+static void tell_status(struct cstd_daemon *daemon)
 {
     char text[256];
 
     format_status(daemon, text, sizeof text);
     cstd_notify_status(&daemon->notify, text);
+}
+
+/* End of a turn of the loop, after all callbacks and before the loop sleeps. The order matters:
+ * deferred work first, then the commands for engines that it produced, then work of low
+ * priority. */
+static void on_turn(uv_prepare_t *turn)
+{
+    struct cstd_daemon *daemon = turn->data;
+
+    cstd_deferred_run(&daemon->later);
+    cstd_engines_flush(&daemon->engines);
+    cstd_deferred_run(&daemon->idle_work);
+    if (daemon->status_changed) {
+        daemon->status_changed = false;
+        tell_status(daemon);
+    }
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+    struct cstd_daemon *daemon = timer->data;
+
+    if (cstd_engines_alive(&daemon->engines)) {
+        cstd_notify_alive(&daemon->notify);
+    } else {
+        cstd_log(CSTD_LOG_WARNING, "an engine that has commands makes no progress");
+    }
 }
 
 /* -- signals -------------------------------------------------------------------------------- */

@@ -48,6 +48,7 @@ struct cstd_daemon {
     uint64_t epoch;                  /* Random number of this start of the daemon. */
     uint64_t started_ns;             /* Monotonic time of the start. */
     uint64_t n_requests;             /* Requests since the start. */
+    bool status_changed;             /* Jobs or bytes have changed: tell the service manager. */
     bool draining;                   /* The daemon is shutting down. */
     uv_check_t reader;               /* Reads requests after each poll of the sockets. */
     uv_prepare_t turn;               /* Runs at the end of each turn of the loop. */
@@ -70,8 +71,5 @@ void cstd_daemon_drain(struct cstd_daemon *daemon);
 
 /* Free everything, after cstd_daemon_run has returned. */
 void cstd_daemon_close(struct cstd_daemon *daemon);
-
-/* Report the number of jobs and the used memory to the service manager, if they have changed. */
-void cstd_daemon_status(struct cstd_daemon *daemon);
 
 #endif

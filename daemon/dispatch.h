@@ -13,48 +13,4 @@
 /* Serve @frame. Its descriptors are taken over. */
 void cstd_dispatch(struct cstd_session *session, struct cst_frame *frame);
 
-/* Serve request @id with the decoded @body. */
-typedef void (*cstd_serve_fn)(struct cstd_session *session, uint64_t id, void *body);
-
-/* Functions that serve requests. A trailing comment names the source file of its function and of
- * those that follow. */
-void cstd_serve_job_open(struct cstd_session *session, uint64_t id,
-                         void *body); /* In serve_job.c. */
-void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body);
-/* In serve_trace.c. */
-void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body); /* In serve_step.c. */
-void cstd_serve_batch(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_accumulate(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body); /* In stats.c. */
-/* In job_info.c. */
-void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_quota(struct cstd_session *session, uint64_t id,
-                      void *body); /* In serve_quota.c. */
-
-/* Answer request @id with the formatted error. */
-void cstd_serve_error(struct cstd_session *session, uint64_t id, int status, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-
-/* Find the job that @name means in this session: a job of the session's user or, on the manager
- * socket, of user @uid if @has_uid. Without @has_uid the manager socket finds jobs of all users.
- * CST_ENOTFOUND: there is no such job; CST_EDENIED: @uid is another user and this is not the
- * manager socket; CST_EINVAL: several users have a job of this name. */
-int cstd_serve_find_job(const struct cstd_session *session, const char *name, bool has_uid,
-                        uint32_t uid, struct cstd_job **out, struct cst_err *err);
-
 #endif

@@ -54,7 +54,7 @@ void cstd_done_look(struct cstd_job *job)
                    "done: its pools (%s) are freed, its states (%s) are kept for %u s",
                    cst_size_text(before - job->memory.pool_bytes, pools),
                    cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
-    cstd_daemon_status(job->daemon);
+    job->daemon->status_changed = true;
 }
 
 int cstd_done_resume(struct cstd_job *job, struct cst_err *err)

@@ -5,7 +5,7 @@
 #include "daemon/gpus.h"
 
 #include "daemon/daemon.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "daemon/log.h"
 #include "daemon/simulated.h"
 #include "daemon/probe.h"
@@ -18,15 +18,16 @@
 
 struct cstd_gpus_request {
     TAILQ_ENTRY(cstd_gpus_request) link;
-    uint64_t tag;   /* Tag of the JobOpen request, which may be gone. */
-    size_t n;       /* Length of body. */
-    uint8_t body[]; /* Encoded JobOpen. */
+    uint64_t tag;        /* Tag of the JobOpen request, which may be gone. */
+    cstd_serve_fn serve; /* Serves the request when it no longer has to wait. */
+    size_t n;            /* Length of body. */
+    uint8_t body[];      /* Encoded JobOpen. */
 };
 
 /* -- waiting requests ------------------------------------------------------------------------- */
 
 int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
-                   struct cst_err *err)
+                   cstd_serve_fn serve, struct cst_err *err)
 {
     struct cstd_gpus_request *asked = malloc(sizeof *asked + n);
 
@@ -35,6 +36,7 @@ int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const v
     }
     asked->tag = cstd_pending_tag(request, 0);
     asked->n = n;
+    asked->serve = serve;
     memcpy(asked->body, body, n);
     TAILQ_INSERT_TAIL(&gpus->wishes, asked, link);
     return CST_OK;
@@ -61,7 +63,7 @@ static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_request *as
     }
     if (cstd_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, asked->body,
                             (uint32_t)asked->n, &body, &err) == CST_OK) {
-        cstd_serve_job_open(session, id, body);
+        asked->serve(session, id, body);
     } else {
         cstd_session_error(session, id, &err);
     }

@@ -8,6 +8,7 @@
 #define CST_GPUS_H
 
 #include "daemon/gpu_list.h"
+#include "daemon/serve.h"
 
 #include <stddef.h>
 #include <sys/queue.h>
@@ -48,9 +49,10 @@ void cstd_gpus_stop(struct cstd_gpus *gpus);
 int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
                      struct cstd_gpu **out, struct cst_err *err);
 
-/* Keep the JobOpen @request with its encoded body until the probe has ended. The request is then
- * served as if it had just arrived. CST_ENOMEM: out of memory; @request remains the caller's. */
+/* Keep the JobOpen @request with its encoded body until the probe has ended. @serve is then called
+ * for it, as if the request had just arrived. CST_ENOMEM: out of memory, and @request remains the
+ * caller's. */
 int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
-                   struct cst_err *err);
+                   cstd_serve_fn serve, struct cst_err *err);
 
 #endif

@@ -208,7 +208,7 @@ static void on_memory_gone(struct cstd_memory *memory)
     if (remover != NULL) { /* Otherwise the requester has disconnected. */
         cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     }
-    cstd_daemon_status(daemon);
+    daemon->status_changed = true;
     release_hold(job);
 }
 

@@ -6,7 +6,7 @@
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/rank_devices.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "proto/optimizers.h"
 
 #include <inttypes.h>

@@ -56,7 +56,9 @@ struct cstd_pending {
     uint32_t n_left;  /* Number of items without a result. */
     /* The request is a worker's Commit, which waits for the other ranks. */
     bool waits_commit;
-    struct cstd_staging *staging;    /* Staging segment that the request uses, or NULL. */
+    struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
+    /* Called when the request is over; NULL: nothing to do. */
+    void (*on_close)(struct cstd_pending *request);
     struct cstd_pending_item *items; /* Array of n_items items. */
     uint32_t capacity;               /* Allocated length of items. */
     struct cstd_pending *next_free;  /* Next free object, while this one is not in use. */

@@ -6,7 +6,7 @@
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
 #include "daemon/rank_devices.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "daemon/core_driver.h"
 #include "daemon/given.h"
 #include "daemon/log.h"
@@ -121,7 +121,8 @@ static void wait_for_gpus(struct cstd_session *session, uint64_t id,
     if (cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
         CST_OK) {
         cstd_session_error(session, id, &err);
-    } else if (cstd_gpus_wait(&daemon->gpus, request, daemon->out, n, &err) != CST_OK) {
+    } else if (cstd_gpus_wait(&daemon->gpus, request, daemon->out, n, cstd_serve_job_open, &err) !=
+               CST_OK) {
         cstd_session_fail(daemon, request, &err);
     }
 }
@@ -187,8 +188,8 @@ void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Commit *commit = body;
 
-    cst_commit(session, id, commit->n_tensors, commit->n_operators,
-               commit->has_copies && commit->copies);
+    cstd_commit(session, id, commit->n_tensors, commit->n_operators,
+                commit->has_copies && commit->copies);
 }
 
 static bool check_committed(struct cstd_session *session, uint64_t id)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Serves Quota: what users hold and may hold. */
 #include "daemon/daemon.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "proto/cistern.pb-c.h"
 
 /* Most accounts in a QuotaPart; each has at most CSTD_QUOTA_RESOURCES short uses. */

@@ -5,7 +5,7 @@
 #include "daemon/batch.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "daemon/core_driver.h"
 #include "daemon/staging.h"
 #include "proto/cistern.pb-c.h"
@@ -295,6 +295,11 @@ static int check_shared(const struct cstd_job *job, uint32_t tensor, struct cst_
     return cstd_base_job_check_unused(job, what, err);
 }
 
+static void release_staging(struct cstd_pending *request)
+{
+    cstd_staging_unref(request->staging);
+}
+
 static void serve_tensor(struct cstd_session *session, uint64_t id, const Cistern__TensorIo *io,
                          uint16_t type, enum cst_event_kind kind)
 {
@@ -313,6 +318,7 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
         return;
     }
     request->staging = session->staging;
+    request->on_close = release_staging;
     cstd_staging_ref(session->staging);
     event.tag = cstd_pending_tag(request, 0);
     event.tensor = io->tensor;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Serves Trace: what a job did lately, page by page. */
 #include "daemon/daemon.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "proto/cistern.pb-c.h"
 
 enum { PAGE = 512 };

@@ -2,7 +2,10 @@
 #include "daemon/server.h"
 
 #include "daemon/daemon.h"
+#include "daemon/dispatch.h"
 #include "daemon/log.h"
+#include "daemon/staging.h"
+#include "daemon/worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -76,11 +79,52 @@ static void check_access(const struct cstd_server *server, const struct cstd_pee
     }
 }
 
+static void add(struct cstd_server *server, struct cstd_session *session)
+{
+    TAILQ_INSERT_TAIL(&server->sessions, session, link);
+    if (session->refusal.status == CST_OK) {
+        server->n_sessions++;
+        server->n_managers += session->manager;
+    } else {
+        server->n_refused++;
+    }
+}
+
+static void on_closed(struct cstd_session *session)
+{
+    struct cstd_server *server = &session->daemon->server;
+
+    TAILQ_REMOVE(&server->sessions, session, link);
+    if (session->refusal.status != CST_OK) {
+        server->n_refused--;
+    } else {
+        server->n_sessions--;
+        server->n_managers -= session->manager;
+        cstd_quota_give(session->manager ? NULL : session->account, CSTD_QUOTA_SESSIONS, 1);
+    }
+    cstd_quota_unref(session->account);
+}
+
+static void on_gone(struct cstd_session *session)
+{
+    if (session->staging != NULL) {
+        cstd_staging_abandon(session->staging);
+        session->staging = NULL;
+    }
+    if (session->job != NULL) {
+        cstd_worker_hangup(session->job, session->rank);
+    }
+}
+
+static const struct cstd_session_ops ops = {
+    .on_frame = cstd_dispatch, .on_gone = on_gone, .on_closed = on_closed};
+
 static void admit(struct cstd_server *server, int fd, bool manager)
 {
     struct cstd_daemon *daemon = server->daemon;
     struct cstd_quota_account *account = NULL;
     struct cst_err refusal = {0}, err;
+    struct cstd_session *session;
     struct cstd_peer peer;
     int rc;
 
@@ -94,7 +138,11 @@ static void admit(struct cstd_server *server, int fd, bool manager)
         rc = refusal.status != CST_OK && server->n_refused >= REFUSED_AT_A_TIME
                  ? cst_err_set(&err, refusal.status, "refused without a message to the client: %s",
                                refusal.text)
-                 : cstd_session_open(daemon, fd, &peer, account, manager, &refusal, &err);
+                 : cstd_session_open(&session, daemon, &ops, fd, &peer, account, manager, &refusal,
+                                     &err);
+    }
+    if (rc == CST_OK) {
+        add(server, session);
     }
     if (rc != CST_OK) {
         cstd_log(refusal.status != CST_OK ? CSTD_LOG_DEBUG : CSTD_LOG_ERROR, "pid %d: %s",
@@ -107,30 +155,6 @@ static void admit(struct cstd_server *server, int fd, bool manager)
         cstd_peer_close(&peer);
         (void)close(fd);
     }
-}
-
-void cstd_server_add(struct cstd_server *server, struct cstd_session *session)
-{
-    TAILQ_INSERT_TAIL(&server->sessions, session, link);
-    if (session->refusal.status == CST_OK) {
-        server->n_sessions++;
-        server->n_managers += session->manager;
-    } else {
-        server->n_refused++;
-    }
-}
-
-void cstd_server_remove(struct cstd_server *server, struct cstd_session *session)
-{
-    TAILQ_REMOVE(&server->sessions, session, link);
-    if (session->refusal.status != CST_OK) {
-        server->n_refused--;
-    } else {
-        server->n_sessions--;
-        server->n_managers -= session->manager;
-        cstd_quota_give(session->manager ? NULL : session->account, CSTD_QUOTA_SESSIONS, 1);
-    }
-    cstd_quota_unref(session->account);
 }
 
 static void on_connection(uv_poll_t *poll, int status, int events)

@@ -35,11 +35,6 @@ struct cstd_server {
  * initialised @server->unread. Statuses are those of cstd_listen_open. */
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err);
 
-/* Add @session to the list, or remove it at its end. Removal also gives back the connection that
- * the session's account is charged with, and drops the reference to the account. */
-void cstd_server_add(struct cstd_server *server, struct cstd_session *session);
-void cstd_server_remove(struct cstd_server *server, struct cstd_session *session);
-
 /* Stop accepting and remove the sockets. Sessions stay. */
 void cstd_server_stop(struct cstd_server *server);
 

@@ -3,11 +3,8 @@
 
 #include "daemon/batch.h"
 #include "daemon/daemon.h"
-#include "daemon/dispatch.h"
 #include "daemon/job.h"
 #include "daemon/log.h"
-#include "daemon/staging.h"
-#include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
 #include <poll.h>
@@ -169,7 +166,7 @@ static void read_one(struct cstd_session *session)
     switch (cst_frame_recv(session->fd, MSG_DONTWAIT, &daemon->in, &frame, &err)) {
     case CST_OK:
         daemon->n_requests++;
-        cstd_dispatch(session, &frame);
+        session->ops->on_frame(session, &frame);
         break;
     case CST_EAGAIN:
         break;
@@ -365,9 +362,8 @@ static void unlink_request(struct cstd_pending *request)
 static void close_request(struct cstd_daemon *daemon, struct cstd_pending *request)
 {
     unlink_request(request);
-    if (request->staging != NULL) {
-        cstd_staging_unref(request->staging);
-        request->staging = NULL;
+    if (request->on_close != NULL) {
+        request->on_close(request);
     }
     cstd_quota_give(request->account, CSTD_QUOTA_REQUESTS, 1);
     cstd_quota_unref(request->account);
@@ -410,7 +406,8 @@ void cstd_session_fail(struct cstd_daemon *daemon, struct cstd_pending *request,
 
 /* -- opening and closing -------------------------------------------------------------------- */
 
-int cstd_session_open(struct cstd_daemon *daemon, int fd, const struct cstd_peer *peer,
+int cstd_session_open(struct cstd_session **out, struct cstd_daemon *daemon,
+                      const struct cstd_session_ops *ops, int fd, const struct cstd_peer *peer,
                       struct cstd_quota_account *account, bool manager,
                       const struct cst_err *refusal, struct cst_err *err)
 {
@@ -420,6 +417,7 @@ int cstd_session_open(struct cstd_daemon *daemon, int fd, const struct cstd_peer
         return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
     }
     session->daemon = daemon;
+    session->ops = ops;
     session->fd = fd;
     session->peer = *peer;
     session->account = account;
@@ -436,10 +434,10 @@ int cstd_session_open(struct cstd_daemon *daemon, int fd, const struct cstd_peer
     session->poll.data = session->stall.data = session->retry.data = session;
     session->n_handles = 3;
     (void)uv_timer_start(&session->stall, on_stall, HELLO_MS, 0);
-    cstd_server_add(&daemon->server, session);
     update_poll(session);
     cstd_log(CSTD_LOG_DEBUG, "pid %d (uid %u): connected%s", (int)peer->pid, (unsigned)peer->uid,
              manager ? " as manager" : "");
+    *out = session;
     return CST_OK;
 }
 
@@ -490,19 +488,13 @@ static void on_end(struct cstd_deferred *later)
     struct cstd_session *session = cstd_owner_of(later, struct cstd_session, end);
     struct cstd_daemon *daemon = session->daemon;
 
-    if (session->staging != NULL) {
-        cstd_staging_abandon(session->staging);
-        session->staging = NULL;
-    }
-    if (session->job != NULL) {
-        cstd_worker_hangup(session->job, session->rank);
-    }
+    session->ops->on_gone(session);
     orphan_requests(session);
     /* Stop before close: epoll must forget the descriptor first. */
     (void)uv_poll_stop(&session->poll);
     cstd_outbox_close(&session->outbox);
     cstd_lingers_close_socket(&daemon->server.lingers, session->fd, &session->unread);
-    cstd_server_remove(&daemon->server, session);
+    session->ops->on_closed(session);
     cstd_peer_close(&session->peer);
     (void)uv_timer_stop(&session->stall);
     (void)uv_timer_stop(&session->retry);

@@ -20,17 +20,32 @@
 #include <protobuf-c/protobuf-c.h>
 #include <uv.h>
 
+struct cst_frame;
 struct cstd_daemon;
 struct cstd_job;
 struct cstd_quota_account;
 struct cstd_server;
 struct cstd_staging;
 
+struct cstd_session;
+
+/* What the owner of a session does for it. All functions are required. */
+struct cstd_session_ops {
+    /* Serve a request. The descriptors of @frame are taken over. */
+    void (*on_frame)(struct cstd_session *session, struct cst_frame *frame);
+    /* The session ends: its job and its staging segment must forget it. Its requests are still
+     * listed. */
+    void (*on_gone)(struct cstd_session *session);
+    /* The socket of the session is closed: whoever counts the session must forget it. */
+    void (*on_closed)(struct cstd_session *session);
+};
+
 enum cstd_session_state { CSTD_SESSION_NEW, CSTD_SESSION_OPEN, CSTD_SESSION_DOOMED };
 
 struct cstd_session {
     TAILQ_ENTRY(cstd_session) link; /* Entry in the server's list. */
     struct cstd_daemon *daemon;
+    const struct cstd_session_ops *ops;
     enum cstd_session_state state;
     int fd;                /* Non-blocking; -1: closed. */
     bool manager;          /* The connection came through the manager socket. */
@@ -63,7 +78,8 @@ struct cstd_session {
  * uid. The account is charged with the connection already, unless the session is a manager's or
  * refused. If @refusal->status != 0, the session's first message is answered with @refusal, and the
  * session is closed. CST_ENOMEM: nothing was taken over. */
-int cstd_session_open(struct cstd_daemon *daemon, int fd, const struct cstd_peer *peer,
+int cstd_session_open(struct cstd_session **out, struct cstd_daemon *daemon,
+                      const struct cstd_session_ops *ops, int fd, const struct cstd_peer *peer,
                       struct cstd_quota_account *account, bool manager,
                       const struct cst_err *refusal, struct cst_err *err);
 

@@ -4,7 +4,7 @@
 #include <config.h>
 #endif
 #include "daemon/daemon.h"
-#include "daemon/dispatch.h"
+#include "daemon/serve.h"
 #include "daemon/job_info.h"
 #include "proto/cistern.pb-c.h"
 

@@ -315,6 +315,6 @@ int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_reque
                    "rank %u of %u is pid %d on %s%s", request->rank, job->world,
                    (int)session->peer.pid, cstd_rank_devices_name(worker),
                    *created ? " (new job)" : "");
-    cstd_daemon_status(session->daemon);
+    session->daemon->status_changed = true;
     return CST_OK;
 }
