@@ -101,7 +101,7 @@ int cstd_base_job_check(const struct cstd_job *job, struct cst_err *err)
 /* Returns the first job after @last in @list whose base is @base. *passed: @last was found
  * already, or there is none. Closing jobs count as users too, because they still map the memory
  * of the base. */
-static struct cstd_job *next_in(const struct cst_job_list *list, const struct cstd_job *base,
+static struct cstd_job *next_in(const struct cstd_job_list *list, const struct cstd_job *base,
                                 const struct cstd_job *last, bool *passed)
 {
     struct cstd_job *job;

@@ -7,7 +7,7 @@
 #include "daemon/rank_devices.h"
 #include "daemon/core_driver.h"
 #include "daemon/given.h"
-#include "daemon/job_info.h"
+#include "daemon/pool_info.h"
 #include "daemon/log.h"
 #include "daemon/relocate.h"
 #include "daemon/session.h"
@@ -47,7 +47,7 @@ void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)
 /* A Committed message and the storage of its parts. */
 struct committed {
     Cistern__Committed message;
-    struct cstd_job_info_pool pool;
+    struct cstd_pool_info pool;
 };
 
 /* Fill in the pool of @rank by size class. */
@@ -55,7 +55,7 @@ static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committe
 {
     const Cistern__PoolClass *first = &out->pool.classes[0];
 
-    cstd_job_info_pool(job, rank, &out->pool);
+    cstd_pool_info(job, rank, &out->pool);
     out->message.n_classes = job->layout.n_classes;
     out->message.classes = out->pool.pointers;
     for (uint32_t c = 0; c < job->layout.n_classes; c++) {
@@ -390,7 +390,7 @@ static void go_on(struct cstd_job *job)
 {
     struct cst_err err = {0};
     int rc = cstd_rank_devices_await(job, &err);
-    bool given = rc == CST_OK && cstd_given_has(job);
+    bool given = rc == CST_OK && cstd_job_has_given_plan(job);
 
     /* A given plan replaces the search. */
     rc = given ? cstd_given_take(job, &err) : rc;

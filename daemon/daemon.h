@@ -9,6 +9,7 @@
 #include "daemon/engines.h"
 #include "daemon/gpus.h"
 #include "daemon/job.h"
+#include "daemon/jobs.h"
 #include "daemon/deferred.h"
 #include "daemon/notify.h"
 #include "daemon/pending.h"

@@ -11,11 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-bool cstd_given_has(const struct cstd_job *job)
-{
-    return job->given.n_chunks > 0;
-}
-
 /* -- plans in requests ------------------------------------------------------------------------ */
 
 static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out,
@@ -138,7 +133,7 @@ static int check_same(const struct cstd_job *job, const struct cstd_job_request 
     if (brought->n_chunks == 0) {
         return CST_OK;
     }
-    rc = cstd_given_has(job)
+    rc = cstd_job_has_given_plan(job)
              ? cst_saved_plan_same(&job->given, brought, request->rank, err)
              : cst_err_set(err, CST_EMISMATCH,
                            "it was opened without the plan that rank %" PRIu32 " gives",
@@ -162,7 +157,7 @@ int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *mes
         rc = fill_request(request, &plan, err);
     }
     /* The other ranks wait for this rank, and would wait until their time limit. */
-    if (rc == CST_EMISMATCH && job != NULL && cstd_worker_is_awaited(job, request->rank)) {
+    if (rc == CST_EMISMATCH && job != NULL && cstd_job_awaits_rank(job, request->rank)) {
         cstd_declare_disagree(job, NULL, err);
     }
     if (rc == CST_OK) {
@@ -202,7 +197,7 @@ int cstd_given_check(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cst_layout *layout = &job->layout;
 
-    if (!cstd_given_has(job)) {
+    if (!cstd_job_has_given_plan(job)) {
         return CST_OK;
     }
     if (layout->n_chunks != job->given.n_chunks || layout->n_classes != job->given.n_classes) {

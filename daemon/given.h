@@ -27,9 +27,6 @@ int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *mes
                        struct cstd_job_request *request, struct cst_saved_plan *out,
                        struct cst_err *err);
 
-/* True if @job has a given plan. */
-bool cstd_given_has(const struct cstd_job *job);
-
 /* Make the given plan of @job, whose model is complete, its plan (job->plan). CST_EMISMATCH: the
  * plan was made for another model. */
 int cstd_given_take(struct cstd_job *job, struct cst_err *err);

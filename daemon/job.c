@@ -19,51 +19,6 @@
 static void on_close(struct cstd_deferred *later);
 static void on_memory_gone(struct cstd_memory *memory);
 
-void cstd_jobs_init(struct cstd_jobs *jobs)
-{
-    TAILQ_INIT(&jobs->living);
-    TAILQ_INIT(&jobs->closing);
-    jobs->n = 0;
-    jobs->serial = 0;
-}
-
-struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name)
-{
-    struct cstd_job *job;
-
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
-    {
-        if (job->uid == uid && strcmp(job->name, name) == 0) {
-            return job;
-        }
-    }
-    return NULL;
-}
-
-const char *cstd_job_state_name(const struct cstd_job *job)
-{
-    static const char *const phases[] = {[CST_PHASE_READY] = "ready",
-                                         [CST_PHASE_RUNNING] = "training",
-                                         [CST_PHASE_IDLE] = "idle",
-                                         [CST_PHASE_INTERRUPTED] = "interrupted",
-                                         [CST_PHASE_FAILED] = "failed"};
-    struct cst_core_stats stats;
-
-    if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
-        return job->state == CSTD_JOB_DECLARING ? "declaring" : "populating";
-    }
-    if (job->core == NULL || job->memory.parked) {
-        return job->core == NULL ? "closing" : "done";
-    }
-    cst_core_stats(job->core, &stats);
-    return phases[stats.phase];
-}
-
-bool cstd_job_is_decided(const struct cstd_job *job)
-{
-    return job->state != CSTD_JOB_DECLARING;
-}
-
 /* -- creation and removal ------------------------------------------------------------------- */
 
 static void on_ttl(uv_timer_t *timer)

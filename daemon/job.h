@@ -146,22 +146,6 @@ struct cstd_job {
     struct cstd_deferred close; /* CLOSING: deferred work that frees the job's parts. */
 };
 
-TAILQ_HEAD(cst_job_list, cstd_job);
-
-/* All jobs of the daemon. */
-struct cstd_jobs {
-    struct cst_job_list living;
-    struct cst_job_list closing;
-    uint32_t n;      /* Number of living jobs. */
-    uint64_t serial; /* Serial number of the newest job. */
-};
-
-/* Initialise empty lists of jobs. */
-void cstd_jobs_init(struct cstd_jobs *jobs);
-
-/* Returns the living job of owner @uid with this @name, or NULL. */
-struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name);
-
 /* Create a job with @request's name for the user of @session, without workers. CST_ENOTFOUND:
  * there is no such base job. CST_EINVAL: the base job cannot be used (see cstd_base_job_find), or
  * the time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory.
@@ -170,7 +154,10 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
                   struct cstd_job **out, struct cst_err *err);
 
 /* True if the job's memory is decided: its pools exist or are being made. */
-bool cstd_job_is_decided(const struct cstd_job *job);
+static inline bool cstd_job_is_decided(const struct cstd_job *job)
+{
+    return job->state != CSTD_JOB_DECLARING;
+}
 
 /* Handle the end of a worker's presence.
  * - A job that was never committed has no valuable states. It is removed when no rank is present.
@@ -183,11 +170,17 @@ void cstd_job_check_idle(struct cstd_job *job);
  * with OK when the memory of @job is given back. */
 void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);
 
-/* Returns the state's name for users:
- * - "declaring", "populating", "ready", "training", "failed", "closing";
- * - "idle": workers left between two steps;
- * - "done": all workers have left in good order (done.h);
- * - "interrupted": a worker died or left in the middle of a step. */
-const char *cstd_job_state_name(const struct cstd_job *job);
+/* True if @job was opened with a plan that a worker gave (given.h). */
+static inline bool cstd_job_has_given_plan(const struct cstd_job *job)
+{
+    return job->given.n_chunks > 0;
+}
+
+/* True if no worker is attached as @rank, or @job has no such rank. A process that claims the rank
+ * may then be the one for which the other ranks wait. */
+static inline bool cstd_job_awaits_rank(const struct cstd_job *job, uint32_t rank)
+{
+    return rank >= job->world || !job->workers[rank].present;
+}
 
 #endif

@@ -54,7 +54,7 @@ void cstd_job_info_add_books(const struct cstd_job *job, uint32_t rank, Cistern_
 struct rank_info {
     Cistern__RankInfo message;
     Cistern__Books books;
-    struct cstd_job_info_pool pool;
+    struct cstd_pool_info pool;
 };
 
 static const char *worker_state(const struct cstd_worker *worker)
@@ -88,7 +88,7 @@ static void fill_rank(const struct cstd_job *job, uint32_t rank, struct rank_inf
     cistern__books__init(&info->books);
     cstd_job_info_add_books(job, rank, &info->books);
     out->pool = &info->books;
-    cstd_job_info_pool(job, rank, &info->pool);
+    cstd_pool_info(job, rank, &info->pool);
     out->n_classes = job->layout.n_classes;
     out->classes = info->pool.pointers;
     out->has_micro_batch = job->micro_batches > 1;
@@ -251,13 +251,37 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
     out->has_device_states = out->device_states > 0;
 }
 
+/* Return the state's name for users:
+ * - "declaring", "populating", "ready", "training", "failed", "closing";
+ * - "idle": workers left between two steps;
+ * - "done": all workers have left in good order (done.h);
+ * - "interrupted": a worker died or left in the middle of a step. */
+static const char *state_name(const struct cstd_job *job)
+{
+    static const char *const phases[] = {[CST_PHASE_READY] = "ready",
+                                         [CST_PHASE_RUNNING] = "training",
+                                         [CST_PHASE_IDLE] = "idle",
+                                         [CST_PHASE_INTERRUPTED] = "interrupted",
+                                         [CST_PHASE_FAILED] = "failed"};
+    struct cst_core_stats stats;
+
+    if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
+        return job->state == CSTD_JOB_DECLARING ? "declaring" : "populating";
+    }
+    if (job->core == NULL || job->memory.parked) {
+        return job->core == NULL ? "closing" : "done";
+    }
+    cst_core_stats(job->core, &stats);
+    return phases[stats.phase];
+}
+
 static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
 {
     cistern__job_info__init(out);
     out->name = (char *)(uintptr_t)job->name;
     out->uid = job->uid;
     out->world = job->world;
-    out->state = (char *)(uintptr_t)cstd_job_state_name(job);
+    out->state = (char *)(uintptr_t)state_name(job);
     out->n_params = job->model.n_params;
     /* Without segments the numbers are left from an earlier commit. */
     out->arena_bytes = job->memory.n_segments > 0 ? job->memory.arena_bytes : 0;
@@ -411,23 +435,6 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     info.waits_for = waits_for(job, waits, sizeof waits);
     reply.job = &info;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &reply.base, NULL, 0);
-}
-
-void cstd_job_info_pool(const struct cstd_job *job, uint32_t rank, struct cstd_job_info_pool *out)
-{
-    const struct cst_core_pool *pool = &job->memory.pools[rank];
-
-    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
-        Cistern__PoolClass *class = &out->classes[c];
-
-        cistern__pool_class__init(class);
-        class->chunk_elems = job->layout.classes[c].capacity;
-        class->n_blocks = pool->parts[c].n_blocks;
-        class->min_blocks = job->layout.needs[rank].min_blocks[c];
-        class->blocks_per_slab = pool->parts[c].blocks_per_slab;
-        class->first_slab = pool->parts[c].first_slab;
-        out->pointers[c] = class;
-    }
 }
 
 /* -- explain -------------------------------------------------------------------------------- */

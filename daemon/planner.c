@@ -481,7 +481,7 @@ bool cstd_planner_forgo(struct cstd_job *job, const struct cst_err *why)
     struct cst_plan_choice *choice = &plan->choice;
     bool rooms = cstd_device_reservation_is_chosen(&job->workers[0]);
 
-    if (!plan->valid || cstd_given_has(job)) {
+    if (!plan->valid || cstd_job_has_given_plan(job)) {
         return false;
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
@@ -534,10 +534,10 @@ unsigned cstd_planner_explain(const struct cstd_job *job, uint32_t size_class, c
                    "its size class, of chunks up to %" PRIu64 " elements, %" PRIu32 " of %" PRIu32
                    ", was %s",
                    job->layout.classes[size_class].capacity, size_class + 1, job->layout.n_classes,
-                   cstd_given_has(job)     ? "given with a plan"
-                   : job->plan.valid       ? "searched for"
-                   : job->chunk_elems != 0 ? "asked for"
-                                           : "chosen for the least waste");
+                   cstd_job_has_given_plan(job) ? "given with a plan"
+                   : job->plan.valid            ? "searched for"
+                   : job->chunk_elems != 0      ? "asked for"
+                                                : "chosen for the least waste");
     if (job->plan.valid) {
         (void)snprintf(lines[n++], 192, "%.191s", job->plan.words);
         (void)snprintf(lines[n++], 192, "pools evict %s and prefetch %s; the bottleneck is %s",

@@ -253,11 +253,6 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
     feed_worker(job, CST_EV_ATTACH, worker->rank);
 }
 
-bool cstd_worker_is_awaited(const struct cstd_job *job, uint32_t rank)
-{
-    return rank >= job->world || !job->workers[rank].present;
-}
-
 /* Find the job that @request names and free the rank, or make the job. */
 static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
                         bool *created, struct cstd_job **out, struct cst_err *err)
@@ -269,7 +264,7 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
     if (job != NULL) {
         rc = check_request(job, request, err);
         /* The other ranks may be waiting for this process, which cannot join: tell them now. */
-        if (rc != CST_OK && cstd_worker_is_awaited(job, request->rank)) {
+        if (rc != CST_OK && cstd_job_awaits_rank(job, request->rank)) {
             cstd_declare_disagree(job, NULL, err);
         }
         if (rc == CST_OK) {

@@ -45,10 +45,6 @@ struct cstd_job_request {
 int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *request,
                        bool *created, struct cst_err *err);
 
-/* Return whether no worker is attached as @rank, or the job has no such rank. A process that claims
- * the rank may then be the one for which the other ranks wait. */
-bool cstd_worker_is_awaited(const struct cstd_job *job, uint32_t rank);
-
 /* The session of @rank has ended. */
 void cstd_worker_hangup(struct cstd_job *job, uint32_t rank);
 
