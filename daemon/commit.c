@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/commit.h"
 
+#include "daemon/barrier.h"
 #include "daemon/base_job.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -26,20 +27,6 @@ void cstd_commit_drop_layout(struct cstd_job *job)
         cst_layout_close(&job->layout);
         job->has_layout = false;
     }
-}
-
-void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        struct cstd_pending *commit = job->workers[r].commit;
-
-        job->workers[r].commit = NULL;
-        if (commit != NULL) {
-            cstd_session_fail(job->daemon, commit, why);
-        }
-    }
-    (void)uv_timer_stop(&job->deadline);
-    cstd_planner_cancel(job);
 }
 
 /* -- replies -------------------------------------------------------------------------------- */
@@ -197,7 +184,7 @@ static void start_populating(struct cstd_job *job)
     if (populate_as_planned(job, &err) != CST_OK) {
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
         /* The job stays in DECLARING, and the ranks may commit again. */
-        cstd_commit_break(job, &err);
+        cstd_barrier_break(job, &err);
         return;
     }
     job->state = CSTD_JOB_POPULATING;
@@ -321,67 +308,16 @@ void cstd_commit_undone(struct cstd_job *job)
 {
     cstd_commit_drop_layout(job);
     job->state = CSTD_JOB_DECLARING;
-    cstd_commit_break(job, &job->failure);
+    cstd_barrier_break(job, &job->failure);
     cstd_job_check_idle(job);
 }
 
 /* -- barrier of all ranks ------------------------------------------------------------------- */
 
-void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size)
-{
-    bool waits = false;
-
-    text[0] = '\0';
-    for (uint32_t r = 0; r < job->world; r++) {
-        waits = waits || job->workers[r].commit != NULL;
-    }
-    /* If no rank has committed, nobody waits in the barrier. */
-    for (uint32_t r = 0; waits && r < job->world; r++) {
-        size_t used = strlen(text);
-
-        if (job->workers[r].commit == NULL) {
-            (void)snprintf(text + used, size - used, "%s%u%s", used > 0 ? ", " : "", r,
-                           job->workers[r].present ? "" : " (absent)");
-        }
-    }
-}
-
-static void on_deadline(uv_timer_t *timer)
-{
-    struct cstd_job *job = timer->data;
-    char missing[160];
-    struct cst_err why = {0};
-
-    cstd_commit_missing(job, missing, sizeof missing);
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
-                      job->timeout_ms, missing);
-    cstd_commit_break(job, &why);
-}
-
-static bool is_nobody_waiting(const struct cstd_job *job)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].commit != NULL) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool all_committed(const struct cstd_job *job)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].commit == NULL) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* The search for a plan has ended. Ranks may have left during the search. */
 static void on_planned(struct cstd_job *job)
 {
-    if (job->state == CSTD_JOB_DECLARING && all_committed(job)) {
+    if (job->state == CSTD_JOB_DECLARING && cstd_barrier_is_complete(job)) {
         start_populating(job);
     }
 }
@@ -400,7 +336,7 @@ static void go_on(struct cstd_job *job)
         start_populating(job);
     } else if (rc != CST_OK && rc != CST_EAGAIN) { /* EAGAIN: cstd_commit_resume continues. */
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
-        cstd_commit_break(job, &err);
+        cstd_barrier_break(job, &err);
     }
 }
 
@@ -411,7 +347,7 @@ void cstd_commit_resume(void *arg)
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        if (job->state == CSTD_JOB_DECLARING && all_committed(job)) {
+        if (job->state == CSTD_JOB_DECLARING && cstd_barrier_is_complete(job)) {
             go_on(job);
         }
     }
@@ -419,30 +355,14 @@ void cstd_commit_resume(void *arg)
 
 static void join_barrier(struct cstd_job *job)
 {
-    if (all_committed(job)) {
-        (void)uv_timer_stop(&job->deadline);
+    if (cstd_barrier_is_complete(job)) {
+        cstd_barrier_stop(job);
         for (uint32_t r = 0; r < job->world; r++) {
             cstd_rank_devices_need(&job->workers[r]);
         }
         go_on(job);
-    } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
-        (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
-    }
-}
-
-void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
-{
-    bool searched = job->state == CSTD_JOB_DECLARING && all_committed(job);
-
-    job->workers[rank].commit = NULL;
-    if (searched) {
-        cstd_planner_cancel(job);
-        /* A single rank waits for nobody. */
-        if (job->world > 1) {
-            (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
-        }
-    } else if (job->state == CSTD_JOB_DECLARING && is_nobody_waiting(job)) {
-        (void)uv_timer_stop(&job->deadline);
+    } else {
+        cstd_barrier_wait(job);
     }
 }
 

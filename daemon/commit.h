@@ -14,19 +14,6 @@
 void cstd_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors,
                  uint32_t n_operators, bool copies);
 
-/* Write the ranks that others wait for in the barrier to @text, such as "0, 3 (absent)". The text
- * is empty if no rank has committed. */
-void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size);
-
-/* Fail all waiting Commits with @why and cancel the search for a plan. The ranks may commit
- * again. */
-void cstd_commit_break(struct cstd_job *job, const struct cst_err *why);
-
-/* Withdraw the waiting Commit of rank @rank; the caller answers the request. A search for a plan of
- * the job is cancelled. Other ranks that have committed wait for this rank again, at most for the
- * job's time limit. */
-void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank);
-
 /* Continue the commits that waited for an accelerator's engine, which is up or has failed now. @arg
  * is the daemon. */
 void cstd_commit_resume(void *arg);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/core_driver.h"
 
-#include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/done.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "daemon/updates.h"
-#include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdlib.h>
@@ -105,7 +103,7 @@ static void answer_leave(struct cstd_daemon *daemon, struct cstd_pending *reques
     struct cstd_session *session = request->session;
 
     if (session != NULL && session->job != NULL) {
-        cstd_worker_left(session->job, session->rank);
+        daemon->core_ops->left(session->job, session->rank);
     }
     cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
@@ -182,7 +180,7 @@ static void submit(struct cstd_job *job, const struct cst_command *command)
     cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());
     if (cstd_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
-        cstd_job_remove(job, 0, &err);
+        job->daemon->core_ops->lost(job, &err);
     }
 }
 
@@ -261,7 +259,7 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
     note_wait(daemon, event);
     /* An action may have removed the job. */
     if (job->state == CSTD_JOB_READY) {
-        cstd_commit_settled(job);
+        daemon->core_ops->settled(job);
         arm(job, event->now);
         cstd_done_look(job);
     }

@@ -7,6 +7,16 @@
 
 #include "daemon/job.h"
 
+/* What the daemon does when a core has moved on. */
+struct cstd_core_driver_ops {
+    /* The actions of an event are carried out, and the job is still READY. */
+    void (*settled)(struct cstd_job *job);
+    /* The core has released @rank, whose worker asked to leave. */
+    void (*left)(struct cstd_job *job, uint32_t rank);
+    /* A command of the job could not be sent to its engine, so the job cannot go on. */
+    void (*lost)(struct cstd_job *job, const struct cst_err *why);
+};
+
 /* Pass @event to the core of @job, whose state is READY, and carry out the actions. The function
  * sets event->now. Sessions and jobs that end as a consequence are closed at the end of the turn of
  * the loop. */

@@ -5,6 +5,7 @@
 #include "daemon/core_driver.h"
 #include "daemon/log.h"
 #include "daemon/staging.h"
+#include "daemon/worker.h"
 #include "proto/size.h"
 #include "proto/sched_slice.h"
 
@@ -164,10 +165,19 @@ static void start_timers(struct cstd_daemon *daemon)
     }
 }
 
+static void on_lost(struct cstd_job *job, const struct cst_err *why)
+{
+    cstd_job_remove(job, 0, why);
+}
+
+static const struct cstd_core_driver_ops core_ops = {
+    .settled = cstd_commit_settled, .left = cstd_worker_left, .lost = on_lost};
+
 static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *config)
 {
     memset(daemon, 0, sizeof *daemon);
     daemon->config = config;
+    daemon->core_ops = &core_ops;
     daemon->host = (struct cstd_budget){
         .name = "host memory", .key = "memory in [host]", .limit = config->host_bytes};
     daemon->pool = (struct cstd_budget){.name = "pools of the host device",

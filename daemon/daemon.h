@@ -24,6 +24,8 @@
 
 #include <uv.h>
 
+struct cstd_core_driver_ops;
+
 struct cstd_daemon {
     uv_loop_t loop;
     const struct cstd_settings *config; /* The configuration; it belongs to the caller. */
@@ -45,14 +47,15 @@ struct cstd_daemon {
     struct cstd_unpack unpack;       /* Decoder of messages; it holds one message at a time. */
     struct cst_frame_buf in;         /* Buffer of the received frame that is being served. */
     uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
-    struct cst_actions actions;      /* Actions of the core that is being stepped. */
-    uint64_t epoch;                  /* Random number of this start of the daemon. */
-    uint64_t started_ns;             /* Monotonic time of the start. */
-    uint64_t n_requests;             /* Requests since the start. */
-    bool status_changed;             /* Jobs or bytes have changed: tell the service manager. */
-    bool draining;                   /* The daemon is shutting down. */
-    uv_check_t reader;               /* Reads requests after each poll of the sockets. */
-    uv_prepare_t turn;               /* Runs at the end of each turn of the loop. */
+    const struct cstd_core_driver_ops *core_ops;
+    struct cst_actions actions; /* Actions of the core that is being stepped. */
+    uint64_t epoch;             /* Random number of this start of the daemon. */
+    uint64_t started_ns;        /* Monotonic time of the start. */
+    uint64_t n_requests;        /* Requests since the start. */
+    bool status_changed;        /* Jobs or bytes have changed: tell the service manager. */
+    bool draining;              /* The daemon is shutting down. */
+    uv_check_t reader;          /* Reads requests after each poll of the sockets. */
+    uv_prepare_t turn;          /* Runs at the end of each turn of the loop. */
     uv_signal_t terminate, interrupt, reload;
     struct cstd_notify notify; /* Connection to the service manager. */
     uv_timer_t watchdog;       /* Runs only if the service manager asked for a watchdog. */

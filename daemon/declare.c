@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/declare.h"
 
+#include "daemon/barrier.h"
 #include "daemon/commit.h"
 
 #include <stdio.h>
@@ -355,13 +356,13 @@ static void drop_model(struct cstd_job *job, const struct cst_err *why)
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_worker *worker = &job->workers[r];
 
-        /* Ranks that have committed get the error from cstd_commit_break below. */
+        /* Ranks that have committed get the error from cstd_barrier_break below. */
         worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
         worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     }
     cst_model_close(&job->model);
     cst_model_init(&job->model);
-    cstd_commit_break(job, why);
+    cstd_barrier_break(job, why);
 }
 
 void cstd_declare_disagree(struct cstd_job *job, struct cstd_worker *worker,

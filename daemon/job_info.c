@@ -2,6 +2,7 @@
 /* Descriptions of jobs for people and programs: serves JobList, JobInfo and Explain. */
 #include "daemon/job_info.h"
 
+#include "daemon/barrier.h"
 #include "daemon/base_job.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
@@ -397,7 +398,7 @@ static char *waits_for(const struct cstd_job *job, char *text, size_t size)
         cst_core_waits(job->core, text, size);
     } else {
         (void)snprintf(text, size, "rank ");
-        cstd_commit_missing(job, text + strlen(text), size - strlen(text));
+        cstd_barrier_missing(job, text + strlen(text), size - strlen(text));
         /* Drop the word "rank" if no rank follows. */
         text[0] = text[strlen("rank ")] != '\0' ? text[0] : '\0';
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/worker.h"
 
+#include "daemon/barrier.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -34,7 +35,7 @@ static void break_barrier_of(struct cstd_job *job, const struct cstd_worker *wor
     if (job->state == CSTD_JOB_DECLARING) {
         (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed",
                           worker->rank, (int)worker->pid, what);
-        cstd_commit_break(job, &why);
+        cstd_barrier_break(job, &why);
     }
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/declare: what ranks are told when they disagree, and that they can declare
  * again. */
+#include "daemon/barrier.h"
 #include "daemon/commit.h"
 #include "daemon/declare.h"
 #include "tests/lib/suite.h"
@@ -18,7 +19,7 @@ static struct cst_err err, broken;
 static unsigned n_broken;
 
 /* Replaces daemon/commit.c: the Commits that wait fail. */
-void cstd_commit_break(struct cstd_job *which, const struct cst_err *why)
+void cstd_barrier_break(struct cstd_job *which, const struct cst_err *why)
 {
     for (uint32_t r = 0; r < which->world; r++) {
         n_broken += which->workers[r].commit != NULL;
