@@ -79,17 +79,6 @@ static void check_access(const struct cstd_server *server, const struct cstd_pee
     }
 }
 
-static void add(struct cstd_server *server, struct cstd_session *session)
-{
-    TAILQ_INSERT_TAIL(&server->sessions, session, link);
-    if (session->refusal.status == CST_OK) {
-        server->n_sessions++;
-        server->n_managers += session->manager;
-    } else {
-        server->n_refused++;
-    }
-}
-
 static void on_closed(struct cstd_session *session)
 {
     struct cstd_server *server = &session->daemon->server;
@@ -119,12 +108,32 @@ static void on_gone(struct cstd_session *session)
 static const struct cstd_session_ops ops = {
     .on_frame = cstd_dispatch, .on_gone = on_gone, .on_closed = on_closed};
 
+int cstd_server_take(struct cstd_server *server, int fd, const struct cstd_peer *peer,
+                     struct cstd_quota_account *account, bool manager,
+                     const struct cst_err *refusal, struct cst_err *err)
+{
+    struct cstd_session *session;
+    int rc =
+        cstd_session_open(&session, server->daemon, &ops, fd, peer, account, manager, refusal, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    TAILQ_INSERT_TAIL(&server->sessions, session, link);
+    if (refusal->status == CST_OK) {
+        server->n_sessions++;
+        server->n_managers += manager;
+    } else {
+        server->n_refused++;
+    }
+    return CST_OK;
+}
+
 static void admit(struct cstd_server *server, int fd, bool manager)
 {
     struct cstd_daemon *daemon = server->daemon;
     struct cstd_quota_account *account = NULL;
     struct cst_err refusal = {0}, err;
-    struct cstd_session *session;
     struct cstd_peer peer;
     int rc;
 
@@ -138,11 +147,7 @@ static void admit(struct cstd_server *server, int fd, bool manager)
         rc = refusal.status != CST_OK && server->n_refused >= REFUSED_AT_A_TIME
                  ? cst_err_set(&err, refusal.status, "refused without a message to the client: %s",
                                refusal.text)
-                 : cstd_session_open(&session, daemon, &ops, fd, &peer, account, manager, &refusal,
-                                     &err);
-    }
-    if (rc == CST_OK) {
-        add(server, session);
+                 : cstd_server_take(server, fd, &peer, account, manager, &refusal, &err);
     }
     if (rc != CST_OK) {
         cstd_log(refusal.status != CST_OK ? CSTD_LOG_DEBUG : CSTD_LOG_ERROR, "pid %d: %s",

@@ -35,6 +35,13 @@ struct cstd_server {
  * initialised @server->unread. Statuses are those of cstd_listen_open. */
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err);
 
+/* Make a session of the connected socket @fd and enter it in the list. Arguments and CST_ENOMEM are
+ * those of cstd_session_open. When the session ends, the connection that @account was charged with
+ * is given back, and the reference to @account is dropped. */
+int cstd_server_take(struct cstd_server *server, int fd, const struct cstd_peer *peer,
+                     struct cstd_quota_account *account, bool manager,
+                     const struct cst_err *refusal, struct cst_err *err);
+
 /* Stop accepting and remove the sockets. Sessions stay. */
 void cstd_server_stop(struct cstd_server *server);
 

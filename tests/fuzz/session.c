@@ -68,7 +68,8 @@ static void open_connection(unsigned i)
                               &err) == CST_OK &&
                   cstd_quota_take(account, CSTD_QUOTA_SESSIONS, 1, "a connection", &err) == CST_OK,
               err.text);
-    fuzz_must(cstd_session_open(&daemon_, ends[1], &peer, account, false, &none, &err) == CST_OK,
+    fuzz_must(cstd_server_take(&daemon_.server, ends[1], &peer, account, false, &none, &err) ==
+                  CST_OK,
               err.text);
     connections[i] = (struct connection){.sock = ends[0]};
 }
