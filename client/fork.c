@@ -21,8 +21,8 @@ static void in_parent(void)
     (void)pthread_mutex_unlock(&mutex);
 }
 
-/* Makes only async-signal-safe calls, because another thread of the parent may have held any
- * lock. */
+/* Another thread of the parent may have held any lock, so this function only closes descriptors
+ * and unlocks the mutex that before_fork has taken. */
 static void in_child(void)
 {
     for (struct cst_client *client = clients; client != NULL; client = client->next) {

@@ -177,7 +177,7 @@ static inline bool cstd_job_has_given_plan(const struct cstd_job *job)
 }
 
 /* True if no worker is attached as @rank, or @job has no such rank. A process that claims the rank
- * may then be the one for which the other ranks wait. */
+ * may then be the one for which the other ranks wait. A rank that has hung up is not awaited. */
 static inline bool cstd_job_awaits_rank(const struct cstd_job *job, uint32_t rank)
 {
     return rank >= job->world || !job->workers[rank].present;

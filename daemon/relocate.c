@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* worker.c checks and begins a relocation, commit.c ends it. done.c sets the same fields of the
+ * worker when it makes pools again. */
 #include "daemon/relocate.h"
 
 #include "daemon/commit.h"
@@ -120,7 +122,7 @@ void cstd_relocate_end(struct cstd_job *job, const struct cst_err *err)
             continue;
         }
         worker->moves = false;
-        /* The rank may be opened on another device again. */
+        /* Status 0: the pool exists. After an error the rank may be opened on another device. */
         worker->relocate_err = *err;
         if (err->status != CST_OK && commit != NULL) {
             worker->commit = NULL;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One connection: greeting, credits, replies, back-pressure, end.
+/* One connection: greeting, credits (the limit of requests in flight), replies, back-pressure, end.
  *
  *   NEW  --Hello--------------------------------------------> OPEN
  *   NEW  --anything else: an error; or nothing for 10 s-----> DOOMED
- *   OPEN --hang-up, broken frame, does not read for 10 s----> DOOMED
+ *   OPEN --hang-up, broken frame, does not read for 10 s, cstd_session_doom--> DOOMED
  *   DOOMED --(end of the loop's iteration)--> closed, freed
  *
  * A session may be attached to a job as one rank (job.h). A session is never closed inside a
@@ -106,8 +106,8 @@ void cstd_session_farewell(struct cstd_session *session, const struct cst_err *w
  * polled. */
 void cstd_session_read_turns(struct cstd_server *server);
 
-/* Return whether the peer has hung up. Checks the socket now instead of at the loop's next
- * iteration. */
+/* Return whether the peer has hung up; the session is then DOOMED. Checks the socket now instead of
+ * at the loop's next iteration. */
 bool cstd_session_is_gone(struct cstd_session *session);
 
 /* -- requests that are answered later --------------------------------------------------------- */

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which process works on a job as which rank.
+/* Which process works on a job as which rank. The state is struct cstd_worker in job.h.
  *
  *   ABSENT   --a session attaches-----------------------------------> ATTACHED
+ *   ATTACHED --another session brings its token---------------------> ATTACHED, the old one ends
  *   ATTACHED --the session ends, the process lives------------------> HUNG UP
  *   ATTACHED --the worker leaves, or its process ends---------------> ABSENT
  *   HUNG UP  --the process attaches again, or another with its token-> ATTACHED
  *   HUNG UP  --the process ends-------------------------------------> ABSENT
  *
- * A process whose rank has hung up may still access the rank's blocks. If the job has no core yet
- * there are no blocks, and the end of the session is the end of the worker. Loop thread only. */
+ * A process whose rank has hung up may still access the rank's blocks. If the job has no core yet,
+ * because not all ranks have committed, there are no blocks, and the end of the session is the end
+ * of the worker. Loop thread only. */
 #ifndef CST_WORKER_H
 #define CST_WORKER_H
 

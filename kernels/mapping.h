@@ -18,7 +18,7 @@
 #define CSTE_MAPPING_PIECE (4u << 20)
 
 /* A segment of the engine with its mapping. Fields without another rule belong to the loop
- * thread. */
+ * thread. While the task runs, the lane threads write `note`, `fd` and `made`. */
 struct cste_mapping {
     /* Entry of the segment in the set. First member, so a pointer to it is a pointer to the
      * mapping. */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* REDUCE and NORM, and what UPDATE (work_update.c) shares with REDUCE. The loop thread runs find
+ * and count, the team runs pieces, and the thread of the last piece runs done. */
 #include "kernels/work_kinds.h"
 
 #include "kernels/norm.h"

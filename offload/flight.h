@@ -39,11 +39,11 @@ enum cst_flight_kind {
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty. */
     enum cst_flight_kind kind;
-    /* LOAD, PIECE, STAGE, LANDING: the rank. AWAY, ROOM, HELD, and UPDATE and STATES with `down`:
-     * number of the device reservation. */
+    /* LOAD, PIECE, STAGE, LANDING: the rank. AWAY, DEVICE_UPDATE, HELD, and UPDATE and STATES with
+     * `down`: number of the device reservation. */
     uint32_t rank;
-    /* LOAD, PIECE, STAGE: the block. HELD: slot of the kept gradient. AWAY, ROOM: slot of the kept
-     * gradient, or CST_NONE. */
+    /* LOAD, PIECE, STAGE: the block. HELD: slot of the kept gradient. AWAY, DEVICE_UPDATE: slot of
+     * the kept gradient, or CST_NONE. */
     uint32_t block;
     bool down;           /* UPDATE, STATES: the command is a COPY down after a device update. */
     uint32_t tries;      /* With `down`: number of failed copies of the same row before this one. */

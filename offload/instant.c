@@ -5,11 +5,12 @@
  * would have happened if updates took no time and nothing else were different. The core computes
  * the instant from what it observes:
  *
- *   command   It begins when it is issued, what it waits for has ended, and its engine has finished
- *             earlier commands. Its duration is the same on both clocks, but updates take no time
- * on the second one. worker    The time between two requests is the same on both clocks. An answer
- * for which the worker waits comes when the block would be ready. commit    It comes when the last
- * rank would have asked for it and the last sum would be made.
+ *   - A command begins when it has been issued, the commands that it waits for have ended, and its
+ *     engine has finished earlier commands. Its duration is the same on both clocks, except that
+ *     updates take no time on the second one.
+ *   - The time that a worker spends between two requests is the same on both clocks. An answer for
+ *     which the worker waits comes when the block would be ready.
+ *   - A commit comes when the last rank would have asked for it and the last sum would be made.
  *
  *   happened  commit | UPDATE a ------ | COPY a | COPY b | compute a | compute b | commit
  *   instant   commit | COPY a | COPY b | compute a | compute b | commit

@@ -403,8 +403,7 @@ void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
  * CST_ECANCELLED. */
 void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
 
-/* -- device_loss.c: lost engines
- * ------------------------------------------------------------------- */
+/* -- device_loss.c: lost engines --------------------------------------------------------------- */
 
 /* True if the engine returned the command of @event because it is lost and executes nothing
  * more. */
@@ -504,8 +503,7 @@ void cst_residency_reclaim(struct cst_core *core, uint32_t rank);
 void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
                             const struct cst_event *event);
 
-/* -- multi_gpu_load.c: several GPUs load together
- * ----------------------------------------------------- */
+/* -- multi_gpu_load.c: several GPUs load together ---------------------------------------------- */
 
 #define CST_GATHER_MAX 8u /* Maximum number of GPUs that load together. */
 
@@ -541,8 +539,7 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank);
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_prefetch_check(const struct cst_rank *rank);
 
-/* -- gradient_collection.c: gradients
- * -------------------------------------------------------------------- */
+/* -- gradient_collection.c: gradients ---------------------------------------------------------- */
 
 /* Handle CST_EV_HAND_IN and ACCUMULATE. */
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
@@ -596,8 +593,7 @@ bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part);
 void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
                     const struct cst_event *event);
 
-/* -- grad_in_weight.c: gradients in weight rows
- * ---------------------------------------------------------- */
+/* -- grad_in_weight.c: gradients in weight rows ------------------------------------------------ */
 
 /* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
 int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_err *err);

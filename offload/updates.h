@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of the core that end a step. Private to offload/.
  *
- *   commit.c     norm, commit, order of updates
- *   update.c     one update of a chunk
- *   overlap.c    which weight row is read and written; early and delayed updates
- *   device_update.c       updates on accelerators
- *   kept_gradients.c       gradients that stay on an accelerator
- *   fallback.c   failed commands of updates on accelerators
- *   exposure.c   how long updates are in flight */
+ *   commit.c          norm, commit, order of updates
+ *   update.c          one update of a chunk
+ *   overlap.c         which weight row is read and written; early and delayed updates
+ *   device_update.c   updates on accelerators
+ *   kept_gradients.c  gradients that stay on an accelerator
+ *   fallback.c        failed commands of updates on accelerators
+ *   exposure.c        how long updates are in flight */
 #ifndef CST_UPDATES_H
 #define CST_UPDATES_H
 
@@ -53,8 +53,7 @@ void cst_update_return(struct cst_core *core, uint32_t chunk);
 void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
                      const struct cst_event *event);
 
-/* -- device_update.c: updates on accelerators
- * ---------------------------------------------------------- */
+/* -- device_update.c: updates on accelerators -------------------------------------------------- */
 
 /* CST_EINVAL: too many device reservations; or a chunk has its states on an accelerator without a
  * device reservation that fits it. CST_ENOMEM. The caller calls cst_device_updates_close in any
@@ -134,8 +133,7 @@ void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
 /* CST_EMISMATCH: @rank's STEP differs from what was prepared, or from the begun updates. */
 int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
 
-/* -- kept_gradients.c: gradients that stay on an accelerator
- * --------------------------------------------- */
+/* -- kept_gradients.c: gradients that stay on an accelerator ----------------------------------- */
 
 /* CST_ENOMEM: the caller calls cst_kept_gradients_close nevertheless. */
 int cst_kept_gradients_open(struct cst_room *room);
@@ -153,8 +151,7 @@ void cst_kept_gradients_done(struct cst_core *core, const struct cst_flight *fli
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_kept_gradients_check(const struct cst_core *core);
 
-/* -- exposure.c: durations of updates
- * ----------------------------------------------------------- */
+/* -- exposure.c: durations of updates ---------------------------------------------------------- */
 
 /* A command that ends an update was issued: an UPDATE in place or a COPY down after a device
  * update. */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The order in which blocks of one part of a pool (one size class) are evicted. block.c,
+ * residency.c and prefetch.c call it. */
 #include "offload/victim.h"
 
 #include <stdlib.h>

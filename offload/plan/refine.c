@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Simulations of the promising points, then of the neighbours of the best. */
+/* Simulations of the promising points, then of the neighbours of the best. plan.c calls them. */
 #include "offload/plan/search.h"
 
 #include "offload/packing.h"

@@ -251,8 +251,7 @@ const struct cst_rates_device *cst_sim_device(const struct cst_sim *play, uint32
 /* The rank on whose device the chunk's states stay; CST_NONE: they are in host memory. */
 uint32_t cst_sim_owner(const struct cst_sim *play, uint32_t chunk);
 
-/* -- command_cost.c: work of commands
- * ---------------------------------------------------------------- */
+/* -- command_cost.c: work of commands ---------------------------------------------------------- */
 
 /* Set the command's lane and effort. */
 void cst_sim_cost(struct cst_sim *play, struct cst_sim_command *c,
