@@ -7,7 +7,19 @@
  *   3. It waits for the other ranks (cst_sync).
  *   4. It calls cst_op_begin before each operator and cst_op_end after each operator.
  *   5. It ends each step with cst_step.
- * The daemon hides chunks, eviction, the other ranks, and the place where updates run.
+ * The daemon decides which weights are in memory and where updates run, and coordinates the ranks.
+ *
+ * Terms.
+ *   - An operator is a part of the model that uses certain tensors, such as a layer.
+ *   - The states of a tensor are its weights, gradient, master weights and moments.
+ *   - A chunk is a set of tensors whose elements are fetched, summed, updated and evicted together.
+ *   - A row is the array of one kind of state of a chunk.
+ *   - A pool is a rank's memory for the weights and gradients in use, on its device. It consists of
+ *     blocks. Each block holds the weights or the gradient of one chunk.
+ *   - A lease is a rank's right to use a block.
+ *   - A rank hands in a gradient when it gives the block with the gradient to the daemon.
+ *   - An engine is a process of the daemon that copies and computes, for one NUMA node or one
+ *     accelerator.
  *
  * Threads. A client and its job must be used by one thread at a time. Different clients are
  * independent. The functions that have no client and no job as argument may be called by any
@@ -18,7 +30,7 @@
  *
  * Errors.
  *   - A call that returns int returns 0 (CST_OK) or a negative status of cistern/status.h. If the
- *     result is a number, such as a tensor's number, failures are negative statuses, too. A
+ *     result is a number, such as a tensor's number, a failure is a negative status, too. A
  *     positive number is never a status.
  *   - If the last parameter is a struct cst_err and not NULL, the call writes the cause there.
  *   - Outputs are written only on success.
@@ -34,7 +46,8 @@
  *     worker then makes the same call with the same arguments again whenever cst_client_fd() polls
  *     readable, until the call returns another status. No other function returns CST_EAGAIN.
  *   - Meanwhile that call is pending. Until it has ended, all other calls for the client or its job
- *     that would have to wait return CST_EBUSY. */
+ *     that would have to wait return CST_EBUSY. Some calls that never wait do so, too, as their
+ *     comments say. */
 #ifndef CISTERN_H
 #define CISTERN_H
 
@@ -88,30 +101,31 @@ int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);
 /* Type of a tensor's elements in the model. */
 enum cst_dtype { CST_BF16 = 1 };
 
-/* A group is the set of ranks that hold a tensor and sum its gradient. CST_GROUP_ALL consists of
- * all ranks of the job. cst_group makes other groups. */
+/* A group is the set of ranks that hold a tensor. The gradient of the tensor is summed over the
+ * group. CST_GROUP_ALL consists of all ranks of the job. cst_group makes other groups. */
 enum cst_group { CST_GROUP_ALL = 0 };
 
 /* A value of device_update_bytes and device_states in struct cst_job_spec: the daemon's plan
- * chooses the number of bytes. What the job may use of the device is divided between the pool,
- * updates and states so that a step is fastest. If device_states is CST_DEVICE_UPDATE_AUTO and
- * device_update_bytes is 0, the plan chooses both.
+ * chooses the number of bytes. The plan divides the memory that the job may use on the device
+ * between the pool, device updates and states, so that steps are as short as possible. If
+ * device_states is CST_DEVICE_UPDATE_AUTO and device_update_bytes is 0, the plan chooses both.
  *
  * The plan's choice is 0 bytes in each of these cases (`cistern explain` gives the reason):
- *   - The daemon makes no plan, because chunk_elems or base is set.
- *   - No other division makes a step faster.
+ *   - The daemon makes no plan. This is so if chunk_elems or base is set, if the ranks are on
+ *     devices of different kinds, or if `search` is no in [plan] of cistern.conf(5).
+ *   - No other division makes a step shorter.
  *   - Other jobs use the memory of the device already, or take it before the plan is finished.
  *
  * cst_job_open returns CST_EINVAL in each of these cases:
- *   - device_update_bytes is CST_DEVICE_UPDATE_AUTO and device_states is a number of bytes.
- *   - device_states is CST_DEVICE_UPDATE_AUTO, and the moments are not fp32 or grad_over_weight is
- * set.
- *   - pool_bytes is set and the rank's pool is on an accelerator. */
+ *   - device_update_bytes is CST_DEVICE_UPDATE_AUTO, and device_states is a number of bytes.
+ *   - device_states is CST_DEVICE_UPDATE_AUTO, and the moments are not fp32.
+ *   - device_states is CST_DEVICE_UPDATE_AUTO, and grad_over_weight is set.
+ *   - The rank's pool is on an accelerator, and pool_bytes is set. */
 #define CST_DEVICE_UPDATE_AUTO UINT64_MAX
 
-/* Options of a job and of one rank. A field is 0 or NULL for the default. Fields that are "equal in
- * all ranks" are compared with the job's (CST_EMISMATCH). cst_job_open copies everything; the
- * strings belong to the caller. */
+/* Options of a job and of one rank. A field is 0 or NULL for the default. If a field
+ * that is "equal in all ranks" differs from the job's value, cst_job_open returns CST_EMISMATCH.
+ * cst_job_open copies everything. The strings belong to the caller. */
 struct cst_job_spec {
     /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, unique among the jobs of the user. The first
      * rank that opens the name creates the job. */
@@ -121,12 +135,13 @@ struct cst_job_spec {
     /* Device of this rank's pool:
      *   - NULL or "auto": the device that this rank of the job has already, or else "host".
      *   - "host": host memory.
-     *   - "paced:N": simulated accelerator N. "paced": N is the rank modulo their number.
+     *   - "paced:N": simulated accelerator N. "paced": N is the rank modulo the number of simulated
+     *     accelerators.
      *   - "cuda:N": GPU N. "cuda": N is the rank modulo the number of GPUs.
      *   - A UUID ("GPU-..." or "MIG-..."): that GPU or MIG instance.
      * GPUs need libcistern-cuda (cistern/cuda.h). */
     const char *device;
-    /* Bytes of this rank's pool, in which the weights and gradients in use lie. 0: as many as the
+    /* Bytes of this rank's pool, which holds the weights and gradients in use. 0: as many as the
      * rank can use. */
     uint64_t pool_bytes;
     /* Chunk capacity in elements. 0: the daemon chooses. Equal in all ranks. */
@@ -134,11 +149,11 @@ struct cst_job_spec {
     /* Longest wait for other ranks in cst_commit, cst_sync and cst_step, in milliseconds. 0: the
      * default of the daemon. */
     uint32_t timeout_ms;
-    /* Time to live in seconds: the daemon removes the job when it has had no worker for so long. 0:
-     * the default of the daemon. CST_EINVAL: more than [quota] of cistern.conf(5) allows. */
+    /* Time to live in seconds: the daemon removes the job when it has had no worker for this time.
+     * 0: the default of the daemon. CST_EINVAL: more than [quota] of cistern.conf(5) allows. */
     uint32_t ttl_s;
-    /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES, see cst_accumulate. 0 and 1: one.
-     * Equal in all ranks. */
+    /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES (see cst_accumulate). 0 and 1 both
+     * mean one. Equal in all ranks. */
     uint32_t micro_batches;
     /* Name of a base job, whose frozen tensors this job uses instead of storing its own. NULL: no
      * base. Equal in all ranks. Conditions:
@@ -149,8 +164,8 @@ struct cst_job_spec {
      * written. */
     const char *base;
     enum cst_optimizer optimizer; /* Equal in all ranks. */
-    /* Format of the moments exp_avg and exp_avg_sq. An optimizer with two moments needs for both: 8
-     * bytes per parameter with fp32, 4 with bf16, 2.06 with mx8. With mx8, no parameter moves by
+    /* Format of the moments exp_avg and exp_avg_sq. Two moments together take 8 bytes per
+     * parameter with fp32, 4 with bf16, and 2.06 with mx8. With mx8, no parameter moves by
      * more than lr in a step of AdamW or Adam. Equal in all ranks. */
     enum cst_moments moments;
     /* Rounding of moments that are not fp32. Equal in all ranks. */
@@ -163,22 +178,25 @@ struct cst_job_spec {
     uint64_t delay_from;
     /* Gradients are stored in place of their weights in host memory: 14 bytes per parameter instead
      * of 16. If a chunk is fetched again after its gradient was handed in, its weights are made
-     * from its master weights. CST_EINVAL: together with more than one micro-batch, with
-     * CST_OVERLAP_EARLY or with CST_OVERLAP_DELAYED. Equal in all ranks. */
+     * from its master weights. Equal in all ranks. CST_EINVAL: there is more than one
+     * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED. */
     bool grad_over_weight;
-    /* Bytes of this rank's device, in addition to the pool, in which the daemon may update chunks.
-     * The worker must leave them free. 0: none. CST_DEVICE_UPDATE_AUTO: the daemon chooses. If the
-     * pool is in host memory: bytes of a simulated accelerator, if the daemon has one. CST_EINVAL,
-     * from cst_commit: fewer bytes than the device's unit of allocation.
+    /* Device reservation: bytes of this rank's device, in addition to the pool, in which the daemon
+     * may update chunks (device updates). The worker must leave this memory free. 0: none.
+     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. If the pool is in host memory, the bytes are
+     * those of a simulated accelerator. If the daemon has none, they have no effect. CST_EINVAL,
+     * from cst_commit: the ranks of a device together reserve fewer bytes than the device's unit of
+     * allocation.
      *
-     * The first cst_commit fixes device_update_bytes and device_states. A later worker of the same
-     * rank must give the same values, 0 or CST_DEVICE_UPDATE_AUTO (else CST_EMISMATCH). */
+     * The first cst_commit fixes device_update_bytes and device_states. In each of these two
+     * fields, a later worker of the same rank must give the fixed value, 0 or
+     * CST_DEVICE_UPDATE_AUTO (else CST_EMISMATCH). */
     uint64_t device_update_bytes;
     /* Bytes of this rank's device in which the states of some chunks stay for good. 0: none.
-     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. Fixed by the first cst_commit as described at
-     * device_update_bytes. Conditions, else cst_job_open or cst_commit returns CST_EINVAL:
-     *   - device_update_bytes reserves memory of the same device, or both are
-     * CST_DEVICE_UPDATE_AUTO.
+     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. Fixed by the first cst_commit, as described at
+     * device_update_bytes. If one of these conditions does not hold, cst_job_open or cst_commit
+     * returns CST_EINVAL:
+     *   - If device_states is a number of bytes, device_update_bytes is one, too.
      *   - The moments are fp32.
      *   - grad_over_weight is not set. */
     uint64_t device_states;
@@ -191,8 +209,8 @@ struct cst_job_spec {
      *
      * The plan decides the chunks, the pool of each rank, the prefetch depth, device_update_bytes
      * and device_states. In this struct, chunk_elems, pool_bytes, device_update_bytes and
-     * device_states must be 0 (the latter two may also be CST_DEVICE_UPDATE_AUTO) or equal the
-     * plan's values.
+     * device_states must be 0 or equal the plan's values. The last two may also be
+     * CST_DEVICE_UPDATE_AUTO.
      *
      * Statuses:
      *   - cst_job_open, CST_EMISMATCH: one of these values differs from the plan's, or world,
@@ -242,9 +260,10 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err);
  *     taken, an empty shape, a size that overflows, too many tensors, a difference between ranks)
  *     are reported by the declaring call or by cst_commit. */
 
-/* Declare a bf16 tensor of the pattern CST_PATTERN_SHARD. @shape has @n_dims (1 to 8) numbers of
- * elements, outermost dimension first: the shape that one rank holds. @group is CST_GROUP_ALL or a
- * number from cst_group. Returns the tensor's number (>= 0) or a negative status:
+/* Declare a bf16 tensor of the pattern CST_PATTERN_SHARD. @shape is the shape of the part that
+ * one rank holds. It has @n_dims (1 to 8) numbers of elements, outermost dimension first. @group is
+ * CST_GROUP_ALL or a number from cst_group. Returns the tensor's number (>= 0) or a negative
+ * status:
  *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable; a dimension is less
  *     than 1; there are more than 2^40 elements; the type or the group is unknown; there are more
  *     than 65536 tensors; or the job is committed.
@@ -285,8 +304,9 @@ struct cst_tensor_spec {
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
- * status: as cst_tensor_scaled, and CST_EINVAL if the pattern is unknown, or if the box is missing,
- * not wanted, or not inside of the larger tensor. */
+ * status. The statuses are those of cst_tensor_scaled. CST_EINVAL also means that the pattern is
+ * unknown, or that the box is missing, not inside of the larger tensor, or given for another
+ * pattern than CST_PATTERN_TENSOR. */
 int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
 
 /* Declare an operator, which uses the @n_tensors tensors with the numbers @tensors. Operators are
@@ -305,7 +325,8 @@ int cst_operator(struct cst_job *job, const char *name, const int *tensors, uint
  * are not compared. */
 struct cst_operator_cost {
     /* Floating-point operations of the forward pass, per rank, in a micro-batch that uses the
-     * operator. If a micro-batch uses it several times, of all these uses together. */
+     * operator. If a micro-batch uses the operator several times, they are the operations of all
+     * these uses together. */
     double flops;
     /* Bytes kept from the forward pass to the backward pass, per micro-batch and rank. */
     uint64_t activation_bytes;
@@ -314,8 +335,8 @@ struct cst_operator_cost {
     float expected_uses;
 };
 
-/* Declare an operator as cst_operator does, with hints on its cost; @cost may be NULL. CST_EINVAL:
- * in addition, a hint is negative or not finite. */
+/* Declare an operator as cst_operator does, with hints on its cost. @cost may be NULL. CST_EINVAL
+ * also means that a hint is negative or not finite. */
 int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors,
                     const struct cst_operator_cost *cost);
 
@@ -350,8 +371,8 @@ struct cst_plan {
     struct cst_plan_class classes[CST_PLAN_MAX_CLASSES]; /* By size class. */
 };
 
-/* Commit the declarations. Waits until every rank has committed and the job's memory is populated,
- * and maps the pool. @plan receives the plan; it may be NULL. Statuses:
+/* Commit the declarations. Waits until every rank has committed and the job's memory is allocated.
+ * Then maps the pool. @plan receives the plan. It may be NULL. Statuses:
  *   - CST_EPOOL: the pool is too small. The error names the operator, the blocks that it needs, and
  *     the number of bytes that are missing.
  *   - CST_EBUDGET: the job needs more memory than a budget allows.
@@ -365,7 +386,7 @@ struct cst_plan {
  *   - CST_EUNSUPPORTED: the pool is on a device that needs a second library (cistern/device.h).
  *   - CST_EINVAL: there are no tensors or no operators, or the job is committed already.
  *   - CST_ENOMEM.
- * After any of these statuses the same declarations can be committed again, except if the job is
+ * After any of these statuses the same declarations can be committed again, unless the job is
  * committed already. To change the declarations, connect again and open the job again. */
 int cst_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
 int cst_try_commit(struct cst_job *job, struct cst_plan *plan, struct cst_err *err);
@@ -376,10 +397,10 @@ bool cst_job_initialised(const struct cst_job *job);
 
 /* Return the number of committed steps that this process last learned from the daemon. Never waits.
  *
- * After cst_commit the number is exact, also for the new worker of a rank that died: if the old
- * worker had called cst_step, the daemon has decided by then whether that step is committed. If a
- * worker finds that all its steps are done, it should not call cst_sync: the other ranks may have
- * left after the last step. */
+ * After cst_commit the number is exact. This is also true for the new worker of a rank that died.
+ * If the old worker had called cst_step, the daemon has decided by then whether that step is
+ * committed. If a worker finds that all its steps are done, it should not call cst_sync: the other
+ * ranks may have left after the last step. */
 uint64_t cst_job_steps(const struct cst_job *job);
 
 /* Wait until every rank is attached and has called cst_sync. *step is the number of committed
@@ -388,7 +409,7 @@ uint64_t cst_job_steps(const struct cst_job *job);
  *
  * A worker calls cst_sync once before its first step, and again after CST_EPEERDIED or CST_ESTALE.
  * These two statuses mean that the current step is void for all ranks: nothing of it is kept, and
- * it must be done again. (A step with early updates is an exception, see cst_prepare_step.)
+ * it must be done again. A step with early updates is an exception: see cst_prepare_step.
  *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
@@ -405,9 +426,11 @@ uint64_t cst_job_steps(const struct cst_job *job);
  *   - CST_EBUSY: another call is pending.
  *
  * After the loss of its device, this worker (or a new process) leaves and opens the job again. The
- * other ranks wait for it in cst_sync. It may name the lost device, which the daemon then tries
- * again, or another one: "host", or a GPU that has a pool of this job. The daemon makes a new pool
- * of the same size there. */
+ * other ranks wait for it in cst_sync. When it opens the job, it names one of these devices:
+ *   - the lost device, which the daemon then tries again;
+ *   - "host";
+ *   - a GPU that has a pool of this job.
+ * The daemon makes a new pool of the same size there. */
 int cst_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 int cst_try_sync(struct cst_job *job, uint64_t *step, struct cst_err *err);
 
@@ -424,8 +447,9 @@ struct cst_io {
     /* Gradient: n_elems bf16 elements in the layout of the weights. NULL in CST_FORWARD and for
      * frozen tensors. */
     void *grad;
-    /* How to write the gradient. False: its memory has undefined contents; overwrite all elements.
-     * True: an earlier use of the tensor in this micro-batch has written its gradient; add. */
+    /* How to write the gradient. False: its memory has undefined contents, and the worker must
+     * overwrite all elements. True: an earlier use of the tensor in this micro-batch has written
+     * the gradient, and the worker must add to it. */
     bool accumulate;
     uint64_t n_elems; /* Number of elements of the tensor. */
 };
@@ -447,8 +471,9 @@ int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, stru
 int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                      uint32_t n_io, struct cst_err *err);
 
-/* End the operator @op. In CST_BACKWARD: if this was the last operator of the micro-batch that uses
- * any tensor of a chunk, the gradients of the chunk are handed in. Never waits. Statuses:
+/* End the operator @op. In CST_BACKWARD, this call may be the end of the last operator of the
+ * micro-batch that uses any tensor of a chunk. Then the gradients of the chunk are handed in. Never
+ * waits. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin.
  *   - CST_EINVAL: the operator is not begun.
@@ -462,10 +487,11 @@ enum cst_hint {
 };
 
 /* Tell the daemon when this rank wants the weights of the operator @op, or of one tensor, next.
- * Hints change when weights are copied, never a result. A hint applies to whole chunks, hence to
- * other tensors in the same chunks, too. Hints are useful if the sequence of operators does not
- * show what comes next: an evaluation between two steps, or a part of the model that is left out
- * for some steps. Called after cst_sync, between operators or inside of one. Never waits.
+ * Hints can change when weights are copied. They never change a result. A hint applies to whole
+ * chunks, and therefore also to other tensors in the same chunks. Hints are useful if the sequence
+ * of operators does not show what comes next. Examples are an evaluation between two steps, and a
+ * part of the model that some steps leave out. The functions may be called at any time after
+ * cst_sync, even while an operator is begun. They never wait.
  *
  * The daemon ignores a hint in these cases:
  *   - CST_PREFETCH: the weights are in the pool already, fetches wait for blocks, or the worker
@@ -474,8 +500,8 @@ enum cst_hint {
  * Evicted weights come back when they are used, or earlier, if the daemon expects their use.
  *
  * Statuses:
- *   - CST_EBUSY: CST_EVICT of weights that the current operator uses; or a cst_try_... call is
- *     pending.
+ *   - CST_EBUSY: CST_EVICT was given for weights of a chunk that the current operator uses, or a
+ *     cst_try_... call is pending.
  *   - CST_EINVAL: there is no such operator, tensor or hint; or this rank does not run the operator
  *     or any operator that uses the tensor.
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
@@ -499,7 +525,8 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err);
  * names the field, its value and its range). */
 struct cst_hyper_params {
     float lr; /* Learning rate, >= 0. */
-    /* Below 1. 0: 0.9 if beta2 is 0, too, else 0. SGD: the momentum; negative: no momentum. */
+    /* Below 1. 0 stands for 0.9 if beta2 is 0, too; else it is 0. SGD: the momentum. A negative
+     * value then means no momentum. */
     float beta1;
     float beta2;        /* Below 1. 0: 0.99 for Lion, 0.999 for the other optimizers. */
     float eps;          /* 0: 1e-8. */
@@ -513,14 +540,16 @@ struct cst_hyper_params {
  * CST_OVERLAP_EARLY and without clipping, each chunk is then updated as soon as its gradient is
  * complete. With any other overlap the call has no effect. Never waits.
  *
- * If a gradient is not finite or too large, tiles of 4096 elements are left out of the update
- * instead of the whole step. The result of the step then has `overflow`, not `skipped`.
+ * If a gradient is not finite or too large, an early update leaves out the tiles of 4096 elements
+ * that have such gradients. The step is not skipped as a whole. Its result then has `overflow`, not
+ * `skipped`.
  *
  * If a step is interrupted after its first update, it can only be finished, not undone:
  *   - The ranks must give the parameters with which the step was begun. Otherwise this call or a
  *     later one returns CST_EMISMATCH, with both values.
- *   - Gradients that are handed in again for chunks that were already updated are ignored (`cistern
- *     job` has their number). Therefore each rank should compute the same batch again.
+ *   - Gradients that are handed in again for chunks that were already updated are ignored.
+ *     (`cistern job` shows how many these were.) Therefore each rank should compute the same batch
+ *     again.
  *   - The alternative is to remove the job (`cistern rm`) and to begin from the last checkpoint.
  *
  * Statuses:
@@ -533,22 +562,23 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
 
 struct cst_step_result {
     uint64_t step; /* Number of committed steps, including this one. */
-    /* The step counts, but its update was skipped and the states did not change: the norm of the
-     * gradients was NaN, infinite, or larger than 2^63 after scaling and clipping, such that its
-     * square is too large to be summed in fp32. */
+    /* The step counts, but its update was skipped, and the states did not change. The reason is
+     * the norm of the gradients after scaling and clipping. It was NaN, infinite, or larger than
+     * 2^63: then its square is too large to be summed in fp32. */
     bool skipped;
     double grad_norm;   /* L2 norm of all gradients, after grad_scale, before clipping. */
     float clip;         /* Factor by which clipping scaled the gradients; 1: no clipping. */
     double loss;        /* Mean of the ranks' losses, summed in the order of the ranks. */
     uint64_t n_skipped; /* Number of skipped steps since the job began. */
-    /* The norm was NaN, infinite or too large. The step was skipped; or, if updates could be early,
-     * only those tiles of 4096 elements whose own norm is NaN, infinite or too large were left out
-     * (possibly none). A dynamic loss scale should use this field. */
+    /* The norm was NaN, infinite or too large. If updates could not be early, the step was skipped.
+     * If they could, only those tiles of 4096 elements were left out whose own norm is NaN,
+     * infinite or too large. There may be no such tile. A dynamic loss scale should use this
+     * field. */
     bool overflow;
 };
 
-/* Commit the step. Hands in all gradients that are left; a tensor without a gradient counts as a
- * gradient of zeros. Waits until every rank has called cst_step with equal parameters and the norm
+/* Commit the step. Hands in all gradients that are left. A tensor without a gradient has a gradient
+ * of zeros. Waits until every rank has called cst_step with equal parameters and the norm
  * is known. After CST_OK the step cannot be lost. Updates run at the time that the job's `overlap`
  * says. @result may be NULL. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
@@ -609,8 +639,8 @@ enum cst_state {
  *   - No state can be written (CST_EBUSY).
  *   - A gradient that was summed by its own update cannot be read (CST_EUNSUPPORTED).
  *
- * With delayed updates: a write of weights or master weights of any tensor ends the delay once. The
- * next step then reads the results of all updates so far. */
+ * With delayed updates, a write of weights or master weights of any tensor ends the delay once: the
+ * next step reads the results of all updates so far. */
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                     uint64_t n_elems, void *data, struct cst_err *err);
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
@@ -641,11 +671,11 @@ struct cst_rank_stat {
  * job was left; CST_ENOTFOUND: the daemon has no counters of this rank. */
 int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err);
 
-/* Get the ranks for which other ranks of the job @name wait in cst_commit, cst_sync or cst_step, as
- * text: "rank 1 (died in step 4), rank 3 (never attached)", or "" if there are none. The job must
- * belong to this user. The text is copied to @words, which has @size bytes; it is cut if it does
- * not fit with its NUL. The caller needs a second client, because the client of a waiting call
- * cannot ask. Statuses:
+/* Get the ranks for which other ranks of the job @name wait in cst_commit, cst_sync or cst_step.
+ * The result is text, such as "rank 1 (died in step 4), rank 3 (never attached)", or "" if there
+ * are none. The job must belong to this user. The text is copied to @words, which has @size bytes.
+ * If the text and its NUL do not fit, it is cut. The caller needs a second client, because the
+ * client of a waiting call cannot ask. Statuses:
  *   - CST_ENOTFOUND: there is no such job.
  *   - CST_EBUSY: a cst_try_... call of this client is pending. */
 int cst_job_waits(struct cst_client *client, const char *name, char *words, size_t size,
