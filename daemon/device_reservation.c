@@ -66,8 +66,8 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
     if (rc == CST_OK && open && request->gpu != NULL && request->pool_bytes > 0) {
         return cst_err_set(
             err, CST_EINVAL,
-            "a pool of %s cannot be combined with an device_update_bytes or device_states "
-            "that the plan chooses (CST_DEVICE_UPDATE_AUTO): leave the pool to the plan too",
+            "a pool of %s cannot be combined with device_update_bytes or device_states that "
+            "the plan chooses (CST_DEVICE_UPDATE_AUTO): leave the pool to the plan too",
             cst_size_exact(request->pool_bytes, pool));
     }
     return rc;

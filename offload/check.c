@@ -315,7 +315,7 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         if (chunk->states_tickets[i] != 0 &&
             !is_flying(core, chunk->states_tickets[i], CST_FLIGHT_STATES)) {
-            return "states come down from a room";
+            return "states come down from a device reservation";
         }
     }
     if (chunk->reduce_ticket != 0 &&

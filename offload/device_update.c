@@ -75,7 +75,8 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
                             struct cst_err *err)
 {
     if (config->n_rooms > CST_CORE_MAX_UPDATE_DEVICES) {
-        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " rooms: at most %d are allowed",
+        return cst_err_set(err, CST_EINVAL,
+                           "%" PRIu32 " device reservations: at most %d are allowed",
                            config->n_rooms, CST_CORE_MAX_UPDATE_DEVICES);
     }
     for (uint32_t i = 0; i < config->n_rooms; i++) {
@@ -85,7 +86,7 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
         room->segment = config->rooms[i].segment;
         cst_buffers_divide(&room->buffers, core->layout, config->rooms[i].bytes);
         if (cst_kept_gradients_open(room) != CST_OK) {
-            return cst_err_set(err, CST_ENOMEM, "no memory for the books of a room");
+            return cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
         }
     }
     core->interleave = config->interleave;

@@ -94,7 +94,7 @@ struct cst_plan_config {
     /* Bytes of each rank's accelerator for states that stay there; 0: none; or
      * CST_PLAN_DEVICE_UPDATE_AUTO, which also makes device_update_bytes the planner's choice if
      * that is 0. Needs fp32 moments, gradients in rows of their own and, if it is a number of
-     * bytes, an device_update_bytes that is one too. */
+     * bytes, a device_update_bytes that is one too. */
     uint64_t device_states;
     bool interleave_given; /* Use `interleave` as k, whatever the rates are. */
     /* If interleave_given: one of this many chunks of a node gets a device update; 0: none. */

@@ -306,7 +306,8 @@ static int open_rooms(const struct cst_sim *play,
         const struct cst_rates_device *device;
 
         if (core->rooms[i].engine < play->n_nodes) {
-            return cst_err_set(err, CST_EINVAL, "a room on engine %" PRIu32 ", a node's",
+            return cst_err_set(err, CST_EINVAL,
+                               "a device reservation on engine %" PRIu32 ", which is a node's",
                                core->rooms[i].engine);
         }
         device = play->engines[core->rooms[i].engine].rates;
