@@ -134,6 +134,7 @@ int gpt_describe(const struct gpt_options *options, struct cst_err *err)
     const bool here = strcmp(options->describe, "-") == 0;
     struct gpt_model model;
     FILE *f = stdout;
+    bool failed;
     int rc = gpt_model_init(&model, options, err);
 
     if (rc != 0) {
@@ -145,7 +146,9 @@ int gpt_describe(const struct gpt_options *options, struct cst_err *err)
     if (rc == 0) {
         write_model(f, options, &model);
         /* Write errors are checked only here: the results of fprintf are ignored. */
-        if ((ferror(f) != 0) | ((here ? fflush(f) : fclose(f)) != 0)) {
+        failed = ferror(f) != 0;
+        failed = (here ? fflush(f) : fclose(f)) != 0 || failed;
+        if (failed) {
             rc = cst_err_errno(err, CST_EIO, errno, "--describe '%s'", options->describe);
         }
     }
