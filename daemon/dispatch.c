@@ -63,8 +63,6 @@ struct row {
      * it. */
     const ProtobufCMessageDescriptor *type;
     enum needs needs;
-    /* Longest body that has more than one field; 0: the longest body of a frame. */
-    uint32_t max_bytes;
 };
 
 static const struct row rows[] = {
@@ -72,8 +70,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_PING] = {serve_ping, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_OPEN] = {cstd_serve_job_open, &cistern__job_open__descriptor,
                                          NOTHING},
-    [CISTERN__MSG_TYPE__MSG_DECLARE] = {cstd_serve_declare, &cistern__declare__descriptor, JOB,
-                                        CST_FRAME_DECLARE_BYTES},
+    [CISTERN__MSG_TYPE__MSG_DECLARE] = {cstd_serve_declare, &cistern__declare__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_COMMIT] = {cstd_serve_commit, &cistern__commit__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cstd_serve_layout, &cistern__layout_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_POOL] = {cstd_serve_pool, &cistern__pool_get__descriptor, JOB},
@@ -158,15 +155,16 @@ static bool is_one_field(const struct cst_frame *frame)
     return bytes == frame->body_bytes - i;
 }
 
-static int check_length(const struct cst_frame *frame, const struct row *row, struct cst_err *err)
+static int check_length(const struct cst_frame *frame, struct cst_err *err)
 {
-    if (row->max_bytes == 0 || frame->body_bytes <= row->max_bytes || is_one_field(frame)) {
+    if (frame->type != CISTERN__MSG_TYPE__MSG_DECLARE ||
+        frame->body_bytes <= CST_FRAME_DECLARE_BYTES || is_one_field(frame)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EPROTO,
                        "message of type %u has %u bytes, the limit for several declarations in one "
                        "message is %u",
-                       frame->type, frame->body_bytes, row->max_bytes);
+                       frame->type, frame->body_bytes, CST_FRAME_DECLARE_BYTES);
 }
 
 /* Check that a request frame has no flags and no descriptors. Descriptors are closed. */
@@ -200,7 +198,7 @@ void cstd_dispatch(struct cstd_session *session, struct cst_frame *frame)
         rc = check_session(session, frame, row, &fatal, &err);
     }
     if (rc == CST_OK) {
-        rc = check_length(frame, row, &err);
+        rc = check_length(frame, &err);
     }
     if (rc == CST_OK && row->type != NULL) {
         rc = cstd_unpack_message(&session->daemon->unpack, row->type, frame->body,
