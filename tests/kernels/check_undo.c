@@ -313,7 +313,9 @@ START_TEST(test_killed_at_any_moment)
     const struct cst_kernels *kernels = hostile_row(_i / N_WAYS);
     const struct job_way *way = &job_ways[_i % N_WAYS];
     uint64_t state = hostile_seed() + 1;
+    const unsigned aim = way->fused ? CST_UNDO_FUSED : CST_UNDO_UPDATE;
     unsigned held[5] = {0};
+    int n_kills = 0;
     struct job got;
     struct job want;
     uint64_t n_steps;
@@ -323,7 +325,9 @@ START_TEST(test_killed_at_any_moment)
     }
     job_open_way(&got, kernels->isa, way);
     job_open_way(&want, kernels->isa, way);
-    for (int k = 0; k < N_KILLS; k++) {
+    /* Where a kill hits is up to the machine. Go on until an update was hit at least once. */
+    while (n_kills < N_KILLS || held[aim] == 0) {
+        n_kills++;
         run_and_kill(&got, (long)(hostile_next(&state) % 1000000));
         held[cst_undo_holds(&got.undo[0]) ? got.undo[0].kind : 0]++;
         ck_assert_int_eq(restore(&got, &got.undo[0]), CST_OK);
@@ -331,10 +335,9 @@ START_TEST(test_killed_at_any_moment)
     n_steps = atomic_load(got.step) + 1;
     printf("%s, %s: %d kills in %llu steps: %u in an update, %u in a reduction, %u in an addition, "
            "%u between\n",
-           kernels->isa, way->name, N_KILLS, (unsigned long long)n_steps,
+           kernels->isa, way->name, n_kills, (unsigned long long)n_steps,
            held[CST_UNDO_UPDATE] + held[CST_UNDO_FUSED], held[CST_UNDO_REDUCE],
            held[CST_UNDO_ACCUMULATE], held[0]);
-    ck_assert_uint_gt(held[way->fused ? CST_UNDO_FUSED : CST_UNDO_UPDATE], 0);
     run_steps(&got, n_steps);
     run_steps(&want, n_steps);
     assert_same(&got, &want);
