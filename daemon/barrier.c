@@ -6,6 +6,22 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Number of ranks in the barrier. */
+static uint32_t count(const struct cstd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        n += job->workers[r].commit != NULL;
+    }
+    return n;
+}
+
+bool cstd_barrier_is_complete(const struct cstd_job *job)
+{
+    return count(job) == job->world;
+}
+
 void cstd_barrier_break(struct cstd_job *job, const struct cst_err *why)
 {
     for (uint32_t r = 0; r < job->world; r++) {
@@ -16,18 +32,15 @@ void cstd_barrier_break(struct cstd_job *job, const struct cst_err *why)
             cstd_session_fail(job->daemon, commit, why);
         }
     }
-    (void)uv_timer_stop(&job->deadline);
+    cstd_barrier_stop(job);
     cstd_planner_cancel(job);
 }
 
 void cstd_barrier_missing(const struct cstd_job *job, char *text, size_t size)
 {
-    bool waits = false;
+    bool waits = count(job) > 0;
 
     text[0] = '\0';
-    for (uint32_t r = 0; r < job->world; r++) {
-        waits = waits || job->workers[r].commit != NULL;
-    }
     /* If no rank has committed, nobody waits in the barrier. */
     for (uint32_t r = 0; waits && r < job->world; r++) {
         size_t used = strlen(text);
@@ -49,26 +62,6 @@ static void on_deadline(uv_timer_t *timer)
     (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
                       job->timeout_ms, missing);
     cstd_barrier_break(job, &why);
-}
-
-static bool is_nobody_waiting(const struct cstd_job *job)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].commit != NULL) {
-            return false;
-        }
-    }
-    return true;
-}
-
-bool cstd_barrier_is_complete(const struct cstd_job *job)
-{
-    for (uint32_t r = 0; r < job->world; r++) {
-        if (job->workers[r].commit == NULL) {
-            return false;
-        }
-    }
-    return true;
 }
 
 void cstd_barrier_wait(struct cstd_job *job)
@@ -94,7 +87,7 @@ void cstd_barrier_withdraw(struct cstd_job *job, uint32_t rank)
         if (job->world > 1) {
             cstd_barrier_wait(job);
         }
-    } else if (job->state == CSTD_JOB_DECLARING && is_nobody_waiting(job)) {
+    } else if (job->state == CSTD_JOB_DECLARING && count(job) == 0) {
         cstd_barrier_stop(job);
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifdef HAVE_CONFIG_H
-#include <config.h> /* The build's settings.h, not daemon/settings.h. */
+#include <config.h>
 #endif
 #include "daemon/gpus.h"
 

@@ -11,10 +11,8 @@ struct cstd_job;
 /* Serve request @id with the decoded @body. */
 typedef void (*cstd_serve_fn)(struct cstd_session *session, uint64_t id, void *body);
 
-/* Functions that serve requests. A trailing comment names the source file of its function and of
- * those that follow. */
-void cstd_serve_job_open(struct cstd_session *session, uint64_t id,
-                         void *body); /* In serve_job.c. */
+/* serve_job.c: a job as a whole. */
+void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body);
@@ -22,9 +20,9 @@ void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body);
-/* In serve_trace.c. */
-void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body); /* In serve_step.c. */
+
+/* serve_step.c: steps, and reading and writing of tensors. */
+void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_batch(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *body);
@@ -33,13 +31,16 @@ void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body); /* In stats.c. */
-/* In job_info.c. */
+
+/* job_info.c: descriptions of jobs. */
 void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_quota(struct cstd_session *session, uint64_t id,
-                      void *body); /* In serve_quota.c. */
+
+/* serve_trace.c, stats.c, serve_quota.c. */
+void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body);
 
 /* Answer request @id with the formatted error. */
 void cstd_serve_error(struct cstd_session *session, uint64_t id, int status, const char *fmt, ...)

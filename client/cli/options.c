@@ -38,7 +38,7 @@ enum {
     OPT_OPTIMIZER,
     OPT_MOMENTS,
     OPT_OVERLAP,
-    OPT_UPDATE_ROOM,
+    OPT_DEVICE_UPDATE,
     OPT_DEVICE_STATES,
     OPT_GRAD_OVER_WEIGHT,
 };
@@ -74,7 +74,7 @@ static const struct row {
     {"optimizer", OPT_OPTIMIZER, YES, CLI_USES_PLAN, "NAME", "adamw (default), adam, lion, sgd"},
     {"moments", OPT_MOMENTS, YES, CLI_USES_PLAN, "FORMAT", "fp32 (default), bf16, mx8"},
     {"overlap", OPT_OVERLAP, YES, CLI_USES_PLAN, "WHEN", "commit (default), early, delayed"},
-    {"device-update", OPT_UPDATE_ROOM, YES, CLI_USES_PLAN, "SIZE",
+    {"device-update", OPT_DEVICE_UPDATE, YES, CLI_USES_PLAN, "SIZE",
      "device memory for updates; auto: if steps are shorter"},
     {"device-states", OPT_DEVICE_STATES, YES, CLI_USES_PLAN, "SIZE",
      "device memory for states that stay there; or auto"},
@@ -194,12 +194,12 @@ static int parse_name(const char *const *names, const char *usage, uint32_t *out
 /* Parse an option of `cistern plan` whose value is a size of memory. */
 static int parse_plan_size(struct cli_plan_request *plan, int c)
 {
-    uint64_t *size = c == OPT_DEVICE        ? &plan->device_bytes
-                     : c == OPT_HOST        ? &plan->host_bytes
-                     : c == OPT_UPDATE_ROOM ? &plan->device_update_bytes
-                                            : &plan->device_states;
+    uint64_t *size = c == OPT_DEVICE          ? &plan->device_bytes
+                     : c == OPT_HOST          ? &plan->host_bytes
+                     : c == OPT_DEVICE_UPDATE ? &plan->device_update_bytes
+                                              : &plan->device_states;
 
-    bool may_be_auto = c == OPT_UPDATE_ROOM || c == OPT_DEVICE_STATES;
+    bool may_be_auto = c == OPT_DEVICE_UPDATE || c == OPT_DEVICE_STATES;
     struct cst_err err = {0};
     int rc = may_be_auto
                  ? cst_size_parse_or(optarg, "auto", CST_PLAN_DEVICE_UPDATE_AUTO, size, &err)
@@ -247,7 +247,7 @@ static int parse_plan_option(struct cli_plan_request *plan, int c)
     switch (c) {
     case OPT_DEVICE:
     case OPT_HOST:
-    case OPT_UPDATE_ROOM:
+    case OPT_DEVICE_UPDATE:
     case OPT_DEVICE_STATES:
         return parse_plan_size(plan, c);
     case OPT_RANKS:
