@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/commands.h"
 
+#include "daemon/deferred.h"
 #include "proto/engine.pb-c.h"
 
 #include <stdlib.h>
@@ -10,53 +11,58 @@
  * always present when the engine dies may be the reason for the deaths. */
 enum { MAX_GIVEN_UP = 3 };
 
-struct cstd_commands_item {
-    TAILQ_ENTRY(cstd_commands_item) link;
-    struct cstd_commands_item *same_bucket; /* Next command with the same hash. */
-    uint64_t ticket;
-    bool may_fail;
-    bool io;             /* As in struct cst_command. */
-    uint32_t n_given_up; /* Times that the engine was given up while the command was present. */
-    size_t n_bytes;      /* Length of packed. */
-    /* The command as field 1 of a Submit message: key, length, Command. A Submit message is a
-     * sequence of these items. */
-    uint8_t packed[];
-};
-
-static unsigned bucket_of(uint64_t ticket)
+static struct cstd_command *command_of(struct cst_ticket *ticket)
 {
-    return (unsigned)(ticket & (CSTD_COMMANDS_BUCKETS - 1));
+    return cstd_owner_of(ticket, struct cstd_command, ticket);
 }
 
-void cstd_commands_init(struct cstd_commands *commands)
+void cstd_commands_init(struct cstd_commands *commands, struct cst_ticket_graph *graph)
 {
-    *commands = (struct cstd_commands){.n = 0};
-    TAILQ_INIT(&commands->items);
+    *commands = (struct cstd_commands){.graph = graph};
+    TAILQ_INIT(&commands->held);
+    TAILQ_INIT(&commands->queue);
 }
 
-static void drop(struct cstd_commands *commands, struct cstd_commands_item *item)
+static void leave_list(struct cstd_command *command)
 {
-    struct cstd_commands_item **p = &commands->buckets[bucket_of(item->ticket)];
+    struct cstd_commands *commands = command->commands;
 
-    while (*p != item) {
-        p = &(*p)->same_bucket;
+    if (command->state == CSTD_COMMAND_HELD) {
+        TAILQ_REMOVE(&commands->held, command, link);
+        return;
     }
-    *p = item->same_bucket;
-    /* Unsent commands are dropped when their job ends, or when the engine is given up. */
-    if (commands->unsent == item) {
-        commands->unsent = TAILQ_NEXT(item, link);
+    /* Unsent commands are removed when their job ends, or when the engine is given up. */
+    if (commands->unsent == command) {
+        commands->unsent = TAILQ_NEXT(command, link);
     }
-    TAILQ_REMOVE(&commands->items, item, link);
+    TAILQ_REMOVE(&commands->queue, command, link);
     commands->n--;
-    free(item);
+}
+
+static void free_command(struct cstd_command *command)
+{
+    free(command->why);
+    free(command);
+}
+
+static void drop(struct cstd_command *command)
+{
+    leave_list(command);
+    cst_ticket_graph_drop(command->commands->graph, &command->ticket);
+    free_command(command);
 }
 
 void cstd_commands_close(struct cstd_commands *commands)
 {
-    while (!TAILQ_EMPTY(&commands->items)) {
-        drop(commands, TAILQ_FIRST(&commands->items));
+    while (!TAILQ_EMPTY(&commands->held)) {
+        drop(TAILQ_FIRST(&commands->held));
+    }
+    while (!TAILQ_EMPTY(&commands->queue)) {
+        drop(TAILQ_FIRST(&commands->queue));
     }
 }
+
+/* -- encoding --------------------------------------------------------------------------------- */
 
 static void fill_places(Engine__Place *places, Engine__Place **pointers,
                         const struct cst_place *from, uint32_t n)
@@ -192,106 +198,166 @@ static size_t write_varint(uint8_t *out, size_t v)
     return n;
 }
 
-int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *command,
-                      struct cst_err *err)
+/* Encode now, because a command may be sent to several processes in turn. NULL: no memory. */
+static struct cstd_command *encode(const struct cst_command *command, bool with_after)
 {
     struct message m;
-    struct cstd_commands_item *item, **bucket;
+    struct cstd_command *made;
     uint8_t head[12] = {1 << 3 | 2}; /* Key of field 1, length-delimited. */
     size_t n_head, n;
 
     fill_message(&m, command);
-    /* Encode now, because a command may be sent to several processes in turn. */
+    m.command.n_after = with_after ? command->n_after : 0;
     n = engine__command__get_packed_size(&m.command);
     n_head = 1 + write_varint(head + 1, n);
-    item = malloc(sizeof *item + n_head + n);
-    if (item == NULL) {
+    made = malloc(sizeof *made + n_head + n);
+    if (made != NULL) {
+        *made = (struct cstd_command){.n_bytes = n_head + n};
+        memcpy(made->packed, head, n_head);
+        (void)engine__command__pack(&m.command, made->packed + n_head);
+    }
+    return made;
+}
+
+/* -- life of a command ------------------------------------------------------------------------ */
+
+int cstd_commands_add(struct cstd_commands *commands, const struct cst_command *command,
+                      const uint64_t *waits, uint32_t n, struct cst_err *err)
+{
+    struct cstd_command *made = encode(command, n == 0);
+    int rc;
+
+    if (made == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a command");
     }
-    memcpy(item->packed, head, n_head);
-    (void)engine__command__pack(&m.command, item->packed + n_head);
-    item->n_bytes = n_head + n;
-    item->ticket = command->ticket;
-    item->may_fail = command->may_fail;
-    item->io = command->io;
-    item->n_given_up = 0;
-    bucket = &commands->buckets[bucket_of(item->ticket)];
-    item->same_bucket = *bucket;
-    *bucket = item;
-    TAILQ_INSERT_TAIL(&commands->items, item, link);
-    if (commands->unsent == NULL) {
-        commands->unsent = item;
+    made->commands = commands;
+    made->may_fail = command->may_fail;
+    made->io = command->io;
+    made->ticket = (struct cst_ticket){.number = command->ticket, .edges = made->edges};
+    rc = cst_ticket_graph_add(commands->graph, &made->ticket, waits, n, err);
+    if (rc != CST_OK) {
+        free_command(made);
+        return rc;
     }
-    commands->n++;
+    made->state = CSTD_COMMAND_HELD;
+    TAILQ_INSERT_TAIL(&commands->held, made, link);
     return CST_OK;
 }
 
-static struct cstd_commands_item *find(const struct cstd_commands *commands, uint64_t ticket)
+const struct cstd_command *cstd_commands_find(const struct cst_ticket_graph *graph, uint64_t ticket)
 {
-    struct cstd_commands_item *item = commands->buckets[bucket_of(ticket)];
+    struct cst_ticket *found = cst_ticket_graph_find(graph, ticket);
 
-    while (item != NULL && item->ticket != ticket) {
-        item = item->same_bucket;
+    return found != NULL && command_of(found)->state != CSTD_COMMAND_OVER ? command_of(found)
+                                                                          : NULL;
+}
+
+struct cstd_command *cstd_commands_take(struct cst_ticket_graph *graph)
+{
+    struct cst_ticket *ticket = cst_ticket_graph_take(graph);
+
+    return ticket != NULL ? command_of(ticket) : NULL;
+}
+
+void cstd_commands_queue(struct cstd_command *command)
+{
+    struct cstd_commands *commands = command->commands;
+
+    leave_list(command);
+    command->state = CSTD_COMMAND_QUEUED;
+    TAILQ_INSERT_TAIL(&commands->queue, command, link);
+    if (commands->unsent == NULL) {
+        commands->unsent = command;
     }
-    return item;
+    commands->n++;
 }
 
-bool cstd_commands_has(const struct cstd_commands *commands, uint64_t ticket)
+void cstd_commands_explain(const struct cstd_command *command, struct cst_err *err)
 {
-    return find(commands, ticket) != NULL;
-}
-
-bool cstd_commands_may_fail(const struct cstd_commands *commands, uint64_t ticket)
-{
-    const struct cstd_commands_item *item = find(commands, ticket);
-
-    return item != NULL && item->may_fail;
+    (void)cst_err_set(err, CST_ECANCELLED, "a command that it waits for failed: %s",
+                      command->why != NULL ? command->why : "");
 }
 
 bool cstd_commands_remove(struct cstd_commands *commands, uint64_t ticket)
 {
-    struct cstd_commands_item *item = find(commands, ticket);
+    struct cst_ticket *found = cst_ticket_graph_find(commands->graph, ticket);
+    struct cstd_command *command = found != NULL ? command_of(found) : NULL;
 
-    if (item == NULL) {
+    if (command == NULL || command->commands != commands || command->state == CSTD_COMMAND_OVER) {
         return false;
     }
-    drop(commands, item);
+    leave_list(command);
+    command->state = CSTD_COMMAND_OVER;
     return true;
+}
+
+void cstd_commands_done(struct cst_ticket_graph *graph, uint64_t ticket, int status,
+                        const char *text)
+{
+    struct cst_ticket *over = cst_ticket_graph_find(graph, ticket);
+
+    if (over == NULL) {
+        return;
+    }
+    for (struct cst_ticket_edge *edge = over->waiters; status != CST_OK && edge != NULL;
+         edge = edge->next) {
+        struct cstd_command *waiter = command_of(edge->waiter);
+
+        if (waiter->why == NULL) {
+            waiter->why = strdup(text != NULL ? text : cst_status_words(status));
+        }
+    }
+    cst_ticket_graph_done(graph, over, status);
+    free_command(command_of(over));
+}
+
+void cstd_commands_replace(struct cst_ticket_graph *graph, uint64_t from, uint64_t to)
+{
+    struct cst_ticket *failed = cst_ticket_graph_find(graph, from);
+
+    if (failed != NULL) {
+        cst_ticket_graph_replace(failed, cst_ticket_graph_find(graph, to));
+    }
 }
 
 void cstd_commands_forget(struct cstd_commands *commands, unsigned shift, uint64_t value)
 {
-    struct cstd_commands_item *next;
+    for (int held = 0; held < 2; held++) {
+        struct cstd_command *next;
 
-    for (struct cstd_commands_item *item = TAILQ_FIRST(&commands->items); item != NULL;
-         item = next) {
-        next = TAILQ_NEXT(item, link);
-        if (item->ticket >> shift == value) {
-            drop(commands, item);
+        for (struct cstd_command *command = held ? TAILQ_FIRST(&commands->held)
+                                                 : TAILQ_FIRST(&commands->queue);
+             command != NULL; command = next) {
+            next = TAILQ_NEXT(command, link);
+            if (command->ticket.number >> shift == value) {
+                drop(command);
+            }
         }
     }
 }
 
+/* -- the queue -------------------------------------------------------------------------------- */
+
 void cstd_commands_give_up(struct cstd_commands *commands)
 {
-    struct cstd_commands_item *item;
+    struct cstd_command *command;
 
-    TAILQ_FOREACH(item, &commands->items, link)
+    TAILQ_FOREACH(command, &commands->queue, link)
     {
-        item->n_given_up++;
+        command->n_given_up++;
     }
 }
 
 bool cstd_commands_first_refused(const struct cstd_commands *commands, uint64_t *ticket)
 {
-    const struct cstd_commands_item *item;
+    const struct cstd_command *command;
 
-    TAILQ_FOREACH(item, &commands->items, link)
+    TAILQ_FOREACH(command, &commands->queue, link)
     {
         /* A command with the flag io uses a staging segment, which is gone after its request was
          * answered. */
-        if (item->n_given_up > 0 && (item->io || item->n_given_up >= MAX_GIVEN_UP)) {
-            *ticket = item->ticket;
+        if (command->n_given_up > 0 && (command->io || command->n_given_up >= MAX_GIVEN_UP)) {
+            *ticket = command->ticket.number;
             return true;
         }
     }
@@ -300,11 +366,11 @@ bool cstd_commands_first_refused(const struct cstd_commands *commands, uint64_t 
 
 bool cstd_commands_has_any(const struct cstd_commands *commands, unsigned shift, uint64_t value)
 {
-    const struct cstd_commands_item *item;
+    const struct cstd_command *command;
 
-    TAILQ_FOREACH(item, &commands->items, link)
+    TAILQ_FOREACH(command, &commands->queue, link)
     {
-        if (item->ticket >> shift == value) {
+        if (command->ticket.number >> shift == value) {
             return true;
         }
     }
@@ -313,38 +379,38 @@ bool cstd_commands_has_any(const struct cstd_commands *commands, unsigned shift,
 
 bool cstd_commands_first(const struct cstd_commands *commands, uint64_t *ticket)
 {
-    const struct cstd_commands_item *item = TAILQ_FIRST(&commands->items);
+    const struct cstd_command *command = TAILQ_FIRST(&commands->queue);
 
-    if (item == NULL) {
+    if (command == NULL) {
         return false;
     }
-    *ticket = item->ticket;
+    *ticket = command->ticket.number;
     return true;
 }
 
 size_t cstd_commands_pack(const struct cstd_commands *commands, uint8_t *body, size_t max,
-                          struct cstd_commands_item **upto)
+                          struct cstd_command **upto)
 {
     size_t n = 0;
 
-    for (struct cstd_commands_item *item = commands->unsent; item != NULL;
-         item = TAILQ_NEXT(item, link)) {
-        if (item->n_bytes > max - n) {
+    for (struct cstd_command *command = commands->unsent; command != NULL;
+         command = TAILQ_NEXT(command, link)) {
+        if (command->n_bytes > max - n) {
             break;
         }
-        memcpy(body + n, item->packed, item->n_bytes);
-        n += item->n_bytes;
-        *upto = item;
+        memcpy(body + n, command->packed, command->n_bytes);
+        n += command->n_bytes;
+        *upto = command;
     }
     return n;
 }
 
-void cstd_commands_sent(struct cstd_commands *commands, struct cstd_commands_item *upto)
+void cstd_commands_sent(struct cstd_commands *commands, struct cstd_command *upto)
 {
     commands->unsent = TAILQ_NEXT(upto, link);
 }
 
 void cstd_commands_rewind(struct cstd_commands *commands)
 {
-    commands->unsent = TAILQ_FIRST(&commands->items);
+    commands->unsent = TAILQ_FIRST(&commands->queue);
 }

@@ -39,7 +39,7 @@ void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, 
     *engine = (struct cstd_engine){
         .engines = engines, .index = index, .os_node = os_node, .refuse.fn = on_refuse};
     (void)snprintf(engine->device, sizeof engine->device, "%s", device);
-    cstd_commands_init(&engine->commands);
+    cstd_commands_init(&engine->commands, &engines->tickets);
     if (cstd_engine_is_gpu(engine)) {
         (void)uv_timer_init(engines->loop, &engine->idle);
         engine->idle.data = engine;
@@ -238,7 +238,8 @@ static void on_done(struct cstd_engine *engine, const struct cst_frame *frame)
     }
     for (size_t i = 0; i < done->n_completions; i++) {
         const Engine__Completion *c = done->completions[i];
-        bool may_fail = cstd_commands_may_fail(&engine->commands, c->ticket);
+        const struct cstd_command *command = cstd_commands_find(&engines->tickets, c->ticket);
+        bool may_fail = command != NULL && command->may_fail;
 
         /* A completion of a job that was removed is ignored. */
         if (cstd_commands_remove(&engine->commands, c->ticket)) {
@@ -316,7 +317,7 @@ static void on_frame(void *arg, struct cst_frame *frame)
 void cstd_engine_flush(struct cstd_engine *engine)
 {
     uint8_t *body = engine->engines->body;
-    struct cstd_commands_item *upto = NULL;
+    struct cstd_command *upto = NULL;
     size_t n;
 
     /* Not in MOUNTING: commands need the segments that are being mapped again. */
@@ -458,17 +459,16 @@ void cstd_engine_need(struct cstd_engine *engine)
     }
 }
 
-int cstd_engine_submit(struct cstd_engine *engine, const struct cst_command *command,
-                       struct cst_err *err)
+void cstd_engine_queue(struct cstd_command *command)
 {
-    int rc = cstd_commands_add(&engine->commands, command, err);
+    struct cstd_engine *engine = cstd_owner_of(command->commands, struct cstd_engine, commands);
 
-    if (rc == CST_OK && engine->state == CSTD_ENGINE_FAILED) {
+    cstd_commands_queue(command);
+    if (engine->state == CSTD_ENGINE_FAILED) {
         /* Deferred, because the caller may be in the middle of the actions of a core. */
         engine->retry = !cstd_engine_is_gpu(engine);
         cstd_deferred_add(engine->engines->later, &engine->refuse);
     }
-    return rc;
 }
 
 /* The process has ended because no job used it. Jobs may want it again meanwhile. */

@@ -126,11 +126,9 @@ bool cstd_engine_is_gpu(const struct cstd_engine *engine);
 /* Returns "host", "cuda" or "paced". */
 const char *cstd_engine_kind(const struct cstd_engine *engine);
 
-/* Queue a copy of @command. If the state is FAILED, a node's engine is started again later, and an
- * accelerator's engine completes the command with CST_EENGINE later. CST_ENOMEM: out of memory; the
- * command is not queued. */
-int cstd_engine_submit(struct cstd_engine *engine, const struct cst_command *command,
-                       struct cst_err *err);
+/* Queue @command, which was taken, for its engine. If the state is FAILED, a node's engine is
+ * started again later, and an accelerator's engine completes the command with CST_EENGINE later. */
+void cstd_engine_queue(struct cstd_command *command);
 
 /* Send a message of @type with the descriptor @fd (-1: none) to the process. A process that cannot
  * receive it is killed. */

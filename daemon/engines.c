@@ -100,10 +100,12 @@ int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
     engines->arg = arg;
     engines->next_segment = 1;
     TAILQ_INIT(&engines->segments);
-    cstd_waits_init(&engines->waits);
     rc = find_programs(engines, err);
     if (rc == CST_OK) {
         rc = find_nodes(engines, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_ticket_graph_open(&engines->tickets, err);
     }
     if (rc == CST_OK) {
         (void)uv_timer_init(loop, &engines->ping);
@@ -197,7 +199,7 @@ void cstd_engines_close(struct cstd_engines *engines)
     for (unsigned i = 0; i < engines->n; i++) {
         cstd_engine_close(&engines->v[i]);
     }
-    cstd_waits_close(&engines->waits);
+    cst_ticket_graph_close(&engines->tickets);
     close_traffic(engines);
 }
 
@@ -322,17 +324,6 @@ void cstd_engines_watch(struct cstd_engines *engines)
     }
 }
 
-/* True if the command of @ticket is in an engine other than @own, or waits here itself. */
-static bool is_elsewhere(const struct cstd_engines *engines, uint64_t ticket, uint32_t own)
-{
-    bool found = cstd_waits_holds(&engines->waits, ticket);
-
-    for (unsigned i = 0; i < engines->n && !found; i++) {
-        found = i != own && cstd_commands_has(&engines->v[i].commands, ticket);
-    }
-    return found;
-}
-
 /* Find the commands that @command must wait for here, and store their tickets. 0: its engine can
  * order them itself. An engine only knows its own commands. A command also waits here for a command
  * of its own engine if
@@ -346,28 +337,50 @@ static uint32_t find_waits(const struct cstd_engines *engines, const struct cst_
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < command->n_after; i++) {
-        bool elsewhere = is_elsewhere(engines, command->after[i], command->node);
-        bool here = cstd_commands_has(own, command->after[i]);
+        const struct cstd_command *first = cstd_commands_find(&engines->tickets, command->after[i]);
 
-        hold = hold || elsewhere ||
-               (here && (command->after_ack || cstd_commands_may_fail(own, command->after[i])));
-        if (elsewhere || here) {
+        if (first != NULL) {
+            hold = hold || first->commands != own || first->state == CSTD_COMMAND_HELD ||
+                   command->after_ack || first->may_fail;
             tickets[n++] = command->after[i];
         }
     }
     return hold ? n : 0;
 }
 
-static int submit(struct cstd_engines *engines, const struct cst_command *command,
-                  struct cst_err *err)
+/* Report that @command will not be executed, because it waited for a command that has failed. The
+ * commands that wait for it are cancelled next unless it is may_fail. */
+static void cancel(struct cstd_engines *engines, struct cstd_command *command)
 {
-    struct cstd_engine *engine = &engines->v[command->node];
-    int rc = cstd_engine_submit(engine, command, err);
+    uint64_t ticket = command->ticket.number;
+    bool may_fail = command->may_fail;
+    struct cst_err err;
 
-    if (rc == CST_OK) {
-        cstd_engines_watch(engines);
+    cstd_commands_explain(command, &err);
+    (void)cstd_commands_remove(command->commands, ticket);
+    engines->on_done(engines->arg, ticket, err.status, 0, err.text);
+    cstd_commands_done(&engines->tickets, ticket, may_fail ? CST_OK : err.status, err.text);
+}
+
+/* Queue the commands that no longer wait. Commands that are submitted meanwhile by on_done are
+ * queued by the call that runs already. */
+static void release(struct cstd_engines *engines)
+{
+    struct cstd_command *command;
+
+    if (engines->releasing) {
+        return;
     }
-    return rc;
+    engines->releasing = true;
+    while ((command = cstd_commands_take(&engines->tickets)) != NULL) {
+        if (command->ticket.doomed) {
+            cancel(engines, command);
+        } else {
+            cstd_engine_queue(command);
+            cstd_engines_watch(engines);
+        }
+    }
+    engines->releasing = false;
 }
 
 int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *command,
@@ -375,51 +388,35 @@ int cstd_engines_submit(struct cstd_engines *engines, const struct cst_command *
 {
     uint64_t tickets[CST_COMMAND_MAX_AFTER];
     uint32_t n = 0;
+    int rc;
 
     if (command->node >= engines->n) {
         return cst_err_set(err, CST_EINTERNAL, "command for engine %u of %u", command->node,
                            engines->n);
-    }
-    /* Commands that wait for a failed command now wait for the one that replaces it. */
-    for (uint32_t i = 0; i < command->n_instead; i++) {
-        cstd_waits_rename(&engines->waits, command->replaces[i], command->ticket);
     }
     /* A single engine orders its commands itself. `after_ack` and `may_fail` would need a hold even
      * then, but only jobs with accelerators use them. */
     if (command->n_after > 0 && engines->n > 1) {
         n = find_waits(engines, command, tickets);
     }
-    return n > 0 ? cstd_waits_add(&engines->waits, command, tickets, n, err)
-                 : submit(engines, command, err);
-}
-
-/* Submit the commands that no longer wait. A command that cannot be submitted completes with an
- * error here, and so do the commands that wait for it unless it is may_fail. */
-static void release(struct cstd_engines *engines)
-{
-    struct cst_command command;
-    struct cst_err err;
-
-    while (cstd_waits_take(&engines->waits, &command, &err)) {
-        if (err.status == CST_OK) {
-            (void)submit(engines, &command, &err);
-        }
-        if (err.status != CST_OK) {
-            engines->on_done(engines->arg, command.ticket, err.status, 0, err.text);
-            cstd_waits_done(&engines->waits, command.ticket, command.may_fail ? CST_OK : err.status,
-                            err.text);
-        }
+    rc = cstd_commands_add(&engines->v[command->node].commands, command, tickets, n, err);
+    if (rc != CST_OK) {
+        return rc;
     }
+    /* Commands that wait for a failed command now wait for the one that replaces it. */
+    for (uint32_t i = 0; i < command->n_instead; i++) {
+        cstd_commands_replace(&engines->tickets, command->replaces[i], command->ticket);
+    }
+    release(engines);
+    return CST_OK;
 }
 
 void cstd_engines_complete(struct cstd_engines *engines, uint64_t ticket, int status, double value,
                            const char *text, bool may_fail)
 {
     engines->on_done(engines->arg, ticket, status, value, text);
-    if (engines->waits.n > 0) {
-        cstd_waits_done(&engines->waits, ticket, may_fail ? CST_OK : status, text);
-        release(engines);
-    }
+    cstd_commands_done(&engines->tickets, ticket, may_fail ? CST_OK : status, text);
+    release(engines);
 }
 
 void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t value)
@@ -427,7 +424,6 @@ void cstd_engines_forget(struct cstd_engines *engines, unsigned shift, uint64_t 
     for (unsigned i = 0; i < engines->n; i++) {
         cstd_commands_forget(&engines->v[i].commands, shift, value);
     }
-    cstd_waits_forget(&engines->waits, shift, value);
 }
 
 void cstd_engines_flush(struct cstd_engines *engines)

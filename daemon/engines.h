@@ -8,7 +8,6 @@
 
 #include "daemon/settings.h"
 #include "daemon/engine.h"
-#include "daemon/waits.h"
 #include "proto/traffic.h"
 
 #include <uv.h>
@@ -43,9 +42,9 @@ struct cstd_engines {
     struct cstd_engine v[CSTD_ARENA_MAX_ENGINES];
     /* Number of nodes' engines, which are the first ones in v. */
     unsigned n_nodes;
-    unsigned n; /* Number of engines in v. */
-    /* Commands that wait for commands of other engines. */
-    struct cstd_waits waits;
+    unsigned n;                          /* Number of engines in v. */
+    struct cst_ticket_graph tickets;     /* Tickets of the commands of all engines. */
+    bool releasing;                      /* Commands that wait no more are being queued. */
     TAILQ_HEAD(, cstd_segment) segments; /* Segments that an engine maps or is asked to map. */
     struct cstd_segment *buckets[CSTD_ENGINES_BUCKETS]; /* The segments in a hash table by id. */
     uint32_t next_segment;                              /* Id of the next new segment. */

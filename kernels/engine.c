@@ -263,7 +263,7 @@ static int on_ping(struct cste_engine *engine, const struct cst_frame *frame, st
     Engine__Pong pong = ENGINE__PONG__INIT;
 
     pong.commands = context->commands;
-    pong.in_flight = engine->tickets.n_pending;
+    pong.in_flight = engine->tickets.n;
     pong.copy_bytes = context->copy_bytes;
     pong.copy_ns = context->copying.ns;
     pong.update_elems = context->update_elems;
@@ -376,7 +376,7 @@ int cste_engine_run(const struct cste_engine_config *config, struct cst_err *err
     engine->held_tail = &engine->held;
     cste_outbox_init(&engine->outbox, config->sock);
     cste_segments_init(&engine->segments);
-    cste_tickets_init(&engine->tickets);
+    rc = cst_ticket_graph_open(&engine->tickets, err);
     while (rc == CST_OK) {
         rc = turn(engine, err);
     }

@@ -49,7 +49,7 @@ static void finish(struct cste_engine *engine, struct cste_work *work)
     }
     oldest = detach(engine, work);
     cste_work_count(work);
-    cste_tickets_done(&engine->tickets, &work->ticket, work->status);
+    cst_ticket_graph_done(&engine->tickets, &work->ticket, work->status);
     rc = cste_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
                               ok ? NULL : work->err.text, work->job.began_ns, work->ended_ns, &err);
     cste_engine_fail(engine, rc, &err);
@@ -114,9 +114,9 @@ static void start_or_hold(struct cste_engine *engine, struct cste_work *work)
 
 void cste_engine_start_ready(struct cste_engine *engine)
 {
-    struct cste_ticket *ticket;
+    struct cst_ticket *ticket;
 
-    while ((ticket = cste_tickets_take(&engine->tickets)) != NULL) {
+    while ((ticket = cst_ticket_graph_take(&engine->tickets)) != NULL) {
         start_or_hold(engine, (struct cste_work *)(void *)((char *)ticket -
                                                            offsetof(struct cste_work, ticket)));
     }
@@ -146,8 +146,8 @@ static int take_command(struct cste_engine *engine, const Engine__Command *comma
         return rc;
     }
     work->mail.deliver = finish_by_mail;
-    rc = cste_tickets_add(&engine->tickets, &work->ticket, command->ticket, command->after,
-                          command->n_after, err);
+    rc = cst_ticket_graph_add(&engine->tickets, &work->ticket, command->after, command->n_after,
+                              err);
     if (rc == CST_OK) {
         append(engine, work);
     } else {

@@ -11,7 +11,6 @@
 #include "kernels/mapping.h"
 #include "kernels/outbox.h"
 #include "kernels/recovery.h"
-#include "kernels/tickets.h"
 #include "kernels/traffic.h"
 #include "kernels/work.h"
 #include "proto/engine.pb-c.h"
@@ -39,7 +38,7 @@ struct cste_engine {
     bool recovered;                     /* No undo slot is left to restore, and commands may run. */
     /* Commands that wait until recovered is set, oldest first. */
     struct cste_work *held, **held_tail;
-    struct cste_tickets tickets; /* Commands that have not completed, by ticket. */
+    struct cst_ticket_graph tickets; /* Commands that have not completed. */
     /* Ends of the list of commands that have not completed, in order of submission. */
     struct cste_work *oldest, *youngest;
     uint64_t n_submitted;             /* Number of commands submitted so far. */

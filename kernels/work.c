@@ -31,11 +31,12 @@ const struct cste_work_kind *cste_work_kind(const struct cste_work *work)
 int cste_work_open(struct cste_work **out, struct cste_work_context *context,
                    const Engine__Command *command, struct cst_err *err)
 {
-    struct cste_work *work = calloc(1, sizeof *work);
+    struct cste_work *work = calloc(1, sizeof *work + command->n_after * sizeof work->edges[0]);
 
     if (work == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for command %" PRIu64, command->ticket);
     }
+    work->ticket = (struct cst_ticket){.number = command->ticket, .edges = work->edges};
     work->context = context;
     work->status = cste_work_read(work, command);
     *out = work;

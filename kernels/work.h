@@ -11,9 +11,9 @@
 #include "kernels/chunk.h"
 #include "kernels/thread_pool.h"
 #include "kernels/mailbox.h"
-#include "kernels/tickets.h"
 #include "proto/busy_time.h"
 #include "proto/engine.pb-c.h"
+#include "proto/ticket_graph.h"
 #include "proto/traffic.h"
 
 #include <stdatomic.h>
@@ -60,11 +60,11 @@ struct cste_work_row {
 
 /* A command of the engine. */
 struct cste_work {
-    struct cste_ticket ticket; /* Number of the command and its dependencies. */
-    struct cste_task job;      /* The pieces of the command. */
-    struct cste_mail mail;     /* Posted when job is done. */
-    struct cste_work *next;    /* Next command in the engine's list of held commands. */
-    uint64_t sequence;         /* Number in order of submission, from 1. */
+    struct cst_ticket ticket; /* Number of the command and its dependencies. */
+    struct cste_task job;     /* The pieces of the command. */
+    struct cste_mail mail;    /* Posted when job is done. */
+    struct cste_work *next;   /* Next command in the engine's list of held commands. */
+    uint64_t sequence;        /* Number in order of submission, from 1. */
     /* Neighbours in the engine's list of commands, in order of submission. */
     struct cste_work *older, *younger;
     struct cste_work_context *context; /* Shared data; borrowed. */
@@ -105,6 +105,7 @@ struct cste_work {
     int status;         /* Result. While pieces run, only the thread that set failed writes it. */
     double value;       /* NORM: the sum. */
     struct cst_err err; /* Message text if status is not 0. */
+    struct cst_ticket_edge edges[]; /* For the ticket. */
 };
 
 /* Create the work of @command and copy its content. An error in the command does not fail the call:

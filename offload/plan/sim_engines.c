@@ -10,67 +10,49 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- ring of commands ------------------------------------------------------------------------- */
-
-static struct cst_sim_command *find(const struct cst_sim *play, uint64_t ticket)
+static struct cst_sim_command *command_of(struct cst_ticket *ticket)
 {
-    struct cst_sim_command *c = play->commands[ticket & (play->commands_capacity - 1)];
-
-    return c != NULL && c->ticket == ticket ? c : NULL;
+    return (struct cst_sim_command *)(void *)((char *)ticket -
+                                              offsetof(struct cst_sim_command, ticket));
 }
 
 /* The command with @ticket, which must be in flight. */
 static struct cst_sim_command *get(const struct cst_sim *play, uint64_t ticket)
 {
-    struct cst_sim_command *c = play->commands[ticket & (play->commands_capacity - 1)];
+    struct cst_ticket *found = cst_ticket_graph_find(&play->tickets, ticket);
 
-    assert(c != NULL && c->ticket == ticket);
-    return c;
+    assert(found != NULL);
+    return command_of(found);
 }
 
-/* Double the ring. Tickets are dense, so a ring of twice the span of those in flight has no
- * collisions. */
-static int grow(struct cst_sim *play)
+/* Add a command, which waits for its own message and for those of @after that have not ended.
+ * NULL: no memory. */
+static struct cst_sim_command *add(struct cst_sim *play, uint64_t ticket, const uint64_t *after,
+                                   uint32_t n_after)
 {
-    uint64_t capacity = 2 * play->commands_capacity;
-    struct cst_sim_command **ring = calloc(capacity, sizeof(*ring));
+    struct cst_sim_command *c = calloc(1, sizeof *c);
+    uint64_t waits[CST_COMMAND_MAX_AFTER];
+    uint32_t n = 0;
+    struct cst_err err;
 
-    if (ring == NULL) {
-        return CST_ENOMEM;
+    if (c == NULL) {
+        return NULL;
     }
-    for (uint64_t i = 0; i < play->commands_capacity; i++) {
-        if (play->commands[i] != NULL) {
-            ring[play->commands[i]->ticket & (capacity - 1)] = play->commands[i];
+    for (uint32_t i = 0; i < n_after; i++) {
+        struct cst_ticket *first = cst_ticket_graph_find(&play->tickets, after[i]);
+
+        if (first != NULL && !command_of(first)->ended) {
+            waits[n++] = after[i];
         }
     }
-    free(play->commands);
-    play->commands = ring;
-    play->commands_capacity = capacity;
-    return CST_OK;
-}
-
-static struct cst_sim_command *add(struct cst_sim *play, uint64_t ticket)
-{
-    struct cst_sim_command *c;
-
-    while (play->commands[ticket & (play->commands_capacity - 1)] != NULL) {
-        if (grow(play) != CST_OK) {
-            return NULL;
-        }
-    }
-    c = calloc(1, sizeof *c);
-    if (c != NULL) {
-        c->ticket = ticket;
-        play->commands[ticket & (play->commands_capacity - 1)] = c;
-        play->n_commands++;
-    }
+    c->ticket = (struct cst_ticket){.number = ticket, .edges = c->edges, .n_waits = 1};
+    (void)cst_ticket_graph_add(&play->tickets, &c->ticket, waits, n, &err);
     return c;
 }
 
 static void drop(struct cst_sim *play, struct cst_sim_command *c)
 {
-    play->commands[c->ticket & (play->commands_capacity - 1)] = NULL;
-    play->n_commands--;
+    cst_ticket_graph_drop(&play->tickets, &c->ticket);
     free(c);
 }
 
@@ -142,15 +124,18 @@ static void enqueue(struct cst_sim *play, struct cst_sim_command *c)
 
 static void release(struct cst_sim *play, struct cst_sim_command *c)
 {
-    if (--c->n_waits == 0) {
-        enqueue(play, c);
+    struct cst_ticket *ready;
+
+    cst_ticket_graph_release(&play->tickets, &c->ticket);
+    while ((ready = cst_ticket_graph_take(&play->tickets)) != NULL) {
+        enqueue(play, command_of(ready));
     }
 }
 
 void cst_sim_submit(struct cst_sim *play, const struct cst_command *command)
 {
     const struct cst_flight *flight = cst_flights_find(&play->core->flights, command->ticket);
-    struct cst_sim_command *c = add(play, command->ticket);
+    struct cst_sim_command *c = add(play, command->ticket, command->after, command->n_after);
 
     if (c == NULL) {
         cst_sim_out_of_memory(play);
@@ -165,16 +150,6 @@ void cst_sim_submit(struct cst_sim *play, const struct cst_command *command)
     c->newest_first = command->newest_first;
     cst_sim_cost(play, c, command);
     cst_sim_count(play, c, command);
-    c->n_waits = 1;
-    for (uint32_t i = 0; i < command->n_after; i++) {
-        struct cst_sim_command *first = find(play, command->after[i]);
-
-        if (first != NULL && !first->ended) {
-            c->next_after[i] = first->after_me;
-            first->after_me = command->ticket * CST_COMMAND_MAX_AFTER + i;
-            c->n_waits++;
-        }
-    }
     cst_sim_timer(play, play->hop_ns, CST_SIM_COMMAND, command->ticket);
 }
 
@@ -226,14 +201,13 @@ static void note_interval(struct cst_sim *play, const struct cst_sim_command *c)
  * `after_ack`, when it has seen the completion. */
 static void wake(struct cst_sim *play, const struct cst_sim_command *c)
 {
-    for (uint64_t at = c->after_me; at != 0;) {
-        struct cst_sim_command *next = get(play, at / CST_COMMAND_MAX_AFTER);
+    for (const struct cst_ticket_edge *edge = c->ticket.waiters; edge != NULL; edge = edge->next) {
+        struct cst_sim_command *next = command_of(edge->waiter);
 
-        at = next->next_after[at % CST_COMMAND_MAX_AFTER];
         if (next->engine == c->engine && !next->after_ack) {
             release(play, next);
         } else {
-            cst_sim_timer(play, 2 * play->hop_ns, CST_SIM_COMMAND, next->ticket);
+            cst_sim_timer(play, 2 * play->hop_ns, CST_SIM_COMMAND, next->ticket.number);
         }
     }
 }
@@ -248,7 +222,7 @@ void cst_sim_ended(struct cst_sim *play, struct cst_sim_command *c)
     play->peer_bytes += c->copied_to;
     run_next(play, lane);
     wake(play, c);
-    cst_sim_timer(play, play->hop_ns, CST_SIM_DONE, c->ticket);
+    cst_sim_timer(play, play->hop_ns, CST_SIM_DONE, c->ticket.number);
 }
 
 void cst_sim_done(struct cst_sim *play, uint64_t ticket)
@@ -263,10 +237,10 @@ void cst_sim_done(struct cst_sim *play, uint64_t ticket)
 
 int cst_sim_engines_open(struct cst_sim *play)
 {
-    play->commands_capacity = 256;
-    play->commands = calloc(play->commands_capacity, sizeof(*play->commands));
+    struct cst_err err;
+
     play->engines = calloc(play->n_engines, sizeof *play->engines);
-    if (play->commands == NULL || play->engines == NULL) {
+    if (cst_ticket_graph_open(&play->tickets, &err) != CST_OK || play->engines == NULL) {
         return CST_ENOMEM;
     }
     for (uint32_t i = 0; i < play->n_engines; i++) {
@@ -295,9 +269,14 @@ int cst_sim_engines_open(struct cst_sim *play)
 
 void cst_sim_engines_close(struct cst_sim *play)
 {
-    for (uint64_t i = 0; play->commands != NULL && i < play->commands_capacity; i++) {
-        free(play->commands[i]);
+    /* The graph is all zeros if opening failed before. */
+    for (uint32_t i = 0; play->tickets.buckets != NULL && i < play->tickets.n_buckets; i++) {
+        for (struct cst_ticket *ticket = play->tickets.buckets[i], *next; ticket != NULL;
+             ticket = next) {
+            next = ticket->chain;
+            free(command_of(ticket));
+        }
     }
-    free(play->commands);
+    cst_ticket_graph_close(&play->tickets);
     free(play->engines);
 }

@@ -23,6 +23,7 @@
 #include "offload/plan/shared_rates.h"
 #include "offload/plan/replay.h"
 #include "offload/plan/timers.h"
+#include "proto/ticket_graph.h"
 
 /* Segment numbers of places. Those of arenas are the lowest. */
 #define CST_SIM_POOL_SEGMENT                                                                       \
@@ -57,7 +58,8 @@ enum cst_sim_lane_kind {
 };
 
 struct cst_sim_command {
-    uint64_t ticket; /* 0: the slot is empty. */
+    struct cst_ticket ticket; /* Also waits for the arrival of its own message. */
+    struct cst_ticket_edge edges[CST_COMMAND_MAX_AFTER]; /* For ticket. */
     uint32_t engine;
     enum cst_sim_lane_kind lane;
     unsigned class; /* The priority. */
@@ -65,14 +67,8 @@ struct cst_sim_command {
     uint32_t chunk, rank; /* rank is that of cst_flight, which can be a device reservation. */
     bool after_ack;       /* As in cst_command, like newest_first. */
     bool newest_first;
-    uint32_t n_waits; /* Number of commands that it waits for, plus one for its own message. */
-    /* Head of the list of commands that wait for it: ticket x CST_COMMAND_MAX_AFTER + index; 0:
-     * none. */
-    uint64_t after_me;
-    uint64_t next_after[CST_COMMAND_MAX_AFTER]; /* Links of these lists. */
-    struct cst_sim_command *next;               /* Next command in the queue of its lane. */
+    struct cst_sim_command *next; /* Next command in the queue of its lane. */
     bool begun;
-    bool queued;
     uint64_t begin;     /* In ns. */
     bool ended;         /* The completion is on its way to the daemon. */
     uint64_t copied_to; /* Bytes moved over the link between devices. */
@@ -210,10 +206,8 @@ struct cst_sim {
     uint64_t n_turns;               /* Timers and ends of efforts that were processed. */
     struct cst_sim_engine *engines; /* Owned. */
     uint32_t n_engines, n_nodes;
-    struct cst_sim_command **commands; /* A ring by ticket; owned, like its elements. */
-    uint64_t commands_capacity;        /* A power of two. */
-    uint32_t n_commands;
-    struct cst_sim_worker *workers; /* Owned. */
+    struct cst_ticket_graph tickets; /* Tickets of the commands in flight, which are owned. */
+    struct cst_sim_worker *workers;  /* Owned. */
     uint32_t world;
     uint64_t peer_bytes; /* Bytes between devices so far. */
     /* Bytes so far, from commands: what the core must have counted. */
@@ -263,7 +257,7 @@ void cst_sim_count(struct cst_sim *play, const struct cst_sim_command *c,
 /* -- sim_engines.c: commands at engines -----------------------------------------------------------
  */
 
-/* Allocate the engines and the ring of commands. CST_ENOMEM: the caller calls
+/* Allocate the engines and the graph of commands. CST_ENOMEM: the caller calls
  * cst_sim_engines_close nevertheless. */
 int cst_sim_engines_open(struct cst_sim *play);
 void cst_sim_engines_close(struct cst_sim *play);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/commands: an engine's commands that are not completed are packed into messages,
- * found by ticket, and sent again after the engine's death. */
+ * found by ticket, sent again after the engine's death,
+ * and held while they wait for commands of other engines. */
 #include "daemon/commands.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
@@ -9,17 +10,37 @@
 #include <check.h>
 #include <string.h>
 
+static struct cst_ticket_graph graph;
 static struct cstd_commands commands;
 static struct cst_err err;
 
 static void setup(void)
 {
-    cstd_commands_init(&commands);
+    ck_assert_int_eq(cst_ticket_graph_open(&graph, &err), CST_OK);
+    cstd_commands_init(&commands, &graph);
 }
 
 static void teardown(void)
 {
     cstd_commands_close(&commands);
+    ck_assert_uint_eq(graph.n, 0);
+    cst_ticket_graph_close(&graph);
+}
+
+/* Queue a command that waits for nothing. */
+static void add(const struct cst_command *command)
+{
+    ck_assert_int_eq(cstd_commands_add(&commands, command, NULL, 0, &err), CST_OK);
+    cstd_commands_queue(cstd_commands_take(&graph));
+}
+
+/* The command of @ticket is over and done. False: there was none. */
+static bool end(uint64_t ticket)
+{
+    bool was = cstd_commands_remove(&commands, ticket);
+
+    cstd_commands_done(&graph, ticket, CST_OK, NULL);
+    return was;
 }
 
 static void add_copy(uint64_t ticket)
@@ -32,12 +53,12 @@ static void add_copy(uint64_t ticket)
                             .dst = {{.segment = 2, .offset = 3}},
                             .bytes = 4096};
 
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    add(&c);
 }
 
 /* Pack the commands that were not sent into at most @max bytes. The caller frees the message, which
  * may have no commands. */
-static Engine__Submit *pack(size_t max, struct cstd_commands_item **upto)
+static Engine__Submit *pack(size_t max, struct cstd_command **upto)
 {
     static uint8_t body[CST_FRAME_MAX_BODY];
     size_t n = cstd_commands_pack(&commands, body, max, upto);
@@ -52,7 +73,7 @@ static Engine__Submit *pack(size_t max, struct cstd_commands_item **upto)
  * mark them as sent. */
 static void expect_sent(uint64_t first, uint64_t last)
 {
-    struct cstd_commands_item *upto = NULL;
+    struct cstd_command *upto = NULL;
     Engine__Submit *submit = pack(CST_FRAME_MAX_BODY, &upto);
 
     ck_assert_uint_eq(submit->n_commands, last - first + 1);
@@ -83,15 +104,15 @@ START_TEST(commands_are_packed_whole)
                                       .grad_scale = 6.5f}};
     struct cst_command r = {
         .kind = CST_COMMAND_REDUCE, .ticket = 2, .n_src = CST_CORE_MAX_WORLD, .mark = 3};
-    struct cstd_commands_item *upto;
+    struct cstd_command *upto;
     Engine__Submit *submit;
     const Engine__Command *got;
 
     for (uint32_t i = 0; i < r.n_src; i++) {
         r.src[i] = (struct cst_place){.segment = i + 1, .offset = UINT64_C(1) << i};
     }
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
-    ck_assert_int_eq(cstd_commands_add(&commands, &r, &err), CST_OK);
+    add(&c);
+    add(&r);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     ck_assert_uint_eq(submit->n_commands, 2);
     got = submit->commands[0];
@@ -136,11 +157,11 @@ START_TEST(updates_elsewhere_are_packed_whole)
         .n_out = 2,
         .guard = true,
     };
-    struct cstd_commands_item *upto;
+    struct cstd_command *upto;
     const Engine__Command *got;
     Engine__Submit *submit;
 
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    add(&c);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     got = submit->commands[0];
     ck_assert_uint_eq(got->n_after, 8);
@@ -174,22 +195,22 @@ START_TEST(conversions_are_packed_whole)
                             .moments = CST_MOMENTS_MX8,
                             .first = 7,
                             .row_elems = 64};
-    struct cstd_commands_item *upto;
+    struct cstd_command *upto;
     Engine__Submit *submit;
     Engine__Command **got;
 
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    add(&c);
     c.encode = false;
     c.decode = true;
     c.ticket = 2;
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    add(&c);
     c.decode = false;
     c.n_dst = 4;
     c.ticket = 3;
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    add(&c);
     c.row_elems = c.first = 0;
     c.ticket = 4;
-    ck_assert_int_eq(cstd_commands_add(&commands, &c, &err), CST_OK);
+    add(&c);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
     got = submit->commands;
     ck_assert_uint_eq(submit->n_commands, 4);
@@ -227,7 +248,7 @@ END_TEST
  * packed but not sent are packed again. */
 START_TEST(frames_are_filled)
 {
-    struct cstd_commands_item *upto;
+    struct cstd_command *upto;
     Engine__Submit *submit;
     uint64_t next = 1;
 
@@ -258,32 +279,13 @@ START_TEST(what_is_left_goes_out_again)
     }
     expect_sent(1, 10);
     for (uint64_t t = 1; t <= 4; t++) {
-        ck_assert(cstd_commands_remove(&commands, t));
+        ck_assert(end(t));
     }
-    ck_assert(!cstd_commands_remove(&commands, 4));
-    ck_assert(!cstd_commands_remove(&commands, 99));
+    ck_assert(!end(4));
+    ck_assert(!end(99));
     ck_assert_uint_eq(commands.n, 6);
     cstd_commands_rewind(&commands);
     expect_sent(5, 10);
-}
-END_TEST
-
-/* Tickets that fall into the same bucket are told apart. */
-START_TEST(buckets_hold_many)
-{
-    uint64_t ticket;
-
-    for (uint64_t t = 0; t < 5; t++) {
-        add_copy(1 + t * CSTD_COMMANDS_BUCKETS);
-    }
-    for (uint64_t t = 0; t < 5; t += 2) {
-        ck_assert(cstd_commands_remove(&commands, 1 + t * CSTD_COMMANDS_BUCKETS));
-    }
-    ck_assert(cstd_commands_first(&commands, &ticket));
-    ck_assert_uint_eq(ticket, 1 + CSTD_COMMANDS_BUCKETS);
-    ck_assert(cstd_commands_remove(&commands, 1 + CSTD_COMMANDS_BUCKETS));
-    ck_assert(cstd_commands_remove(&commands, 1 + 3 * CSTD_COMMANDS_BUCKETS));
-    ck_assert(!cstd_commands_first(&commands, &ticket));
 }
 END_TEST
 
@@ -300,7 +302,7 @@ START_TEST(a_job_is_forgotten)
     add_copy(two + 1);
     cstd_commands_forget(&commands, 40, 1);
     ck_assert_uint_eq(commands.n, 2);
-    ck_assert(!cstd_commands_remove(&commands, one));
+    ck_assert(!end(one));
     expect_sent(two + 1, two + 1);
     cstd_commands_rewind(&commands);
     expect_sent(two, two + 1);
@@ -318,12 +320,12 @@ START_TEST(some_are_forgiven)
                                         .may_fail = true};
 
     add_copy(1);
-    ck_assert_int_eq(cstd_commands_add(&commands, &command, &err), CST_OK);
+    add(&command);
     expect_sent(1, 2);
-    ck_assert(!cstd_commands_may_fail(&commands, 1));
-    ck_assert(cstd_commands_may_fail(&commands, 2));
-    ck_assert(cstd_commands_remove(&commands, 2));
-    ck_assert(!cstd_commands_may_fail(&commands, 2));
+    ck_assert(!cstd_commands_find(&graph, 1)->may_fail);
+    ck_assert(cstd_commands_find(&graph, 2)->may_fail);
+    ck_assert(end(2));
+    ck_assert_ptr_null(cstd_commands_find(&graph, 2));
 }
 END_TEST
 
@@ -337,7 +339,7 @@ START_TEST(given_up_commands_are_kept)
     uint64_t ticket = 0;
 
     add_copy(1);
-    ck_assert_int_eq(cstd_commands_add(&commands, &io, &err), CST_OK);
+    add(&io);
     add_copy(3);
     ck_assert(!cstd_commands_first_refused(&commands, &ticket));
     for (unsigned times = 1; times <= 3; times++) {
@@ -346,21 +348,165 @@ START_TEST(given_up_commands_are_kept)
         if (times == 1) {
             ck_assert(cstd_commands_first_refused(&commands, &ticket));
             ck_assert_uint_eq(ticket, 2);
-            ck_assert(cstd_commands_remove(&commands, 2));
+            ck_assert(end(2));
             add_copy(4);
         }
         ck_assert(cstd_commands_first_refused(&commands, &ticket) == (times == 3));
     }
     ck_assert_uint_eq(ticket, 1);
-    ck_assert(cstd_commands_remove(&commands, 1));
+    ck_assert(end(1));
     ck_assert(cstd_commands_first_refused(&commands, &ticket));
     ck_assert_uint_eq(ticket, 3);
-    ck_assert(cstd_commands_remove(&commands, 3));
+    ck_assert(end(3));
     /* Command 4 was submitted after the engine was given up for the first time. */
     ck_assert(!cstd_commands_first_refused(&commands, &ticket));
     expect_sent(4, 4);
     ck_assert(cstd_commands_has_any(&commands, 1, 2));
     ck_assert(!cstd_commands_has_any(&commands, 1, 1));
+}
+END_TEST
+
+/* Hold a copy until the given tickets are done. */
+#define HOLD(number, ...)                                                                          \
+    hold(number, (uint64_t[]){__VA_ARGS__}, sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
+
+static void hold(uint64_t ticket, const uint64_t *waits, uint32_t n)
+{
+    struct cst_command c = {
+        .kind = CST_COMMAND_COPY, .ticket = ticket, .n_src = 1, .n_dst = 1, .n_after = n};
+
+    memcpy(c.after, waits, n * sizeof *waits);
+    ck_assert_int_eq(cstd_commands_add(&commands, &c, waits, n, &err), CST_OK);
+}
+
+static void expect_none(void)
+{
+    ck_assert_ptr_null(cstd_commands_take(&graph));
+}
+
+/* The next command that waits no more has this ticket and goes to its engine. */
+static void expect_queued(uint64_t ticket)
+{
+    struct cstd_command *command = cstd_commands_take(&graph);
+
+    ck_assert_uint_eq(command->ticket.number, ticket);
+    ck_assert(!command->ticket.doomed);
+    cstd_commands_queue(command);
+}
+
+/* The next command that waits no more has this ticket and is cancelled, with words that contain
+ * @why. */
+static void expect_cancelled(uint64_t ticket, const char *why)
+{
+    struct cstd_command *command = cstd_commands_take(&graph);
+
+    ck_assert_uint_eq(command->ticket.number, ticket);
+    ck_assert(command->ticket.doomed);
+    cstd_commands_explain(command, &err);
+    ck_assert_int_eq(err.status, CST_ECANCELLED);
+    ck_assert_ptr_nonnull(strstr(err.text, why));
+    ck_assert(cstd_commands_remove(&commands, ticket));
+}
+
+/* The command of @ticket ends with @status. */
+static void end_with(uint64_t ticket, int status, const char *text)
+{
+    ck_assert(cstd_commands_remove(&commands, ticket));
+    cstd_commands_done(&graph, ticket, status, text);
+}
+
+/* A command is held until all its tickets are done. It then goes to its engine after those that are
+ * there, without its `after`. Commands that wait for the same ticket go in the order of their
+ * submission. */
+START_TEST(a_command_is_held)
+{
+    static const uint64_t order[] = {2, 4, 6, 7, 5};
+    struct cstd_command *upto;
+    Engine__Submit *submit;
+
+    for (uint64_t t = 1; t <= 3; t++) {
+        add_copy(t);
+    }
+    HOLD(5, 1, 3);
+    HOLD(6, 3);
+    HOLD(7, 3);
+    add_copy(4);
+    ck_assert_int_eq(cstd_commands_find(&graph, 5)->state, CSTD_COMMAND_HELD);
+    ck_assert_uint_eq(commands.n, 4);
+    end_with(3, CST_OK, NULL);
+    expect_queued(6);
+    expect_queued(7);
+    expect_none();
+    end_with(1, CST_OK, NULL);
+    expect_queued(5);
+    submit = pack(CST_FRAME_MAX_BODY, &upto);
+    ck_assert_uint_eq(submit->n_commands, 5);
+    for (size_t i = 0; i < 5; i++) {
+        ck_assert_uint_eq(submit->commands[i]->ticket, order[i]);
+        ck_assert_uint_eq(submit->commands[i]->n_after, 0);
+    }
+    engine__submit__free_unpacked(submit, NULL);
+}
+END_TEST
+
+/* A failure cancels the commands that wait for it, with the words of the first failure, when their
+ * other tickets have ended, and then the commands that wait for these. */
+START_TEST(a_failure_cancels)
+{
+    for (uint64_t t = 1; t <= 3; t++) {
+        add_copy(t);
+    }
+    HOLD(4, 1, 2, 3);
+    HOLD(5, 4);
+    end_with(1, CST_EENGINE, "engine 0: 6 deaths");
+    expect_none();
+    end_with(2, CST_EIO, "another one");
+    end_with(3, CST_OK, NULL);
+    expect_cancelled(4, "engine 0: 6 deaths");
+    expect_none();
+    cstd_commands_done(&graph, 4, CST_EIO, NULL);
+    expect_cancelled(5, cst_status_words(CST_EIO));
+    cstd_commands_done(&graph, 5, CST_OK, NULL);
+    expect_none();
+}
+END_TEST
+
+/* While the owner of a failed command is told, the command is not found any more, but another one
+ * can still replace it: the commands that waited for it wait for that one. */
+START_TEST(a_command_is_replaced)
+{
+    add_copy(1);
+    HOLD(3, 1);
+    ck_assert(cstd_commands_remove(&commands, 1));
+    ck_assert(!cstd_commands_remove(&commands, 1));
+    ck_assert_ptr_null(cstd_commands_find(&graph, 1));
+    add_copy(2);
+    cstd_commands_replace(&graph, 1, 2);
+    cstd_commands_replace(&graph, 99, 2); /* unknown */
+    cstd_commands_done(&graph, 1, CST_EIO, NULL);
+    expect_none();
+    end_with(2, CST_OK, NULL);
+    expect_queued(3);
+}
+END_TEST
+
+/* A job that ends takes its held commands with it, whether they still wait or not, and also while
+ * the owner of one of its commands is told. */
+START_TEST(held_commands_are_forgotten)
+{
+    add_copy(1 << 8 | 1);
+    add_copy(1 << 8 | 2);
+    add_copy(2 << 8 | 1);
+    HOLD(1 << 8 | 3, 1 << 8 | 1);
+    HOLD(1 << 8 | 4, 1 << 8 | 2, 1 << 8 | 3);
+    HOLD(2 << 8 | 2, 2 << 8 | 1);
+    end_with(1 << 8 | 1, CST_OK, NULL);
+    ck_assert(cstd_commands_remove(&commands, 1 << 8 | 2));
+    cstd_commands_forget(&commands, 8, 1);
+    cstd_commands_done(&graph, 1 << 8 | 2, CST_OK, NULL);
+    expect_none();
+    end_with(2 << 8 | 1, CST_OK, NULL);
+    expect_queued(2 << 8 | 2);
 }
 END_TEST
 
@@ -377,9 +523,12 @@ int main(void)
     tcase_add_test(tc, commands_go_out_in_order);
     tcase_add_test(tc, frames_are_filled);
     tcase_add_test(tc, what_is_left_goes_out_again);
-    tcase_add_test(tc, buckets_hold_many);
     tcase_add_test(tc, a_job_is_forgotten);
     tcase_add_test(tc, some_are_forgiven);
     tcase_add_test(tc, given_up_commands_are_kept);
+    tcase_add_test(tc, a_command_is_held);
+    tcase_add_test(tc, a_failure_cancels);
+    tcase_add_test(tc, a_command_is_replaced);
+    tcase_add_test(tc, held_commands_are_forgotten);
     return suite_run(suite);
 }
