@@ -46,9 +46,6 @@ struct gpt_device_ops {
                      const struct gpt_model *model, struct gpt_store **out, struct cst_err *err);
     /* Describe the device in words, for example "2 threads, matmul bf16". */
     void (*describe)(const struct gpt_device *device, char out[GPT_DEVICE_WORDS]);
-    /* Measure the operations per second of a large bf16 matrix product. CST_EUNSUPPORTED: the
-     * device cannot measure it. */
-    int (*measure)(struct gpt_device *device, double *out, struct cst_err *err);
     void (*close)(struct gpt_device *device);
 };
 

@@ -95,13 +95,6 @@ static void host_describe(const struct gpt_device *device, char out[GPT_DEVICE_W
                    d->bf16 ? "bf16" : "fp32");
 }
 
-static int host_measure(struct gpt_device *device, double *out, struct cst_err *err)
-{
-    (void)device;
-    (void)out;
-    return cst_err_set(err, CST_EUNSUPPORTED, "--measure-matmul is for --device cuda");
-}
-
 static void host_close(struct gpt_device *device)
 {
     struct host_device *d = self(device);
@@ -121,7 +114,6 @@ static const struct gpt_device_ops host_ops = {
     .open_pass = host_open_pass,
     .open_view = host_open_view,
     .describe = host_describe,
-    .measure = host_measure,
     .close = host_close,
 };
 

@@ -117,17 +117,6 @@ static void json_number(FILE *f, const char *name, double value)
     }
 }
 
-static void json_flops(const struct gpt_progress *p, double seconds)
-{
-    if (p->step_flops > 0) {
-        json_number(p->json, "model_flops_per_s", p->step_flops / seconds);
-    }
-    if (p->step_flops > 0 && p->matmul_flops > 0) {
-        json_number(p->json, "matmul_flops_per_s", p->matmul_flops);
-        json_number(p->json, "mfu", p->step_flops / seconds / p->matmul_flops);
-    }
-}
-
 static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s, double seconds)
 {
     const struct cst_step_result *r = s->result;
@@ -139,7 +128,9 @@ static void json_step(struct gpt_progress *p, const struct gpt_progress_step *s,
     json_number(p->json, "clip", (double)r->clip);
     json_number(p->json, "seconds", seconds);
     json_number(p->json, "tokens_per_s", (double)p->step_tokens / seconds);
-    json_flops(p, seconds);
+    if (p->step_flops > 0) {
+        json_number(p->json, "model_flops_per_s", p->step_flops / seconds);
+    }
     if (s->stat != NULL) {
         (void)fprintf(p->json,
                       ", \"hits\": %" PRIu64 ", \"late\": %" PRIu64 ", \"misses\": %" PRIu64
@@ -192,11 +183,6 @@ int gpt_progress_close(struct gpt_progress *p, const struct cst_rank_stat *stat,
         (void)printf("%sdone: %" PRIu64 " steps in %.1f s, loss %.4f -> %.4f, %.0f tokens/s",
                      p->terminal ? "\n" : "", p->n_steps, seconds, p->first_loss, p->last_loss,
                      (double)(p->n_steps * p->step_tokens) / seconds);
-        if (p->matmul_flops > 0 && p->pace > 0) {
-            (void)printf(", %.1f TFLOP/s of %.1f: %.1f %%", 1e-12 * p->step_flops / p->pace,
-                         1e-12 * p->matmul_flops,
-                         100.0 * p->step_flops / p->pace / p->matmul_flops);
-        }
         if (stat != NULL && stat->pool_bytes > 0) {
             char hits[HITS_BYTES];
 

@@ -15,7 +15,6 @@ struct gpt_progress {
     uint64_t last_step;   /* last step of the run, for the estimated time left */
     uint64_t step_tokens; /* tokens of all ranks in one step */
     double step_flops;    /* the model's operations in one step; 0: not reported */
-    double matmul_flops;  /* measured operations per second of a matrix product; 0: not measured */
     uint64_t first_done;  /* steps committed when this run began */
     double begun;         /* start of the run in seconds of the monotonic clock */
     double drawn;         /* time when the line was last drawn */
@@ -34,7 +33,7 @@ struct gpt_progress_step {
 };
 
 /* Open @progress. @json_path: file for JSON, or NULL. @append: keep the contents of the file. The
- * caller may set step_flops and matmul_flops afterwards. CST_EIO: the file cannot be opened. */
+ * caller may set step_flops afterwards. CST_EIO: the file cannot be opened. */
 int gpt_progress_open(struct gpt_progress *progress, bool quiet, const char *json_path, bool append,
                       uint64_t first_step, uint64_t last_step, uint64_t step_tokens,
                       struct cst_err *err);

@@ -26,7 +26,6 @@ struct train {
     uint32_t n_passes;                 /* passes per step */
     struct gpt_exchange *exchange;     /* borrowed; NULL: none is needed */
     struct gpt_progress progress;      /* progress reports */
-    double matmul_flops;               /* operations per second; 0: not measured */
     FILE *losses;                      /* file of --loss-file, if this rank writes it; else NULL */
 };
 
@@ -234,7 +233,6 @@ static int open_files(struct train *t, uint64_t step, struct cst_err *err)
                                err);
 
     t->progress.step_flops = gpt_model_token_flops(t->model) * (double)t->progress.step_tokens;
-    t->progress.matmul_flops = t->matmul_flops;
     if (rc == 0 && mine && o->loss_file != NULL) {
         rc = gpt_output_open(&t->losses, o->loss_file, step > 0, "--loss-file", err);
     }
@@ -295,12 +293,6 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     t.device = device;
     t.n_passes = device->ops->passes(device);
     t.exchange = exchange;
-    if (options->measure_matmul && rank == options->rank) {
-        rc = device->ops->measure(device, &t.matmul_flops, err);
-        if (rc != 0) {
-            return rc;
-        }
-    }
     rc = device->ops->open_pass(device, model, options->batch / t.n_passes, &t.pass, err);
     if (rc != 0) {
         return rc;

@@ -111,11 +111,6 @@ static void cuda_describe(const struct gpt_device *device, char out[GPT_DEVICE_W
                    gpu->no_cublas.text[0] != '\0' ? ": " : "", gpu->no_cublas.text);
 }
 
-static int cuda_measure(struct gpt_device *device, double *out, struct cst_err *err)
-{
-    return gpt_gpu_measure(&self(device)->gpu, out, err);
-}
-
 static void cuda_close(struct gpt_device *device)
 {
     struct cuda_device *d = self(device);
@@ -136,7 +131,6 @@ static const struct gpt_device_ops cuda_ops = {
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
     .describe = cuda_describe,
-    .measure = cuda_measure,
     .close = cuda_close,
 };
 

@@ -66,8 +66,4 @@ int gpt_gpu_wait(const struct gpt_gpu *gpu, struct cst_err *err);
  * A product with a GELU epilogue must have scale 1. */
 int gpt_gpu_product(const struct gpt_gpu *gpu, const struct gpt_product *p, struct cst_err *err);
 
-/* Measure the operations per second of a bf16 product of 8192 x 8192 x 8192, the best of several
- * rounds. It waits for the GPU. CST_EUNSUPPORTED: there is no cuBLASLt. */
-int gpt_gpu_measure(const struct gpt_gpu *gpu, double *out, struct cst_err *err);
-
 #endif
