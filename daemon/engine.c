@@ -113,7 +113,7 @@ static void send_setup(struct cstd_engine *engine)
     } else {
         setup.copy_threads = config->copy_threads;
         setup.has_copy_share = 1;
-        setup.copy_share = config->copy_share;
+        setup.copy_share = (float)config->copy_share;
     }
     setup.undo_segment = engine->undo->id;
     setup.undo_bytes = engine->undo->bytes;

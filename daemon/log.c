@@ -20,13 +20,7 @@ static enum cstd_log_level threshold = CSTD_LOG_INFO;
 static bool journal;        /* Standard error is the journal. */
 static int journal_fd = -1; /* Socket for sending to the journal; -1: not opened yet. */
 
-static const struct {
-    const char *name;
-    enum cstd_log_level level;
-} levels[] = {
-    {"error", CSTD_LOG_ERROR}, {"warning", CSTD_LOG_WARNING}, {"notice", CSTD_LOG_NOTICE},
-    {"info", CSTD_LOG_INFO},   {"debug", CSTD_LOG_DEBUG},
-};
+const char *const cstd_log_names[] = {"error", "warning", "notice", "info", "debug", NULL};
 
 /* True if standard error is the journal. JOURNAL_STREAM has the device and inode of the journal's
  * socket; they are compared because standard error may have been redirected. */
@@ -44,26 +38,6 @@ void cstd_log_init(enum cstd_log_level level)
 {
     threshold = level;
     journal = stderr_is_journal();
-}
-
-int cstd_log_parse(const char *name)
-{
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
-        if (strcmp(levels[i].name, name) == 0) {
-            return (int)levels[i].level;
-        }
-    }
-    return 0;
-}
-
-static const char *level_name(enum cstd_log_level level)
-{
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
-        if (levels[i].level == level) {
-            return levels[i].name;
-        }
-    }
-    return "?";
 }
 
 bool cstd_log_due(struct cstd_log_pace *pace, uint64_t now_ns)
@@ -132,7 +106,7 @@ static size_t write_head(enum cstd_log_level level, char *out, size_t n)
         (void)clock_gettime(CLOCK_REALTIME, &now);
         (void)strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%S", gmtime_r(&now.tv_sec, &utc));
         (void)snprintf(out, n, "%s.%03dZ cisternd: %s: ", day, (int)(now.tv_nsec / 1000000),
-                       level_name(level));
+                       cstd_log_names[level - CSTD_LOG_ERROR]);
     }
     return strlen(out);
 }

@@ -18,6 +18,9 @@ enum cstd_log_level {
     CSTD_LOG_DEBUG = 7,
 };
 
+/* Names of the levels from CSTD_LOG_ERROR on, then NULL. */
+extern const char *const cstd_log_names[];
+
 /* What an event is about. Pointers are only used during the call. */
 struct cstd_log_about {
     const char *job; /* Name of the job; NULL: none. */
@@ -30,10 +33,6 @@ struct cstd_log_about {
 /* Set the threshold: lines above @level are dropped. Also determines whether standard error is the
  * journal. */
 void cstd_log_init(enum cstd_log_level level);
-
-/* Returns the number of the level @name ("error", "warning", "notice", "info" or "debug"); 0:
- * unknown name. */
-int cstd_log_parse(const char *name);
 
 /* Write one line. Control characters are written as \xNN, and a peer's text therefore cannot forge
  * lines. The function never waits: a line that a full pipe or a slow journal does not accept at

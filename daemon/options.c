@@ -6,120 +6,108 @@
 
 #include "daemon/host_memory.h"
 #include "dirs.h"
-#include "proto/usage.h"
+#include "proto/options.h"
 
-#include <getopt.h>
+#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
-/* Options that set a key of the configuration. */
-static const struct setting {
-    const char *option;
+/* Options that set a key of the configuration, in the order of the rows of the table. */
+static const struct {
     const char *section;
     const char *key;
-} settings[] = {
-    {"socket", "daemon", "socket"},          {"manager-socket", "daemon", "manager_socket"},
-    {"host-memory", "host", "memory"},       {"pool-memory", "device host", "pool"},
-    {"engine-threads", "engine", "threads"}, {"engine", "engine", "program"},
-    {"log-level", "daemon", "log_level"},    {"gpus", "gpu", "devices"},
-    {"gpu-memory", "gpu", "pool"},           {"engine-cuda", "gpu", "program"},
+} keys[] = {
+    {"daemon", "socket"},    {"daemon", "manager_socket"}, {"host", "memory"},
+    {"device host", "pool"}, {"gpu", "devices"},           {"gpu", "pool"},
+    {"engine", "threads"},   {"engine", "program"},        {"gpu", "program"},
+    {"daemon", "log_level"},
 };
 
-enum {
-    N_SETTINGS = sizeof settings / sizeof *settings,
-    CONFIG = N_SETTINGS,
-    FOREGROUND,
-    VERSION_OPTION,
-    HELP
+enum { N_KEYS = sizeof keys / sizeof *keys };
+
+struct command_line {
+    const char *values[N_KEYS]; /* Per entry of keys: the value; NULL: not given. */
+    const char *config;         /* --config; NULL: the default file. */
+    bool help, version;         /* --help, --version */
 };
 
-static const struct option long_options[] = {
-    {"socket", required_argument, NULL, 0},
-    {"manager-socket", required_argument, NULL, 1},
-    {"host-memory", required_argument, NULL, 2},
-    {"pool-memory", required_argument, NULL, 3},
-    {"engine-threads", required_argument, NULL, 4},
-    {"engine", required_argument, NULL, 5},
-    {"log-level", required_argument, NULL, 6},
-    {"gpus", required_argument, NULL, 7},
-    {"gpu-memory", required_argument, NULL, 8},
-    {"engine-cuda", required_argument, NULL, 9},
-    {"config", required_argument, NULL, CONFIG},
-    {"foreground", no_argument, NULL, FOREGROUND},
-    {"version", no_argument, NULL, VERSION_OPTION},
-    {"help", no_argument, NULL, HELP},
-    {NULL, 0, NULL, 0},
+#define AT(name) offsetof(struct command_line, name)
+#define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
+#define KEY(number, option, argument, help)                                                        \
+    ROW(option, argument, help, CST_TEXT(AT(values[0]) + (number) * sizeof(const char *)))
+
+static const struct cst_option table[] = {
+    KEY(0, "socket", "PATH", "socket for workers (default: /run/cistern/cistern.sock)"),
+    KEY(1, "manager-socket", "PATH",
+        "socket for managers (default: manager.sock in the same directory)"),
+    KEY(2, "host-memory", "SIZE", "budget for model states: 24G, 75% (default: 60%)"),
+    KEY(3, "pool-memory", "SIZE", "budget for pools in host memory (default: 25%)"),
+    KEY(4, "gpus", "LIST", "GPUs to use: all, none, or numbers and UUIDs (default: all)"),
+    KEY(5, "gpu-memory", "SIZE", "budget on each GPU for pools, updates and states (default: 90%)"),
+    KEY(6, "engine-threads", "N", "compute threads of each engine (default: 0, all cores)"),
+    KEY(7, "engine", "PATH", "engine program for NUMA nodes"),
+    KEY(8, "engine-cuda", "PATH", "engine program for GPUs"),
+    KEY(9, "log-level", "LEVEL", "log this level and above: error, warning, notice, info or debug"),
+    ROW("config", "FILE",
+        "read FILE (default: " CST_SYSCONFDIR "/cistern/cistern.conf, if it is there)",
+        CST_TEXT(AT(config))),
+    ROW("help", NULL, "print this text", CST_FLAG(AT(help))),
+    ROW("version", NULL, "print the version of this program", CST_FLAG(AT(version))),
+    CST_OPTION_END,
 };
 
-static const char help[] =
-    "Usage: cisternd [OPTION]...\n"
-    "The memory daemon of cistern. It owns the model states of training jobs on this machine.\n"
-    "\n"
-    "  --config FILE           read FILE (default: " CST_SYSCONFDIR
-    "/cistern/cistern.conf, if it is there)\n"
-    "  --socket PATH           socket for workers (default: /run/cistern/cistern.sock)\n"
-    "  --manager-socket PATH   socket for managers (default: manager.sock in the same directory)\n"
-    "  --host-memory SIZE      budget for model states: 24G, 75% (default: 60%)\n"
-    "  --pool-memory SIZE      budget for pools in host memory (default: 25%)\n"
-    "  --gpus LIST             GPUs to use: all, none, or numbers and UUIDs (default: all)\n"
-    "  --gpu-memory SIZE       budget on each GPU for pools, updates and states (default: 90%)\n"
-    "  --engine-threads N      compute threads of each engine (default: 0, all cores)\n"
-    "  --engine PATH           engine program for NUMA nodes\n"
-    "  --engine-cuda PATH      engine program for GPUs\n"
-    "  --log-level LEVEL       log this level and above: error, warning, notice, info or debug\n"
-    "  --foreground            stay in the foreground (always so)\n"
-    "  --version, --help\n";
-
-/* Called twice: first with @config NULL, to find the name of the file, because options override the
- * file and must be applied after it. */
-static int scan(int argc, char **argv, struct cstd_settings *config, const char **file,
-                enum cstd_options_result *result, struct cst_err *err)
+static void print_help(void)
 {
-    int c;
+    (void)printf("Usage: cisternd [OPTION]...\n"
+                 "The memory daemon of cistern. It owns the model states of training jobs on this "
+                 "machine.\n\n");
+    cst_options_print(table, 0, stdout);
+}
 
-    optind = 1;
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
-        if (c == ':' || c == '?') {
-            return cst_usage_refused(c, argv, long_options, err);
-        }
-        if (c == CONFIG) {
-            *file = optarg;
-        } else if (c == VERSION_OPTION || c == HELP) {
-            (void)fputs(c == HELP ? help : "cisternd " PACKAGE_VERSION "\n", stdout);
-            *result = CSTD_OPTIONS_EXIT;
-            return CST_OK;
-        } else if (c < N_SETTINGS && config != NULL) {
-            int rc = cstd_settings_set(config, settings[c].section, settings[c].key, optarg, err);
+/* Apply the options that set keys. */
+static int set_keys(struct cstd_settings *config, const struct command_line *line,
+                    struct cst_err *err)
+{
+    int rc = CST_OK;
 
-            if (rc != CST_OK) {
-                (void)cst_err_prefix(err, "--%s", settings[c].option);
-                return rc;
-            }
+    for (size_t i = 0; i < N_KEYS && rc == CST_OK; i++) {
+        if (line->values[i] != NULL && cstd_settings_set(config, keys[i].section, keys[i].key,
+                                                         line->values[i], err) != CST_OK) {
+            rc = cst_err_prefix(err, "--%s", table[i].name);
         }
     }
-    if (optind < argc) {
-        return cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)", argv[optind]);
-    }
-    return CST_OK;
+    return rc;
 }
 
 int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
                       enum cstd_options_result *result, struct cst_err *err)
 {
-    const char *file = NULL;
-    int rc;
+    struct command_line line = {.config = NULL};
+    struct cst_options_given given;
+    int rc = cst_options_read(table, &line, argc, argv, &given, err);
 
-    *result = CSTD_OPTIONS_RUN;
-    cstd_settings_init(config, cstd_host_memory_memory(""));
-    rc = scan(argc, argv, NULL, &file, result, err);
-    if (rc != CST_OK || *result == CSTD_OPTIONS_EXIT) {
+    if (rc == CST_OK && (line.help || line.version)) {
+        *result = CSTD_OPTIONS_EXIT;
+        if (line.help) {
+            print_help();
+        } else {
+            (void)printf("cisternd " PACKAGE_VERSION "\n");
+        }
+        return CST_OK;
+    }
+    if (rc == CST_OK && given.first < argc) {
+        rc = cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
+                         argv[given.first]);
+    }
+    if (rc != CST_OK) {
         return rc;
     }
-    rc = cstd_settings_load(config, file != NULL ? file : CST_SYSCONFDIR "/cistern/cistern.conf",
-                            file != NULL, err);
+    *result = CSTD_OPTIONS_RUN;
+    cstd_settings_init(config, cstd_host_memory_memory(""));
+    rc = cstd_settings_load(
+        config, line.config != NULL ? line.config : CST_SYSCONFDIR "/cistern/cistern.conf",
+        line.config != NULL, err);
     if (rc == CST_OK) {
-        rc = scan(argc, argv, config, &file, result, err);
+        rc = set_keys(config, &line, err);
     }
     return rc == CST_OK ? cstd_settings_finish(config, err) : rc;
 }

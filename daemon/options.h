@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line of cisternd. */
-#ifndef CST_OPTIONS_H
-#define CST_OPTIONS_H
+#ifndef CSTD_OPTIONS_H
+#define CSTD_OPTIONS_H
 
 #include "daemon/settings.h"
 

@@ -4,6 +4,7 @@
 #include "daemon/gpu_list.h"
 #include "daemon/log.h"
 #include "proto/size.h"
+#include "proto/value.h"
 
 #include <errno.h>
 #include <ini.h>
@@ -15,206 +16,55 @@
 /* Default budgets in percent of the machine's memory. The rest is for workers and the system. */
 enum { HOST_PERCENT = 60, POOL_PERCENT = 25 };
 
-typedef int (*set_fn)(struct cstd_settings *config, const char *value, void *field,
-                      struct cst_err *err);
+/* Longest time that is used in milliseconds, which must fit in 32 bits. */
+enum { WAIT_MAX = 30 * 86400, LIFE_MAX = 366 * 86400 };
 
-static int set_count(const char *value, uint32_t min, uint32_t max, uint32_t *out,
-                     struct cst_err *err)
+/* Read a size, or a percentage of the machine's memory. */
+static int read_bytes(void *base, const char *text, void *field, struct cst_err *err)
 {
-    char *end;
-    unsigned long n = strtoul(value, &end, 10);
+    const struct cstd_settings *config = base;
 
-    if (*value < '0' || *value > '9' || *end != '\0' || n < min || n > max) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is not a number from %u to %u", value, min, max);
-    }
-    *out = (uint32_t)n;
-    return CST_OK;
+    return cst_size_parse(text, config->memory_bytes, field, err);
 }
 
-static int set_text(const char *value, char *out, size_t size, struct cst_err *err)
+static int read_access(void *base, const char *text, void *field, struct cst_err *err)
 {
-    if (*value != '/' || strlen(value) >= size) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is not an absolute path of at most %zu bytes",
-                           value, size - 1);
-    }
-    (void)snprintf(out, size, "%s", value);
-    return CST_OK;
+    (void)base;
+    return cstd_access_parse(field, text, err);
 }
 
-static int set_socket(struct cstd_settings *config, const char *value, void *field,
-                      struct cst_err *err)
+static int read_interleave(void *base, const char *text, void *field, struct cst_err *err)
 {
-    (void)config;
-    return set_text(value, field, CSTD_SETTINGS_SOCKET_BYTES, err);
-}
+    static const struct cst_value number = CST_U32(0, 1, 1 << 20);
+    uint32_t k = strcmp(text, "auto") == 0 ? CSTD_SETTINGS_INTERLEAVE_AUTO : 0;
 
-static int set_path(struct cstd_settings *config, const char *value, void *field,
-                    struct cst_err *err)
-{
-    (void)config;
-    return set_text(value, field, CSTD_SETTINGS_PATH_BYTES, err);
-}
-
-static int set_bytes(struct cstd_settings *config, const char *value, void *field,
-                     struct cst_err *err)
-{
-    return cst_size_parse(value, config->memory_bytes, field, err);
-}
-
-static int set_time(const char *value, uint32_t max, uint32_t *out, struct cst_err *err)
-{
-    uint32_t seconds = 0;
-    int rc = cst_size_parse_seconds(value, max, &seconds, err);
-
-    if (rc == CST_OK && seconds == 0) {
-        rc = cst_err_set(err, CST_EINVAL, "'%s': a time must be at least 1 s", value);
-    }
-    if (rc == CST_OK) {
-        *out = seconds;
-    }
-    return rc;
-}
-
-static int set_life(struct cstd_settings *config, const char *value, void *field,
-                    struct cst_err *err)
-{
-    (void)config;
-    return set_time(value, 366 * 86400, field, err);
-}
-
-/* Set a time that is used in milliseconds, which must fit in 32 bits. */
-static int set_wait(struct cstd_settings *config, const char *value, void *field,
-                    struct cst_err *err)
-{
-    (void)config;
-    return set_time(value, 30 * 86400, field, err);
-}
-
-static int set_threads(struct cstd_settings *config, const char *value, void *field,
-                       struct cst_err *err)
-{
-    (void)config;
-    return set_count(value, 0, 1024, field, err);
-}
-
-static int set_limit(struct cstd_settings *config, const char *value, void *field,
-                     struct cst_err *err)
-{
-    (void)config;
-    return set_count(value, 1, 1024, field, err);
-}
-
-static int set_paced(struct cstd_settings *config, const char *value, void *field,
-                     struct cst_err *err)
-{
-    (void)config;
-    return set_count(value, 0, CSTD_SETTINGS_MAX_PACED, field, err);
-}
-
-/* Set a rate in units per second. Percentages are not allowed. */
-static int set_rate(struct cstd_settings *config, const char *value, void *field,
-                    struct cst_err *err)
-{
-    (void)config;
-    return cst_size_parse(value, 0, field, err);
-}
-
-/* Set copy_share. The maximum is the engine's: compute threads must make progress during copies. */
-static int set_copy_share(struct cstd_settings *config, const char *value, void *field,
-                          struct cst_err *err)
-{
-    char *end;
-    float share = strtof(value, &end);
-
-    (void)config;
-    if (*value < '0' || *value > '9' || *end != '\0' || !(share >= 0.0f && share <= 0.9f)) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is not a number from 0 to 0.9", value);
-    }
-    *(float *)field = share;
-    return CST_OK;
-}
-
-static int set_log_level(struct cstd_settings *config, const char *value, void *field,
-                         struct cst_err *err)
-{
-    int level = cstd_log_parse(value);
-
-    (void)config;
-    if (level == 0) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is none of error, warning, notice, info, debug",
-                           value);
-    }
-    *(int *)field = level;
-    return CST_OK;
-}
-
-static int set_access(struct cstd_settings *config, const char *value, void *field,
-                      struct cst_err *err)
-{
-    (void)config;
-    return cstd_access_parse(field, value, err);
-}
-
-static int set_yes(struct cstd_settings *config, const char *value, void *field,
-                   struct cst_err *err)
-{
-    bool yes = strcmp(value, "yes") == 0;
-
-    (void)config;
-    if (!yes && strcmp(value, "no") != 0) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is none of yes, no", value);
-    }
-    *(bool *)field = yes;
-    return CST_OK;
-}
-
-static int set_interleave(struct cstd_settings *config, const char *value, void *field,
-                          struct cst_err *err)
-{
-    uint32_t k = strcmp(value, "auto") == 0 ? CSTD_SETTINGS_INTERLEAVE_AUTO : 0;
-
-    (void)config;
-    if (k == 0 && strcmp(value, "none") != 0 && set_count(value, 1, 1 << 20, &k, err) != CST_OK) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is none of auto, none, 1 to %d", value, 1 << 20);
+    (void)base;
+    if (k == 0 && strcmp(text, "none") != 0 && cst_value_read(&number, &k, text, err) != CST_OK) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of auto, none, 1 to %d", text, 1 << 20);
     }
     *(uint32_t *)field = k;
     return CST_OK;
 }
 
-static int set_lock(struct cstd_settings *config, const char *value, void *field,
-                    struct cst_err *err)
+/* Read the list of NUMA nodes: "all", or node numbers separated by commas or spaces. */
+static int read_nodes(void *base, const char *text, void *field, struct cst_err *err)
 {
-    static const char *const names[] = {
-        [CSTD_LOCK_NO] = "no", [CSTD_LOCK_TRY] = "try", [CSTD_LOCK_YES] = "yes"};
-
-    (void)config;
-    for (unsigned i = 0; i < 3; i++) {
-        if (strcmp(value, names[i]) == 0) {
-            *(enum cstd_settings_lock *)field = (enum cstd_settings_lock)i;
-            return CST_OK;
-        }
-    }
-    return cst_err_set(err, CST_EINVAL, "'%s' is none of try, yes, no", value);
-}
-
-/* Set the list of NUMA nodes: "all", or node numbers separated by commas or spaces. */
-static int set_nodes(struct cstd_settings *config, const char *value, void *field,
-                     struct cst_err *err)
-{
+    static const struct cst_value number = CST_U32(0, 0, 1023);
+    struct cstd_settings *config = base;
     char copy[128], *save = NULL;
     unsigned n = 0;
 
     (void)field;
-    if (strcmp(value, "all") == 0) {
+    if (strcmp(text, "all") == 0) {
         config->n_nodes = 0;
         return CST_OK;
     }
-    (void)snprintf(copy, sizeof copy, "%s", value);
+    (void)snprintf(copy, sizeof copy, "%s", text);
     for (char *word = strtok_r(copy, ", ", &save); word != NULL;
          word = strtok_r(NULL, ", ", &save)) {
         uint32_t node = 0;
 
-        if (n == CSTD_SETTINGS_MAX_NODES || set_count(word, 0, 1023, &node, NULL) != CST_OK) {
+        if (n == CSTD_SETTINGS_MAX_NODES || cst_value_read(&number, &node, word, NULL) != CST_OK) {
             n = 0;
             break;
         }
@@ -222,114 +72,90 @@ static int set_nodes(struct cstd_settings *config, const char *value, void *fiel
     }
     if (n == 0) {
         return cst_err_set(err, CST_EINVAL,
-                           "'%s' is neither 'all' nor a list of at most %d node numbers", value,
+                           "'%s' is neither 'all' nor a list of at most %d node numbers", text,
                            CSTD_SETTINGS_MAX_NODES);
     }
     config->n_nodes = n;
     return CST_OK;
 }
 
-static int set_gpu_devices(struct cstd_settings *config, const char *value, void *field,
-                           struct cst_err *err)
+static int read_gpu_devices(void *base, const char *text, void *field, struct cst_err *err)
 {
-    int rc = cstd_gpu_list_check(value, err);
+    struct cstd_settings *config = base;
+    int rc = cstd_gpu_list_check(text, err);
 
     (void)field;
     if (rc == CST_OK) {
-        (void)snprintf(config->gpu_devices, sizeof config->gpu_devices, "%s", value);
+        (void)snprintf(config->gpu_devices, sizeof config->gpu_devices, "%s", text);
     }
     return rc;
 }
 
-static int set_gpu_copies(struct cstd_settings *config, const char *value, void *field,
-                          struct cst_err *err)
-{
-    bool worker = strcmp(value, "worker") == 0;
-
-    (void)config;
-    if (!worker && strcmp(value, "engine") != 0) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is none of engine, worker", value);
-    }
-    *(enum cstd_settings_copies *)field = worker ? CSTD_COPIES_WORKER : CSTD_COPIES_ENGINE;
-    return CST_OK;
-}
-
-/* Set the smallest piece in bytes; "no" sets 0. */
-static int set_gpu_gather(struct cstd_settings *config, const char *value, void *field,
-                          struct cst_err *err)
-{
-    uint64_t bytes = 0;
-    int rc = cst_size_parse_or(value, "no", 0, &bytes, err);
-
-    (void)config;
-    if (rc == CST_OK && bytes < 4096 && strcmp(value, "no") != 0) {
-        rc = cst_err_set(err, CST_EINVAL, "'%s' is neither 'no' nor at least 4096", value);
-    }
-    if (rc == CST_OK) {
-        *(uint64_t *)field = bytes;
-    }
-    return rc;
-}
-
-/* Set the budget of GPUs. The text is kept, because a percentage refers to the memory of each
+/* Read the budget of GPUs. The text is kept, because a percentage refers to the memory of each
  * card. */
-static int set_gpu_pool(struct cstd_settings *config, const char *value, void *field,
-                        struct cst_err *err)
+static int read_gpu_pool(void *base, const char *text, void *field, struct cst_err *err)
 {
+    struct cstd_settings *config = base;
     uint64_t bytes = 0;
     /* Any total will do, because only the form is checked here. */
-    int rc = cst_size_parse(value, UINT64_C(1) << 40, &bytes, err);
+    int rc = cst_size_parse(text, UINT64_C(1) << 40, &bytes, err);
 
     (void)field;
-    if (rc == CST_OK && (bytes == 0 || strlen(value) >= sizeof config->gpu_pool)) {
+    if (rc == CST_OK && (bytes == 0 || strlen(text) >= sizeof config->gpu_pool)) {
         rc = cst_err_set(err, CST_EINVAL, "'%.40s' is too small or too long for the size of a pool",
-                         value);
+                         text);
     }
     if (rc == CST_OK) {
-        (void)snprintf(config->gpu_pool, sizeof config->gpu_pool, "%s", value);
+        (void)snprintf(config->gpu_pool, sizeof config->gpu_pool, "%s", text);
     }
     return rc;
 }
+
+static const char *const lock_names[] = {"try", "yes", "no", NULL};
+static const char *const copies_names[] = {"engine", "worker", NULL};
+
+#define AT(name) offsetof(struct cstd_settings, name)
+#define CHARS(name) sizeof((struct cstd_settings *)NULL)->name
 
 static const struct row {
     const char *section;
     const char *key;
-    set_fn set;
-    size_t field; /* Offset in struct cstd_settings. */
+    struct cst_value value;
 } rows[] = {
-    {"daemon", "socket", set_socket, offsetof(struct cstd_settings, socket)},
-    {"daemon", "manager_socket", set_socket, offsetof(struct cstd_settings, manager_socket)},
-    {"daemon", "log_level", set_log_level, offsetof(struct cstd_settings, log_level)},
-    {"daemon", "access", set_access, offsetof(struct cstd_settings, access)},
-    {"host", "memory", set_bytes, offsetof(struct cstd_settings, host_bytes)},
-    {"host", "lock", set_lock, offsetof(struct cstd_settings, lock)},
-    {"host", "nodes", set_nodes, offsetof(struct cstd_settings, nodes)},
-    {"device host", "pool", set_bytes, offsetof(struct cstd_settings, pool_bytes)},
-    {"engine", "threads", set_threads, offsetof(struct cstd_settings, threads)},
-    {"engine", "copy_threads", set_threads, offsetof(struct cstd_settings, copy_threads)},
-    {"engine", "copy_share", set_copy_share, offsetof(struct cstd_settings, copy_share)},
-    {"engine", "update_rate", set_rate, offsetof(struct cstd_settings, update_rate)},
-    {"engine", "program", set_path, offsetof(struct cstd_settings, engine)},
-    {"gpu", "devices", set_gpu_devices, offsetof(struct cstd_settings, gpu_devices)},
-    {"gpu", "pool", set_gpu_pool, offsetof(struct cstd_settings, gpu_pool)},
-    {"gpu", "copies", set_gpu_copies, offsetof(struct cstd_settings, gpu_copies)},
-    {"gpu", "gather", set_gpu_gather, offsetof(struct cstd_settings, gpu_gather)},
-    {"gpu", "idle", set_wait, offsetof(struct cstd_settings, gpu_idle_s)},
-    {"gpu", "program", set_path, offsetof(struct cstd_settings, gpu_engine)},
-    {"paced", "devices", set_paced, offsetof(struct cstd_settings, n_paced)},
-    {"paced", "up", set_rate, offsetof(struct cstd_settings, paced_up)},
-    {"paced", "down", set_rate, offsetof(struct cstd_settings, paced_down)},
-    {"paced", "update", set_rate, offsetof(struct cstd_settings, paced_update)},
-    {"paced", "memory", set_bytes, offsetof(struct cstd_settings, paced_memory)},
-    {"plan", "rates", set_path, offsetof(struct cstd_settings, rates)},
-    {"plan", "interleave", set_interleave, offsetof(struct cstd_settings, interleave)},
-    {"plan", "search", set_yes, offsetof(struct cstd_settings, plan_search)},
-    {"plan", "search_time", set_wait, offsetof(struct cstd_settings, search_time_s)},
-    {"job", "ttl", set_life, offsetof(struct cstd_settings, ttl_s)},
-    {"job", "timeout", set_wait, offsetof(struct cstd_settings, timeout_s)},
-    {"job", "max_jobs", set_limit, offsetof(struct cstd_settings, max_jobs)},
-    {"job", "max_sessions", set_limit, offsetof(struct cstd_settings, max_sessions)},
-    {"job", "credits", set_limit, offsetof(struct cstd_settings, credits)},
+    {"daemon", "socket", CST_PATH(AT(socket), CHARS(socket))},
+    {"daemon", "manager_socket", CST_PATH(AT(manager_socket), CHARS(manager_socket))},
+    {"daemon", "log_level", CST_NAME(AT(log_level), CSTD_LOG_ERROR, cstd_log_names)},
+    {"daemon", "access", CST_OTHER(AT(access), read_access)},
+    {"host", "memory", CST_OTHER(AT(host_bytes), read_bytes)},
+    {"host", "lock", CST_NAME(AT(lock), 0, lock_names)},
+    {"host", "nodes", CST_OTHER(AT(nodes), read_nodes)},
+    {"device host", "pool", CST_OTHER(AT(pool_bytes), read_bytes)},
+    {"engine", "threads", CST_U32(AT(threads), 0, 1024)},
+    {"engine", "copy_threads", CST_U32(AT(copy_threads), 0, 1024)},
+    /* The most is the engine's: compute threads must make progress during copies. */
+    {"engine", "copy_share", CST_REAL(AT(copy_share), 0, 0.9)},
+    {"engine", "update_rate", CST_SIZE(AT(update_rate))},
+    {"engine", "program", CST_PATH(AT(engine), CHARS(engine))},
+    {"gpu", "devices", CST_OTHER(AT(gpu_devices), read_gpu_devices)},
+    {"gpu", "pool", CST_OTHER(AT(gpu_pool), read_gpu_pool)},
+    {"gpu", "copies", CST_NAME(AT(gpu_copies), 0, copies_names)},
+    {"gpu", "gather", CST_SIZE_OR(AT(gpu_gather), 4096, "no", 0)},
+    {"gpu", "idle", CST_SECONDS(AT(gpu_idle_s), 1, WAIT_MAX)},
+    {"gpu", "program", CST_PATH(AT(gpu_engine), CHARS(gpu_engine))},
+    {"paced", "devices", CST_U32(AT(n_paced), 0, CSTD_SETTINGS_MAX_PACED)},
+    {"paced", "up", CST_SIZE(AT(paced_up))},
+    {"paced", "down", CST_SIZE(AT(paced_down))},
+    {"paced", "update", CST_SIZE(AT(paced_update))},
+    {"paced", "memory", CST_OTHER(AT(paced_memory), read_bytes)},
+    {"plan", "rates", CST_PATH(AT(rates), CHARS(rates))},
+    {"plan", "interleave", CST_OTHER(AT(interleave), read_interleave)},
+    {"plan", "search", CST_YES(AT(plan_search))},
+    {"plan", "search_time", CST_SECONDS(AT(search_time_s), 1, WAIT_MAX)},
+    {"job", "ttl", CST_SECONDS(AT(ttl_s), 1, LIFE_MAX)},
+    {"job", "timeout", CST_SECONDS(AT(timeout_s), 1, WAIT_MAX)},
+    {"job", "max_jobs", CST_U32(AT(max_jobs), 1, 1024)},
+    {"job", "max_sessions", CST_U32(AT(max_sessions), 1, 1024)},
+    {"job", "credits", CST_U32(AT(credits), 1, 1024)},
 };
 
 enum { N_ROWS = sizeof rows / sizeof *rows };
@@ -339,7 +165,7 @@ static bool was_given(const struct cstd_settings *config, const void *field)
     size_t offset = (size_t)((const char *)field - (const char *)config);
 
     for (unsigned i = 0; i < N_ROWS; i++) {
-        if (rows[i].field == offset) {
+        if (rows[i].value.field == offset) {
             return (config->given >> i & 1) != 0;
         }
     }
@@ -356,7 +182,7 @@ void cstd_settings_init(struct cstd_settings *config, uint64_t memory_bytes)
         .host_bytes = memory_bytes / 100 * HOST_PERCENT,
         .lock = CSTD_LOCK_TRY,
         .pool_bytes = memory_bytes / 100 * POOL_PERCENT,
-        .copy_share = 0.25f,
+        .copy_share = 0.25,
         .gpu_devices = "all",
         .gpu_pool = "90%",
         .gpu_idle_s = 300,
@@ -406,7 +232,7 @@ static int find_row(const char *section, const char *key, struct cst_err *err)
 
 static int set_row(struct cstd_settings *config, int i, const char *value, struct cst_err *err)
 {
-    int rc = rows[i].set(config, value, (char *)config + rows[i].field, err);
+    int rc = cst_value_read(&rows[i].value, config, value, err);
 
     if (rc == CST_OK) {
         config->given |= UINT64_C(1) << i;
@@ -530,7 +356,7 @@ int cstd_settings_reload(const struct cstd_settings *config, struct cstd_quota_r
 
 static int finish_manager_socket(struct cstd_settings *config, struct cst_err *err)
 {
-    /* Not NULL, because set_socket only accepts absolute paths. */
+    /* Not NULL, because only absolute paths are accepted. */
     const char *slash = strrchr(config->socket, '/');
     int dir = (int)(slash - config->socket);
 

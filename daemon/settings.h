@@ -20,7 +20,7 @@
 
 /* Locking of arenas in memory. CSTD_LOCK_TRY: a failure is a warning. CSTD_LOCK_YES: a failure
  * fails the job. */
-enum cstd_settings_lock { CSTD_LOCK_NO, CSTD_LOCK_TRY, CSTD_LOCK_YES };
+enum cstd_settings_lock { CSTD_LOCK_TRY, CSTD_LOCK_YES, CSTD_LOCK_NO };
 /* Who copies weights from host memory into pools on GPUs: the GPU's engine, or each worker. */
 enum cstd_settings_copies { CSTD_COPIES_ENGINE, CSTD_COPIES_WORKER };
 
@@ -42,7 +42,7 @@ struct cstd_settings {
     uint64_t pool_bytes;
     uint32_t threads;      /* [engine] threads of each engine; 0: all usable cores. */
     uint32_t copy_threads; /* [engine] copy_threads of each engine; 0: chosen by the engine. */
-    float copy_share;      /* [engine] copy_share, 0 to 0.9: see cistern.conf(5). */
+    double copy_share;     /* [engine] copy_share, 0 to 0.9: see cistern.conf(5). */
     /* [engine] update_rate of each node's engine, elements/s; 0: not limited. */
     uint64_t update_rate;
     /* [engine] program; empty: searched for in the usual places. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# bash completion for cistern(1)
+# bash completion for cistern(1), which knows the commands and options from their help
 
 _cistern_jobs() {
     cistern "$@" jobs --json 2>/dev/null | sed -n 's/^ *"name": "\([A-Za-z0-9._-]*\)",\{0,1\}$/\1/p'
@@ -10,48 +10,67 @@ _cistern_presets() {
     cistern plan preset: 2>&1 | sed -n "s/.*there are //p" | tr -d ,
 }
 
+_cistern_commands() {
+    cistern help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
+}
+
+# Fill in the caller's arrays: per option of the commands $@ the name of its value and its description.
+_cistern_options() {
+    local line command form='^  (-.,)? +(--[a-z-]+)(\[=| )([A-Z|]*)\]? +(.*)$'
+
+    for command; do
+        while IFS= read -r line; do
+            if [[ $line =~ $form ]]; then
+                value[${BASH_REMATCH[2]}]=${BASH_REMATCH[4]}
+                help[${BASH_REMATCH[2]}]=${BASH_REMATCH[5]}
+                [[ -z ${BASH_REMATCH[1]} ]] || value[${BASH_REMATCH[1]%,}]=${BASH_REMATCH[4]}
+                # The value of "--watch[=SECONDS]" is not the next word.
+                [[ ${BASH_REMATCH[3]} != '[=' ]] || value[${BASH_REMATCH[2]}]=
+            fi
+        done < <(cistern help "$command" 2>/dev/null)
+    done
+}
+
+# Complete $cur, the value of option $1.
+_cistern_value() {
+    local words=
+
+    case ${value[$1]} in
+        FILE | PATH | DIR*) mapfile -t COMPREPLY < <(compgen -f -- "$cur") && return ;;
+        NAME | FORMAT | WHEN) words=$(tr -d , <<<"${help[$1]/ (default)/}") ;;
+        SIZE) [[ ${help[$1]} != *auto* ]] || words=auto ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
+}
+
 _cistern() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}
-    local commands='stat jobs job explain trace rm quota ping plan probe version help'
-    local i word command='' n_args=0 common=()
+    local i word commands command='' n_args=0 common=()
+    local -A value=() help=()
 
     COMPREPLY=()
+    commands=$(_cistern_commands)
+    # shellcheck disable=SC2086 # words
+    _cistern_options $commands
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
         # "--socket=PATH" comes in three words.
         [[ ${COMP_WORDS[i + 1]} != = ]] || ((i++))
         case $word in
-            -s | --socket)
-                common=(--socket "${COMP_WORDS[i + 1]}")
-                ((i++))
-                ;;
-            --manager-socket | --uid | -c | --count | -o | --output | --disk) ((i++)) ;;
-            --device | --host | --ranks | --micro-batches | --batch | --context | --rates | --on | --flops | --share | --timeline | --save) ((i++)) ;;
-            --optimizer | --moments | --overlap | --device-update | --device-states) ((i++)) ;;
-            --watch) [[ ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
-            -*) ;;
+            -s | --socket) common=(--socket "${COMP_WORDS[i + 1]}") ;;&
+            -*) [[ -z ${value[$word]-} && ${COMP_WORDS[i]} != = ]] || ((i++)) ;;
             preset) if [[ ${COMP_WORDS[i + 1]} == : ]]; then ((i++)); else ((n_args++)); fi ;;
             *) if [[ -z $command ]]; then command=$word; else ((n_args++)); fi ;;
         esac
     done
     [[ $prev != = ]] || prev=${COMP_WORDS[COMP_CWORD - 2]}
     [[ $cur != = ]] || cur=
-    case $prev in
-        -s | --socket | --manager-socket | -o | --output | --disk | --rates | --timeline | --save)
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-            return
-            ;;
-        --uid | -c | --count | --device | --host | --ranks | --micro-batches | --batch | --context | --on | --flops | --share) return ;;
-        --device-update | --device-states) mapfile -t COMPREPLY < <(compgen -W 'auto' -- "$cur") && return ;;
-        --optimizer) mapfile -t COMPREPLY < <(compgen -W 'adamw adam lion sgd' -- "$cur") && return ;;
-        --moments) mapfile -t COMPREPLY < <(compgen -W 'fp32 bf16 mx8' -- "$cur") && return ;;
-        --overlap) mapfile -t COMPREPLY < <(compgen -W 'commit early delayed' -- "$cur") && return ;;
-    esac
-    if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$(cistern help ${command:+"$command"} 2>/dev/null | grep -oE -- '--[a-z-]+' | sort -u)" -- "$cur")
-    elif [[ -z $command ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
-    elif [[ $n_args -eq 0 && $command == help ]]; then
+    if [[ $prev == -* && -n ${value[$prev]-} ]]; then
+        _cistern_value "$prev"
+    elif [[ $cur == -* ]]; then
+        [[ -z $command ]] || { help=() && _cistern_options "$command"; }
+        mapfile -t COMPREPLY < <(compgen -W "${!help[*]}" -- "$cur" | sort)
+    elif [[ -z $command || ($n_args -eq 0 && $command == help) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
     elif [[ $n_args -eq 0 && $command == plan ]]; then
         # Bash hands "preset:NAME" over in three words, of which the last one is completed.

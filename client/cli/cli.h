@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define CLI_NO_UID UINT32_MAX
+
 enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
 /* Options of `cistern plan`. 0 and NULL: not given, unless the comment says otherwise. */
@@ -45,14 +47,13 @@ struct cli {
     /* --manager-socket; NULL: manager.sock in the directory of the socket. */
     const char *manager_socket;
     bool json;                    /* --json */
-    bool watch;                   /* --watch */
-    double watch_seconds;         /* Time between two drawings of --watch. */
-    bool has_uid;                 /* --uid: a job of another owner. */
-    uint32_t uid;                 /* The owner; valid with has_uid. */
+    double watch_seconds;         /* --watch: time between two drawings; 0: draw once. */
+    uint32_t uid;                 /* --uid: owner of the job; CLI_NO_UID: this user. */
     uint64_t count;               /* --count: number of pings. */
     const char *output;           /* --output: a file. */
     const char *disk;             /* --disk: a directory or a size. */
     struct cli_plan_request plan; /* Options of plan alone. */
+    bool help, version;           /* --help, --version */
     char **args;                  /* Arguments after the command's name. */
     int n_args;                   /* Number of entries in args. */
     /* Connected before the command runs. NULL: the command needs no daemon, or it can use one but

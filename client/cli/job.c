@@ -266,7 +266,7 @@ static bool draw(struct cli *cli, void *arg)
 
     (void)arg;
     msg.name = cli->args[0];
-    msg.has_uid = cli->has_uid;
+    msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
                  CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
@@ -294,7 +294,7 @@ int cli_explain(struct cli *cli)
 
     msg.job = cli->args[0];
     msg.tensor = cli->args[1];
-    msg.has_uid = cli->has_uid;
+    msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_EXPLAIN, &msg.base,
                  CISTERN__MSG_TYPE__MSG_EXPLAIN_REPLY, &cistern__explain_reply__descriptor)) {
@@ -323,7 +323,7 @@ int cli_remove(struct cli *cli)
     struct cstc_call call = {0};
 
     msg.name = cli->args[0];
-    msg.has_uid = cli->has_uid;
+    msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
     if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
                  CISTERN__MSG_TYPE__MSG_OK, NULL)) {

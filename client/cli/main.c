@@ -52,12 +52,19 @@ static const struct command commands[] = {
     {"help", "[COMMAND]", "print this text, or the options of a command", 0, 1, 0, NO_DAEMON, help},
 };
 
+int cli_usage(const char *what, const char *which)
+{
+    (void)fprintf(stderr, "cistern: %s%s%s\nTry 'cistern --help'.\n", what, which[0] ? ": " : "",
+                  which);
+    return CLI_EXIT_USAGE;
+}
+
 static int print_help(const struct command *command)
 {
     if (command != NULL) {
         (void)printf("Usage: cistern [OPTION]... %s%s%s\n%s\n", command->name,
                      command->args[0] != '\0' ? " " : "", command->args, command->help);
-        cli_options_help(stdout, command->uses);
+        cst_options_print(cli_options, command->uses, stdout);
         return CLI_EXIT_OK;
     }
     (void)printf("Usage: cistern [OPTION]... COMMAND [ARGUMENT]...\n"
@@ -65,7 +72,7 @@ static int print_help(const struct command *command)
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         (void)printf("  %-8s%-12s %s\n", commands[i].name, commands[i].args, commands[i].help);
     }
-    cli_options_help(stdout, 0);
+    cst_options_print(cli_options, 0, stdout);
     (void)printf("\nOptions of a command: cistern help COMMAND, or cistern COMMAND --help\n");
     return CLI_EXIT_OK;
 }
@@ -112,7 +119,7 @@ static char *choose_socket(const struct cli *cli)
     if (path == NULL || path[0] == '\0') {
         path = CST_DEFAULT_SOCKET;
     }
-    if (!cli->has_uid && cli->manager_socket == NULL) {
+    if (cli->uid == CLI_NO_UID && cli->manager_socket == NULL) {
         return strdup(path);
     }
     if (cli->manager_socket != NULL) {
@@ -162,14 +169,25 @@ static int help(struct cli *cli)
     return cli->n_args > 0 && command == NULL ? no_such_command(cli->args[0]) : print_help(command);
 }
 
-static int run_command(struct cli *cli, const struct command *command,
-                       const struct cli_given *given)
+/* Return the name of an option that was given and that @command does not take; NULL: there is
+ * none. */
+static const char *find_strange(const struct command *command,
+                                const struct cst_options_given *given)
 {
-    const char *strange = cli_options_strange(given, command->uses);
+    for (size_t i = 0; cli_options[i].help != NULL; i++) {
+        if (given->rows[i] && !cst_options_is_taken(&cli_options[i], command->uses)) {
+            return cli_options[i].name;
+        }
+    }
+    return NULL;
+}
+
+static int run_command(struct cli *cli, const struct command *command, const char *strange)
+{
     char words[128];
 
     /* Help is given whatever else is wrong. */
-    if (given->help) {
+    if (cli->help) {
         return print_help(command);
     }
     if (cli->n_args < command->n_args || cli->n_args > command->n_args + command->n_more) {
@@ -188,21 +206,20 @@ static int run_command(struct cli *cli, const struct command *command,
 
 static int run_command_line(int argc, char **argv)
 {
-    struct cli cli = {.count = 1000,
-                      .plan = {.device_bytes = CST_PLAN_NO_LIMIT, .host_bytes = CST_PLAN_NO_LIMIT}};
+    struct cli cli = cli_options_none();
     const struct command *command = NULL;
-    struct cli_given given;
-    int rc = cli_options_parse(&cli, argc, argv, &given);
+    struct cst_options_given given;
+    struct cst_err err = {0};
 
-    if (rc != CLI_EXIT_OK) {
-        return rc;
+    if (cst_options_read(cli_options, &cli, argc, argv, &given, &err) != CST_OK) {
+        return cli_usage(err.text, "");
     }
-    if (given.version) {
+    if (cli.version) {
         (void)printf("cistern %s\n", cst_version());
         return CLI_EXIT_OK;
     }
     if (given.first == argc) {
-        return given.help ? print_help(NULL) : cli_usage("no command", "");
+        return cli.help ? print_help(NULL) : cli_usage("no command", "");
     }
     command = find_command(argv[given.first]);
     if (command == NULL) {
@@ -210,7 +227,7 @@ static int run_command_line(int argc, char **argv)
     }
     cli.args = argv + given.first + 1;
     cli.n_args = argc - given.first - 1;
-    return run_command(&cli, command, &given);
+    return run_command(&cli, command, find_strange(command, &given));
 }
 
 int main(int argc, char **argv)

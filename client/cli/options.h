@@ -4,8 +4,7 @@
 #define CLI_OPTIONS_H
 
 #include "client/cli/cli.h"
-
-#include <stdio.h>
+#include "proto/options.h"
 
 /* An option has one of these bits, or none. A command takes the options whose bit is in its `uses`,
  * and all options without a bit. */
@@ -19,24 +18,11 @@ enum {
     CLI_USES_PLAN = 1 << 6,
 };
 
-/* Contents of a command line in addition to struct cli. */
-struct cli_given {
-    uint64_t rows; /* The options that were given: bit i for entry i of the table in options.c. */
-    bool help;     /* --help was given. */
-    bool version;  /* --version was given. */
-    int first;     /* Index in argv of the first word that is not an option. */
-};
+/* All options, in the order of the help. They set fields of struct cli. */
+extern const struct cst_option cli_options[];
 
-/* Read the options of the command line into @cli and @given. Returns CLI_EXIT_OK, or CLI_EXIT_USAGE
- * after printing the cause to stderr. */
-int cli_options_parse(struct cli *cli, int argc, char **argv, struct cli_given *given);
-
-/* Return the name of an option that was given and that a command with the bits @uses does not take;
- * NULL: there is none. */
-const char *cli_options_strange(const struct cli_given *given, unsigned uses);
-
-/* Print the help on the options that a command with the bits @uses takes. */
-void cli_options_help(FILE *out, unsigned uses);
+/* A command line without options. */
+struct cli cli_options_none(void);
 
 /* Print to stderr that the command line is wrong: "@what: @which", or "@what" if @which is empty.
  * Returns CLI_EXIT_USAGE. */

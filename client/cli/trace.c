@@ -142,7 +142,7 @@ static bool get_intervals(struct cli *cli, struct cli_timeline *timeline,
     uint64_t end = UINT64_MAX;
 
     msg.name = cli->args[0];
-    msg.has_uid = cli->has_uid;
+    msg.has_uid = cli->uid != CLI_NO_UID;
     msg.uid = cli->uid;
     while (msg.first < end) {
         const Cistern__TracePart *part;

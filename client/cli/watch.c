@@ -116,7 +116,7 @@ static bool wait_for_next(double seconds, bool keys)
 
 static bool draw_once(struct cli *cli, cli_draw_fn draw, void *arg)
 {
-    if (cli->watch && !cli->json && isatty(STDOUT_FILENO)) {
+    if (cli->watch_seconds > 0 && !cli->json && isatty(STDOUT_FILENO)) {
         (void)printf("\033[H\033[2J"); /* Cursor to the top left, and clear the screen. */
     }
     return draw(cli, arg) && fflush(stdout) == 0;
@@ -126,13 +126,13 @@ int cli_watch(struct cli *cli, cli_draw_fn draw, void *arg)
 {
     bool keys = false, good;
 
-    if (cli->watch) {
+    if (cli->watch_seconds > 0) {
         (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16); /* A drawing is written at once. */
         catch_signals();
         keys = take_keys();
     }
     good = draw_once(cli, draw, arg);
-    while (good && cli->watch && wait_for_next(cli->watch_seconds, keys)) {
+    while (good && cli->watch_seconds > 0 && wait_for_next(cli->watch_seconds, keys)) {
         good = draw_once(cli, draw, arg);
     }
     restore_terminal();

@@ -23,7 +23,7 @@ int main(int argc, char *argv[])
      */
     (void)signal(SIGPIPE, SIG_IGN);
     if (rc == 0 && options.help) {
-        (void)fputs(gpt_options_help(), stdout);
+        gpt_options_help(stdout);
         return 0;
     }
     if (rc == 0 && options.version) {

@@ -5,211 +5,175 @@
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "proto/optimizers.h"
+#include "proto/options.h"
 #include "proto/size.h"
-#include "proto/usage.h"
 
-#include <ctype.h>
-#include <errno.h>
-#include <getopt.h>
-#include <inttypes.h>
-#include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum kind { K_U32, K_U64, K_DOUBLE, K_TEXT, K_FLAG, K_NAME, K_ROOM, K_POOL };
+#define AT(name) offsetof(struct gpt_options, name)
+#define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
 
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
-struct setting {
-    const char *name;         /* without the dashes */
-    enum kind kind;           /* type of the value */
-    size_t field;             /* offset in struct gpt_options */
-    double least, most;       /* range of a number */
-    const char *const *names; /* K_NAME: names of the enum's values, NULL at the end */
-};
-
-#define FIELD(f) offsetof(struct gpt_options, f)
-
-static const struct setting settings[] = {
-    {"layers", K_U32, FIELD(layers), 1, 4096, NULL},
-    {"heads", K_U32, FIELD(heads), 1, 4096, NULL},
-    {"width", K_U32, FIELD(width), GPT_SIMD_ELEMS, 65536, NULL},
-    {"context", K_U32, FIELD(context), 1, 65536, NULL},
-    {"experts", K_U32, FIELD(experts), 0, GPT_MAX_EXPERTS, NULL},
-    {"top-k", K_U32, FIELD(top_k), 1, GPT_MAX_EXPERTS, NULL},
-    {"balance", K_DOUBLE, FIELD(balance), 0, 1e3, NULL},
-    {"lora", K_U32, FIELD(lora), 0, 65536, NULL},
-    {"lora-alpha", K_DOUBLE, FIELD(lora_alpha), 0, 1e6, NULL},
-    {"base", K_TEXT, FIELD(base), 0, 0, NULL},
-    {"describe", K_TEXT, FIELD(describe), 0, 0, NULL},
-    {"batch", K_U32, FIELD(batch), 1, 65536, NULL},
-    {"steps", K_U64, FIELD(steps), 0, 1e15, NULL},
-    {"lr", K_DOUBLE, FIELD(lr), 0, 1e3, NULL},
-    {"min-lr", K_DOUBLE, FIELD(min_lr), 0, 1e3, NULL},
-    {"warmup", K_U64, FIELD(warmup), 0, 1e15, NULL},
-    {"weight-decay", K_DOUBLE, FIELD(weight_decay), 0, 1e3, NULL},
-    {"clip", K_DOUBLE, FIELD(clip), 0, 1e9, NULL},
-    {"beta1", K_DOUBLE, FIELD(beta1), 0, 0.9999999, NULL},
-    {"beta2", K_DOUBLE, FIELD(beta2), 1e-6, 0.9999999, NULL},
-    {"optimizer", K_NAME, FIELD(optimizer), 0, 0, cst_optimizer_names},
-    {"moments", K_NAME, FIELD(moments), 0, 0, cst_moments_names},
-    {"rounding", K_NAME, FIELD(rounding), 0, 0, cst_rounding_names},
-    {"overlap", K_NAME, FIELD(overlap), 0, 0, cst_overlap_names},
-    {"delay-from", K_U64, FIELD(delay_from), 0, 1e15, NULL},
-    {"grad-over-weight", K_FLAG, FIELD(grad_over_weight), 0, 0, NULL},
-    {"device-update", K_ROOM, FIELD(device_update_bytes), 0, 0, NULL},
-    {"device-states", K_ROOM, FIELD(device_states), 0, 0, NULL},
-    {"seed", K_U64, FIELD(seed), 0, 1.8446744073709552e19, NULL},
-    {"data", K_TEXT, FIELD(data), 0, 0, NULL},
-    {"rank", K_U32, FIELD(rank), 0, 63, NULL},
-    {"world", K_U32, FIELD(world), 1, 64, NULL},
-    {"store", K_NAME, FIELD(store), 0, 0, store_names},
-    {"device", K_TEXT, FIELD(device), 0, 0, NULL},
-    {"micro-batches", K_U32, FIELD(micro_batches), 1, 65536, NULL},
-    {"recompute", K_FLAG, FIELD(recompute), 0, 0, NULL},
-    {"measure-matmul", K_FLAG, FIELD(measure_matmul), 0, 0, NULL},
-    {"socket", K_TEXT, FIELD(socket), 0, 0, NULL},
-    {"job", K_TEXT, FIELD(job), 0, 0, NULL},
-    {"pool", K_POOL, FIELD(pool_bytes), 0, 0, NULL},
-    {"plan", K_TEXT, FIELD(plan_file), 0, 0, NULL},
-    {"chunk", K_U64, FIELD(chunk), 1, 1e15, NULL},
-    {"threads", K_U32, FIELD(threads), 1, 1024, NULL},
-    {"engine-threads", K_U32, FIELD(engine_threads), 1, 1024, NULL},
-    {"matmul", K_NAME, FIELD(matmul), 0, 0, matmul_names},
-    {"sample", K_U64, FIELD(sample), 0, 1e9, NULL},
-    {"prompt", K_TEXT, FIELD(prompt), 0, 0, NULL},
-    {"temperature", K_DOUBLE, FIELD(temperature), 0, 100, NULL},
-    {"log-json", K_TEXT, FIELD(log_json), 0, 0, NULL},
-    {"dump-weights", K_TEXT, FIELD(dump_weights), 0, 0, NULL},
-    {"dump-grads", K_TEXT, FIELD(dump_grads), 0, 0, NULL},
-    {"loss-file", K_TEXT, FIELD(loss_file), 0, 0, NULL},
-    {"quiet", K_FLAG, FIELD(quiet), 0, 0, NULL},
-    {"help", K_FLAG, FIELD(help), 0, 0, NULL},
-    {"version", K_FLAG, FIELD(version), 0, 0, NULL},
-};
-
-#define N_SETTINGS (sizeof settings / sizeof settings[0])
-
-static int bad_number(const struct setting *s, const char *text, struct cst_err *err)
-{
-    return cst_err_set(err, CST_EINVAL, "--%s '%s': the value must be a number from %.15g to %.15g",
-                       s->name, text, s->least, s->most);
-}
-
-static int parse_integer(const struct setting *s, const char *text, uint64_t *out,
-                         struct cst_err *err)
-{
-    char *end;
-    uint64_t value;
-
-    errno = 0;
-    value = strtoull(text, &end, 10);
-    /* strtoull would accept signs and blanks, too. */
-    if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0 ||
-        (double)value < s->least || (double)value > s->most) {
-        return bad_number(s, text, err);
-    }
-    *out = value;
-    return 0;
-}
-
-static int parse_double(const struct setting *s, const char *text, double *out, struct cst_err *err)
-{
-    char *end;
-    double value;
-
-    errno = 0;
-    value = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(value) || value < s->least || value > s->most) {
-        return bad_number(s, text, err);
-    }
-    *out = value;
-    return 0;
-}
-
-static int parse_room(const struct setting *s, const char *text, uint64_t *out, struct cst_err *err)
-{
-    int rc = cst_size_parse_or(text, "auto", CST_DEVICE_UPDATE_AUTO, out, err);
-
-    return rc == 0 ? 0 : cst_err_prefix(err, "--%s", s->name);
-}
-
-/* Parse a size, or a percentage of the weights. More than 100 % is allowed, because the pool also
+/* Read a size, or a percentage of the weights. More than 100 % is allowed, because the pool also
  * holds gradients. */
-static int parse_pool(const struct setting *s, struct gpt_options *o, const char *text,
-                      struct cst_err *err)
+static int read_pool(void *base, const char *text, void *field, struct cst_err *err)
 {
+    struct gpt_options *options = base;
     uint64_t bytes = 0;
-    double percent;
+    double percent = 0;
     bool is_percent = cst_size_percent(text, &percent);
     int rc = is_percent ? 0 : cst_size_parse(text, UINT64_MAX, &bytes, err);
 
     if (rc == 0 && (is_percent ? percent == 0 : bytes == 0)) {
         rc = cst_err_set(err, CST_EINVAL, "'%s' is too small for a pool", text);
     }
-    if (rc != 0) {
-        return cst_err_prefix(err, "--%s", s->name);
-    }
-    o->pool_percent = is_percent ? percent : 0;
-    o->pool_bytes = bytes;
-    return 0;
-}
-
-static int parse_name(const struct setting *s, const char *text, uint32_t *out, struct cst_err *err)
-{
-    uint32_t i = cst_name_find(s->names, text);
-    char list[64] = "";
-
-    if (s->names[i] != NULL) {
-        *out = i;
-        return 0;
-    }
-    for (i = 0; s->names[i] != NULL; i++) {
-        strcat(strcat(list, i == 0 ? "" : ", "), s->names[i]);
-    }
-    return cst_err_set(err, CST_EINVAL, "--%s '%s': the value must be one of %s", s->name, text,
-                       list);
-}
-
-static int parse_setting(struct gpt_options *o, const struct setting *s, const char *text,
-                         struct cst_err *err)
-{
-    void *field = (char *)o + s->field;
-    uint64_t integer = 0;
-    int rc = 0;
-
-    switch (s->kind) {
-    case K_U32:
-        rc = parse_integer(s, text, &integer, err);
-        if (rc == 0) {
-            *(uint32_t *)field = (uint32_t)integer;
-        }
-        break;
-    case K_U64:
-        rc = parse_integer(s, text, field, err);
-        break;
-    case K_DOUBLE:
-        rc = parse_double(s, text, field, err);
-        break;
-    case K_TEXT:
-        *(const char **)field = text;
-        break;
-    case K_FLAG:
-        *(bool *)field = true;
-        break;
-    case K_NAME:
-        rc = parse_name(s, text, field, err);
-        break;
-    case K_ROOM:
-        rc = parse_room(s, text, field, err);
-        break;
-    case K_POOL:
-        rc = parse_pool(s, o, text, err);
-        break;
+    if (rc == 0) {
+        options->pool_percent = percent;
+        *(uint64_t *)field = bytes;
     }
     return rc;
+}
+
+static const struct cst_option table[] = {
+    CST_OPTION_HEADING("model:"),
+    ROW("layers", "N", "transformer blocks (4)", CST_U32(AT(layers), 1, 4096)),
+    ROW("heads", "N", "attention heads per block (4); width / heads must be a multiple of 16",
+        CST_U32(AT(heads), 1, 4096)),
+    ROW("width", "N", "elements of the residual stream (128), a multiple of 16",
+        CST_U32(AT(width), GPT_SIMD_ELEMS, 65536)),
+    ROW("context", "N", "bytes of a sequence (128)", CST_U32(AT(context), 1, 65536)),
+    ROW("experts", "N",
+        "a mixture of N experts in place of each block's MLP (0: no experts); rank e mod world "
+        "holds expert e",
+        CST_U32(AT(experts), 0, GPT_MAX_EXPERTS)),
+    ROW("top-k", "N", "experts that process each byte (2, or 1 if there is only one)",
+        CST_U32(AT(top_k), 1, GPT_MAX_EXPERTS)),
+    ROW("balance", "X", "weight of the loss that distributes bytes evenly over experts (0.01)",
+        CST_REAL(AT(balance), 0, 1e3)),
+    ROW("lora", "R", "freeze the model and train LoRA adapters of rank R (0: train everything)",
+        CST_U32(AT(lora), 0, 65536)),
+    ROW("lora-alpha", "X", "multiply the output of the adapters by X / R (R)",
+        CST_REAL(AT(lora_alpha), 0, 1e6)),
+    ROW("base", "JOB", "use the frozen model of that job, read only", CST_TEXT(AT(base))),
+    ROW("describe", "FILE",
+        "write the model as JSON for `cistern plan` (-: to standard output) and exit",
+        CST_TEXT(AT(describe))),
+    CST_OPTION_HEADING("training:"),
+    ROW("data", "FILE", "text to learn, read as bytes", CST_TEXT(AT(data))),
+    ROW("batch", "N", "sequences per rank and step (8)", CST_U32(AT(batch), 1, 65536)),
+    ROW("micro-batches", "N",
+        "divide the batch into N parts; their gradients are added in fp32 (1)",
+        CST_U32(AT(micro_batches), 1, 65536)),
+    ROW("recompute", NULL,
+        "keep only the input of each block, and compute the rest again in the backward pass (only "
+        "on a GPU, without --experts)",
+        CST_FLAG(AT(recompute))),
+    ROW("steps", "N", "steps of the job, with those that it has made already (100)",
+        CST_U64(AT(steps), 0, 1e15)),
+    ROW("lr", "X", "highest learning rate (0.001)", CST_REAL(AT(lr), 0, 1e3)),
+    ROW("min-lr", "X", "learning rate at the end of the cosine schedule (a tenth of --lr)",
+        CST_REAL(AT(min_lr), 0, 1e3)),
+    ROW("warmup", "N", "steps in which the learning rate rises linearly (10)",
+        CST_U64(AT(warmup), 0, 1e15)),
+    ROW("weight-decay", "X", "decay of matrices; biases, norms and embeddings have none (0.1)",
+        CST_REAL(AT(weight_decay), 0, 1e3)),
+    ROW("clip", "X", "largest norm of all gradients together; 0: no clipping (1)",
+        CST_REAL(AT(clip), 0, 1e9)),
+    ROW("optimizer", "NAME",
+        "adamw, adam (decay in the gradient), lion, or sgd with momentum (adamw)",
+        CST_NAME(AT(optimizer), 0, cst_optimizer_names)),
+    ROW("beta1", "X", "first parameter of the optimizer; sgd: the momentum (0.9)",
+        CST_REAL(AT(beta1), 0, 0.9999999)),
+    ROW("beta2", "X", "second parameter of the optimizer (0.95; lion 0.99)",
+        CST_REAL(AT(beta2), 1e-6, 0.9999999)),
+    ROW("moments", "FORMAT",
+        "fp32, bf16 or mx8: 8, 4 or 2.06 bytes per parameter for two moments, half of that for "
+        "lion and sgd (fp32)",
+        CST_NAME(AT(moments), 0, cst_moments_names)),
+    ROW("rounding", "HOW",
+        "rounding of moments that are not fp32: stochastic (its seed is --seed) or nearest "
+        "(stochastic)",
+        CST_NAME(AT(rounding), 0, cst_rounding_names)),
+    ROW("overlap", "WHEN",
+        "when updates run (commit):\ncommit: during the next forward pass\nearly: during the "
+        "backward pass (needs --clip 0)\ndelayed: during the next step, which uses older weights; "
+        "other training, and worse with AdamW where it was compared, see cistern-optimizer(7)",
+        CST_NAME(AT(overlap), 0, cst_overlap_names)),
+    ROW("delay-from", "N", "first step whose update is delayed (0)",
+        CST_U64(AT(delay_from), 0, 1e15)),
+    ROW("seed", "N", "seed of initial weights, order of data, rounding and the sample (1)",
+        CST_U64(AT(seed), 0, 1.8446744073709552e19)),
+    CST_OPTION_HEADING("ranks and states:"),
+    ROW("rank", "N", "rank of this worker, 0..world-1 (0)", CST_U32(AT(rank), 0, 63)),
+    ROW("world", "N", "number of workers (1)", CST_U32(AT(world), 1, 64)),
+    ROW("store", "WHAT",
+        "where states are: daemon, or local: in this process, whose threads are all ranks (daemon)",
+        CST_NAME(AT(store), 0, store_names)),
+    ROW("device", "WHAT",
+        "where the model is computed: host, cuda, cuda:N or a GPU's UUID (host); paced, paced:N: "
+        "on the host, with the pool on a simulated accelerator",
+        CST_TEXT(AT(device))),
+    ROW("socket", "PATH", "socket of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)",
+        CST_TEXT(AT(socket))),
+    ROW("job", "NAME", "name of the job (gpt)", CST_TEXT(AT(job))),
+    ROW("pool", "SIZE|P%",
+        "memory of this rank for weights and gradients: 4096, 1.5G, 1.5GiB, or a percentage of the "
+        "bf16 weights (as much as can be used)",
+        CST_OTHER(AT(pool_bytes), read_pool)),
+    ROW("device-update", "SIZE",
+        "memory of this rank's device for updates there (none); auto: the daemon's plan chooses",
+        CST_SIZE_OR(AT(device_update_bytes), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
+    ROW("device-states", "SIZE",
+        "memory of this rank's device for states that stay there (none); auto: the daemon's plan "
+        "chooses",
+        CST_SIZE_OR(AT(device_states), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
+    ROW("grad-over-weight", NULL,
+        "gradients take the place of their weights: saves 2 bytes per parameter",
+        CST_FLAG(AT(grad_over_weight))),
+    ROW("plan", "FILE", "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
+        CST_TEXT(AT(plan_file))),
+    ROW("chunk", "N", "elements of a chunk (the daemon chooses)", CST_U64(AT(chunk), 1, 1e15)),
+    ROW("threads", "N", "compute threads of this rank (cores / world, at least 1)",
+        CST_U32(AT(threads), 1, 1024)),
+    ROW("engine-threads", "N", "threads for updates with --store local (all cores)",
+        CST_U32(AT(engine_threads), 1, 1024)),
+    ROW("matmul", "WHAT",
+        "bf16, fp32 or auto: bf16 if the CPU multiplies it in hardware (auto); on a GPU always "
+        "bf16, by cuBLASLt, or plain: a slow product without it",
+        CST_NAME(AT(matmul), 0, matmul_names)),
+    CST_OPTION_HEADING("output:"),
+    ROW("sample", "N",
+        "bytes that rank 0 generates at the end (0); give the same number to all ranks, because "
+        "they wait for rank 0",
+        CST_U64(AT(sample), 0, 1e9)),
+    ROW("prompt", "TEXT", "beginning of the sample (a new line)", CST_TEXT(AT(prompt))),
+    ROW("temperature", "X", "temperature of the sample; 0: the most probable byte (0.8)",
+        CST_REAL(AT(temperature), 0, 100)),
+    ROW("log-json", "FILE", "write one JSON object per step", CST_TEXT(AT(log_json))),
+    ROW("loss-file", "FILE", "write the loss of each step in hexadecimal, one per line",
+        CST_TEXT(AT(loss_file))),
+    ROW("dump-weights", "FILE",
+        "write master weights in fp32, then weights in bf16, in order of declaration",
+        CST_TEXT(AT(dump_weights))),
+    ROW("dump-grads", "FILE",
+        "write the summed gradients of step 1 in bf16, in order of declaration",
+        CST_TEXT(AT(dump_grads))),
+    ROW("quiet", NULL, "print errors only", CST_FLAG(AT(quiet))),
+    ROW("help", NULL, "print this text", CST_FLAG(AT(help))),
+    ROW("version", NULL, "print the version of this program", CST_FLAG(AT(version))),
+    CST_OPTION_END,
+};
+
+void gpt_options_help(FILE *out)
+{
+    (void)fputs("Usage: cistern-gpt --data FILE [OPTION]...\n"
+                "Trains a GPT-2 style decoder on the bytes of FILE. Its weights, gradients and\n"
+                "optimizer states are in the memory daemon, cisternd. Start one worker per rank.\n"
+                "Defaults are in parentheses.\n",
+                out);
+    cst_options_print(table, 0, out);
 }
 
 /* Check the options of mixtures and adapters. */
@@ -303,7 +267,6 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
 
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err)
 {
-    struct option table[N_SETTINGS + 1] = {0};
     struct gpt_options o = {
         .layers = 4,
         .heads = 4,
@@ -328,27 +291,15 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .prompt = "\n",
         .temperature = 0.8,
     };
-    int index = 0, c, rc;
+    struct cst_options_given given;
+    int rc = cst_options_read(table, &o, argc, argv, &given, err);
 
-    for (size_t i = 0; i < N_SETTINGS; i++) {
-        table[i].name = settings[i].name;
-        table[i].has_arg = settings[i].kind == K_FLAG ? no_argument : required_argument;
-        table[i].val = (int)i + 256;
+    if (rc != 0) {
+        return rc;
     }
-    /* 0 restarts the scan, including GNU getopt's internal state. */
-    optind = 0;
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, ":", table, &index)) != -1) {
-        if (c < 256) {
-            return cst_usage_refused(c, argv, table, err);
-        }
-        rc = parse_setting(&o, &settings[c - 256], optarg, err);
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    if (optind < argc) {
-        return cst_err_set(err, CST_EINVAL, "'%s' is not an option (see --help)", argv[optind]);
+    if (given.first < argc) {
+        return cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
+                           argv[given.first]);
     }
     if (o.top_k == 0) { /* --top-k was not given. */
         o.top_k = o.experts == 1 ? 1 : 2;

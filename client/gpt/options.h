@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_MATMUL_PLAIN };
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
@@ -50,11 +51,9 @@ struct gpt_options {
     const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
     uint32_t micro_batches;      /* parts of the batch that are computed one after the other */
     bool recompute;              /* recompute a block's activations in the backward pass */
-    /* Measure the matrix product first, to report the share of its speed that training uses. */
-    bool measure_matmul;
-    const char *socket;      /* socket of the daemon; NULL: the library's default */
-    const char *job;         /* name of the job */
-    uint64_t pool_bytes;     /* pool per rank; 0: see pool_percent */
+    const char *socket;          /* socket of the daemon; NULL: the library's default */
+    const char *job;             /* name of the job */
+    uint64_t pool_bytes;         /* pool per rank; 0: see pool_percent */
     double pool_percent;     /* pool in percent of the bf16 weights; 0: as much as can be used */
     const char *plan_file;   /* plan by `cistern plan --save`; NULL: none */
     uint64_t chunk;          /* chunk capacity in elements; 0: the daemon chooses */
@@ -77,7 +76,7 @@ struct gpt_options {
  * CST_EINVAL: a bad option; @options is unchanged. */
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err);
 
-/* The text of --help. */
-const char *gpt_options_help(void);
+/* Print the text of --help. */
+void gpt_options_help(FILE *out);
 
 #endif

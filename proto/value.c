@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proto/value.h"
+
+#include "proto/optimizers.h"
+#include "proto/size.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int bad_number(const struct cst_value *value, const char *text, struct cst_err *err)
+{
+    return cst_err_set(err, CST_EINVAL, "'%s' is not a number from %.15g to %.15g", text,
+                       value->least, value->most);
+}
+
+static int read_integer(const struct cst_value *value, const char *text, uint64_t *out,
+                        struct cst_err *err)
+{
+    char *end;
+    uint64_t number;
+
+    errno = 0;
+    number = strtoull(text, &end, 10);
+    /* strtoull would also accept signs and blanks. */
+    if (!isdigit((unsigned char)text[0]) || *end != '\0' || errno != 0 ||
+        (double)number < value->least || (double)number > value->most) {
+        return bad_number(value, text, err);
+    }
+    *out = number;
+    return CST_OK;
+}
+
+static int read_u32(const struct cst_value *value, const char *text, uint32_t *out,
+                    struct cst_err *err)
+{
+    uint64_t number = 0;
+    int rc = read_integer(value, text, &number, err);
+
+    if (rc == CST_OK) {
+        *out = (uint32_t)number;
+    }
+    return rc;
+}
+
+static int read_real(const struct cst_value *value, const char *text, double *out,
+                     struct cst_err *err)
+{
+    char *end;
+    double number = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !isfinite(number) || number < value->least ||
+        number > value->most) {
+        return bad_number(value, text, err);
+    }
+    *out = number;
+    return CST_OK;
+}
+
+static int read_yes(const char *text, bool *out, struct cst_err *err)
+{
+    bool yes = strcmp(text, "yes") == 0;
+
+    if (!yes && strcmp(text, "no") != 0) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is none of yes, no", text);
+    }
+    *out = yes;
+    return CST_OK;
+}
+
+static int read_name(const struct cst_value *value, const char *text, unsigned *out,
+                     struct cst_err *err)
+{
+    uint32_t number = cst_name_find(value->names, text);
+    char list[96] = "";
+
+    if (value->names[number] != NULL) {
+        *out = (unsigned)value->least + number;
+        return CST_OK;
+    }
+    for (number = 0; value->names[number] != NULL; number++) {
+        size_t used = strlen(list);
+
+        (void)snprintf(list + used, sizeof list - used, "%s%s", number == 0 ? "" : ", ",
+                       value->names[number]);
+    }
+    return cst_err_set(err, CST_EINVAL, "'%s' is none of %s", text, list);
+}
+
+static int read_path(const struct cst_value *value, const char *text, char *out,
+                     struct cst_err *err)
+{
+    const size_t size = (size_t)value->most;
+
+    if (*text != '/' || strlen(text) >= size) {
+        return cst_err_set(err, CST_EINVAL, "'%s' is not an absolute path of at most %zu bytes",
+                           text, size - 1);
+    }
+    (void)snprintf(out, size, "%s", text);
+    return CST_OK;
+}
+
+static int read_size(const struct cst_value *value, const char *text, uint64_t *out,
+                     struct cst_err *err)
+{
+    uint64_t bytes = 0;
+    int rc;
+
+    if (value->word == NULL) {
+        return cst_size_parse(text, 0, out, err);
+    }
+    rc = cst_size_parse_or(text, value->word, value->word_means, &bytes, err);
+    if (rc == CST_OK && (double)bytes < value->least && strcmp(text, value->word) != 0) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s' is neither '%s' nor at least %.15g", text,
+                         value->word, value->least);
+    }
+    if (rc == CST_OK) {
+        *out = bytes;
+    }
+    return rc;
+}
+
+static int read_seconds(const struct cst_value *value, const char *text, uint32_t *out,
+                        struct cst_err *err)
+{
+    uint32_t seconds = 0;
+    int rc = cst_size_parse_seconds(text, (uint32_t)value->most, &seconds, err);
+
+    if (rc == CST_OK && seconds < (uint32_t)value->least) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s': a time must be at least %.15g s", text,
+                         value->least);
+    }
+    if (rc == CST_OK) {
+        *out = seconds;
+    }
+    return rc;
+}
+
+int cst_value_read(const struct cst_value *value, void *base, const char *text, struct cst_err *err)
+{
+    void *field = (char *)base + value->field;
+
+    switch (value->kind) {
+    case CST_VALUE_FLAG:
+        *(bool *)field = true;
+        return CST_OK;
+    case CST_VALUE_YES:
+        return read_yes(text, field, err);
+    case CST_VALUE_TEXT:
+        *(const char **)field = text;
+        return CST_OK;
+    case CST_VALUE_PATH:
+        return read_path(value, text, field, err);
+    case CST_VALUE_U32:
+        return read_u32(value, text, field, err);
+    case CST_VALUE_U64:
+        return read_integer(value, text, field, err);
+    case CST_VALUE_REAL:
+        return read_real(value, text, field, err);
+    case CST_VALUE_NAME:
+        return read_name(value, text, field, err);
+    case CST_VALUE_SIZE:
+        return read_size(value, text, field, err);
+    case CST_VALUE_SECONDS:
+        return read_seconds(value, text, field, err);
+    case CST_VALUE_OTHER:
+        break;
+    }
+    return value->read(base, text, field, err);
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One value that people type, on a command line or in the configuration: its kind, its limits, and
+ * the field of a struct that it sets. Pure; any thread. */
+#ifndef CST_VALUE_H
+#define CST_VALUE_H
+
+#include "cistern/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum cst_value_kind {
+    CST_VALUE_FLAG, /* An option without a value. Sets a bool to true. */
+    CST_VALUE_YES,  /* "yes" or "no". Sets a bool. */
+    CST_VALUE_TEXT, /* Any text. Sets a const char *, which is borrowed. */
+    CST_VALUE_PATH, /* An absolute path. Copied to an array of @most chars. */
+    CST_VALUE_U32,  /* A number from @least to @most. Sets a uint32_t. */
+    CST_VALUE_U64,  /* A number from @least to @most. Sets a uint64_t. */
+    CST_VALUE_REAL, /* A number from @least to @most, which may have a fraction. Sets a double. */
+    CST_VALUE_NAME, /* One of @names. Sets an enum to @least plus the number of the name. */
+    CST_VALUE_SIZE, /* A size (proto/size.h), or @word. Sets a uint64_t. */
+    CST_VALUE_SECONDS, /* A time (proto/size.h) from @least to @most. Sets a uint32_t. */
+    CST_VALUE_OTHER,   /* What @read accepts. */
+};
+
+struct cst_value {
+    enum cst_value_kind kind;
+    size_t field;             /* Offset of the field in the struct. */
+    double least, most;       /* Limits of a number. A size is at least @least. */
+    const char *const *names; /* CST_VALUE_NAME: names in the order of the enum, then NULL. */
+    const char *word;         /* CST_VALUE_SIZE: what may be written instead; NULL: nothing. */
+    uint64_t word_means;      /* Value of the field if @word is written. */
+    /* CST_VALUE_OTHER: sets the field of @base. CST_EINVAL: @text is not allowed. */
+    int (*read)(void *base, const char *text, void *field, struct cst_err *err);
+};
+
+/* Initializers of struct cst_value, for tables. @at is the offset of the field. */
+/* clang-format off */
+#define CST_FLAG(at) {CST_VALUE_FLAG, .field = (at)}
+#define CST_YES(at) {CST_VALUE_YES, .field = (at)}
+#define CST_TEXT(at) {CST_VALUE_TEXT, .field = (at)}
+#define CST_PATH(at, chars) {CST_VALUE_PATH, .field = (at), .most = (chars)}
+#define CST_U32(at, first, last) {CST_VALUE_U32, .field = (at), .least = (first), .most = (last)}
+#define CST_U64(at, first, last) {CST_VALUE_U64, .field = (at), .least = (first), .most = (last)}
+#define CST_REAL(at, first, last) {CST_VALUE_REAL, .field = (at), .least = (first), .most = (last)}
+#define CST_NAME(at, first, list) {CST_VALUE_NAME, .field = (at), .least = (first), .names = (list)}
+#define CST_SIZE(at) {CST_VALUE_SIZE, .field = (at)}
+#define CST_SIZE_OR(at, first, text, means) \
+    {CST_VALUE_SIZE, .field = (at), .least = (first), .word = (text), .word_means = (means)}
+#define CST_SECONDS(at, first, last) {CST_VALUE_SECONDS, .field = (at), .least = (first), .most = (last)}
+#define CST_OTHER(at, function) {CST_VALUE_OTHER, .field = (at), .read = (function)}
+/* clang-format on */
+
+/* Set the field of @base from @text; CST_VALUE_FLAG ignores @text. CST_EINVAL: @text is not
+ * allowed; @err quotes it and says what is allowed, and the field is unchanged. */
+int cst_value_read(const struct cst_value *value, void *base, const char *text,
+                   struct cst_err *err);
+
+#endif
