@@ -30,11 +30,14 @@ static bool read_varint(struct reader *r, uint64_t *out)
     return false;
 }
 
+/* Read a length and as many bytes. Like protobuf-c, the function refuses a length of more than 5
+ * bytes. */
 static bool read_bytes(struct reader *r, struct reader *out)
 {
+    const uint8_t *first = r->at;
     uint64_t n;
 
-    if (!read_varint(r, &n) || n > (uint64_t)(r->end - r->at)) {
+    if (!read_varint(r, &n) || r->at - first > 5 || n > (uint64_t)(r->end - r->at)) {
         return false;
     }
     *out = (struct reader){.at = r->at, .end = r->at + n};
