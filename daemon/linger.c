@@ -25,9 +25,8 @@ static void drop(struct cstd_lingers *lingers, struct cstd_linger *linger)
     free(linger);
 }
 
-static void on_timer(uv_timer_t *timer)
+void cstd_lingers_look(struct cstd_lingers *lingers)
 {
-    struct cstd_lingers *lingers = timer->data;
     struct cstd_linger *linger, *next;
 
     for (linger = TAILQ_FIRST(&lingers->sockets); linger != NULL; linger = next) {
@@ -38,8 +37,13 @@ static void on_timer(uv_timer_t *timer)
         }
     }
     if (TAILQ_EMPTY(&lingers->sockets)) {
-        (void)uv_timer_stop(timer);
+        (void)uv_timer_stop(&lingers->timer);
     }
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    cstd_lingers_look(timer->data);
 }
 
 void cstd_lingers_init(struct cstd_lingers *lingers, uv_loop_t *loop)

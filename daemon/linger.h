@@ -29,6 +29,9 @@ void cstd_lingers_init(struct cstd_lingers *lingers, uv_loop_t *loop);
  * longer counted. */
 void cstd_lingers_close_socket(struct cstd_lingers *lingers, int fd, struct cstd_unread *unread);
 
+/* Close those sockets now whose descriptors have all been read. A timer does so regularly. */
+void cstd_lingers_look(struct cstd_lingers *lingers);
+
 /* Close all sockets at the end of the daemon. */
 void cstd_lingers_close(struct cstd_lingers *lingers);
 

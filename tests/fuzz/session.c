@@ -239,6 +239,8 @@ static void empty(void)
         close_connection(i);
     }
     settle();
+    cstd_lingers_look(&daemon_.server.lingers); /* The clients' sockets are closed. */
+    fuzz_must(TAILQ_EMPTY(&daemon_.server.lingers.sockets), "no socket is left");
     fuzz_must(daemon_.server.n_sessions == 0, "no session is left");
     fuzz_must(TAILQ_EMPTY(&daemon_.jobs.closing) && daemon_.jobs.n == 0, "no job is left");
     fuzz_must(daemon_.host.used == 0 && daemon_.pool.used == 0, "no memory is left");
