@@ -3,7 +3,6 @@
 #ifndef CST_VEC_AVX2_H
 #define CST_VEC_AVX2_H
 
-#include "kernels/bf16_avx2.h"
 #include "kernels/philox.h"
 #include "kernels/update.h"
 
@@ -162,7 +161,9 @@ CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
 
 CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
-    return cst_vec_of(cst_avx2_load_bf16(at));
+    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)at);
+
+    return cst_vec_of(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)));
 }
 
 CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
@@ -188,13 +189,36 @@ CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CS
                                     bool stream)
 {
     for (int j = 0; j < CST_VEC_GROUP; j += 2) {
-        __m256i h = cst_avx2_pack(_mm256_srli_epi32(v[j].x, 16), _mm256_srli_epi32(v[j + 1].x, 16));
+        __m256i h =
+            _mm256_packus_epi32(_mm256_srli_epi32(v[j].x, 16), _mm256_srli_epi32(v[j + 1].x, 16));
+
+        /* Packing works on each half of the register. */
+        h = _mm256_permute4x64_epi64(h, 0xd8);
 
         if (stream) {
             _mm256_stream_si256((__m256i *)(void *)(at + 8 * j), h);
         } else {
             _mm256_storeu_si256((__m256i *)(void *)(at + 8 * j), h);
         }
+    }
+}
+
+/* Sixteen sums of squares in double, kernels/reduce.h. Lane i mod 16 has those of element i. */
+struct cst_vec_squares {
+    __m256d x[4];
+};
+
+CST_INLINE void cst_vec_add_squares(struct cst_vec_squares *sums,
+                                    const struct cst_vec v[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(v[j].x));
+        __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(v[j].x, 1));
+        __m256d *lanes = &sums->x[j % 2 * 2];
+
+        lanes[0] = _mm256_fmadd_pd(low, low, lanes[0]);
+        lanes[1] = _mm256_fmadd_pd(high, high, lanes[1]);
     }
 }
 

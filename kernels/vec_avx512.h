@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vectors of kernels/vec_ref.h in AVX-512, with 16 lanes. */
+/* The vectors of kernels/vec_ref.h in AVX-512, with 16 lanes. The bf16 conversion instruction of
+ * the processor is not used because it flushes subnormals to zero. */
 #ifndef CST_VEC_AVX512_H
 #define CST_VEC_AVX512_H
 
-#include "kernels/bf16_avx512.h"
 #include "kernels/philox.h"
 #include "kernels/update.h"
 
@@ -189,12 +189,33 @@ CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
 CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
                                     bool stream)
 {
-    __m512i h = cst_avx512_upper_halves(v[0].x, v[1].x);
+    const __m512i odd =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    __m512i h = _mm512_permutex2var_epi16(v[0].x, odd, v[1].x);
 
     if (stream) {
         _mm512_stream_si512((__m512i *)(void *)at, h);
     } else {
         _mm512_storeu_si512(at, h);
+    }
+}
+
+/* Sixteen sums of squares in double, kernels/reduce.h. Lane i mod 16 has those of element i. */
+struct cst_vec_squares {
+    __m512d x[2];
+};
+
+CST_INLINE void cst_vec_add_squares(struct cst_vec_squares *sums,
+                                    const struct cst_vec v[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(v[j].x));
+        __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(v[j].x, 1));
+
+        sums->x[0] = _mm512_fmadd_pd(low, low, sums->x[0]);
+        sums->x[1] = _mm512_fmadd_pd(high, high, sums->x[1]);
     }
 }
 
