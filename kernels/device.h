@@ -117,8 +117,8 @@ struct cste_device_about {
     uint32_t driver; /* Driver version, such as 12040 for 12.4. 0: there is no driver. */
 };
 
-/* Kinds of traffic that a device can carry at the same time. Each kind has a crew of lanes (threads
- * that copy). */
+/* Kinds of traffic that a device can carry at the same time. Each kind has a thread pool of lanes
+ * (threads that copy). */
 enum cste_device_lane {
     CSTE_LANE_UP,   /* copies to the device or within one side, and fills */
     CSTE_LANE_DOWN, /* copies from the device to the host */
@@ -130,11 +130,11 @@ enum cste_device_lane {
  * wrapper has checked the arguments. @state was set by open. */
 struct cste_device_ops {
     const char *name; /* Name of the kind of device, such as "host". */
-    /* All lanes form one crew, instead of one crew for each kind of traffic. */
-    bool one_crew;
+    /* All lanes form one thread pool, instead of one thread pool for each kind of traffic. */
+    bool one_pool;
     bool always_locks; /* Host memory is always locked, whether the daemon asks for it or not. */
     unsigned max_team; /* Largest number of threads of the compute team. */
-    /* Largest number of threads in a crew of lanes if the engine chooses the number. */
+    /* Largest number of threads in a thread pool of lanes if the engine chooses the number. */
     unsigned max_lanes;
     uint64_t piece_bytes; /* Bytes of a copy that a thread does at a time. */
     uint64_t max_tiles;   /* Tiles of a chunk that a thread does at a time, at most. */

@@ -25,7 +25,7 @@ void cste_engine_fail(struct cste_engine *engine, int rc, const struct cst_err *
 
 struct cste_thread_pool *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane)
 {
-    return &engine->lanes[engine->config.ops->one_crew ? 0 : lane];
+    return &engine->lanes[engine->config.ops->one_pool ? 0 : lane];
 }
 
 static void pin_team(void *arg, unsigned thread)
@@ -48,8 +48,9 @@ static void place_lane(void *arg, unsigned thread)
 /* Numbers of threads. */
 struct sizes {
     unsigned n_team;  /* Size of the team. Each of its threads needs an undo slot. */
-    unsigned n_lanes; /* Size of each crew of lanes, except for the crew that only maps segments. */
-    unsigned n_crews; /* Number of crews of lanes. */
+    unsigned n_lanes; /* Size of each thread pool of lanes, except for the thread pool that only
+                         maps segments. */
+    unsigned n_pools; /* Number of thread pools of lanes. */
 };
 
 static unsigned least(unsigned a, unsigned b)
@@ -67,12 +68,12 @@ static struct sizes choose_sizes(const struct cste_engine *engine, const Engine_
     return (struct sizes){.n_team = n_team < n_slots ? n_team : (unsigned)n_slots,
                           .n_lanes = setup->copy_threads > 0 ? setup->copy_threads
                                                              : least(cores, ops->max_lanes),
-                          .n_crews = ops->one_crew ? 1 : CSTE_LANES};
+                          .n_pools = ops->one_pool ? 1 : CSTE_LANES};
 }
 
-static unsigned crew_size(const struct sizes *sizes, unsigned crew)
+static unsigned pool_size(const struct sizes *sizes, unsigned pool)
 {
-    return crew == CSTE_LANE_MAP ? 1 : sizes->n_lanes;
+    return pool == CSTE_LANE_MAP ? 1 : sizes->n_lanes;
 }
 
 static int check_setup(const Engine__Setup *setup, struct cst_err *err)
@@ -119,15 +120,15 @@ static int open_device(struct cste_engine *engine, const Engine__Setup *setup,
                                     .pace = engine->config.pace};
 
     spec.n_threads = spec.n_team;
-    for (unsigned i = 0; i < sizes->n_crews; i++) {
-        spec.n_threads += crew_size(sizes, i);
+    for (unsigned i = 0; i < sizes->n_pools; i++) {
+        spec.n_threads += pool_size(sizes, i);
     }
     return cste_device_open(&engine->device, engine->config.ops, &spec, err);
 }
 
-/* Start all crews. Threads are numbered through all crews, beginning with the team. Undo slots and
- * the device use these numbers. */
-static int open_crews(struct cste_engine *engine, const struct sizes *sizes, struct cst_err *err)
+/* Start all thread pools. Threads are numbered through all thread pools, beginning with the team.
+ * Undo slots and the device use these numbers. */
+static int open_pools(struct cste_engine *engine, const struct sizes *sizes, struct cst_err *err)
 {
     struct cste_thread_pool_config team = {
         .name = "cst-team", .n_threads = sizes->n_team, .start = pin_team, .arg = engine};
@@ -135,8 +136,8 @@ static int open_crews(struct cste_engine *engine, const struct sizes *sizes, str
         .name = "cst-lane", .first = sizes->n_team, .start = place_lane, .arg = engine};
     int rc = cste_thread_pool_open(&engine->team, &team, err);
 
-    for (unsigned i = 0; i < sizes->n_crews && rc == CST_OK; i++) {
-        lanes.n_threads = crew_size(sizes, i);
+    for (unsigned i = 0; i < sizes->n_pools && rc == CST_OK; i++) {
+        lanes.n_threads = pool_size(sizes, i);
         rc = cste_thread_pool_open(&engine->lanes[i], &lanes, err);
         lanes.first += lanes.n_threads;
     }
@@ -202,7 +203,7 @@ static int open_parts(struct cste_engine *engine, const Engine__Setup *setup, in
         rc = open_budget(engine, setup, sizes.n_team, traffic_fd, err);
     }
     if (rc == CST_OK) {
-        rc = open_crews(engine, &sizes, err);
+        rc = open_pools(engine, &sizes, err);
     }
     if (rc == CST_OK) {
         engine->context.device = &engine->device;

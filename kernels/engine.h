@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine. One loop thread reads the daemon's messages, keeps segments and commands, and
- * answers. Crews of lanes copy bytes, and a team computes. The loop thread owns all state; crews
- * return finished tasks to the loop thread by mail. The loop thread itself touches no bulk data.
+ * answers. Thread pools of lanes copy bytes, and a team computes. The loop thread owns all state;
+ * thread pools return finished tasks to the loop thread by mail. The loop thread itself touches no
+ * bulk data.
  *
- *   socket --SETUP--> device, crews --SEGMENT_ADD--> mapping --> SEGMENT_DONE
+ *   socket --SETUP--> device, thread pools --SEGMENT_ADD--> mapping --> SEGMENT_DONE
  *          --SUBMIT--> tickets --> work --> lanes | team --mail--> tickets, outbox --> DONE */
 #ifndef CST_ENGINE_H
 #define CST_ENGINE_H

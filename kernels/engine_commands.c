@@ -50,8 +50,9 @@ static void finish(struct cste_engine *engine, struct cste_work *work)
     oldest = detach(engine, work);
     cste_work_count(work);
     cst_ticket_graph_done(&engine->tickets, &work->ticket, work->status);
-    rc = cste_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
-                              ok ? NULL : work->err.text, work->job.began_ns, work->ended_ns, &err);
+    rc =
+        cste_outbox_complete(&engine->outbox, work->ticket.number, work->status, value,
+                             ok ? NULL : work->err.text, work->task.began_ns, work->ended_ns, &err);
     cste_engine_fail(engine, rc, &err);
     cste_engine_close_work(engine, work);
     if (oldest && engine->n_drops > 0) {
@@ -85,8 +86,8 @@ static bool recover(struct cste_engine *engine)
 
 static void start(struct cste_engine *engine, struct cste_work *work)
 {
-    /* A failed command, or one without pieces, is over without a crew. */
-    if (cste_work_prepare(work) != CST_OK || work->job.n_pieces == 0) {
+    /* A failed command, or one without pieces, is over without a thread pool. */
+    if (cste_work_prepare(work) != CST_OK || work->task.n_pieces == 0) {
         finish(engine, work);
         return;
     }

@@ -23,11 +23,11 @@ struct cste_engine {
     bool set_up;
     struct cste_cpus cpus;     /* Processors of the NUMA node. */
     struct cste_device device; /* The device that copies and computes. */
-    struct cste_mailbox box;   /* Mails from the crews. */
-    /* Crews for COPY, FILL, CONVERT and for mapping segments, by enum cste_device_lane. Only the
-     * first one is used if the device has one_crew. */
+    struct cste_mailbox box;   /* Mails from the thread pools. */
+    /* Thread pools for COPY, FILL, CONVERT and for mapping segments, by enum cste_device_lane. Only
+     * the first one is used if the device has one_pool. */
     struct cste_thread_pool lanes[CSTE_LANES];
-    struct cste_thread_pool team; /* Crew for REDUCE, UPDATE and NORM. */
+    struct cste_thread_pool team; /* Thread pool for REDUCE, UPDATE and NORM. */
     /* Segments that the daemon passed in. Each belongs to an owned struct cste_mapping. */
     struct cste_segments segments;
     uint32_t n_adding;                  /* Number of segments in state ADDING. */
@@ -51,7 +51,7 @@ struct cste_engine {
     struct cst_err err; /* Message text of status. */
 };
 
-/* Returns the crew of @lane. */
+/* Returns the thread pool of @lane. */
 struct cste_thread_pool *cste_engine_lanes(struct cste_engine *engine, enum cste_device_lane lane);
 
 /* Record failure @rc, which cannot be returned to a caller. Only the first failure is kept. @rc 0

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mail from crew threads to the loop thread. The loop delivers mails on its own thread. A pollable
+/* Mail from pool threads to the loop thread. The loop delivers mails on its own thread. A pollable
  * file descriptor says when there are mails. */
 #ifndef CST_MAILBOX_H
 #define CST_MAILBOX_H

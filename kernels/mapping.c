@@ -13,14 +13,14 @@ static void fail(struct cste_mapping *mapping, const struct cst_err *err)
     }
 }
 
-static struct cste_mapping *mapping_of(struct cste_task *job)
+static struct cste_mapping *mapping_of(struct cste_task *task)
 {
-    return (struct cste_mapping *)(void *)((char *)job - offsetof(struct cste_mapping, job));
+    return (struct cste_mapping *)(void *)((char *)task - offsetof(struct cste_mapping, task));
 }
 
-static void populate_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void populate_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct cste_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(task);
     uint64_t offset = piece * CSTE_MAPPING_PIECE;
     uint64_t bytes = mapping->segment.mem.bytes - offset;
     struct cst_err err;
@@ -57,9 +57,9 @@ static void lock(struct cste_mapping *mapping)
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
-static void populate_done(struct cste_task *job)
+static void populate_done(struct cste_task *task)
 {
-    struct cste_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(task);
 
     if (mapping->lock && !atomic_load(&mapping->failed)) {
         lock(mapping);
@@ -67,9 +67,9 @@ static void populate_done(struct cste_task *job)
     cste_mailbox_post(mapping->box, &mapping->mail);
 }
 
-static void import_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void import_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct cste_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(task);
     bool make = mapping->fd < 0;
     struct cst_err err;
 
@@ -88,18 +88,18 @@ static void import_piece(struct cste_task *job, uint64_t piece, unsigned thread)
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
-static void unmap_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void unmap_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct cste_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(task);
 
     (void)piece;
     (void)thread;
     cste_device_unmap(mapping->device, &mapping->segment.mem);
 }
 
-static void unmap_done(struct cste_task *job)
+static void unmap_done(struct cste_task *task)
 {
-    struct cste_mapping *mapping = mapping_of(job);
+    struct cste_mapping *mapping = mapping_of(task);
 
     cste_mailbox_post(mapping->box, &mapping->mail);
 }
@@ -128,18 +128,18 @@ void cste_mapping_populate(struct cste_mapping *mapping, struct cste_thread_pool
     /* Importing or locking alone needs one piece. */
     uint64_t bytes = mapping->populate ? mapping->segment.mem.bytes : 1;
 
-    mapping->job = (struct cste_task){.piece = mapping->import ? import_piece : populate_piece,
-                                      .done = populate_done,
-                                      .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
-                                      .class = CLASS_BACKGROUND};
-    cste_thread_pool_submit(lanes, &mapping->job);
+    mapping->task = (struct cste_task){.piece = mapping->import ? import_piece : populate_piece,
+                                       .done = populate_done,
+                                       .n_pieces = (bytes - 1) / CSTE_MAPPING_PIECE + 1,
+                                       .class = CLASS_BACKGROUND};
+    cste_thread_pool_submit(lanes, &mapping->task);
 }
 
 void cste_mapping_unmap(struct cste_mapping *mapping, struct cste_thread_pool *lanes)
 {
-    mapping->job = (struct cste_task){
+    mapping->task = (struct cste_task){
         .piece = unmap_piece, .done = unmap_done, .n_pieces = 1, .class = CLASS_BACKGROUND};
-    cste_thread_pool_submit(lanes, &mapping->job);
+    cste_thread_pool_submit(lanes, &mapping->task);
 }
 
 void cste_mapping_cancel(struct cste_mapping *mapping)

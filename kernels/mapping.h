@@ -23,8 +23,8 @@ struct cste_mapping {
     /* Entry of the segment in the set. First member, so a pointer to it is a pointer to the
      * mapping. */
     struct cste_segment segment;
-    struct cste_task job;       /* Task on the lanes: populate and lock, import, or unmap. */
-    struct cste_mail mail;      /* Posted when job is done. */
+    struct cste_task task;      /* Task on the lanes: populate and lock, import, or unmap. */
+    struct cste_mail mail;      /* Posted when task is done. */
     struct cste_device *device; /* Device; borrowed. */
     struct cste_mailbox *box;   /* Mailbox; borrowed. Each finished piece knocks at the mailbox. */
     /* File descriptor, owned while the segment is being added. -1 afterwards, or if there is

@@ -15,41 +15,41 @@
 
 /* -- running a task ------------------------------------------------------------------------- */
 
-/* A wrapper of the measured task. A crew reports the end of a task on one of its own threads; the
- * wrapper passes the report to the waiting thread. */
+/* A wrapper of the measured task. A thread pool reports the end of a task on one of its own
+ * threads; the wrapper passes the report to the waiting thread. */
 struct timed {
-    struct cste_task job;
+    struct cste_task task;
     struct cste_task *what;
     sem_t done;
 };
 
-static struct timed *timed_of(struct cste_task *job)
+static struct timed *timed_of(struct cste_task *task)
 {
-    return (struct timed *)(void *)((char *)job - offsetof(struct timed, job));
+    return (struct timed *)(void *)((char *)task - offsetof(struct timed, task));
 }
 
-static void timed_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void timed_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct timed *timed = timed_of(job);
+    struct timed *timed = timed_of(task);
 
     timed->what->piece(timed->what, piece, thread);
 }
 
-static void timed_done(struct cste_task *job)
+static void timed_done(struct cste_task *task)
 {
-    (void)sem_post(&timed_of(job)->done);
+    (void)sem_post(&timed_of(task)->done);
 }
 
-double cste_self_benchmark_run(struct cste_thread_pool *crew, struct cste_task *job)
+double cste_self_benchmark_run(struct cste_thread_pool *pool, struct cste_task *task)
 {
-    struct timed timed = {.what = job};
+    struct timed timed = {.what = task};
     uint64_t start;
 
-    timed.job = (struct cste_task){
-        .piece = timed_piece, .done = timed_done, .n_pieces = job->n_pieces, .class = job->class};
+    timed.task = (struct cste_task){
+        .piece = timed_piece, .done = timed_done, .n_pieces = task->n_pieces, .class = task->class};
     (void)sem_init(&timed.done, 0, 0);
     start = cste_thread_pool_now();
-    cste_thread_pool_submit(crew, &timed.job);
+    cste_thread_pool_submit(pool, &timed.task);
     while (sem_wait(&timed.done) != 0 && errno == EINTR) {
     }
     start = cste_thread_pool_now() - start;
@@ -85,14 +85,14 @@ double cste_self_benchmark_median(double (*run)(void *arg), void *arg, double bu
  * another engine. Pages are allocated first: a page that could not be allocated would cause a
  * signal. */
 struct touch {
-    struct cste_task job;
+    struct cste_task task;
     struct cste_self_benchmark_memory *memory;
     atomic_int failed; /* errno of a piece that could not allocate its pages; 0: none. */
 };
 
-static void touch_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void touch_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct touch *touch = (struct touch *)(void *)((char *)job - offsetof(struct touch, job));
+    struct touch *touch = (struct touch *)(void *)((char *)task - offsetof(struct touch, task));
     struct cste_mem *mem = &touch->memory->mem;
     uint64_t at = piece * TOUCH_BYTES, left = mem->bytes - at;
     uint64_t bytes = left < TOUCH_BYTES ? left : TOUCH_BYTES;
@@ -123,7 +123,7 @@ static int open_file(uint64_t bytes, int *out, struct cst_err *err)
 
 int cste_self_benchmark_memory_open(struct cste_self_benchmark_memory *memory,
                                     struct cste_device *device, const struct cste_cpus *cpus,
-                                    int node, uint64_t bytes, struct cste_thread_pool *crew,
+                                    int node, uint64_t bytes, struct cste_thread_pool *pool,
                                     struct cst_err *err)
 {
     struct cste_self_benchmark_memory made = {.device = device, .mem = {.bytes = bytes}};
@@ -144,9 +144,9 @@ int cste_self_benchmark_memory_open(struct cste_self_benchmark_memory *memory,
     if (node >= 0) {
         (void)cste_cpus_bind(cpus, made.mem.base, bytes, (unsigned)node, &note);
     }
-    touch.job = (struct cste_task){.piece = touch_piece,
-                                   .n_pieces = (bytes + TOUCH_BYTES - 1) / TOUCH_BYTES};
-    (void)cste_self_benchmark_run(crew, &touch.job);
+    touch.task = (struct cste_task){.piece = touch_piece,
+                                    .n_pieces = (bytes + TOUCH_BYTES - 1) / TOUCH_BYTES};
+    (void)cste_self_benchmark_run(pool, &touch.task);
     if (atomic_load(&touch.failed) != 0) {
         rc = cst_err_errno(err, CST_ENOMEM, atomic_load(&touch.failed),
                            "%" PRIu64 " bytes to measure on", bytes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Trials, with which an engine program measures itself (kernels/rates.h). A trial is a task on a
- * crew, timed from its submission to its end and repeated. The result is the median. An engine that
- * serves the daemon does not use this module. */
+ * thread pool, timed from its submission to its end and repeated. The result is the median. An
+ * engine that serves the daemon does not use this module. */
 #ifndef CSTE_SELF_BENCHMARK_H
 #define CSTE_SELF_BENCHMARK_H
 
@@ -18,18 +18,18 @@ struct cste_self_benchmark_memory {
 };
 
 /* Map @bytes on @device. The memory is bound to NUMA node @node (-1: any node) if the system
- * permits. The threads of @crew touch every page. CST_ENOMEM; other statuses as cste_device_map. */
+ * permits. The threads of @pool touch every page. CST_ENOMEM; other statuses as cste_device_map. */
 int cste_self_benchmark_memory_open(struct cste_self_benchmark_memory *memory,
                                     struct cste_device *device, const struct cste_cpus *cpus,
-                                    int node, uint64_t bytes, struct cste_thread_pool *crew,
+                                    int node, uint64_t bytes, struct cste_thread_pool *pool,
                                     struct cst_err *err);
 
 /* Unmap the memory and close its file. Does nothing if @memory is all zeros. */
 void cste_self_benchmark_memory_close(struct cste_self_benchmark_memory *memory);
 
-/* Submit @job (piece, n_pieces and class are set) to @crew and sleep until it is done. Returns the
- * seconds from submission to end. Not on a thread of a crew. */
-double cste_self_benchmark_run(struct cste_thread_pool *crew, struct cste_task *job);
+/* Submit @task (piece, n_pieces and class are set) to @pool and sleep until it is done. Returns the
+ * seconds from submission to end. Not on a thread of a thread pool. */
+double cste_self_benchmark_run(struct cste_thread_pool *pool, struct cste_task *task);
 
 /* Returns the median of the seconds that @run returns. One run is not counted. Then runs begin
  * until @budget_s is spent, at least 3 and at most CSTE_SELF_BENCHMARK_MAX_RUNS. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A crew is a group of threads that run the pieces of tasks. A task is a struct cste_task; the name
- * has nothing to do with training jobs. An engine has a team (a crew for arithmetic) and one or
- * more crews of lanes (copies, populating segments). There are no barriers: when all pieces of the
- * first task are taken, a thread goes on with the next task. Many small tasks therefore cost no
- * more than one large one. A crew does not know what a piece does, and does not choose processors.
+/* A thread pool is a group of threads that run the pieces of tasks. An engine has a team (a pool
+ * for arithmetic) and one or more thread pools of lanes (copies, populating segments). There are no
+ * barriers: when all pieces of the first task are taken, a thread goes on with the next task. Many
+ * small tasks therefore cost no more than one large one. A thread pool does not know what a piece
+ * does, and does not choose processors.
  *
  *   class 0  [task: piece piece piece]->[task]->[task: piece piece]
  *   class 1  [task: piece]
@@ -29,17 +29,17 @@
 
 struct cste_task;
 
-/* Run piece number @piece of @job on thread number @thread. Several pieces of a task run at the
+/* Run piece number @piece of @task on thread number @thread. Several pieces of a task run at the
  * same time. */
-typedef void (*cste_task_piece_fn)(struct cste_task *job, uint64_t piece, unsigned thread);
+typedef void (*cste_task_piece_fn)(struct cste_task *task, uint64_t piece, unsigned thread);
 
-/* Called when all pieces of @job have been done, on the thread that did the last one. Everything
- * that the pieces wrote is visible. The crew does not use the task after this call; the owner may
- * free it or submit it again. */
-typedef void (*cste_task_done_fn)(struct cste_task *job);
+/* Called when all pieces of @task have been done, on the thread that did the last one. Everything
+ * that the pieces wrote is visible. The thread pool does not use the task after this call; the
+ * owner may free it or submit it again. */
+typedef void (*cste_task_done_fn)(struct cste_task *task);
 
 /* A task, embedded in the object that it works on. The owner sets the fields from piece to
- * newest_first. The crew uses the other fields. */
+ * newest_first. The thread pool uses the other fields. */
 struct cste_task {
     cste_task_piece_fn piece; /* Runs one piece. */
     cste_task_done_fn done;   /* Called after the last piece. */
@@ -53,7 +53,7 @@ struct cste_task {
     struct cste_task *link; /* Next task of the class. */
 };
 
-/* Settings of a crew. */
+/* Settings of a thread pool. */
 struct cste_thread_pool_config {
     /* Name of the threads, at most 9 characters; they are called "name-0" and so on. */
     const char *name;
@@ -72,10 +72,10 @@ struct cste_thread_pool_queue {
     struct cste_task *tail; /* Last task of the queue. Valid if head is not NULL. */
 };
 
-/* A crew. Private to thread_pool.c, except for config and n_started. */
+/* A thread pool. Private to thread_pool.c, except for config and n_started. */
 struct cste_thread_pool {
     struct cste_thread_pool_config config;
-    pthread_mutex_t mutex; /* Guards the fields below, and the crew's fields of tasks. */
+    pthread_mutex_t mutex; /* Guards the fields below, and the thread pool's fields of tasks. */
     pthread_cond_t wake;   /* Signalled when there is a piece to take or stop is set. */
     struct cste_thread_pool_queue queues[CSTE_THREAD_POOL_CLASSES];
     unsigned n_idle;    /* Number of threads that wait. */
@@ -87,16 +87,16 @@ struct cste_thread_pool {
 
 /* Start the threads. CST_EINVAL: n_threads is out of range; CST_ENOMEM: the system gives no more
  * threads, and none is left running. */
-int cste_thread_pool_open(struct cste_thread_pool *crew,
+int cste_thread_pool_open(struct cste_thread_pool *pool,
                           const struct cste_thread_pool_config *config, struct cst_err *err);
 
 /* End the threads after the pieces that they are running. Tasks with pieces left are abandoned:
  * their done function is not called. */
-void cste_thread_pool_close(struct cste_thread_pool *crew);
+void cste_thread_pool_close(struct cste_thread_pool *pool);
 
-/* Queue the task @job. Never fails and blocks only for the mutex. Any thread, also from a done
+/* Queue the task @task. Never fails and blocks only for the mutex. Any thread, also from a done
  * function. */
-void cste_thread_pool_submit(struct cste_thread_pool *crew, struct cste_task *job);
+void cste_thread_pool_submit(struct cste_thread_pool *pool, struct cste_task *task);
 
 /* Returns the monotonic time in nanoseconds. */
 uint64_t cste_thread_pool_now(void);

@@ -6,9 +6,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-static struct cste_work *work_of(struct cste_task *job)
+static struct cste_work *work_of(struct cste_task *task)
 {
-    return (struct cste_work *)(void *)((char *)job - offsetof(struct cste_work, job));
+    return (struct cste_work *)(void *)((char *)task - offsetof(struct cste_work, task));
 }
 
 const struct cste_work_kind *cste_work_kind(const struct cste_work *work)
@@ -51,7 +51,7 @@ void cste_work_close(struct cste_work *work)
     free(work);
 }
 
-/* -- running: crew threads ------------------------------------------------------------------ */
+/* -- running: pool threads ------------------------------------------------------------------ */
 
 /* Record the failure of a piece. The first one becomes the result of the command. */
 static void fail(struct cste_work *work, int status, const struct cst_err *err)
@@ -105,9 +105,9 @@ static uint64_t thread_ns(void)
 }
 
 /* Run one piece. A thread of the team pauses for copies before the piece and records its time. */
-static void run_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void run_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct cste_work *work = work_of(job);
+    struct cste_work *work = work_of(task);
     struct cste_bandwidth_share *budget = &work->context->budget;
 
     if (atomic_load(&work->failed)) {
@@ -128,9 +128,9 @@ static void run_piece(struct cste_task *job, uint64_t piece, unsigned thread)
     (void)atomic_fetch_add(&work->context->progress, 1);
 }
 
-static void job_done(struct cste_task *job)
+static void task_done(struct cste_task *task)
 {
-    struct cste_work *work = work_of(job);
+    struct cste_work *work = work_of(task);
     const struct cste_work_kind *kind = cste_work_kind(work);
 
     /* The chunk is marked only if all its tiles are done. */
@@ -155,22 +155,22 @@ int cste_work_prepare(struct cste_work *work)
         work->status = cste_work_kind(work)->find(work, &pieces);
     }
     if (work->status == CST_OK) {
-        work->job = (struct cste_task){.piece = run_piece,
-                                       .done = job_done,
-                                       .n_pieces = pieces,
-                                       .class = work->class,
-                                       .newest_first = work->newest_first};
+        work->task = (struct cste_task){.piece = run_piece,
+                                        .done = task_done,
+                                        .n_pieces = pieces,
+                                        .class = work->class,
+                                        .newest_first = work->newest_first};
     }
     return work->status;
 }
 
-void cste_work_submit(struct cste_work *work, struct cste_thread_pool *crew)
+void cste_work_submit(struct cste_work *work, struct cste_thread_pool *pool)
 {
     if (!cste_work_kind(work)->compute) {
         cste_bandwidth_share_begin(&work->context->budget, cste_thread_pool_now());
     }
     tell_traffic(work, 1);
-    cste_thread_pool_submit(crew, &work->job);
+    cste_thread_pool_submit(pool, &work->task);
 }
 
 bool cste_work_is_compute(const struct cste_work *work)
@@ -187,7 +187,7 @@ enum cste_device_lane cste_work_lane(const struct cste_work *work)
 void cste_work_count(const struct cste_work *work)
 {
     work->context->commands++;
-    if (work->status == CST_OK && work->job.n_pieces > 0 && cste_work_kind(work)->count != NULL) {
+    if (work->status == CST_OK && work->task.n_pieces > 0 && cste_work_kind(work)->count != NULL) {
         cste_work_kind(work)->count(work);
     }
 }

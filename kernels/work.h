@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One command in the engine: the checked content of its message, the segments that it holds, its
- * task on a crew, and its result.
+ * task on a thread pool, and its result.
  *
  *   open --(dependencies)--> prepare: places resolved, segments held
  *        --> pieces on lanes or team --> mail --> close */
@@ -61,8 +61,8 @@ struct cste_work_row {
 /* A command of the engine. */
 struct cste_work {
     struct cst_ticket ticket; /* Number of the command and its dependencies. */
-    struct cste_task job;     /* The pieces of the command. */
-    struct cste_mail mail;    /* Posted when job is done. */
+    struct cste_task task;    /* The pieces of the command. */
+    struct cste_mail mail;    /* Posted when task is done. */
     struct cste_work *next;   /* Next command in the engine's list of held commands. */
     uint64_t sequence;        /* Number in order of submission, from 1. */
     /* Neighbours in the engine's list of commands, in order of submission. */
@@ -122,9 +122,9 @@ void cste_work_close(struct cste_work *work);
  * work->err. */
 int cste_work_prepare(struct cste_work *work);
 
-/* Submit the prepared @work to @crew: the team, or the crew of its lane. Its mail is posted at the
- * end. */
-void cste_work_submit(struct cste_work *work, struct cste_thread_pool *crew);
+/* Submit the prepared @work to @pool: the team, or the thread pool of its lane. Its mail is posted
+ * at the end. */
+void cste_work_submit(struct cste_work *work, struct cste_thread_pool *pool);
 
 /* Returns whether @work runs on the compute team. Otherwise it runs on lanes. */
 bool cste_work_is_compute(const struct cste_work *work);

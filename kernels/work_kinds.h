@@ -16,7 +16,7 @@ struct cste_work_kind {
     bool marks;                /* The kind has a mark, which counts from 1. */
     /* Resolve places, hold segments and count pieces. Loop thread. */
     int (*find)(struct cste_work *work, uint64_t *pieces);
-    /* Do one piece. Crew thread. */
+    /* Do one piece. Pool thread. */
     int (*piece)(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err);
     /* Called after the last piece if no piece failed, on the thread of that piece. May be NULL. */
     void (*done)(struct cste_work *work);
@@ -63,7 +63,7 @@ static inline struct cste_addr cste_work_ahead(struct cste_addr addr, uint64_t b
 /* Add the time from the first to the last piece of @work to @busy. */
 static inline void cste_work_was_busy(struct cst_busy_time *busy, const struct cste_work *work)
 {
-    cst_busy_time_add(busy, work->job.began_ns, work->ended_ns);
+    cst_busy_time_add(busy, work->task.began_ns, work->ended_ns);
 }
 
 /* -- commands on a chunk: work_chunk.c ------------------------------------------------------ */

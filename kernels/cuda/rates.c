@@ -45,7 +45,7 @@ struct cuda_rates {
     /* Memory on the other GPU, as the other GPU sees it and as this one does. */
     struct cste_mem others, reached;
     struct way *ways[2]; /* Directions of the current run. */
-    struct cste_task job;
+    struct cste_task task;
     uint64_t window_end; /* Monotonic time at which the current run ends. */
     atomic_bool failed;
     struct cst_err err; /* The first failure. Written by the thread that set failed. */
@@ -67,10 +67,10 @@ static struct cste_addr ahead(struct cste_addr addr, uint64_t bytes)
 }
 
 /* One lane's part of a run: copy pieces until the window closes. */
-static void copy_lane(struct cste_task *job, uint64_t piece, unsigned thread)
+static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct cuda_rates *r =
-        (struct cuda_rates *)(void *)((char *)job - offsetof(struct cuda_rates, job));
+        (struct cuda_rates *)(void *)((char *)task - offsetof(struct cuda_rates, task));
     struct way *way = r->ways[piece / r->n_lanes];
     uint64_t start = cste_thread_pool_now(), now = start, bytes = 0;
     struct cst_err err;
@@ -106,9 +106,9 @@ static void measure(struct cuda_rates *r, struct way *a, double *rate_a, struct 
     for (int run = 0; run <= N_RUNS; run++) {
         r->ways[0] = a;
         r->ways[1] = b;
-        r->job = (struct cste_task){.piece = copy_lane, .n_pieces = (uint64_t)n * r->n_lanes};
+        r->task = (struct cste_task){.piece = copy_lane, .n_pieces = (uint64_t)n * r->n_lanes};
         r->window_end = cste_thread_pool_now() + WINDOW_NS;
-        (void)cste_self_benchmark_run(&r->lanes, &r->job);
+        (void)cste_self_benchmark_run(&r->lanes, &r->task);
         for (unsigned w = 0; w < n; w++) {
             ways[w]->runs[run] = 0.0;
             for (unsigned i = 0; i < r->n_lanes; i++) {

@@ -242,7 +242,7 @@ static int host_update(void *state, unsigned thread, const struct cste_device_up
 
 const struct cste_device_ops cste_host_ops = {
     .name = "host",
-    .one_crew = true,
+    .one_pool = true,
     .max_team = CSTE_THREAD_POOL_MAX_THREADS,
     /* More lanes do not copy faster within the memory of one node. */
     .max_lanes = 4,

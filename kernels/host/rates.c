@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-host --rates: the team and the lanes work on one chunk of a job in memory of the
- * node, as an engine does: with its pieces, tile loops, undo slots and crews. */
+ * node, as an engine does: with its pieces, tile loops, undo slots and thread pools. */
 #include "kernels/rates.h"
 
 #include "kernels/host/host.h"
@@ -37,21 +37,21 @@ struct host_rates {
     struct cst_tile_work work;
     uint64_t n_elems; /* Number of elements of the chunk, a multiple of a piece. */
     uint64_t marks;   /* Number of commands so far; each gets the next mark. */
-    struct cste_task job;
+    struct cste_task task;
     uint64_t memory_bytes;             /* Memory of the node. */
     double pass, update, reduce, copy; /* The results. */
 };
 
-static struct host_rates *rates_of(struct cste_task *job)
+static struct host_rates *rates_of(struct cste_task *task)
 {
-    return (struct host_rates *)(void *)((char *)job - offsetof(struct host_rates, job));
+    return (struct host_rates *)(void *)((char *)task - offsetof(struct host_rates, task));
 }
 
-static double run(struct host_rates *r, struct cste_thread_pool *crew, cste_task_piece_fn piece,
+static double run(struct host_rates *r, struct cste_thread_pool *pool, cste_task_piece_fn piece,
                   uint64_t n_pieces)
 {
-    r->job = (struct cste_task){.piece = piece, .n_pieces = n_pieces};
-    return cste_self_benchmark_run(crew, &r->job);
+    r->task = (struct cste_task){.piece = piece, .n_pieces = n_pieces};
+    return cste_self_benchmark_run(pool, &r->task);
 }
 
 /* -- passes over memory --------------------------------------------------------------------- */
@@ -59,9 +59,9 @@ static double run(struct host_rates *r, struct cste_thread_pool *crew, cste_task
 /* A wide vector. The compiler may split the vector, because memory is the bottleneck. */
 typedef float vector __attribute__((vector_size(64)));
 
-static void scale_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void scale_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct host_rates *r = rates_of(job);
+    struct host_rates *r = rates_of(task);
     vector *v = (vector *)(void *)((char *)r->arena.mem.base + piece * PIECE_BYTES);
 
     (void)thread;
@@ -78,11 +78,11 @@ static double scale(void *arg)
 }
 
 /* Copy from the first half of the arena to the second, bypassing the cache. */
-static void stream_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void stream_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct host_rates *r = rates_of(job);
+    struct host_rates *r = rates_of(task);
     const char *from = (const char *)r->arena.mem.base + piece * PIECE_BYTES;
-    char *to = (char *)r->arena.mem.base + (r->job.n_pieces + piece) * PIECE_BYTES;
+    char *to = (char *)r->arena.mem.base + (r->task.n_pieces + piece) * PIECE_BYTES;
 
     (void)thread;
 #if defined(__SSE2__)
@@ -105,7 +105,7 @@ static double stream(void *arg)
 
 /* -- the engine's work ---------------------------------------------------------------------- */
 
-static void update_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void update_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     static const struct cst_tile_hyper hyper = {.lr = 1e-5,
                                                 .beta1 = 0.9,
@@ -113,7 +113,7 @@ static void update_piece(struct cste_task *job, uint64_t piece, unsigned thread)
                                                 .eps = 1e-8,
                                                 .weight_decay = 0.01,
                                                 .grad_scale = 1.0f};
-    struct host_rates *r = rates_of(job);
+    struct host_rates *r = rates_of(task);
     struct cste_device_update what = {.work = &r->work, .hyper = &hyper, .row_elems = r->n_elems};
     uint64_t n = cste_host_ops.max_tiles;
     struct cst_tile_done done;
@@ -127,9 +127,9 @@ static void update_piece(struct cste_task *job, uint64_t piece, unsigned thread)
                              &err);
 }
 
-static void reduce_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void reduce_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct host_rates *r = rates_of(job);
+    struct host_rates *r = rates_of(task);
     uint64_t n = cste_host_ops.max_tiles;
     struct cst_tile_done done;
     struct cst_err err;
@@ -156,14 +156,14 @@ static double reduce(void *arg)
 }
 
 /* Copy a lane's piece from the first half of the arena to the second. */
-static void copy_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void copy_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    struct host_rates *r = rates_of(job);
+    struct host_rates *r = rates_of(task);
     struct cste_addr from = {.mem = &r->arena.mem, .offset = piece * cste_host_ops.piece_bytes};
     struct cste_addr to = from;
     struct cst_err err;
 
-    to.offset += r->job.n_pieces * cste_host_ops.piece_bytes;
+    to.offset += r->task.n_pieces * cste_host_ops.piece_bytes;
     (void)cste_device_copy(&r->device, thread, to, from, cste_host_ops.piece_bytes, &err);
 }
 
@@ -206,7 +206,7 @@ static void place_lane(void *arg, unsigned thread)
     (void)cste_cpus_stay(&r->cpus);
 }
 
-static int open_crews(struct host_rates *r, const struct cste_engine_rates_options *options,
+static int open_pools(struct host_rates *r, const struct cste_engine_rates_options *options,
                       struct cst_err *err)
 {
     unsigned cores = r->cpus.n_cores;
@@ -323,7 +323,7 @@ static int open_all(struct host_rates *r, const struct cste_engine_rates_options
     if (options->node > 0 && !r->cpus.node_found) {
         return cst_err_set(err, CST_ENOTFOUND, "no processor of NUMA node %u may be used", node);
     }
-    rc = open_crews(r, options, err);
+    rc = open_pools(r, options, err);
     if (rc != CST_OK) {
         return rc;
     }

@@ -8,7 +8,7 @@
 #define REDUCE_BYTES 6
 #define SOURCE_BYTES 2 /* Bytes per element of a contribution. */
 #define TILE_BYTES 16  /* Bytes per tile of the table that a norm reads. */
-#define COPY_THREADS 4 /* Maximum number of threads of a node's copy crew. */
+#define COPY_THREADS 4 /* Maximum number of threads of a node's copy thread pool. */
 
 static const struct cst_rates_node *node_rates(const struct cst_sim *play, uint32_t node)
 {
@@ -38,7 +38,7 @@ static void use_memory(const struct cst_sim *play, struct cst_effort *effort, do
     effort->bytes = pass > 0 && effort->bytes > pass ? pass : effort->bytes;
 }
 
-static double crew_cores(const struct cst_sim *play, uint32_t node)
+static double lane_cores(const struct cst_sim *play, uint32_t node)
 {
     uint32_t cores = node_rates(play, node)->cores;
 
@@ -88,7 +88,7 @@ static void cost_copy(struct cst_sim *play, struct cst_sim_command *c,
         bytes *=
             play->workers[c->rank].stands_for * (command->kind == CST_COMMAND_CONVERT ? 1.5 : 1);
         c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
-        c->effort.cores = crew_cores(play, engine->node);
+        c->effort.cores = lane_cores(play, engine->node);
         use_memory(play, &c->effort, 2 * bytes);
         return;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/crew: threads that execute pieces of jobs. */
+/* Tests of kernels/thread_pool: threads that execute pieces of tasks. */
 #include "kernels/thread_pool.h"
 #include "tests/lib/suite.h"
 
@@ -9,32 +9,32 @@
 
 #define N_JOBS 200
 #define MAX_PIECES 50
-#define FIRST 20 /* number of the crew's first thread */
+#define FIRST 20 /* number of the thread pool's first thread */
 
-static struct cste_thread_pool crew;
+static struct cste_thread_pool pool;
 static sem_t finished, gate, entered;
 static atomic_uint n_started;
 
 static void start_thread(void *arg, unsigned thread)
 {
-    ck_assert_ptr_eq(arg, &crew);
+    ck_assert_ptr_eq(arg, &pool);
     ck_assert(thread >= FIRST && thread < FIRST + 8);
     (void)atomic_fetch_add(&n_started, 1);
 }
 
-static void open_crew(unsigned n_threads)
+static void open_pool(unsigned n_threads)
 {
     struct cste_thread_pool_config config = {.name = "test",
                                              .n_threads = n_threads,
                                              .first = FIRST,
                                              .start = start_thread,
-                                             .arg = &crew};
+                                             .arg = &pool};
     struct cst_err err;
 
     (void)sem_init(&finished, 0, 0);
     (void)sem_init(&gate, 0, 0);
     (void)sem_init(&entered, 0, 0);
-    ck_assert_int_eq(cste_thread_pool_open(&crew, &config, &err), CST_OK);
+    ck_assert_int_eq(cste_thread_pool_open(&pool, &config, &err), CST_OK);
 }
 
 static void wait_for(sem_t *sem)
@@ -44,22 +44,22 @@ static void wait_for(sem_t *sem)
 }
 
 struct counted {
-    struct cste_task job;          /* must be the first member */
+    struct cste_task task;         /* must be the first member */
     atomic_uint times[MAX_PIECES]; /* number of times that each piece ran */
     unsigned n_done;               /* number of calls of done */
 };
 
-static void count_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void count_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    ck_assert(thread >= FIRST && thread < FIRST + crew.config.n_threads);
-    (void)atomic_fetch_add(&((struct counted *)job)->times[piece], 1);
+    ck_assert(thread >= FIRST && thread < FIRST + pool.config.n_threads);
+    (void)atomic_fetch_add(&((struct counted *)task)->times[piece], 1);
 }
 
-static void count_done(struct cste_task *job)
+static void count_done(struct cste_task *task)
 {
-    struct counted *counted = (struct counted *)job;
+    struct counted *counted = (struct counted *)task;
 
-    for (uint64_t i = 0; i < job->n_pieces; i++) {
+    for (uint64_t i = 0; i < task->n_pieces; i++) {
         ck_assert_uint_eq(atomic_load(&counted->times[i]), 1);
     }
     counted->n_done++;
@@ -70,22 +70,22 @@ static void count_done(struct cste_task *job)
  * many. */
 START_TEST(test_all_pieces)
 {
-    static struct counted jobs[N_JOBS];
+    static struct counted tasks[N_JOBS];
 
-    open_crew((unsigned)_i);
+    open_pool((unsigned)_i);
     for (unsigned i = 0; i < N_JOBS; i++) {
-        jobs[i].job = (struct cste_task){.piece = count_piece,
-                                         .done = count_done,
-                                         .n_pieces = 1 + i * 7 % MAX_PIECES,
-                                         .class = i % CSTE_THREAD_POOL_CLASSES};
-        cste_thread_pool_submit(&crew, &jobs[i].job);
+        tasks[i].task = (struct cste_task){.piece = count_piece,
+                                           .done = count_done,
+                                           .n_pieces = 1 + i * 7 % MAX_PIECES,
+                                           .class = i % CSTE_THREAD_POOL_CLASSES};
+        cste_thread_pool_submit(&pool, &tasks[i].task);
     }
     for (unsigned i = 0; i < N_JOBS; i++) {
         wait_for(&finished);
     }
-    cste_thread_pool_close(&crew);
+    cste_thread_pool_close(&pool);
     for (unsigned i = 0; i < N_JOBS; i++) {
-        ck_assert_uint_eq(jobs[i].n_done, 1);
+        ck_assert_uint_eq(tasks[i].n_done, 1);
     }
     ck_assert_uint_eq(atomic_load(&n_started), (unsigned)_i);
 }
@@ -95,47 +95,47 @@ static char order[64];
 static unsigned n_order;
 
 struct letter {
-    struct cste_task job; /* must be the first member */
-    char letter;          /* the letter that its pieces append to `order` */
+    struct cste_task task; /* must be the first member */
+    char letter;           /* the letter that its pieces append to `order` */
 };
 
-static void write_letter(struct cste_task *job, uint64_t piece, unsigned thread)
+static void write_letter(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     (void)piece;
     (void)thread;
-    order[n_order++] = ((struct letter *)job)->letter;
+    order[n_order++] = ((struct letter *)task)->letter;
 }
 
-static void letter_done(struct cste_task *job)
+static void letter_done(struct cste_task *task)
 {
-    (void)job;
+    (void)task;
     (void)sem_post(&finished);
 }
 
-static void block_piece(struct cste_task *job, uint64_t piece, unsigned thread)
+static void block_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
-    (void)job;
+    (void)task;
     (void)piece;
     (void)thread;
     (void)sem_post(&entered);
     wait_for(&gate);
 }
 
-/* Keep the only thread of the crew busy until the gate opens, so that jobs submitted meanwhile are
- * queued. */
-static void block(struct cste_task *job)
+/* Keep the only thread of the thread pool busy until the gate opens, so that jobs submitted
+ * meanwhile are queued. */
+static void block(struct cste_task *task)
 {
-    *job = (struct cste_task){.piece = block_piece, .done = letter_done, .n_pieces = 1};
-    cste_thread_pool_submit(&crew, job);
+    *task = (struct cste_task){.piece = block_piece, .done = letter_done, .n_pieces = 1};
+    cste_thread_pool_submit(&pool, task);
     wait_for(&entered);
 }
 
-static void submit(struct letter *letter, char c, struct cste_task job)
+static void submit(struct letter *letter, char c, struct cste_task task)
 {
-    *letter = (struct letter){.job = job, .letter = c};
-    letter->job.piece = write_letter;
-    letter->job.done = letter_done;
-    cste_thread_pool_submit(&crew, &letter->job);
+    *letter = (struct letter){.task = task, .letter = c};
+    letter->task.piece = write_letter;
+    letter->task.done = letter_done;
+    cste_thread_pool_submit(&pool, &letter->task);
 }
 
 static void submit_letter(struct letter *letter, char c, unsigned class, uint64_t n_pieces)
@@ -150,7 +150,7 @@ START_TEST(test_classes)
     struct letter letters[5];
     struct cste_task blocker;
 
-    open_crew(1);
+    open_pool(1);
     block(&blocker);
     submit_letter(&letters[0], 'e', 2, 2);
     submit_letter(&letters[1], 'p', 1, 2);
@@ -161,7 +161,7 @@ START_TEST(test_classes)
     for (int i = 0; i < 6; i++) {
         wait_for(&finished);
     }
-    cste_thread_pool_close(&crew);
+    cste_thread_pool_close(&pool);
     ck_assert_str_eq(order, "ddcppqee");
 }
 END_TEST
@@ -174,8 +174,8 @@ START_TEST(test_newest_first)
     struct cste_task blocker = {
         .piece = block_piece, .done = letter_done, .n_pieces = 2, .class = 1};
 
-    open_crew(1);
-    cste_thread_pool_submit(&crew, &blocker);
+    open_pool(1);
+    cste_thread_pool_submit(&pool, &blocker);
     wait_for(&entered);
     submit_letter(&letters[0], 'a', 1, 2);
     submit(&letters[1], 'y', (struct cste_task){.n_pieces = 1, .class = 1, .newest_first = true});
@@ -187,7 +187,7 @@ START_TEST(test_newest_first)
     for (int i = 0; i < 6; i++) {
         wait_for(&finished);
     }
-    cste_thread_pool_close(&crew);
+    cste_thread_pool_close(&pool);
     ck_assert_str_eq(order, "dzzyaab");
 }
 END_TEST
@@ -199,7 +199,7 @@ START_TEST(test_no_starvation)
     struct cste_task blocker;
     unsigned at = 0;
 
-    open_crew(1);
+    open_pool(1);
     block(&blocker);
     submit_letter(&background, 'b', CSTE_THREAD_POOL_CLASSES - 1, 1);
     submit_letter(&demand, 'd', 0, 3 * CSTE_THREAD_POOL_TURN);
@@ -207,7 +207,7 @@ START_TEST(test_no_starvation)
     for (int i = 0; i < 3; i++) {
         wait_for(&finished);
     }
-    cste_thread_pool_close(&crew);
+    cste_thread_pool_close(&pool);
     while (order[at] != 'b') {
         at++;
     }
@@ -216,10 +216,10 @@ START_TEST(test_no_starvation)
 }
 END_TEST
 
-static void submit_again(struct cste_task *job)
+static void submit_again(struct cste_task *task)
 {
     if (n_order < 10) {
-        cste_thread_pool_submit(&crew, job);
+        cste_thread_pool_submit(&pool, task);
     } else {
         (void)sem_post(&finished);
     }
@@ -228,27 +228,27 @@ static void submit_again(struct cste_task *job)
 /* A job's done may submit the job again. */
 START_TEST(test_from_done)
 {
-    struct letter letter = {.job = {.piece = write_letter, .done = submit_again, .n_pieces = 1},
+    struct letter letter = {.task = {.piece = write_letter, .done = submit_again, .n_pieces = 1},
                             .letter = 'x'};
 
-    open_crew(1);
-    cste_thread_pool_submit(&crew, &letter.job);
+    open_pool(1);
+    cste_thread_pool_submit(&pool, &letter.task);
     wait_for(&finished);
-    cste_thread_pool_close(&crew);
+    cste_thread_pool_close(&pool);
     ck_assert_str_eq(order, "xxxxxxxxxx");
 }
 END_TEST
 
 static void *open_gate(void *arg)
 {
-    /* Becomes true when the crew was told to stop. Only then may the current piece end. */
+    /* Becomes true when the thread pool was told to stop. Only then may the current piece end. */
     bool stop = false;
 
     (void)arg;
     while (!stop) {
-        (void)pthread_mutex_lock(&crew.mutex);
-        stop = crew.stop;
-        (void)pthread_mutex_unlock(&crew.mutex);
+        (void)pthread_mutex_lock(&pool.mutex);
+        stop = pool.stop;
+        (void)pthread_mutex_unlock(&pool.mutex);
         (void)sched_yield();
     }
     (void)sem_post(&gate);
@@ -263,11 +263,11 @@ START_TEST(test_close)
     pthread_t opener;
     int n_finished;
 
-    open_crew(1);
+    open_pool(1);
     block(&blocker);
     submit_letter(&letter, 'x', 0, 3);
     ck_assert_int_eq(pthread_create(&opener, NULL, open_gate, NULL), 0);
-    cste_thread_pool_close(&crew);
+    cste_thread_pool_close(&pool);
     (void)pthread_join(opener, NULL);
     (void)sem_getvalue(&finished, &n_finished);
     ck_assert_int_eq(n_finished, 1);
@@ -281,16 +281,16 @@ START_TEST(test_bad_number)
     struct cste_thread_pool_config config = {.name = "test"};
     struct cst_err err;
 
-    ck_assert_int_eq(cste_thread_pool_open(&crew, &config, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_thread_pool_open(&pool, &config, &err), CST_EINVAL);
     config.n_threads = CSTE_THREAD_POOL_MAX_THREADS + 1;
-    ck_assert_int_eq(cste_thread_pool_open(&crew, &config, &err), CST_EINVAL);
+    ck_assert_int_eq(cste_thread_pool_open(&pool, &config, &err), CST_EINVAL);
 }
 END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("crew");
-    TCase *tcase = tcase_create("crew");
+    Suite *suite = suite_create("thread_pool");
+    TCase *tcase = tcase_create("thread_pool");
 
     tcase_add_loop_test(tcase, test_all_pieces, 1, 6);
     tcase_add_test(tcase, test_classes);
