@@ -5,13 +5,14 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <semaphore.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define TOUCH_BYTES (4u << 20)
+#define WINDOW_NS 60000000u /* Duration of a run of copies. */
+#define N_RUNS 5            /* Number of counted runs of copies, after one that is not counted. */
 
 /* -- running a task ------------------------------------------------------------------------- */
 
@@ -57,6 +58,89 @@ double cste_self_benchmark_run(struct cste_thread_pool *pool, struct cste_task *
     return (double)start * 1e-9;
 }
 
+/* -- the device and its lanes ----------------------------------------------------------------- */
+
+int cste_self_benchmark_open_cpus(struct cste_self_benchmark *b, int node,
+                                  const struct cste_device_ops *ops,
+                                  const struct cste_engine_rates_options *options,
+                                  struct cst_err *err)
+{
+    unsigned n = options->copy_threads;
+    int rc = cste_cpus_open(&b->cpus, (unsigned)node, err);
+
+    if (rc != CST_OK) {
+        b->cpus = (struct cste_cpus){0};
+        return rc;
+    }
+    if (options->node > 0 && !b->cpus.node_found) {
+        return cst_err_set(err, CST_ENOTFOUND, "no processor of NUMA node %d may be used",
+                           options->node);
+    }
+    if (n == 0) {
+        n = b->cpus.n_cores < ops->max_lanes ? b->cpus.n_cores : ops->max_lanes;
+    }
+    b->n_lanes = n < CSTE_SELF_BENCHMARK_MAX_LANES ? n : CSTE_SELF_BENCHMARK_MAX_LANES;
+    return CST_OK;
+}
+
+int cste_self_benchmark_open_device(struct cste_self_benchmark *b,
+                                    const struct cste_device_ops *ops,
+                                    const struct cste_device_spec *spec, struct cst_err *err)
+{
+    int rc = cste_device_open(&b->device, ops, spec, err);
+
+    if (rc != CST_OK) {
+        b->device = (struct cste_device){0};
+    }
+    return rc;
+}
+
+static void place_lane(void *arg, unsigned thread)
+{
+    struct cste_self_benchmark *b = arg;
+
+    (void)thread;
+    (void)cste_cpus_stay(&b->cpus);
+}
+
+int cste_self_benchmark_open_lanes(struct cste_self_benchmark *b, unsigned n_threads,
+                                   unsigned first, struct cst_err *err)
+{
+    struct cste_thread_pool_config config = {
+        .name = "cst-lane", .n_threads = n_threads, .first = first, .start = place_lane, .arg = b};
+
+    return cste_thread_pool_open(&b->lanes, &config, err);
+}
+
+void cste_self_benchmark_close(struct cste_self_benchmark *b)
+{
+    if (b->lanes.n_started > 0) {
+        cste_thread_pool_close(&b->lanes);
+    }
+    if (b->device.ops != NULL) {
+        cste_device_close(&b->device);
+    }
+    if (b->cpus.topology != NULL) {
+        cste_cpus_close(&b->cpus);
+    }
+}
+
+void cste_self_benchmark_fail(struct cste_self_benchmark *b, const struct cst_err *err)
+{
+    if (!atomic_exchange(&b->failed, true)) {
+        b->err = *err;
+    }
+}
+
+int cste_self_benchmark_result(const struct cste_self_benchmark *b, struct cst_err *err)
+{
+    if (!atomic_load(&b->failed)) {
+        return CST_OK;
+    }
+    *err = b->err;
+    return err->status;
+}
+
 /* -- the median ----------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
@@ -77,6 +161,64 @@ double cste_self_benchmark_median(double (*run)(void *arg), void *arg, double bu
     }
     qsort(seconds, n, sizeof *seconds, by_value);
     return n % 2 == 1 ? seconds[n / 2] : (seconds[n / 2 - 1] + seconds[n / 2]) / 2.0;
+}
+
+/* -- copies ----------------------------------------------------------------------------------- */
+
+static struct cste_addr ahead(struct cste_addr addr, uint64_t bytes)
+{
+    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + bytes};
+}
+
+/* One lane's part of a run: copy pieces until the window closes. */
+static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
+{
+    struct cste_self_benchmark *b =
+        (struct cste_self_benchmark *)(void *)((char *)task -
+                                               offsetof(struct cste_self_benchmark, task));
+    struct cste_self_benchmark_copy *copy = b->copies[piece / b->n_lanes];
+    uint64_t start = cste_thread_pool_now(), now = start, bytes = 0;
+    struct cst_err err;
+
+    while (now < b->window_end && !atomic_load(&b->failed)) {
+        uint64_t at = atomic_fetch_add(&copy->next, 1) * copy->piece_bytes % copy->region_bytes;
+
+        if (cste_device_copy(&b->device, thread, ahead(copy->dst, at), ahead(copy->src, at),
+                             copy->piece_bytes, &err) != CST_OK) {
+            cste_self_benchmark_fail(b, &err);
+        }
+        bytes += copy->piece_bytes;
+        now = cste_thread_pool_now();
+    }
+    copy->rate[piece % b->n_lanes] =
+        now > start ? (double)bytes * 1e9 / (double)(now - start) : 0.0;
+}
+
+double cste_self_benchmark_rate(struct cste_self_benchmark *b,
+                                struct cste_self_benchmark_copy *copy,
+                                struct cste_self_benchmark_copy *other, double *other_rate)
+{
+    double rates[2][N_RUNS + 1] = {{0}};
+    unsigned n = other != NULL ? 2 : 1;
+
+    b->copies[0] = copy;
+    b->copies[1] = other;
+    for (int run = 0; run <= N_RUNS; run++) {
+        b->task = (struct cste_task){.piece = copy_lane, .n_pieces = (uint64_t)n * b->n_lanes};
+        b->window_end = cste_thread_pool_now() + WINDOW_NS;
+        (void)cste_self_benchmark_run(&b->lanes, &b->task);
+        for (unsigned i = 0; i < n * b->n_lanes; i++) {
+            rates[i / b->n_lanes][run] += b->copies[i / b->n_lanes]->rate[i % b->n_lanes];
+        }
+    }
+    for (unsigned k = 0; k < n; k++) {
+        /* Run 0 is not counted. */
+        qsort(rates[k] + 1, N_RUNS, sizeof(double), by_value);
+    }
+    if (other != NULL) {
+        *other_rate = rates[1][1 + N_RUNS / 2];
+    }
+    return rates[0][1 + N_RUNS / 2];
 }
 
 /* -- memory --------------------------------------------------------------------------------- */

@@ -5,10 +5,68 @@
 #ifndef CSTE_SELF_BENCHMARK_H
 #define CSTE_SELF_BENCHMARK_H
 
-#include "kernels/thread_pool.h"
+#include "kernels/cpus.h"
 #include "kernels/device.h"
+#include "kernels/rates.h"
+#include "kernels/thread_pool.h"
+
+#include <stdatomic.h>
 
 #define CSTE_SELF_BENCHMARK_MAX_RUNS 64
+#define CSTE_SELF_BENCHMARK_MAX_LANES 64
+
+/* The device that is measured, and the lanes that copy, as in an engine. */
+struct cste_self_benchmark {
+    struct cste_cpus cpus;                      /* Processors of the node. */
+    struct cste_device device;                  /* The device; ops is NULL until it is open. */
+    struct cste_thread_pool lanes;              /* Threads for copies. */
+    unsigned n_lanes;                           /* Number of lanes in each direction. */
+    struct cste_self_benchmark_copy *copies[2]; /* Copies of the present run. */
+    struct cste_task task;                      /* Task of the present run. */
+    uint64_t window_end;                        /* Monotonic time at which the run ends. */
+    atomic_bool failed;
+    struct cst_err err; /* The first failure. Written by the thread that set failed. */
+};
+
+/* Copies in one direction between two regions of @region_bytes, a multiple of @piece_bytes. */
+struct cste_self_benchmark_copy {
+    struct cste_addr dst, src;
+    uint64_t region_bytes, piece_bytes;
+    atomic_ullong next;                         /* Number of the piece that is copied next. */
+    double rate[CSTE_SELF_BENCHMARK_MAX_LANES]; /* Bytes/s of each lane in this run. */
+};
+
+/* Open @b->cpus for @node, and choose the number of lanes for @ops. On failure cpus is zeroed.
+ * CST_ENOTFOUND: the node has no usable processors, and is not node 0. */
+int cste_self_benchmark_open_cpus(struct cste_self_benchmark *b, int node,
+                                  const struct cste_device_ops *ops,
+                                  const struct cste_engine_rates_options *options,
+                                  struct cst_err *err);
+
+/* Open @b->device. On failure it is zeroed. Statuses as cste_device_open. */
+int cste_self_benchmark_open_device(struct cste_self_benchmark *b,
+                                    const struct cste_device_ops *ops,
+                                    const struct cste_device_spec *spec, struct cst_err *err);
+
+/* Start @n_threads lanes, numbered from @first, on the processors of the node. */
+int cste_self_benchmark_open_lanes(struct cste_self_benchmark *b, unsigned n_threads,
+                                   unsigned first, struct cst_err *err);
+
+/* Close what is open. */
+void cste_self_benchmark_close(struct cste_self_benchmark *b);
+
+/* Record a failure. Only the first one is kept. Any thread. */
+void cste_self_benchmark_fail(struct cste_self_benchmark *b, const struct cst_err *err);
+
+/* Returns the recorded failure, or CST_OK. */
+int cste_self_benchmark_result(const struct cste_self_benchmark *b, struct cst_err *err);
+
+/* Returns the bytes per second of @copy on all lanes of its direction, made as an engine makes
+ * copies. If @other is not NULL, it is copied at the same time on as many other lanes, and
+ * *other_rate receives its bytes per second. Both are medians. */
+double cste_self_benchmark_rate(struct cste_self_benchmark *b,
+                                struct cste_self_benchmark_copy *copy,
+                                struct cste_self_benchmark_copy *other, double *other_rate);
 
 /* Memory to measure on: a file, mapped on a device. */
 struct cste_self_benchmark_memory {

@@ -35,14 +35,23 @@ int cst_new_file_open(struct cst_new_file *file, const char *path, struct cst_er
 
 int cst_new_file_close(struct cst_new_file *file, int rc, struct cst_err *err)
 {
-    /* Without fsync, a crash of the machine after the rename could leave an empty file. */
-    bool good = fflush(file->to) == 0 && !ferror(file->to) &&
-                (file->beside == NULL || fsync(fileno(file->to)) == 0);
+    int cause = 0; /* errno of the first failure. */
 
-    good = fclose(file->to) == 0 && good;
-    good = good && (rc != CST_OK || file->beside == NULL || rename(file->beside, file->path) == 0);
-    if (rc == CST_OK && !good) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%s", file->path);
+    /* Without fsync, a crash of the machine after the rename could leave an empty file. */
+    if (fflush(file->to) != 0 || (file->beside != NULL && fsync(fileno(file->to)) != 0)) {
+        cause = errno;
+    } else if (ferror(file->to)) {
+        cause = EIO;
+    }
+    if (fclose(file->to) != 0 && cause == 0) {
+        cause = errno;
+    }
+    if (rc == CST_OK && cause == 0 && file->beside != NULL &&
+        rename(file->beside, file->path) != 0) {
+        cause = errno;
+    }
+    if (rc == CST_OK && cause != 0) {
+        rc = cst_err_errno(err, CST_EIO, cause, "%s", file->path);
     }
     if (rc != CST_OK && file->beside != NULL) {
         (void)unlink(file->beside);

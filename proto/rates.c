@@ -1,70 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/rates.h"
 
+#include "proto/rates_fields.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define MOST_SECONDS 60 /* Maximum time of a message or of the start of a copy. */
 
-enum must { MAY_LACK, MUST_HAVE };
-
-static int check(const char *where, unsigned i, const char *field, double v, enum must must,
-                 struct cst_err *err)
+/* Check the numbers of @fields in @rates, which is number @i of the list @where. */
+static int check_all(const char *where, unsigned i, const struct cst_rates_field *fields,
+                     const void *rates, struct cst_err *err)
 {
-    if (!isfinite(v) || v < 0) {
-        return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s cannot be %g", where, i, field, v);
-    }
-    if (must == MUST_HAVE && v == 0) {
-        return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s is not known", where, i, field);
+    for (; fields->name != NULL; fields++) {
+        double v = cst_rates_get(rates, fields);
+
+        if (!isfinite(v) || v < 0) {
+            return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s cannot be %g", where, i,
+                               fields->name, v);
+        }
+        if (fields->required && v == 0) {
+            return cst_err_set(err, CST_EINVAL, "rates: %s[%u].%s is not known", where, i,
+                               fields->name);
+        }
     }
     return CST_OK;
-}
-
-struct field {
-    const char *name;
-    double value;
-    enum must must;
-};
-
-static int check_all(const char *where, unsigned i, const struct field *fields, unsigned n,
-                     struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    for (unsigned k = 0; k < n && rc == CST_OK; k++) {
-        rc = check(where, i, fields[k].name, fields[k].value, fields[k].must, err);
-    }
-    return rc;
-}
-
-static int check_device(const struct cst_rates_device *d, unsigned i, struct cst_err *err)
-{
-    const struct field fields[] = {
-        {"up", d->up, MUST_HAVE},
-        {"down", d->down, MUST_HAVE},
-        {"up_both", d->up_both, MAY_LACK},
-        {"down_both", d->down_both, MAY_LACK},
-        {"copy_latency_s", d->copy_latency_s, MAY_LACK},
-        {"peer", d->peer, MAY_LACK},
-        {"flops", d->flops, MAY_LACK},
-        {"update", d->update, MAY_LACK},
-        {"memory", d->memory, MAY_LACK},
-    };
-
-    return check_all("devices", i, fields, sizeof fields / sizeof fields[0], err);
-}
-
-static int check_node(const struct cst_rates_node *n, unsigned i, struct cst_err *err)
-{
-    const struct field fields[] = {
-        {"pass", n->pass, MAY_LACK},
-        {"update", n->update, MUST_HAVE},
-        {"reduce", n->reduce, MAY_LACK},
-        {"copy", n->copy, MAY_LACK},
-    };
-
-    return check_all("nodes", i, fields, sizeof fields / sizeof fields[0], err);
 }
 
 /* Longer times do not fit the clocks, which count nanoseconds. */
@@ -76,11 +37,6 @@ static int check_seconds(const char *field, double v, struct cst_err *err)
 
 int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
 {
-    const struct field fields[] = {{"disk_read", rates->disk_read, MAY_LACK},
-                                   {"disk_write", rates->disk_write, MAY_LACK},
-                                   {"request_s", rates->request_s, MAY_LACK},
-                                   {"spread", rates->spread, MAY_LACK},
-                                   {"busy_cores", rates->busy_cores, MAY_LACK}};
     int rc = CST_OK;
 
     if (rates->n_devices == 0 || rates->n_devices > CST_RATES_MAX_DEVICES || rates->n_nodes == 0 ||
@@ -90,16 +46,16 @@ int cst_rates_check(const struct cst_rates *rates, struct cst_err *err)
                            CST_RATES_MAX_NODES);
     }
     for (unsigned i = 0; i < rates->n_devices && rc == CST_OK; i++) {
-        rc = check_device(&rates->devices[i], i, err);
+        rc = check_all("devices", i, cst_rates_device_fields, &rates->devices[i], err);
         if (rc == CST_OK) {
             rc = check_seconds("copy_latency_s", rates->devices[i].copy_latency_s, err);
         }
     }
     for (unsigned i = 0; i < rates->n_nodes && rc == CST_OK; i++) {
-        rc = check_node(&rates->nodes[i], i, err);
+        rc = check_all("nodes", i, cst_rates_node_fields, &rates->nodes[i], err);
     }
     if (rc == CST_OK) {
-        rc = check_all("machine", 0, fields, sizeof fields / sizeof *fields, err);
+        rc = check_all("machine", 0, cst_rates_machine_fields, rates, err);
     }
     return rc == CST_OK ? check_seconds("request_s", rates->request_s, err) : rc;
 }

@@ -3,6 +3,7 @@
 
 #include "proto/json_fields.h"
 #include "proto/new_file.h"
+#include "proto/rates_fields.h"
 
 #include <libgen.h>
 #include <stdio.h>
@@ -10,58 +11,23 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A number of an object, and its offset in the struct. */
-struct field {
-    const char *key; /* Key in the object, the same as the field's name. */
-    size_t offset;   /* Offset of a double. */
-};
-
-static const struct field device_fields[] = {
-    {"up", offsetof(struct cst_rates_device, up)},
-    {"down", offsetof(struct cst_rates_device, down)},
-    {"up_both", offsetof(struct cst_rates_device, up_both)},
-    {"down_both", offsetof(struct cst_rates_device, down_both)},
-    {"peer", offsetof(struct cst_rates_device, peer)},
-    {"copy_latency_s", offsetof(struct cst_rates_device, copy_latency_s)},
-    {"flops", offsetof(struct cst_rates_device, flops)},
-    {"update", offsetof(struct cst_rates_device, update)},
-    {"memory", offsetof(struct cst_rates_device, memory)},
-    {NULL, 0},
-};
 static const char *const device_keys[] = {"name",    "memory_bytes", "up",     "down",
                                           "up_both", "down_both",    "peer",   "copy_latency_s",
                                           "flops",   "update",       "memory", NULL};
-
-static const struct field node_fields[] = {
-    {"pass", offsetof(struct cst_rates_node, pass)},
-    {"update", offsetof(struct cst_rates_node, update)},
-    {"reduce", offsetof(struct cst_rates_node, reduce)},
-    {"copy", offsetof(struct cst_rates_node, copy)},
-    {NULL, 0},
-};
 static const char *const node_keys[] = {"cores",  "memory_bytes", "pass", "update",
                                         "reduce", "copy",         NULL};
-
-static const struct field root_fields[] = {
-    {"disk_read", offsetof(struct cst_rates, disk_read)},
-    {"disk_write", offsetof(struct cst_rates, disk_write)},
-    {"request_s", offsetof(struct cst_rates, request_s)},
-    {"spread", offsetof(struct cst_rates, spread)},
-    {"busy_cores", offsetof(struct cst_rates, busy_cores)},
-    {NULL, 0},
-};
 static const char *const root_keys[] = {"fingerprint", "devices",    "nodes",
                                         "disk_read",   "disk_write", "request_s",
                                         "spread",      "busy_cores", NULL};
 
-static int read_fields(const json_t *object, const char *place, const struct field *fields,
-                       void *base, struct cst_err *err)
+static int read_fields(const json_t *object, const char *place,
+                       const struct cst_rates_field *fields, void *base, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (; fields->key != NULL && rc == CST_OK; fields++) {
-        rc = cst_json_real(object, place, fields->key, CST_JSON_OPTIONAL,
-                           (double *)(void *)((char *)base + fields->offset), err);
+    for (; fields->name != NULL && rc == CST_OK; fields++) {
+        rc = cst_json_real(object, place, fields->name, CST_JSON_OPTIONAL,
+                           cst_rates_value(base, fields), err);
     }
     return rc;
 }
@@ -75,7 +41,7 @@ static int read_device(const json_t *object, const char *place, struct cst_rates
         rc = cst_json_u64(object, place, "memory_bytes", CST_JSON_OPTIONAL, INT64_MAX,
                           &out->memory_bytes, err);
     }
-    return rc == CST_OK ? read_fields(object, place, device_fields, out, err) : rc;
+    return rc == CST_OK ? read_fields(object, place, cst_rates_device_fields, out, err) : rc;
 }
 
 static int read_node(const json_t *object, const char *place, struct cst_rates_node *out,
@@ -89,7 +55,7 @@ static int read_node(const json_t *object, const char *place, struct cst_rates_n
         rc = cst_json_u64(object, place, "memory_bytes", CST_JSON_OPTIONAL, INT64_MAX,
                           &out->memory_bytes, err);
     }
-    return rc == CST_OK ? read_fields(object, place, node_fields, out, err) : rc;
+    return rc == CST_OK ? read_fields(object, place, cst_rates_node_fields, out, err) : rc;
 }
 
 static int add_devices(struct cst_rates *rates, const json_t *root, struct cst_err *err)
@@ -146,7 +112,7 @@ static int add(struct cst_rates *rates, const json_t *root, struct cst_err *err)
                            sizeof rates->fingerprint, err);
     }
     if (rc == CST_OK) {
-        rc = read_fields(root, "", root_fields, rates, err);
+        rc = read_fields(root, "", cst_rates_machine_fields, rates, err);
     }
     if (rc == CST_OK) {
         rc = add_devices(rates, root, err);
@@ -212,14 +178,14 @@ int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
 /* -- writing ---------------------------------------------------------------------------------- */
 
 /* Unknown rates are left out. */
-static bool put_fields(json_t *object, const struct field *fields, const void *base)
+static bool put_fields(json_t *object, const struct cst_rates_field *fields, const void *base)
 {
     bool good = object != NULL;
 
-    for (; fields->key != NULL && good; fields++) {
-        double value = *(const double *)(const void *)((const char *)base + fields->offset);
+    for (; fields->name != NULL && good; fields++) {
+        double value = cst_rates_get(base, fields);
 
-        good = value == 0 || json_object_set_new(object, fields->key, json_real(value)) == 0;
+        good = value == 0 || json_object_set_new(object, fields->name, json_real(value)) == 0;
     }
     return good;
 }
@@ -238,7 +204,7 @@ static bool put_devices(json_t *list, const struct cst_rates *rates)
         json_t *object = json_pack("{s:s}", "name", device->name);
 
         good = object != NULL && put_u64(object, "memory_bytes", device->memory_bytes) &&
-               put_fields(object, device_fields, device);
+               put_fields(object, cst_rates_device_fields, device);
         good = json_array_append_new(list, object) == 0 && good;
     }
     return good;
@@ -254,7 +220,7 @@ static bool put_nodes(json_t *list, const struct cst_rates *rates)
 
         good = object != NULL && put_u64(object, "cores", node->cores) &&
                put_u64(object, "memory_bytes", node->memory_bytes) &&
-               put_fields(object, node_fields, node);
+               put_fields(object, cst_rates_node_fields, node);
         good = json_array_append_new(list, object) == 0 && good;
     }
     return good;
@@ -269,7 +235,8 @@ json_t *cst_rates_to_json(const struct cst_rates *rates)
         good = json_object_set_new(root, "fingerprint", json_string(rates->fingerprint)) == 0;
     }
     good = good && json_object_set(root, "devices", devices) == 0 &&
-           json_object_set(root, "nodes", nodes) == 0 && put_fields(root, root_fields, rates);
+           json_object_set(root, "nodes", nodes) == 0 &&
+           put_fields(root, cst_rates_machine_fields, rates);
     json_decref(devices);
     json_decref(nodes);
     if (!good) {

@@ -4,6 +4,7 @@
 #include "cistern/cistern.h"
 #include "proto/fingerprint.h"
 #include "proto/program.h"
+#include "proto/rates_fields.h"
 #include "proto/rates_json.h"
 
 #include <errno.h>
@@ -12,7 +13,6 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,51 +177,18 @@ double cli_measure_median(double *values, unsigned n, double *spread)
     return median;
 }
 
-/* Return the median of one rate over the trials: the double at @offset in structs of @stride
- * bytes. */
-static double median_at(const void *trials, size_t stride, size_t offset, double *spread)
+/* Replace the numbers of @fields in @out by the medians over @trials, which have @stride bytes
+ * each. */
+static void take_medians(void *out, const struct cst_rates_field *fields, const void *trials,
+                         size_t stride, double *spread)
 {
-    double values[CLI_MEASURE_TRIALS];
+    for (; fields->name != NULL; fields++) {
+        double values[CLI_MEASURE_TRIALS];
 
-    for (unsigned i = 0; i < CLI_MEASURE_TRIALS; i++) {
-        values[i] = *(const double *)(const void *)((const char *)trials + i * stride + offset);
-    }
-    return cli_measure_median(values, CLI_MEASURE_TRIALS, spread);
-}
-
-/* Add a node whose rates are the medians over the trials. */
-static void add_node(struct cst_rates *rates, const struct cst_rates_node *trials)
-{
-    static const size_t fields[] = {
-        offsetof(struct cst_rates_node, pass), offsetof(struct cst_rates_node, update),
-        offsetof(struct cst_rates_node, reduce), offsetof(struct cst_rates_node, copy)};
-    struct cst_rates_node *node = &rates->nodes[rates->n_nodes++];
-
-    *node = trials[0];
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        *(double *)(void *)((char *)node + fields[i]) =
-            median_at(trials, sizeof *trials, fields[i], &rates->spread);
-    }
-}
-
-/* Add a device whose rates are the medians over the trials. */
-static void add_device(struct cst_rates *rates, const struct cst_rates_device *trials)
-{
-    static const size_t fields[] = {offsetof(struct cst_rates_device, up),
-                                    offsetof(struct cst_rates_device, down),
-                                    offsetof(struct cst_rates_device, up_both),
-                                    offsetof(struct cst_rates_device, down_both),
-                                    offsetof(struct cst_rates_device, peer),
-                                    offsetof(struct cst_rates_device, flops),
-                                    offsetof(struct cst_rates_device, update),
-                                    offsetof(struct cst_rates_device, memory),
-                                    offsetof(struct cst_rates_device, copy_latency_s)};
-    struct cst_rates_device *device = &rates->devices[rates->n_devices++];
-
-    *device = trials[0];
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        *(double *)(void *)((char *)device + fields[i]) =
-            median_at(trials, sizeof *trials, fields[i], &rates->spread);
+        for (unsigned i = 0; i < CLI_MEASURE_TRIALS; i++) {
+            values[i] = cst_rates_get((const char *)trials + i * stride, fields);
+        }
+        *cst_rates_value(out, fields) = cli_measure_median(values, CLI_MEASURE_TRIALS, spread);
     }
 }
 
@@ -244,7 +211,9 @@ static int measure_node(struct cst_rates *rates, char *program, unsigned node, s
         }
     }
     if (rc == CST_OK) {
-        add_node(rates, trials.nodes);
+        rates->nodes[rates->n_nodes] = trials.nodes[0];
+        take_medians(&rates->nodes[rates->n_nodes++], cst_rates_node_fields, trials.nodes,
+                     sizeof trials.nodes[0], &rates->spread);
     }
     return rc;
 }
@@ -286,7 +255,9 @@ static int measure_gpu(struct cst_rates *rates, char *program, const char *uuid,
         }
     }
     if (rc == CST_OK) {
-        add_device(rates, trials.devices);
+        rates->devices[rates->n_devices] = trials.devices[0];
+        take_medians(&rates->devices[rates->n_devices++], cst_rates_device_fields, trials.devices,
+                     sizeof trials.devices[0], &rates->spread);
     }
     return rc;
 }

@@ -91,6 +91,11 @@ int cst_cuda_open(struct cst_cuda **out, struct cst_job *job, void *stream, stru
     if (strcmp(cst_job_device(job), "host") == 0) {
         return cst_err_set(err, CST_EUNSUPPORTED, "the job is on the host device: no GPU is used");
     }
+    if (strncmp(cst_job_device(job), "paced:", 6) == 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "the job is on the simulated accelerator %s: no GPU is used",
+                           cst_job_device(job));
+    }
     cuda = calloc(1, sizeof *cuda);
     if (cuda == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a GPU");

@@ -36,7 +36,7 @@ struct cst_cuda; /* The GPU of a job. */
  * NULL: the default stream. It belongs to the caller and must exist until cst_cuda_close. *out
  * belongs to the caller, who frees it with cst_cuda_close after cst_disconnect. Statuses:
  *   - CST_EUNSUPPORTED: there is no driver or no GPU, the driver is too old, or the job is on the
- *     host.
+ *     host or on a simulated accelerator.
  *   - CST_ENOTFOUND: this process does not see the job's GPU; the error names CUDA_VISIBLE_DEVICES.
  *   - CST_EINVAL: the job is committed already, or has the functions of a device already.
  *   - CST_EGPU: a call of the driver failed.

@@ -126,7 +126,8 @@ static int host_lock(void *state, const struct cste_mem *mem, struct cst_err *er
 {
     (void)state;
     if (mlock(mem->base, mem->bytes) != 0) {
-        return cst_err_errno(err, CST_EDENIED, errno, "locking %" PRIu64 " bytes", mem->bytes);
+        return cst_err_errno(err, errno == EPERM ? CST_EDENIED : CST_ENOMEM, errno,
+                             "locking %" PRIu64 " bytes", mem->bytes);
     }
     return CST_OK;
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/host/host.h"
 #include "kernels/self_benchmark.h"
+#include "proto/rates_fields.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -26,9 +27,8 @@
 #define N_SRC 2
 
 struct host_rates {
-    struct cste_cpus cpus;
-    struct cste_device device;
-    struct cste_thread_pool team, lanes;
+    struct cste_self_benchmark b;
+    struct cste_thread_pool team;
     struct cste_self_benchmark_memory arena;
     struct cst_table_header *table;
     struct cst_undo_slot *slots;          /* One slot for each thread of the team. */
@@ -38,8 +38,7 @@ struct host_rates {
     uint64_t n_elems; /* Number of elements of the chunk, a multiple of a piece. */
     uint64_t marks;   /* Number of commands so far; each gets the next mark. */
     struct cste_task task;
-    uint64_t memory_bytes;             /* Memory of the node. */
-    double pass, update, reduce, copy; /* The results. */
+    struct cst_rates_node rates; /* The results. */
 };
 
 static struct host_rates *rates_of(struct cste_task *task)
@@ -123,7 +122,7 @@ static void update_piece(struct cste_task *task, uint64_t piece, unsigned thread
     memcpy(what.out, r->rows, sizeof what.out);
     /* An update does not read weights and does not write gradients. */
     what.in[CST_ROW_WEIGHT] = what.out[CST_ROW_GRAD] = (struct cste_addr){0};
-    (void)cste_device_update(&r->device, thread, &what, piece * n, n, &r->slots[thread], &done,
+    (void)cste_device_update(&r->b.device, thread, &what, piece * n, n, &r->slots[thread], &done,
                              &err);
 }
 
@@ -134,7 +133,7 @@ static void reduce_piece(struct cste_task *task, uint64_t piece, unsigned thread
     struct cst_tile_done done;
     struct cst_err err;
 
-    (void)cste_device_reduce(&r->device, thread, &r->work, N_SRC, r->src, piece * n, n,
+    (void)cste_device_reduce(&r->b.device, thread, &r->work, N_SRC, r->src, piece * n, n,
                              &r->slots[thread], &done, &err);
 }
 
@@ -155,27 +154,12 @@ static double reduce(void *arg)
     return command(arg, reduce_piece);
 }
 
-/* Copy a lane's piece from the first half of the arena to the second. */
-static void copy_piece(struct cste_task *task, uint64_t piece, unsigned thread)
-{
-    struct host_rates *r = rates_of(task);
-    struct cste_addr from = {.mem = &r->arena.mem, .offset = piece * cste_host_ops.piece_bytes};
-    struct cste_addr to = from;
-    struct cst_err err;
-
-    to.offset += r->task.n_pieces * cste_host_ops.piece_bytes;
-    (void)cste_device_copy(&r->device, thread, to, from, cste_host_ops.piece_bytes, &err);
-}
-
-static double copy(void *arg)
-{
-    struct host_rates *r = arg;
-
-    return run(r, &r->lanes, copy_piece, r->arena.mem.bytes / cste_host_ops.piece_bytes / 2);
-}
-
 static void measure(struct host_rates *r)
 {
+    /* The lanes copy the first half of the arena to the second. */
+    struct cste_self_benchmark_copy copy = {.dst = {.mem = &r->arena.mem},
+                                            .src = {.mem = &r->arena.mem},
+                                            .piece_bytes = cste_host_ops.piece_bytes};
     double bytes = (double)(r->arena.mem.bytes / PIECE_BYTES * PIECE_BYTES);
     double halves = (double)(r->arena.mem.bytes / PIECE_BYTES / 2 * 2 * PIECE_BYTES);
     /* In place every byte is read and written. A stream reads one half of the arena and writes
@@ -183,10 +167,12 @@ static void measure(struct host_rates *r)
     double in_place = 2.0 * bytes / cste_self_benchmark_median(scale, r, BUDGET_S / 2);
     double streamed = halves / cste_self_benchmark_median(stream, r, BUDGET_S / 2);
 
-    r->pass = in_place > streamed ? in_place : streamed;
-    r->copy = halves / 2.0 / cste_self_benchmark_median(copy, r, BUDGET_S);
-    r->reduce = (double)r->n_elems / cste_self_benchmark_median(reduce, r, BUDGET_S);
-    r->update = (double)r->n_elems / cste_self_benchmark_median(update, r, BUDGET_S);
+    copy.region_bytes = r->arena.mem.bytes / 2 / copy.piece_bytes * copy.piece_bytes;
+    copy.dst.offset = copy.region_bytes;
+    r->rates.pass = in_place > streamed ? in_place : streamed;
+    r->rates.copy = cste_self_benchmark_rate(&r->b, &copy, NULL, NULL);
+    r->rates.reduce = (double)r->n_elems / cste_self_benchmark_median(reduce, r, BUDGET_S);
+    r->rates.update = (double)r->n_elems / cste_self_benchmark_median(update, r, BUDGET_S);
 }
 
 /* -- devices and memory to measure on ------------------------------------------------------- */
@@ -195,43 +181,26 @@ static void pin_team(void *arg, unsigned thread)
 {
     struct host_rates *r = arg;
 
-    (void)cste_cpus_pin(&r->cpus, thread);
-}
-
-static void place_lane(void *arg, unsigned thread)
-{
-    struct host_rates *r = arg;
-
-    (void)thread;
-    (void)cste_cpus_stay(&r->cpus);
+    (void)cste_cpus_pin(&r->b.cpus, thread);
 }
 
 static int open_pools(struct host_rates *r, const struct cste_engine_rates_options *options,
                       struct cst_err *err)
 {
-    unsigned cores = r->cpus.n_cores;
-    unsigned n_lanes = cores < cste_host_ops.max_lanes ? cores : cste_host_ops.max_lanes;
     struct cste_thread_pool_config team = {.name = "cst-team",
-                                           .n_threads =
-                                               options->threads > 0 ? options->threads : cores,
+                                           .n_threads = options->threads > 0 ? options->threads
+                                                                             : r->b.cpus.n_cores,
                                            .start = pin_team,
                                            .arg = r};
-    struct cste_thread_pool_config lanes = {
-        .name = "cst-lane",
-        .n_threads = options->copy_threads > 0 ? options->copy_threads : n_lanes,
-        .first = team.n_threads,
-        .start = place_lane,
-        .arg = r};
     struct cste_device_spec spec = {
-        .cpus = &r->cpus, .n_team = team.n_threads, .n_threads = team.n_threads + lanes.n_threads};
-    int rc = cste_device_open(&r->device, &cste_host_ops, &spec, err);
+        .cpus = &r->b.cpus, .n_team = team.n_threads, .n_threads = team.n_threads + r->b.n_lanes};
+    int rc = cste_self_benchmark_open_device(&r->b, &cste_host_ops, &spec, err);
 
-    if (rc != CST_OK) {
-        r->device = (struct cste_device){0};
-        return rc;
+    if (rc == CST_OK) {
+        rc = cste_thread_pool_open(&r->team, &team, err);
     }
-    rc = cste_thread_pool_open(&r->team, &team, err);
-    return rc == CST_OK ? cste_thread_pool_open(&r->lanes, &lanes, err) : rc;
+    return rc == CST_OK ? cste_self_benchmark_open_lanes(&r->b, r->b.n_lanes, team.n_threads, err)
+                        : rc;
 }
 
 /* Returns the memory of node @node, or of the machine if it has at most one node. */
@@ -249,11 +218,12 @@ static uint64_t memory_of(const struct cste_cpus *cpus, unsigned node)
 static uint64_t choose_elems(const struct host_rates *r)
 {
     const uint64_t piece = cste_host_ops.max_tiles * (uint64_t)CST_TILE_ELEMS;
-    uint64_t bytes = (uint64_t)r->cpus.n_cores * BYTES_PER_CORE;
+    uint64_t bytes = (uint64_t)r->b.cpus.n_cores * BYTES_PER_CORE;
 
     bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes;
     bytes = bytes > MAX_BYTES ? MAX_BYTES : bytes;
-    bytes = bytes > r->memory_bytes / MEMORY_SHARE ? r->memory_bytes / MEMORY_SHARE : bytes;
+    bytes =
+        bytes > r->rates.memory_bytes / MEMORY_SHARE ? r->rates.memory_bytes / MEMORY_SHARE : bytes;
     /* There is at least one piece, even if memory is short. */
     return bytes / ELEM_BYTES / piece * piece + piece;
 }
@@ -314,25 +284,22 @@ static int open_all(struct host_rates *r, const struct cste_engine_rates_options
                     struct cst_err *err)
 {
     unsigned node = options->node < 0 ? 0 : (unsigned)options->node;
-    int rc = cste_cpus_open(&r->cpus, node, err);
+    int rc = cste_self_benchmark_open_cpus(&r->b, (int)node, &cste_host_ops, options, err);
 
     if (rc != CST_OK) {
-        r->cpus = (struct cste_cpus){0};
         return rc;
-    }
-    if (options->node > 0 && !r->cpus.node_found) {
-        return cst_err_set(err, CST_ENOTFOUND, "no processor of NUMA node %u may be used", node);
     }
     rc = open_pools(r, options, err);
     if (rc != CST_OK) {
         return rc;
     }
-    r->memory_bytes = memory_of(&r->cpus, node);
+    r->rates.cores = r->b.cpus.n_cores;
+    r->rates.memory_bytes = memory_of(&r->b.cpus, node);
     r->n_elems = choose_elems(r);
     rc = open_table(r, err);
     if (rc == CST_OK) {
-        rc = cste_self_benchmark_memory_open(&r->arena, &r->device, &r->cpus,
-                                             r->cpus.node_found ? (int)node : -1,
+        rc = cste_self_benchmark_memory_open(&r->arena, &r->b.device, &r->b.cpus,
+                                             r->b.cpus.node_found ? (int)node : -1,
                                              r->n_elems * ELEM_BYTES, &r->team, err);
     }
     if (rc == CST_OK) {
@@ -344,20 +311,29 @@ static int open_all(struct host_rates *r, const struct cste_engine_rates_options
 static void close_all(struct host_rates *r)
 {
     cste_self_benchmark_memory_close(&r->arena);
-    if (r->lanes.n_started > 0) {
-        cste_thread_pool_close(&r->lanes);
-    }
     if (r->team.n_started > 0) {
         cste_thread_pool_close(&r->team);
     }
-    if (r->device.ops != NULL) {
-        cste_device_close(&r->device);
-    }
+    cste_self_benchmark_close(&r->b);
     free(r->slots);
     free(r->table);
-    if (r->cpus.topology != NULL) {
-        cste_cpus_close(&r->cpus);
+}
+
+static int print(const struct host_rates *r, const struct cste_engine_rates_options *options,
+                 FILE *to, struct cst_err *err)
+{
+    bool good =
+        fprintf(to,
+                "{\"node\":%d,\"isa\":\"%s\",\"threads\":%u,\"copy_threads\":%u,\"cores\":%u,"
+                "\"memory_bytes\":%" PRIu64,
+                options->node < 0 ? 0 : options->node, r->b.device.about.isa, r->team.n_started,
+                r->b.n_lanes, r->rates.cores, r->rates.memory_bytes) > 0;
+
+    for (const struct cst_rates_field *f = cst_rates_node_fields; f->name != NULL; f++) {
+        good = good && fprintf(to, ",\"%s\":%.6e", f->name, cst_rates_get(&r->rates, f)) > 0;
     }
+    good = good && fputs("}\n", to) != EOF && fflush(to) == 0;
+    return good ? CST_OK : cst_err_set(err, CST_EIO, "the rates could not be written");
 }
 
 int cste_host_rates(const struct cste_engine_rates_options *options, FILE *to, struct cst_err *err)
@@ -371,16 +347,10 @@ int cste_host_rates(const struct cste_engine_rates_options *options, FILE *to, s
     rc = open_all(r, options, err);
     if (rc == CST_OK) {
         measure(r);
-        if (fprintf(to,
-                    "{\"node\":%d,\"isa\":\"%s\",\"threads\":%u,\"copy_threads\":%u,\"cores\":%u,"
-                    "\"memory_bytes\":%" PRIu64
-                    ",\"pass\":%.6e,\"update\":%.6e,\"reduce\":%.6e,\"copy\":%.6e}\n",
-                    options->node < 0 ? 0 : options->node, r->device.about.isa, r->team.n_started,
-                    r->lanes.n_started, r->cpus.n_cores, r->memory_bytes, r->pass, r->update,
-                    r->reduce, r->copy) < 0 ||
-            fflush(to) != 0) {
-            rc = cst_err_set(err, CST_EIO, "the rates could not be written");
-        }
+        rc = cste_self_benchmark_result(&r->b, err);
+    }
+    if (rc == CST_OK) {
+        rc = print(r, options, to, err);
     }
     close_all(r);
     free(r);

@@ -31,6 +31,24 @@ START_TEST(each_moment_once)
 }
 END_TEST
 
+/* A period that contains many earlier ones counts once, however many they are. If it begins among
+ * those that are not kept apart any more, no time counts twice. */
+START_TEST(many_periods)
+{
+    struct cst_busy_time busy = {0};
+
+    for (uint64_t i = 1; i <= 100; i++) {
+        cst_busy_time_add(&busy, 10 * i, 10 * i + 4);
+    }
+    ck_assert_uint_eq(busy.ns, 400);
+    cst_busy_time_add(&busy, 500, 1010);
+    ck_assert_uint_ge(busy.ns, 400 + 6 * 15);
+    ck_assert_uint_le(busy.ns, 490 / 10 * 4 + 510);
+    cst_busy_time_add(&busy, 5, 1015);
+    ck_assert_uint_eq(busy.ns, 1010);
+}
+END_TEST
+
 /* Random intervals, reported in the order of their ends, count as in a bitmap of moments. At
  * most as many intervals are kept apart as there are places, and a long interval may enclose
  * kept ones. */
@@ -85,6 +103,7 @@ int main(void)
     printf("seed: CST_SEED=%u\n", seed);
     srand(seed);
     tcase_add_test(tcase, each_moment_once);
+    tcase_add_test(tcase, many_periods);
     tcase_add_test(tcase, at_random);
     tcase_add_test(tcase, what_is_too_old_stays);
     return suite_run(suite);
