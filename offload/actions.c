@@ -20,52 +20,6 @@ void cst_actions_close(struct cst_actions *actions)
     cst_actions_init(actions);
 }
 
-static int reserve_actions(struct cst_actions *actions, size_t n)
-{
-    struct cst_action *v;
-
-    if (n <= actions->capacity) {
-        return CST_OK;
-    }
-    v = realloc(actions->v, n * sizeof *v);
-    if (v == NULL) {
-        return CST_ENOMEM;
-    }
-    actions->v = v;
-    actions->capacity = n;
-    return CST_OK;
-}
-
-int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
-{
-    /* Each waiting request can cause a reply, a load and a spill; each chunk a reduction or an
-     * update; each rank some prefetches, a reply and a log line. */
-    size_t fixed = 2 * (size_t)core->n_chunks +
-                   (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
-    /* A write of states on an accelerator has four parts. */
-    size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
-    uint32_t gpus = cst_multi_gpu_load_most(core);
-    int status = cst_requests_reserve(&core->requests);
-
-    if (core->n_rooms > 0) {
-        fixed += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
-        in_flight += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
-    }
-    /* A gathered block receives a copy from each GPU, and in each group all blocks but one are
-     * foreseen. */
-    fixed += (size_t)core->world * CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT * 2 * gpus;
-    in_flight += core->n_blocks * gpus;
-
-    if (status == CST_OK) {
-        status = reserve_actions(actions, 3 * (size_t)core->requests.capacity + fixed);
-    }
-    if (status == CST_OK) {
-        status = cst_flights_reserve(&core->flights,
-                                     (uint32_t)(in_flight + 4 * core->requests.capacity));
-    }
-    return status;
-}
-
 static struct cst_action *add(struct cst_core *core, enum cst_action_kind kind)
 {
     struct cst_actions *actions = core->actions;
@@ -158,6 +112,11 @@ void cst_core_log(struct cst_core *core, int status, const char *fmt, ...)
 const char *cst_event_words(const struct cst_event *event)
 {
     return event->text != NULL ? event->text : cst_status_words(event->status);
+}
+
+bool cst_event_engine_lost(const struct cst_event *event)
+{
+    return event->status == CST_ELOST || event->status == CST_EENGINE;
 }
 
 struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk, enum cst_row row,

@@ -230,7 +230,7 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
     if (((chunk->handed | chunk->added) & ~chunk->ranks) != 0) {
         return "only its group contributes to a chunk";
     }
-    if (!chunk->has_states && (!cst_update_is_over(chunk) || chunk->reduce_ticket != 0 ||
+    if (!chunk->has_states && (!cst_chunk_update_is_over(chunk) || chunk->reduce_ticket != 0 ||
                                chunk->stage_ticket != 0 || chunk->reduced || chunk->handed != 0)) {
         return "a frozen chunk has no gradient and no update";
     }
@@ -357,7 +357,7 @@ static const char *check_phase(const struct cst_core *core)
         if (core->closing && !r->stepped) {
             return "a step closes when all ranks have asked";
         }
-        if (core->phase != CST_PHASE_RUNNING && (r->stepped || r->prepared || cst_fetch_waits(r))) {
+        if (core->phase != CST_PHASE_RUNNING && (r->stepped || r->prepared || cst_waiting_for_block(r))) {
             return "nothing but sync waits between attempts";
         }
         if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
@@ -388,7 +388,7 @@ const char *cst_core_check(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world && what == NULL; rank++) {
         what = cst_pool_check(&core->ranks[rank].pool, core->n_chunks);
         if (what == NULL) {
-            what = cst_prefetch_check(&core->ranks[rank]);
+            what = cst_lookahead_check(&core->ranks[rank]);
         }
     }
     for (uint32_t c = 0; c < core->n_chunks && what == NULL; c++) {

@@ -144,7 +144,7 @@ static void commit(struct cst_core *core, double sum_squares)
     cst_instant_committed(core);
     core->closing = false;
     core->norm_issued = false;
-    cst_ranks_reset_begun(core);
+    cst_rank_reset_begun(core);
     core->n_skipped += skipped;
     core->n_overflows += !clip.finite;
     if (!clip.finite) {
@@ -198,21 +198,6 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
 
 /* -- step ------------------------------------------------------------------------------------ */
 
-/* Check that all ranks' hyper-parameters have the same bits. */
-static int compare_hypers(const struct cst_core *core, struct cst_err *err)
-{
-    char name[32];
-
-    for (uint32_t rank = 1; rank < core->world; rank++) {
-        (void)snprintf(name, sizeof name, "rank %" PRIu32, rank);
-        if (cst_hyper_same(&core->ranks[0].hyper, &core->ranks[rank].hyper, "rank 0", name, err) !=
-            CST_OK) {
-            return cst_err_prefix(err, "step %" PRIu64, core->step);
-        }
-    }
-    return CST_OK;
-}
-
 static bool all_stepped(const struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -257,15 +242,15 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->stepped = true;
     r->hyper = event->hyper;
     r->loss = event->loss;
-    if (cst_overlap_check_step(core, event->rank, &err) != CST_OK) {
+    if (cst_prepare_check_step(core, event->rank, &err) != CST_OK) {
         cst_ranks_interrupt(core, &err);
         return;
     }
-    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
-    cst_ranks_cancel_fetches(core, event->rank);
+    cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_waiting_cancel_fetches(core, event->rank);
     cst_collection_drop_open(core, event->rank);
     if (all_stepped(core)) {
-        if (compare_hypers(core, &err) != CST_OK) {
+        if (cst_prepare_compare_steps(core, &err) != CST_OK) {
             cst_ranks_interrupt(core, &err);
             return;
         }
@@ -279,4 +264,38 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         cst_collection_wake(core);
     }
     cst_commit_close(core);
+}
+
+void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    if (r->stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+        return;
+    }
+    if (r->micro + 1 >= core->micro_batches) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " is in micro-batch %" PRIu32 " of %" PRIu32
+                        " of step %" PRIu64 ": the step ends it",
+                        event->rank, r->micro + 1, core->micro_batches, core->step);
+        return;
+    }
+    cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_waiting_cancel_grads(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
+    r->micro++;
+    r->wants_prefetch = true;
+    (void)cst_core_reply(core, event->tag);
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].carried) {
+            /* A chunk with its update collects nothing: the rank may hand in again for the next
+             * micro-batch. */
+            core->chunks[c].handed &= ~(1ull << event->rank);
+        }
+        cst_collection_reduce(core, c);
+    }
+    cst_collection_wake(core);
 }

@@ -42,11 +42,11 @@ static const struct {
     [CST_EV_FETCH_GRAD] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_fetch_grad},
     [CST_EV_RELEASE] = {IN_STEP | NEEDS_CHUNK, cst_residency_release},
     [CST_EV_HAND_IN] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP | NEEDS_GRAD, cst_collection_hand_in},
-    [CST_EV_ACCUMULATE] = {IN_STEP, cst_collection_accumulate},
+    [CST_EV_ACCUMULATE] = {IN_STEP, cst_commit_accumulate},
     [CST_EV_WANT] = {IN_STEP | NEEDS_CHUNK, cst_fetch_want},
-    [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_residency_prefetch},
+    [CST_EV_PREFETCH] = {IN_STEP | NEEDS_CHUNK | NEEDS_GROUP, cst_load_prefetch},
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
-    [CST_EV_PREPARE] = {IN_STEP, cst_overlap_prepare},
+    [CST_EV_PREPARE] = {IN_STEP, cst_prepare},
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
@@ -187,7 +187,7 @@ static int check_config(const struct cst_core_config *config, struct cst_err *er
         return cst_err_set(err, CST_EINVAL,
                            "early and delayed updates need a second weight row in the layout");
     }
-    return cst_grad_in_weight_admit(config, err);
+    return cst_weight_row_admit(config, err);
 }
 
 int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
@@ -267,6 +267,54 @@ void cst_core_close(struct cst_core *core)
     free(core);
 }
 
+/* -- memory ----------------------------------------------------------------------------------- */
+
+static int reserve_actions(struct cst_actions *actions, size_t n)
+{
+    struct cst_action *v;
+
+    if (n <= actions->capacity) {
+        return CST_OK;
+    }
+    v = realloc(actions->v, n * sizeof *v);
+    if (v == NULL) {
+        return CST_ENOMEM;
+    }
+    actions->v = v;
+    actions->capacity = n;
+    return CST_OK;
+}
+
+int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
+{
+    /* Each waiting request can cause a reply, a load and a spill; each chunk a reduction or an
+     * update; each rank some prefetches, a reply and a log line. */
+    size_t fixed = 2 * (size_t)core->n_chunks +
+                   (size_t)core->world * (CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT + 2) + 16;
+    /* A write of states on an accelerator has four parts. */
+    size_t in_flight = 4 * (size_t)core->n_chunks + core->n_blocks + 64;
+    uint32_t gpus = cst_multi_gpu_load_most(core);
+    int status = cst_requests_reserve(&core->requests);
+
+    if (core->n_rooms > 0) {
+        fixed += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
+        in_flight += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
+    }
+    /* A gathered block receives a copy from each GPU, and in each group all blocks but one are
+     * foreseen. */
+    fixed += (size_t)core->world * CST_LAYOUT_MAX_CLASSES * CST_PREFETCH_IN_FLIGHT * 2 * gpus;
+    in_flight += core->n_blocks * gpus;
+
+    if (status == CST_OK) {
+        status = reserve_actions(actions, 3 * (size_t)core->requests.capacity + fixed);
+    }
+    if (status == CST_OK) {
+        status = cst_flights_reserve(&core->flights,
+                                     (uint32_t)(in_flight + 4 * core->requests.capacity));
+    }
+    return status;
+}
+
 /* -- step ------------------------------------------------------------------------------------- */
 
 static void on_done(struct cst_core *core, const struct cst_event *event)
@@ -281,7 +329,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     cst_instant_done(core, &flight);
     switch (flight.kind) {
     case CST_FLIGHT_LOAD:
-        cst_residency_loaded(core, &flight, event);
+        cst_load_done(core, &flight, event);
         break;
     case CST_FLIGHT_PIECE:
         /* The copy has kept both blocks LOADING: the one it read and the one it wrote. */
@@ -295,7 +343,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         cst_landing_done(core, &flight, event);
         break;
     case CST_FLIGHT_REDUCE:
-        cst_collection_reduced(core, &flight, event);
+        cst_sum_done(core, &flight, event);
         break;
     case CST_FLIGHT_NORM:
         cst_commit_normed(core, &flight, event);
@@ -304,13 +352,10 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     case CST_FLIGHT_STATES:
     case CST_FLIGHT_AWAY:
     case CST_FLIGHT_DEVICE_UPDATE:
-        cst_update_done(core, &flight, event);
+        cst_update_end(core, &flight, event);
         break;
     case CST_FLIGHT_HELD:
-        if (event->status != CST_OK) {
-            cst_fallback_kept(core, &flight, event);
-        }
-        cst_kept_gradients_done(core, &flight);
+        cst_update_end_kept(core, &flight, event);
         break;
     /* The WRITE that waits for the part fails with it. */
     case CST_FLIGHT_PART:
@@ -430,11 +475,11 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];
 
-        out->chunks_updating += !cst_update_is_over(chunk);
+        out->chunks_updating += !cst_chunk_update_is_over(chunk);
         out->chunks_ahead += chunk->ahead;
         out->chunks_reducing += chunk->reduce_ticket != 0;
-        out->chunks_clean +=
-            cst_update_is_over(chunk) && chunk->n_writes == 0 && chunk->over == CST_OVER_WEIGHTS;
+        out->chunks_clean += cst_chunk_update_is_over(chunk) && chunk->n_writes == 0 &&
+                             chunk->over == CST_OVER_WEIGHTS;
     }
 }
 

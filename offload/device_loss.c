@@ -18,11 +18,6 @@
 
 #include <inttypes.h>
 
-bool cst_device_loss_is(const struct cst_event *event)
-{
-    return event->status == CST_ELOST || event->status == CST_EENGINE;
-}
-
 /* The ranks whose pools are on the accelerator of @engine, one bit each. */
 static uint64_t find_ranks(const struct cst_core *core, uint32_t engine)
 {
@@ -48,7 +43,7 @@ static void mark(struct cst_core *core, uint64_t ranks, const struct cst_err *wh
             r->gone = *why;
         }
         if (refuse) {
-            cst_ranks_refuse(core, rank, &r->gone);
+            cst_waiting_refuse_rank(core, rank, &r->gone);
         }
     }
 }

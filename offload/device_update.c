@@ -245,7 +245,7 @@ static void enter(const struct cst_core *core, const struct cst_room *room, uint
     for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
         cst_command_after(command, room->down[room->next][i]);
     }
-    cst_update_before(command, &core->chunks[c]);
+    cst_chunk_update_before(command, &core->chunks[c]);
 }
 
 /* Copy the row up to the next buffer. Returns the ticket. */
@@ -296,7 +296,7 @@ static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
         }
     }
     update = command_of(core, room, CST_COMMAND_UPDATE, flight);
-    cst_update_fill(core, update, what);
+    cst_chunk_update_fill(core, update, what);
     update->after_ack = true;
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
     name_row(update->out, &update->n_out, CST_ROW_WEIGHT,

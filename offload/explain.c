@@ -49,7 +49,7 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     } else if (chunk->update_ticket != 0) {
         say(page, "its update of step %" PRIu64 " is running; fetches wait only for it",
             core->step);
-    } else if (!cst_update_is_over(chunk)) {
+    } else if (!cst_chunk_update_is_over(chunk)) {
         say(page,
             "its update of step %" PRIu64
             " has written the weights; its states are still being copied back",
@@ -176,7 +176,7 @@ static void explain_loads(const struct cst_core *core, struct page *page)
 static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
 {
     bool now = core->chunks[c].reduce_ticket != 0;
-    struct cst_reduce_site site = cst_collection_site(core, c, !now);
+    struct cst_reduce_site site = cst_sum_site(core, c, !now);
     const char *when = now ? "the sum is made" : "the sum will be made";
 
     if (site.kind == CST_REDUCE_SITE_HOST && cst_landing_serves(core, c)) {

@@ -7,50 +7,7 @@
 
 #include <inttypes.h>
 
-/* -- grants --------------------------------------------------------------------------------- */
-
-void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
-                     bool ahead)
-{
-    struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_block *block = &pool->blocks[b];
-    struct cst_reply *reply = cst_core_reply(core, tag);
-
-    if (block->leases == 0) {
-        block->generation = ++core->generation;
-    }
-    /* A gradient is leased only once. */
-    if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) {
-        cst_block_lease(pool, b);
-    }
-    block->last_use = ++core->uses;
-    cst_instant_granted(core, rank, b, ahead);
-    if (reply != NULL) {
-        reply->slab = cst_pool_slab(pool, b);
-        reply->offset = cst_pool_offset(pool, b);
-        reply->generation = block->generation;
-        /* A block that the worker itself must still fill is not a hit. */
-        reply->hit = hit && !block->filling;
-    }
-    if (reply != NULL && block->filling) {
-        reply->home =
-            cst_core_row_place(core, block->chunk, cst_overlap_side(core, block->chunk), 0);
-        reply->home_bytes = 2 * core->layout->chunks[block->chunk].n_elems;
-        core->ranks[rank].bytes_up += reply->home_bytes;
-    }
-}
-
-void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again)
-{
-    const struct cst_request *request = &core->requests.v[i];
-    struct cst_rank *rank = &core->ranks[request->rank];
-
-    /* Weights that were on their way are a hit if the worker has not waited for them, else late. */
-    rank->hits += request->coming && request->ahead;
-    rank->late += request->coming && !request->ahead;
-    cst_fetch_grant(core, request->rank, b, request->tag, again, request->ahead);
-    cst_requests_remove(&core->requests, i);
-}
+/* -- places --------------------------------------------------------------------------------- */
 
 static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
@@ -74,16 +31,16 @@ static bool place_weight(struct cst_core *core, uint32_t i)
         return false;
     }
     if (b == CST_NONE) {
-        b = cst_residency_take(core, request->rank, CST_BLOCK_LOADING, request->chunk,
-                               CST_VICTIM_ANY);
+        b = cst_eviction_take(core, request->rank, CST_BLOCK_LOADING, request->chunk,
+                              CST_VICTIM_ANY);
         if (b == CST_NONE) {
             return false;
         }
-        cst_residency_load(core, request->rank, request->chunk, b,
-                           request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
+        cst_load_weights(core, request->rank, request->chunk, b,
+                         request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
     }
     if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        cst_fetch_answer(core, i, b, false);
+        cst_waiting_answer(core, i, b, false);
     } else {
         join(core, i, request->rank, b);
     }
@@ -102,14 +59,14 @@ static bool place_grad(struct cst_core *core, uint32_t i)
         return false;
     }
     if (!again) {
-        b = cst_residency_take(core, request->rank, CST_BLOCK_OPEN, request->chunk, CST_VICTIM_ANY);
+        b = cst_eviction_take(core, request->rank, CST_BLOCK_OPEN, request->chunk, CST_VICTIM_ANY);
         if (b == CST_NONE) {
             return false;
         }
         pool->grad_of[request->chunk] = b;
-        cst_prefetch_opened(pool, request->chunk);
+        cst_lookahead_opened(pool, request->chunk);
     }
-    cst_fetch_answer(core, i, b, again);
+    cst_waiting_answer(core, i, b, again);
     return true;
 }
 
@@ -120,51 +77,6 @@ static bool place(struct cst_core *core, uint32_t i)
 }
 
 /* -- queues --------------------------------------------------------------------------------- */
-
-static struct cst_queue *queue_of(struct cst_core *core, const struct cst_request *request)
-{
-    struct cst_part *part = cst_pool_part(&core->ranks[request->rank].pool, request->chunk);
-
-    return request->ahead ? &part->ahead : &part->demand;
-}
-
-void cst_fetch_unqueue(struct cst_core *core, uint32_t i)
-{
-    const struct cst_request *request = &core->requests.v[i];
-
-    if (request->where == CST_REQUEST_JOINED) {
-        cst_block_forsake(&core->ranks[request->rank].pool, request->block, &core->requests, i);
-    } else {
-        cst_queue_remove(&core->requests, queue_of(core, request), i);
-    }
-}
-
-void cst_fetch_enqueue(struct cst_core *core, uint32_t i)
-{
-    struct cst_request *request = &core->requests.v[i];
-
-    request->where = CST_REQUEST_QUEUED;
-    if (request->deadline == CST_CORE_NEVER && core->peer_timeout_ns != CST_CORE_NEVER) {
-        request->deadline = core->now + core->peer_timeout_ns;
-    }
-    cst_requests_time(&core->requests, i);
-    cst_queue_push(&core->requests, queue_of(core, request), i);
-}
-
-static bool part_waits(const struct cst_part *part)
-{
-    return !cst_queue_empty(&part->demand) || !cst_queue_empty(&part->ahead);
-}
-
-bool cst_fetch_waits(const struct cst_rank *rank)
-{
-    for (uint32_t k = 0; k < rank->pool.n_parts; k++) {
-        if (part_waits(&rank->pool.parts[k])) {
-            return true;
-        }
-    }
-    return false;
-}
 
 /* Begin a fetch of contents that are not in a block: at once if no fetch waits, else after those.
  * @coming: the weights were already on their way. */
@@ -180,7 +92,7 @@ static void begin(struct cst_core *core, const struct cst_event *event, bool com
         return;
     }
     rank->waits++;
-    cst_fetch_enqueue(core, i);
+    cst_waiting_enqueue(core, i);
     /* The fetch may be able to join a load, or a gradient may be spilled to free a block for it. */
     rank->pool.changed = true;
 }
@@ -232,7 +144,7 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
     uint32_t n_short;
     uint32_t coming;
 
-    if (!part_waits(part)) {
+    if (!cst_waiting_part(part)) {
         return;
     }
     n_short = serve(core, &part->demand, 0);
@@ -271,7 +183,7 @@ static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
                         event->rank, core->step);
         return false;
     }
-    cst_ranks_begin(core, event->rank, begun);
+    cst_rank_begin(core, event->rank, begun);
     rank->wants_prefetch = true;
     return true;
 }
@@ -285,10 +197,10 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
     if (!admit_fetch(core, event, CST_BEGUN_READING)) {
         return;
     }
-    cst_prefetch_follow(rank, event->chunk, false);
+    cst_lookahead_follow(rank, event->chunk, false);
     if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT) {
         rank->hits++;
-        cst_fetch_grant(core, event->rank, b, event->tag, true, event->ahead);
+        cst_waiting_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
     }
     coming = b != CST_NONE && rank->pool.blocks[b].foreseen && !rank->pool.blocks[b].dropped;
@@ -312,10 +224,10 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
         return;
     }
     if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_OPEN) {
-        cst_fetch_grant(core, event->rank, b, event->tag, true, event->ahead);
+        cst_waiting_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
     }
-    cst_prefetch_follow(rank, event->chunk, true);
+    cst_lookahead_follow(rank, event->chunk, true);
     begin(core, event, false);
 }
 
@@ -353,9 +265,9 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
     if (core->requests.v[i].where == CST_REQUEST_JOINED) {
         core->requests.v[i].ahead = false;
     } else {
-        cst_fetch_unqueue(core, i);
+        cst_waiting_unqueue(core, i);
         core->requests.v[i].ahead = false;
-        cst_fetch_enqueue(core, i);
+        cst_waiting_enqueue(core, i);
         /* Fetches that a worker waits for are served first. */
         core->ranks[event->rank].pool.changed = true;
     }

@@ -80,7 +80,7 @@ void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *red
 void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
-    if (cst_device_loss_is(event) && flight->collection == core->collection) {
+    if (cst_event_engine_lost(event) && flight->collection == core->collection) {
         cst_device_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, true);
     }
 }

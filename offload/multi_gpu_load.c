@@ -66,7 +66,7 @@ static void invite(struct cst_core *core, struct group *group, uint32_t most)
 {
     for (uint32_t rank = 0; rank < core->world && group->n < most; rank++) {
         uint32_t b =
-            can_join(core, group, rank) ? cst_prefetch_take(core, rank, group->chunk) : CST_NONE;
+            can_join(core, group, rank) ? cst_eviction_take_expected(core, rank, group->chunk) : CST_NONE;
 
         if (b != CST_NONE) {
             group->v[group->n++] = (struct member){.rank = rank, .block = b};
@@ -117,7 +117,7 @@ static void load_own(struct cst_core *core, const struct group *group, struct me
     struct cst_command *copy = copy_to(core, group, own, own, &flight);
 
     copy->src[copy->n_src++] =
-        cst_core_row_place(core, group->chunk, cst_overlap_side(core, group->chunk), 0);
+        cst_core_row_place(core, group->chunk, cst_weight_row_side(core, group->chunk), 0);
     copy->src[0].offset += own->first;
     cst_command_after(copy, core->chunks[group->chunk].weight_ticket);
     own->ticket = copy->ticket;
@@ -186,7 +186,7 @@ bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, ui
  * does not count: the failed command reports the cause. */
 static bool is_of_gathering(const struct cst_event *event)
 {
-    return event->status != CST_OK && event->status != CST_ECANCELLED && !cst_device_loss_is(event);
+    return event->status != CST_OK && event->status != CST_ECANCELLED && !cst_event_engine_lost(event);
 }
 
 void cst_multi_gpu_load_done(struct cst_core *core, uint32_t rank, uint32_t b,

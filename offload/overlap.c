@@ -37,26 +37,6 @@
 
 /* -- rows ------------------------------------------------------------------------------------- */
 
-static enum cst_row row_of_side(bool other)
-{
-    return other ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
-}
-
-enum cst_row cst_overlap_side(const struct cst_core *core, uint32_t chunk)
-{
-    return row_of_side(core->chunks[chunk].other_side);
-}
-
-enum cst_row cst_overlap_newest(const struct cst_core *core, uint32_t chunk)
-{
-    return row_of_side(core->chunks[chunk].other_side != core->chunks[chunk].pending);
-}
-
-enum cst_row cst_overlap_target(const struct cst_core *core, uint32_t chunk)
-{
-    return row_of_side(core->two_weights && !core->chunks[chunk].other_side);
-}
-
 int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                            struct cst_err *err)
 {
@@ -223,13 +203,13 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     struct cst_update what;
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
-        n > FUSE_MAX || !may_be_early(core, chunk) || !cst_update_is_over(chunk) ||
+        n > FUSE_MAX || !may_be_early(core, chunk) || !cst_chunk_update_is_over(chunk) ||
         !engines_keep_up(core) || !cst_device_update_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);
     update = cst_update_at_home(core, &what);
-    cst_collection_add_sources(core, c, update);
+    cst_sum_add_sources(core, c, update);
     chunk->reduce_ticket = update->ticket;
     chunk->summed = true;
     chunk->torn = false;
@@ -249,73 +229,4 @@ void cst_overlap_drop(struct cst_core *core, uint32_t c)
     chunk->summed = true;
     chunk->reduced = chunk->reduce_ticket == 0;
     core->n_reduced += chunk->reduced;
-}
-
-/* -- PREPARE ---------------------------------------------------------------------------------- */
-
-/* CST_EMISMATCH if @hyper of @rank differs from what other ranks announced, or from the updates
- * that were begun. */
-static int check_promise(const struct cst_core *core, uint32_t rank, const struct cst_hyper *hyper,
-                         struct cst_err *err)
-{
-    char mine[32], theirs[48];
-
-    (void)snprintf(mine, sizeof mine, "rank %" PRIu32, rank);
-    for (uint32_t other = 0; other < core->world; other++) {
-        const struct cst_rank *r = &core->ranks[other];
-
-        (void)snprintf(theirs, sizeof theirs, "rank %" PRIu32, other);
-        if (other != rank && r->prepared &&
-            cst_hyper_same(&r->promised, hyper, theirs, mine, err) != CST_OK) {
-            return err->status;
-        }
-    }
-    if (core->n_ahead == 0) {
-        return CST_OK;
-    }
-    return cst_hyper_same(&core->early_hyper, hyper, "the updates that have begun", mine, err);
-}
-
-int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err)
-{
-    const struct cst_rank *r = &core->ranks[rank];
-    int status = CST_OK;
-
-    if (r->prepared) {
-        status = cst_hyper_same(&r->promised, &r->hyper, "what was prepared", "what is asked", err);
-    } else if (core->n_ahead > 0) {
-        status = check_promise(core, rank, &r->hyper, err);
-    }
-    return status == CST_OK
-               ? CST_OK
-               : cst_err_prefix(err, "step %" PRIu64 " of rank %" PRIu32, core->step, rank);
-}
-
-void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event)
-{
-    struct cst_rank *r = &core->ranks[event->rank];
-    struct cst_err err;
-
-    if (r->stepped) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
-                        core->step);
-    } else if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
-        cst_core_refuse_err(core, event->tag, &err);
-    } else if (r->prepared && cst_hyper_same(&r->promised, &event->hyper, "what was prepared",
-                                             "what is prepared now", &err) != CST_OK) {
-        /* A rank that contradicts itself has made an error; the attempt goes on. */
-        err.status = CST_EINVAL;
-        cst_core_refuse_err(core, event->tag, &err);
-    } else if (core->policy.overlap == CST_OVERLAP_EARLY &&
-               check_promise(core, event->rank, &event->hyper, &err) != CST_OK) {
-        (void)cst_err_prefix(&err, "step %" PRIu64, core->step);
-        cst_core_refuse_err(core, event->tag, &err);
-        cst_ranks_interrupt(core, &err);
-    } else {
-        /* Without EARLY a PREPARE is accepted and has no effect. */
-        r->prepared = core->policy.overlap == CST_OVERLAP_EARLY;
-        r->promised = event->hyper;
-        (void)cst_core_reply(core, event->tag);
-    }
 }

@@ -365,13 +365,13 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event);
 void cst_ranks_start(struct cst_core *core);
 
 /* Note that rank @rank is at least @begun far into the step. */
-void cst_ranks_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun);
+void cst_rank_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun);
 
 /* How far the ranks are into the step: the maximum of all. */
-enum cst_rank_begun cst_ranks_begun(const struct cst_core *core);
+enum cst_rank_begun cst_rank_furthest(const struct cst_core *core);
 
 /* Reset `begun` of all ranks, when a step is committed or an attempt begins. */
-void cst_ranks_reset_begun(struct cst_core *core);
+void cst_rank_reset_begun(struct cst_core *core);
 
 /* End the attempt: waiting requests are answered with @why (CST_EPEERDIED, CST_EMISMATCH, ...) and
  * contributions are dropped. While a step closes, this is postponed until its commit. */
@@ -381,7 +381,7 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why);
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
 
 /* Answer all waiting requests of the rank with @why. */
-void cst_ranks_refuse(struct cst_core *core, uint32_t rank, const struct cst_err *why);
+void cst_waiting_refuse_rank(struct cst_core *core, uint32_t rank, const struct cst_err *why);
 
 /* The job fails: all waiting and all later requests are answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
@@ -398,16 +398,16 @@ void cst_ranks_expire(struct cst_core *core);
 void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event);
 
 /* The rank has asked for the step: answer its waiting fetches with CST_ECANCELLED. */
-void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank);
+void cst_waiting_cancel_fetches(struct cst_core *core, uint32_t rank);
 /* The rank has ended its micro-batch: answer its waiting fetches of gradients with
  * CST_ECANCELLED. */
-void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank);
+void cst_waiting_cancel_grads(struct cst_core *core, uint32_t rank);
 
 /* -- device_loss.c: lost engines --------------------------------------------------------------- */
 
 /* True if the engine returned the command of @event because it is lost and executes nothing
  * more. */
-bool cst_device_loss_is(const struct cst_event *event);
+bool cst_event_engine_lost(const struct cst_event *event);
 
 /* A command of @engine for a pool in its accelerator's memory was returned because the engine is
  * lost. The attempt ends, and the ranks whose pools are there get the cause until they attach
@@ -442,20 +442,30 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event);
 void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 
 /* Grant a lease on block @b of @rank and answer @tag. @ahead: the worker does not wait for it. */
-void cst_fetch_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
+void cst_waiting_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
                      bool ahead);
 
 /* Grant block @b to request @i, which ends and is counted. @again: the block already holds its
  * gradient. */
-void cst_fetch_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again);
+void cst_waiting_answer(struct cst_core *core, uint32_t i, uint32_t b, bool again);
 
+bool cst_waiting_part(const struct cst_part *part);
+void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err *err);
+void cst_waiting_refuse_all(struct cst_core *core, const struct cst_err *why);
+void cst_waiting_refuse_step(struct cst_core *core, const struct cst_err *fetches,
+                             const struct cst_err *steps);
+void cst_eviction_evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by);
+void cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk);
+bool cst_lookahead_catch_up(struct cst_pool *pool);
+uint32_t cst_lookahead_most_in_flight(const struct cst_part *part);
+bool cst_lookahead_has_room(const struct cst_part *part);
 /* True if a fetch of the rank waits for a block. */
-bool cst_fetch_waits(const struct cst_rank *rank);
+bool cst_waiting_for_block(const struct cst_rank *rank);
 
 /* Put a fetch that is in no queue into the queue of fetches that wait for a block. */
-void cst_fetch_enqueue(struct cst_core *core, uint32_t request);
+void cst_waiting_enqueue(struct cst_core *core, uint32_t request);
 /* Take a waiting fetch out of its queue. */
-void cst_fetch_unqueue(struct cst_core *core, uint32_t request);
+void cst_waiting_unqueue(struct cst_core *core, uint32_t request);
 
 /* Serve waiting fetches and start prefetches. Called at the end of each event. */
 void cst_fetch_pump(struct cst_core *core);
@@ -464,23 +474,23 @@ void cst_fetch_pump(struct cst_core *core);
 
 /* Handle CST_EV_RELEASE, PREFETCH and EVICT. */
 void cst_residency_release(struct cst_core *core, const struct cst_event *event);
-void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event);
+void cst_load_prefetch(struct cst_core *core, const struct cst_event *event);
 void cst_residency_evict(struct cst_core *core, const struct cst_event *event);
 
 /* Take a block for @chunk and set it to @state: a free one, or a victim that is used again after
  * @limit (CST_VICTIM_ANY: any victim). CST_NONE: there is none. */
-uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
+uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
                             uint32_t chunk, uint64_t limit);
 
 /* Load the weights of @chunk into block @b, which was just taken for them. */
-void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
+void cst_load_weights(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
                         enum cst_priority priority);
 /* Load weights that nobody has asked for. Evicts only blocks that are used again after @time.
  * False: no block is available. */
-bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time);
+bool cst_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time);
 
 /* Handle the completion of a load. */
-void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
+void cst_load_done(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
 /* Handle the completion of an update: workers that copy themselves may now read the row. */
 void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
@@ -524,26 +534,26 @@ void cst_multi_gpu_load_done(struct cst_core *core, uint32_t rank, uint32_t b,
 #define CST_PREFETCH_IN_FLIGHT 16 /* Maximum number of unrequested loads of a part in flight. */
 
 /* The rank has asked for weights, or opened a gradient, that it did not have: advance the trace. */
-void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad);
+void cst_lookahead_follow(struct cst_rank *rank, uint32_t chunk, bool grad);
 /* The gradient of @chunk has a block now, or does not need one any more. */
-void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk);
+void cst_lookahead_opened(struct cst_pool *pool, uint32_t chunk);
 /* Weights that are used next at @next are no longer in a block of @part. */
-void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
+void cst_lookahead_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
 /* Take a block for weights of @chunk that @rank expects, without evicting anything that is used
  * sooner, and mark it foreseen. CST_NONE: the rank does not expect them, or has no block to
  * spare. */
-uint32_t cst_prefetch_take(struct cst_core *core, uint32_t rank, uint32_t chunk);
+uint32_t cst_eviction_take_expected(struct cst_core *core, uint32_t rank, uint32_t chunk);
 /* Start the loads that can be started. */
 void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank);
 
 /* NULL, or the name of an invariant that does not hold. For tests. */
-const char *cst_prefetch_check(const struct cst_rank *rank);
+const char *cst_lookahead_check(const struct cst_rank *rank);
 
 /* -- gradient_collection.c: gradients ---------------------------------------------------------- */
 
 /* Handle CST_EV_HAND_IN and ACCUMULATE. */
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
-void cst_collection_accumulate(struct cst_core *core, const struct cst_event *event);
+void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event);
 
 /* Issue the next reduction of @chunk if all ranks of its group have handed in or gone on and no
  * command prevents it. If nothing is left to add, go on to the next micro-batch, and after the last
@@ -551,7 +561,9 @@ void cst_collection_accumulate(struct cst_core *core, const struct cst_event *ev
 void cst_collection_reduce(struct cst_core *core, uint32_t chunk);
 /* Issue a reduction of the next contributions in rank order, up to the first rank whose
  * contribution is not known yet. Needs fp32 rows, or all contributions. */
-void cst_collection_add(struct cst_core *core, uint32_t chunk);
+void cst_sum_add(struct cst_core *core, uint32_t chunk);
+/* Nothing is left to add to the sum of the step. */
+void cst_collection_complete(struct cst_core *core, uint32_t chunk);
 /* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
  * in or gone on. */
 bool cst_collection_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
@@ -570,17 +582,17 @@ void cst_collection_drop(struct cst_core *core);
 
 /* How the contributions to @chunk are summed: those that a REDUCE reads now or, with @all, one of
  * each rank, from its pool. */
-struct cst_reduce_site cst_collection_site(const struct cst_core *core, uint32_t chunk, bool all);
+struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t chunk, bool all);
 
 /* Add the next contributions in rank order as sources to @command, which also frees their
  * blocks. */
-void cst_collection_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
+void cst_sum_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
 
 /* Handle the completion of an update that also made the sum. */
-void cst_collection_fused(struct cst_core *core, const struct cst_flight *flight,
+void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,
                           const struct cst_event *event);
 /* Handle the completion of a REDUCE. */
-void cst_collection_reduced(struct cst_core *core, const struct cst_flight *flight,
+void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
                             const struct cst_event *event);
 
 /* -- spill.c: spills of gradients --------------------------------------------- */
@@ -596,27 +608,27 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
 /* -- grad_in_weight.c: gradients in weight rows ------------------------------------------------ */
 
 /* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
-int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_err *err);
+int cst_weight_row_admit(const struct cst_core_config *config, struct cst_err *err);
 
 /* @command, which was just issued, writes to the grad row of chunk @c. */
-void cst_grad_in_weight_begin(struct cst_core *core, uint32_t c, struct cst_command *command);
+void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst_command *command);
 /* An update was issued: after it the weight row holds weights. */
-void cst_grad_in_weight_end(struct cst_chunk *chunk);
+void cst_weight_row_end_gradient(struct cst_chunk *chunk);
 /* A write of some master weights was issued, which also writes these weights. */
-void cst_grad_in_weight_write_master(struct cst_chunk *chunk);
+void cst_weight_row_write_master(struct cst_chunk *chunk);
 
 /* Set kind, source and length of @command so that it brings the weights [@first, @first + @n_elems)
  * of weight row @row of chunk @c. */
-void cst_grad_in_weight_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
+void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row row,
                                      uint64_t first, uint64_t n_elems, struct cst_command *command);
 
 /* A number that changes when a write to @row, or to what the row is made from, is issued. */
-uint64_t cst_grad_in_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
+uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
 
 /* CST_EUNSUPPORTED: the row holds something else, or will. CST_EBUSY: the row is being written. */
-int cst_grad_in_weight_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+int cst_weight_row_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
                                   struct cst_err *err);
-int cst_grad_in_weight_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
                                    struct cst_err *err);
 
 /* -- states.c: READ and WRITE ---------------------------------------------------------------- */

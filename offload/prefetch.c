@@ -16,171 +16,10 @@
 #include "offload/parts.h"
 #include "proto/patterns.h"
 
-/* Maximum number of bytes of unrequested loads in flight, unless fewer than IN_FLIGHT_LEAST
- * loads. */
-#define IN_FLIGHT_BYTES (16u << 20)
-#define IN_FLIGHT_LEAST 4 /* Number of unrequested loads in flight that is always allowed. */
 /* If fewer weights than this are inside the edge, gradients are spilled to free blocks. */
 #define SOON 2
-#define EARNED 4 /* Number of victims whose review an expected request pays for. */
-#define FOLLOWED_MOST                                                                              \
-    256 /* Rebuild the predictions if more expected requests than this are skipped at once. */
-
-/* -- claims of gradients -------------------------------------------------------------------- */
-
-static void claim(struct cst_pool *pool, uint32_t chunk)
-{
-    if (pool->grad_of[chunk] == CST_NONE && pool->claimed[chunk] != pool->serial) {
-        pool->claimed[chunk] = pool->serial;
-        cst_pool_part(pool, chunk)->n_claimed++;
-    }
-}
-
-void cst_prefetch_opened(struct cst_pool *pool, uint32_t chunk)
-{
-    if (pool->claimed[chunk] == pool->serial) {
-        pool->claimed[chunk] = 0;
-        cst_pool_part(pool, chunk)->n_claimed--;
-    }
-}
-
-/* -- progress of the trace -------------------------------------------------------------------- */
-
-/* Adopt the times of the trace, if enough expected requests have paid for the review of all
- * victims. False: the pool's times are out of date. */
-static bool catch_up(struct cst_pool *pool)
-{
-    if (pool->epoch == pool->trace->epoch) {
-        return true;
-    }
-    if (pool->credit < cst_pool_count(pool, CST_BLOCK_RESIDENT)) {
-        return false;
-    }
-    pool->credit = 0;
-    pool->epoch = pool->trace->epoch;
-    pool->serial++;
-    for (uint32_t k = 0; k < pool->n_parts; k++) {
-        struct cst_part *part = &pool->parts[k];
-
-        part->n_ahead = 0;
-        part->n_claimed = 0;
-        cst_victims_reset_edge(&part->victims, cst_trace_now(pool->trace));
-        for (uint32_t b = part->head[CST_BLOCK_RESIDENT]; b != CST_NONE; b = pool->blocks[b].next) {
-            cst_block_review(pool, b);
-        }
-    }
-    return true;
-}
-
-/* The request that was expected at @time has come or was skipped. */
-static void pass(struct cst_pool *pool, uint64_t time)
-{
-    struct cst_trace_entry entry;
-    struct cst_part *part;
-
-    if (!cst_trace_at(pool->trace, time, &entry)) {
-        return;
-    }
-    part = cst_pool_part(pool, entry.chunk);
-    if (entry.grad) {
-        cst_prefetch_opened(pool, entry.chunk);
-        return;
-    }
-    part->n_ahead -= time < part->victims.edge;
-    if (pool->weight_of[entry.chunk] != CST_NONE) {
-        cst_block_review(pool, pool->weight_of[entry.chunk]);
-    }
-}
-
-void cst_prefetch_follow(struct cst_rank *rank, uint32_t chunk, bool grad)
-{
-    struct cst_pool *pool = &rank->pool;
-    bool current = catch_up(pool);
-    uint64_t from = cst_trace_now(&rank->trace);
-    uint64_t now;
-
-    pool->credit += cst_trace_use(&rank->trace, chunk, grad) ? EARNED : 0;
-    now = cst_trace_now(&rank->trace);
-    if (current && now - from > FOLLOWED_MOST) {
-        pool->epoch--; /* Mark the pool's times as out of date. */
-    }
-    if (pool->epoch != rank->trace.epoch) {
-        (void)catch_up(pool);
-        return;
-    }
-    for (uint64_t time = from; time < now; time++) {
-        pass(pool, time);
-    }
-    for (uint32_t k = 0; k < pool->n_parts; k++) {
-        if (pool->parts[k].victims.edge < now) {
-            cst_victims_reset_edge(&pool->parts[k].victims, now);
-        }
-    }
-}
-
-/* Move the edge back to @time, because a block that was used then is given up. */
-static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
-{
-    uint64_t edge = part->victims.edge;
-
-    if (pool->epoch != pool->trace->epoch || time >= edge || time < cst_trace_now(pool->trace) ||
-        !cst_victims_retreat(&part->victims, time)) {
-        return;
-    }
-    while (edge-- > time) {
-        struct cst_trace_entry entry;
-
-        if (!cst_trace_at(pool->trace, edge, &entry) || cst_pool_part(pool, entry.chunk) != part) {
-            continue;
-        }
-        if (entry.grad) {
-            cst_prefetch_opened(pool, entry.chunk);
-        } else {
-            part->n_ahead--;
-        }
-    }
-}
-
-void cst_prefetch_evicted(struct cst_pool *pool, uint32_t part, uint64_t next)
-{
-    retreat(pool, &pool->parts[part], next);
-}
 
 /* -- look-ahead ------------------------------------------------------------------------------- */
-
-static uint32_t most_in_flight(const struct cst_part *part)
-{
-    uint64_t n = IN_FLIGHT_BYTES / part->block_bytes;
-
-    return n < IN_FLIGHT_LEAST          ? IN_FLIGHT_LEAST
-           : n > CST_PREFETCH_IN_FLIGHT ? CST_PREFETCH_IN_FLIGHT
-                                        : (uint32_t)n;
-}
-
-static bool has_room(const struct cst_part *part)
-{
-    uint32_t available = part->count[CST_BLOCK_FREE] + part->victims.n - part->victims.n_inside;
-
-    return part->n_foreseen < most_in_flight(part) && available > part->n_claimed;
-}
-
-uint32_t cst_prefetch_take(struct cst_core *core, uint32_t rank, uint32_t chunk)
-{
-    struct cst_rank *r = &core->ranks[rank];
-    uint64_t time = cst_trace_next_use(&r->trace, chunk);
-    uint32_t b;
-
-    if (time == CST_TRACE_NEVER || cst_fetch_waits(r) ||
-        !has_room(cst_pool_part(&r->pool, chunk))) {
-        return CST_NONE;
-    }
-    b = cst_residency_take(core, rank, CST_BLOCK_LOADING, chunk, time);
-    if (b != CST_NONE) {
-        cst_block_foresee(&r->pool, b);
-        r->prefetches++;
-    }
-    return b;
-}
 
 /* Make sure that the weights of @chunk, which are expected at @time, are in a block or on their
  * way. False: they must wait. */
@@ -197,7 +36,7 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     if (core->chunks[chunk].n_writes > 0) {
         return true;
     }
-    return has_room(part) && cst_residency_load_ahead(core, rank, chunk, time);
+    return cst_lookahead_has_room(part) && cst_load_ahead(core, rank, chunk, time);
 }
 
 /* Move the edge past one entry. False: it must wait. */
@@ -220,7 +59,7 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
     if (entry.grad) {
         cst_victims_pass(&part->victims, CST_NONE);
         if (of_use) {
-            claim(pool, entry.chunk);
+            cst_lookahead_claim(pool, entry.chunk);
         }
         return true;
     }
@@ -244,7 +83,7 @@ static void make_room(struct cst_core *core, uint32_t rank, uint32_t k)
 
     if (part->count[CST_BLOCK_PENDING] > 0 && !part->staging_failed &&
         part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] == 0 &&
-        part->n_foreseen < most_in_flight(part) &&
+        part->n_foreseen < cst_lookahead_most_in_flight(part) &&
         cst_trace_at(pool->trace, part->victims.edge, &entry)) {
         (void)cst_spill_begin(core, rank, k);
     }
@@ -256,8 +95,9 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
     uint32_t depth = core->policy.prefetch_depth;
 
     r->wants_prefetch = false;
-    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || cst_fetch_waits(r) ||
-        r->pool.worker_copies || depth == CST_CORE_NO_PREFETCH || !catch_up(&r->pool)) {
+    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || cst_waiting_for_block(r) ||
+        r->pool.worker_copies || depth == CST_CORE_NO_PREFETCH ||
+        !cst_lookahead_catch_up(&r->pool)) {
         return;
     }
     for (uint32_t k = 0; k < r->pool.n_parts; k++) {
@@ -269,42 +109,4 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
             make_room(core, rank, k);
         }
     }
-}
-
-/* -- for tests ------------------------------------------------------------------------------- */
-
-static const char *check_part(const struct cst_pool *pool, uint32_t k)
-{
-    const struct cst_part *part = &pool->parts[k];
-    uint32_t n_ahead = 0;
-    uint32_t n_claimed = 0;
-
-    for (uint64_t time = cst_trace_now(pool->trace); time < part->victims.edge; time++) {
-        struct cst_trace_entry entry;
-
-        if (!cst_trace_at(pool->trace, time, &entry)) {
-            return "the edge is in what is expected";
-        }
-        n_ahead += !entry.grad && pool->chunks[entry.chunk].size_class == k;
-    }
-    for (uint32_t c = 0; c < pool->n_chunks; c++) {
-        n_claimed += pool->chunks[c].size_class == k && pool->claimed[c] == pool->serial;
-        if (pool->claimed[c] == pool->serial && pool->grad_of[c] != CST_NONE) {
-            return "a gradient that has a block claims none";
-        }
-    }
-    return n_ahead != part->n_ahead       ? "weights before the edge are counted"
-           : n_claimed != part->n_claimed ? "claims are counted"
-                                          : NULL;
-}
-
-const char *cst_prefetch_check(const struct cst_rank *rank)
-{
-    const char *what = NULL;
-
-    for (uint32_t k = 0;
-         k < rank->pool.n_parts && rank->pool.epoch == rank->trace.epoch && what == NULL; k++) {
-        what = check_part(&rank->pool, k);
-    }
-    return what;
 }

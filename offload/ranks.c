@@ -13,80 +13,6 @@ static uint64_t deadline_from(const struct cst_core *core)
                                                    : core->now + core->peer_timeout_ns;
 }
 
-/* Take the request out of its place and answer it with @err. Not for READ and WRITE, whose commands
- * are in flight. */
-static void refuse_waiting(struct cst_core *core, uint32_t i, const struct cst_err *err)
-{
-    struct cst_request *request = &core->requests.v[i];
-    struct cst_rank *rank = &core->ranks[request->rank];
-
-    if (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED) {
-        cst_fetch_unqueue(core, i);
-    } else if (request->where == CST_REQUEST_SYNC) {
-        rank->sync = CST_NO_REQUEST;
-    } else if (request->where == CST_REQUEST_STEP) {
-        rank->step = CST_NO_REQUEST;
-    }
-    cst_core_refuse_err(core, request->tag, err);
-    cst_requests_remove(&core->requests, i);
-}
-
-static bool is_fetch(const struct cst_request *request)
-{
-    return request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED;
-}
-
-static bool is_waiting(const struct cst_request *request)
-{
-    return request->where != CST_REQUEST_UNUSED && request->where != CST_REQUEST_IO;
-}
-
-/* A selection of a rank's requests. */
-enum which { ALL_THAT_WAIT, FETCHES, GRAD_FETCHES };
-
-static bool is_one_of(const struct cst_request *request, enum which which)
-{
-    return which == ALL_THAT_WAIT ||
-           (is_fetch(request) && (which == FETCHES || request->kind == CST_EV_FETCH_GRAD));
-}
-
-static void refuse_rank(struct cst_core *core, uint32_t rank, enum which which,
-                        const struct cst_err *err)
-{
-    for (uint32_t i = 0; i < core->requests.capacity; i++) {
-        const struct cst_request *request = &core->requests.v[i];
-
-        if (is_waiting(request) && request->rank == rank && is_one_of(request, which)) {
-            refuse_waiting(core, i, err);
-        }
-    }
-}
-
-void cst_ranks_refuse(struct cst_core *core, uint32_t rank, const struct cst_err *why)
-{
-    refuse_rank(core, rank, ALL_THAT_WAIT, why);
-}
-
-void cst_ranks_cancel_fetches(struct cst_core *core, uint32_t rank)
-{
-    struct cst_err err;
-
-    (void)cst_err_set(&err, CST_ECANCELLED, "rank %" PRIu32 " asked for step %" PRIu64 " meanwhile",
-                      rank, core->step);
-    refuse_rank(core, rank, FETCHES, &err);
-}
-
-void cst_ranks_cancel_grads(struct cst_core *core, uint32_t rank)
-{
-    struct cst_err err;
-
-    (void)cst_err_set(&err, CST_ECANCELLED,
-                      "rank %" PRIu32 " ended micro-batch %" PRIu32 " of step %" PRIu64
-                      " meanwhile",
-                      rank, core->ranks[rank].micro + 1, core->step);
-    refuse_rank(core, rank, GRAD_FETCHES, &err);
-}
-
 /* -- attempts --------------------------------------------------------------------------------- */
 
 bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
@@ -119,30 +45,6 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
     return false;
 }
 
-void cst_ranks_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun)
-{
-    struct cst_rank *r = &core->ranks[rank];
-
-    r->begun = r->begun > begun ? r->begun : begun;
-}
-
-enum cst_rank_begun cst_ranks_begun(const struct cst_core *core)
-{
-    enum cst_rank_begun most = CST_BEGUN_NOTHING;
-
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        most = core->ranks[rank].begun > most ? core->ranks[rank].begun : most;
-    }
-    return most;
-}
-
-void cst_ranks_reset_begun(struct cst_core *core)
-{
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        core->ranks[rank].begun = CST_BEGUN_NOTHING;
-    }
-}
-
 /* INTERRUPTED becomes IDLE if all ranks have left in good order and no gradient was lost. Then
  * nothing remains of a death that was made good, or of ranks that did not leave at the same
  * time. */
@@ -163,19 +65,11 @@ static void settle(struct cst_core *core)
 static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
 {
     core->phase = phase;
-    core->lost = cst_ranks_begun(core) == CST_BEGUN_WRITING;
+    core->lost = cst_rank_furthest(core) == CST_BEGUN_WRITING;
     core->why = *why;
     core->why.status = CST_EPEERDIED;
-    for (uint32_t i = 0; i < core->requests.capacity; i++) {
-        const struct cst_request *request = &core->requests.v[i];
-
-        /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
-        if (is_fetch(request)) {
-            refuse_waiting(core, i, &core->why);
-        } else if (request->where == CST_REQUEST_STEP) {
-            refuse_waiting(core, i, why);
-        }
-    }
+    /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
+    cst_waiting_refuse_step(core, &core->why, why);
     for (uint32_t rank = 0; rank < core->world; rank++) {
         core->ranks[rank].stepped = false;
         core->ranks[rank].prepared = false;
@@ -220,11 +114,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
     core->closing = false;
     core->interrupt_later = false;
     core->why = *why;
-    for (uint32_t i = 0; i < core->requests.capacity; i++) {
-        if (is_waiting(&core->requests.v[i])) {
-            refuse_waiting(core, i, why);
-        }
-    }
+    cst_waiting_refuse_all(core, why);
     for (uint32_t rank = 0; rank < core->world; rank++) {
         core->ranks[rank].stepped = false;
         core->ranks[rank].prepared = false;
@@ -257,7 +147,7 @@ void cst_ranks_start(struct cst_core *core)
     }
     core->phase = CST_PHASE_RUNNING;
     core->initialised = true;
-    cst_ranks_reset_begun(core);
+    cst_rank_reset_begun(core);
     core->attempt++;
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
@@ -291,7 +181,7 @@ static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst
     struct cst_err why;
 
     (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " %s %" PRIu64, rank, how, core->step);
-    refuse_rank(core, rank, ALL_THAT_WAIT, &why);
+    cst_waiting_refuse_rank(core, rank, &why);
     if (core->phase == CST_PHASE_RUNNING) {
         why.status = CST_EPEERDIED;
         if (phase == CST_PHASE_IDLE) {
@@ -473,7 +363,7 @@ static void expire_sync(struct cst_core *core, uint32_t i)
     name_missing(core, false, missing, sizeof missing);
     (void)cst_err_set(&why, CST_ETIMEDOUT, "sync waited %" PRIu64 " ms for %s",
                       core->peer_timeout_ns / 1000000, missing);
-    refuse_waiting(core, i, &why);
+    cst_waiting_refuse(core, i, &why);
 }
 
 static void expire_fetch(struct cst_core *core, uint32_t i)
@@ -491,7 +381,7 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
                           request->chunk, core->peer_timeout_ns / 1000000, request->rank,
                           rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
                           core->chunks[request->chunk].micro + 1);
-        refuse_waiting(core, i, &why);
+        cst_waiting_refuse(core, i, &why);
         return;
     }
     cst_pool_books(&rank->pool, &books);
@@ -501,7 +391,7 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
                       " are being copied, and %" PRIu32 " hold gradients that wait for other ranks",
                       request->chunk, core->peer_timeout_ns / 1000000, request->rank,
                       books.capacity, books.leased, books.moving, books.pending);
-    refuse_waiting(core, i, &why);
+    cst_waiting_refuse(core, i, &why);
 }
 
 void cst_ranks_expire(struct cst_core *core)
@@ -552,6 +442,6 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
         core->ranks[event->rank].stepped = false;
     }
     (void)cst_err_set(&why, CST_ECANCELLED, "cancelled by rank %" PRIu32, event->rank);
-    refuse_waiting(core, i, &why);
+    cst_waiting_refuse(core, i, &why);
     (void)cst_core_reply(core, event->tag);
 }

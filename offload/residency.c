@@ -10,152 +10,6 @@
 #include <assert.h>
 #include <inttypes.h>
 
-#define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
-
-/* -- blocks --------------------------------------------------------------------------------- */
-
-static void evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by)
-{
-    struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_block *block = &pool->blocks[b];
-    struct cst_chunk *chunk = &core->chunks[block->chunk];
-    uint64_t next = cst_trace_next_use(pool->trace, block->chunk);
-
-    chunk->evicted_rank = rank;
-    chunk->evicted_step = core->step;
-    chunk->evicted_for = wanted_by;
-    core->ranks[rank].evictions++;
-    pool->weight_of[block->chunk] = CST_NONE;
-    cst_block_move(pool, b, CST_BLOCK_FREE);
-    cst_prefetch_evicted(pool, block->part, next);
-}
-
-/* The best block of @part to evict; CST_NONE: there is none. A victim's time of next use can be out
- * of date, so it is reviewed first. */
-static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64_t limit)
-{
-    uint32_t id = CST_NONE;
-
-    for (int i = 0; i < MAX_REVIEWS; i++) {
-        uint64_t next;
-
-        id = cst_victims_choose(&part->victims, cst_trace_now(pool->trace), limit);
-        if (id == CST_NONE) {
-            return CST_NONE;
-        }
-        next = part->victims.v[id].next;
-        cst_block_review(pool, part->first_block + id);
-        if (part->victims.v[id].next == next) {
-            break;
-        }
-    }
-    return part->first_block + id;
-}
-
-/* True if waiting for a block that an engine is about to empty is better than evicting @victim.
- *
- * Look-ahead waits, unless the victim's weights are not expected any more. To load expected weights
- * again costs more than the wait. Also, the loads then do not depend on the speed of engines: if
- * the block had been free already, it would have been taken.
- *
- * A fetch waits only if there is one rank. With several ranks, whether a sum is in flight or still
- * waits for contributions depends on other ranks, and a rank that waited would be slower. */
-static bool is_worth_waiting(const struct cst_core *core, const struct cst_part *part,
-                             uint32_t victim, bool ahead)
-{
-    return (ahead || core->world == 1) &&
-           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_STAGING] > 0 &&
-           part->victims.v[victim - part->first_block].next != CST_TRACE_NEVER;
-}
-
-uint32_t cst_residency_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
-                            uint32_t chunk, uint64_t limit)
-{
-    struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_part *part = cst_pool_part(pool, chunk);
-
-    if (part->count[CST_BLOCK_FREE] == 0) {
-        uint32_t victim = find_victim(pool, part, limit);
-
-        if (victim == CST_NONE || is_worth_waiting(core, part, victim, limit != CST_VICTIM_ANY)) {
-            return CST_NONE;
-        }
-        evict(core, rank, victim, chunk);
-    }
-    return cst_pool_take(pool, state, chunk);
-}
-
-/* -- loads ---------------------------------------------------------------------------------- */
-
-/* Copy the weights of @chunk to a block that was just taken for them. */
-static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
-                    enum cst_priority priority)
-{
-    struct cst_rank *r = &core->ranks[rank];
-    struct cst_flight flight = {.kind = CST_FLIGHT_LOAD, .rank = rank, .block = b, .chunk = chunk};
-    uint64_t n_elems = core->layout->chunks[chunk].n_elems;
-    struct cst_command *copy =
-        cst_core_command(core, CST_COMMAND_COPY, cst_core_copier(core, rank, chunk), &flight);
-
-    copy->priority = priority;
-    cst_grad_in_weight_read_weights(core, chunk, cst_overlap_side(core, chunk), 0, n_elems, copy);
-    copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
-    if (copy->kind == CST_COMMAND_COPY) {
-        cst_command_after(copy, core->chunks[chunk].weight_ticket);
-    } else {
-        /* The command reads the master weights, so it must wait for all states. */
-        cst_update_before(copy, &core->chunks[chunk]);
-    }
-    r->bytes_up += 2 * n_elems;
-    r->pool.weight_of[chunk] = b;
-    r->pool.blocks[b].ticket = copy->ticket;
-    r->pool.blocks[b].last_use = ++core->uses;
-}
-
-/* The worker is to copy the weights of @chunk into a block that was just taken for them, as soon as
- * the update is done. */
-static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b)
-{
-    struct cst_pool *pool = &core->ranks[rank].pool;
-
-    pool->weight_of[chunk] = b;
-    pool->blocks[b].last_use = ++core->uses;
-    if (core->chunks[chunk].weight_ticket != 0) {
-        pool->blocks[b].ticket = core->chunks[chunk].weight_ticket;
-    } else {
-        cst_block_move(pool, b, CST_BLOCK_RESIDENT);
-        pool->blocks[b].filling = true;
-    }
-}
-
-void cst_residency_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
-                        enum cst_priority priority)
-{
-    if (core->ranks[rank].pool.worker_copies) {
-        await_update(core, rank, chunk, b);
-    } else if (!cst_multi_gpu_load(core, rank, chunk, b, priority)) {
-        copy_up(core, rank, chunk, b, priority);
-    }
-}
-
-bool cst_residency_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time)
-{
-    struct cst_rank *r = &core->ranks[rank];
-    uint32_t b;
-
-    if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].n_writes > 0) {
-        return true;
-    }
-    b = cst_residency_take(core, rank, CST_BLOCK_LOADING, chunk, time);
-    if (b == CST_NONE) {
-        return false;
-    }
-    cst_block_foresee(&r->pool, b);
-    cst_residency_load(core, rank, chunk, b, CST_PRIORITY_PREFETCH);
-    r->prefetches++;
-    return true;
-}
-
 /* -- requests ------------------------------------------------------------------------------- */
 
 /* The stale block to which @event's lease belongs, or CST_NONE. */
@@ -200,17 +54,6 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
     (void)cst_core_reply(core, event->tag);
 }
 
-void cst_residency_prefetch(struct cst_core *core, const struct cst_event *event)
-{
-    struct cst_rank *rank = &core->ranks[event->rank];
-
-    if (!rank->stepped && !cst_fetch_waits(rank) && !rank->pool.worker_copies) {
-        (void)cst_residency_load_ahead(core, event->rank, event->chunk,
-                                       cst_trace_now(&rank->trace));
-    }
-    (void)cst_core_reply(core, event->tag);
-}
-
 void cst_residency_evict(struct cst_core *core, const struct cst_event *event)
 {
     const struct cst_pool *pool = &core->ranks[event->rank].pool;
@@ -218,7 +61,7 @@ void cst_residency_evict(struct cst_core *core, const struct cst_event *event)
 
     if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_RESIDENT &&
         pool->blocks[b].leases == 0) {
-        evict(core, event->rank, b, CST_NONE);
+        cst_eviction_evict(core, event->rank, b, CST_NONE);
     }
     (void)cst_core_reply(core, event->tag);
 }
@@ -245,10 +88,10 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     }
     while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
         if (good) {
-            cst_fetch_answer(core, i, b, false);
+            cst_waiting_answer(core, i, b, false);
         } else if (event->status == CST_OK) {
             /* The weights were replaced by newer ones during the load: load again. */
-            cst_fetch_enqueue(core, i);
+            cst_waiting_enqueue(core, i);
         } else {
             cst_core_refuse(core, core->requests.v[i].tag, event->status,
                             "chunk %" PRIu32 " could not be copied to rank %" PRIu32 "'s pool: %s",
@@ -258,22 +101,6 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     }
     if (!good) {
         cst_block_move(pool, b, CST_BLOCK_FREE);
-    }
-}
-
-void cst_residency_loaded(struct cst_core *core, const struct cst_flight *flight,
-                          const struct cst_event *event)
-{
-    const struct cst_block *block = &core->ranks[flight->rank].pool.blocks[flight->block];
-
-    assert(block->ticket == flight->ticket);
-    if (block->n_pieces > 0) {
-        cst_multi_gpu_load_done(core, flight->rank, flight->block, event);
-    } else {
-        cst_residency_end_load(core, flight->rank, flight->block, event);
-    }
-    if (cst_device_loss_is(event) && core->ranks[flight->rank].pool.engine != 0) {
-        cst_device_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, false);
     }
 }
 

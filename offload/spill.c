@@ -70,8 +70,8 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
     copy->src[copy->n_src++] = cst_pool_place(&r->pool, b);
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
     copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
-    cst_update_before(copy, chunk);
-    cst_grad_in_weight_begin(core, flight.chunk, copy);
+    cst_chunk_update_before(copy, chunk);
+    cst_weight_row_begin_gradient(core, flight.chunk, copy);
     cst_block_move(&r->pool, b, CST_BLOCK_STAGING);
     r->pool.blocks[b].ticket = copy->ticket;
     r->bytes_down += copy->bytes;
@@ -91,7 +91,7 @@ bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
     }
     r->evictions++;
     if (core->grad_fp32) {
-        cst_collection_add(core, r->pool.blocks[b].chunk);
+        cst_sum_add(core, r->pool.blocks[b].chunk);
     } else {
         stage(core, rank, b);
     }
@@ -126,7 +126,7 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
 {
     struct cst_pool *pool = &core->ranks[flight->rank].pool;
     bool current = !pool->blocks[flight->block].dropped;
-    bool gone = cst_device_loss_is(event) && pool->engine != 0;
+    bool gone = cst_event_engine_lost(event) && pool->engine != 0;
 
     core->chunks[flight->chunk].stage_ticket = 0;
     if (current && gone) {

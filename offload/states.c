@@ -103,7 +103,7 @@ static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row r
     if (cst_overlap_check_read(core, chunk, row, err) != CST_OK) {
         return err->status;
     }
-    return cst_grad_in_weight_check_read(core, chunk, row, err);
+    return cst_weight_row_check_read(core, chunk, row, err);
 }
 
 static void read_row(const struct cst_core *core, const struct cst_request *request,
@@ -134,20 +134,20 @@ static void issue_read(struct cst_core *core, uint32_t i)
         core, CST_COMMAND_COPY, cst_core_keeper(core, request->chunk, request->row), &flight);
 
     if (request->row == CST_ROW_WEIGHT) {
-        cst_grad_in_weight_read_weights(core, request->chunk,
-                                        cst_overlap_newest(core, request->chunk), request->first,
+        cst_weight_row_read(core, request->chunk,
+                                        cst_weight_row_newest(core, request->chunk), request->first,
                                         request->n_elems, copy);
     } else {
         read_row(core, request, copy);
     }
     copy->dst[copy->n_dst++] = request->dst;
     copy->io = true;
-    cst_update_before(copy, chunk);
+    cst_chunk_update_before(copy, chunk);
     cst_command_after(copy, chunk->write_ticket);
     if (request->row == CST_ROW_GRAD) {
         cst_command_after(copy, chunk->reduce_ticket);
     }
-    request->version = cst_grad_in_weight_row_version(core, request->chunk, request->row);
+    request->version = cst_weight_row_version(core, request->chunk, request->row);
 }
 
 void cst_states_read(struct cst_core *core, const struct cst_event *event)
@@ -188,7 +188,7 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
                         cst_event_words(event));
         /* The row was not written during the copy, so the copy is valid. */
     } else if (request->version ==
-               cst_grad_in_weight_row_version(core, request->chunk, request->row)) {
+               cst_weight_row_version(core, request->chunk, request->row)) {
         (void)cst_core_reply(core, request->tag);
     } else if (check_row(core, request->chunk, request->row, &err) != CST_OK) {
         cst_core_refuse_err(core, request->tag, &err);
@@ -201,7 +201,7 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
 
 static enum cst_row written_row(const struct cst_core *core, uint32_t chunk, enum cst_row row)
 {
-    return row == CST_ROW_WEIGHT ? cst_overlap_side(core, chunk) : row;
+    return row == CST_ROW_WEIGHT ? cst_weight_row_side(core, chunk) : row;
 }
 
 /* Add the destinations of a write of master weights: all rows except the gradient, or the weights
@@ -234,7 +234,7 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
 
     part->io = kind == CST_COMMAND_COPY;
     part->dst[part->n_dst++] = cst_core_row_place(core, c, row, at);
-    cst_update_before(part, &core->chunks[c]);
+    cst_chunk_update_before(part, &core->chunks[c]);
     cst_command_after(part, core->chunks[c].write_ticket);
     return part;
 }
@@ -305,7 +305,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
     if (!parts) { /* Otherwise the parts wait. */
-        cst_update_before(command, chunk);
+        cst_chunk_update_before(command, chunk);
         cst_command_after(command, chunk->write_ticket);
     }
     chunk->write_ticket = command->ticket;
@@ -313,7 +313,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     chunk->version++;
     core->n_writes++;
     if (master || event->row == CST_ROW_WEIGHT) {
-        cst_grad_in_weight_write_master(chunk);
+        cst_weight_row_write_master(chunk);
         cst_residency_expire(core, tensor->chunk);
     }
 }
@@ -340,7 +340,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse(core, event->tag, CST_EINVAL, "gradients can be read, not written");
         return;
     }
-    if (cst_grad_in_weight_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
+    if (cst_weight_row_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
         cst_overlap_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
@@ -352,7 +352,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
             tensor->name);
         return;
     }
-    if (core->phase == CST_PHASE_RUNNING && cst_ranks_begun(core) != CST_BEGUN_NOTHING) {
+    if (core->phase == CST_PHASE_RUNNING && cst_rank_furthest(core) != CST_BEGUN_NOTHING) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
                         "step %" PRIu64 " is running: states can be written only between steps",
                         core->step);

@@ -5,24 +5,14 @@
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
 {
-    return cst_core_row_place(core, c, cst_overlap_target(core, c), 0);
-}
-
-void cst_update_fill(const struct cst_core *core, struct cst_command *command,
-                     const struct cst_update *what)
-{
-    command->table = core->table_segment;
-    command->chunk = what->chunk;
-    command->mark = what->mark;
-    command->hyper = what->hyper;
-    command->guard = what->guard;
+    return cst_core_row_place(core, c, cst_weight_row_target(core, c), 0);
 }
 
 /* The update is issued: later commands see the new weights and states. */
 static void overtake(struct cst_core *core, uint32_t c)
 {
     core->chunks[c].version++;
-    cst_grad_in_weight_end(&core->chunks[c]);
+    cst_weight_row_end_gradient(&core->chunks[c]);
 }
 
 /* True if @what writes the weights to the first weight row, as the table says. */
@@ -39,7 +29,7 @@ static struct cst_command *update_in_place(struct cst_core *core, const struct c
     struct cst_command *update =
         cst_core_command(core, CST_COMMAND_UPDATE, core->layout->chunks[what->chunk].node, &flight);
 
-    cst_update_fill(core, update, what);
+    cst_chunk_update_fill(core, update, what);
     if (!is_first_row(core, what)) {
         update->out[update->n_out++] =
             (struct cst_command_row){.row = CST_ROW_WEIGHT, .place = what->weight};
@@ -53,7 +43,7 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     struct cst_command *update = update_in_place(core, what);
 
     /* The previous update is done, but the daemon may not have seen its completion yet. */
-    cst_update_before(update, chunk);
+    cst_chunk_update_before(update, chunk);
     chunk->update_ticket = update->ticket;
     cst_kept_gradients_drop(core, what->chunk);
     chunk->room = CST_NONE;
@@ -112,77 +102,4 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
     }
     cst_device_update_update(core, room, what);
     overtake(core, what->chunk);
-}
-
-/* -- dependencies and completion -------------------------------------------------------------- */
-
-void cst_update_before(struct cst_command *command, const struct cst_chunk *chunk)
-{
-    cst_command_after(command, chunk->update_ticket);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        cst_command_after(command, chunk->states_tickets[i]);
-    }
-}
-
-bool cst_update_is_over(const struct cst_chunk *chunk)
-{
-    uint64_t any = chunk->update_ticket;
-
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        any |= chunk->states_tickets[i];
-    }
-    return any == 0;
-}
-
-/* Free the slot of the kept gradient that a device update has read. */
-static void end_use(struct cst_core *core, const struct cst_flight *flight)
-{
-    bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE;
-
-    if (there && flight->block != CST_NONE) {
-        cst_kept_gradients_done(core, flight);
-    }
-}
-
-void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
-                     const struct cst_event *event)
-{
-    struct cst_chunk *chunk = &core->chunks[flight->chunk];
-    bool ends = false;
-
-    if (event->status != CST_OK && cst_fallback_begin(core, flight, event)) {
-        end_use(core, flight);
-        return;
-    }
-    if (flight->kind == CST_FLIGHT_AWAY) {
-        chunk->comes = event->status == CST_OK;
-    }
-    chunk->weight_ticket = chunk->weight_ticket == flight->ticket ? 0 : chunk->weight_ticket;
-    if (chunk->update_ticket == flight->ticket) {
-        chunk->update_ticket = 0;
-        ends = true;
-    }
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        ends = ends || chunk->states_tickets[i] == flight->ticket;
-        if (chunk->states_tickets[i] == flight->ticket) {
-            chunk->states_tickets[i] = 0;
-        }
-    }
-    if (ends && cst_update_is_over(chunk)) {
-        core->n_updates++;
-        core->n_device_updates += chunk->room != CST_NONE;
-    }
-    if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
-        cst_exposure_done(core);
-    }
-    end_use(core, flight);
-    if (chunk->reduce_ticket == flight->ticket) {
-        cst_collection_fused(core, flight, event);
-    }
-    if (event->status != CST_OK) {
-        cst_fallback_fail(core, flight, event);
-    }
-    if (flight->kind == CST_FLIGHT_UPDATE) {
-        cst_residency_updated(core, flight, event);
-    }
 }

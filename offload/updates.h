@@ -36,21 +36,21 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what);
 /* Issue the update @what to the node's engine. Returns the command, which the caller may extend. */
 struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what);
 /* Fill in the fields of the command that do not depend on where @what is executed. */
-void cst_update_fill(const struct cst_core *core, struct cst_command *command,
+void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *command,
                      const struct cst_update *what);
 
 /* Make @command wait until everything that the chunk's update writes is there. (A command that only
  * reads the weights waits for update_ticket.) */
-void cst_update_before(struct cst_command *command, const struct cst_chunk *chunk);
+void cst_chunk_update_before(struct cst_command *command, const struct cst_chunk *chunk);
 /* True if no update of the chunk is in flight. */
-bool cst_update_is_over(const struct cst_chunk *chunk);
+bool cst_chunk_update_is_over(const struct cst_chunk *chunk);
 
 /* Issue the last update of @chunk to the node's engine. Replaces a device update of which nothing
  * has been copied down. */
 void cst_update_return(struct cst_core *core, uint32_t chunk);
 
 /* Handle the completion of any command of an update. */
-void cst_update_done(struct cst_core *core, const struct cst_flight *flight,
+void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
                      const struct cst_event *event);
 
 /* -- device_update.c: updates on accelerators -------------------------------------------------- */
@@ -84,24 +84,17 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
 
 /* -- fallback.c: failed device updates -------------------------------------------------------- */
 
-/* @flight, a command of an update, has failed. True: the failure is handled and the update is not
- * lost. False: it is lost. */
-bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
-                        const struct cst_event *event);
-/* The update is lost: the job fails, with the lost chunks in the message. */
-void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
-                       const struct cst_event *event);
 /* A gradient could not be kept in a device reservation. Nothing else depends on it. */
-void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
+void cst_update_end_kept(struct cst_core *core, const struct cst_flight *flight,
                        const struct cst_event *event);
 
 /* -- overlap.c: weight rows and times of updates ----------------------------------------------- */
 
 /* Weight rows of @chunk: side (the weight side): the one that fetches read; newest: the one with
  * all committed updates; target: the one that an update issued now writes. */
-enum cst_row cst_overlap_side(const struct cst_core *core, uint32_t chunk);
-enum cst_row cst_overlap_newest(const struct cst_core *core, uint32_t chunk);
-enum cst_row cst_overlap_target(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_weight_row_side(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_weight_row_newest(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_weight_row_target(const struct cst_core *core, uint32_t chunk);
 
 /* CST_EBUSY: @row of @chunk belongs to a step that is not committed. CST_EUNSUPPORTED: the gradient
  * was never stored. */
@@ -129,9 +122,10 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
 void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
 
 /* Handle CST_EV_PREPARE. */
-void cst_overlap_prepare(struct cst_core *core, const struct cst_event *event);
+int cst_prepare_compare_steps(const struct cst_core *core, struct cst_err *err);
+void cst_prepare(struct cst_core *core, const struct cst_event *event);
 /* CST_EMISMATCH: @rank's STEP differs from what was prepared, or from the begun updates. */
-int cst_overlap_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
+int cst_prepare_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err);
 
 /* -- kept_gradients.c: gradients that stay on an accelerator ----------------------------------- */
 

@@ -95,87 +95,6 @@ void cst_collection_wake(struct cst_core *core)
 
 /* -- reduction -------------------------------------------------------------------------------- */
 
-void cst_collection_add_sources(struct cst_core *core, uint32_t c, struct cst_command *reduce)
-{
-    struct cst_chunk *chunk = &core->chunks[c];
-
-    for (uint64_t rest = chunk->ranks & ~chunk->added; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-        struct cst_rank *r = &core->ranks[rank];
-        uint32_t b = r->pool.grad_of[c];
-
-        if (!cst_collection_has_come(core, c, rank)) {
-            return;
-        }
-        if (chunk->staged_rank == rank) {
-            reduce->src[reduce->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
-        } else if (cst_collection_holds(core, c, rank)) {
-            reduce->src[reduce->n_src++] = cst_pool_place(&r->pool, b);
-            cst_block_move(&r->pool, b, CST_BLOCK_REDUCING);
-            r->pool.blocks[b].ticket = reduce->ticket;
-            r->bytes_down += 2 * core->layout->chunks[c].n_elems;
-        }
-        /* A rank that went on without a gradient cannot contribute any more. */
-        chunk->handed |= 1ull << rank;
-        chunk->added |= 1ull << rank;
-    }
-}
-
-/* A contribution that was spilled, or that lands, is in host memory. */
-struct cst_reduce_site cst_collection_site(const struct cst_core *core, uint32_t c, bool all)
-{
-    uint32_t engines[CST_CORE_MAX_WORLD];
-
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        const struct cst_pool *pool = &core->ranks[rank].pool;
-        uint32_t b = pool->grad_of[c];
-        bool member = (core->chunks[c].ranks & 1ull << rank) != 0;
-
-        engines[rank] = CST_REDUCE_SITE_NOTHING;
-        if (all ? member : b != CST_NONE && pool->blocks[b].state == CST_BLOCK_REDUCING) {
-            engines[rank] =
-                cst_landing_serves(core, c) ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
-        }
-        if (!all && core->chunks[c].staged_rank == rank) {
-            engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
-        }
-    }
-    return cst_reduce_site_choose(core->layout->chunks[c].node, c, core->world, engines);
-}
-
-void cst_collection_add(struct cst_core *core, uint32_t c)
-{
-    struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_flight flight = {
-        .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
-    uint64_t held = cst_kept_gradients_keep(core, c);
-    struct cst_place place;
-    uint64_t landed = cst_landing_begin(core, c, &place);
-    struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, 0, &flight);
-
-    reduce->table = core->table_segment;
-    reduce->chunk = c;
-    reduce->mark = reduce->ticket;
-    reduce->accumulate = chunk->summed;
-    cst_collection_add_sources(core, c, reduce);
-    if (landed != 0) {
-        cst_landing_read(core, c, reduce, landed, place);
-    }
-    /* The engine depends on the sources, which were only just added. */
-    reduce->node = cst_collection_site(core, c, false).engine;
-    cst_instant_sent(core, reduce->ticket, reduce->node);
-    cst_update_before(reduce, chunk);
-    /* The sum frees the block, so it waits for the copy that keeps the gradient. */
-    cst_command_after(reduce, held);
-    cst_grad_in_weight_begin(core, c, reduce);
-    chunk->reduce_ticket = reduce->ticket;
-    chunk->summed = true;
-    /* An fp32 row is complete only after the last contribution. */
-    chunk->torn = chunk->torn || core->grad_fp32;
-    chunk->fused = false;
-    chunk->grad_version++;
-}
-
 /* The whole micro-batch is in the row: go on to the next one, and count what was already handed in
  * for it. */
 static void turn_to_next(struct cst_core *core, uint32_t c)
@@ -193,7 +112,7 @@ static void turn_to_next(struct cst_core *core, uint32_t c)
 }
 
 /* Nothing is left to add to the sum of the step. */
-static void complete(struct cst_core *core, uint32_t c)
+void cst_collection_complete(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
@@ -226,7 +145,7 @@ void cst_collection_reduce(struct cst_core *core, uint32_t c)
         }
         if ((chunk->handed & ~chunk->added) != 0) {
             if (!cst_overlap_fuse(core, c)) {
-                cst_collection_add(core, c);
+                cst_sum_add(core, c);
             }
             return;
         }
@@ -236,82 +155,9 @@ void cst_collection_reduce(struct cst_core *core, uint32_t c)
         turn_to_next(core, c);
     }
     if (chunk->summed) {
-        complete(core, c);
+        cst_collection_complete(core, c);
     } else {
-        cst_collection_add(core, c); /* A sum of no contributions writes zeros. */
-    }
-}
-
-/* Free the blocks that the reduction read. */
-static void free_sources(struct cst_core *core, const struct cst_flight *flight)
-{
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        struct cst_pool *pool = &core->ranks[rank].pool;
-        uint32_t b = cst_pool_part(pool, flight->chunk)->head[CST_BLOCK_REDUCING];
-
-        while (b != CST_NONE && pool->blocks[b].ticket != flight->ticket) {
-            b = pool->blocks[b].next;
-        }
-        if (b == CST_NONE) {
-            continue;
-        }
-        if (pool->grad_of[flight->chunk] == b) {
-            pool->grad_of[flight->chunk] = CST_NONE;
-        }
-        cst_block_move(pool, b, CST_BLOCK_FREE);
-    }
-}
-
-/* Either the contributions are lost with the accelerator whose engine was to sum them, or the
- * contents of the grad row are unknown. */
-static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_reduce_site site,
-                           const struct cst_event *event)
-{
-    if (cst_device_loss_is(event) && site.kind != CST_REDUCE_SITE_HOST) {
-        cst_device_loss_of_pools(core, site.engine, event, true);
-    } else {
-        core->chunks[c].torn = true;
-        cst_ranks_fail_command(core, event, "reduction", c);
-    }
-}
-
-void cst_collection_reduced(struct cst_core *core, const struct cst_flight *flight,
-                            const struct cst_event *event)
-{
-    struct cst_chunk *chunk = &core->chunks[flight->chunk];
-    /* This must be known before the sources are freed. */
-    struct cst_reduce_site site = cst_collection_site(core, flight->chunk, false);
-    bool current = flight->collection == core->collection; /* Otherwise the sum is void. */
-
-    free_sources(core, flight);
-    chunk->reduce_ticket = 0;
-    chunk->torn = core->grad_fp32 || event->status != CST_OK;
-    if (current && event->status != CST_OK) {
-        fail_reduction(core, flight->chunk, site, event);
-        return;
-    }
-    if (current) {
-        chunk->staged_rank = CST_NONE;
-    }
-    cst_collection_wake(core); /* The row can be spilled to, or added to, again. */
-    cst_collection_reduce(core, flight->chunk);
-}
-
-void cst_collection_fused(struct cst_core *core, const struct cst_flight *flight,
-                          const struct cst_event *event)
-{
-    struct cst_chunk *chunk = &core->chunks[flight->chunk];
-
-    free_sources(core, flight);
-    chunk->reduce_ticket = 0;
-    cst_collection_wake(core);
-    if (event->status != CST_OK) {
-        return; /* The failure of an update fails the job. */
-    }
-    if (chunk->carried) {
-        complete(core, flight->chunk);
-    } else {
-        cst_collection_reduce(core, flight->chunk);
+        cst_sum_add(core, c); /* A sum of no contributions writes zeros. */
     }
 }
 
@@ -408,7 +254,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
                         event->rank, event->generation, event->chunk);
         return;
     }
-    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
     if (chunk->carried) {
         drop_gradient(core, event, b);
         return;
@@ -425,38 +271,4 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         /* Contributions after this rank's in rank order may now be added. */
         cst_collection_wake(core);
     }
-}
-
-void cst_collection_accumulate(struct cst_core *core, const struct cst_event *event)
-{
-    struct cst_rank *r = &core->ranks[event->rank];
-
-    if (r->stepped) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
-                        core->step);
-        return;
-    }
-    if (r->micro + 1 >= core->micro_batches) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " is in micro-batch %" PRIu32 " of %" PRIu32
-                        " of step %" PRIu64 ": the step ends it",
-                        event->rank, r->micro + 1, core->micro_batches, core->step);
-        return;
-    }
-    cst_ranks_begin(core, event->rank, CST_BEGUN_WRITING);
-    cst_ranks_cancel_grads(core, event->rank);
-    cst_collection_drop_open(core, event->rank);
-    r->micro++;
-    r->wants_prefetch = true;
-    (void)cst_core_reply(core, event->tag);
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].carried) {
-            /* A chunk with its update collects nothing: the rank may hand in again for the next
-             * micro-batch. */
-            core->chunks[c].handed &= ~(1ull << event->rank);
-        }
-        cst_collection_reduce(core, c);
-    }
-    cst_collection_wake(core);
 }

@@ -14,11 +14,11 @@
  * of date: their blocks are loaded again.
  *
  * Not possible if workers copy weights in themselves, because they would copy a gradient. */
-#include "offload/parts.h"
+#include "offload/updates.h"
 
 #include <inttypes.h>
 
-int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_err *err)
+int cst_weight_row_admit(const struct cst_core_config *config, struct cst_err *err)
 {
     for (uint32_t rank = 0; rank < config->world && config->layout->states.grad_over_weight;
          rank++) {
@@ -33,7 +33,7 @@ int cst_grad_in_weight_admit(const struct cst_core_config *config, struct cst_er
     return CST_OK;
 }
 
-void cst_grad_in_weight_begin(struct cst_core *core, uint32_t c, struct cst_command *command)
+void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst_command *command)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
@@ -55,20 +55,20 @@ void cst_grad_in_weight_begin(struct cst_core *core, uint32_t c, struct cst_comm
     chunk->over = CST_OVER_GRADIENT;
 }
 
-void cst_grad_in_weight_write_master(struct cst_chunk *chunk)
+void cst_weight_row_write_master(struct cst_chunk *chunk)
 {
     if (chunk->over != CST_OVER_WEIGHTS) {
         chunk->over = CST_OVER_DEBRIS;
     }
 }
 
-void cst_grad_in_weight_end(struct cst_chunk *chunk)
+void cst_weight_row_end_gradient(struct cst_chunk *chunk)
 {
     chunk->over = CST_OVER_WEIGHTS;
 }
 
-void cst_grad_in_weight_read_weights(const struct cst_core *core, uint32_t c, enum cst_row row,
-                                     uint64_t first, uint64_t n_elems, struct cst_command *command)
+void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row row, uint64_t first,
+                         uint64_t n_elems, struct cst_command *command)
 {
     bool there = core->chunks[c].over == CST_OVER_WEIGHTS;
 
@@ -82,7 +82,7 @@ void cst_grad_in_weight_read_weights(const struct cst_core *core, uint32_t c, en
     }
 }
 
-uint64_t cst_grad_in_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row)
+uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     bool shared =
@@ -94,8 +94,8 @@ uint64_t cst_grad_in_weight_row_version(const struct cst_core *core, uint32_t c,
     return row == CST_ROW_GRAD ? chunk->grad_version : chunk->version;
 }
 
-int cst_grad_in_weight_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
-                                  struct cst_err *err)
+int cst_weight_row_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+                              struct cst_err *err)
 {
     if (row != CST_ROW_GRAD || !core->layout->states.grad_over_weight ||
         core->chunks[c].over == CST_OVER_GRADIENT) {
@@ -108,8 +108,8 @@ int cst_grad_in_weight_check_read(const struct cst_core *core, uint32_t c, enum 
         c, core->chunks[c].over == CST_OVER_WEIGHTS ? "are there" : "were written since");
 }
 
-int cst_grad_in_weight_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
-                                   struct cst_err *err)
+int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+                               struct cst_err *err)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
@@ -130,4 +130,26 @@ int cst_grad_in_weight_check_write(const struct cst_core *core, uint32_t c, enum
         "weights of chunk %" PRIu32
         " cannot be written, because gradients take their place: write the master weights",
         c);
+}
+
+/* -- the weight side --------------------------------------------------------------------------- */
+
+static enum cst_row row_of_side(bool other)
+{
+    return other ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
+}
+
+enum cst_row cst_weight_row_side(const struct cst_core *core, uint32_t chunk)
+{
+    return row_of_side(core->chunks[chunk].other_side);
+}
+
+enum cst_row cst_weight_row_newest(const struct cst_core *core, uint32_t chunk)
+{
+    return row_of_side(core->chunks[chunk].other_side != core->chunks[chunk].pending);
+}
+
+enum cst_row cst_weight_row_target(const struct cst_core *core, uint32_t chunk)
+{
+    return row_of_side(core->two_weights && !core->chunks[chunk].other_side);
 }

@@ -53,7 +53,7 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
 {
     struct cst_room *room = &core->rooms[r];
 
-    if (cst_device_loss_is(event) && !room->given_up) {
+    if (cst_event_engine_lost(event) && !room->given_up) {
         cst_device_update_give_up(core, r);
         cst_core_log(core, event->status,
                      "step %" PRIu64 ": the accelerator of engine %" PRIu32
@@ -71,8 +71,8 @@ static bool is_there(const struct cst_flight *flight)
            flight->down;
 }
 
-bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
-                        const struct cst_event *event)
+static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
+                      const struct cst_event *event)
 {
     const struct cst_chunk *chunk = &core->chunks[flight->chunk];
     bool away = flight->kind == CST_FLIGHT_AWAY;
@@ -92,7 +92,7 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
         cst_update_return(core, flight->chunk);
         return true;
     }
-    if (flight->down && !cst_device_loss_is(event) &&
+    if (flight->down && !cst_event_engine_lost(event) &&
         flight->tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES) {
         count(core, flight->rank, flight->chunk, event, "the row is copied again");
         cst_device_update_copy_again(core, flight);
@@ -101,26 +101,13 @@ bool cst_fallback_begin(struct cst_core *core, const struct cst_flight *flight,
     return false;
 }
 
-void cst_fallback_kept(struct cst_core *core, const struct cst_flight *flight,
-                       const struct cst_event *event)
-{
-    if (core->rooms[flight->rank].held.slots[flight->block].chunk == flight->chunk) {
-        cst_kept_gradients_drop(core, flight->chunk);
-    }
-    if (core->phase != CST_PHASE_FAILED) {
-        see_gone(core, flight->rank, event);
-        count(core, flight->rank, flight->chunk, event,
-              "the gradient is copied to the accelerator again");
-    }
-}
-
 /* -- lost updates ----------------------------------------------------------------------------- */
 
 /* True if the states of the chunk are on @engine's accelerator, or on their way from it. */
 static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool comes = chunk->room != CST_NONE && chunk->comes && !cst_update_is_over(chunk);
+    bool comes = chunk->room != CST_NONE && chunk->comes && !cst_chunk_update_is_over(chunk);
 
     return chunk->device == engine || (comes && core->rooms[chunk->room].engine == engine);
 }
@@ -162,14 +149,14 @@ static void name_lost(const struct cst_core *core, const struct cst_flight *flig
     }
 }
 
-void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
-                       const struct cst_event *event)
+static void fail(struct cst_core *core, const struct cst_flight *flight,
+                 const struct cst_event *event)
 {
     char lost[128];
     struct cst_err why;
 
     core->chunks[flight->chunk].broken = true;
-    if (!is_there(flight) || !cst_device_loss_is(event)) {
+    if (!is_there(flight) || !cst_event_engine_lost(event)) {
         cst_ranks_fail_command(core, event, "update", flight->chunk);
         return;
     }
@@ -181,4 +168,77 @@ void cst_fallback_fail(struct cst_core *core, const struct cst_flight *flight,
                       "way from it, and are lost: %s",
                       flight->chunk, core->step, cst_event_words(event), lost);
     cst_ranks_fail(core, &why);
+}
+
+/* -- completions ------------------------------------------------------------------------------ */
+
+/* Free the slot of the kept gradient that a device update has read. */
+static void end_use(struct cst_core *core, const struct cst_flight *flight)
+{
+    bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE;
+
+    if (there && flight->block != CST_NONE) {
+        cst_kept_gradients_done(core, flight);
+    }
+}
+
+void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
+                    const struct cst_event *event)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    bool ends = false;
+
+    if (event->status != CST_OK && fall_back(core, flight, event)) {
+        end_use(core, flight);
+        return;
+    }
+    if (flight->kind == CST_FLIGHT_AWAY) {
+        chunk->comes = event->status == CST_OK;
+    }
+    chunk->weight_ticket = chunk->weight_ticket == flight->ticket ? 0 : chunk->weight_ticket;
+    if (chunk->update_ticket == flight->ticket) {
+        chunk->update_ticket = 0;
+        ends = true;
+    }
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        ends = ends || chunk->states_tickets[i] == flight->ticket;
+        if (chunk->states_tickets[i] == flight->ticket) {
+            chunk->states_tickets[i] = 0;
+        }
+    }
+    if (ends && cst_chunk_update_is_over(chunk)) {
+        core->n_updates++;
+        core->n_device_updates += chunk->room != CST_NONE;
+    }
+    if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
+        cst_exposure_done(core);
+    }
+    end_use(core, flight);
+    if (chunk->reduce_ticket == flight->ticket) {
+        cst_sum_fused(core, flight, event);
+    }
+    if (event->status != CST_OK) {
+        fail(core, flight, event);
+    }
+    if (flight->kind == CST_FLIGHT_UPDATE) {
+        cst_residency_updated(core, flight, event);
+    }
+}
+
+void cst_update_end_kept(struct cst_core *core, const struct cst_flight *flight,
+                         const struct cst_event *event)
+{
+    if (event->status == CST_OK) {
+        cst_kept_gradients_done(core, flight);
+        return;
+    }
+    if (core->rooms[flight->rank].held.slots[flight->block].chunk == flight->chunk) {
+        cst_kept_gradients_drop(core, flight->chunk);
+    }
+    if (core->phase != CST_PHASE_FAILED) {
+        see_gone(core, flight->rank, event);
+        count(core, flight->rank, flight->chunk, event,
+              "the gradient is copied to the accelerator again");
+    }
+    cst_kept_gradients_done(core, flight);
 }
