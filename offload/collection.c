@@ -59,6 +59,27 @@ bool cst_collection_handed(const struct cst_core *core, uint32_t c, uint32_t ran
            r->pool.blocks[b].micro == r->micro;
 }
 
+uint32_t cst_collection_only(const struct cst_core *core, uint32_t c)
+{
+    uint32_t only = CST_NONE;
+
+    if (core->grad_fp32 || core->chunks[c].staged_rank != CST_NONE) {
+        return CST_NONE;
+    }
+    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        if (!cst_collection_holds(core, c, rank)) {
+            continue;
+        }
+        if (only != CST_NONE) {
+            return CST_NONE;
+        }
+        only = rank;
+    }
+    return only;
+}
+
 /* True if a contribution to a later micro-batch waits for the current one to end. */
 static bool later_ones_wait(const struct cst_core *core, uint32_t c)
 {
@@ -111,7 +132,6 @@ static void turn_to_next(struct cst_core *core, uint32_t c)
     }
 }
 
-/* Nothing is left to add to the sum of the step. */
 void cst_collection_complete(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
@@ -119,8 +139,6 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
     chunk->reduced = true;
     chunk->torn = false;
     core->n_reduced++;
-    cst_overlap_complete(core, c);
-    cst_commit_close(core);
 }
 
 /* True if the current micro-batch can be ended, after everything for it was added. A rank that
@@ -131,34 +149,33 @@ static bool is_over(const struct cst_core *core, uint32_t c)
     return core->closing || all_went_on(core, c) || later_ones_wait(core, c);
 }
 
-void cst_collection_reduce(struct cst_core *core, uint32_t c)
+enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    if (core->phase != CST_PHASE_RUNNING || !chunk->has_states || chunk->reduced ||
-        chunk->reduce_ticket != 0 || chunk->stage_ticket != 0) {
-        return;
+    if (!chunk->has_states || chunk->reduced || chunk->reduce_ticket != 0 ||
+        chunk->stage_ticket != 0) {
+        return CST_COLLECTION_WAITS;
+    }
+    if (chunk->carried) {
+        return CST_COLLECTION_COMPLETE; /* The update that also made the sum is done. */
+    }
+    if (core->phase != CST_PHASE_RUNNING) {
+        return CST_COLLECTION_WAITS;
     }
     while (chunk->micro < core->micro_batches) {
         if (!all_came(core, c)) {
-            return;
+            return CST_COLLECTION_WAITS;
         }
         if ((chunk->handed & ~chunk->added) != 0) {
-            if (!cst_overlap_fuse(core, c)) {
-                cst_sum_add(core, c);
-            }
-            return;
+            return CST_COLLECTION_SUM;
         }
         if (!is_over(core, c)) {
-            return;
+            return CST_COLLECTION_WAITS;
         }
         turn_to_next(core, c);
     }
-    if (chunk->summed) {
-        cst_collection_complete(core, c);
-    } else {
-        cst_sum_add(core, c); /* A sum of no contributions writes zeros. */
-    }
+    return chunk->summed ? CST_COLLECTION_COMPLETE : CST_COLLECTION_ZERO;
 }
 
 /* -- the end of a collection ----------------------------------------------------------------- */
@@ -186,6 +203,15 @@ static void drop_part(struct cst_pool *pool, struct cst_part *part)
     drop_moving(pool, part->head[CST_BLOCK_REDUCING]);
 }
 
+/* The chunk already has its update of the step, which is not committed: it collects nothing. */
+static void carry_on(struct cst_core *core, struct cst_chunk *chunk)
+{
+    chunk->micro = core->micro_batches;
+    chunk->summed = true;
+    chunk->reduced = chunk->reduce_ticket == 0;
+    core->n_reduced += chunk->reduced;
+}
+
 void cst_collection_drop(struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -207,7 +233,10 @@ void cst_collection_drop(struct cst_core *core)
         chunk->summed = false;
         chunk->reduced = false;
         chunk->staged_rank = CST_NONE;
-        cst_overlap_drop(core, c);
+        chunk->carried = chunk->ahead;
+        if (chunk->ahead) {
+            carry_on(core, chunk);
+        }
     }
     core->collection++;
 }
@@ -266,7 +295,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         chunk->handed |= 1ull << event->rank;
     }
     (void)cst_core_reply(core, event->tag);
-    cst_collection_reduce(core, event->chunk);
+    cst_fact_gradient(&core->facts, event->chunk);
     if (core->grad_fp32) {
         /* Contributions after this rank's in rank order may now be added. */
         cst_collection_wake(core);

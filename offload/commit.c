@@ -256,9 +256,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         }
         begin_closing(core);
     }
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        cst_collection_reduce(core, c);
-    }
+    cst_fact_rank_went_on(&core->facts);
     if (core->grad_fp32) {
         /* Contributions after this rank's in rank order may now be added. */
         cst_collection_wake(core);
@@ -295,7 +293,7 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
              * micro-batch. */
             core->chunks[c].handed &= ~(1ull << event->rank);
         }
-        cst_collection_reduce(core, c);
     }
+    cst_fact_rank_went_on(&core->facts);
     cst_collection_wake(core);
 }

@@ -315,7 +315,7 @@ int cst_core_reserve(struct cst_core *core, struct cst_actions *actions)
     return status;
 }
 
-/* -- step ------------------------------------------------------------------------------------- */
+/* -- completions ------------------------------------------------------------------------------ */
 
 static void on_done(struct cst_core *core, const struct cst_event *event)
 {
@@ -369,6 +369,56 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
     }
 }
 
+/* -- facts ------------------------------------------------------------------------------------ */
+
+/* Issue the next sum of the chunk, if there is something to sum. If its gradient is complete, the
+ * update can begin early, and the commit may have waited for nothing else. */
+static void advance(struct cst_core *core, uint32_t c)
+{
+    switch (cst_collection_next(core, c)) {
+    case CST_COLLECTION_WAITS:
+        break;
+    case CST_COLLECTION_SUM:
+        if (!cst_overlap_fuse(core, c)) {
+            cst_sum_add(core, c);
+        }
+        break;
+    case CST_COLLECTION_ZERO:
+        cst_sum_add(core, c); /* A sum of no contributions writes zeros. */
+        break;
+    case CST_COLLECTION_COMPLETE:
+        cst_collection_complete(core, c);
+        cst_overlap_complete(core, c);
+        cst_commit_close(core);
+        break;
+    }
+}
+
+static void route(struct cst_core *core, const struct cst_event *event, const struct cst_fact *fact)
+{
+    switch (fact->kind) {
+    case CST_FACT_GRADIENT:
+        advance(core, fact->chunk);
+        break;
+    case CST_FACT_RANK_WENT_ON:
+        for (uint32_t c = 0; c < core->n_chunks; c++) {
+            advance(core, c);
+        }
+        break;
+    case CST_FACT_WEIGHTS_WRITTEN:
+        cst_residency_updated(core, fact->chunk, fact->ticket, event);
+        break;
+    case CST_FACT_POOLS_LOST:
+        cst_device_loss_of_pools(core, fact->engine, event, fact->needed);
+        break;
+    case CST_FACT_JOB_FAILED:
+        cst_ranks_fail(core, &fact->why);
+        break;
+    }
+}
+
+/* -- step ------------------------------------------------------------------------------------- */
+
 /* False: @event was refused. */
 static bool admit(struct cst_core *core, const struct cst_event *event)
 {
@@ -395,6 +445,8 @@ static bool admit(struct cst_core *core, const struct cst_event *event)
 void cst_core_step(struct cst_core *core, const struct cst_event *event,
                    struct cst_actions *actions)
 {
+    struct cst_fact fact;
+
     actions->n = 0;
     core->actions = actions;
     core->now = event->now;
@@ -414,6 +466,9 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     if (admit(core, event)) {
         cst_instant_begin(core, event);
         kinds[event->kind].digest(core, event);
+        while (cst_facts_take(&core->facts, &fact)) {
+            route(core, event, &fact);
+        }
         cst_ranks_start(core);
         cst_fetch_pump(core);
     }

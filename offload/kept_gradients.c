@@ -51,29 +51,6 @@ static void settle(struct cst_room *room, uint32_t slot)
     }
 }
 
-/* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
- * there is no such rank. */
-static uint32_t find_only(const struct cst_core *core, uint32_t c)
-{
-    uint32_t only = CST_NONE;
-
-    if (core->grad_fp32 || core->chunks[c].staged_rank != CST_NONE) {
-        return CST_NONE;
-    }
-    for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
-        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-
-        if (!cst_collection_holds(core, c, rank)) {
-            continue;
-        }
-        if (only != CST_NONE) {
-            return CST_NONE;
-        }
-        only = rank;
-    }
-    return only;
-}
-
 /* True if the chunk's next update is expected in the same device reservation as the last one. */
 static bool is_expected(const struct cst_core *core, uint32_t c)
 {
@@ -84,10 +61,10 @@ static bool is_expected(const struct cst_core *core, uint32_t c)
            core->interleave == core->interleave_now && chunk->held == CST_NONE;
 }
 
-uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c)
+uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    uint32_t rank = is_expected(core, c) ? find_only(core, c) : CST_NONE;
-    struct cst_room *room = rank == CST_NONE ? NULL : &core->rooms[core->chunks[c].room];
+    struct cst_room *room =
+        rank != CST_NONE && is_expected(core, c) ? &core->rooms[core->chunks[c].room] : NULL;
     struct cst_flight flight = {.kind = CST_FLIGHT_HELD, .chunk = c, .rank = core->chunks[c].room};
     const struct cst_pool *pool;
     struct cst_command *copy;

@@ -81,6 +81,6 @@ void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
     if (cst_event_engine_lost(event) && flight->collection == core->collection) {
-        cst_device_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, true);
+        cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.engine, true);
     }
 }

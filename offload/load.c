@@ -96,6 +96,6 @@ void cst_load_done(struct cst_core *core, const struct cst_flight *flight,
         cst_residency_end_load(core, flight->rank, flight->block, event);
     }
     if (cst_event_engine_lost(event) && core->ranks[flight->rank].pool.engine != 0) {
-        cst_device_loss_of_pools(core, core->ranks[flight->rank].pool.engine, event, false);
+        cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.engine, false);
     }
 }

@@ -216,17 +216,3 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     chunk->fused = true;
     return true;
 }
-
-void cst_overlap_drop(struct cst_core *core, uint32_t c)
-{
-    struct cst_chunk *chunk = &core->chunks[c];
-
-    chunk->carried = chunk->ahead;
-    if (!chunk->carried) {
-        return;
-    }
-    chunk->micro = core->micro_batches;
-    chunk->summed = true;
-    chunk->reduced = chunk->reduce_ticket == 0;
-    core->n_reduced += chunk->reduced;
-}

@@ -23,6 +23,7 @@
 #include "offload/block.h"
 #include "offload/buffers.h"
 #include "offload/core.h"
+#include "offload/facts.h"
 #include "offload/flight.h"
 #include "offload/request.h"
 #include "offload/trace.h"
@@ -292,6 +293,7 @@ struct cst_core {
     struct cst_chunk *chunks; /* Owned. */
     struct cst_requests requests;
     struct cst_flights flights;
+    struct cst_facts facts;
     struct cst_actions *actions; /* Actions of the current event. */
 };
 
@@ -386,11 +388,6 @@ void cst_waiting_refuse_rank(struct cst_core *core, uint32_t rank, const struct 
 /* The job fails: all waiting and all later requests are answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 
-/* The job fails because a command about @chunk failed and cannot be replaced. @what names the
- * command. */
-void cst_ranks_fail_command(struct cst_core *core, const struct cst_event *event, const char *what,
-                            uint32_t chunk);
-
 /* Answer the requests whose deadline has passed. */
 void cst_ranks_expire(struct cst_core *core);
 
@@ -443,7 +440,7 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event);
 
 /* Grant a lease on block @b of @rank and answer @tag. @ahead: the worker does not wait for it. */
 void cst_waiting_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_t tag, bool hit,
-                     bool ahead);
+                       bool ahead);
 
 /* Grant block @b to request @i, which ends and is counted. @again: the block already holds its
  * gradient. */
@@ -480,20 +477,20 @@ void cst_residency_evict(struct cst_core *core, const struct cst_event *event);
 /* Take a block for @chunk and set it to @state: a free one, or a victim that is used again after
  * @limit (CST_VICTIM_ANY: any victim). CST_NONE: there is none. */
 uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
-                            uint32_t chunk, uint64_t limit);
+                           uint32_t chunk, uint64_t limit);
 
 /* Load the weights of @chunk into block @b, which was just taken for them. */
 void cst_load_weights(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
-                        enum cst_priority priority);
+                      enum cst_priority priority);
 /* Load weights that nobody has asked for. Evicts only blocks that are used again after @time.
  * False: no block is available. */
 bool cst_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64_t time);
 
 /* Handle the completion of a load. */
 void cst_load_done(struct cst_core *core, const struct cst_flight *flight,
-                          const struct cst_event *event);
+                   const struct cst_event *event);
 /* Handle the completion of an update: workers that copy themselves may now read the row. */
-void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
+void cst_residency_updated(struct cst_core *core, uint32_t chunk, uint64_t ticket,
                            const struct cst_event *event);
 
 /* Workers that copy themselves and wait for update @from of @chunk now wait for @to. */
@@ -555,10 +552,20 @@ const char *cst_lookahead_check(const struct cst_rank *rank);
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
 void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event);
 
-/* Issue the next reduction of @chunk if all ranks of its group have handed in or gone on and no
- * command prevents it. If nothing is left to add, go on to the next micro-batch, and after the last
- * one complete the gradient. */
-void cst_collection_reduce(struct cst_core *core, uint32_t chunk);
+/* What a chunk's collection needs next. */
+enum cst_collection_next {
+    CST_COLLECTION_WAITS, /* Nothing: ranks or commands have to come first. */
+    /* A sum of all contributions to the micro-batch that are not added yet. */
+    CST_COLLECTION_SUM,
+    CST_COLLECTION_ZERO,     /* A sum of nothing, because no rank contributed. */
+    CST_COLLECTION_COMPLETE, /* Nothing is left to add: cst_collection_complete. */
+};
+
+/* What @chunk needs next. Ends its micro-batches that are over. */
+enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t chunk);
+/* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
+ * there is no such rank. */
+uint32_t cst_collection_only(const struct cst_core *core, uint32_t chunk);
 /* Issue a reduction of the next contributions in rank order, up to the first rank whose
  * contribution is not known yet. Needs fp32 rows, or all contributions. */
 void cst_sum_add(struct cst_core *core, uint32_t chunk);
@@ -590,10 +597,10 @@ void cst_sum_add_sources(struct cst_core *core, uint32_t chunk, struct cst_comma
 
 /* Handle the completion of an update that also made the sum. */
 void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,
-                          const struct cst_event *event);
+                   const struct cst_event *event);
 /* Handle the completion of a REDUCE. */
 void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
-                            const struct cst_event *event);
+                  const struct cst_event *event);
 
 /* -- spill.c: spills of gradients --------------------------------------------- */
 
@@ -619,17 +626,17 @@ void cst_weight_row_write_master(struct cst_chunk *chunk);
 
 /* Set kind, source and length of @command so that it brings the weights [@first, @first + @n_elems)
  * of weight row @row of chunk @c. */
-void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row row,
-                                     uint64_t first, uint64_t n_elems, struct cst_command *command);
+void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row row, uint64_t first,
+                         uint64_t n_elems, struct cst_command *command);
 
 /* A number that changes when a write to @row, or to what the row is made from, is issued. */
 uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
 
 /* CST_EUNSUPPORTED: the row holds something else, or will. CST_EBUSY: the row is being written. */
 int cst_weight_row_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
-                                  struct cst_err *err);
+                              struct cst_err *err);
 int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
-                                   struct cst_err *err);
+                               struct cst_err *err);
 
 /* -- states.c: READ and WRITE ---------------------------------------------------------------- */
 

@@ -124,17 +124,6 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
     cst_core_log(core, why->status, "job failed: %s", why->text);
 }
 
-void cst_ranks_fail_command(struct cst_core *core, const struct cst_event *event, const char *what,
-                            uint32_t chunk)
-{
-    struct cst_err why;
-
-    (void)cst_err_set(&why, event->status == CST_ELOST ? CST_ELOST : CST_EENGINE,
-                      "%s of chunk %" PRIu32 " failed in step %" PRIu64 ": %s", what, chunk,
-                      core->step, cst_event_words(event));
-    cst_ranks_fail(core, &why);
-}
-
 void cst_ranks_start(struct cst_core *core)
 {
     if (core->phase == CST_PHASE_FAILED || core->phase == CST_PHASE_RUNNING) {

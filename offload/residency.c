@@ -104,14 +104,14 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
     }
 }
 
-void cst_residency_updated(struct cst_core *core, const struct cst_flight *flight,
+void cst_residency_updated(struct cst_core *core, uint32_t chunk, uint64_t ticket,
                            const struct cst_event *event)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_pool *pool = &core->ranks[rank].pool;
-        uint32_t b = pool->weight_of[flight->chunk];
+        uint32_t b = pool->weight_of[chunk];
 
-        if (pool->worker_copies && b != CST_NONE && pool->blocks[b].ticket == flight->ticket) {
+        if (pool->worker_copies && b != CST_NONE && pool->blocks[b].ticket == ticket) {
             cst_residency_end_load(core, rank, b, event);
         }
     }

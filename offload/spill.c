@@ -132,7 +132,7 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
     if (current && gone) {
         cst_block_move(pool, flight->block, CST_BLOCK_PENDING);
         core->chunks[flight->chunk].staged_rank = CST_NONE;
-        cst_device_loss_of_pools(core, pool->engine, event, true);
+        cst_fact_pools_lost(&core->facts, pool->engine, true);
     } else if (current && event->status != CST_OK) {
         failed(core, flight, event);
     } else {
@@ -142,5 +142,5 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
         cst_block_move(pool, flight->block, CST_BLOCK_FREE);
     }
     cst_collection_wake(core); /* The row can be spilled to again. */
-    cst_collection_reduce(core, flight->chunk);
+    cst_fact_gradient(&core->facts, flight->chunk);
 }

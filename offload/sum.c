@@ -56,7 +56,7 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
-    uint64_t held = cst_kept_gradients_keep(core, c);
+    uint64_t held = cst_kept_gradients_keep(core, c, cst_collection_only(core, c));
     struct cst_place place;
     uint64_t landed = cst_landing_begin(core, c, &place);
     struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, 0, &flight);
@@ -112,10 +112,10 @@ static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_reduce_
                            const struct cst_event *event)
 {
     if (cst_event_engine_lost(event) && site.kind != CST_REDUCE_SITE_HOST) {
-        cst_device_loss_of_pools(core, site.engine, event, true);
+        cst_fact_pools_lost(&core->facts, site.engine, true);
     } else {
         core->chunks[c].torn = true;
-        cst_ranks_fail_command(core, event, "reduction", c);
+        cst_fact_command_failed(&core->facts, event, core->step, "reduction", c);
     }
 }
 
@@ -138,7 +138,7 @@ void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
         chunk->staged_rank = CST_NONE;
     }
     cst_collection_wake(core); /* The row can be spilled to, or added to, again. */
-    cst_collection_reduce(core, flight->chunk);
+    cst_fact_gradient(&core->facts, flight->chunk);
 }
 
 void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,
@@ -149,12 +149,7 @@ void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,
     free_sources(core, flight);
     chunk->reduce_ticket = 0;
     cst_collection_wake(core);
-    if (event->status != CST_OK) {
-        return; /* The failure of an update fails the job. */
-    }
-    if (chunk->carried) {
-        cst_collection_complete(core, flight->chunk);
-    } else {
-        cst_collection_reduce(core, flight->chunk);
+    if (event->status == CST_OK) { /* The failure of an update fails the job. */
+        cst_fact_gradient(&core->facts, flight->chunk);
     }
 }

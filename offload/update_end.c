@@ -157,7 +157,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
 
     core->chunks[flight->chunk].broken = true;
     if (!is_there(flight) || !cst_event_engine_lost(event)) {
-        cst_ranks_fail_command(core, event, "update", flight->chunk);
+        cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
     }
     break_lost(core, core->rooms[flight->rank].engine);
@@ -167,7 +167,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
                       ": %.160s; the states of these chunks were on the accelerator or on their "
                       "way from it, and are lost: %s",
                       flight->chunk, core->step, cst_event_words(event), lost);
-    cst_ranks_fail(core, &why);
+    cst_fact_job_failed(&core->facts, &why);
 }
 
 /* -- completions ------------------------------------------------------------------------------ */
@@ -221,7 +221,7 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
         fail(core, flight, event);
     }
     if (flight->kind == CST_FLIGHT_UPDATE) {
-        cst_residency_updated(core, flight, event);
+        cst_fact_weights_written(&core->facts, flight->chunk, flight->ticket);
     }
 }
 

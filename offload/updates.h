@@ -37,7 +37,7 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what);
 struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what);
 /* Fill in the fields of the command that do not depend on where @what is executed. */
 void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *command,
-                     const struct cst_update *what);
+                           const struct cst_update *what);
 
 /* Make @command wait until everything that the chunk's update writes is there. (A command that only
  * reads the weights waits for update_ticket.) */
@@ -51,7 +51,7 @@ void cst_update_return(struct cst_core *core, uint32_t chunk);
 
 /* Handle the completion of any command of an update. */
 void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
-                     const struct cst_event *event);
+                    const struct cst_event *event);
 
 /* -- device_update.c: updates on accelerators -------------------------------------------------- */
 
@@ -86,7 +86,7 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
 
 /* A gradient could not be kept in a device reservation. Nothing else depends on it. */
 void cst_update_end_kept(struct cst_core *core, const struct cst_flight *flight,
-                       const struct cst_event *event);
+                         const struct cst_event *event);
 
 /* -- overlap.c: weight rows and times of updates ----------------------------------------------- */
 
@@ -117,10 +117,6 @@ void cst_overlap_complete(struct cst_core *core, uint32_t chunk);
 /* All contributions have come: issue one command for sum and update if that is allowed. False:
  * nothing was done. */
 bool cst_overlap_fuse(struct cst_core *core, uint32_t chunk);
-/* A collection ends and the next one begins; called for each chunk after gradient_collection.c has
- * reset it. */
-void cst_overlap_drop(struct cst_core *core, uint32_t chunk);
-
 /* Handle CST_EV_PREPARE. */
 int cst_prepare_compare_steps(const struct cst_core *core, struct cst_err *err);
 void cst_prepare(struct cst_core *core, const struct cst_event *event);
@@ -134,7 +130,7 @@ int cst_kept_gradients_open(struct cst_room *room);
 void cst_kept_gradients_close(struct cst_room *room);
 /* The sum of @chunk is about to be issued: keep a copy of its gradient on the accelerator if
  * possible. Returns the ticket that the sum has to wait for; 0: none. */
-uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t chunk);
+uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t chunk, uint32_t rank);
 /* The place of @chunk's kept gradient, for an update in the same device reservation. The slot is
  * freed when the caller's command, whose flight names device reservation and slot, is complete. */
 struct cst_place cst_kept_gradients_use(struct cst_core *core, uint32_t chunk);
