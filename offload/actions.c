@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The core's output: commands, replies and log lines. Memory is reserved before an event is
  * processed, so that nothing here can fail. */
-#include "offload/parts.h"
+#include "offload/actions.h"
+
+#include "offload/core_state.h"
+#include "offload/instant.h"
 #include "proto/text.h"
 
 #include <assert.h>
@@ -22,7 +25,7 @@ void cst_actions_close(struct cst_actions *actions)
 
 static struct cst_action *add(struct cst_core *core, enum cst_action_kind kind)
 {
-    struct cst_actions *actions = core->actions;
+    struct cst_actions *actions = core->out.actions;
     struct cst_action *a;
 
     assert(actions->n < actions->capacity);
@@ -40,8 +43,8 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     command->kind = kind;
     command->node = node;
     /* A ticket can also serve as a mark in the job table: skip tickets that are no valid marks. */
-    core->last_ticket += cst_table_is_mark(core->last_ticket + 1) ? 1 : 2;
-    command->ticket = core->last_ticket;
+    core->out.last_ticket += cst_table_is_mark(core->out.last_ticket + 1) ? 1 : 2;
+    command->ticket = core->out.last_ticket;
     command->chunk = flight->chunk;
     flight->ticket = command->ticket;
     flight->engine = node;

@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The invariants of the core as a whole. For tests. */
-#include "offload/updates.h"
+#include "offload/chunk_update.h"
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/exposure.h"
+#include "offload/heap.h"
+#include "offload/instant.h"
+#include "offload/kept_gradients.h"
+#include "offload/lookahead.h"
+#include "offload/waiting.h"
 
 #include <stdlib.h>
 
@@ -64,7 +72,7 @@ static bool can_be_late(const struct cst_core *core, const struct cst_request *r
 {
     return request->deadline != CST_CORE_NEVER &&
            (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_SYNC ||
-            (request->where == CST_REQUEST_STEP && !core->closing));
+            (request->where == CST_REQUEST_STEP && !core->commit.closing));
 }
 
 static const char *check_requests(const struct cst_core *core)
@@ -165,11 +173,11 @@ static const char *check_flights(const struct cst_core *core)
             core->chunks[f->chunk].stage_ticket != f->ticket) {
             return "a chunk has one gradient being staged";
         }
-        if (f->ticket > core->last_ticket) {
+        if (f->ticket > core->out.last_ticket) {
             return "tickets count up";
         }
     }
-    if (n != core->flights.n || n_writes != core->n_writes) {
+    if (n != core->flights.n || n_writes != core->writes.n) {
         return "commands under way are counted";
     }
     return NULL;
@@ -344,20 +352,22 @@ static const char *check_phase(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
 
-        if (core->phase == CST_PHASE_RUNNING && !r->joined && !core->closing) {
+        if (core->attempt.phase == CST_PHASE_RUNNING && !r->joined && !core->commit.closing) {
             return "all ranks take part in an attempt that runs";
         }
-        if (r->joined && (core->phase != CST_PHASE_RUNNING || r->state != CST_RANK_ATTACHED)) {
+        if (r->joined &&
+            (core->attempt.phase != CST_PHASE_RUNNING || r->state != CST_RANK_ATTACHED)) {
             return "who takes part is attached";
         }
         if (r->micro >= core->micro_batches ||
-            (core->phase != CST_PHASE_RUNNING && r->micro != 0)) {
+            (core->attempt.phase != CST_PHASE_RUNNING && r->micro != 0)) {
             return "a rank is in a micro-batch of the step that runs";
         }
-        if (core->closing && !r->stepped) {
+        if (core->commit.closing && !r->stepped) {
             return "a step closes when all ranks have asked";
         }
-        if (core->phase != CST_PHASE_RUNNING && (r->stepped || r->prepared || cst_waiting_for_block(r))) {
+        if (core->attempt.phase != CST_PHASE_RUNNING &&
+            (r->stepped || r->prepared || cst_waiting_for_block(r))) {
             return "nothing but sync waits between attempts";
         }
         if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
@@ -369,13 +379,13 @@ static const char *check_phase(const struct cst_core *core)
         n_reduced += core->chunks[c].reduced;
         n_ahead += core->chunks[c].ahead;
     }
-    if (n_ahead != core->n_ahead) {
+    if (n_ahead != core->early.n) {
         return "chunks that are ahead are counted";
     }
-    if (n_reduced != core->n_reduced) {
+    if (n_reduced != core->collection.n_reduced) {
         return "reduced chunks are counted";
     }
-    if (core->interrupt_later && !core->closing) {
+    if (core->attempt.interrupt_later && !core->commit.closing) {
         return "an interruption waits for a step that closes";
     }
     return NULL;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a chunk's last update. */
-#include "offload/updates.h"
+#include "offload/chunk_update.h"
+
+#include "offload/core_state.h"
 
 void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *command,
                            const struct cst_update *what)

@@ -7,8 +7,11 @@
  * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
  * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done,
  * so commands that write to the row wait for it. */
+#include "offload/collection.h"
+
+#include "offload/core_state.h"
+#include "offload/kept_gradients.h"
 #include "offload/landing.h"
-#include "offload/updates.h"
 
 #include <inttypes.h>
 
@@ -138,7 +141,7 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
 
     chunk->reduced = true;
     chunk->torn = false;
-    core->n_reduced++;
+    core->collection.n_reduced++;
 }
 
 /* True if the current micro-batch can be ended, after everything for it was added. A rank that
@@ -146,7 +149,7 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
  * for the step to close. */
 static bool is_over(const struct cst_core *core, uint32_t c)
 {
-    return core->closing || all_went_on(core, c) || later_ones_wait(core, c);
+    return core->commit.closing || all_went_on(core, c) || later_ones_wait(core, c);
 }
 
 enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
@@ -160,7 +163,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
     if (chunk->carried) {
         return CST_COLLECTION_COMPLETE; /* The update that also made the sum is done. */
     }
-    if (core->phase != CST_PHASE_RUNNING) {
+    if (core->attempt.phase != CST_PHASE_RUNNING) {
         return CST_COLLECTION_WAITS;
     }
     while (chunk->micro < core->micro_batches) {
@@ -209,7 +212,7 @@ static void carry_on(struct cst_core *core, struct cst_chunk *chunk)
     chunk->micro = core->micro_batches;
     chunk->summed = true;
     chunk->reduced = chunk->reduce_ticket == 0;
-    core->n_reduced += chunk->reduced;
+    core->collection.n_reduced += chunk->reduced;
 }
 
 void cst_collection_drop(struct cst_core *core)
@@ -222,7 +225,7 @@ void cst_collection_drop(struct cst_core *core)
         }
         core->ranks[rank].micro = 0;
     }
-    core->n_reduced = 0;
+    core->collection.n_reduced = 0;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         struct cst_chunk *chunk = &core->chunks[c];
 
@@ -238,7 +241,7 @@ void cst_collection_drop(struct cst_core *core)
             carry_on(core, chunk);
         }
     }
-    core->collection++;
+    core->collection.number++;
 }
 
 void cst_collection_drop_open(struct cst_core *core, uint32_t rank)
@@ -266,7 +269,7 @@ static void drop_gradient(struct cst_core *core, const struct cst_event *event, 
     cst_block_move(&r->pool, b, CST_BLOCK_FREE);
     r->pool.changed = true;
     core->chunks[event->chunk].handed |= 1ull << event->rank;
-    core->n_dropped++;
+    core->collection.n_dropped++;
     (void)cst_core_reply(core, event->tag);
 }
 
@@ -288,7 +291,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         drop_gradient(core, event, b);
         return;
     }
-    r->pool.blocks[b].last_use = ++core->uses;
+    r->pool.blocks[b].last_use = ++core->grants.uses;
     r->pool.blocks[b].micro = r->micro;
     cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
     if (chunk->micro == r->micro) {

@@ -3,8 +3,19 @@
  * UPDATE of each chunk that is not frozen and not already updated, in the order of the next forward
  * pass. Until the commit a step can be lost. After it, only a failed engine can prevent the
  * updates. */
+#include "offload/commit.h"
+
 #include "offload/clip.h"
-#include "offload/updates.h"
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/device_update.h"
+#include "offload/exposure.h"
+#include "offload/hyper.h"
+#include "offload/instant.h"
+#include "offload/overlap.h"
+#include "offload/prepare.h"
+#include "offload/ranks.h"
+#include "offload/waiting.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,7 +37,7 @@ static void put_in_order(struct cst_core *core, uint32_t c, uint32_t *n)
 {
     if (!core->chunks[c].ordered) {
         core->chunks[c].ordered = true;
-        core->order[(*n)++] = c;
+        core->commit.order[(*n)++] = c;
     }
 }
 
@@ -63,12 +74,12 @@ static void order_updates(struct cst_core *core)
 static void issue_updates(struct cst_core *core, float factor, bool guard)
 {
     struct cst_update update = {
-        .mark = core->adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
+        .mark = core->commit.adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
 
     update.hyper.grad_scale = factor;
     order_updates(core);
     for (uint32_t i = 0; i < core->n_trained; i++) {
-        cst_overlap_committed(core, core->order[i], &update);
+        cst_overlap_committed(core, core->commit.order[i], &update);
     }
     cst_device_updates_end(core);
     cst_exposure_all_issued(core);
@@ -109,7 +120,7 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, boo
             reply->grad_norm = clip->grad_norm;
             reply->clip = clip->clip;
             reply->loss = loss;
-            reply->n_skipped = core->n_skipped;
+            reply->n_skipped = core->commit.n_skipped;
         }
     }
 }
@@ -120,7 +131,7 @@ static void log_not_finite(struct cst_core *core, bool skipped)
         cst_core_log(core, CST_OK,
                      "step %" PRIu64 " skipped: the norm of the gradients is NaN, infinite or too "
                      "large (%" PRIu64 " skipped so far)",
-                     core->step, core->n_skipped);
+                     core->step, core->commit.n_skipped);
     } else {
         cst_core_log(core, CST_OK,
                      "step %" PRIu64 ": the norm of the gradients is NaN, infinite or too large; "
@@ -137,48 +148,48 @@ static void commit(struct cst_core *core, double sum_squares)
     bool skipped = !clip.finite && !guard;
 
     core->step++;
-    core->last_loss = mean_loss(core);
-    core->last_grad_norm = clip.grad_norm;
-    core->last_step_ns = core->commit_ns == 0 ? 0 : core->now - core->commit_ns;
-    core->commit_ns = core->now;
+    core->commit.last_loss = mean_loss(core);
+    core->commit.last_grad_norm = clip.grad_norm;
+    core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
+    core->commit.last_ns = core->now;
     cst_instant_committed(core);
-    core->closing = false;
-    core->norm_issued = false;
+    core->commit.closing = false;
+    core->commit.norm_issued = false;
     cst_rank_reset_begun(core);
-    core->n_skipped += skipped;
-    core->n_overflows += !clip.finite;
+    core->commit.n_skipped += skipped;
+    core->commit.n_overflows += !clip.finite;
     if (!clip.finite) {
         log_not_finite(core, skipped);
     }
-    answer_steps(core, &clip, skipped, core->last_loss);
+    answer_steps(core, &clip, skipped, core->commit.last_loss);
     if (skipped) {
         for (uint32_t c = 0; c < core->n_chunks; c++) {
             cst_overlap_committed(core, c, NULL);
         }
     } else {
-        core->adam_step++;
+        core->commit.adam_step++;
         issue_updates(core, clip.factor, guard);
     }
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
-    if (core->interrupt_later) {
-        struct cst_err why = core->why;
+    if (core->attempt.interrupt_later) {
+        struct cst_err why = core->attempt.why;
 
-        core->interrupt_later = false;
+        core->attempt.interrupt_later = false;
         cst_ranks_interrupt(core, &why);
     }
 }
 
 void cst_commit_close(struct cst_core *core)
 {
-    struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection};
+    struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection.number};
 
     /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
-    if (!core->closing || core->norm_issued || core->n_reduced < core->n_trained ||
-        core->n_writes > 0) {
+    if (!core->commit.closing || core->commit.norm_issued ||
+        core->collection.n_reduced < core->n_trained || core->writes.n > 0) {
         return;
     }
     cst_core_command(core, CST_COMMAND_NORM, 0, &flight)->table = core->table_segment;
-    core->norm_issued = true;
+    core->commit.norm_issued = true;
 }
 
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
@@ -191,7 +202,7 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                           "the norm of step %" PRIu64 " failed: %s", core->step,
                           cst_event_words(event));
         cst_ranks_fail(core, &why);
-    } else if (core->closing && flight->collection == core->collection) {
+    } else if (core->commit.closing && flight->collection == core->collection.number) {
         commit(core, event->value);
     }
 }
@@ -211,7 +222,7 @@ static bool all_stepped(const struct cst_core *core)
 /* Stop the deadlines of the waiting STEPs: from now on they wait only for engines. */
 static void begin_closing(struct cst_core *core)
 {
-    core->closing = true;
+    core->commit.closing = true;
     for (uint32_t rank = 0; rank < core->world; rank++) {
         if (core->ranks[rank].step != CST_NO_REQUEST) {
             cst_requests_untime(&core->requests, core->ranks[rank].step);

@@ -14,7 +14,12 @@
  *
  * The ranks whose pools were there get the cause as their answer until they attach again. If the
  * accelerator is back by then, they go on. */
-#include "offload/parts.h"
+#include "offload/device_loss.h"
+
+#include "offload/core_state.h"
+#include "offload/group.h"
+#include "offload/ranks.h"
+#include "offload/waiting.h"
 
 #include <inttypes.h>
 
@@ -55,18 +60,18 @@ void cst_device_loss_of_pools(struct cst_core *core, uint32_t engine, const stru
     char text[CST_GROUP_TEXT];
     struct cst_err why;
 
-    if (core->phase == CST_PHASE_FAILED) {
+    if (core->attempt.phase == CST_PHASE_FAILED) {
         return;
     }
     (void)cst_err_set(&why, event->status,
                       "the accelerator of engine %" PRIu32 " was lost in step %" PRIu64
                       ", with the pool of %s: %s",
                       engine, core->step, cst_group_words(ranks, text), cst_event_words(event));
-    mark(core, ranks, &why, needed || !core->closing);
+    mark(core, ranks, &why, needed || !core->commit.closing);
     why.status = CST_EPEERDIED;
-    if (core->phase == CST_PHASE_RUNNING && needed) {
+    if (core->attempt.phase == CST_PHASE_RUNNING && needed) {
         cst_ranks_abandon(core, &why);
-    } else if (core->phase == CST_PHASE_RUNNING) {
+    } else if (core->attempt.phase == CST_PHASE_RUNNING) {
         cst_ranks_interrupt(core, &why);
     }
 }
@@ -78,7 +83,7 @@ void cst_device_loss_of_node(struct cst_core *core, const struct cst_event *even
 {
     struct cst_err why;
 
-    if (core->phase == CST_PHASE_FAILED) {
+    if (core->attempt.phase == CST_PHASE_FAILED) {
         return;
     }
     (void)cst_err_set(&why, CST_EENGINE,
@@ -87,14 +92,14 @@ void cst_device_loss_of_node(struct cst_core *core, const struct cst_event *even
                       core->step, event->text);
     mark(core, core->everybody, &why, true);
     why.status = CST_EPEERDIED;
-    if (core->phase == CST_PHASE_RUNNING) {
+    if (core->attempt.phase == CST_PHASE_RUNNING) {
         /* The NORM in flight belongs to a collection that becomes void now. */
-        core->norm_issued = false;
+        core->commit.norm_issued = false;
         cst_ranks_abandon(core, &why);
-    } else if (core->phase == CST_PHASE_IDLE) {
+    } else if (core->attempt.phase == CST_PHASE_IDLE) {
         /* Updates are still in flight, so the job is not idle. */
-        core->phase = CST_PHASE_INTERRUPTED;
-        core->why = why;
+        core->attempt.phase = CST_PHASE_INTERRUPTED;
+        core->attempt.why = why;
         cst_core_log(core, why.status, "interrupted: %s", why.text);
     }
 }

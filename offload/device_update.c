@@ -26,7 +26,14 @@
  *
  * UPDATE writes to `out` and does not change what it reads. So until its COPYs down have begun, the
  * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
-#include "offload/updates.h"
+#include "offload/device_update.h"
+
+#include "offload/buffers.h"
+#include "offload/chunk_update.h"
+#include "offload/core_state.h"
+#include "offload/exposure.h"
+#include "offload/kept_gradients.h"
+#include "offload/residency.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -38,7 +45,7 @@ static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_E
 
 static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
 {
-    const struct cst_buffers *buffers = &core->rooms[r].buffers;
+    const struct cst_buffers *buffers = &core->device_updates.rooms[r].buffers;
 
     return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
 }
@@ -47,8 +54,9 @@ static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
  * reservation that fits. */
 static uint32_t find_own(const struct cst_core *core, uint32_t c)
 {
-    for (uint32_t r = 0; r < core->n_rooms; r++) {
-        if (core->rooms[r].engine == core->layout->chunks[c].device && holds(core, r, c)) {
+    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
+        if (core->device_updates.rooms[r].engine == core->layout->chunks[c].device &&
+            holds(core, r, c)) {
             return r;
         }
     }
@@ -80,7 +88,7 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
                            config->n_rooms, CST_CORE_MAX_UPDATE_DEVICES);
     }
     for (uint32_t i = 0; i < config->n_rooms; i++) {
-        struct cst_room *room = &core->rooms[core->n_rooms++];
+        struct cst_room *room = &core->device_updates.rooms[core->device_updates.n_rooms++];
 
         room->engine = config->rooms[i].engine;
         room->segment = config->rooms[i].segment;
@@ -89,28 +97,28 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
             return cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
         }
     }
-    core->interleave = config->interleave;
-    core->order_ended = true;
+    core->device_updates.interleave = config->interleave;
+    core->device_updates.order_ended = true;
     return check_devices(core, err);
 }
 
 void cst_device_updates_close(struct cst_core *core)
 {
-    for (uint32_t i = 0; i < core->n_rooms; i++) {
-        cst_kept_gradients_close(&core->rooms[i]);
+    for (uint32_t i = 0; i < core->device_updates.n_rooms; i++) {
+        cst_kept_gradients_close(&core->device_updates.rooms[i]);
     }
 }
 
 void cst_core_set_interleave(struct cst_core *core, uint32_t k)
 {
-    core->interleave = k;
+    core->device_updates.interleave = k;
 }
 
 /* -- choice of device reservation ------------------------------------------------------------- */
 
 void cst_device_updates_end(struct cst_core *core)
 {
-    core->order_ended = true;
+    core->device_updates.order_ended = true;
 }
 
 /* True if a device reservation is in use. */
@@ -118,15 +126,15 @@ static bool has_rooms(const struct cst_core *core)
 {
     bool any = false;
 
-    for (uint32_t r = 0; r < core->n_rooms; r++) {
-        any = any || !core->rooms[r].given_up;
+    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
+        any = any || !core->device_updates.rooms[r].given_up;
     }
     return any;
 }
 
 void cst_device_update_give_up(struct cst_core *core, uint32_t r)
 {
-    core->rooms[r].given_up = true;
+    core->device_updates.rooms[r].given_up = true;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         if (core->chunks[c].room == r) {
             cst_kept_gradients_drop(core, c);
@@ -137,18 +145,18 @@ void cst_device_update_give_up(struct cst_core *core, uint32_t r)
 /* Begin a new order of updates, with the k that is set now. */
 static void begin_order(struct cst_core *core)
 {
-    core->interleave_now = has_rooms(core) ? core->interleave : 0;
-    memset(core->in_order, 0, core->n_nodes * sizeof *core->in_order);
-    core->order_ended = false;
+    core->device_updates.interleave_now = has_rooms(core) ? core->device_updates.interleave : 0;
+    memset(core->device_updates.in_order, 0, core->n_nodes * sizeof *core->device_updates.in_order);
+    core->device_updates.order_ended = false;
 }
 
 /* The next usable device reservation in turn whose buffers fit the chunk; CST_NONE: none. */
 static uint32_t find_room(const struct cst_core *core, uint32_t c)
 {
-    for (uint32_t i = 0; i < core->n_rooms; i++) {
-        uint32_t r = (core->next_room + i) % core->n_rooms;
+    for (uint32_t i = 0; i < core->device_updates.n_rooms; i++) {
+        uint32_t r = (core->device_updates.next_room + i) % core->device_updates.n_rooms;
 
-        if (!core->rooms[r].given_up && holds(core, r, c)) {
+        if (!core->device_updates.rooms[r].given_up && holds(core, r, c)) {
             return r;
         }
     }
@@ -158,16 +166,18 @@ static uint32_t find_room(const struct cst_core *core, uint32_t c)
 /* True if chunk @c, as the next one to be updated, is the k-th of its node. */
 static bool is_turn(struct cst_core *core, uint32_t c)
 {
-    if (core->order_ended) {
+    if (core->device_updates.order_ended) {
         begin_order(core);
     }
-    return core->interleave_now > 0 &&
-           (core->in_order[core->layout->chunks[c].node] + 1) % core->interleave_now == 0;
+    return core->device_updates.interleave_now > 0 &&
+           (core->device_updates.in_order[core->layout->chunks[c].node] + 1) %
+                   core->device_updates.interleave_now ==
+               0;
 }
 
 static void count(struct cst_core *core, uint32_t c)
 {
-    core->in_order[core->layout->chunks[c].node]++;
+    core->device_updates.in_order[core->layout->chunks[c].node]++;
 }
 
 bool cst_device_update_pass(struct cst_core *core, uint32_t c)
@@ -197,7 +207,7 @@ uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
         chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
     }
     if (chunk->room != CST_NONE) {
-        core->next_room = chunk->room + 1;
+        core->device_updates.next_room = chunk->room + 1;
     }
     return chunk->room;
 }
@@ -232,7 +242,7 @@ static struct cst_place place_out(const struct cst_room *room, uint32_t buffer, 
 static struct cst_command *command_of(struct cst_core *core, const struct cst_room *room,
                                       enum cst_command_kind kind, struct cst_flight flight)
 {
-    flight.rank = (uint32_t)(room - core->rooms);
+    flight.rank = (uint32_t)(room - core->device_updates.rooms);
     return cst_core_command(core, kind, room->engine, &flight);
 }
 
@@ -329,7 +339,7 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
                                      uint32_t tries)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    const struct cst_room *room = &core->rooms[chunk->room];
+    const struct cst_room *room = &core->device_updates.rooms[chunk->room];
     bool weight = row == CST_ROW_WEIGHT;
     struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
                                 .chunk = c,
@@ -358,7 +368,7 @@ static uint64_t copy_down_after(struct cst_core *core, uint32_t c, enum cst_row 
 
 void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
 {
-    struct cst_room *room = &core->rooms[r];
+    struct cst_room *room = &core->device_updates.rooms[r];
     struct cst_chunk *chunk = &core->chunks[what->chunk];
     uint64_t update = update_there(core, room, what);
     uint64_t *down = room->down[room->next];
@@ -394,7 +404,7 @@ static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, u
 void cst_device_update_leave(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_room *room = &core->rooms[chunk->room];
+    struct cst_room *room = &core->device_updates.rooms[chunk->room];
 
     assert(chunk->room != CST_NONE);
     rename_down(room, chunk->buffer, chunk->update_ticket, 0);
@@ -419,7 +429,8 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
     }
     copy = copy_down(core, flight->chunk, row, flight->tries + 1);
     copy->replaces[copy->n_instead++] = flight->ticket;
-    rename_down(&core->rooms[chunk->room], chunk->buffer, flight->ticket, copy->ticket);
+    rename_down(&core->device_updates.rooms[chunk->room], chunk->buffer, flight->ticket,
+                copy->ticket);
     if (chunk->weight_ticket == flight->ticket) {
         chunk->weight_ticket = copy->ticket;
     }

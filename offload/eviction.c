@@ -5,7 +5,11 @@
  * block that an engine is about to empty; the clean weights that are best to cst_eviction_evict
  * (victim.h); a gradient that was handed in, once it is spilled. Open gradients are never evicted,
  * nor are gradients that wait for other ranks if the grad row is taken. */
-#include "offload/parts.h"
+#include "offload/eviction.h"
+
+#include "offload/core_state.h"
+#include "offload/lookahead.h"
+#include "offload/waiting.h"
 
 #define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
 
@@ -16,9 +20,9 @@ void cst_eviction_evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32
     struct cst_chunk *chunk = &core->chunks[block->chunk];
     uint64_t next = cst_trace_next_use(pool->trace, block->chunk);
 
-    chunk->evicted_rank = rank;
-    chunk->evicted_step = core->step;
-    chunk->evicted_for = wanted_by;
+    chunk->evicted.rank = rank;
+    chunk->evicted.step = core->step;
+    chunk->evicted.wanted_by = wanted_by;
     core->ranks[rank].evictions++;
     pool->weight_of[block->chunk] = CST_NONE;
     cst_block_move(pool, b, CST_BLOCK_FREE);

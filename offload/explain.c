@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sentences about where a chunk is, and why. */
+#include "offload/chunk_update.h"
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/group.h"
 #include "offload/landing.h"
-#include "offload/updates.h"
+#include "offload/multi_gpu_load.h"
+#include "offload/states.h"
+#include "offload/sum.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -59,7 +65,7 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     } else {
         say(page,
             "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
-            core->step, core->n_skipped);
+            core->step, core->commit.n_skipped);
     }
 }
 
@@ -94,7 +100,7 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    if (core->n_rooms == 0 || core->n_updates == 0) {
+    if (core->device_updates.n_rooms == 0 || core->updates_done.n == 0) {
         return;
     }
     if (chunk->device != 0) {
@@ -104,13 +110,14 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
             " chunks of node %" PRIu32 ", in the order of updates, the last one is updated there",
-            core->rooms[chunk->room].engine, core->interleave_now, core->layout->chunks[c].node);
+            core->device_updates.rooms[chunk->room].engine, core->device_updates.interleave_now,
+            core->layout->chunks[c].node);
     } else if (chunk->turn) {
         say(page,
             "updated by engine %" PRIu32
             ": it is larger than the memory for updates of any accelerator",
             core->layout->chunks[c].node);
-    } else if (core->interleave_now == 0) {
+    } else if (core->device_updates.interleave_now == 0) {
         say(page, "updated by engine %" PRIu32 ": no chunk is updated on an accelerator at present",
             core->layout->chunks[c].node);
     } else {
@@ -118,7 +125,7 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
             "updated by engine %" PRIu32 ": of each %" PRIu32
             " of its chunks, in the order of updates, only the last one is updated on an "
             "accelerator",
-            core->layout->chunks[c].node, core->interleave_now);
+            core->layout->chunks[c].node, core->device_updates.interleave_now);
     }
 }
 
@@ -323,16 +330,16 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
     for (uint64_t rest = core->chunks[chunk].ranks; rest != 0; rest &= rest - 1) {
         explain_rank(core, chunk, (uint32_t)__builtin_ctzll(rest), &page);
     }
-    if (core->chunks[chunk].evicted_rank != CST_NONE) {
+    if (core->chunks[chunk].evicted.rank != CST_NONE) {
         const struct cst_chunk *c = &core->chunks[chunk];
 
-        if (c->evicted_for == CST_NONE) {
+        if (c->evicted.wanted_by == CST_NONE) {
             say(&page, "last evicted from rank %" PRIu32 "'s pool in step %" PRIu64 ", as it asked",
-                c->evicted_rank, c->evicted_step);
+                c->evicted.rank, c->evicted.step);
         } else {
             say(&page,
                 "last evicted from rank %" PRIu32 "'s pool in step %" PRIu64 " for chunk %" PRIu32,
-                c->evicted_rank, c->evicted_step, c->evicted_for);
+                c->evicted.rank, c->evicted.step, c->evicted.wanted_by);
         }
     }
     return page.n;

@@ -8,7 +8,9 @@
  *
  * A round consists of the updates of one step. If an update of the next step is issued before all
  * of them are complete, the round ends there. */
-#include "offload/updates.h"
+#include "offload/exposure.h"
+
+#include "offload/core_state.h"
 
 /* -- rounds ----------------------------------------------------------------------------------- */
 
@@ -54,7 +56,7 @@ void cst_exposure_issued(struct cst_core *core)
     if (!e->open) {
         open_round(core);
     }
-    e->interleave = core->interleave_now;
+    e->interleave = core->device_updates.interleave_now;
     if (e->n_updates++ == 0) {
         e->since = core->now;
     }

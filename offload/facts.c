@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/facts.h"
 
-#include "offload/parts.h"
+#include "offload/core_state.h"
 
 #include <assert.h>
 #include <inttypes.h>

@@ -3,7 +3,16 @@
  *
  * A fetch without a block waits in the queue of its rank and size class. Fetches that a worker
  * waits for go before fetches ahead. A rank waits only for its own blocks. */
-#include "offload/updates.h"
+#include "offload/fetch.h"
+
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/eviction.h"
+#include "offload/load.h"
+#include "offload/lookahead.h"
+#include "offload/prefetch.h"
+#include "offload/spill.h"
+#include "offload/waiting.h"
 
 #include <inttypes.h>
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The group of a chunk: which ranks may fetch it, and error messages for the others. */
-#include "offload/parts.h"
+#include "offload/group.h"
+
+#include "offload/core_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -32,7 +32,9 @@
  *
  * Slower computation, while updates use the same cores, is not counted, because it is not a
  * wait. */
-#include "offload/updates.h"
+#include "offload/instant.h"
+
+#include "offload/core_state.h"
 
 static uint64_t later(uint64_t a, uint64_t b)
 {
@@ -77,7 +79,7 @@ static void move_thread(struct cst_core *core, struct cst_rank *rank)
  * as long as a forward pass, so half of it limits the time of the forward pass. */
 static uint64_t work_of(const struct cst_core *core, uint32_t c, bool backward)
 {
-    const uint64_t *work = core->chunks[c].work_ns;
+    const uint64_t *work = core->chunks[c].times.work_ns;
     uint64_t half = work[true] / 2;
 
     return backward || half == 0 || (work[false] > 0 && work[false] < half) ? work[backward] : half;
@@ -87,7 +89,7 @@ static uint64_t work_of(const struct cst_core *core, uint32_t c, bool backward)
  * seems to take longer. */
 static void learn_work(struct cst_core *core, uint32_t c, bool backward, uint64_t took)
 {
-    uint64_t *work = &core->chunks[c].work_ns[backward];
+    uint64_t *work = &core->chunks[c].times.work_ns[backward];
 
     if (took > 0 && (*work == 0 || took < *work)) {
         *work = took;
@@ -310,12 +312,13 @@ static struct cst_moment before(const struct cst_core *core, const struct cst_fl
 
     switch (flight->kind) {
     case CST_FLIGHT_LOAD:
-        return chunk->updated;
+        return chunk->times.updated;
     case CST_FLIGHT_REDUCE:
-        return (struct cst_moment){later(chunk->update_end.at, chunk->landed.at),
-                                   later(chunk->update_end.instant, chunk->landed.instant)};
+        return (struct cst_moment){
+            later(chunk->times.update_end.at, chunk->times.landed.at),
+            later(chunk->times.update_end.instant, chunk->times.landed.instant)};
     case CST_FLIGHT_UPDATE:
-        return chunk->sum_end;
+        return chunk->times.sum_end;
     case CST_FLIGHT_PIECE:
         return core->ranks[flight->peer].pool.blocks[flight->peer_block].last;
     case CST_FLIGHT_STAGE:
@@ -351,7 +354,7 @@ static void let_pass(struct cst_core *core, const struct cst_flight *flight, uin
 
         if (b == flight->block || block->would_end != 0 || block->ticket > flight->ticket ||
             (block->foreseen && !mine->foreseen) ||
-            (chunk->weight_ticket == 0 && chunk->updated.at <= begin)) {
+            (chunk->weight_ticket == 0 && chunk->times.updated.at <= begin)) {
             continue;
         }
         other = cst_flights_find(&core->flights, block->ticket);
@@ -368,7 +371,7 @@ static void let_pass(struct cst_core *core, const struct cst_flight *flight, uin
  * apart, because gradients are copied down at the same time. */
 static uint64_t undisturbed(struct cst_core *core, const struct cst_flight *flight, uint64_t begin)
 {
-    uint64_t *quiet = core->chunks[flight->chunk].quiet_ns, took = core->now - begin;
+    uint64_t *quiet = core->chunks[flight->chunk].times.quiet_ns, took = core->now - begin;
     bool copy = flight->kind == CST_FLIGHT_LOAD;
     bool backward = copy && core->ranks[flight->rank].begun == CST_BEGUN_WRITING;
     uint64_t *same = &quiet[!copy      ? CST_QUIET_SUM
@@ -456,18 +459,18 @@ void cst_instant_done(struct cst_core *core, const struct cst_flight *flight)
         block->last = (struct cst_moment){core->now, later(block->last.instant, end.instant)};
     }
     if (flight->kind == CST_FLIGHT_LANDING) {
-        core->chunks[flight->chunk].landed = end;
+        core->chunks[flight->chunk].times.landed = end;
     }
     if (flight->kind == CST_FLIGHT_UPDATE) {
-        core->chunks[flight->chunk].update_end = end;
+        core->chunks[flight->chunk].times.update_end = end;
     }
     if (flight->kind == CST_FLIGHT_UPDATE &&
         core->chunks[flight->chunk].weight_ticket == flight->ticket) {
-        core->chunks[flight->chunk].updated = end;
+        core->chunks[flight->chunk].times.updated = end;
     }
     if (flight->kind == CST_FLIGHT_REDUCE ||
         core->chunks[flight->chunk].reduce_ticket == flight->ticket) {
-        core->chunks[flight->chunk].sum_end = end;
+        core->chunks[flight->chunk].times.sum_end = end;
         core->clock.commit = later(core->clock.commit, end.instant);
     }
     tell_pools(core);

@@ -9,7 +9,9 @@
  *
  * A slot is free again when no chunk needs its contents and all commands that read or wrote it are
  * known to be complete. A kept gradient is void when its collection ends or its copy fails. */
-#include "offload/updates.h"
+#include "offload/kept_gradients.h"
+
+#include "offload/core_state.h"
 
 #include <stdlib.h>
 
@@ -57,14 +59,16 @@ static bool is_expected(const struct cst_core *core, uint32_t c)
     const struct cst_chunk *chunk = &core->chunks[c];
 
     /* With a new k the chunk can belong to its node. */
-    return chunk->room != CST_NONE && !core->rooms[chunk->room].given_up &&
-           core->interleave == core->interleave_now && chunk->held == CST_NONE;
+    return chunk->room != CST_NONE && !core->device_updates.rooms[chunk->room].given_up &&
+           core->device_updates.interleave == core->device_updates.interleave_now &&
+           chunk->held == CST_NONE;
 }
 
 uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    struct cst_room *room =
-        rank != CST_NONE && is_expected(core, c) ? &core->rooms[core->chunks[c].room] : NULL;
+    struct cst_room *room = rank != CST_NONE && is_expected(core, c)
+                                ? &core->device_updates.rooms[core->chunks[c].room]
+                                : NULL;
     struct cst_flight flight = {.kind = CST_FLIGHT_HELD, .chunk = c, .rank = core->chunks[c].room};
     const struct cst_pool *pool;
     struct cst_command *copy;
@@ -89,7 +93,7 @@ uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t ran
 struct cst_place cst_kept_gradients_use(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_room *room = &core->rooms[chunk->room];
+    struct cst_room *room = &core->device_updates.rooms[chunk->room];
     struct cst_kept_gradients_slot *slot = &room->held.slots[chunk->held];
     struct cst_place place = place_of(room, chunk->held);
 
@@ -105,15 +109,15 @@ void cst_kept_gradients_drop(struct cst_core *core, uint32_t c)
     uint32_t slot = chunk->held;
 
     if (slot != CST_NONE) {
-        core->rooms[chunk->room].held.slots[slot].chunk = CST_NONE;
-        settle(&core->rooms[chunk->room], slot);
+        core->device_updates.rooms[chunk->room].held.slots[slot].chunk = CST_NONE;
+        settle(&core->device_updates.rooms[chunk->room], slot);
         chunk->held = CST_NONE;
     }
 }
 
 void cst_kept_gradients_done(struct cst_core *core, const struct cst_flight *flight)
 {
-    struct cst_room *room = &core->rooms[flight->rank];
+    struct cst_room *room = &core->device_updates.rooms[flight->rank];
 
     room->held.slots[flight->block].n_commands--;
     settle(room, flight->block);
@@ -121,8 +125,8 @@ void cst_kept_gradients_done(struct cst_core *core, const struct cst_flight *fli
 
 const char *cst_kept_gradients_check(const struct cst_core *core)
 {
-    for (uint32_t r = 0; r < core->n_rooms; r++) {
-        const struct cst_room *room = &core->rooms[r];
+    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
+        const struct cst_room *room = &core->device_updates.rooms[r];
         uint32_t n_free = 0;
 
         for (uint32_t i = 0; i < room->buffers.n_held; i++) {

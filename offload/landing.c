@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/landing.h"
 
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/reduce_site.h"
+
 #include <assert.h>
 #include <stdlib.h>
 
@@ -9,16 +13,16 @@ int cst_landing_open(struct cst_core *core)
     if (core->layout->landings == NULL) {
         return CST_OK;
     }
-    core->landing_readers =
-        calloc((size_t)core->n_nodes * CST_LAYOUT_LANDINGS, sizeof *core->landing_readers);
-    core->next_landing = calloc(core->n_nodes, sizeof *core->next_landing);
-    return core->landing_readers != NULL && core->next_landing != NULL ? CST_OK : CST_ENOMEM;
+    core->landings.readers =
+        calloc((size_t)core->n_nodes * CST_LAYOUT_LANDINGS, sizeof *core->landings.readers);
+    core->landings.next = calloc(core->n_nodes, sizeof *core->landings.next);
+    return core->landings.readers != NULL && core->landings.next != NULL ? CST_OK : CST_ENOMEM;
 }
 
 void cst_landing_close(struct cst_core *core)
 {
-    free(core->landing_readers);
-    free(core->next_landing);
+    free(core->landings.readers);
+    free(core->landings.next);
 }
 
 bool cst_landing_serves(const struct cst_core *core, uint32_t c)
@@ -34,15 +38,17 @@ static uint32_t landing_of(const struct cst_core *core, uint32_t c)
 {
     uint32_t node = core->layout->chunks[c].node;
 
-    return node * CST_LAYOUT_LANDINGS + core->next_landing[node];
+    return node * CST_LAYOUT_LANDINGS + core->landings.next[node];
 }
 
 uint64_t cst_landing_begin(struct cst_core *core, uint32_t c, struct cst_place *place)
 {
     uint32_t rank = (uint32_t)__builtin_ctzll(core->chunks[c].ranks), landing;
     const struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_flight flight = {
-        .kind = CST_FLIGHT_LANDING, .chunk = c, .rank = rank, .collection = core->collection};
+    struct cst_flight flight = {.kind = CST_FLIGHT_LANDING,
+                                .chunk = c,
+                                .rank = rank,
+                                .collection = core->collection.number};
     const struct cst_layout_row *row;
     struct cst_command *copy;
 
@@ -59,28 +65,28 @@ uint64_t cst_landing_begin(struct cst_core *core, uint32_t c, struct cst_place *
     copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
     copy->dst[copy->n_dst++] = *place;
     copy->bytes = 2 * core->layout->chunks[c].n_elems;
-    cst_command_after(copy, core->landing_readers[landing]);
+    cst_command_after(copy, core->landings.readers[landing]);
     return copy->ticket;
 }
 
 void cst_landing_read(struct cst_core *core, uint32_t c, struct cst_command *reduce,
                       uint64_t ticket, struct cst_place place)
 {
-    uint32_t *next = &core->next_landing[core->layout->chunks[c].node];
+    uint32_t *next = &core->landings.next[core->layout->chunks[c].node];
 
     assert(reduce->n_src == 1);
     reduce->src[0] = place;
     /* The next COPY into this landing waits for the REDUCE, but must not fail with it. */
     reduce->may_fail = true;
     cst_command_after(reduce, ticket);
-    core->landing_readers[landing_of(core, c)] = reduce->ticket;
+    core->landings.readers[landing_of(core, c)] = reduce->ticket;
     *next = (*next + 1) % CST_LAYOUT_LANDINGS;
 }
 
 void cst_landing_done(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
-    if (cst_event_engine_lost(event) && flight->collection == core->collection) {
+    if (cst_event_engine_lost(event) && flight->collection == core->collection.number) {
         cst_fact_pools_lost(&core->facts, core->ranks[flight->rank].pool.engine, true);
     }
 }

@@ -9,14 +9,23 @@
  * The block stays occupied until the sum is made, so a contribution is never in a landing only.
  * Each node has CST_LAYOUT_LANDINGS landings, which its chunks use in turn. A COPY waits for the
  * REDUCE, of another engine, that last read its landing. Sums have the same bits on both engines.
- * Private to offload/. */
+ * Owned here: whose turn a landing is. Called by core.c, sum and explain. */
 #ifndef CST_LANDING_H
 #define CST_LANDING_H
 
-#include "offload/parts.h"
+#include "offload/core.h"
+#include "offload/flight.h"
+
+struct cst_core;
+
+struct cst_landings {
+    uint64_t *readers; /* Per landing of the layout: the last REDUCE that reads it; owned. */
+    uint32_t *next;    /* Per node: the landing to use next; owned. */
+};
 
 /* CST_ENOMEM; the caller calls cst_landing_close nevertheless. */
 int cst_landing_open(struct cst_core *core);
+
 /* Free what cst_landing_open allocated. */
 void cst_landing_close(struct cst_core *core);
 

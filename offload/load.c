@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loads: weights are brought into a block by an engine, by several engines together
  * (multi_gpu_load.c), or by the rank's worker. */
-#include "offload/updates.h"
+#include "offload/load.h"
+
+#include "offload/chunk_update.h"
+#include "offload/core_state.h"
+#include "offload/eviction.h"
+#include "offload/multi_gpu_load.h"
+#include "offload/residency.h"
+#include "offload/waiting.h"
+#include "offload/weight_row.h"
 
 #include <assert.h>
 
@@ -27,7 +35,7 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
     r->bytes_up += 2 * n_elems;
     r->pool.weight_of[chunk] = b;
     r->pool.blocks[b].ticket = copy->ticket;
-    r->pool.blocks[b].last_use = ++core->uses;
+    r->pool.blocks[b].last_use = ++core->grants.uses;
 }
 
 /* The worker is to copy the weights of @chunk into a block that was just taken for them, as soon as
@@ -37,7 +45,7 @@ static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, u
     struct cst_pool *pool = &core->ranks[rank].pool;
 
     pool->weight_of[chunk] = b;
-    pool->blocks[b].last_use = ++core->uses;
+    pool->blocks[b].last_use = ++core->grants.uses;
     if (core->chunks[chunk].weight_ticket != 0) {
         pool->blocks[b].ticket = core->chunks[chunk].weight_ticket;
     } else {

@@ -7,7 +7,9 @@
  *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- available for eviction
  *
  * Nothing here starts a load: prefetch.c moves the edge on. */
-#include "offload/parts.h"
+#include "offload/lookahead.h"
+
+#include "offload/core_state.h"
 
 /* Maximum number of bytes of unrequested loads in flight, unless fewer than IN_FLIGHT_LEAST
  * loads. */

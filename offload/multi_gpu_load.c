@@ -13,7 +13,12 @@
  * still reads. After a failure each GPU loads the chunk alone, and nothing is gathered any more.
  * The loss of a GPU is not such a failure: the others go on gathering, and the lost one does when
  * it is back. */
-#include "offload/updates.h"
+#include "offload/multi_gpu_load.h"
+
+#include "offload/core_state.h"
+#include "offload/eviction.h"
+#include "offload/residency.h"
+#include "offload/weight_row.h"
 
 #include <inttypes.h>
 
@@ -65,8 +70,9 @@ static bool can_join(const struct cst_core *core, const struct group *group, uin
 static void invite(struct cst_core *core, struct group *group, uint32_t most)
 {
     for (uint32_t rank = 0; rank < core->world && group->n < most; rank++) {
-        uint32_t b =
-            can_join(core, group, rank) ? cst_eviction_take_expected(core, rank, group->chunk) : CST_NONE;
+        uint32_t b = can_join(core, group, rank)
+                         ? cst_eviction_take_expected(core, rank, group->chunk)
+                         : CST_NONE;
 
         if (b != CST_NONE) {
             group->v[group->n++] = (struct member){.rank = rank, .block = b};
@@ -124,7 +130,7 @@ static void load_own(struct cst_core *core, const struct group *group, struct me
     rank->bytes_up += copy->bytes;
     rank->pool.weight_of[group->chunk] = own->block;
     rank->pool.blocks[own->block].ticket = copy->ticket;
-    rank->pool.blocks[own->block].last_use = ++core->uses;
+    rank->pool.blocks[own->block].last_use = ++core->grants.uses;
 }
 
 static void get_from(struct cst_core *core, const struct group *group, const struct member *to,
@@ -186,7 +192,8 @@ bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, ui
  * does not count: the failed command reports the cause. */
 static bool is_of_gathering(const struct cst_event *event)
 {
-    return event->status != CST_OK && event->status != CST_ECANCELLED && !cst_event_engine_lost(event);
+    return event->status != CST_OK && event->status != CST_ECANCELLED &&
+           !cst_event_engine_lost(event);
 }
 
 void cst_multi_gpu_load_done(struct cst_core *core, uint32_t rank, uint32_t b,

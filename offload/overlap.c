@@ -27,8 +27,16 @@
  * memory, if the previous update is done and the engines have no other updates to make. The grad
  * row is then not written. If engines are behind, the gradient that was completed last is updated
  * first, because the next forward pass begins with it. */
+#include "offload/overlap.h"
+
+#include "offload/chunk_update.h"
 #include "offload/clip.h"
-#include "offload/updates.h"
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/device_update.h"
+#include "offload/residency.h"
+#include "offload/sum.h"
+#include "offload/update.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -57,13 +65,13 @@ int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst
 
 int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
 {
-    if (core->n_ahead == 0) {
+    if (core->early.n == 0) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EBUSY,
                        "%" PRIu32 " chunks already have the update of step %" PRIu64
                        ": commit it before you write states",
-                       core->n_ahead, core->step);
+                       core->early.n, core->step);
 }
 
 /* -- updates ---------------------------------------------------------------------------------- */
@@ -103,7 +111,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
         what.weight = cst_update_weight(core, c);
         cst_update_issue(core, &what);
     }
-    core->n_ahead -= chunk->ahead;
+    core->early.n -= chunk->ahead;
     chunk->ahead = false;
     chunk->carried = false;
     if (is_delayed(core)) {
@@ -138,14 +146,14 @@ static bool is_prepared(const struct cst_core *core)
 
 bool cst_overlap_guards(const struct cst_core *core)
 {
-    return core->n_ahead > 0 || is_prepared(core);
+    return core->early.n > 0 || is_prepared(core);
 }
 
 /* True if the chunk may be updated before the commit. With a WRITE in flight it may not: if the
  * WRITE failed, the update would fail too. */
 static bool may_be_early(const struct cst_core *core, const struct cst_chunk *chunk)
 {
-    return core->phase == CST_PHASE_RUNNING && !chunk->ahead && chunk->n_writes == 0 &&
+    return core->attempt.phase == CST_PHASE_RUNNING && !chunk->ahead && chunk->n_writes == 0 &&
            is_prepared(core);
 }
 
@@ -153,11 +161,11 @@ static struct cst_update begin_early(struct cst_core *core, uint32_t c)
 {
     const struct cst_hyper *hyper = &core->ranks[0].promised;
 
-    core->early_hyper = *hyper;
+    core->early.hyper = *hyper;
     core->chunks[c].ahead = true;
-    core->n_ahead++;
+    core->early.n++;
     return (struct cst_update){.chunk = c,
-                               .mark = core->adam_step + 1,
+                               .mark = core->commit.adam_step + 1,
                                .hyper = *hyper,
                                .weight = cst_update_weight(core, c),
                                .guard = true};

@@ -13,7 +13,13 @@
  *
  * Only a few loads are in flight at once, because a load that has not begun need not be cancelled
  * when a fetch wants its block. While fetches wait, no load begins. */
-#include "offload/parts.h"
+#include "offload/prefetch.h"
+
+#include "offload/core_state.h"
+#include "offload/load.h"
+#include "offload/lookahead.h"
+#include "offload/spill.h"
+#include "offload/waiting.h"
 #include "proto/patterns.h"
 
 /* If fewer weights than this are inside the edge, gradients are spilled to free blocks. */
@@ -95,8 +101,8 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
     uint32_t depth = core->policy.prefetch_depth;
 
     r->wants_prefetch = false;
-    if (core->phase != CST_PHASE_RUNNING || !r->joined || r->stepped || cst_waiting_for_block(r) ||
-        r->pool.worker_copies || depth == CST_CORE_NO_PREFETCH ||
+    if (core->attempt.phase != CST_PHASE_RUNNING || !r->joined || r->stepped ||
+        cst_waiting_for_block(r) || r->pool.worker_copies || depth == CST_CORE_NO_PREFETCH ||
         !cst_lookahead_catch_up(&r->pool)) {
         return;
     }

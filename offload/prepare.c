@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hyper-parameters that ranks announce by PREPARE and repeat in STEP. All ranks must name the same
  * ones, and those with which updates of the step have begun. */
-#include "offload/updates.h"
+#include "offload/prepare.h"
+
+#include "offload/core_state.h"
+#include "offload/hyper.h"
+#include "offload/ranks.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,10 +27,10 @@ static int check_promise(const struct cst_core *core, uint32_t rank, const struc
             return err->status;
         }
     }
-    if (core->n_ahead == 0) {
+    if (core->early.n == 0) {
         return CST_OK;
     }
-    return cst_hyper_same(&core->early_hyper, hyper, "the updates that have begun", mine, err);
+    return cst_hyper_same(&core->early.hyper, hyper, "the updates that have begun", mine, err);
 }
 
 int cst_prepare_check_step(const struct cst_core *core, uint32_t rank, struct cst_err *err)
@@ -36,7 +40,7 @@ int cst_prepare_check_step(const struct cst_core *core, uint32_t rank, struct cs
 
     if (r->prepared) {
         status = cst_hyper_same(&r->promised, &r->hyper, "what was prepared", "what is asked", err);
-    } else if (core->n_ahead > 0) {
+    } else if (core->early.n > 0) {
         status = check_promise(core, rank, &r->hyper, err);
     }
     return status == CST_OK

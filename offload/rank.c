@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How far each rank is in the step that is not committed yet. */
-#include "offload/parts.h"
+#include "offload/rank.h"
+
+#include "offload/core_state.h"
 
 void cst_rank_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun)
 {

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks and attempts: attach, sync, leave, death, deadlines; begin and end of attempts. */
-#include "offload/parts.h"
+#include "offload/ranks.h"
+
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/residency.h"
+#include "offload/waiting.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -19,23 +24,24 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
 {
     const struct cst_rank *rank = &core->ranks[event->rank];
 
-    if (core->phase == CST_PHASE_FAILED) {
-        cst_core_refuse_err(core, event->tag, &core->why);
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, event->tag, &core->attempt.why);
     } else if (rank->state != CST_RANK_ATTACHED) {
         cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
                         event->rank);
     } else if (rank->gone.status != CST_OK) {
         cst_core_refuse_err(core, event->tag, &rank->gone);
-    } else if (core->phase == CST_PHASE_READY) {
+    } else if (core->attempt.phase == CST_PHASE_READY) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "sync first: no attempt at step %" PRIu64 " runs", core->step);
-    } else if (event->attempt > core->attempt) {
+    } else if (event->attempt > core->attempt.number) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "attempt %" PRIu64 " was never begun, the last one is %" PRIu64,
-                        event->attempt, core->attempt);
-    } else if (core->phase == CST_PHASE_INTERRUPTED || core->phase == CST_PHASE_IDLE) {
-        cst_core_refuse_err(core, event->tag, &core->why);
-    } else if (event->attempt < core->attempt || !rank->joined) {
+                        event->attempt, core->attempt.number);
+    } else if (core->attempt.phase == CST_PHASE_INTERRUPTED ||
+               core->attempt.phase == CST_PHASE_IDLE) {
+        cst_core_refuse_err(core, event->tag, &core->attempt.why);
+    } else if (event->attempt < core->attempt.number || !rank->joined) {
         cst_core_refuse(core, event->tag, CST_EPEERDIED,
                         "attempt %" PRIu64 " is over, rank %" PRIu32 " must sync", event->attempt,
                         event->rank);
@@ -50,7 +56,7 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
  * time. */
 static void settle(struct cst_core *core)
 {
-    if (core->phase != CST_PHASE_INTERRUPTED || core->lost) {
+    if (core->attempt.phase != CST_PHASE_INTERRUPTED || core->attempt.lost) {
         return;
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -58,18 +64,18 @@ static void settle(struct cst_core *core)
             return;
         }
     }
-    core->phase = CST_PHASE_IDLE;
+    core->attempt.phase = CST_PHASE_IDLE;
 }
 
 /* End the attempt. Its waiting and later requests are answered with @why. */
 static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
 {
-    core->phase = phase;
-    core->lost = cst_rank_furthest(core) == CST_BEGUN_WRITING;
-    core->why = *why;
-    core->why.status = CST_EPEERDIED;
+    core->attempt.phase = phase;
+    core->attempt.lost = cst_rank_furthest(core) == CST_BEGUN_WRITING;
+    core->attempt.why = *why;
+    core->attempt.why.status = CST_EPEERDIED;
     /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
-    cst_waiting_refuse_step(core, &core->why, why);
+    cst_waiting_refuse_step(core, &core->attempt.why, why);
     for (uint32_t rank = 0; rank < core->world; rank++) {
         core->ranks[rank].stepped = false;
         core->ranks[rank].prepared = false;
@@ -80,18 +86,18 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
 
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
 {
-    if (core->closing) {
+    if (core->commit.closing) {
         /* Keep the first cause. */
-        if (!core->interrupt_later) {
-            core->interrupt_later = true;
-            core->why = *why;
+        if (!core->attempt.interrupt_later) {
+            core->attempt.interrupt_later = true;
+            core->attempt.why = *why;
         }
         return;
     }
     end_attempt(core, CST_PHASE_INTERRUPTED, why);
     settle(core);
-    if (core->phase == CST_PHASE_INTERRUPTED) {
-        cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt,
+    if (core->attempt.phase == CST_PHASE_INTERRUPTED) {
+        cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt.number,
                      why->text);
     }
 }
@@ -99,21 +105,21 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
 {
     /* The NORM is issued only when all sums are there, so none can be lost any more. */
-    assert(!core->norm_issued);
-    core->closing = false;
-    core->interrupt_later = false;
+    assert(!core->commit.norm_issued);
+    core->commit.closing = false;
+    core->attempt.interrupt_later = false;
     cst_ranks_interrupt(core, why);
 }
 
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
 {
-    if (core->phase == CST_PHASE_FAILED) {
+    if (core->attempt.phase == CST_PHASE_FAILED) {
         return;
     }
-    core->phase = CST_PHASE_FAILED;
-    core->closing = false;
-    core->interrupt_later = false;
-    core->why = *why;
+    core->attempt.phase = CST_PHASE_FAILED;
+    core->commit.closing = false;
+    core->attempt.interrupt_later = false;
+    core->attempt.why = *why;
     cst_waiting_refuse_all(core, why);
     for (uint32_t rank = 0; rank < core->world; rank++) {
         core->ranks[rank].stepped = false;
@@ -126,7 +132,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
 
 void cst_ranks_start(struct cst_core *core)
 {
-    if (core->phase == CST_PHASE_FAILED || core->phase == CST_PHASE_RUNNING) {
+    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING) {
         return;
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -134,16 +140,16 @@ void cst_ranks_start(struct cst_core *core)
             return;
         }
     }
-    core->phase = CST_PHASE_RUNNING;
-    core->initialised = true;
+    core->attempt.phase = CST_PHASE_RUNNING;
+    core->attempt.initialised = true;
     cst_rank_reset_begun(core);
-    core->attempt++;
+    core->attempt.number++;
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
         struct cst_reply *reply = cst_core_reply(core, core->requests.v[r->sync].tag);
 
         if (reply != NULL) {
-            reply->attempt = core->attempt;
+            reply->attempt = core->attempt.number;
             reply->step = core->step;
         }
         cst_requests_remove(&core->requests, r->sync);
@@ -171,7 +177,7 @@ static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst
 
     (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " %s %" PRIu64, rank, how, core->step);
     cst_waiting_refuse_rank(core, rank, &why);
-    if (core->phase == CST_PHASE_RUNNING) {
+    if (core->attempt.phase == CST_PHASE_RUNNING) {
         why.status = CST_EPEERDIED;
         if (phase == CST_PHASE_IDLE) {
             end_attempt(core, phase, &why);
@@ -248,8 +254,8 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *rank = &core->ranks[event->rank];
     struct cst_err why;
 
-    if (core->phase == CST_PHASE_FAILED) {
-        cst_core_refuse_err(core, event->tag, &core->why);
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, event->tag, &core->attempt.why);
         return;
     }
     if (rank->state != CST_RANK_ATTACHED || rank->sync != CST_NO_REQUEST) {
@@ -263,7 +269,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
         return;
     }
     /* A rank that syncs during an attempt has given the attempt up. */
-    if (core->phase == CST_PHASE_RUNNING) {
+    if (core->attempt.phase == CST_PHASE_RUNNING) {
         (void)cst_err_set(&why, CST_EPEERDIED,
                           "rank %" PRIu32 " gave up step %" PRIu64 " and synced", event->rank,
                           core->step);
@@ -422,7 +428,7 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
     }
     /* An engine executes the command, or the norm: the request will be answered soon. */
     if (core->requests.v[i].where == CST_REQUEST_IO ||
-        (core->requests.v[i].where == CST_REQUEST_STEP && core->closing)) {
+        (core->requests.v[i].where == CST_REQUEST_STEP && core->commit.closing)) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
                         "too late to cancel: the request ends by itself");
         return;

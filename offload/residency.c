@@ -5,7 +5,11 @@
  * block that an engine is about to empty; the clean weights that are best to evict (victim.h); a
  * gradient that was handed in, once it is spilled. Open gradients are never evicted, nor are
  * gradients that wait for other ranks if the grad row is taken. */
-#include "offload/updates.h"
+#include "offload/residency.h"
+
+#include "offload/core_state.h"
+#include "offload/eviction.h"
+#include "offload/waiting.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -39,7 +43,7 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
         w = find_stale(pool, event);
     }
     if (w != CST_NONE) {
-        pool->blocks[w].last_use = ++core->uses;
+        pool->blocks[w].last_use = ++core->grants.uses;
         pool->blocks[w].filling = false;
         cst_block_unlease(pool, w);
         if (pool->blocks[w].state == CST_BLOCK_STALE && pool->blocks[w].leases == 0) {

@@ -11,7 +11,13 @@
  * whichever command makes it, and additions are made in rank order only. In a bf16 row a part of a
  * sum would have to be rounded to bf16, so the sum is made by one command, and the row can keep
  * only one contribution. */
-#include "offload/updates.h"
+#include "offload/spill.h"
+
+#include "offload/chunk_update.h"
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/sum.h"
+#include "offload/weight_row.h"
 
 #include <inttypes.h>
 
@@ -61,7 +67,7 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
                                 .rank = rank,
                                 .block = b,
                                 .chunk = r->pool.blocks[b].chunk,
-                                .collection = core->collection};
+                                .collection = core->collection.number};
     struct cst_chunk *chunk = &core->chunks[flight.chunk];
     struct cst_command *copy = cst_core_command(core, CST_COMMAND_COPY,
                                                 cst_core_copier(core, rank, flight.chunk), &flight);

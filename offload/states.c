@@ -4,7 +4,15 @@
  * No other command waits for a read. If the row is written while a read's copy is in flight, the
  * copy is discarded and made again after the write. Writes of one chunk are executed one after the
  * other. */
-#include "offload/updates.h"
+#include "offload/states.h"
+
+#include "offload/chunk_update.h"
+#include "offload/commit.h"
+#include "offload/core_state.h"
+#include "offload/overlap.h"
+#include "offload/ranks.h"
+#include "offload/residency.h"
+#include "offload/weight_row.h"
 
 #include <inttypes.h>
 
@@ -60,8 +68,8 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
 {
     const struct cst_layout_tensor *tensor;
 
-    if (core->phase == CST_PHASE_FAILED && event->kind == CST_EV_WRITE) {
-        *err = core->why;
+    if (core->attempt.phase == CST_PHASE_FAILED && event->kind == CST_EV_WRITE) {
+        *err = core->attempt.why;
         return err->status;
     }
     if (event->tensor >= core->model->n_tensors || (unsigned)event->row >= CST_ROW_COUNT) {
@@ -72,7 +80,7 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
     }
     tensor = &core->model->tensors[event->tensor];
     if (core->chunks[tensor->chunk].broken) {
-        *err = core->why;
+        *err = core->attempt.why;
         return err->status;
     }
     if (event->n_elems == 0 || event->first >= tensor->n_elems ||
@@ -134,9 +142,8 @@ static void issue_read(struct cst_core *core, uint32_t i)
         core, CST_COMMAND_COPY, cst_core_keeper(core, request->chunk, request->row), &flight);
 
     if (request->row == CST_ROW_WEIGHT) {
-        cst_weight_row_read(core, request->chunk,
-                                        cst_weight_row_newest(core, request->chunk), request->first,
-                                        request->n_elems, copy);
+        cst_weight_row_read(core, request->chunk, cst_weight_row_newest(core, request->chunk),
+                            request->first, request->n_elems, copy);
     } else {
         read_row(core, request, copy);
     }
@@ -182,13 +189,12 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
     struct cst_err err;
 
     if (core->chunks[request->chunk].broken) {
-        cst_core_refuse_err(core, request->tag, &core->why);
+        cst_core_refuse_err(core, request->tag, &core->attempt.why);
     } else if (event->status != CST_OK) {
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
                         cst_event_words(event));
         /* The row was not written during the copy, so the copy is valid. */
-    } else if (request->version ==
-               cst_weight_row_version(core, request->chunk, request->row)) {
+    } else if (request->version == cst_weight_row_version(core, request->chunk, request->row)) {
         (void)cst_core_reply(core, request->tag);
     } else if (check_row(core, request->chunk, request->row, &err) != CST_OK) {
         cst_core_refuse_err(core, request->tag, &err);
@@ -311,7 +317,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     chunk->write_ticket = command->ticket;
     chunk->n_writes++;
     chunk->version++;
-    core->n_writes++;
+    core->writes.n++;
     if (master || event->row == CST_ROW_WEIGHT) {
         cst_weight_row_write_master(chunk);
         cst_residency_expire(core, tensor->chunk);
@@ -352,7 +358,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
             tensor->name);
         return;
     }
-    if (core->phase == CST_PHASE_RUNNING && cst_rank_furthest(core) != CST_BEGUN_NOTHING) {
+    if (core->attempt.phase == CST_PHASE_RUNNING && cst_rank_furthest(core) != CST_BEGUN_NOTHING) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
                         "step %" PRIu64 " is running: states can be written only between steps",
                         core->step);
@@ -371,7 +377,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     bool master = request->row == CST_ROW_MASTER;
     struct cst_err why;
 
-    core->n_writes--;
+    core->writes.n--;
     chunk->n_writes--;
     if (chunk->write_ticket == flight->ticket) {
         chunk->write_ticket = 0;

@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums of contributions: the REDUCE commands, and what frees the blocks that they read. */
+#include "offload/sum.h"
+
+#include "offload/chunk_update.h"
+#include "offload/collection.h"
+#include "offload/core_state.h"
+#include "offload/instant.h"
+#include "offload/kept_gradients.h"
 #include "offload/landing.h"
-#include "offload/updates.h"
+#include "offload/reduce_site.h"
+#include "offload/weight_row.h"
 
 void cst_sum_add_sources(struct cst_core *core, uint32_t c, struct cst_command *reduce)
 {
@@ -55,7 +63,7 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_flight flight = {
-        .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection};
+        .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
     uint64_t held = cst_kept_gradients_keep(core, c, cst_collection_only(core, c));
     struct cst_place place;
     uint64_t landed = cst_landing_begin(core, c, &place);
@@ -125,7 +133,7 @@ void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
     /* This must be known before the sources are freed. */
     struct cst_reduce_site site = cst_sum_site(core, flight->chunk, false);
-    bool current = flight->collection == core->collection; /* Otherwise the sum is void. */
+    bool current = flight->collection == core->collection.number; /* Otherwise the sum is void. */
 
     free_sources(core, flight);
     chunk->reduce_ticket = 0;

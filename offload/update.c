@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One update of one chunk: by its node's engine in place, or on an accelerator (device_update.c).
  * Also what waits for an update, and when it is complete. */
-#include "offload/updates.h"
+#include "offload/update.h"
+
+#include "offload/chunk_update.h"
+#include "offload/core_state.h"
+#include "offload/device_update.h"
+#include "offload/exposure.h"
+#include "offload/kept_gradients.h"
+#include "offload/residency.h"
+#include "offload/weight_row.h"
 
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
 {

@@ -15,7 +15,15 @@
  * half overwritten, and the new contents were in the lost memory. Then the job fails, and the
  * message names these chunks. The job also fails if an accelerator with states fails, because these
  * chunks are updated there or not at all. */
-#include "offload/updates.h"
+#include "offload/update_end.h"
+
+#include "offload/chunk_update.h"
+#include "offload/core_state.h"
+#include "offload/device_update.h"
+#include "offload/exposure.h"
+#include "offload/kept_gradients.h"
+#include "offload/sum.h"
+#include "offload/update.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,7 +33,7 @@
 static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cst_event *event,
                   const char *then)
 {
-    struct cst_room *room = &core->rooms[r];
+    struct cst_room *room = &core->device_updates.rooms[r];
 
     room->n_failures++;
     if (room->given_up) {
@@ -42,8 +50,8 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
                      "the accelerator of engine %" PRIu32
                      " is no longer used for updates, after %d failures: of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     room->engine, CST_DEVICE_UPDATE_MAX_FAILURES, core->n_updates,
-                     core->n_device_updates);
+                     room->engine, CST_DEVICE_UPDATE_MAX_FAILURES, core->updates_done.n,
+                     core->updates_done.n_device);
     }
 }
 
@@ -51,7 +59,7 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
  * engines make the updates of which nothing has been copied down. */
 static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *event)
 {
-    struct cst_room *room = &core->rooms[r];
+    struct cst_room *room = &core->device_updates.rooms[r];
 
     if (cst_event_engine_lost(event) && !room->given_up) {
         cst_device_update_give_up(core, r);
@@ -59,8 +67,8 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
                      "step %" PRIu64 ": the accelerator of engine %" PRIu32
                      " is lost, and is no longer used for updates: %s; of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     core->step, room->engine, cst_event_words(event), core->n_updates,
-                     core->n_device_updates);
+                     core->step, room->engine, cst_event_words(event), core->updates_done.n,
+                     core->updates_done.n_device);
     }
 }
 
@@ -77,7 +85,7 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
     const struct cst_chunk *chunk = &core->chunks[flight->chunk];
     bool away = flight->kind == CST_FLIGHT_AWAY;
 
-    if (core->phase == CST_PHASE_FAILED || chunk->device != 0) {
+    if (core->attempt.phase == CST_PHASE_FAILED || chunk->device != 0) {
         return false;
     }
     if (is_there(flight)) {
@@ -109,7 +117,8 @@ static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
     const struct cst_chunk *chunk = &core->chunks[c];
     bool comes = chunk->room != CST_NONE && chunk->comes && !cst_chunk_update_is_over(chunk);
 
-    return chunk->device == engine || (comes && core->rooms[chunk->room].engine == engine);
+    return chunk->device == engine ||
+           (comes && core->device_updates.rooms[chunk->room].engine == engine);
 }
 
 static void break_lost(struct cst_core *core, uint32_t engine)
@@ -124,7 +133,7 @@ static void break_lost(struct cst_core *core, uint32_t engine)
 static void name_lost(const struct cst_core *core, const struct cst_flight *flight, char *text,
                       size_t size)
 {
-    uint32_t engine = core->rooms[flight->rank].engine;
+    uint32_t engine = core->device_updates.rooms[flight->rank].engine;
     size_t n = 0;
 
     text[0] = '\0';
@@ -160,7 +169,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
         cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
     }
-    break_lost(core, core->rooms[flight->rank].engine);
+    break_lost(core, core->device_updates.rooms[flight->rank].engine);
     name_lost(core, flight, lost, sizeof lost);
     (void)cst_err_set(&why, event->status,
                       "update of chunk %" PRIu32 " failed in step %" PRIu64
@@ -207,8 +216,8 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
         }
     }
     if (ends && cst_chunk_update_is_over(chunk)) {
-        core->n_updates++;
-        core->n_device_updates += chunk->room != CST_NONE;
+        core->updates_done.n++;
+        core->updates_done.n_device += chunk->room != CST_NONE;
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
         cst_exposure_done(core);
@@ -232,10 +241,10 @@ void cst_update_end_kept(struct cst_core *core, const struct cst_flight *flight,
         cst_kept_gradients_done(core, flight);
         return;
     }
-    if (core->rooms[flight->rank].held.slots[flight->block].chunk == flight->chunk) {
+    if (core->device_updates.rooms[flight->rank].held.slots[flight->block].chunk == flight->chunk) {
         cst_kept_gradients_drop(core, flight->chunk);
     }
-    if (core->phase != CST_PHASE_FAILED) {
+    if (core->attempt.phase != CST_PHASE_FAILED) {
         see_gone(core, flight->rank, event);
         count(core, flight->rank, flight->chunk, event,
               "the gradient is copied to the accelerator again");

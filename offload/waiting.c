@@ -3,7 +3,11 @@
  *
  * A fetch without a block is in the queue of its rank and size class, or in that of the block whose
  * load it waits for. A rank's SYNC and STEP are in the rank. */
-#include "offload/updates.h"
+#include "offload/waiting.h"
+
+#include "offload/core_state.h"
+#include "offload/instant.h"
+#include "offload/weight_row.h"
 
 #include <inttypes.h>
 
@@ -64,13 +68,13 @@ void cst_waiting_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_
     struct cst_reply *reply = cst_core_reply(core, tag);
 
     if (block->leases == 0) {
-        block->generation = ++core->generation;
+        block->generation = ++core->grants.generation;
     }
     /* A gradient is leased only once. */
     if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) {
         cst_block_lease(pool, b);
     }
-    block->last_use = ++core->uses;
+    block->last_use = ++core->grants.uses;
     cst_instant_granted(core, rank, b, ahead);
     if (reply != NULL) {
         reply->slab = cst_pool_slab(pool, b);

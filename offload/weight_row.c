@@ -14,7 +14,9 @@
  * of date: their blocks are loaded again.
  *
  * Not possible if workers copy weights in themselves, because they would copy a gradient. */
-#include "offload/updates.h"
+#include "offload/weight_row.h"
+
+#include "offload/core_state.h"
 
 #include <inttypes.h>
 

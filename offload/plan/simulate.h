@@ -19,7 +19,7 @@
 
 #include "offload/worker/fence.h"
 #include "offload/worker/lease.h"
-#include "offload/parts.h"
+#include "offload/core_state.h"
 #include "offload/plan/shared_rates.h"
 #include "offload/plan/replay.h"
 #include "offload/plan/timers.h"

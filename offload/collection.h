@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contributions to a chunk's gradient: which ranks have handed in, and what is to be summed
+ * next. Owns the collection. It issues no commands: sum.h does. Called by core.c, the parts that
+ * sum or move contributions, and the parts that end steps and attempts. */
+#ifndef CST_COLLECTION_H
+#define CST_COLLECTION_H
+
+#include "offload/core.h"
+
+struct cst_core;
+
+struct cst_collection {
+    /* Number of the current collection of gradients: there is one for each step and attempt. */
+    uint64_t number;
+    uint32_t n_reduced; /* Chunks whose gradient of this collection is complete. */
+    uint64_t n_dropped; /* Gradients that were handed in for chunks that were already updated. */
+};
+
+/* Handle CST_EV_HAND_IN. */
+void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
+
+/* What a chunk's collection needs next. */
+enum cst_collection_next {
+    CST_COLLECTION_WAITS, /* Nothing: ranks or commands have to come first. */
+    /* A sum of all contributions to the micro-batch that are not added yet. */
+    CST_COLLECTION_SUM,
+    CST_COLLECTION_ZERO,     /* A sum of nothing, because no rank contributed. */
+    CST_COLLECTION_COMPLETE, /* Nothing is left to add: cst_collection_complete. */
+};
+
+/* What @chunk needs next. Ends its micro-batches that are over. */
+enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t chunk);
+
+/* Nothing is left to add to the sum of the step. */
+void cst_collection_complete(struct cst_core *core, uint32_t chunk);
+
+/* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
+ * there is no such rank. */
+uint32_t cst_collection_only(const struct cst_core *core, uint32_t chunk);
+
+/* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
+ * in or gone on. */
+bool cst_collection_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* True if @rank has handed in its gradient for its current micro-batch, or cannot any more. */
+bool cst_collection_handed(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
+ * and no command moves it. */
+bool cst_collection_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* Discard the gradients that the rank opened and did not hand in. */
+void cst_collection_drop_open(struct cst_core *core, uint32_t rank);
+
+/* Let all ranks look for blocks again, because a contribution may be able to leave its pool now. */
+void cst_collection_wake(struct cst_core *core);
+
+/* End the collection: its contributions are dropped, and their blocks are free now or when their
+ * command is done. */
+void cst_collection_drop(struct cst_core *core);
+
+#endif

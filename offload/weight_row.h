@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The weight rows of a chunk: which of two rows fetches read, and what the row holds if gradients
+ * are summed there (weight_row.c). Every part of the core may call this. */
+#ifndef CST_WEIGHT_ROW_H
+#define CST_WEIGHT_ROW_H
+
+#include "offload/core.h"
+
+struct cst_core;
+struct cst_chunk;
+
+/* Contents of a chunk's weight row, if gradients are summed there. */
+enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
+
+/* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
+int cst_weight_row_admit(const struct cst_core_config *config, struct cst_err *err);
+
+/* Weight rows of @chunk: side (the weight side): the one that fetches read; newest: the one with
+ * all committed updates; target: the one that an update issued now writes. */
+enum cst_row cst_weight_row_side(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_weight_row_newest(const struct cst_core *core, uint32_t chunk);
+enum cst_row cst_weight_row_target(const struct cst_core *core, uint32_t chunk);
+
+/* @command, which was just issued, writes to the grad row of chunk @c. */
+void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst_command *command);
+
+/* An update was issued: after it the weight row holds weights. */
+void cst_weight_row_end_gradient(struct cst_chunk *chunk);
+
+/* A write of some master weights was issued, which also writes these weights. */
+void cst_weight_row_write_master(struct cst_chunk *chunk);
+
+/* Set kind, source and length of @command so that it brings the weights [@first, @first + @n_elems)
+ * of weight row @row of chunk @c. */
+void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row row, uint64_t first,
+                         uint64_t n_elems, struct cst_command *command);
+
+/* A number that changes when a write to @row, or to what the row is made from, is issued. */
+uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row);
+
+/* CST_EUNSUPPORTED: the row holds something else, or will. CST_EBUSY: the row is being written. */
+int cst_weight_row_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
+                              struct cst_err *err);
+int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
+                               struct cst_err *err);
+
+#endif
