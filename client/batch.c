@@ -41,8 +41,8 @@ static void note_failure(struct cstc_batch *batch, const struct cst_lease_item *
     struct cst_job *job = batch->job;
     bool is_void = why->status == CST_EPEERDIED || why->status == CST_ESTALE;
 
-    if (batch->awaited && job->awaited.status == CST_OK) {
-        job->awaited = *why;
+    if (batch->awaited && job->sequence.refused.status == CST_OK) {
+        job->sequence.refused = *why;
     }
     if (is_void || (!is_fetch(item) && !is_hint(item))) {
         cstc_job_void(job, why);
@@ -91,9 +91,9 @@ static int take_lease(struct cstc_batch *batch, const struct cst_lease_item *ite
         return rc;
     }
     if (home.bytes > 0 && cstc_load_start(job, item->chunk, row, home.bytes, &lease) != CST_OK) {
-        cst_lease_refuse(&job->leases, item);
+        cst_lease_refuse(&job->sequence.leases, item);
     } else {
-        cst_lease_grant(&job->leases, item, &lease, result->has_hit && result->hit);
+        cst_lease_grant(&job->sequence.leases, item, &lease, result->has_hit && result->hit);
     }
     return CST_OK;
 }
@@ -101,7 +101,7 @@ static int take_lease(struct cstc_batch *batch, const struct cst_lease_item *ite
 static int take_result(struct cstc_batch *batch, const struct cst_lease_item *item,
                        const Cistern__ItemResult *result, struct cst_err *why)
 {
-    struct cst_leases *leases = &batch->job->leases;
+    struct cst_leases *leases = &batch->job->sequence.leases;
 
     if (result->status > 0 || result->status == CST_EAGAIN) {
         return cst_err_set(why, CST_EPROTO, "an item with status %d, which is not final",
@@ -125,7 +125,7 @@ static void fail_all(struct cstc_batch *batch, const struct cst_err *why)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
         if (is_fetch(&batch->items[i])) {
-            cst_lease_refuse(&batch->job->leases, &batch->items[i]);
+            cst_lease_refuse(&batch->job->sequence.leases, &batch->items[i]);
         }
         note_failure(batch, &batch->items[i], why);
     }
@@ -147,8 +147,8 @@ static void take_results(struct cstc_batch *batch)
         rc = take_result(batch, &batch->items[i], done->results[i], &why);
     }
     if (rc != CST_OK) {
-        if (batch->awaited && batch->job->awaited.status == CST_OK) {
-            batch->job->awaited = why;
+        if (batch->awaited && batch->job->sequence.refused.status == CST_OK) {
+            batch->job->sequence.refused = why;
         }
         (void)cstc_job_distrust(batch->job, &why, NULL);
     }
@@ -165,7 +165,7 @@ static void batch_done(struct cstc_call *call)
         } else {
             fail_all(batch, &call->err);
         }
-        batch->job->n_awaited -= batch->awaited ? 1 : 0;
+        batch->job->sequence.n_awaited -= batch->awaited ? 1 : 0;
     }
     batch->in_flight = false;
     cstc_call_reset(call);
@@ -287,7 +287,7 @@ static int send_some(struct cst_job *job, const struct cst_lease_item *items, ui
                                                : start(job, batch, err);
     if (rc == CST_OK) {
         batch->in_flight = true;
-        job->n_awaited += awaited ? 1 : 0;
+        job->sequence.n_awaited += awaited ? 1 : 0;
     }
     return rc;
 }
@@ -320,15 +320,10 @@ static void give_up(struct cst_job *job, const struct cst_lease_item *items, uin
 {
     for (uint32_t i = 0; i < n; i++) {
         if (is_fetch(&items[i])) {
-            cst_lease_refuse(&job->leases, &items[i]);
+            cst_lease_refuse(&job->sequence.leases, &items[i]);
         }
     }
     cstc_job_void(job, why);
-}
-
-void cstc_batch_give_up(struct cst_job *job, const struct cst_err *why)
-{
-    give_up(job, job->leases.items, job->leases.n_items, why);
 }
 
 /* Return how many of the @n items at @items are sent in the next message: one ACCUMULATE alone, or
@@ -343,7 +338,7 @@ static uint32_t take_run(const struct cst_lease_item *items, uint32_t n, uint32_
     return run > 0 ? run : 1;
 }
 
-static int send_all(struct cst_job *job, const struct cst_lease_item *items, uint32_t n_items,
+int cstc_batch_send(struct cst_job *job, const struct cst_lease_item *items, uint32_t n_items,
                     bool awaited, struct cst_err *err)
 {
     uint32_t max = job->client->max_batch < MAX_ITEMS ? job->client->max_batch : MAX_ITEMS;
@@ -363,16 +358,6 @@ static int send_all(struct cst_job *job, const struct cst_lease_item *items, uin
         at += n;
     }
     return CST_OK;
-}
-
-int cstc_batch_send(struct cst_job *job, bool awaited, struct cst_err *err)
-{
-    return send_all(job, job->leases.items, job->leases.n_items, awaited, err);
-}
-
-int cstc_batch_send_items(struct cst_job *job, const struct cst_lease_item *items, uint32_t n)
-{
-    return send_all(job, items, n, false, NULL);
 }
 
 void cstc_batch_free_all(struct cst_job *job)

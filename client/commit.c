@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_commit: send the declarations, then get the layout and the pool. */
 #include "client/job.h"
+#include "client/sequence_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -171,8 +172,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     job->n_slabs = msg->n_slabs;
     job->steps = msg->has_step ? msg->step : job->steps;
     cstc_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
-    rc = cstc_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, msg->n_chunks,
-                        err);
+    rc = cstc_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, err);
     return rc == CST_OK ? make_room(job, err) : rc;
 }
 
@@ -415,7 +415,6 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
         .n_chunks = job->plan.n_chunks,
         .traits = job->traits,
     };
-    int rc;
 
     free(job->operators);
     job->operators = calloc((size_t)n + 1, sizeof *job->operators);
@@ -424,7 +423,8 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
     }
     for (uint32_t i = 0; i < n; i++) {
         job->operators[i] =
-            (struct cst_lease_operator){.tensors = job->declare.operators[i].tensors,
+            (struct cst_lease_operator){.name = job->declare.operators[i].name,
+                                        .tensors = job->declare.operators[i].tensors,
                                         .n_tensors = job->declare.operators[i].n_tensors,
                                         .runs = job->declare.operators[i].runs};
     }
@@ -432,14 +432,8 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
         model.blocks[i] = job->plan.classes[i].n_blocks;
     }
     model.operators = job->operators;
-    rc = cst_lease_init(&job->leases, &model, err);
-    if (rc == CST_OK && job->device.calls != NULL) {
-        rc = cst_fence_init(&job->device.fences, model.n_chunks, job->micro_batches, err);
-        if (rc != CST_OK) {
-            cst_lease_close(&job->leases); /* The next commit initialises them again. */
-        }
-    }
-    return rc;
+    return cst_sequence_init(&job->sequence, &model, job->micro_batches, job->device.calls != NULL,
+                             &cstc_sequence_calls, job, err);
 }
 
 /* The ranks disagree, and the daemon has forgotten what this rank declared: begin again. */

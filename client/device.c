@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/device.h"
 
-#include "client/batch.h"
+#include "client/job.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -117,7 +117,7 @@ void cstc_device_unmap(struct cst_job *job)
     cstc_load_unmap(job);
 }
 
-/* -- giving back ---------------------------------------------------------------------------- */
+/* -- the stream ------------------------------------------------------------------------------- */
 
 /* The text does not advise cst_sync, which cannot help a process whose stream has failed. */
 void cstc_device_failed(struct cst_job *job, const struct cst_err *why)
@@ -129,131 +129,64 @@ void cstc_device_failed(struct cst_job *job, const struct cst_err *why)
     }
 }
 
-static int mark(struct cstc_device *device, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    if (!device->marked) {
-        rc = device->calls->fence(device->arg, &device->mark, err);
-        device->marked = rc == CST_OK;
-    }
-    return rc;
-}
-
-int cstc_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err)
-{
-    struct cst_err why = {0};
-    int rc;
-
-    if (job->device.calls == NULL) {
-        memset(at, 0, bytes);
-        return CST_OK;
-    }
-    job->device.marked = false; /* The hand-in must wait for this work, too. */
-    rc = job->device.calls->zero(job->device.arg, at, bytes, &why);
-    if (rc != CST_OK) {
-        cstc_device_failed(job, &why);
-        cstc_batch_give_up(job, &why);
-        rc = cstc_job_check_step(job, err);
-    }
-    return rc;
-}
-
-int cstc_device_send(struct cst_job *job, bool awaited, struct cst_err *err)
-{
-    struct cstc_device *device = &job->device;
-    struct cst_err why = {0};
-
-    if (device->calls == NULL) {
-        return cstc_batch_send(job, awaited, err);
-    }
-    cst_fence_take_back(&device->fences, &job->leases);
-    /* The await comes before the mark, so that a passed mark means that the copies are done,
-     * too. */
-    if (cst_fence_is_needed(&job->leases)) {
-        int rc = cstc_load_await_planned(job, &why);
-
-        rc = rc == CST_OK ? mark(device, &why) : rc;
-
-        if (rc != CST_OK) {
-            cstc_device_failed(job, &why);
-            cstc_batch_give_up(job, &why);
-            return cstc_job_check_step(job, err);
-        }
-        /* If the mark is known to be passed, done() will not report it again, and the items are
-         * sent at once. */
-        if (device->mark > device->passed) {
-            cst_fence_hold(&device->fences, &job->leases, device->mark);
-        }
-    } else if (device->fences.n > 0) {
-        cst_fence_hold(&device->fences, &job->leases, device->mark); /* an EVICT may have to wait */
-    }
-    return cstc_batch_send(job, awaited, err);
-}
-
 /* Ask the device which marks the stream has passed. Only this function calls done(), because
- * device->passed must have its last result. */
-static int ask_done(struct cstc_device *device, struct cst_err *err)
+ * sequence.passed must have its last result. */
+static int ask_done(struct cst_job *job, struct cst_err *err)
 {
-    uint64_t passed = device->passed;
-    int rc = device->calls->done(device->arg, &passed, err);
+    uint64_t passed = job->sequence.passed;
+    int rc = job->device.calls->done(job->device.arg, &passed, err);
 
     if (rc == CST_OK) {
-        device->passed = passed;
+        job->sequence.passed = passed;
     }
     return rc;
 }
 
 void cstc_device_pump(struct cst_job *job)
 {
-    const struct cst_lease_item *items;
     struct cst_err why = {0};
-    uint32_t n;
 
-    if (ask_done(&job->device, &why) != CST_OK) {
+    if (ask_done(job, &why) != CST_OK) {
         cstc_device_failed(job, &why);
     }
     /* In a void step nothing is sent: the next sync gives back everything at once. */
-    if (job->void_step.status == CST_OK && job->device.fences.n > 0) {
-        items = cst_fence_pass(&job->device.fences, job->device.passed, &n);
-        (void)cstc_batch_send_items(job, items, n);
+    if (job->void_step.status == CST_OK) {
+        (void)cst_sequence_pass(&job->sequence, NULL);
     }
-}
-
-int cstc_device_settled(const struct cst_job *job)
-{
-    return job->device.fences.n > 0 ? CST_EAGAIN : CST_OK;
 }
 
 /* -- ends ----------------------------------------------------------------------------------- */
 
-static int drained(struct cstc_device *device, struct cst_err *err)
+/* From now on nothing more is copied, because the daemon may take the blocks away. */
+static int begin_drain(struct cst_job *job, struct cst_err *err)
 {
-    int rc = ask_done(device, err);
+    int rc;
 
-    if (rc == CST_OK && device->passed < device->mark) {
-        return CST_EAGAIN;
-    }
-    device->drained = false;
+    job->device.loads.over = true;
+    rc = cst_sequence_drain(&job->sequence, err);
+    job->device.drained = rc == CST_OK;
     return rc;
 }
 
 int cstc_device_drain(struct cst_job *job, struct cst_err *err)
 {
-    struct cstc_device *device = &job->device;
     int rc = CST_OK;
 
-    if (device->calls == NULL) {
+    /* Before the commit the worker has no leases, hence no work on blocks. */
+    if (job->device.calls == NULL || job->commit.phase != CSTC_COMMIT_DONE) {
         return CST_OK;
     }
-    if (!device->drained) {
-        cst_fence_drop(&device->fences);
-        rc = cstc_load_finish(job, err);
-        device->marked = false; /* The program may have enqueued work outside of operators. */
-        rc = rc == CST_OK ? mark(device, err) : rc;
-        device->drained = rc == CST_OK;
+    if (!job->device.drained) {
+        rc = begin_drain(job, err);
     }
-    return rc == CST_OK ? drained(device, err) : rc;
+    if (rc == CST_OK) {
+        rc = ask_done(job, err);
+    }
+    if (rc == CST_OK && job->sequence.passed < job->sequence.mark) {
+        return CST_EAGAIN;
+    }
+    job->device.drained = false;
+    return rc;
 }
 
 int cstc_device_finish(struct cst_job *job, struct cst_err *err)

@@ -1,24 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device of a job whose memory the processor cannot access (cistern/device.h). The job's slabs
  * lie on the device, and leases are given back only when the device's stream has done the work that
- * uses them. For a job in host memory cstc_device.calls is NULL, and the functions only pass items
- * on. Used by the job's thread only. */
+ * uses them; job->sequence decides when. For a job in host memory cstc_device.calls is NULL. Used
+ * by the job's thread only. */
 #ifndef CST_CLIENT_DEVICE_H
 #define CST_CLIENT_DEVICE_H
 
 #include "cistern/device.h"
-#include "offload/worker/fence.h"
 #include "client/load.h"
 
 struct cstc_device {
     const struct cst_device_calls *calls; /* Borrowed; NULL: the memory is the host's. */
     void *arg;                            /* Argument of calls. */
-    struct cst_fences fences; /* Items that wait for fences; valid once the job is committed. */
-    struct cstc_loads loads;  /* Copies of weights that this worker makes. */
-    bool marked;     /* `mark` comes after all work for which a lease has been used so far. */
-    uint64_t passed; /* The newest fence that the stream has passed, as done() last said. */
-    uint64_t mark;   /* The newest fence. */
-    bool drained;    /* cstc_device_drain has begun and waits for `mark`. */
+    struct cstc_loads loads;              /* Copies of weights that this worker makes. */
+    bool drained; /* cstc_device_drain has begun and waits for the newest mark. */
 };
 
 /* CST_OK if the job has the functions that its device needs, else CST_EUNSUPPORTED. */
@@ -40,27 +35,9 @@ int cstc_device_map(struct cst_job *job, uint32_t i, int fd, uint64_t bytes, str
 /* Unmap all slabs and arenas. */
 void cstc_device_unmap(struct cst_job *job);
 
-/* Fill @bytes at @at with zeros, in the order of the stream. On failure the items that job->leases
- * has planned are cancelled, and the step is void. */
-int cstc_device_zero(struct cst_job *job, void *at, uint64_t bytes, struct cst_err *err);
-
-/* An operator has begun: the program may enqueue work after the newest fence. */
-static inline void cstc_device_begun(struct cstc_device *device)
-{
-    device->marked = false;
-}
-
-/* Send the items that job->leases has planned, as cstc_batch_send does. On a device, leases that
- * are given back wait for a fence after all work enqueued so far. CST_EGPU: the stream has failed,
- * and the step is void. Never waits. */
-int cstc_device_send(struct cst_job *job, bool awaited, struct cst_err *err);
-
 /* Send the items whose fences the stream has passed. A failure makes the step void. Never waits.
  * Only for jobs with calls. */
 void cstc_device_pump(struct cst_job *job);
-
-/* CST_OK if no item waits for a fence, else CST_EAGAIN. */
-int cstc_device_settled(const struct cst_job *job);
 
 /* Drop all items that wait for fences. CST_OK when the stream has passed all work that was enqueued
  * before the first of these calls; CST_EAGAIN until then; CST_EGPU: the stream has failed. */

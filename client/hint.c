@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_hint and cst_hint_tensor: tell the daemon which weights are wanted soon, and which are
  * not. */
-#include "client/device.h"
 #include "client/job.h"
 
 /* Return whether the operator that has begun uses weights of @chunk. */
@@ -9,7 +8,8 @@ static bool is_in_use(const struct cst_job *job, uint32_t chunk)
 {
     uint32_t n = 0;
     const uint32_t *chunks =
-        job->begun < 0 ? NULL : cst_lease_op_chunks(&job->leases, (uint32_t)job->begun, &n);
+        job->begun < 0 ? NULL
+                       : cst_lease_op_chunks(&job->sequence.leases, (uint32_t)job->begun, &n);
 
     for (uint32_t i = 0; i < n; i++) {
         if (chunks[i] == chunk) {
@@ -37,11 +37,9 @@ static int check(const struct cst_job *job, enum cst_hint hint, struct cst_err *
 static int send_hint(struct cst_job *job, const uint32_t *chunks, uint32_t n, enum cst_hint hint,
                      const char *what, const char *name, struct cst_err *err)
 {
-    cst_lease_clear(&job->leases);
     /* All chunks are checked first, so that a refused hint changes nothing. */
     for (uint32_t i = 0; i < n; i++) {
         if (hint == CST_EVICT && is_in_use(job, chunks[i])) {
-            cst_lease_clear(&job->leases);
             return cst_err_set(err, CST_EBUSY,
                                "%s '%s' cannot leave the pool: operator '%s', which is begun, uses "
                                "its weights or others of the same chunk",
@@ -50,12 +48,12 @@ static int send_hint(struct cst_job *job, const uint32_t *chunks, uint32_t n, en
     }
     for (uint32_t i = 0; i < n; i++) {
         if (hint == CST_EVICT) {
-            cst_lease_evict(&job->leases, chunks[i]);
+            cst_lease_evict(&job->sequence.leases, chunks[i]);
         } else {
-            cst_lease_prefetch(&job->leases, chunks[i]);
+            cst_lease_prefetch(&job->sequence.leases, chunks[i]);
         }
     }
-    return cstc_device_send(job, false, err);
+    return cst_sequence_hint(&job->sequence, err);
 }
 
 int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *err)
@@ -77,7 +75,7 @@ int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *er
                            "tensors",
                            job->declare.operators[op].name, job->rank);
     }
-    chunks = cst_lease_op_chunks(&job->leases, (uint32_t)op, &n);
+    chunks = cst_lease_op_chunks(&job->sequence.leases, (uint32_t)op, &n);
     return send_hint(job, chunks, n, hint, "operator", job->declare.operators[op].name, err);
 }
 

@@ -208,8 +208,7 @@ void cstc_job_free(struct cst_job *job)
     }
     cstc_call_reset(&job->call);
     cstc_batch_free_all(job);
-    cst_lease_close(&job->leases);
-    cst_fence_close(&job->device.fences);
+    cst_sequence_close(&job->sequence);
     cstc_load_close(&job->device.loads);
     cstc_declare_close(&job->declare);
     free(job->slabs);
@@ -273,7 +272,6 @@ int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct c
 
     if (have->kind == CSTC_PENDING_NONE) {
         job->pending = *want;
-        job->pending.planned = false;
         job->pending.sent = false;
         job->client->pending = true;
         return CST_OK;

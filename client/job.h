@@ -17,7 +17,7 @@
 #include "client/call.h"
 #include "client/declare.h"
 #include "client/device.h"
-#include "offload/worker/lease.h"
+#include "offload/worker/sequence.h"
 #include "client/segment.h"
 
 struct cstc_batch;
@@ -33,12 +33,8 @@ enum cstc_pending_kind {
 /* The call that a cst_try_... form has begun and not finished, with the arguments that the repeated
  * call must have. */
 struct cstc_pending {
-    enum cstc_pending_kind kind; /* NONE: no call is pending. */
-    /* STEP: the last hand-ins and releases are planned; they may wait for the device. */
-    bool planned;
-    bool sent; /* BEGIN: the batch is sent. STEP: the request is sent. */
-    /* BEGIN: the daemon was told that the worker now waits for the fetch ahead. */
-    bool wanted;
+    enum cstc_pending_kind kind;    /* NONE: no call is pending. */
+    bool sent;                      /* STEP: the request is sent. */
     int op;                         /* BEGIN: the operator. */
     bool backward;                  /* BEGIN: the direction. */
     struct cst_hyper_params params; /* STEP: the parameters. */
@@ -101,19 +97,25 @@ struct cst_job {
     uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
     struct cst_lease_operator *operators; /* Per operator. Owned; borrow lists from `declare`. */
-    struct cst_leases leases;             /* Valid from COMMIT_DONE on. */
+    /* The leases, and the order of requests. Valid from COMMIT_DONE on. */
+    struct cst_sequence sequence;
     /* Why the current step is void, until the next sync; status CST_OK: it is not void. */
     struct cst_err void_step;
     /* Increases with each sync. Replies to batches of an earlier epoch are ignored. */
     uint32_t lease_epoch;
     struct cstc_batch *batches;  /* All batches, in flight or not. Owned. */
-    uint32_t n_awaited;          /* Number of batches in flight for which the pending call waits. */
-    struct cst_err awaited;      /* First failure of these batches. */
     int begun;                   /* The operator that has begun, or -1. */
     bool begun_backward;         /* Direction of that operator. */
     struct cstc_pending pending; /* The call that must be repeated. */
     struct cstc_call call;       /* Request of the pending commit, sync or step. */
 };
+
+/* Return the address of @tensor in the block of @lease. */
+static inline void *cstc_job_address(const struct cst_job *job, const struct cst_lease *lease,
+                                     uint32_t tensor)
+{
+    return (char *)job->slabs[lease->slab].base + lease->offset + 2 * job->tensor_offset[tensor];
+}
 
 /* Free @job and, unless this is a forked child, unmap its memory. @job may be NULL. The connection
  * must be over. */

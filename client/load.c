@@ -7,8 +7,7 @@
 
 /* -- arenas --------------------------------------------------------------------------------- */
 
-int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
-                   struct cst_err *err)
+int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, struct cst_err *err)
 {
     cstc_load_close(loads);
     if (n_arenas == 0) {
@@ -16,8 +15,7 @@ int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, uint32_t n_chunk
     }
     loads->segments = calloc(n_arenas, sizeof *loads->segments);
     loads->arenas = calloc(n_arenas, sizeof *loads->arenas);
-    loads->copies = calloc(n_chunks, sizeof *loads->copies);
-    if (loads->segments == NULL || loads->arenas == NULL || loads->copies == NULL) {
+    if (loads->segments == NULL || loads->arenas == NULL) {
         cstc_load_close(loads);
         return cst_err_set(err, CST_ENOMEM, "no memory for %u arenas", n_arenas);
     }
@@ -29,7 +27,6 @@ void cstc_load_close(struct cstc_loads *loads)
 {
     free(loads->segments);
     free(loads->arenas);
-    free(loads->copies);
     *loads = (struct cstc_loads){0};
 }
 
@@ -96,7 +93,6 @@ int cstc_load_find(const struct cst_job *job, uint32_t chunk, const struct cstc_
 int cstc_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
                     const struct cst_lease *lease)
 {
-    struct cstc_loads *loads = &job->device.loads;
     char *block = (char *)job->slabs[lease->slab].base + lease->offset;
     uint64_t number = 0;
     struct cst_err why = {0};
@@ -104,7 +100,7 @@ int cstc_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64
 
     /* The daemon may take the block away during a sync; a copy could overwrite its next
      * contents. */
-    if (loads->over) {
+    if (job->device.loads.over) {
         rc = cst_err_set(&why, CST_ESTALE, "the step was given up");
         cstc_job_void(job, &why);
         return rc;
@@ -114,68 +110,6 @@ int cstc_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64
         cstc_device_failed(job, &why);
         return rc;
     }
-    loads->last = loads->copies[chunk] = number;
+    cst_sequence_copied(&job->sequence, chunk, number);
     return CST_OK;
-}
-
-static int await(struct cst_job *job, uint64_t number, struct cst_err *err)
-{
-    struct cstc_loads *loads = &job->device.loads;
-    struct cst_err why = {0};
-    int rc;
-
-    /* Copies are in order: the stream waits already for this one or a later one. */
-    if (number <= loads->awaited) {
-        return CST_OK;
-    }
-    rc = job->device.calls->await(job->device.arg, number, &why);
-    if (rc != CST_OK) {
-        cstc_device_failed(job, &why);
-        if (err != NULL) {
-            *err = job->void_step;
-        }
-        return rc;
-    }
-    loads->awaited = number;
-    job->device.marked = false; /* The next mark must come after this wait. */
-    return CST_OK;
-}
-
-int cstc_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err)
-{
-    const struct cstc_loads *loads = &job->device.loads;
-    uint64_t number = 0;
-    uint32_t n;
-    const uint32_t *chunks = cst_lease_op_chunks(&job->leases, op, &n);
-
-    for (uint32_t i = 0; loads->n_arenas > 0 && i < n; i++) {
-        number = loads->copies[chunks[i]] > number ? loads->copies[chunks[i]] : number;
-    }
-    return await(job, number, err);
-}
-
-int cstc_load_await_planned(struct cst_job *job, struct cst_err *err)
-{
-    const struct cstc_loads *loads = &job->device.loads;
-    uint64_t number = 0;
-
-    for (uint32_t i = 0; loads->n_arenas > 0 && i < job->leases.n_items; i++) {
-        const struct cst_lease_item *item = &job->leases.items[i];
-
-        if (item->kind == CST_LEASE_RELEASE && loads->copies[item->chunk] > number) {
-            number = loads->copies[item->chunk];
-        }
-    }
-    return await(job, number, err);
-}
-
-int cstc_load_finish(struct cst_job *job, struct cst_err *err)
-{
-    job->device.loads.over = true;
-    return await(job, job->device.loads.last, err);
-}
-
-void cstc_load_resume(struct cstc_loads *loads)
-{
-    loads->over = false;
 }

@@ -7,9 +7,10 @@
  *                                                   when an operator that uses the chunk begins,
  *                                                   or when its lease is to be given back
  *
- * A fence that is placed after the await is passed only after the copy. Therefore RELEASE tells the
- * daemon that the weights are in the block. Once a sync or the end of the job has begun, nothing
- * more is copied, because the daemon may take the blocks away.
+ * The awaits are those of job->sequence. A fence that is placed after the await is passed only
+ * after the copy. Therefore RELEASE tells the daemon that the weights are in the block. Once a sync
+ * or the end of the job has begun, nothing more is copied, because the daemon may take the blocks
+ * away.
  *
  * If the job has no arenas here, the daemon's engines copy, and these functions do nothing. Used by
  * the job's thread only. */
@@ -33,16 +34,12 @@ struct cstc_loads {
     uint32_t n_mapped;           /* Number of arenas that are mapped and known to the device. */
     uint32_t *segments;          /* Per arena: its id in messages. Owned. */
     struct cstc_segment *arenas; /* n_arenas entries. Owned. */
-    uint64_t *copies;            /* Per chunk: number of its last copy. Owned. */
-    uint64_t last;               /* Number of the newest copy. */
-    uint64_t awaited;            /* The stream waits for all copies up to this number. */
     bool over;                   /* No more copies: a sync or the end has begun. */
 };
 
-/* Prepare for @n_arenas arenas of a job with @n_chunks chunks. Earlier contents are forgotten, and
- * must not be mapped. CST_ENOMEM. */
-int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, uint32_t n_chunks,
-                   struct cst_err *err);
+/* Prepare for @n_arenas arenas. Earlier contents are forgotten, and must not be mapped.
+ * CST_ENOMEM. */
+int cstc_load_init(struct cstc_loads *loads, uint32_t n_arenas, struct cst_err *err);
 
 /* Free everything. The arenas must not be mapped. */
 void cstc_load_close(struct cstc_loads *loads);
@@ -60,23 +57,9 @@ void cstc_load_unmap(struct cst_job *job);
 int cstc_load_find(const struct cst_job *job, uint32_t chunk, const struct cstc_load_home *home,
                    const void **row, struct cst_err *why);
 
-/* Enqueue the copy of @bytes from @row, the weights of @chunk, to the block of @lease. If this
- * fails, or a sync has begun, the step is void. */
+/* Enqueue the copy of @bytes from @row, the weights of @chunk, to the block of @lease, and record
+ * it in job->sequence. If this fails, or a sync has begun, the step is void. */
 int cstc_load_start(struct cst_job *job, uint32_t chunk, const void *row, uint64_t bytes,
                     const struct cst_lease *lease);
-
-/* Let the stream wait for the copies of the chunks of @op. On failure the step is void. */
-int cstc_load_await_op(struct cst_job *job, uint32_t op, struct cst_err *err);
-
-/* Let the stream wait for the copies of the chunks whose release job->leases has planned. On
- * failure the step is void. */
-int cstc_load_await_planned(struct cst_job *job, struct cst_err *err);
-
-/* Let the stream wait for all copies, and allow no more until cstc_load_resume. On failure the step
- * is void. */
-int cstc_load_finish(struct cst_job *job, struct cst_err *err);
-
-/* Allow copies again. */
-void cstc_load_resume(struct cstc_loads *loads);
 
 #endif

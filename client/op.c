@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_op_begin and cst_op_end: fetch the chunks that an operator lacks, and give its tensors their
  * addresses. */
-#include "client/op.h"
-
-#include "client/batch.h"
+#include "client/job.h"
 #include "client/poison.h"
 
 #include <string.h>
-
-static void *address(const struct cst_job *job, const struct cst_lease *lease, uint32_t tensor)
-{
-    return (char *)job->slabs[lease->slab].base + lease->offset + 2 * job->tensor_offset[tensor];
-}
 
 static void fill_io(const struct cst_job *job, int op, bool backward, struct cst_io *io)
 {
@@ -19,45 +12,17 @@ static void fill_io(const struct cst_job *job, int op, bool backward, struct cst
 
     for (uint32_t i = 0; i < o->n_tensors; i++) {
         uint32_t tensor = o->tensors[i];
-        const struct cst_lease_chunk *chunk = &job->leases.chunks[job->tensor_chunk[tensor]];
+        const struct cst_lease_chunk *chunk =
+            &job->sequence.leases.chunks[job->tensor_chunk[tensor]];
         bool has_grad = backward && job->traits[job->tensor_chunk[tensor]].trains;
 
         io[i] = (struct cst_io){
-            .weight = address(job, &chunk->weight, tensor),
-            .grad = has_grad ? address(job, &chunk->grad, tensor) : NULL,
-            .accumulate = has_grad && job->leases.written[tensor],
+            .weight = cstc_job_address(job, &chunk->weight, tensor),
+            .grad = has_grad ? cstc_job_address(job, &chunk->grad, tensor) : NULL,
+            .accumulate = has_grad && job->sequence.leases.written[tensor],
             .n_elems = job->declare.tensors[tensor].n_elems,
         };
     }
-}
-
-static int zero_unwritten_of(struct cst_job *job, const struct cst_lease_item *item,
-                             struct cst_err *err)
-{
-    const struct cst_lease_chunk *chunk = &job->leases.chunks[item->chunk];
-    int rc = CST_OK;
-
-    for (uint32_t i = 0; rc == CST_OK && i < chunk->n_tensors; i++) {
-        uint32_t tensor = job->leases.by_chunk[chunk->first_tensor + i];
-
-        if (!job->leases.written[tensor]) {
-            rc = cstc_device_zero(job, address(job, &item->lease, tensor),
-                                  2 * job->declare.tensors[tensor].n_elems, err);
-        }
-    }
-    return rc;
-}
-
-int cstc_op_zero_unwritten(struct cst_job *job, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    for (uint32_t i = 0; rc == CST_OK && i < job->leases.n_items; i++) {
-        if (job->leases.items[i].kind == CST_LEASE_REDUCE_SCATTER) {
-            rc = zero_unwritten_of(job, &job->leases.items[i], err);
-        }
-    }
-    return rc;
 }
 
 static int check_args(struct cst_job *job, int op, enum cst_direction direction,
@@ -89,7 +54,7 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
         return cst_err_set(err, CST_EINVAL, "operator '%s' begins before the end of operator '%s'",
                            o->name, job->declare.operators[job->begun].name);
     }
-    tensor = direction == CST_BACKWARD ? cst_lease_handed_in(&job->leases, (uint32_t)op)
+    tensor = direction == CST_BACKWARD ? cst_lease_handed_in(&job->sequence.leases, (uint32_t)op)
                                        : CST_LEASE_NONE;
     if (tensor != CST_LEASE_NONE) {
         return cst_err_set(err, CST_EINVAL,
@@ -101,74 +66,13 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     return CST_OK;
 }
 
-/* Wait for the reply to the fetch ahead. If it has not arrived, tell the daemon once that the
- * worker now waits for it: the daemon cannot know otherwise. Older daemons do not have this
- * request. */
-static int settle(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    (void)cstc_call_pump(job->client, err); /* If the connection ends, its calls fail. */
-    if (!cst_lease_must_settle(&job->leases, op, backward)) {
-        return cstc_job_check_step(job, err);
-    }
-    if (!job->pending.wanted && (job->client->features & CISTERN__FEATURE__FEATURE_WANT) != 0) {
-        cst_lease_want(&job->leases);
-        rc = cstc_batch_send(job, false, err);
-        job->pending.wanted = rc == CST_OK;
-    }
-    return rc == CST_OK ? CST_EAGAIN : rc;
-}
-
-/* Request what the operator lacks. CST_OK: the request is sent, or nothing is missing. While the
- * end of a micro-batch waits for the device, no gradient of the next one is fetched: it would
- * belong to the wrong micro-batch. */
-static int ask(struct cst_job *job, uint32_t op, bool backward, struct cst_err *err)
-{
-    int rc =
-        cst_lease_must_settle(&job->leases, op, backward) ? settle(job, op, backward, err) : CST_OK;
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    if (backward && job->device.fences.n_turns > 0) {
-        return CST_EAGAIN;
-    }
-    rc = cst_lease_begin(&job->leases, op, backward, err);
-    if (rc != CST_OK) {
-        (void)cst_err_prefix(err, "operator '%s'", job->declare.operators[op].name);
-        return rc;
-    }
-    job->awaited.status = CST_OK;
-    return cstc_device_send(job, true, err);
-}
-
 static int advance(struct cst_job *job, struct cst_err *err)
 {
-    uint32_t op = (uint32_t)job->pending.op;
-    bool backward = job->pending.backward;
     int rc = cstc_job_check_step(job, err);
 
-    if (rc == CST_OK && !job->pending.sent) {
-        rc = ask(job, op, backward, err);
-        job->pending.sent = rc == CST_OK;
-    }
-    if (rc != CST_OK) {
-        return rc;
-    }
-    if (job->n_awaited > 0) {
-        return CST_EAGAIN;
-    }
-    if (job->awaited.status != CST_OK) {
-        return cst_err_set(err, job->awaited.status, "operator '%s': %.256s",
-                           job->declare.operators[op].name, job->awaited.text);
-    }
-    rc = cstc_load_await_op(job, op, err);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    cst_lease_ahead(&job->leases, op, backward);
-    return cstc_device_send(job, false, err);
+    return rc == CST_OK ? cst_sequence_begin(&job->sequence, (uint32_t)job->pending.op,
+                                             job->pending.backward, err)
+                        : rc;
 }
 
 static int begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
@@ -191,7 +95,6 @@ static int begin(struct cst_job *job, int op, enum cst_direction direction, stru
         fill_io(job, op, want.backward, io);
         cstc_poison_fill(job, io, n_io);
         job->begun = op;
-        cstc_device_begun(&job->device);
         job->begun_backward = want.backward;
     }
     return rc;
@@ -233,7 +136,5 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
-    cst_lease_end(&job->leases, (uint32_t)op, job->begun_backward);
-    rc = cstc_op_zero_unwritten(job, err);
-    return rc == CST_OK ? cstc_device_send(job, false, err) : rc;
+    return cst_sequence_end(&job->sequence, (uint32_t)op, job->begun_backward, err);
 }

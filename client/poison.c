@@ -34,11 +34,9 @@ void cstc_poison_fill(const struct cst_job *job, const struct cst_io *io, uint32
 static int check_tensor(const struct cst_job *job, uint32_t op, uint32_t tensor,
                         struct cst_err *err)
 {
-    const struct cst_lease *lease = &job->leases.chunks[job->tensor_chunk[tensor]].grad;
+    const struct cst_lease *lease = &job->sequence.leases.chunks[job->tensor_chunk[tensor]].grad;
     uint64_t n = job->declare.tensors[tensor].n_elems;
-    const uint16_t *grad =
-        (const uint16_t *)(const void *)((const char *)job->slabs[lease->slab].base +
-                                         lease->offset + 2 * job->tensor_offset[tensor]);
+    const uint16_t *grad = cstc_job_address(job, lease, tensor);
 
     for (uint64_t i = 0; i < n; i++) {
         if (grad[i] == POISON) {
@@ -60,7 +58,8 @@ int cstc_poison_check(const struct cst_job *job, uint32_t op, struct cst_err *er
     for (uint32_t i = 0; is_on(job) && rc == CST_OK && i < o->n_tensors; i++) {
         uint32_t tensor = o->tensors[i];
 
-        if (job->traits[job->tensor_chunk[tensor]].trains && !job->leases.written[tensor]) {
+        if (job->traits[job->tensor_chunk[tensor]].trains &&
+            !job->sequence.leases.written[tensor]) {
             rc = check_tensor(job, op, tensor, err);
         }
     }

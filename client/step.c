@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_sync, at which a step begins for all ranks; cst_accumulate, which ends a micro-batch;
  * cst_step, which ends the step. */
-#include "client/batch.h"
 #include "client/hyper.h"
-#include "client/op.h"
+#include "client/job.h"
 
 #include <string.h>
 
@@ -24,11 +23,10 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     (void)cst_err_set(&cause, CST_ESTALE, "a sync did not complete");
     cstc_job_void(job, &cause);
     job->lease_epoch++;
-    job->n_awaited = 0;
     job->begun = -1;
     job->micro_batch = 0;
     job->prepared = false;
-    cst_lease_forget(&job->leases);
+    cst_sequence_forget(&job->sequence);
     return CST_OK;
 }
 
@@ -54,7 +52,7 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
         job->initialised = true;
         job->synced = true;
         job->void_step.status = CST_OK;
-        cstc_load_resume(&job->device.loads);
+        job->device.loads.over = false;
         cstc_call_reset(&job->call);
     }
     return rc;
@@ -114,16 +112,9 @@ int cst_accumulate(struct cst_job *job, struct cst_err *err)
 {
     int rc = check_accumulate(job, err);
 
-    if (rc != CST_OK) {
-        return rc;
-    }
-    /* Leases on weights stay: the next micro-batch uses the same weights. */
-    cst_lease_turn(&job->leases);
-    rc = cstc_op_zero_unwritten(job, err);
-    rc = rc == CST_OK ? cstc_device_send(job, false, err) : rc;
     if (rc == CST_OK) {
-        cst_lease_reset_step(&job->leases);
-        job->micro_batch++;
+        rc = cst_sequence_accumulate(&job->sequence, err);
+        job->micro_batch += rc == CST_OK;
     }
     return rc;
 }
@@ -147,33 +138,14 @@ static int start_step(struct cst_job *job, struct cst_err *err)
                            CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor, err);
 }
 
-/* Hand in all gradients and release all weights that are left. */
-static int flush(struct cst_job *job, struct cst_err *err)
-{
-    int rc;
-
-    /* A lease that is granted after the flush would not be released. */
-    if (job->leases.asked_ahead != CST_LEASE_NONE) {
-        return CST_EAGAIN;
-    }
-    cst_lease_flush(&job->leases);
-    rc = cstc_op_zero_unwritten(job, err);
-    return rc == CST_OK ? cstc_device_send(job, false, err) : rc;
-}
-
 /* Send the Step after the last hand-in, without waiting for its reply: the daemon processes
  * requests in order. */
 static int send_step(struct cst_job *job, struct cst_err *err)
 {
     int rc = cstc_job_check_step(job, err);
 
-    /* Repeated calls must not plan the hand-ins again. */
-    if (rc == CST_OK && !job->pending.planned) {
-        rc = flush(job, err);
-        job->pending.planned = rc == CST_OK;
-    }
     if (rc == CST_OK) {
-        rc = cstc_device_settled(job);
+        rc = cst_sequence_flush(&job->sequence, err);
     }
     return rc == CST_OK ? start_step(job, err) : rc;
 }
@@ -214,7 +186,7 @@ static void take_step(struct cst_job *job, struct cst_step_result *result)
     job->micro_batch = 0;
     job->prepared = false;
     cstc_call_reset(&job->call);
-    cst_lease_reset_step(&job->leases);
+    cst_sequence_stepped(&job->sequence);
 }
 
 static int step_job(struct cst_job *job, bool block, const struct cst_hyper_params *params,

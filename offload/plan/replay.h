@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The simulator: replays steps of the real core (offload/core.h) under a virtual clock, so that
- * plans and daemon cannot drift apart. Workers use offload/worker/lease.h and
- * offload/worker/fence.h, run the operators in order, compute for flops / rate, hand in, accumulate
- * and step. Engines take commands by priority and ticket and finish them after latency + bytes /
- * rate; lanes, link directions, cores and memory are shared as the rates say. Pure and
- * deterministic; no threads.
+ * plans and daemon cannot drift apart. Workers use offload/worker/sequence.h, run the operators in
+ * order, compute for flops / rate, hand in, accumulate and step. Engines take commands by priority
+ * and ticket and finish them after latency + bytes / rate; lanes, link directions, cores and memory
+ * are shared as the rates say. Pure and deterministic; no threads.
  *
  *   model, layout, pools, rates --> cst_replay_run --> step time, bytes, peaks, and the intervals
  *                                                      of each lane (for timelines)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank: client/op.c, step.c and device.c under the virtual clock. If the device is the processor,
+/* A rank: offload/worker/sequence.h under the virtual clock. If the device is the processor,
  * the worker computes between begin and end of an operator. Else it enqueues the computation and
  * goes on, and what it gives back waits for the stream. */
 #include "offload/plan/simulate.h"
@@ -49,25 +49,26 @@ static struct cst_sim_batch *get_batch(struct cst_sim_worker *w, uint32_t n)
     return batch->items == NULL || batch->replies == NULL ? NULL : batch;
 }
 
-static void send_items(struct cst_sim_worker *w, const struct cst_lease_item *items, uint32_t n,
-                       bool awaited)
+static int send_items(void *arg, const struct cst_lease_item *items, uint32_t n, bool awaited,
+                      struct cst_err *err)
 {
+    struct cst_sim_worker *w = arg;
     struct cst_sim_batch *batch = n == 0 ? NULL : get_batch(w, n);
 
     if (n == 0) {
-        return;
+        return CST_OK;
     }
     if (batch == NULL) {
-        cst_sim_out_of_memory(w->play);
-        return;
+        return cst_err_set(err, CST_ENOMEM, "no memory for a batch of rank %u", w->rank);
     }
     memcpy(batch->items, items, n * sizeof *items);
     batch->n_items = batch->n_left = n;
     batch->awaited = awaited;
     batch->used = true;
-    w->n_awaited += awaited;
+    w->sequence.n_awaited += awaited;
     cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_BATCH,
                   (uint64_t)w->rank << 32 | (uint64_t)(batch - w->batches));
+    return CST_OK;
 }
 
 /* The daemon processes the items of a batch. */
@@ -124,65 +125,79 @@ static void take_results(struct cst_sim_worker *w, uint32_t b)
         if (reply->home_bytes > 0) {
             cst_sim_copy_weights(w, item->chunk, reply->home_bytes);
         }
-        cst_lease_grant(&w->leases, item, &lease, reply->hit);
+        cst_lease_grant(&w->sequence.leases, item, &lease, reply->hit);
     }
-    w->n_awaited -= batch->awaited;
+    w->sequence.n_awaited -= batch->awaited;
     batch->used = false;
 }
 
-static void give_back_passed(struct cst_sim_worker *w)
-{
-    uint32_t n;
-    const struct cst_lease_item *items;
+/* -- the sequence's calls --------------------------------------------------------------------- */
 
-    if (w->fences.n > 0) {
-        items = cst_fence_pass(&w->fences, w->passed, &n);
-        send_items(w, items, n, false);
-    }
+/* Replies arrive by themselves. */
+static int poll_replies(void *arg, struct cst_err *err)
+{
+    (void)arg;
+    (void)err;
+    return CST_OK;
 }
 
-static void mark(struct cst_sim_worker *w)
+/* The time in which gradients are filled with zeros is not simulated. */
+static int zero(void *arg, uint32_t tensor, const struct cst_lease *lease, struct cst_err *err)
 {
-    struct cst_sim_entry entry = {.is_mark = true, .number = w->mark + 1};
+    (void)arg;
+    (void)tensor;
+    (void)lease;
+    (void)err;
+    return CST_OK;
+}
 
-    if (w->marked) {
-        return;
-    }
-    w->marked = true;
-    w->mark++;
+/* The next computation waits for the copy that sequence.awaited_copy names. */
+static int await(void *arg, uint64_t copy, struct cst_err *err)
+{
+    (void)arg;
+    (void)copy;
+    (void)err;
+    return CST_OK;
+}
+
+static int mark(void *arg, uint64_t *out, struct cst_err *err)
+{
+    struct cst_sim_worker *w = arg;
+    struct cst_sim_entry entry = {.is_mark = true, .number = w->sequence.mark + 1};
+
+    (void)err;
+    *out = entry.number;
     cst_sim_enqueue(w, &entry);
     /* The commands that wait for the mark are sent later, so no other mark can have been passed
      * here. */
     (void)cst_sim_run_stream(w);
+    return CST_OK;
 }
 
-/* Let the stream wait for the copies of weights that are given back. */
-static void await_planned(struct cst_sim_worker *w)
+/* Not reached, because none of these calls fails. */
+static int failed(void *arg, const struct cst_err *why, struct cst_err *err)
 {
-    for (uint32_t i = 0; i < w->leases.n_items; i++) {
-        const struct cst_lease_item *item = &w->leases.items[i];
-
-        if (item->kind == CST_LEASE_RELEASE && w->copy_of[item->chunk] > w->waited_copy) {
-            w->waited_copy = w->copy_of[item->chunk];
-            w->marked = false;
-        }
-    }
+    (void)arg;
+    *err = *why;
+    return why->status;
 }
 
-/* Send what the books have planned, like client/device.c. */
-static void send_plan(struct cst_sim_worker *w, bool awaited)
+const struct cst_sequence_calls cst_sim_worker_calls = {
+    .send = send_items,
+    .poll = poll_replies,
+    .zero = zero,
+    .await = await,
+    .mark = mark,
+    .failed = failed,
+};
+
+/* Whether the result of a function of the sequence is CST_OK. A failure ends the simulation. */
+static bool is_done(struct cst_sim_worker *w, int rc, const struct cst_err *err)
 {
-    if (w->stream) {
-        cst_fence_take_back(&w->fences, &w->leases);
-        if (cst_fence_is_needed(&w->leases)) {
-            await_planned(w);
-            mark(w);
-            if (w->mark > w->passed) {
-                cst_fence_hold(&w->fences, &w->leases, w->mark);
-            }
-        }
+    if (rc != CST_OK && rc != CST_EAGAIN) {
+        cst_sim_fail(w->play, err);
     }
-    send_items(w, w->leases.items, w->leases.n_items, awaited);
+    return rc == CST_OK;
 }
 
 /* -- operators ------------------------------------------------------------------------------ */
@@ -195,18 +210,6 @@ static double work_of(const struct cst_sim_worker *w, const struct cst_sim_op *a
     return w->flops > 0 ? passes * flops / w->flops : 0;
 }
 
-static uint64_t copies_of(const struct cst_sim_worker *w, uint32_t op)
-{
-    uint32_t n;
-    const uint32_t *chunks = cst_lease_op_chunks(&w->leases, op, &n);
-    uint64_t number = w->waited_copy;
-
-    for (uint32_t i = 0; i < n; i++) {
-        number = w->copy_of[chunks[i]] > number ? w->copy_of[chunks[i]] : number;
-    }
-    return number;
-}
-
 /* True in the last micro-batch of the step. */
 static bool is_last(const struct cst_sim_worker *w)
 {
@@ -216,10 +219,10 @@ static bool is_last(const struct cst_sim_worker *w)
 static void end_op(struct cst_sim_worker *w)
 {
     const struct cst_sim_op *at = &w->ops[w->at];
+    struct cst_err err;
 
     if (!w->play->config->reduce_once || is_last(w)) {
-        cst_lease_end(&w->leases, at->op, at->backward);
-        send_plan(w, false);
+        (void)is_done(w, cst_sequence_end(&w->sequence, at->op, at->backward, &err), &err);
     }
     w->at++;
     w->state = w->at < w->n_ops ? CST_SIM_BEGIN : CST_SIM_FLUSH;
@@ -227,11 +230,10 @@ static void end_op(struct cst_sim_worker *w)
 
 static void compute(struct cst_sim_worker *w)
 {
-    struct cst_sim_entry entry = {.at = w->ops[w->at], .step = w->step};
+    struct cst_sim_entry entry = {
+        .at = w->ops[w->at], .step = w->step, .number = w->sequence.awaited_copy};
 
     entry.work = work_of(w, &entry.at);
-    entry.number = w->waited_copy = copies_of(w, entry.at.op);
-    w->marked = false;
     if (w->stream) {
         cst_sim_enqueue(w, &entry);
         (void)cst_sim_run_stream(w);
@@ -242,48 +244,14 @@ static void compute(struct cst_sim_worker *w)
     }
 }
 
-/* Tell the daemon, once per operator, that the worker now waits for what it fetched ahead. */
-static void want(struct cst_sim_worker *w)
-{
-    if (w->wanted) {
-        return;
-    }
-    w->wanted = true;
-    cst_lease_want(&w->leases);
-    send_items(w, w->leases.items, w->leases.n_items, false);
-}
-
 static void begin_op(struct cst_sim_worker *w)
 {
     const struct cst_sim_op *at = &w->ops[w->at];
     struct cst_err err;
 
-    if (cst_lease_must_settle(&w->leases, at->op, at->backward)) {
-        want(w);
-        return;
+    if (is_done(w, cst_sequence_begin(&w->sequence, at->op, at->backward, &err), &err)) {
+        compute(w);
     }
-    /* An ACCUMULATE still waits for the stream: gradients of the next micro-batch are opened after
-     * it. */
-    if (at->backward && w->fences.n_turns > 0) {
-        return;
-    }
-    if (cst_lease_begin(&w->leases, at->op, at->backward, &err) != CST_OK) {
-        (void)cst_err_prefix(&err, "operator '%s'", model_of(w)->operators[at->op].name);
-        cst_sim_fail(w->play, &err);
-        return;
-    }
-    w->state = CST_SIM_AWAIT;
-    w->wanted = false;
-    send_plan(w, true);
-}
-
-static void begun(struct cst_sim_worker *w)
-{
-    const struct cst_sim_op *at = &w->ops[w->at];
-
-    cst_lease_ahead(&w->leases, at->op, at->backward);
-    send_plan(w, false);
-    compute(w);
 }
 
 /* -- micro-batches and steps ---------------------------------------------------------------- */
@@ -321,39 +289,25 @@ static void plan_micro_batch(struct cst_sim_worker *w)
 }
 
 /* End a micro-batch that is not the last one. */
-static void turn(struct cst_sim_worker *w)
+static void accumulate(struct cst_sim_worker *w)
 {
+    struct cst_err err;
+
     if (!w->play->config->reduce_once) {
-        cst_lease_turn(&w->leases);
-        send_plan(w, false);
-        cst_lease_reset_step(&w->leases);
+        (void)is_done(w, cst_sequence_accumulate(&w->sequence, &err), &err);
     }
     w->micro++;
     plan_micro_batch(w);
 }
 
-/* Hand in and give back everything that is left. */
-static void flush(struct cst_sim_worker *w)
+static void end_step(struct cst_sim_worker *w)
 {
-    if (!is_last(w)) {
-        turn(w);
-        return;
-    }
-    if (w->leases.asked_ahead != CST_LEASE_NONE) {
-        return;
-    }
-    cst_lease_flush(&w->leases);
-    send_plan(w, false);
-    w->state = CST_SIM_SETTLE;
-}
+    struct cst_err err;
 
-static void settle(struct cst_sim_worker *w)
-{
-    if (w->fences.n > 0) {
-        return;
+    if (is_done(w, cst_sequence_flush(&w->sequence, &err), &err)) {
+        w->state = CST_SIM_STEPPING;
+        cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_STEP, (uint64_t)w->rank << 32);
     }
-    w->state = CST_SIM_STEPPING;
-    cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_STEP, (uint64_t)w->rank << 32);
 }
 
 static void begin_step(struct cst_sim_worker *w)
@@ -385,16 +339,12 @@ static void advance(struct cst_sim_worker *w)
         case CST_SIM_BEGIN:
             begin_op(w);
             break;
-        case CST_SIM_AWAIT:
-            if (w->n_awaited == 0) {
-                begun(w);
-            }
-            break;
         case CST_SIM_FLUSH:
-            flush(w);
-            break;
-        case CST_SIM_SETTLE:
-            settle(w);
+            if (is_last(w)) {
+                end_step(w);
+            } else {
+                accumulate(w);
+            }
             break;
         case CST_SIM_SYNCING:
         case CST_SIM_COMPUTE:
@@ -446,7 +396,7 @@ void cst_sim_worker_timer(struct cst_sim_worker *w, enum cst_sim_timer kind, uin
         break;
     case CST_SIM_STEP_END:
         w->step++;
-        cst_lease_reset_step(&w->leases);
+        cst_sequence_stepped(&w->sequence);
         begin_step(w);
         advance(w);
         break;
@@ -471,13 +421,15 @@ static void computed(struct cst_sim_worker *w)
 
 void cst_sim_worker_ended(struct cst_sim_worker *w, struct cst_effort *effort)
 {
+    struct cst_err err;
+
     if (effort == &w->compute) {
         computed(w);
     } else {
         cst_sim_copied(w);
     }
     if (w->stream && cst_sim_run_stream(w)) {
-        give_back_passed(w);
+        (void)is_done(w, cst_sequence_pass(&w->sequence, &err), &err);
     }
     advance(w);
 }

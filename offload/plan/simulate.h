@@ -12,14 +12,13 @@
  *   shared_rates.c  efforts that share cores, memory and links
  *   timers.c        messages in flight
  *
- * The worker's books are offload/worker/lease.h and offload/worker/fence.h themselves, which are
- * pure: the code that runs in a worker also decides here what is asked for, and when. */
+ * The worker's order of requests is that of offload/worker/sequence.h, which is pure: the code that
+ * runs in a worker also decides here what is asked for, and when. */
 #ifndef CST_PLAN_SIMULATE_H
 #define CST_PLAN_SIMULATE_H
 
-#include "offload/worker/fence.h"
-#include "offload/worker/lease.h"
 #include "offload/core_state.h"
+#include "offload/worker/sequence.h"
 #include "offload/plan/shared_rates.h"
 #include "offload/plan/replay.h"
 #include "offload/plan/timers.h"
@@ -92,12 +91,9 @@ struct cst_sim_engine {
 
 enum cst_sim_state {
     CST_SIM_SYNCING,
-    CST_SIM_BEGIN,   /* The next operator is to begin. */
-    CST_SIM_AWAIT,   /* The worker waits for its batch. */
+    CST_SIM_BEGIN,   /* The next operator begins, and may wait for what it needs. */
     CST_SIM_COMPUTE, /* The processor computes. */
-    CST_SIM_FLUSH,   /* The micro-batch or step ends: hand in what is left. */
-    /* Wait until everything is handed in and given back. */
-    CST_SIM_SETTLE,
+    CST_SIM_FLUSH,   /* The micro-batch or step ends: hand in and give back what is left. */
     CST_SIM_STEPPING,
     CST_SIM_OVER,
 };
@@ -153,20 +149,14 @@ struct cst_sim_worker {
     struct cst_lease_operator *operators; /* Owned. */
     uint32_t *tensor_chunk;               /* Owned. */
     struct cst_lease_trait *traits;       /* Owned. */
-    struct cst_leases leases;
-    struct cst_fences fences;
+    struct cst_sequence sequence;
     struct cst_sim_batch *batches; /* Owned. */
     uint32_t n_batches;
-    uint32_t n_awaited;
-    /* The daemon was told that the current operator waits for what was fetched ahead. */
-    bool wanted;
 
     /* The fields from here on describe the stream. */
 
     struct cst_sim_entry *entries; /* A ring; owned. */
     uint32_t first, n_entries, entries_capacity;
-    bool marked;
-    uint64_t mark, passed;
     struct cst_effort compute;
     struct cst_sim_entry computing;
     uint64_t compute_begin;
@@ -175,9 +165,7 @@ struct cst_sim_worker {
 
     struct cst_sim_copy *copies; /* A ring; owned. */
     uint32_t first_copy, n_copies, copies_capacity;
-    uint64_t *copy_of;          /* Per chunk: number of its last copy; owned. */
-    uint64_t last_copy, copied; /* Numbers of the last begun and the last ended copy. */
-    uint64_t waited_copy;       /* Number of the copy for which the stream already waits. */
+    uint64_t copied; /* Number of the last copy that has ended. */
     struct cst_effort copying;
     uint64_t copy_begin;
 
@@ -285,6 +273,9 @@ bool cst_sim_run_stream(struct cst_sim_worker *worker);
 
 /* -- sim_worker.c: ranks --------------------------------------------------------------------------
  */
+
+/* What a worker does for its sequence. The argument is the struct cst_sim_worker. */
+extern const struct cst_sequence_calls cst_sim_worker_calls;
 
 /* Initialise the worker of @rank. CST_EINVAL, CST_ENOMEM; the caller calls cst_sim_worker_close
  * nevertheless. */

@@ -19,7 +19,7 @@ static void run_copy(struct cst_sim_worker *w)
 
 void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t bytes)
 {
-    struct cst_sim_copy copy = {.number = ++w->last_copy, .chunk = chunk};
+    struct cst_sim_copy copy = {.number = w->sequence.last_copy + 1, .chunk = chunk};
 
     if (w->n_copies == w->copies_capacity) {
         uint32_t grown = w->copies_capacity == 0 ? 16 : 2 * w->copies_capacity;
@@ -39,7 +39,7 @@ void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t byt
     }
     copy.work = (double)bytes / w->rates->up * 1e9 + w->rates->copy_latency_s * 1e9;
     w->copies[(w->first_copy + w->n_copies++) % w->copies_capacity] = copy;
-    w->copy_of[chunk] = copy.number;
+    cst_sequence_copied(&w->sequence, chunk, copy.number);
     w->play->moved_up += bytes * (uint64_t)w->stands_for;
     w->play->host_up += bytes * (uint64_t)w->stands_for;
     run_copy(w);
@@ -108,7 +108,7 @@ bool cst_sim_run_stream(struct cst_sim_worker *w)
         w->first = (w->first + 1) % w->entries_capacity;
         w->n_entries--;
         if (entry.is_mark) {
-            w->passed = entry.number;
+            w->sequence.passed = entry.number;
             passed = true;
         } else {
             cst_sim_compute(w, &entry);

@@ -27,7 +27,8 @@ static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
     for (uint32_t op = 0; op < model->n_operators; op++) {
         const struct cst_layout_operator *o = &model->operators[op];
 
-        w->operators[op] = (struct cst_lease_operator){.tensors = o->tensors,
+        w->operators[op] = (struct cst_lease_operator){.name = o->name,
+                                                       .tensors = o->tensors,
                                                        .n_tensors = o->n_tensors,
                                                        .runs = (o->ranks >> w->rank & 1) != 0};
     }
@@ -52,10 +53,8 @@ static int open_books(struct cst_sim_worker *w, struct cst_err *err)
     for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
         books.blocks[class] = pool->parts[class].n_blocks;
     }
-    rc = cst_lease_init(&w->leases, &books, err);
-    return rc == CST_OK
-               ? cst_fence_init(&w->fences, books.n_chunks, w->play->config->micro_batches, err)
-               : rc;
+    return cst_sequence_init(&w->sequence, &books, w->play->config->micro_batches, w->stream,
+                             &cst_sim_worker_calls, w, err);
 }
 
 static void set_speed(struct cst_sim_worker *w)
@@ -103,8 +102,7 @@ int cst_sim_worker_open(struct cst_sim *play, uint32_t rank, struct cst_err *err
     w->copying.device = w->device;
     set_speed(w);
     w->ops = malloc((2ul * core->model->n_operators + 1) * sizeof *w->ops);
-    w->copy_of = calloc(core->layout->n_chunks, sizeof *w->copy_of);
-    if (w->ops == NULL || w->copy_of == NULL) {
+    if (w->ops == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory to replay rank %u", rank);
     }
     if (w->rates->flops <= 0) {
@@ -123,11 +121,9 @@ void cst_sim_worker_close(struct cst_sim_worker *w)
     free(w->batches);
     free(w->entries);
     free(w->copies);
-    free(w->copy_of);
     free(w->ops);
     free(w->operators);
     free(w->tensor_chunk);
     free(w->traits);
-    cst_lease_close(&w->leases);
-    cst_fence_close(&w->fences);
+    cst_sequence_close(&w->sequence);
 }

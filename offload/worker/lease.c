@@ -544,3 +544,15 @@ void cst_lease_refuse(struct cst_leases *leases, const struct cst_lease_item *it
         leases->asked_ahead = CST_LEASE_NONE;
     }
 }
+
+void cst_lease_give_up(struct cst_leases *leases)
+{
+    for (uint32_t i = 0; i < leases->n_items; i++) {
+        const struct cst_lease_item *item = &leases->items[i];
+
+        if (item->kind == CST_LEASE_FETCH_WEIGHT || item->kind == CST_LEASE_FETCH_GRAD) {
+            cst_lease_refuse(leases, item);
+        }
+    }
+    leases->n_items = 0;
+}

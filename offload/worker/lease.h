@@ -63,6 +63,7 @@ struct cst_lease_item {
 };
 
 struct cst_lease_operator {
+    const char *name;        /* For errors. Borrowed. */
     const uint32_t *tensors; /* Numbers of the tensors that it uses. Borrowed. */
     uint32_t n_tensors;      /* Number of entries in tensors. */
     bool runs;               /* This rank runs the operator. */
@@ -144,11 +145,14 @@ bool cst_lease_must_settle(struct cst_leases *leases, uint32_t op, bool backward
 /* Plan to tell the daemon that the worker now waits for the FETCH ahead in flight. */
 void cst_lease_want(struct cst_leases *leases);
 
-/* Remove all planned items. Called before hints, which add items to the list. */
+/* Remove all planned items: they were sent. */
 void cst_lease_clear(struct cst_leases *leases);
 
+/* Remove all planned items: they are not sent, and the fetches among them are refused. */
+void cst_lease_give_up(struct cst_leases *leases);
+
 /* Plan to tell the daemon that the weights of @chunk are wanted soon, unless they are HELD or
- * ASKED. */
+ * ASKED. Adds to the planned items, as cst_lease_evict does. */
 void cst_lease_prefetch(struct cst_leases *leases, uint32_t chunk);
 
 /* Plan to release the weights of @chunk if they are HELD, and to tell the daemon that they are not

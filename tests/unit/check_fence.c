@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of client/fence: leases that are given back wait for their fence, in a queue between struct
+/* Tests of offload/worker/fence: leases that are given back wait for their fence, in a queue between struct
  * cst_leases and a model of the daemon. */
 #include "offload/worker/fence.h"
 #include "tests/lib/suite.h"
@@ -117,7 +117,7 @@ static void deliver_ahead(void)
     }
 }
 
-/* Send as client/device.c does. */
+/* Send as offload/worker/sequence.c does. */
 static void send_plan(void)
 {
     struct cst_leases *leases = &rig.model->leases;
