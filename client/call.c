@@ -10,6 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* How long to wait until a request is sent again for which the kernel had no memory. */
+enum { RETRY_MS = 10 };
+
 static void finish(struct cstc_call *call, int status, const char *words)
 {
     call->status = status;
@@ -137,6 +140,7 @@ static int transmit(struct cst_client *client, struct cstc_call *call, const uin
     struct cst_err why = {0};
     int rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
 
+    client->starved = rc == CST_ENOMEM;
     if (rc == CST_EAGAIN || rc == CST_ENOMEM) {
         return CST_EAGAIN; /* If the kernel has no memory for it now, it is sent later. */
     }
@@ -330,40 +334,52 @@ int cstc_call_pump(struct cst_client *client, struct cst_err *err)
     return rc == CST_EAGAIN ? CST_OK : rc;
 }
 
-int cstc_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
+/* Wait at most @timeout_ms for something to arrive or, if @queued, for space in the socket. Sets
+ * *n_out to the result of poll(). */
+static int wait_ready(struct cst_client *client, bool queued, int timeout_ms, int *n_out,
+                      struct cst_err *err)
 {
-    struct pollfd pfds[2];
-    int rc = cstc_client_check(client, err);
+    struct pollfd pfds[2] = {
+        {.fd = client->sock, .events = (short)(POLLIN | (queued ? POLLOUT : 0))},
+        {.fd = client->watched, .events = POLLIN}};
+    struct cst_err why;
 
-    if (rc != CST_OK) {
-        return rc;
-    }
-    rc = drain(client, err);
-    /* Without a time limit and a device, a blocking read is enough and saves the poll. */
-    if (rc == CST_OK && timeout_ms < 0 && client->watch == NULL) {
-        return receive(client, 0, err);
-    }
-    if (rc != CST_OK && rc != CST_EAGAIN) {
-        return rc;
-    }
-    pfds[0] = (struct pollfd){.fd = client->sock,
-                              .events = (short)(POLLIN | (rc == CST_EAGAIN ? POLLOUT : 0))};
-    pfds[1] = (struct pollfd){.fd = client->watched, .events = POLLIN};
-    rc = poll(pfds, client->watch != NULL ? 2 : 1, timeout_ms);
-    if (rc < 0 && errno != EINTR) {
-        struct cst_err why;
-
+    *n_out = poll(pfds, client->watch != NULL ? 2 : 1, timeout_ms);
+    if (*n_out < 0 && errno != EINTR) {
         (void)cst_err_errno(&why, CST_EIO, errno, "poll");
         return die(client, CST_EIO, &why, err);
     }
-    if (rc == 0) {
-        return cst_err_set(err, CST_ETIMEDOUT, "daemon at %s: no answer within %d ms", client->path,
-                           timeout_ms);
-    }
-    if (pfds[1].revents != 0) {
+    if (*n_out > 0 && pfds[1].revents != 0) {
         client->watch(client);
     }
-    return cstc_call_pump(client, err);
+    return CST_OK;
+}
+
+int cstc_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
+{
+    int rc = cstc_client_check(client, err), left_ms = timeout_ms, n = 0;
+
+    while (rc == CST_OK && n == 0) {
+        bool queued, starved;
+
+        rc = drain(client, err);
+        /* Without a time limit and a device, a blocking read is enough and saves the poll. */
+        if (rc == CST_OK && timeout_ms < 0 && client->watch == NULL) {
+            return receive(client, 0, err);
+        }
+        if (rc != CST_OK && rc != CST_EAGAIN) {
+            return rc;
+        }
+        queued = rc == CST_EAGAIN;
+        starved = queued && client->starved && (left_ms < 0 || left_ms > RETRY_MS);
+        rc = wait_ready(client, queued && !client->starved, starved ? RETRY_MS : left_ms, &n, err);
+        if (rc == CST_OK && n == 0 && !starved) {
+            return cst_err_set(err, CST_ETIMEDOUT, "daemon at %s: no answer within %d ms",
+                               client->path, timeout_ms);
+        }
+        left_ms -= starved && left_ms > 0 ? RETRY_MS : 0;
+    }
+    return rc == CST_OK ? cstc_call_pump(client, err) : rc;
 }
 
 int cstc_call_result(const struct cstc_call *call, struct cst_err *err)

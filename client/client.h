@@ -32,7 +32,9 @@ struct cst_client {
     struct cstc_call *sent;       /* Calls in flight, newest first. */
     struct cstc_call *queue;      /* Calls that are not sent yet, oldest first. */
     struct cstc_call **queue_end; /* The pointer to which the next queued call is linked. */
-    struct cst_job *job;          /* Owned; NULL before cst_job_open. */
+    /* The kernel had no memory for the oldest queued call. POLLOUT does not say when it has. */
+    bool starved;
+    struct cst_job *job; /* Owned; NULL before cst_job_open. */
     /* A cst_try_... call of the job has not ended. Only that call may read replies. */
     bool pending;
     struct cst_client *next;  /* Next in the list of all clients of the process, for fork.c. */

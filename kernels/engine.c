@@ -338,10 +338,10 @@ static int turn(struct cste_engine *engine, struct cst_err *err)
     };
     int rc = CST_OK;
 
-    if (engine->outbox.full) {
+    if (engine->outbox.full && !engine->outbox.starved) {
         fds[0].events |= POLLOUT;
     }
-    if (poll(fds, 2, -1) < 0 && errno != EINTR) {
+    if (poll(fds, 2, engine->outbox.starved ? CSTE_OUTBOX_RETRY_MS : -1) < 0 && errno != EINTR) {
         return cst_err_errno(err, CST_EINTERNAL, errno, "poll");
     }
     if (fds[1].revents != 0) {

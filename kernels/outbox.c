@@ -176,6 +176,7 @@ int cste_outbox_send(struct cste_outbox *outbox, struct cst_err *err)
 {
     int rc = CST_OK;
 
+    outbox->starved = false;
     while (rc == CST_OK) {
         if (outbox->messages == NULL) {
             if (outbox->completions == NULL) {
@@ -185,8 +186,8 @@ int cste_outbox_send(struct cste_outbox *outbox, struct cst_err *err)
             continue;
         }
         rc = cst_frame_send(outbox->sock, MSG_DONTWAIT, &outbox->messages->frame, err);
-        /* The machine is short of memory for a while. Sending is tried again. */
         if (rc == CST_ENOMEM) {
+            outbox->starved = true;
             rc = CST_EAGAIN;
         }
         if (rc == CST_OK) {

@@ -22,10 +22,15 @@ struct cste_completion {
     struct cste_completion *next; /* Next younger completion. */
 };
 
+enum { CSTE_OUTBOX_RETRY_MS = 10 };
+
 /* Messages and completions that wait for the socket. */
 struct cste_outbox {
     int sock;  /* A SOCK_SEQPACKET socket; borrowed. */
-    bool full; /* The socket takes no more messages until it is writable. */
+    bool full; /* The socket took not all messages. */
+    /* If full: the kernel had no memory for a message. POLLOUT does not say when it has, so that
+     * the owner sends again after CSTE_OUTBOX_RETRY_MS. */
+    bool starved;
     struct cste_outbox_message *messages,
         **messages_tail; /* Packed messages, first in first out. */
     /* Completions that are not packed yet. These completions are younger than all messages. */
@@ -50,8 +55,9 @@ int cste_outbox_complete(struct cste_outbox *outbox, uint64_t ticket, int status
                          const double *value, const char *text, uint64_t began_ns,
                          uint64_t ended_ns, struct cst_err *err);
 
-/* Send as much as the socket takes. outbox->full then says whether something is left. CST_ECONN:
- * the daemon has closed the connection; CST_ENOMEM. */
+/* Send as much as the socket takes. outbox->full then says whether something is left, and
+ * outbox->starved when to call again. CST_ECONN: the daemon has closed the connection; CST_ENOMEM:
+ * no memory to pack completions. */
 int cste_outbox_send(struct cste_outbox *outbox, struct cst_err *err);
 
 #endif
