@@ -20,7 +20,7 @@ static bool is_room_open(const struct cstd_worker *worker)
     const struct cst_plan_config asked = {.device_update_bytes = worker->room_asked,
                                           .device_states = worker->states_asked};
 
-    return cst_plan_chooses_room(&asked);
+    return cst_plan_chooses_reservation(&asked);
 }
 
 bool cstd_device_reservation_is_open(const struct cstd_worker *worker)
@@ -60,7 +60,7 @@ int cstd_device_reservation_check_request(const struct cstd_job_request *request
                                           .states = cstd_job_options_states(&request->options)};
     bool open = request->device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
                 request->device_states == CST_PLAN_DEVICE_UPDATE_AUTO;
-    int rc = open ? cst_plan_check_rooms(&asked, err) : CST_OK;
+    int rc = open ? cst_plan_check_reservation(&asked, err) : CST_OK;
     char pool[CST_SIZE_EXACT];
 
     if (rc == CST_OK && open && request->gpu != NULL && request->pool_bytes > 0) {

@@ -97,7 +97,7 @@ static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
     /* For the search, memory_bytes 0 means unlimited memory: state here that there is none. */
     if (s->full) {
         s->config.device_update_bytes =
-            cst_plan_chooses_room(&s->config) ? 0 : s->config.device_update_bytes;
+            cst_plan_chooses_reservation(&s->config) ? 0 : s->config.device_update_bytes;
         s->config.device_states = 0;
     }
 }
@@ -238,35 +238,11 @@ static void search_all(struct cstd_plan_search *s)
     s->rc = cst_plan_search(&plans, &s->config, &s->err);
     if (s->rc == CST_OK) {
         s->choice = plans.best;
-        s->choice.device_rows = s->choice.disk_rows = NULL;
         s->predicted = plans.best.predicted;
         s->n_candidates = plans.n_candidates;
         s->stopped = plans.stopped;
         (void)snprintf(s->states_why, sizeof s->states_why, "%s",
                        s->full ? "no memory of an accelerator is free" : plans.states_why);
-        cst_plans_close(&plans);
-    }
-}
-
-/* Replay the current plan with several prefetch depths. The current depth is tried first and is
- * kept unless another one is faster. Depths for which no time is left are not tried. */
-static void search_depth(struct cstd_plan_search *s)
-{
-    const uint32_t depths[] = {s->choice.prefetch_depth, 0, 1, 2, 4, 8, CST_CORE_NO_PREFETCH};
-    struct cst_plan_choice choice = s->choice;
-    struct cst_replay_result result;
-
-    for (size_t i = 0; i < sizeof depths / sizeof *depths && s->rc == CST_OK; i++) {
-        choice.prefetch_depth = depths[i];
-        s->rc = cst_plan_replay(&s->config, &choice, 0, NULL, NULL, &result, &s->err);
-        if (s->rc == CST_ETIMEDOUT && i > 0) {
-            s->rc = CST_OK;
-            break;
-        }
-        if (s->rc == CST_OK && (i == 0 || result.step_ns < s->predicted.step_ns)) {
-            s->choice.prefetch_depth = depths[i];
-            s->predicted = result;
-        }
     }
 }
 
@@ -288,7 +264,7 @@ static void on_run(struct cstd_search_task *task)
     struct cstd_plan_search *s = search_of(task);
 
     if (s->depth_only) {
-        search_depth(s);
+        s->rc = cst_plan_tune(&s->config, &s->choice, &s->predicted, &s->err);
     } else {
         search_all(s);
     }

@@ -311,10 +311,7 @@ int cli_plan(struct cli *cli)
     }
     rc = cst_plan_search(&plans, &input.config, &err);
     rc = name_options(&input, rc, &err);
-    if (rc == CST_OK) {
-        rc = report(cli, &input, &plans, &err);
-        cst_plans_close(&plans);
-    }
+    rc = rc == CST_OK ? report(cli, &input, &plans, &err) : rc;
     cli_plan_input_close(&input);
     return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
 }

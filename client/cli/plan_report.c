@@ -18,6 +18,14 @@ static bool is_on_accelerator(const struct cst_layout_chunk *chunk, int row)
     return chunk->device != 0 && row >= CST_ROW_MASTER && row <= CST_ROW_EXP_AVG_SQ;
 }
 
+/* Return whether @row of the chunk with number @from_end, counted from the end, is on disk. */
+static bool is_on_disk(const struct cst_plan_choice *choice, uint32_t from_end, int row)
+{
+    return (row == CST_ROW_MASTER && from_end <= choice->what_if.n_masters) ||
+           ((row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ) &&
+            from_end <= choice->what_if.n_moments);
+}
+
 static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *choice,
                       const struct cst_layout *layout, uint32_t c)
 {
@@ -31,10 +39,9 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *c
                             ? cst_layout_row_bytes(&states, layout->grad_bytes, row, chunk->n_elems)
                             : 0;
 
-        if (is_on_accelerator(chunk, row) ||
-            (choice->device_rows != NULL && (choice->device_rows[c] >> row & 1) != 0)) {
+        if (is_on_accelerator(chunk, row) || c < choice->what_if.n_at_home) {
             out->device[row] += more;
-        } else if (choice->disk_rows != NULL && (choice->disk_rows[c] >> row & 1) != 0) {
+        } else if (is_on_disk(choice, layout->n_chunks - c, row)) {
             out->disk[row] += more;
         } else {
             out->host[row] += more;
@@ -346,6 +353,9 @@ static void print_head(const struct cli_plan_input *input)
     const struct cst_model *model = &input->model.model;
     char a[CLI_HUMAN_BYTES];
 
+    if (!input->config.runtime_only) {
+        (void)printf("what-if   no job can run this plan: it may have what the daemon cannot do\n");
+    }
     (void)printf("model     %s: %s parameters in %u tensors, %u operators\n", input->model.name,
                  cli_count(model->n_params, a), model->n_tensors, model->n_operators);
     (void)printf("machine   %u rank%s on %s, %u NUMA node%s; rates of %s\n", input->config.world,

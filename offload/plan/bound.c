@@ -33,16 +33,17 @@ static double sum_update(const struct cst_rates *rates)
 }
 
 /* Elements/s of all updates, if accelerators always work at their full rate. */
-static double update_rate(const struct cst_search *s, const struct cst_plan_try *try)
+static double update_rate(const struct cst_search *s, const struct cst_plan_point *point)
 {
-    return sum_update(&s->rates) + (try->device_update_bytes > 0
-                                        ? s->n_rooms * s->rates.devices[s->accelerator].update
-                                        : 0);
+    return sum_update(&s->rates) +
+           (point->device_update_bytes > 0
+                ? s->n_reservations * s->rates.devices[s->accelerator].update
+                : 0);
 }
 
 /* Likely duration of the updates, in seconds: those of chunks whose states are copied up and down
  * are limited by the links. */
-static double likely_update(const struct cst_search *s, const struct cst_plan_try *try,
+static double likely_update(const struct cst_search *s, const struct cst_plan_point *point,
                             const struct cst_layout *layout)
 {
     const struct cst_rates_device *d = &s->rates.devices[s->accelerator];
@@ -53,17 +54,17 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_tr
     double through = link / one_way < d->update ? link / one_way : d->update;
     double staying = 0, others = 0;
 
-    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         double elems = (double)layout->chunks[c].n_elems;
         bool trains = cst_pattern(layout->chunks[c].pattern)->has_states;
 
         staying += layout->chunks[c].device != 0 ? elems : 0;
         others += trains && layout->chunks[c].device == 0 ? elems : 0;
     }
-    return try->device_update_bytes == 0
+    return point->device_update_bytes == 0
                ? over(others, sum_update(&s->rates))
-               : most(over(staying, s->n_rooms * d->update),
-                      over(others, sum_update(&s->rates) + s->n_rooms * through));
+               : most(over(staying, s->n_reservations * d->update),
+                      over(others, sum_update(&s->rates) + s->n_reservations * through));
 }
 
 /* Elements of the chunks whose weights are in host memory. */
@@ -85,12 +86,12 @@ static bool lands(const struct cst_layout *layout, const struct cst_layout_chunk
     return layout->landings != NULL && __builtin_popcountll(chunk->ranks) == 1;
 }
 
-static struct elements count_elements(const struct cst_plan_try *try,
+static struct elements count_elements(const struct cst_plan_point *point,
                                       const struct cst_layout *layout)
 {
     struct elements n = {0};
 
-    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         double elems = (double)chunk->n_elems;
         bool trains = cst_pattern(chunk->pattern)->has_states;
@@ -104,12 +105,12 @@ static struct elements count_elements(const struct cst_plan_try *try,
 }
 
 /* Least number of bytes of weights that are copied up in a step. A pass finds at most as many
- * weights in blocks as the pool holds. The first pass of a step finds frozen weights only, because
- * the others are new. */
-static double loaded_bytes(const struct cst_search *s, const struct cst_plan_try *try,
+ * weights in blocks as the pool keeps_gradients. The first pass of a step finds frozen weights
+ * only, because the others are new. */
+static double loaded_bytes(const struct cst_search *s, const struct cst_plan_point *point,
                            const struct elements *n)
 {
-    double pool = (double)try->pool_bytes, all = 2 * (n->trained + n->frozen);
+    double pool = (double)point->pool_bytes, all = 2 * (n->trained + n->frozen);
     double first = 2 * n->trained + most(2 * n->frozen - pool, 0);
 
     return first + (2.0 * s->config->micro_batches - 1) * most(all - pool, 0);
@@ -124,13 +125,13 @@ static double gradient_bytes(const struct cst_layout *layout, const struct eleme
 
 /* Elements of chunks at home on devices that are updated there; *weights: all elements of such
  * chunks. */
-static double on_devices(const struct cst_plan_try *try, const struct cst_layout *layout,
+static double on_devices(const struct cst_plan_point *point, const struct cst_layout *layout,
                          double *weights)
 {
     double updated = 0;
 
     *weights = 0;
-    for (uint32_t c = 0; c < try->n_device; c++) {
+    for (uint32_t c = 0; c < point->what_if.n_at_home; c++) {
         double elems = (double)layout->chunks[c].n_elems;
 
         *weights += elems;
@@ -139,25 +140,25 @@ static double on_devices(const struct cst_plan_try *try, const struct cst_layout
     return updated;
 }
 
-static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
+static void add_up(const struct cst_search *s, const struct cst_plan_point *point,
                    const struct cst_layout *layout, struct work *w)
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     const struct cst_rates_node *n = &s->rates.nodes[0];
-    struct elements elements = count_elements(try, layout);
-    double at_home, updated = on_devices(try, layout, &at_home);
-    double loaded, n_down = try->once ? 1 : s->config->micro_batches;
+    struct elements elements = count_elements(point, layout);
+    double at_home, updated = on_devices(point, layout, &at_home);
+    double loaded, n_down = point->once ? 1 : s->config->micro_batches;
 
-    /* What each rank holds is not known here, so take the safe lower bound. */
+    /* What each rank keeps_gradients is not known here, so take the safe lower bound. */
     if (s->stands_for == 1 && s->world > 1) {
         elements.trained = elements.frozen = elements.landed = 0;
     }
-    loaded = loaded_bytes(s, try, &elements);
+    loaded = loaded_bytes(s, point, &elements);
     w->up = over(loaded, d->up);
     /* The ranks' devices share the sum of a chunk's gradient. */
     w->down = over(gradient_bytes(layout, &elements) * n_down / s->world, d->down);
     w->peer = over(2 * at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
-    w->update = over(elements.states, update_rate(s, try));
+    w->update = over(elements.states, update_rate(s, point));
     w->device_update = over(updated / s->world, d->update);
     if (s->host) { /* Updates can make the sums in the same pass. */
         double ranks = s->world;
@@ -169,14 +170,14 @@ static void add_up(const struct cst_search *s, const struct cst_plan_try *try,
                 : over(elements.trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
         w->up = w->down = 0;
     }
-    w->disk = over((double)try->disk_bytes, s->rates.disk_read) +
-              over((double)try->disk_bytes, s->rates.disk_write);
+    w->disk = over((double)point->disk_bytes, s->rates.disk_read) +
+              over((double)point->disk_bytes, s->rates.disk_write);
 }
 
 /* Least duration of a step because fetches wait for updates: the last weights of the first forward
  * pass can be used when everything that the pass uses is updated, and then the later passes remain
  * to be computed. 0 if updates do not wait for the commit. */
-static double behind_updates(const struct cst_search *s, const struct cst_plan_try *try,
+static double behind_updates(const struct cst_search *s, const struct cst_plan_point *point,
                              const struct cst_layout *layout)
 {
     double passes = s->config->recompute ? 4 : 3, used = 0;
@@ -184,26 +185,27 @@ static double behind_updates(const struct cst_search *s, const struct cst_plan_t
     if (s->config->overlap != CST_OVERLAP_COMMIT) {
         return 0;
     }
-    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         const struct cst_pattern *pattern = cst_pattern(layout->chunks[c].pattern);
 
         used += layout->chunks[c].n_uses > 0 && pattern->has_states && !pattern->sparse
                     ? (double)layout->chunks[c].n_elems
                     : 0;
     }
-    return over(used, update_rate(s, try)) +
+    return over(used, update_rate(s, point)) +
            s->compute_ns / 1e9 * (1 - 1 / (passes * s->config->micro_batches));
 }
 
-static void add_ends(const struct cst_search *s, const struct cst_plan_try *try,
+static void add_ends(const struct cst_search *s, const struct cst_plan_point *point,
                      const struct cst_layout *layout, struct work *w)
 {
     const struct cst_rates_device *d = &s->rates.devices[0];
     double first = (double)layout->chunks[0].n_elems;
     double last = first; /* The gradient of the first chunk is also the last one to be complete. */
 
-    w->first = try->n_device > 0 ? over(first, d->update)
-                                 : over(first, s->rates.nodes[0].update) + over(2 * first, d->up);
+    w->first = point->what_if.n_at_home > 0
+                   ? over(first, d->update)
+                   : over(first, s->rates.nodes[0].update) + over(2 * first, d->up);
     w->last = over(2 * last, d->down);
     w->first += 4 * s->rates.request_s;
     w->last += 4 * s->rates.request_s +
@@ -216,28 +218,28 @@ static uint64_t to_ns(double seconds)
     return seconds < 0x1p62 / 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_C(1) << 62;
 }
 
-void cst_search_bound(const struct cst_search *s, struct cst_plan_try *try,
+void cst_search_bound(const struct cst_search *s, struct cst_plan_point *point,
                       const struct cst_layout *layout)
 {
     struct work w = {0};
     double compute = s->compute_ns / 1e9, bound, others, likely;
 
-    add_up(s, try, layout, &w);
-    add_ends(s, try, layout, &w);
+    add_up(s, point, layout, &w);
+    add_ends(s, point, layout, &w);
     if (s->host) { /* Everything uses the same cores, but copies do not use all of them. */
-        bound = compute + w.reduce + (try->device_update_bytes > 0 ? 0 : w.update);
+        bound = compute + w.reduce + (point->device_update_bytes > 0 ? 0 : w.update);
         bound = most(most(bound, w.update), w.copy);
         others = 0.5 * w.copy;
     } else {
         bound = most(most(compute, w.update), most(most(w.up, w.down), w.device_update));
-        bound = most(bound, behind_updates(s, try, layout));
+        bound = most(bound, behind_updates(s, point, layout));
         /* A rough share of the work that does not overlap; only the estimate uses it. */
         others = 0.2 * (w.up + w.down + w.update + w.peer);
     }
     bound = most(bound, w.disk);
-    likely = likely_update(s, try, layout);
+    likely = likely_update(s, point, layout);
     others += likely > w.update ? likely - w.update : 0;
-    try->bound_ns = to_ns(bound);
-    try->estimate_ns =
-        to_ns(bound + others + w.first + w.last + 0.1 * try->n_chunks * s->rates.request_s);
+    point->bound_ns = to_ns(bound);
+    point->estimate_ns =
+        to_ns(bound + others + w.first + w.last + 0.1 * point->n_chunks * s->rates.request_s);
 }

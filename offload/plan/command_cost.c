@@ -173,16 +173,16 @@ static void cost_reduce(struct cst_sim *play, struct cst_sim_command *c,
 static double disk_bytes(const struct cst_sim *play, uint32_t chunk)
 {
     const struct cst_layout *layout = play->config->core->layout;
-    double bytes = 0;
+    const struct cst_what_if *what_if = &play->config->what_if;
+    uint32_t from_end = layout->n_chunks - chunk;
+    uint64_t bytes = 0;
 
-    for (int row = 0; play->config->disk_rows != NULL && row < CST_ROW_COUNT; row++) {
-        bool there = (play->config->disk_rows[chunk] & 1u << row) != 0;
-
-        bytes += !there ? 0
-                        : (double)cst_layout_row_bytes(&layout->states, 2, row, CST_MX8_BLOCK) /
-                              CST_MX8_BLOCK;
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        if (from_end <= (row == CST_ROW_MASTER ? what_if->n_masters : what_if->n_moments)) {
+            bytes += cst_layout_row_bytes(&layout->states, 2, row, CST_MX8_BLOCK);
+        }
     }
-    return bytes;
+    return (double)bytes / CST_MX8_BLOCK;
 }
 
 /* Additional work of an update that makes the sum, as a share: it reads the first contribution

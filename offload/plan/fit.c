@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks and bytes of a point. */
-#include "offload/plan/search.h"
+#include "offload/plan/reservation.h"
 
 #include "offload/packing.h"
 #include "proto/size.h"
@@ -15,57 +15,26 @@ static bool trains(const struct cst_layout_chunk *chunk)
     return cst_pattern(chunk->pattern)->has_states;
 }
 
-uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
-                               uint32_t chunk)
-{
-    uint8_t all = 1u << CST_ROW_WEIGHT | 1u << CST_ROW_GRAD | 1u << CST_ROW_MASTER |
-                  1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
-
-    if (layout->states.two_weights) {
-        all |= 1u << CST_ROW_WEIGHT_OTHER;
-    }
-    if (chunk >= try->n_device) {
-        return 0;
-    }
-    return trains(&layout->chunks[chunk]) ? all : 1u << CST_ROW_WEIGHT;
-}
-
-uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
-                             uint32_t chunk)
-{
-    uint32_t from_end = layout->n_chunks - chunk;
-    uint8_t rows = 0;
-
-    if (!trains(&layout->chunks[chunk]) || chunk < try->n_device) {
-        return 0;
-    }
-    if (from_end <= try->n_moments) {
-        rows |= 1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
-    }
-    if (from_end <= try->n_masters) {
-        rows |= 1u << CST_ROW_MASTER;
-    }
-    return rows;
-}
-
 /* -- shortages -------------------------------------------------------------------------------- */
 
 /* Bytes of the ranks' own devices that updates use. */
-static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_try *try)
+static uint64_t for_updates(const struct cst_search *s, const struct cst_plan_point *point)
 {
-    return s->host || try->device_update_bytes == 0 ? 0
-                                                    : try->device_update_bytes + try->device_states;
+    return s->host || point->device_update_bytes == 0
+               ? 0
+               : point->device_update_bytes + point->device_states;
 }
 
-static uint32_t least_blocks(const struct cst_plan_try *try, const struct cst_layout_class *class)
+static uint32_t least_blocks(const struct cst_plan_point *point,
+                             const struct cst_layout_class *class)
 {
-    uint32_t n = class->min_blocks + (try->once ? class->n_chunks : 0);
+    uint32_t n = class->min_blocks + (point->once ? class->n_chunks : 0);
 
     return n < class->max_blocks ? n : class->max_blocks;
 }
 
 /* Describe the least blocks of each size class: "2 of 8.0 KiB and 1 of 64.0 KiB". */
-static void describe_least(const struct cst_plan_try *try, const struct cst_layout *layout,
+static void describe_least(const struct cst_plan_point *point, const struct cst_layout *layout,
                            char *out, size_t n)
 {
     char block[CST_SIZE_TEXT];
@@ -73,7 +42,7 @@ static void describe_least(const struct cst_plan_try *try, const struct cst_layo
 
     for (uint32_t i = 0; i < layout->n_classes && used < n; i++) {
         int more = snprintf(out + used, n - used, "%s%" PRIu32 " of %s", i > 0 ? " and " : "",
-                            least_blocks(try, &layout->classes[i]),
+                            least_blocks(point, &layout->classes[i]),
                             cst_size_text(2 * layout->classes[i].capacity, block));
 
         used += more > 0 ? (size_t)more : 0;
@@ -82,59 +51,60 @@ static void describe_least(const struct cst_plan_try *try, const struct cst_layo
 
 /* Describe a shortage of device memory. @needed: bytes of the smallest pool and of updates. */
 static void describe_device(const struct cst_search *s, const struct cst_layout *layout,
-                            const struct cst_plan_try *try, uint64_t needed, struct cst_err *err)
+                            const struct cst_plan_point *point, uint64_t needed,
+                            struct cst_err *err)
 {
     uint64_t limit = s->config->budget->device_bytes;
     uint64_t beyond = s->activation_bytes > limit && !s->host ? s->activation_bytes - limit : 0;
     char updates[96] = "", blocks[96], kept[CST_SIZE_TEXT], pool[CST_SIZE_TEXT];
     char device[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
-    if (for_updates(s, try) > 0) {
+    if (for_updates(s, point) > 0) {
         int n = snprintf(updates, sizeof updates, ", updates %s",
-                         cst_size_text(try->device_update_bytes, kept));
+                         cst_size_text(point->device_update_bytes, kept));
 
-        if (try->device_states > 0) {
+        if (point->device_states > 0) {
             (void)snprintf(updates + n, sizeof updates - (size_t)n, ", states that stay there %s",
-                           cst_size_text(try->device_states, kept));
+                           cst_size_text(point->device_states, kept));
         }
     }
-    describe_least(try, layout, blocks, sizeof blocks);
+    describe_least(point, layout, blocks, sizeof blocks);
     (void)cst_err_set(
         err, CST_EPOOL,
         "device memory of %s: activations take %s%s, the smallest pool %s (operator '%s', blocks: "
         "%s): %s short",
         cst_size_text(limit, device), cst_size_text(s->activation_bytes, kept), updates,
-        cst_size_text(needed - for_updates(s, try), pool),
+        cst_size_text(needed - for_updates(s, point), pool),
         s->config->model->n_operators == 0 ? ""
                                            : s->config->model->operators[layout->min_operator].name,
-        blocks, cst_size_exact(needed - s->room + beyond, lacks));
+        blocks, cst_size_exact(needed - s->device_left + beyond, lacks));
 }
 
-static bool may_use_disk(const struct cst_search *s, const struct cst_plan_try *try)
+static bool may_use_disk(const struct cst_search *s, const struct cst_plan_point *point)
 {
     return !s->config->runtime_only && s->config->budget->disk_bytes > 0 &&
-           s->rates.disk_read > 0 && s->rates.disk_write > 0 && try->device_update_bytes == 0;
+           s->rates.disk_read > 0 && s->rates.disk_write > 0 && point->device_update_bytes == 0;
 }
 
 /* Describe a shortage of host memory. @spared: bytes that gradients in weight rows would save. */
-static void describe_host(const struct cst_search *s, const struct cst_plan_try *try,
+static void describe_host(const struct cst_search *s, const struct cst_plan_point *point,
                           uint64_t spared, struct cst_err *err)
 {
     uint64_t limit = s->config->budget->host_bytes;
-    bool disk = may_use_disk(s, try);
+    bool disk = may_use_disk(s, point);
     char words[96] = "", host[CST_SIZE_TEXT], takes[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
-    if (try->over || disk) {
+    if (point->over || disk) {
         (void)snprintf(words, sizeof words, ", %s",
-                       try->over ? "with gradients in the place of weights"
-                                 : "when the disk is full");
+                       point->over ? "with gradients in the place of weights"
+                                   : "when the disk is full");
     } else if (spared > 0) {
         (void)snprintf(words, sizeof words, ", of which --grad-over-weight would save %s",
                        cst_size_text(spared, takes));
     }
     (void)cst_err_set(err, CST_EBUDGET, "host memory of %s: states and pools take %s%s: %s short",
-                      cst_size_text(limit, host), cst_size_text(try->host_bytes, takes), words,
-                      cst_size_exact(try->host_bytes - limit, lacks));
+                      cst_size_text(limit, host), cst_size_text(point->host_bytes, takes), words,
+                      cst_size_exact(point->host_bytes - limit, lacks));
 }
 
 /* Shortages of a candidate; 0: none. */
@@ -151,10 +121,10 @@ static bool is_smaller(uint64_t bytes, uint64_t most)
     return bytes > 0 && (most == 0 || bytes < most);
 }
 
-/* Record @lack of @try if it is the smallest of its kind. Candidates that use device memory by the
- * search's own choice do not prove that a device is too small. */
+/* Record @lack of @point if it is the smallest of its kind. Candidates that use device memory by
+ * the search's own choice do not prove that a device is too small. */
 static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
-                          const struct cst_plan_try *try, const struct shortage *lack)
+                          const struct cst_plan_point *point, const struct shortage *lack)
 {
     bool both = lack->device > 0 && lack->host > 0;
     struct cst_plan_short *device = both ? &s->lack.device_of_both : &s->lack.device;
@@ -163,17 +133,18 @@ static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
                     : lack->device > 0 ? device->bytes
                                        : host->bytes;
 
-    if ((lack->device > 0 && (try->block_room < s->room || try->state_room > 0 || s->splits)) ||
+    if ((lack->device > 0 &&
+         (point->pool_limit < s->device_left || point->home_limit > 0 || s->splits)) ||
         !is_smaller(lack->device + lack->host, most)) {
         return;
     }
     if (lack->device > 0) {
         device->bytes = lack->device;
-        describe_device(s, layout, try, lack->needed, &device->err);
+        describe_device(s, layout, point, lack->needed, &device->err);
     }
     if (lack->host > 0) {
         host->bytes = lack->host;
-        describe_host(s, try, lack->spared, &host->err);
+        describe_host(s, point, lack->spared, &host->err);
     }
 }
 
@@ -199,33 +170,33 @@ static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_la
 }
 
 /* Keep states of the first chunks on devices, of as many as fit; each device has its share. */
-static void fit_states(const struct cst_search *s, struct cst_plan_try *try,
+static void fit_states(const struct cst_search *s, struct cst_plan_point *point,
                        const struct cst_layout *layout)
 {
     uint64_t total = 0;
 
-    try->n_device = 0;
-    while (try->state_room > 0 && try->n_device < layout->n_chunks) {
-        uint64_t more = chunk_bytes(layout, &layout->chunks[try->n_device]);
+    point->what_if.n_at_home = 0;
+    while (point->home_limit > 0 && point->what_if.n_at_home < layout->n_chunks) {
+        uint64_t more = chunk_bytes(layout, &layout->chunks[point->what_if.n_at_home]);
 
-        if ((total + more + s->world - 1) / s->world > try->state_room) {
+        if ((total + more + s->world - 1) / s->world > point->home_limit) {
             break;
         }
         total += more;
-        try->n_device++;
+        point->what_if.n_at_home++;
     }
-    try->state_bytes = (total + s->world - 1) / s->world;
+    point->state_bytes = (total + s->world - 1) / s->world;
 }
 
-static void add_blocks(struct cst_plan_try *try, const struct cst_layout *layout, uint32_t i,
-                       uint64_t *room)
+static void add_blocks(struct cst_plan_point *point, const struct cst_layout *layout, uint32_t i,
+                       uint64_t *left)
 {
     uint64_t bytes = 2 * layout->classes[i].capacity;
-    uint64_t n = layout->classes[i].max_blocks - try->n_blocks[i];
+    uint64_t n = layout->classes[i].max_blocks - point->n_blocks[i];
 
-    n = n < *room / bytes ? n : *room / bytes;
-    try->n_blocks[i] += (uint32_t)n;
-    *room -= n * bytes;
+    n = n < *left / bytes ? n : *left / bytes;
+    point->n_blocks[i] += (uint32_t)n;
+    *left -= n * bytes;
 }
 
 /* If ranks compute on the host, their pools are in host memory, too: bytes that remain for each
@@ -246,31 +217,32 @@ static uint64_t left_on_host(const struct cst_search *s, const struct cst_layout
 
 /* Number of blocks of each class: the smallest pool, and further blocks in the rest of the device.
  * If the smallest pool does not fit, *lack says so and the point has that pool nevertheless. */
-static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
+static void fit_blocks(const struct cst_search *s, struct cst_plan_point *point,
                        const struct cst_layout *layout, struct shortage *lack)
 {
-    uint64_t room = s->room - try->state_bytes, updates = for_updates(s, try), needed = 0;
-    uint64_t left, beyond = updates > room ? updates - room : 0;
+    uint64_t left = s->device_left - point->state_bytes, updates = for_updates(s, point),
+             needed = 0;
+    uint64_t on_host, beyond = updates > left ? updates - left : 0;
 
-    room = room > updates ? room - updates : 0;
-    room = room < try->block_room ? room : try->block_room;
+    left = left > updates ? left - updates : 0;
+    left = left < point->pool_limit ? left : point->pool_limit;
     for (uint32_t i = 0; i < layout->n_classes; i++) {
-        try->n_blocks[i] = least_blocks(try, &layout->classes[i]);
-        needed += try->n_blocks[i] * 2 * layout->classes[i].capacity;
+        point->n_blocks[i] = least_blocks(point, &layout->classes[i]);
+        needed += point->n_blocks[i] * 2 * layout->classes[i].capacity;
     }
-    if (needed > room) {
+    if (needed > left) {
         lack->needed = needed + updates;
-        lack->device = needed - room + beyond;
+        lack->device = needed - left + beyond;
     }
-    room -= needed < room ? needed : room;
-    left = left_on_host(s, layout, needed);
-    room = room < left ? room : left;
+    left -= needed < left ? needed : left;
+    on_host = left_on_host(s, layout, needed);
+    left = left < on_host ? left : on_host;
     for (uint32_t i = 0; i < layout->n_classes; i++) {
-        add_blocks(try, layout, (try->first_class + i) % layout->n_classes, &room);
+        add_blocks(point, layout, (point->first_class + i) % layout->n_classes, &left);
     }
-    try->pool_bytes = 0;
+    point->pool_bytes = 0;
     for (uint32_t i = 0; i < layout->n_classes; i++) {
-        try->pool_bytes += try->n_blocks[i] * 2 * layout->classes[i].capacity;
+        point->pool_bytes += point->n_blocks[i] * 2 * layout->classes[i].capacity;
     }
 }
 
@@ -278,23 +250,23 @@ static void fit_blocks(const struct cst_search *s, struct cst_plan_try *try,
 
 /* Move the rows @first to @last of the last chunks to disk until the host's memory suffices.
  * Returns the number of chunks. */
-static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *layout, int first,
+static uint32_t move_rows(struct cst_plan_point *point, const struct cst_layout *layout, int first,
                           int last, uint64_t host_limit, uint64_t disk_limit)
 {
     uint32_t n = 0;
 
-    while (try->host_bytes > host_limit && n < layout->n_chunks - try->n_device) {
+    while (point->host_bytes > host_limit && n < layout->n_chunks - point->what_if.n_at_home) {
         const struct cst_layout_chunk *chunk = &layout->chunks[layout->n_chunks - 1 - n];
         uint64_t bytes = 0;
 
         for (int row = first; row <= last; row++) {
             bytes += row_bytes(layout, chunk, row);
         }
-        if (try->disk_bytes + bytes > disk_limit) {
+        if (point->disk_bytes + bytes > disk_limit) {
             break;
         }
-        try->host_bytes -= bytes;
-        try->disk_bytes += bytes;
+        point->host_bytes -= bytes;
+        point->disk_bytes += bytes;
         n++;
     }
     return n;
@@ -302,64 +274,66 @@ static uint32_t move_rows(struct cst_plan_try *try, const struct cst_layout *lay
 
 /* Bytes that gradients in weight rows would save on the host; 0: they are impossible, or already
  * there. */
-static uint64_t spared_bytes(const struct cst_plan_try *try, const struct cst_layout *layout)
+static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cst_layout *layout)
 {
     uint64_t bytes = 0;
 
     if (layout->grad_bytes != 2 || layout->states.grad_over_weight || layout->states.two_weights) {
         return 0;
     }
-    for (uint32_t c = try->n_device; c < layout->n_chunks; c++) {
+    for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         bytes += cst_align_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), PAGE_BYTES);
     }
     return bytes;
 }
 
-static void fit_host(const struct cst_search *s, struct cst_plan_try *try,
+static void fit_host(const struct cst_search *s, struct cst_plan_point *point,
                      const struct cst_layout *layout, struct shortage *lack)
 {
     const struct cst_plan_budget *budget = s->config->budget;
     uint64_t limit = budget->host_bytes;
 
-    try->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
-    try->disk_bytes = 0;
-    try->n_moments = try->n_masters = 0;
-    try->host_bytes = cst_layout_host_bytes(layout) + (s->host ? s->world * try->pool_bytes : 0);
-    for (uint32_t c = 0; c < try->n_device; c++) {
+    point->over = layout->states.grad_over_weight && !s->config->states.grad_over_weight;
+    point->disk_bytes = 0;
+    point->what_if.n_moments = point->what_if.n_masters = 0;
+    point->host_bytes =
+        cst_layout_host_bytes(layout) + (s->host ? s->world * point->pool_bytes : 0);
+    for (uint32_t c = 0; c < point->what_if.n_at_home; c++) {
         uint64_t bytes = chunk_bytes(layout, &layout->chunks[c]);
 
-        try->host_bytes -= bytes < try->host_bytes ? bytes : try->host_bytes;
+        point->host_bytes -= bytes < point->host_bytes ? bytes : point->host_bytes;
     }
-    lack->spared = spared_bytes(try, layout);
-    if (try->host_bytes > limit && !s->config->runtime_only && lack->spared > 0) {
-        try->over = true;
-        try->host_bytes -= lack->spared;
+    lack->spared = spared_bytes(point, layout);
+    if (point->host_bytes > limit && !s->config->runtime_only && lack->spared > 0) {
+        point->over = true;
+        point->host_bytes -= lack->spared;
     }
-    if (may_use_disk(s, try)) {
-        try->n_moments =
-            move_rows(try, layout, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ, limit, budget->disk_bytes);
-        try->n_masters =
-            move_rows(try, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
+    if (may_use_disk(s, point)) {
+        point->what_if.n_moments = move_rows(point, layout, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ,
+                                             limit, budget->disk_bytes);
+        point->what_if.n_masters =
+            move_rows(point, layout, CST_ROW_MASTER, CST_ROW_MASTER, limit, budget->disk_bytes);
     }
-    lack->host = try->host_bytes > limit ? try->host_bytes - limit : 0;
+    lack->host = point->host_bytes > limit ? point->host_bytes - limit : 0;
 }
 
-bool cst_search_fit(struct cst_search *s, struct cst_plan_try *try, const struct cst_layout *layout)
+bool cst_search_fit(struct cst_search *s, struct cst_plan_point *point,
+                    const struct cst_layout *layout)
 {
     struct shortage lack = {0};
 
-    try->n_chunks = layout->n_chunks;
-    try->padding_bytes = 0;
+    point->n_chunks = layout->n_chunks;
+    point->padding_bytes = 0;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        try->padding_bytes += 2 * (layout->classes[chunk->size_class].capacity - chunk->n_elems);
+        point->padding_bytes += 2 * (layout->classes[chunk->size_class].capacity - chunk->n_elems);
     }
-    try->device_update_bytes = cst_search_room_bytes(s, try, layout);
-    fit_states(s, try, layout);
-    fit_blocks(s, try, layout, &lack);
-    fit_host(s, try, layout, &lack);
-    note_shortage(s, layout, try, &lack);
+    point->device_update_bytes = cst_reservation_bytes(s, point, layout);
+    fit_states(s, point, layout);
+    fit_blocks(s, point, layout, &lack);
+    fit_host(s, point, layout, &lack);
+    note_shortage(s, layout, point, &lack);
     return lack.device == 0 && lack.host == 0;
 }
 

@@ -116,8 +116,7 @@ struct cst_plan_config {
     uint64_t chunk_elems; /* Capacity of the first size class; 0: to be chosen. */
     /* Acceptable waste of weight blocks, as a share of the weights; 0: 0.02. A plan within it goes
      * before one that wastes more and is faster by up to 0.25 %, or by up to 2 % if that one wastes
-     * more than half of the weights. If there is no plan within it in the latter case, the one of
-     * these that wastes least is taken. */
+     * more than half of the weights. */
     double max_padding;
     /* Filled if the search ends with CST_EPOOL or CST_EBUDGET; may be NULL. Borrowed. */
     struct cst_plan_least *least;
@@ -149,8 +148,7 @@ struct cst_plan_choice {
     enum cst_plan_grad grad;
     /* With micro-batches: one reduction for each, into an fp32 row. Else one per chunk and step. */
     bool reduce_each;
-    uint8_t *device_rows; /* Per chunk: rows that stay on a device, as bits 1 << cst_row; owned. */
-    uint8_t *disk_rows;   /* Per chunk: rows on disk, as bits 1 << cst_row; owned. */
+    struct cst_what_if what_if;
     uint32_t n_chunks;
     uint64_t pool_bytes, state_bytes; /* Bytes on each rank's device for blocks, and for states. */
     uint64_t device_update_bytes;     /* Bytes of each rank's accelerator for updates; 0: none. */
@@ -161,7 +159,8 @@ struct cst_plan_choice {
      * with which one chunk's states fit. */
     uint64_t least_room, least_states;
     uint32_t n_staying; /* Number of chunks whose states stay on accelerators. */
-    uint32_t n_buffers; /* Number of chunks that each device reservation holds at a time. */
+    uint32_t
+        n_buffers; /* Number of chunks that each device reservation keeps_gradients at a time. */
     /* One of this many chunks gets a device update; 0: none, or only those whose states are
      * there. */
     uint32_t interleave;
@@ -203,13 +202,12 @@ struct cst_plans {
 
 /* True if the planner chooses the device reservation: it is CST_PLAN_DEVICE_UPDATE_AUTO, or it is 0
  * and device_states is CST_PLAN_DEVICE_UPDATE_AUTO. */
-bool cst_plan_chooses_room(const struct cst_plan_config *config);
+bool cst_plan_chooses_reservation(const struct cst_plan_config *config);
 /* CST_EINVAL: @config's device_states, states and device_update_bytes contradict each other. Checks
  * nothing else. */
-int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *err);
+int cst_plan_check_reservation(const struct cst_plan_config *config, struct cst_err *err);
 
-/* Search for the fastest plan. The caller closes *out with cst_plans_close. The model's layout
- * fields are those of the best plan. Statuses:
+/* Search for the fastest plan. The model's layout fields are those of the best plan. Statuses:
  *
  *   - CST_EPOOL, CST_EBUDGET: no plan fits. The message names the limit that no candidate meets and
  *     the missing bytes. If no candidate meets either limit: CST_EPOOL and both.
@@ -218,8 +216,11 @@ int cst_plan_check_rooms(const struct cst_plan_config *config, struct cst_err *e
  *   - CST_EINVAL, CST_ENOMEM. */
 int cst_plan_search(struct cst_plans *out, const struct cst_plan_config *config,
                     struct cst_err *err);
-/* Free the rows of all plans. */
-void cst_plans_close(struct cst_plans *plans);
+/* Choose again what can be changed while a job runs: the depth of prefetch of @choice. Its present
+ * depth is kept unless another one is faster. *predicted: the step with the result. Statuses as
+ * cst_plan_replay. */
+int cst_plan_tune(const struct cst_plan_config *config, struct cst_plan_choice *choice,
+                  struct cst_replay_result *predicted, struct cst_err *err);
 
 /* Simulate @choice once more, for its timeline or with another number of steps. @n_steps: as in
  * cst_replay_config, 3 if 0. CST_ETIMEDOUT: more than 16 x max_events of @config, unless that is

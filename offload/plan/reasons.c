@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The bottleneck of a plan, and why runners-up lost, in words. */
-#include "offload/plan/search.h"
+#include "offload/plan/knobs.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -51,11 +51,11 @@ static const char *const names[N_CAUSES] = {
 };
 
 /* Give *s more of one resource. False: that would change nothing. */
-static bool give_more(struct cst_search *s, struct cst_plan_try *try,
+static bool give_more(struct cst_search *s, struct cst_plan_point *point,
                       const struct cst_layout *layout, enum cause cause)
 {
     struct cst_rates_device *d = &s->rates.devices[s->accelerator];
-    bool links = !s->host || try->device_update_bytes > 0;
+    bool links = !s->host || point->device_update_bytes > 0;
 
     switch (cause) {
     case COMPUTE:
@@ -71,7 +71,7 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
         return links;
     case PEER:
         d->peer *= FASTER;
-        return try->result.bytes_peer > 0;
+        return point->result.bytes_peer > 0;
     case UPDATE:
         speed_up_nodes(s, false);
         return true;
@@ -83,11 +83,11 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
         return s->host;
     case DEVICE_UPDATE:
         d->update *= FASTER;
-        return try->n_device > 0 || try->device_update_bytes > 0;
+        return point->what_if.n_at_home > 0 || point->device_update_bytes > 0;
     case DISK:
         s->rates.disk_read *= FASTER;
         s->rates.disk_write *= FASTER;
-        return try->disk_bytes > 0;
+        return point->disk_bytes > 0;
     case REQUESTS:
         s->rates.request_s /= FASTER;
         return s->rates.request_s > 0;
@@ -98,22 +98,22 @@ static bool give_more(struct cst_search *s, struct cst_plan_try *try,
     if (s->config->budget->device_bytes == CST_PLAN_NO_LIMIT) {
         return false;
     }
-    s->room = (uint64_t)((double)s->room * FASTER);
-    try->block_room = UINT64_MAX;
-    return cst_search_fit(s, try, layout);
+    s->device_left = (uint64_t)((double)s->device_left * FASTER);
+    point->pool_limit = UINT64_MAX;
+    return cst_search_fit(s, point, layout);
 }
 
 static const char not_in_time[] = "unknown: the search was stopped";
 
 /* Simulate with a quarter more of each resource in turn, and return the one that makes the step
  * shortest. Of equal ones the first counts. */
-const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
+const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_point *point,
                              const struct cst_layout *layout)
 {
     uint64_t shortest = UINT64_MAX;
     enum cause most = COMPUTE;
 
-    if (try->result.n_events > search->events_most / N_CAUSES) {
+    if (point->result.n_events > search->events_most / N_CAUSES) {
         return "unknown: a step takes too long to simulate";
     }
     if (search->stopped) {
@@ -121,7 +121,7 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
     }
     for (enum cause cause = COMPUTE; cause < N_CAUSES; cause++) {
         struct cst_search s = *search; /* A shallow copy: the lists are not changed. */
-        struct cst_plan_try more = *try;
+        struct cst_plan_point more = *point;
         struct cst_replay_config replay = {.n_steps = 3};
         struct cst_replay_result result;
 
@@ -129,7 +129,7 @@ const char *cst_search_binds(const struct cst_search *search, const struct cst_p
             return not_in_time;
         }
         if (give_more(&s, &more, layout, cause) &&
-            cst_search_play(&s, &more, layout, &replay, &result, NULL) == CST_OK &&
+            cst_search_simulate(&s, &more, layout, &replay, &result, NULL) == CST_OK &&
             result.step_ns < shortest) {
             shortest = result.step_ns;
             most = cause;
@@ -161,30 +161,45 @@ static uint64_t waits(const struct cst_replay_result *r)
 }
 
 /* The reason for a runner-up that is not slower: its costs. */
-static void even(const struct cst_plan_try *loser, const struct cst_plan_try *best,
-                 char words[CST_PLAN_WORDS])
+static void even(const struct cst_plan_point *loser, const struct cst_plan_point *best, char *words,
+                 size_t size)
 {
     int64_t more = (int64_t)cst_search_memory(loser) - (int64_t)cst_search_memory(best);
 
     if (loser->result.step_ns < best->result.step_ns) {
-        (void)snprintf(words, CST_PLAN_WORDS,
+        (void)snprintf(words, size,
                        "%.3f %% faster, but it wastes %.1f MiB of blocks, not %.1f MiB",
                        100.0 * (1 - (double)loser->result.step_ns / (double)best->result.step_ns),
                        mib(loser->padding_bytes), mib(best->padding_bytes));
     } else if (more > 0) {
-        (void)snprintf(words, CST_PLAN_WORDS,
-                       "as fast, but it takes %.1f MiB more of the device's memory",
+        (void)snprintf(words, size, "as fast, but it takes %.1f MiB more of the device's memory",
                        mib((uint64_t)more));
     } else {
-        (void)snprintf(words, CST_PLAN_WORDS,
-                       "%.3f %% slower, which is %.3f ms in a step of %.3f ms",
+        (void)snprintf(words, size, "%.3f %% slower, which is %.3f ms in a step of %.3f ms",
                        100.0 * ((double)loser->result.step_ns / (double)best->result.step_ns - 1),
                        ms(loser->result.step_ns - best->result.step_ns), ms(best->result.step_ns));
     }
 }
 
-void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try *best,
-                    char words[CST_PLAN_WORDS])
+/* Write the knobs in which the points differ: "with other A, B: ". Returns the length. */
+static size_t name_knobs(const struct cst_plan_point *loser, const struct cst_plan_point *best,
+                         char words[CST_PLAN_WORDS])
+{
+    size_t n = 0;
+
+    words[0] = '\0';
+    for (uint32_t k = 0; k < CST_KNOBS; k++) {
+        if (!cst_knobs[k].is_minor && cst_knob_differs(&cst_knobs[k], loser, best)) {
+            n += (size_t)snprintf(words + n, CST_PLAN_WORDS - n, "%s%s",
+                                  n == 0 ? "with other " : ", ", cst_knobs[k].name);
+        }
+    }
+    return n + (n == 0 ? 0 : (size_t)snprintf(words + n, CST_PLAN_WORDS - n, ": "));
+}
+
+/* Write the reason itself, of at most @size bytes. */
+static void tell_why(const struct cst_plan_point *loser, const struct cst_plan_point *best,
+                     char *words, size_t size)
 {
     const struct cst_replay_result *l = &loser->result, *b = &best->result;
     const struct part parts[] = {
@@ -196,53 +211,57 @@ void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try 
     const struct part *most = &parts[0];
     double slower = ms(l->step_ns) - ms(b->step_ns);
     double more_up = mib(l->bytes_up) - mib(b->bytes_up);
+    int n;
 
     if (l->step_ns <= b->step_ns + b->step_ns / 2000) {
-        even(loser, best, words);
+        even(loser, best, words, size);
         return;
     }
     for (unsigned i = 1; i < sizeof parts / sizeof parts[0]; i++) {
         most = parts[i].ms > most->ms ? &parts[i] : most;
     }
-    (void)snprintf(words, CST_PLAN_WORDS, "%.1f %% (%.3f ms) slower: it spends %.3f ms more %s",
-                   100.0 * slower / ms(b->step_ns), slower, most->ms, most->what);
-    if (more_up >= 0.1) {
-        size_t n = 0;
-
-        while (words[n] != '\0') {
-            n++;
-        }
-        (void)snprintf(words + n, CST_PLAN_WORDS - n, "; %.1f MiB more are copied to the devices",
+    n = snprintf(words, size, "%.1f %% (%.3f ms) slower: it spends %.3f ms more %s",
+                 100.0 * slower / ms(b->step_ns), slower, most->ms, most->what);
+    if (more_up >= 0.1 && n >= 0 && (size_t)n < size) {
+        (void)snprintf(words + n, size - (size_t)n, "; %.1f MiB more are copied to the devices",
                        more_up);
     }
+}
+
+void cst_search_why(const struct cst_plan_point *loser, const struct cst_plan_point *best,
+                    char words[CST_PLAN_WORDS])
+{
+    size_t n = name_knobs(loser, best, words);
+
+    tell_why(loser, best, words + n, CST_PLAN_WORDS - n);
 }
 
 /* -- states that stay on accelerators ------------------------------------------------------- */
 
 /* The fastest simulated point with states on accelerators, or NULL. *any: there are such points,
  * whether simulated or not. */
-static const struct cst_plan_try *fastest_with_states(const struct cst_search *s, bool *any)
+static const struct cst_plan_point *fastest_with_states(const struct cst_search *s, bool *any)
 {
-    const struct cst_plan_try *found = NULL;
+    const struct cst_plan_point *found = NULL;
 
     *any = false;
-    for (uint32_t i = 0; i < s->n_tries; i++) {
-        const struct cst_plan_try *try = &s->tries[i];
+    for (uint32_t i = 0; i < s->n_points; i++) {
+        const struct cst_plan_point *point = &s->points[i];
 
-        *any = *any || try->device_states > 0;
-        if (try->device_states > 0 && try->replayed && try->result.step_ns != UINT64_MAX &&
-            (found == NULL || cst_search_is_better(try, found))) {
-            found = try;
+        *any = *any || point->device_states > 0;
+        if (point->device_states > 0 && point->replayed && point->result.step_ns != UINT64_MAX &&
+            (found == NULL || cst_search_is_better(s, point, found))) {
+            found = point;
         }
     }
     return found;
 }
 
-static void why_none(const struct cst_search *s, const struct cst_plan_try *best,
+static void why_none(const struct cst_search *s, const struct cst_plan_point *best,
                      char words[CST_PLAN_WORDS])
 {
     bool any;
-    const struct cst_plan_try *other = fastest_with_states(s, &any);
+    const struct cst_plan_point *other = fastest_with_states(s, &any);
     const char *why =
         "the smallest pool and the memory for updates leave no place for the states of a chunk";
 
@@ -252,7 +271,7 @@ static void why_none(const struct cst_search *s, const struct cst_plan_try *best
             mib(other->device_states), ms(other->result.step_ns), ms(best->result.step_ns));
         return;
     }
-    if (s->n_rooms == 0) {
+    if (s->n_reservations == 0) {
         why = "the rates have no accelerator";
     } else if (!s->splits) {
         why = "how fast the device updates is not known";
@@ -264,7 +283,7 @@ static void why_none(const struct cst_search *s, const struct cst_plan_try *best
 
 void cst_search_why_states(const struct cst_search *s, char words[CST_PLAN_WORDS])
 {
-    const struct cst_plan_try *best = &s->tries[s->best];
+    const struct cst_plan_point *best = &s->points[s->best];
 
     words[0] = '\0';
     if (s->config->device_states != CST_PLAN_DEVICE_UPDATE_AUTO) {

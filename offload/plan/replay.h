@@ -51,6 +51,17 @@ struct cst_interval {
     uint64_t begin, end; /* In ns. */
 };
 
+/* Places of rows that no job can have yet. */
+struct cst_what_if {
+    /* The home of this many first chunks is a device: all their rows are there, and they are
+     * updated there. Devices take turns by chunk; GPUs only. Copies for other ranks are peer
+     * copies. */
+    uint32_t n_at_home;
+    /* The moments of this many last chunks, and the master weights of this many last chunks, are on
+     * disk: they are read and written for each update. */
+    uint32_t n_moments, n_masters;
+};
+
 struct cst_replay_config {
     /* Model, layout, pools, policy, device reservations and interleave of the job; borrowed. The
      * simulator replaces segments, tickets and timeouts. */
@@ -67,13 +78,7 @@ struct cst_replay_config {
     bool recompute;     /* Repeat each operator's forward pass before its backward pass. */
     /* Per rank: number of ranks that it represents, including itself; NULL: 1 each. */
     const uint32_t *stands_for;
-    /* Per chunk: rows whose home is a device, as bits 1 << cst_row; such a chunk is updated there.
-     * NULL: none. Devices take turns by chunk; GPUs only. Copies for other ranks are peer
-     * copies. */
-    const uint8_t *device_rows;
-    /* Per chunk: rows on disk, as bits 1 << cst_row, which are read and written for each update;
-     * NULL: none. */
-    const uint8_t *disk_rows;
+    struct cst_what_if what_if;
     uint64_t deadline_events; /* Give up with CST_ETIMEDOUT after this many events; 0: no limit. */
     bool (*stop)(
         void *arg); /* Called from time to time. True: give up with CST_ETIMEDOUT. May be NULL. */

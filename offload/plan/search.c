@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a search when it begins, and what its parts ask of it. */
-#include "offload/plan/search.h"
+#include "offload/plan/reservation.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,6 +12,12 @@
 #define HOST_GRAIN 4096 /* Simulated accelerators allocate pages of the host. */
 #define MOST_ACTIVATIONS (UINT64_MAX / 4)
 #define MOST_COMPUTE_NS 1e16 /* 116 days. */
+#define MAX_PADDING 0.02     /* Default of max_padding. */
+/* A step counts as longer by these shares if more is padding than max_padding, and if more is
+ * padding than this share of the weights. */
+#define COST_OF_PADDING 0.0025
+#define COST_OF_HALF_EMPTY 0.02
+#define HALF_EMPTY 0.5
 
 /* Sum of the operators' activation bytes. Declared numbers can be anything, so the sum is limited
  * and cannot overflow. */
@@ -122,9 +128,9 @@ static void choose_devices(struct cst_search *s)
     s->rates.n_devices = 1;
     s->host = is_processor(&s->rates.devices[0]);
     s->grain = c->device_grain > 0 ? c->device_grain : s->host ? HOST_GRAIN : CST_SEARCH_GRAIN;
-    s->room_request =
-        cst_plan_chooses_room(c) ? CST_PLAN_DEVICE_UPDATE_AUTO : c->device_update_bytes;
-    if (s->room_request == 0) {
+    s->update_request =
+        cst_plan_chooses_reservation(c) ? CST_PLAN_DEVICE_UPDATE_AUTO : c->device_update_bytes;
+    if (s->update_request == 0) {
         return;
     }
     if (s->host) {
@@ -136,7 +142,7 @@ static void choose_devices(struct cst_search *s)
         s->rates.devices[s->accelerator] = c->rates->devices[c->accelerator];
         n = c->n_accelerators > 0 && c->n_accelerators < n ? c->n_accelerators : n;
     }
-    s->n_rooms = n < CST_CORE_MAX_UPDATE_DEVICES ? n : CST_CORE_MAX_UPDATE_DEVICES;
+    s->n_reservations = n < CST_CORE_MAX_UPDATE_DEVICES ? n : CST_CORE_MAX_UPDATE_DEVICES;
 }
 
 /* Number of ranks that one simulated rank represents: all, if they do the same. Exception: with
@@ -167,13 +173,14 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
                              .world = config->world,
                              .stands_for = 1,
                              .best = UINT32_MAX,
-                             .room = UINT64_MAX / 4};
+                             .most_layouts = UINT64_MAX,
+                             .device_left = UINT64_MAX / 4};
     choose_devices(s);
     scale_updates(s);
     s->stands_for = count_alike(s);
     s->activation_bytes = s->host ? 0 : count_activations(config);
     if (limit != CST_PLAN_NO_LIMIT) {
-        s->room = limit > s->activation_bytes ? limit - s->activation_bytes : 0;
+        s->device_left = limit > s->activation_bytes ? limit - s->activation_bytes : 0;
     }
     s->compute_ns = count_compute(s);
     if (!(s->compute_ns <= MOST_COMPUTE_NS)) {
@@ -182,7 +189,7 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
             "a step of %g s: the operators' flops, or those of '%s', cannot be right",
             s->compute_ns * 1e-9, s->rates.devices[0].name);
     }
-    rc = cst_search_check_rooms(s, err);
+    rc = cst_reservation_check(s, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -191,23 +198,46 @@ int cst_search_open(struct cst_search *s, const struct cst_plan_config *config, 
     return CST_OK;
 }
 
+void cst_search_close(struct cst_search *s)
+{
+    if (s->is_built) {
+        cst_layout_close(&s->layout);
+    }
+    free(s->points);
+}
+
 bool cst_search_stops(struct cst_search *s)
 {
     s->stopped = s->stopped || (s->config->stop != NULL && s->config->stop(s->config->stop_arg));
     return s->stopped;
 }
 
-uint64_t cst_search_memory(const struct cst_plan_try *try)
+uint64_t cst_search_memory(const struct cst_plan_point *point)
 {
-    return try->pool_bytes + try->state_bytes + try->device_update_bytes + try->device_states;
+    return point->pool_bytes + point->state_bytes + point->device_update_bytes +
+           point->device_states;
 }
 
-bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b)
+double cst_search_cost(const struct cst_search *s, const struct cst_plan_point *point, uint64_t ns)
 {
+    double most = s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
+    double padding = (double)point->padding_bytes / (2 * (double)s->config->model->n_params);
+    double more = padding <= most         ? 0
+                  : padding <= HALF_EMPTY ? COST_OF_PADDING
+                                          : COST_OF_HALF_EMPTY;
+
+    return (double)ns * (1 + more);
+}
+
+bool cst_search_is_better(const struct cst_search *s, const struct cst_plan_point *a,
+                          const struct cst_plan_point *b)
+{
+    double cost_a = cst_search_cost(s, a, a->result.step_ns);
+    double cost_b = cst_search_cost(s, b, b->result.step_ns);
     uint64_t memory_a = cst_search_memory(a), memory_b = cst_search_memory(b);
 
-    if (a->result.step_ns != b->result.step_ns) {
-        return a->result.step_ns < b->result.step_ns;
+    if (cost_a != cost_b) {
+        return cost_a < cost_b;
     }
     return memory_a != memory_b ? memory_a < memory_b : a->n_chunks < b->n_chunks;
 }

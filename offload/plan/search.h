@@ -2,56 +2,58 @@
 /* The data structures of the search and the functions that its parts share. Private to
  * offload/plan/.
  *
- *   plan.c        the order: check, candidates, simulations, answer
- *   search.c      the state of a search at its beginning; comparison of points
- *   candidates.c  the points of the search: capacities, and what is tried with each
- *   refine.c      simulations of the promising points, then of the neighbours of the best
- *   fit.c         blocks and bytes of a point: what fits, and what is missing
- *   room_try.c    updates on accelerators: device reservations, states that stay there, k
- *   split_try.c   the amount of states that stay there, if the planner chooses it
- *   bound.c       lower bound and estimate of a step's time
- *   evaluate.c    simulation of a point
- *   reasons.c     the bottleneck, and why runners-up lost */
+ *   plan.c          the order: check, search, answer
+ *   search.c        the state of a search at its beginning; its budget; comparison of points
+ *   knobs.c         the table of knobs: the values that the search starts from and those it tries
+ *   descent.c       the search: the starting points, then the best value of one knob after another
+ *   point_layout.c  the layout of a point
+ *   fit.c           blocks and bytes of a point: what fits, and what is missing
+ *   reservation.c   updates on accelerators: device reservations, states that stay there, k
+ *   bound.c         lower bound and estimate of a step's time
+ *   evaluate.c      simulation of a point
+ *   reasons.c       the bottleneck, and why runners-up lost */
 #ifndef CST_PLAN_SEARCH_H
 #define CST_PLAN_SEARCH_H
 
 #include "offload/plan/plan.h"
 
-/* A point of the search: parameters, and what follows from them. */
-struct cst_plan_try {
-    /* The fields from here on are parameters. */
+/* A point of the search: the values of the knobs, and what follows from them. */
+struct cst_plan_point {
+    /* The fields from here on are values of knobs. */
 
-    uint64_t sizes[CST_LAYOUT_MAX_CLASSES]; /* Capacities of the size classes. */
+    /* Capacities of the size classes. n_sizes 0: no layout has the capacity that was asked for. */
+    uint64_t sizes[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_sizes;
-    uint64_t state_room; /* Bytes of a device that states may take. */
-    uint64_t block_room; /* Bytes of a device that blocks may take; UINT64_MAX: all that is left. */
+    bool once; /* One reduction of all micro-batches. */
+    /* Number of size classes whose chunks fit the device reservation; 0: no device reservation. */
+    uint32_t update_classes;
+    /* If the planner chooses the device reservation: it also keeps gradients, which then need not
+     * be copied up. */
+    bool keeps_gradients;
+    /* If the planner chooses the states that stay on accelerators: bytes of each rank's accelerator
+     * that they may take. */
+    uint64_t states_asked;
+    uint64_t home_limit; /* Bytes of a device that all rows of chunks at home there may take. */
     /* This size class gets additional blocks first, then the following ones, then class 0 and so
      * on. */
     uint32_t first_class;
-    bool once; /* One reduction of all micro-batches. */
-    /* If the planner chooses the device reservation: number of size classes whose chunks fit it; 0:
-     * no device reservation. */
-    uint32_t n_through;
-    /* If the planner chooses the device reservation: it also keeps gradients, which then need not
-     * be copied up. */
-    bool holds;
-    uint64_t device_states; /* Bytes of each rank's accelerator for states that stay there. */
-    uint32_t depth;         /* Depth of prefetch; 0: as deep as blocks allow. */
+    uint64_t pool_limit; /* Bytes of a device that blocks may take; UINT64_MAX: all that is left. */
+    uint32_t depth;      /* Depth of prefetch; 0: as deep as blocks allow. */
     enum cst_core_eviction eviction;
 
-    /* The fields from here on follow from the parameters. */
+    /* The fields from here on follow from the knobs. */
 
+    uint64_t device_states; /* Bytes of each rank's accelerator for states that stay there. */
     uint32_t n_blocks[CST_LAYOUT_MAX_CLASSES];
     uint32_t n_chunks;
-    uint32_t n_device; /* Number of first chunks whose states are on a device. */
-    /* Numbers of last chunks whose moments, and whose master weights, are on disk. */
-    uint32_t n_moments, n_masters;
+    struct cst_what_if what_if;
     bool over; /* Gradients are summed in weight rows. */
     uint64_t pool_bytes, state_bytes, host_bytes, disk_bytes, padding_bytes;
     uint64_t device_update_bytes; /* Bytes of each rank's accelerator for updates. */
     uint64_t bound_ns, estimate_ns;
+    double estimated_cost; /* The cost if the step takes estimate_ns. */
     bool replayed;
-    struct cst_replay_result result;
+    struct cst_replay_result result; /* If replayed; step_ns is UINT64_MAX if it cannot run. */
 };
 
 /* The smallest shortage of one limit among some candidates. */
@@ -83,10 +85,10 @@ struct cst_search {
     /* Index into the devices of `rates` of the accelerator with device reservations. */
     uint32_t accelerator;
     /* Maximum number of device reservations, which is the number of accelerators. */
-    uint32_t n_rooms;
-    uint64_t grain;        /* Granularity of accelerators' memory in bytes. */
-    uint64_t room_request; /* device_update_bytes of the configuration, or what its device_states
-                              imply. */
+    uint32_t n_reservations;
+    uint64_t grain; /* Granularity of accelerators' memory in bytes. */
+    /* device_update_bytes of the configuration, or what its device_states imply. */
+    uint64_t update_request;
     bool splits; /* The search now tries states that stay on accelerators, as its own choice. */
     /* Fastest step without states on accelerators; UINT64_MAX: nothing fits. */
     uint64_t without_ns;
@@ -94,138 +96,112 @@ struct cst_search {
     /* Number of ranks that the simulated one represents; 1: all ranks are simulated. */
     uint32_t stands_for;
     uint64_t activation_bytes;
-    uint64_t room;              /* Bytes of a device for blocks and states. */
-    double compute_ns;          /* Least compute time of a step. */
-    struct cst_plan_try *tries; /* Owned. */
-    uint32_t n_tries, capacity;
-    uint32_t best; /* Index into tries; UINT32_MAX: none was simulated. */
+    uint64_t device_left;          /* Bytes of a device without activations. */
+    double compute_ns;             /* Least compute time of a step. */
+    struct cst_plan_point *points; /* Owned. */
+    uint32_t n_points, capacity;
+    uint32_t best; /* Index into points; UINT32_MAX: none was simulated. */
+    struct cst_search_lack lack;
+
+    /* The layout that was built last: the model's chunk and offset fields are those of it. */
+
+    bool is_built;
+    struct cst_plan_point built; /* The point of `layout`. */
+    struct cst_layout layout;    /* Owned if is_built. */
+
+    /* The budget: see cst_search_is_over. */
+
     uint64_t events_left;
-    bool stopped; /* config->stop has returned true; see cst_search_stops. */
+    bool stopped; /* config->stop has returned true. */
     /* Limit for one simulation if there is no other plan, and for all that look for the
      * bottleneck. */
     uint64_t events_most;
     uint64_t n_events, n_replayed;
     uint64_t n_layouts;    /* Layouts built so far. */
-    uint64_t most_layouts; /* Maximum of n_layouts while `splits`. */
-    struct cst_search_lack lack;
+    uint64_t most_layouts; /* Number of layouts from which on no new capacities and no new amounts
+                              of states on accelerators are tried. */
 };
 
-/* True if the caller wants the search to end: no further layout or simulation is begun. Calls
- * config->stop until it returns true once. */
-bool cst_search_stops(struct cst_search *search);
-
-/* Number of events that simulations of one search may take. */
-uint64_t cst_search_events(const struct cst_plan_config *config);
+/* -- search.c --------------------------------------------------------------------------------- */
 
 /* Check @config and initialise the search, without points. */
 int cst_search_open(struct cst_search *search, const struct cst_plan_config *config,
                     struct cst_err *err);
+void cst_search_close(struct cst_search *search);
+/* True if the caller wants the search to end: no further layout or simulation is begun. Calls
+ * config->stop until it returns true once. */
+bool cst_search_stops(struct cst_search *search);
+/* Number of events that simulations of one search may take. */
+uint64_t cst_search_events(const struct cst_plan_config *config);
+/* Bytes of a device that the point uses, without activations. */
+uint64_t cst_search_memory(const struct cst_plan_point *point);
+/* @ns, a time of @point's step, made longer if the point wastes much of its blocks: the search
+ * minimises this cost. */
+double cst_search_cost(const struct cst_search *search, const struct cst_plan_point *point,
+                       uint64_t ns);
+/* The rule for ties: true if @a costs less than @b or, if they cost the same, uses less memory or
+ * has fewer chunks. */
+bool cst_search_is_better(const struct cst_search *search, const struct cst_plan_point *a,
+                          const struct cst_plan_point *b);
 
-/* Build the layout of the point; the caller closes *out. Statuses as cst_layout_build. */
-int cst_search_layout(struct cst_search *search, const struct cst_plan_try *try,
-                      struct cst_layout *out, struct cst_err *err);
+/* -- descent.c -------------------------------------------------------------------------------- */
+
+/* Search for the best point and set search->best, unless no point can be simulated. A second call
+ * continues with the points of the first one. CST_ENOMEM; CST_ETIMEDOUT: simulations take too
+ * long. */
+int cst_search_run(struct cst_search *search);
+
+/* -- point_layout.c --------------------------------------------------------------------------- */
+
 /* The configuration of the point's layout. */
 struct cst_layout_config cst_search_layout_config(const struct cst_search *search,
-                                                  const struct cst_plan_try *try);
+                                                  const struct cst_plan_point *point);
+/* Build the layout of the point, unless it is the last one that was built. *out is borrowed until
+ * the next layout is built. Statuses as cst_layout_build. */
+int cst_search_layout(struct cst_search *search, const struct cst_plan_point *point,
+                      const struct cst_layout **out, struct cst_err *err);
+/* Give @point chunks of about @elems elements (0: the layout chooses). Its n_sizes is 0 if there is
+ * no layout with such chunks, or if the search may not build one. CST_ENOMEM. */
+int cst_search_set_capacity(struct cst_search *search, uint64_t elems,
+                            struct cst_plan_point *point);
+#define CST_SEARCH_SPLITS 5 /* Number of ways to divide a device between blocks and states. */
+/* Bytes of each rank's accelerator for states, in the @i-th way to divide what the device
+ * reservation of @point leaves between blocks and states. CST_ENOTFOUND: there are no more ways.
+ * CST_ENOMEM. */
+int cst_search_split(struct cst_search *search, const struct cst_plan_point *point, uint32_t i,
+                     uint64_t *bytes);
+/* Bytes of a device that the smallest pool of @point leaves. CST_ENOMEM. */
+int cst_search_beside_pool(struct cst_search *search, const struct cst_plan_point *point,
+                           uint64_t *bytes);
+/* Compute the point's states on accelerators, and build its layout. *out is NULL if it cannot have
+ * what it asks for, or if the search may not build more layouts. CST_ENOMEM. */
+int cst_search_prepare(struct cst_search *search, struct cst_plan_point *point,
+                       const struct cst_layout **out);
 
-/* candidates.c. Add @try, whose layout is @layout, if it fits and is new. *number: its number or
- * that of an equal point; UINT32_MAX: it does not fit. */
-int cst_search_add(struct cst_search *search, struct cst_plan_try try,
-                   const struct cst_layout *layout, uint32_t *number);
-/* Build a layout with first-class chunks of about @elems elements (0: chosen). If *found, the
- * caller closes it; else there is none of that size. */
-int cst_search_find(struct cst_search *search, uint64_t elems, struct cst_plan_try *try,
-                    struct cst_layout *layout, bool *found);
-/* Maximum number of layouts of @model that a search for states on accelerators builds. */
-uint64_t cst_search_split_layouts(const struct cst_model *model);
-/* Add the initial points. */
-int cst_search_list(struct cst_search *search);
+/* -- fit.c ------------------------------------------------------------------------------------ */
 
-/* refine.c. Simulate the promising points and set search->best, unless none can be simulated. */
-int cst_search_replay(struct cst_search *search);
-/* Try neighbours of the best point as long as one is better. */
-int cst_search_climb(struct cst_search *search);
-/* Bytes of a device that the point uses, without activations. */
-uint64_t cst_search_memory(const struct cst_plan_try *try);
-/* True if @a is faster than @b or, if they are equally fast, uses less memory or has fewer
- * chunks. */
-bool cst_search_is_better(const struct cst_plan_try *a, const struct cst_plan_try *b);
-/* The best point, or one that is about as fast and wastes little. */
-uint32_t cst_search_thriftiest(const struct cst_search *search);
-
-/* fit.c. Compute the results of @try from its parameters. False: it does not fit, and search->lack
- * is updated. */
-bool cst_search_fit(struct cst_search *search, struct cst_plan_try *try,
+/* Compute the results of @point from its knobs. False: it does not fit, and search->lack is
+ * updated. */
+bool cst_search_fit(struct cst_search *search, struct cst_plan_point *point,
                     const struct cst_layout *layout);
 /* Report the limit that no candidate meets and the missing bytes: CST_EPOOL, CST_EBUDGET. CST_OK
  * and no message: no candidate was short. */
 int cst_search_tell_lack(const struct cst_search *search, struct cst_err *err);
-/* Rows of @chunk that are on a device, and on disk, as bits 1 << cst_row. */
-uint8_t cst_search_device_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
-                               uint32_t chunk);
-uint8_t cst_search_disk_rows(const struct cst_plan_try *try, const struct cst_layout *layout,
-                             uint32_t chunk);
 
-/* room_try.c. CST_EINVAL: impossible requests for device reservations and states on accelerators.
- * CST_EPOOL: they exceed the accelerator's memory. */
-int cst_search_check_rooms(const struct cst_search *search, struct cst_err *err);
-/* Bytes of each device reservation: the sum of its ranks' shares, rounded down to the
- * granularity. */
-uint64_t cst_search_room_of_each(const struct cst_search *search, const struct cst_plan_try *try);
-/* Fill in the accelerators with states, for a layout. */
-void cst_search_devices(const struct cst_search *search, const struct cst_plan_try *try,
-                        struct cst_layout_config *config);
-/* Bytes of an accelerator if each rank has @bytes. */
-uint64_t cst_search_of_each(const struct cst_search *search, uint64_t bytes);
-/* Memory of an accelerator if ranks compute on the processor. UINT64_MAX: they do not, or it is
- * not known. */
-uint64_t cst_search_accelerator_bytes(const struct cst_search *search);
-/* Bytes of each rank's accelerator for the point's device reservation. */
-uint64_t cst_search_room_bytes(const struct cst_search *search, const struct cst_plan_try *try,
-                               const struct cst_layout *layout);
-/* The device reservations of the point: returns their number, and k in *interleave. */
-uint32_t cst_search_rooms(const struct cst_search *search, const struct cst_plan_try *try,
-                          const struct cst_layout *layout,
-                          struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES],
-                          uint32_t *interleave);
+/* -- bound.c, evaluate.c, reasons.c ----------------------------------------------------------- */
 
-/* split_try.c. True if the planner chooses the states that stay on accelerators, and there can be
- * some. */
-bool cst_search_may_split(const struct cst_search *search);
-/* True if the planner can choose a device reservation that keeps gradients: each is the only
- * contribution. */
-bool cst_search_may_hold(const struct cst_search *search);
-#define CST_SEARCH_GRAIN (2u << 20) /* Granularity of a GPU's memory. */
-typedef int (*cst_search_visit_fn)(struct cst_search *search, const struct cst_plan_try *try,
-                                   const struct cst_layout *layout);
-/* Visit the ways to divide the memory that is left by the device reservation of @site, whose
- * @layout has no states on accelerators: each way with different bytes, with its own layout.
- * CST_ENOMEM, or what @visit returns. */
-int cst_search_each_split(struct cst_search *search, const struct cst_plan_try *site,
-                          const struct cst_layout *layout, cst_search_visit_fn visit);
-/* Maximum number of layouts that the visits build, for all device reservations of one capacity. */
-uint32_t cst_search_layouts_of_site(const struct cst_search *search);
-/* Reduce @try's device_states to those of whole chunks that fit. If *found, the caller closes *out;
- * else no chunk's states fit, or enough layouts were built. @layout has no states on accelerators.
- * Statuses as cst_search_layout. */
-int cst_search_settle(struct cst_search *search, struct cst_plan_try *try,
-                      const struct cst_layout *layout, struct cst_layout *out, bool *found,
-                      struct cst_err *err);
-
-/* bound.c. Compute bound_ns and estimate_ns of a point that fits. */
-void cst_search_bound(const struct cst_search *search, struct cst_plan_try *try,
+/* Compute bound_ns and estimate_ns of a point that fits. */
+void cst_search_bound(const struct cst_search *search, struct cst_plan_point *point,
                       const struct cst_layout *layout);
-
-/* evaluate.c. Simulate @try as @replay says; core, rates and rows are filled in. */
-int cst_search_play(const struct cst_search *search, const struct cst_plan_try *try,
-                    const struct cst_layout *layout, struct cst_replay_config *replay,
-                    struct cst_replay_result *out, struct cst_err *err);
-
-/* reasons.c. The bottleneck of the point, as a constant string. */
-const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_try *try,
+/* Simulate @point as @replay says; core, rates and rows are filled in. */
+int cst_search_simulate(const struct cst_search *search, const struct cst_plan_point *point,
+                        const struct cst_layout *layout, struct cst_replay_config *replay,
+                        struct cst_replay_result *out, struct cst_err *err);
+/* The bottleneck of the point, as a constant string. */
+const char *cst_search_binds(const struct cst_search *search, const struct cst_plan_point *point,
                              const struct cst_layout *layout);
 /* Why @loser is not better than @best: one sentence with numbers. */
-void cst_search_why(const struct cst_plan_try *loser, const struct cst_plan_try *best,
+void cst_search_why(const struct cst_plan_point *loser, const struct cst_plan_point *best,
                     char words[CST_PLAN_WORDS]);
 /* Why the best point keeps so many states on accelerators, if the planner chose that. */
 void cst_search_why_states(const struct cst_search *search, char words[CST_PLAN_WORDS]);

@@ -54,10 +54,9 @@ void cst_sim_interval(struct cst_sim *play, enum cst_lane_kind lane, uint32_t nu
 uint32_t cst_sim_owner(const struct cst_sim *play, uint32_t chunk)
 {
     uint32_t rank = chunk % play->world;
-    const uint8_t *rows = play->config->device_rows;
-    bool stays = rows != NULL && (rows[chunk] & 1u << CST_ROW_WEIGHT) != 0;
+    bool at_home = chunk < play->config->what_if.n_at_home;
 
-    return stays && play->workers[rank].device != CST_NONE ? rank : CST_NONE;
+    return at_home && play->workers[rank].device != CST_NONE ? rank : CST_NONE;
 }
 
 static bool is_host(const struct cst_rates_device *device)

@@ -83,16 +83,12 @@ static struct row plan(const struct cst_plan_budget *budget, uint32_t batch)
     row.all_on_gpu_s = 4 * flops(&model) / rates.devices[0].flops +
                        (double)model.n_params / rates.devices[0].update;
     row.later_s = search(&config, false, &plans);
-    cst_plans_close(&plans);
     if (rule_elixir(&config, &rule, &err) == CST_OK &&
         cst_plan_replay(&config, &rule, 3, NULL, NULL, &r, &err) == CST_OK) {
         row.rule_s = step_s(&r);
     }
-    rule_close(&rule);
     row.today_s = search(&config, true, &plans);
     row.plan = plans.best;
-    row.plan.device_rows = row.plan.disk_rows = NULL;
-    cst_plans_close(&plans);
     cst_model_close(&model);
     return row;
 }
@@ -164,7 +160,6 @@ static double efficiency(const struct cst_plan_budget *budget, uint32_t batch,
     all_on_gpu_s = 4 * way->micro_batches * flops(&model) / rates.devices[0].flops +
                    (double)model.n_params / rates.devices[0].update;
     all_on_gpu_s /= search(&config, true, &plans);
-    cst_plans_close(&plans);
     cst_model_close(&model);
     return all_on_gpu_s;
 }

@@ -54,7 +54,6 @@ static double plan(bool runtime_only)
         cst_plan_search(&plans, &config, &err) != CST_OK) {
         die(err.text);
     }
-    cst_plans_close(&plans);
     cst_model_close(&model);
     return now_s() - before;
 }
@@ -96,7 +95,6 @@ static double plan_many(void)
         die(err.text);
     }
     before = now_s() - before;
-    cst_plans_close(&plans);
     cst_model_close(&model);
     return before;
 }

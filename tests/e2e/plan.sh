@@ -242,5 +242,7 @@ for line in "" "a b" "x --device 40X" "x --device -1" "x --ranks 0" "x --ranks 6
     # shellcheck disable=SC2086 # words
     expect 2 $line
 done
+expect 0 preset:gpt2-124m --rates a100 --device 2G --what-if
+[ "$(sed -n '1s/  *.*//p' "$tmp/out")" = what-if ] || fail "a plan that no job can run is not called so first: $(cat "$tmp/out")"
 expect 1 preset:gpt2-124m --rates a100 --what-if --disk /tmp
 complains "disk: '/tmp' is not a size"

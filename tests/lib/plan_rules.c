@@ -253,7 +253,7 @@ static uint64_t place_states(const struct cst_plan_config *config, const struct 
             break;
         }
         taken += bytes;
-        out->device_rows[c] = 0x1f;
+        out->what_if.n_at_home = c + 1;
     }
     return taken;
 }
@@ -279,7 +279,6 @@ int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *ou
         return rc;
     }
     describe(config, &layout, &choice);
-    choice.device_rows = calloc(layout.n_chunks, 1);
     rule_elixir_worth(config, &i_ns, &j_ns);
     block = 2 * layout.capacity;
     least = (layout.min_blocks > 4 ? layout.min_blocks : 4) + 2;
@@ -289,17 +288,8 @@ int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *ou
     choice.state_bytes = place_states(config, &layout, room - first, &choice);
     rc = fill_blocks(&layout, room - choice.state_bytes, rule_in_turn, &choice, err);
     cst_layout_close(&layout);
-    if (rc != CST_OK) {
-        free(choice.device_rows);
-        return rc;
+    if (rc == CST_OK) {
+        *out = choice;
     }
-    *out = choice;
-    return CST_OK;
-}
-
-void rule_close(struct cst_plan_choice *choice)
-{
-    free(choice->device_rows);
-    free(choice->disk_rows);
-    *choice = (struct cst_plan_choice){0};
+    return rc;
 }

@@ -13,7 +13,7 @@ extern const uint32_t rule_in_turn[CST_LAYOUT_MAX_CLASSES];
 /* Plan with chunks of @elems elements and further size classes for larger tensors. The whole device
  * is used for blocks: first the blocks that are required, then as many as fit of each class in
  * @order, a permutation of the class numbers. Returns CST_EPOOL if the required blocks do not fit,
- * and the statuses of cst_layout_build. The caller frees @out with rule_close. */
+ * and the statuses of cst_layout_build. */
 int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
                   const uint32_t order[CST_LAYOUT_MAX_CLASSES], struct cst_plan_choice *out,
                   struct cst_err *err);
@@ -29,14 +29,11 @@ int rule_capacity(const struct cst_plan_config *config, uint64_t elems,
  *
  * If I > J, the device gets B blocks and then states of chunks in the order of first use.
  * Otherwise it gets max(4, region) + 2 blocks, then states, then blocks up to B. Rates are those of
- * all n devices together. The caller frees @out with rule_close. */
+ * all n devices together. */
 int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *out,
                 struct cst_err *err);
 
 /* Compute I and J of Elixir's rule, in ns. */
 void rule_elixir_worth(const struct cst_plan_config *config, double *block_ns, double *state_ns);
-
-/* Free what a rule has filled in. */
-void rule_close(struct cst_plan_choice *choice);
 
 #endif

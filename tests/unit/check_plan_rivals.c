@@ -17,7 +17,7 @@
 #else
 #define N_RANDOM 200
 #endif
-#define HAIR 1.0025      /* factor of time that a plan may lose for less padding; see climb.c */
+#define HAIR 1.0025      /* factor of time that a plan may lose for less padding; see cst_search_cost */
 #define MOST_LOST 1.0025 /* a rival's step may be shorter by this factor */
 
 /* -- random models -------------------------------------------------------------------------- */
@@ -136,7 +136,6 @@ static uint64_t play(struct cst_plan_choice *choice, int rc, enum cst_core_evict
     if (rc == CST_OK) {
         choice->eviction = eviction;
         rc = cst_plan_replay(&f.config, choice, 3, NULL, NULL, &r, &err);
-        rule_close(choice);
     }
     return rc == CST_OK ? r.step_ns : UINT64_MAX;
 }
@@ -211,7 +210,6 @@ static void thrift(void)
 {
     uint64_t step = f.plans.best.predicted.step_ns;
 
-    cst_plans_close(&f.plans);
     f.config.max_padding = 0;
     search();
     ck_assert_double_le((double)f.plans.best.predicted.step_ns, HAIR * (double)step);
@@ -360,8 +358,8 @@ static void try_states(struct exhaustive *e)
     for (uint32_t n = 0; n <= e->layout.n_chunks; n++) {
         if (n > 0) {
             states += 16 * e->layout.chunks[n - 1].n_elems;
-            e->choice.device_rows[n - 1] = 0x1f;
         }
+        e->choice.what_if.n_at_home = n;
         if (states <= e->room) {
             try_blocks(e, 0, e->room - states);
         }
@@ -369,7 +367,6 @@ static void try_states(struct exhaustive *e)
             break;
         }
     }
-    memset(e->choice.device_rows, 0, e->layout.n_chunks);
 }
 
 static void try_layout(struct exhaustive *e, uint64_t elems, uint32_t max_classes, uint64_t *seen,
@@ -394,15 +391,12 @@ static void try_layout(struct exhaustive *e, uint64_t elems, uint32_t max_classe
         }
     }
     seen[(*n_seen)++] = fullest * 8 + max_classes;
-    e->choice = (struct cst_plan_choice){.layout = config,
-                                         .n_classes = e->layout.n_classes,
-                                         .n_chunks = e->layout.n_chunks,
-                                         .device_rows = calloc(e->layout.n_chunks, 1)};
+    e->choice = (struct cst_plan_choice){
+        .layout = config, .n_classes = e->layout.n_classes, .n_chunks = e->layout.n_chunks};
     for (uint32_t i = 1; i < e->layout.n_classes; i++) {
         e->choice.layout.class_elems[i - 1] = e->layout.classes[i].capacity;
     }
     try_states(e);
-    rule_close(&e->choice);
     cst_layout_close(&e->layout);
 }
 

@@ -183,15 +183,11 @@ END_TEST
 START_TEST(states_on_the_device)
 {
     struct cst_replay_result host, device;
-    uint8_t *rows;
 
     plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
-    rows = malloc(rig.layout.n_chunks);
-    memset(rows, 0xff, rig.layout.n_chunks);
     host = plan_rig_run(&rig);
-    rig.replay.device_rows = rows;
+    rig.replay.what_if.n_at_home = rig.layout.n_chunks;
     device = plan_rig_run(&rig);
-    free(rows);
     ck_assert_uint_lt(device.step_ns, host.step_ns);
     ck_assert_uint_eq(device.bytes_peer, 0);
 }
@@ -201,17 +197,13 @@ END_TEST
 START_TEST(states_on_disk)
 {
     struct cst_replay_result r;
-    uint8_t *rows;
     double io_s;
 
     plan_rig_open(&rig, "gpt2-124m", 1, 0, true, 0.5);
-    rows = malloc(rig.layout.n_chunks);
-    memset(rows, 1 << CST_ROW_EXP_AVG | 1 << CST_ROW_EXP_AVG_SQ, rig.layout.n_chunks);
     rig.rates.disk_read = 2e9;
     rig.rates.disk_write = 1e9;
-    rig.replay.disk_rows = rows;
+    rig.replay.what_if.n_moments = rig.layout.n_chunks;
     r = plan_rig_run(&rig);
-    free(rows);
     io_s = 8 * (double)rig.model.n_params * (1 / 2e9 + 1 / 1e9);
     ck_assert_double_ge((double)r.step_ns / 1e9, io_s);
     ck_assert_double_le((double)r.step_ns / 1e9, 1.2 * io_s);

@@ -22,7 +22,6 @@ void search_rig_setup(void)
 
 void search_rig_teardown(void)
 {
-    cst_plans_close(&f.plans);
     cst_model_close(&f.model);
 }
 

@@ -2,7 +2,7 @@
 /* Updates on accelerators: device reservations, states that stay there, and k. If one simulated
  * rank represents all, there are device reservations for all ranks nevertheless, each with a link
  * of its own. */
-#include "offload/plan/search.h"
+#include "offload/plan/reservation.h"
 
 #include "offload/buffers.h"
 #include "offload/packing.h"
@@ -15,16 +15,16 @@
 
 static bool is_auto(const struct cst_search *s)
 {
-    return s->room_request == CST_PLAN_DEVICE_UPDATE_AUTO;
+    return s->update_request == CST_PLAN_DEVICE_UPDATE_AUTO;
 }
 
-bool cst_plan_chooses_room(const struct cst_plan_config *c)
+bool cst_plan_chooses_reservation(const struct cst_plan_config *c)
 {
     return c->device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
            (c->device_update_bytes == 0 && c->device_states == CST_PLAN_DEVICE_UPDATE_AUTO);
 }
 
-int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
+int cst_plan_check_reservation(const struct cst_plan_config *c, struct cst_err *err)
 {
     if (c->device_states == 0) {
         return CST_OK;
@@ -45,15 +45,36 @@ int cst_plan_check_rooms(const struct cst_plan_config *c, struct cst_err *err)
     return CST_OK;
 }
 
-/* Sum of the shares of the ranks that use one accelerator. */
-uint64_t cst_search_of_each(const struct cst_search *s, uint64_t bytes)
+bool cst_reservation_is_chosen(const struct cst_search *s)
 {
-    return bytes / s->n_rooms * s->world + bytes % s->n_rooms * s->world / s->n_rooms;
+    return is_auto(s) && s->n_reservations > 0;
+}
+
+bool cst_reservation_may_split(const struct cst_search *s)
+{
+    return s->config->device_states == CST_PLAN_DEVICE_UPDATE_AUTO && s->n_reservations > 0 &&
+           s->rates.devices[s->accelerator].update > 0;
+}
+
+bool cst_reservation_may_keep(const struct cst_search *s)
+{
+    return cst_reservation_may_split(s) && is_auto(s) && s->stands_for == 1 && !s->host;
+}
+
+uint64_t cst_reservation_of_each(const struct cst_search *s, uint64_t bytes)
+{
+    return bytes / s->n_reservations * s->world +
+           bytes % s->n_reservations * s->world / s->n_reservations;
+}
+
+uint64_t cst_reservation_of_rank(const struct cst_search *s, uint64_t bytes)
+{
+    return (bytes * s->n_reservations + s->world - 1) / s->world;
 }
 
 /* If accelerators are not the ranks' own devices, their memory is that in the rates, if it is
  * known. */
-uint64_t cst_search_accelerator_bytes(const struct cst_search *s)
+uint64_t cst_reservation_memory(const struct cst_search *s)
 {
     uint64_t bytes = s->host ? s->rates.devices[s->accelerator].memory_bytes : 0;
 
@@ -66,37 +87,37 @@ static int check_grain(const struct cst_search *s, struct cst_err *err)
 {
     char wish[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
 
-    if (is_auto(s) || cst_search_of_each(s, s->room_request) >= s->grain) {
+    if (is_auto(s) || cst_reservation_of_each(s, s->update_request) >= s->grain) {
         return CST_OK;
     }
     return cst_err_set(
         err, CST_EINVAL,
         "memory for updates (device_update_bytes) of %s of each rank's accelerator is too "
         "small: '%s' allocates memory in multiples of %s",
-        cst_size_exact(s->room_request, wish), s->rates.devices[s->accelerator].name,
+        cst_size_exact(s->update_request, wish), s->rates.devices[s->accelerator].name,
         cst_size_exact(s->grain, least));
 }
 
 static int check_memory(const struct cst_search *s, struct cst_err *err)
 {
-    const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
-    uint64_t room = is_auto(s) ? 0 : cst_search_of_each(s, s->room_request);
+    uint64_t memory = cst_reservation_memory(s);
+    uint64_t reserved = is_auto(s) ? 0 : cst_reservation_of_each(s, s->update_request);
     uint64_t wish = s->config->device_states;
-    uint64_t states = wish == CST_PLAN_DEVICE_UPDATE_AUTO ? 0 : cst_search_of_each(s, wish);
+    uint64_t states = wish == CST_PLAN_DEVICE_UPDATE_AUTO ? 0 : cst_reservation_of_each(s, wish);
     char all[CST_SIZE_TEXT], updates[CST_SIZE_TEXT], stay[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
-    if (room + states <= cst_search_accelerator_bytes(s)) {
+    if (reserved + states <= memory) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EPOOL,
                        "device memory of '%s', %s: updates take %s, states that stay there %s: %s "
                        "short",
-                       device->name, cst_size_text(device->memory_bytes, all),
-                       cst_size_text(room, updates), cst_size_text(states, stay),
-                       cst_size_exact(room + states - device->memory_bytes, lacks));
+                       s->rates.devices[s->accelerator].name, cst_size_text(memory, all),
+                       cst_size_text(reserved, updates), cst_size_text(states, stay),
+                       cst_size_exact(reserved + states - memory, lacks));
 }
 
-int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
+int cst_reservation_check(const struct cst_search *s, struct cst_err *err)
 {
     const struct cst_plan_config *c = s->config;
     const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
@@ -113,10 +134,10 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
                                ? c->device_update_bytes
                                : c->device_states);
     }
-    if (s->room_request == 0 || (is_auto(s) && s->n_rooms == 0)) {
-        return cst_plan_check_rooms(c, err);
+    if (s->update_request == 0 || (is_auto(s) && s->n_reservations == 0)) {
+        return cst_plan_check_reservation(c, err);
     }
-    if (s->n_rooms == 0) {
+    if (s->n_reservations == 0) {
         return cst_err_set(err, CST_EINVAL,
                            "memory for updates on accelerators (device_update_bytes): the rates "
                            "have no accelerator");
@@ -125,7 +146,7 @@ int cst_search_check_rooms(const struct cst_search *s, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                            device->name);
     }
-    rc = cst_plan_check_rooms(c, err);
+    rc = cst_plan_check_reservation(c, err);
     if (rc == CST_OK) {
         rc = check_grain(s, err);
     }
@@ -137,22 +158,24 @@ static uint32_t engine_of(const struct cst_search *s, uint32_t i)
     return (s->config->n_nodes == 0 ? 1 : s->config->n_nodes) + i;
 }
 
-uint64_t cst_search_room_of_each(const struct cst_search *s, const struct cst_plan_try *try)
+/* Bytes of each device reservation: the sum of its ranks' shares, rounded down to the
+ * granularity. */
+static uint64_t reservation_of_each(const struct cst_search *s, const struct cst_plan_point *point)
 {
-    uint64_t bytes = cst_search_of_each(s, try->device_update_bytes);
+    uint64_t bytes = cst_reservation_of_each(s, point->device_update_bytes);
 
     return bytes - bytes % s->grain;
 }
 
-void cst_search_devices(const struct cst_search *s, const struct cst_plan_try *try,
-                        struct cst_layout_config *config)
+void cst_reservation_devices(const struct cst_search *s, const struct cst_plan_point *point,
+                             struct cst_layout_config *config)
 {
-    for (uint32_t i = 0; try->device_states > 0 && i < s->n_rooms; i++) {
+    for (uint32_t i = 0; point->device_states > 0 && i < s->n_reservations; i++) {
         config->devices[config->n_devices++] =
             (struct cst_layout_device){.engine = engine_of(s, i),
-                                       .bytes = cst_search_of_each(s, try->device_states),
+                                       .bytes = cst_reservation_of_each(s, point->device_states),
                                        .grain = s->grain,
-                                       .room_bytes = cst_search_room_of_each(s, try)};
+                                       .room_bytes = reservation_of_each(s, point)};
     }
 }
 
@@ -172,21 +195,21 @@ static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
     return bytes + n * buffers.held_bytes;
 }
 
-uint64_t cst_search_room_bytes(const struct cst_search *s, const struct cst_plan_try *try,
+uint64_t cst_reservation_bytes(const struct cst_search *s, const struct cst_plan_point *point,
                                const struct cst_layout *layout)
 {
     uint64_t want;
 
-    if (try->n_through == 0 || s->n_rooms == 0) {
+    if (point->update_classes == 0 || s->n_reservations == 0) {
         return 0;
     }
     if (!is_auto(s)) {
-        return s->room_request;
+        return s->update_request;
     }
-    want = cst_buffers_want_of(layout, try->n_through);
-    want = try->holds ? with_held(layout, want) : want;
-    want = cst_align_up((want * s->n_rooms + s->world - 1) / s->world, CST_SEARCH_GRAIN);
-    return cst_search_of_each(s, want) <= cst_search_accelerator_bytes(s) ? want : 0;
+    want = cst_buffers_want_of(layout, point->update_classes);
+    want = point->keeps_gradients ? with_held(layout, want) : want;
+    want = cst_align_up(cst_reservation_of_rank(s, want), CST_SEARCH_GRAIN);
+    return cst_reservation_of_each(s, want) <= cst_reservation_memory(s) ? want : 0;
 }
 
 /* Bytes of the device reservation without places for gradients. A gradient is kept only if it is
@@ -199,23 +222,23 @@ static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
     return buffers.n > 0 ? buffers.n * buffers.bytes : bytes;
 }
 
-uint32_t cst_search_rooms(const struct cst_search *s, const struct cst_plan_try *try,
-                          const struct cst_layout *layout,
-                          struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES],
-                          uint32_t *interleave)
+uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_point *point,
+                              const struct cst_layout *layout,
+                              struct cst_core_room list[CST_CORE_MAX_UPDATE_DEVICES],
+                              uint32_t *interleave)
 {
     const struct cst_core_pool pool = {.engine = s->host ? 0 : engine_of(s, 0)};
-    uint32_t n = try->device_update_bytes > 0 ? s->n_rooms : 0;
+    uint32_t n = point->device_update_bytes > 0 ? s->n_reservations : 0;
     struct cst_interleave machine = {0};
 
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t bytes = cst_search_room_of_each(s, try);
+        uint64_t bytes = reservation_of_each(s, point);
 
-        rooms[i] = (struct cst_core_room){.engine = engine_of(s, i),
-                                          .bytes = s->stands_for > 1 ? without_held(layout, bytes)
-                                                                     : bytes};
+        list[i] = (struct cst_core_room){.engine = engine_of(s, i),
+                                         .bytes = s->stands_for > 1 ? without_held(layout, bytes)
+                                                                    : bytes};
     }
-    cst_device_updates_describe(&machine, layout, rooms, n, &pool, 1);
+    cst_device_updates_describe(&machine, layout, list, n, &pool, 1);
     cst_device_updates_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
     *interleave =
         s->config->interleave_given ? s->config->interleave : cst_interleave_choose(&machine);
