@@ -4,7 +4,7 @@
 #ifndef CLI_H
 #define CLI_H
 
-#include "client/call.h"
+#include "client/lib/call.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdbool.h>

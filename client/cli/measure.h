@@ -4,7 +4,7 @@
 #ifndef CLI_MEASURE_H
 #define CLI_MEASURE_H
 
-#include "client/client.h"
+#include "client/lib/client.h"
 #include "proto/rates.h"
 
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calls with which a worker declares its model: groups, tensors and operators. */
-#include "client/job.h"
+#include "client/lib/job.h"
 
 static int check_declaring(struct cst_job *job)
 {

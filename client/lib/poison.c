@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/poison.h"
+#include "client/lib/poison.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

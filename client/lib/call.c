@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/call.h"
+#include "client/lib/call.h"
 
 #include "proto/cistern.pb-c.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/load.h"
+#include "client/lib/load.h"
 
-#include "client/job.h"
+#include "client/lib/job.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/segment.h"
+#include "client/lib/segment.h"
 
 #include <errno.h>
 #include <fcntl.h>

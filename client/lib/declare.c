@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/declare.h"
+#include "client/lib/declare.h"
 
 #include "proto/patterns.h"
 

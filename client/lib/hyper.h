@@ -3,7 +3,7 @@
 #ifndef CST_HYPER_H
 #define CST_HYPER_H
 
-#include "client/job.h"
+#include "client/lib/job.h"
 
 /* Fill *out with the message for @params, with the defaults described at struct cst_hyper_params
  * for the optimizer of @job. CST_EINVAL: a parameter is out of range; *out is unchanged. */

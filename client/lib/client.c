@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config.h"
 
-#include "client/client.h"
+#include "client/lib/client.h"
 
-#include "client/call.h"
-#include "client/job.h"
+#include "client/lib/call.h"
+#include "client/lib/job.h"
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>

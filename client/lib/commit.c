@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_commit: send the declarations, then get the layout and the pool. */
-#include "client/job.h"
-#include "client/sequence_calls.h"
+#include "client/lib/job.h"
+#include "client/lib/sequence_calls.h"
 
 #include <stdlib.h>
 #include <string.h>

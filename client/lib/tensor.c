@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_tensor_read and cst_tensor_write: copy states of tensors through the staging segment, one
  * piece at a time. */
-#include "client/job.h"
+#include "client/lib/job.h"
 
 #include "proto/table.h"
 

@@ -5,7 +5,7 @@
 #ifndef CST_POISON_H
 #define CST_POISON_H
 
-#include "client/job.h"
+#include "client/lib/job.h"
 
 /* Set *on to whether the environment variable CISTERN_DEBUG is "poison". CST_EINVAL: it has another
  * value, and is not empty. */

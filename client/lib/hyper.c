@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Defaults and ranges of hyper-parameters; and cst_prepare_step, which sends them in advance. */
-#include "client/hyper.h"
+#include "client/lib/hyper.h"
 
-#include "client/batch.h"
+#include "client/lib/batch.h"
 #include "proto/optimizers.h"
 
 #include <math.h>

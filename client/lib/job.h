@@ -14,11 +14,11 @@
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
-#include "client/call.h"
-#include "client/declare.h"
-#include "client/device.h"
+#include "client/lib/call.h"
+#include "client/lib/declare.h"
+#include "client/lib/device.h"
 #include "offload/worker/sequence.h"
-#include "client/segment.h"
+#include "client/lib/segment.h"
 
 struct cstc_batch;
 

@@ -2,7 +2,7 @@
 /* Handles fork(): in the child the clients become unusable, and its copies of their sockets are
  * closed. Otherwise the connection would stay open when the parent dies, and the daemon would not
  * notice the death at once. */
-#include "client/client.h"
+#include "client/lib/client.h"
 
 #include <pthread.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a call may do in the state that the job is in, and what breaks that state. */
-#include "client/job.h"
+#include "client/lib/job.h"
 
 int cstc_job_check(const struct cst_job *job, struct cst_err *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_stat and cst_job_waits: what the daemon knows about a job. */
-#include "client/job.h"
+#include "client/lib/job.h"
 
 #include <stdio.h>
 

@@ -13,7 +13,7 @@
 #ifndef CST_CALL_H
 #define CST_CALL_H
 
-#include "client/client.h"
+#include "client/lib/client.h"
 
 #include <protobuf-c/protobuf-c.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/batch.h"
+#include "client/lib/batch.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #ifndef CST_BATCH_H
 #define CST_BATCH_H
 
-#include "client/job.h"
+#include "client/lib/job.h"
 
 /* Send the @n items @items in order, in as many batches as the daemon's limit requires. ACCUMULATE
  * is sent as a separate message. If @awaited, job->sequence.n_awaited counts the batches until they

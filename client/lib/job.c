@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/job.h"
+#include "client/lib/job.h"
 
-#include "client/poison.h"
+#include "client/lib/poison.h"
 
-#include "client/batch.h"
+#include "client/lib/batch.h"
 #include "proto/saved_plan.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/sequence_calls.h"
+#include "client/lib/sequence_calls.h"
 
-#include "client/batch.h"
+#include "client/lib/batch.h"
 
 #include <string.h>
 

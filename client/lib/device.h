@@ -7,7 +7,7 @@
 #define CST_CLIENT_DEVICE_H
 
 #include "cistern/device.h"
-#include "client/load.h"
+#include "client/lib/load.h"
 
 struct cstc_device {
     const struct cst_device_calls *calls; /* Borrowed; NULL: the memory is the host's. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packs declarations into Declare messages: first groups, then tensors, then operators. */
-#include "client/declare.h"
+#include "client/lib/declare.h"
 
 #include "proto/frame.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/device.h"
+#include "client/lib/device.h"
 
-#include "client/job.h"
+#include "client/lib/job.h"
 
 #include <errno.h>
 #include <poll.h>

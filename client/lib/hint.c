@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_hint and cst_hint_tensor: tell the daemon which weights are wanted soon, and which are
  * not. */
-#include "client/job.h"
+#include "client/lib/job.h"
 
 /* Return whether the operator that has begun uses weights of @chunk. */
 static bool is_in_use(const struct cst_job *job, uint32_t chunk)

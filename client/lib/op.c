@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_op_begin and cst_op_end: fetch the chunks that an operator lacks, and give its tensors their
  * addresses. */
-#include "client/job.h"
-#include "client/poison.h"
+#include "client/lib/job.h"
+#include "client/lib/poison.h"
 
 #include <string.h>
 

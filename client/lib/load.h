@@ -18,7 +18,7 @@
 #define CST_CLIENT_LOAD_H
 
 #include "offload/worker/lease.h"
-#include "client/segment.h"
+#include "client/lib/segment.h"
 
 struct cst_job;
 

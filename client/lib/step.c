@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_sync, at which a step begins for all ranks; cst_accumulate, which ends a micro-batch;
  * cst_step, which ends the step. */
-#include "client/hyper.h"
-#include "client/job.h"
+#include "client/lib/hyper.h"
+#include "client/lib/job.h"
 
 #include <string.h>
 
