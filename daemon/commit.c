@@ -1,98 +1,296 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/commit.h"
 
-#include "daemon/barrier.h"
 #include "daemon/base_job.h"
+#include "daemon/core_driver.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
-#include "daemon/rank_devices.h"
-#include "daemon/core_driver.h"
+#include "daemon/device_reservation.h"
+#include "daemon/done.h"
 #include "daemon/given.h"
-#include "daemon/pool_info.h"
+#include "daemon/job_core.h"
 #include "daemon/log.h"
-#include "daemon/relocate.h"
-#include "daemon/session.h"
+#include "daemon/pool_info.h"
 #include "daemon/pool_share.h"
-#include "proto/size.h"
-#include "daemon/updates.h"
+#include "daemon/rank_devices.h"
+#include "daemon/relocate.h"
+#include "daemon/serve.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/size.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-void cstd_commit_drop_layout(struct cstd_job *job)
-{
-    if (job->has_layout) {
-        cst_layout_close(&job->layout);
-        job->has_layout = false;
-    }
-}
+static int collect_ranks(struct cstd_job *job, struct cst_err *err);
+static int await_engines(struct cstd_job *job, struct cst_err *err);
+static int make_plan(struct cstd_job *job, struct cst_err *err);
+static int lay_out(struct cstd_job *job, struct cst_err *err);
+static int make_memory(struct cstd_job *job, struct cst_err *err);
+static int open_core(struct cstd_job *job, struct cst_err *err);
+static int attach_ranks(struct cstd_job *job, struct cst_err *err);
+static int answer_ranks(struct cstd_job *job, struct cst_err *err);
+static int end(struct cstd_job *job, struct cst_err *err);
+static int cancel_plan(struct cstd_job *job);
+static int drop_layout(struct cstd_job *job);
+static int close_memory(struct cstd_job *job);
+static int close_core(struct cstd_job *job);
 
-/* -- replies -------------------------------------------------------------------------------- */
-
-/* A Committed message and the storage of its parts. */
-struct committed {
-    Cistern__Committed message;
-    struct cstd_pool_info pool;
+/* A phase of a commit.
+ *
+ *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> ATTACH -> ANSWER -> DONE
+ *      ^________________________________________________________|                  ^_________|
+ *         an error, or a rank that leaves in DECLARING                 a Commit of a rank that
+ *                                                                      was opened again */
+struct phase {
+    const char *name; /* For users. */
+    /* State of the job in this phase.
+     * DECLARING: a rank that leaves or hangs up ends the commit, because the model needs all ranks;
+     * a cancelled Commit makes the other ranks wait again.
+     * POPULATING and READY: the commit goes on without ranks that leave, because the job and its
+     * memory outlive its workers. */
+    enum cstd_job_state state;
+    /* Does the work of the phase. CST_OK: go on with the next phase. CST_EAGAIN: the phase takes
+     * time, and end_phase is called at its end. Another status: the phase failed and left
+     * nothing to undo. */
+    int (*enter)(struct cstd_job *job, struct cst_err *err);
+    /* Gives back what the phase has made, or cancels it. CST_EAGAIN: cstd_commit_memory_gone is
+     * called when that is done. NULL: there is nothing to give back. */
+    int (*undo)(struct cstd_job *job);
+    /* If the phase cannot be entered, it is tried again from LAYOUT on with a smaller plan
+     * (cstd_planner_forgo). A pool that is one slab larger than the plan assumed, or an accelerator
+     * whose memory another job has taken meanwhile, must not fail the job. */
+    bool may_replan;
 };
 
-/* Fill in the pool of @rank by size class. */
-static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committed *out)
-{
-    const Cistern__PoolClass *first = &out->pool.classes[0];
+static const struct phase phases[] = {
+    [CSTD_COMMIT_COLLECT] = {"declaring", CSTD_JOB_DECLARING, collect_ranks, NULL, false},
+    [CSTD_COMMIT_ENGINES] = {"starting", CSTD_JOB_DECLARING, await_engines, NULL, false},
+    [CSTD_COMMIT_PLAN] = {"planning", CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
+    [CSTD_COMMIT_LAYOUT] = {"populating", CSTD_JOB_POPULATING, lay_out, drop_layout, true},
+    [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, cstd_pool_share_divide, NULL, true},
+    [CSTD_COMMIT_MEMORY] = {"populating", CSTD_JOB_POPULATING, make_memory, close_memory, true},
+    [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
+    [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
+    [CSTD_COMMIT_ANSWER] = {"ready", CSTD_JOB_READY, answer_ranks, NULL, false},
+    [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, end, NULL, false},
+};
 
-    cstd_pool_info(job, rank, &out->pool);
-    out->message.n_classes = job->layout.n_classes;
-    out->message.classes = out->pool.pointers;
-    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
-        out->message.pool_bytes +=
-            out->pool.classes[c].n_blocks * out->pool.classes[c].chunk_elems * 2;
+/* -- forward and back ------------------------------------------------------------------------- */
+
+static void set_phase(struct cstd_job *job, enum cstd_commit_phase phase)
+{
+    job->phase = phase;
+    job->state = phases[phase].state;
+}
+
+/* Undo the phases that @job has entered after phase @to. Returns false if one of them takes time;
+ * the caller is called again then. */
+static bool undo_to(struct cstd_job *job, enum cstd_commit_phase to)
+{
+    while (job->phase > to) {
+        const struct phase *phase = &phases[job->phase];
+
+        if (phase->undo != NULL && phase->undo(job) == CST_EAGAIN) {
+            return false;
+        }
+        set_phase(job, job->phase - 1);
     }
-    out->message.chunk_elems = first->chunk_elems;
-    out->message.n_blocks = first->n_blocks;
-    out->message.min_blocks = first->min_blocks;
-    out->message.blocks_per_slab = first->blocks_per_slab;
+    return true;
 }
 
-static void fill_committed(const struct cstd_job *job, uint32_t rank, struct committed *out)
+/* Go back to COLLECT and answer the waiting Commits with job->failure. */
+static void go_back(struct cstd_job *job)
 {
-    const struct cst_core_pool *pool = &job->memory.pools[rank];
-    Cistern__Committed *message = &out->message;
-    struct cst_core_stats stats;
-
-    cistern__committed__init(message);
-    fill_pool(job, rank, out);
-    message->n_chunks = job->layout.n_chunks;
-    message->n_slabs = cstd_memory_n_slabs(&job->memory, rank);
-    message->n_params = job->model.n_params;
-    message->arena_bytes = job->memory.arena_bytes;
-    cst_core_stats(job->core, &stats);
-    message->has_step = 1;
-    message->step = stats.step;
-    message->has_n_arenas = pool->worker_copies;
-    message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
-}
-
-static void answer_all(struct cstd_job *job)
-{
-    struct committed committed;
-
+    if (!undo_to(job, CSTD_COMMIT_COLLECT)) {
+        return;
+    }
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_pending *commit = job->workers[r].commit;
 
         job->workers[r].commit = NULL;
         if (commit != NULL) {
-            fill_committed(job, r, &committed);
-            cstd_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
-                                &committed.message.base, NULL, 0);
+            cstd_session_fail(job->daemon, commit, &job->failure);
+        }
+    }
+    (void)collect_ranks(job, NULL);
+}
+
+static void fail(struct cstd_job *job, const struct cst_err *why)
+{
+    cstd_log_about(job->phase < CSTD_COMMIT_MEMORY ? CSTD_LOG_WARNING : CSTD_LOG_ERROR,
+                   CSTD_JOB_ABOUT(job), "%s", why->text);
+    job->failure = *why;
+    go_back(job);
+}
+
+/* Enter phase @next and the phases after it, up to one that takes time. COLLECT and ANSWER are
+ * entered again to check whether they still have to wait. */
+static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
+{
+    struct cst_err err = {0};
+    int rc = CST_OK;
+
+    while (rc == CST_OK && next <= CSTD_COMMIT_DONE) {
+        set_phase(job, next);
+        rc = phases[next].enter(job, &err);
+        if (job->state == CSTD_JOB_CLOSING) { /* An action of the core has removed the job. */
+            return;
+        }
+        if (rc == CST_OK) {
+            next++;
+        } else if (rc != CST_EAGAIN) {
+            set_phase(job, next - 1);
+            if (phases[next].may_replan && cstd_planner_forgo(job, &err)) {
+                (void)undo_to(job, CSTD_COMMIT_PLAN);
+                next = CSTD_COMMIT_LAYOUT;
+                rc = CST_OK;
+            }
+        }
+    }
+    if (rc != CST_OK && rc != CST_EAGAIN) {
+        fail(job, &err);
+    }
+}
+
+/* The phase of @job, which took time, has ended with @err. */
+static void end_phase(struct cstd_job *job, const struct cst_err *err)
+{
+    if (err->status == CST_OK) {
+        enter_from(job, job->phase + 1);
+    } else {
+        fail(job, err);
+    }
+}
+
+/* -- COLLECT ---------------------------------------------------------------------------------- */
+
+/* Number of ranks whose Commits wait. */
+static uint32_t count(const struct cstd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        n += job->workers[r].commit != NULL;
+    }
+    return n;
+}
+
+void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size)
+{
+    bool waits = count(job) > 0;
+
+    text[0] = '\0';
+    /* If no rank has committed, nobody waits. */
+    for (uint32_t r = 0; waits && r < job->world; r++) {
+        size_t used = strlen(text);
+
+        if (job->workers[r].commit == NULL) {
+            (void)snprintf(text + used, size - used, "%s%u%s", used > 0 ? ", " : "", r,
+                           job->workers[r].present ? "" : " (absent)");
         }
     }
 }
 
-/* -- layout and memory ------------------------------------------------------------------------ */
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cstd_job *job = timer->data;
+    char missing[160];
+    struct cst_err why = {0};
 
-static int lay_out(struct cstd_job *job, struct cst_err *err)
+    cstd_commit_missing(job, missing, sizeof missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
+                      job->timeout_ms, missing);
+    cstd_commit_break(job, &why);
+}
+
+/* Wait until all ranks have committed. From the first Commit on, the ranks wait at most for the
+ * job's time limit. */
+static int collect_ranks(struct cstd_job *job, struct cst_err *err)
+{
+    uint32_t n = count(job);
+
+    (void)err;
+    if (n == 0 || n == job->world) {
+        (void)uv_timer_stop(&job->deadline);
+    } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
+        (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+    }
+    return n == job->world ? CST_OK : CST_EAGAIN;
+}
+
+void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)
+{
+    job->failure = *why;
+    go_back(job);
+}
+
+void cstd_commit_disagree(struct cstd_job *job, struct cstd_worker *worker,
+                          const struct cst_err *why)
+{
+    if (cstd_declare_drop(job, worker, why)) {
+        cstd_commit_break(job, why);
+    }
+}
+
+void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
+{
+    job->workers[rank].commit = NULL;
+    if (job->state == CSTD_JOB_DECLARING) {
+        (void)undo_to(job, CSTD_COMMIT_COLLECT);
+        (void)collect_ranks(job, NULL);
+    }
+}
+
+/* -- ENGINES and PLAN ------------------------------------------------------------------------- */
+
+/* Wait until the engines of all accelerators of the job have reported the granularity of their
+ * memory. */
+static int await_engines(struct cstd_job *job, struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        cstd_rank_devices_need(&job->workers[r]);
+    }
+    return cstd_rank_devices_await(job, err);
+}
+
+/* Only check again: await_engines would start an engine again that was given up. */
+void cstd_commit_resume(void *arg)
+{
+    struct cstd_daemon *daemon = arg;
+    struct cstd_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->phase == CSTD_COMMIT_ENGINES) {
+            enter_from(job, CSTD_COMMIT_ENGINES);
+        }
+    }
+}
+
+static void on_planned(struct cstd_job *job)
+{
+    end_phase(job, &(struct cst_err){.status = CST_OK}); /* No plan is no error. */
+}
+
+/* A given plan replaces the search. Without a plan the layout chooses by itself. */
+static int make_plan(struct cstd_job *job, struct cst_err *err)
+{
+    if (cstd_job_has_given_plan(job)) {
+        return cstd_given_take(job, err);
+    }
+    return cstd_planner_start(job, on_planned) ? CST_EAGAIN : CST_OK;
+}
+
+static int cancel_plan(struct cstd_job *job)
+{
+    cstd_planner_cancel(job);
+    return CST_OK;
+}
+
+/* -- LAYOUT and MEMORY ------------------------------------------------------------------------ */
+
+static int build_layout(struct cstd_job *job, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
                                        .pool_bytes = cstd_pool_share_smallest(job),
@@ -121,130 +319,120 @@ static int lay_out(struct cstd_job *job, struct cst_err *err)
     return rc == CST_OK ? cst_layout_build(&job->layout, &job->model, &config, err) : rc;
 }
 
-/* True if one of the workers uses the manager socket. Refusals may then name jobs of other
- * users. */
-static bool asks_as_manager(const struct cstd_job *job)
+static int drop_layout(struct cstd_job *job)
 {
-    bool any = false;
-
-    for (uint32_t r = 0; r < job->world; r++) {
-        any = any || (job->workers[r].session != NULL && job->workers[r].session->manager);
-    }
-    return any;
+    cst_layout_close(&job->layout);
+    return CST_OK;
 }
 
-static int populate(struct cstd_job *job, struct cst_err *err)
-{
-    struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
-    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    struct cstd_memory_request asked = {.layout = &job->layout,
-                                        .world = job->world,
-                                        .account = job->account,
-                                        .pools = pools,
-                                        .rooms = rooms,
-                                        .n_rooms = cstd_device_reservation_list(job, rooms),
-                                        .manager = asks_as_manager(job),
-                                        .base = job->base != NULL ? &job->base->memory : NULL};
-    int rc = lay_out(job, err);
-
-    if (rc != CST_OK) {
-        return rc;
-    }
-    job->has_layout = true;
-    rc = cstd_given_check(job, err);
-    rc = rc == CST_OK ? cstd_pool_share_divide(job, pools, err) : rc;
-    if (rc == CST_OK) {
-        rc = cstd_memory_open(&job->memory, &asked, err);
-    }
-    if (rc != CST_OK) {
-        cstd_commit_drop_layout(job);
-    }
-    return rc;
-}
-
-/* Populate the job's memory, and repeat it with a reduced plan if necessary. A pool that is one
- * slab larger than the plan assumed, or an accelerator whose memory another job has taken
- * meanwhile, must not fail the job. */
-static int populate_as_planned(struct cstd_job *job, struct cst_err *err)
+static int lay_out(struct cstd_job *job, struct cst_err *err)
 {
     int rc;
 
     cstd_device_reservation_settle(job);
-    do {
-        rc = populate(job, err);
-    } while (rc != CST_OK && cstd_planner_forgo(job, err));
+    rc = build_layout(job, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cstd_given_check(job, err);
+    if (rc != CST_OK) {
+        (void)drop_layout(job);
+    }
     return rc;
 }
 
-static void start_populating(struct cstd_job *job)
+static int make_memory(struct cstd_job *job, struct cst_err *err)
 {
-    struct cst_err err = {0};
-    char arenas[CST_SIZE_TEXT], pools[CST_SIZE_TEXT];
+    struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    const struct cstd_memory_request request = {.layout = &job->layout,
+                                                .world = job->world,
+                                                .account = job->account,
+                                                .pools = pools,
+                                                .rooms = rooms,
+                                                .n_rooms = cstd_device_reservation_list(job, rooms),
+                                                .base =
+                                                    job->base != NULL ? &job->base->memory : NULL};
+    char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
+    int rc;
 
-    if (populate_as_planned(job, &err) != CST_OK) {
-        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
-        /* The job stays in DECLARING, and the ranks may commit again. */
-        cstd_barrier_break(job, &err);
-        return;
+    for (uint32_t r = 0; r < job->world; r++) {
+        pools[r] = job->workers[r].pool;
     }
-    job->state = CSTD_JOB_POPULATING;
+    rc = cstd_memory_open(&job->memory, &request, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
     cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
                    "%" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
                    job->model.n_params, job->layout.n_chunks, job->layout.capacity,
                    cst_size_text(job->memory.arena_bytes, arenas),
-                   cst_size_text(job->memory.pool_bytes, pools));
+                   cst_size_text(job->memory.pool_bytes, slabs));
+    return CST_EAGAIN; /* The engines populate the memory; cstd_commit_memory_ready follows. */
 }
 
-/* -- start of the core ------------------------------------------------------------------------ */
-
-static struct cst_core_policy policy_of(const struct cstd_job *job)
+static int close_memory(struct cstd_job *job)
 {
-    struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather,
-                                     .overlap = job->options.overlap,
-                                     .delay_from = job->options.delay_from};
+    cstd_memory_close(&job->memory);
+    return CST_EAGAIN;
+}
 
-    if (job->plan.valid) {
-        policy.prefetch_depth = job->plan.choice.prefetch_depth;
-        policy.eviction = job->plan.choice.eviction;
+void cstd_commit_memory_ready(struct cstd_memory *memory)
+{
+    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
+
+    if (job->state == CSTD_JOB_READY) { /* Pools of a committed job were made again. */
+        cstd_relocate_end(job, &memory->err);
+        cstd_commit_settled(job);
+        cstd_done_look(job); /* All workers may have left again meanwhile. */
+    } else if (job->phase == CSTD_COMMIT_MEMORY && job->state == CSTD_JOB_POPULATING) {
+        end_phase(job, &memory->err);
     }
-    return policy;
+}
+
+void cstd_commit_memory_gone(struct cstd_job *job)
+{
+    set_phase(job, CSTD_COMMIT_MEMORY - 1);
+    go_back(job);
+}
+
+/* -- CORE and ATTACH -------------------------------------------------------------------------- */
+
+static void tell_populated(struct cstd_job *job)
+{
+    const struct cstd_memory *memory = &job->memory;
+    bool locked = cstd_memory_is_locked(memory);
+    char bytes[CST_SIZE_TEXT];
+
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s populated in %.2f s%s",
+                   cst_size_text(memory->populated, bytes),
+                   (double)(uv_hrtime() - memory->started_ns) * 1e-9, locked ? ", locked" : "");
+    if (job->daemon->config->lock == CSTD_LOCK_TRY && !locked) {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+                       "its states are not locked in memory (raise LimitMEMLOCK)");
+    }
 }
 
 static int open_core(struct cstd_job *job, struct cst_err *err)
 {
-    const struct cstd_memory *memory = &job->memory;
-    struct cst_core_config config = {
-        .model = &job->model,
-        .layout = &job->layout,
-        .world = job->world,
-        .arena_segments = memory->ids,
-        .table_segment = memory->ids[memory->n_arenas],
-        .pools = memory->pools,
-        /* The low 32 bits of a mark must not be 0 (proto/table.h). A REDUCE is marked with its
-         * ticket. */
-        .first_ticket = (job->serial << CSTD_JOB_TICKET_SHIFT) + 1,
-        .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
-        .policy = policy_of(job),
-        .micro_batches = job->micro_batches,
-        .seed = job->options.seed,
-        .rounding = job->options.rounding,
-        .rooms = memory->rooms,
-        .n_rooms = memory->n_rooms,
-        .interleave = cstd_updates_open(job),
-    };
-    int rc = cst_core_open(&job->core, &config, err);
+    int rc = cstd_job_core_open(job, err);
 
     if (rc == CST_OK) {
-        cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
-        cstd_memory_size_table(&job->layout, memory->table);
-        cst_core_write_table(&config, memory->table);
+        tell_populated(job);
     }
     return rc;
 }
 
-/* Tell the core about the workers that attached before the core existed. */
-static void attach_present(struct cstd_job *job)
+static int close_core(struct cstd_job *job)
 {
+    cstd_job_core_close(job);
+    return CST_OK;
+}
+
+/* Tell the core about the workers that attached before the core existed. */
+static int attach_ranks(struct cstd_job *job, struct cst_err *err)
+{
+    (void)err;
     for (uint32_t r = 0; r < job->world; r++) {
         struct cst_event event = {.kind = CST_EV_ATTACH, .rank = r};
 
@@ -252,119 +440,106 @@ static void attach_present(struct cstd_job *job)
             cstd_job_feed(job, &event);
         }
     }
+    return CST_OK;
 }
 
-void cstd_commit_populated(struct cstd_memory *memory)
-{
-    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
-    struct cst_err err = memory->err;
-    char bytes[CST_SIZE_TEXT];
+/* -- ANSWER ----------------------------------------------------------------------------------- */
 
-    if (job->state == CSTD_JOB_READY) { /* The job was committed before; pools were made again. */
-        cstd_relocate_end(job, &err);
-        return;
+/* A Committed message and the storage of its parts. */
+struct committed {
+    Cistern__Committed message;
+    struct cstd_pool_info pool;
+};
+
+/* Fill in the pool of @rank by size class. */
+static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committed *out)
+{
+    const Cistern__PoolClass *first = &out->pool.classes[0];
+
+    cstd_pool_info(job, rank, &out->pool);
+    out->message.n_classes = job->layout.n_classes;
+    out->message.classes = out->pool.pointers;
+    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+        out->message.pool_bytes +=
+            out->pool.classes[c].n_blocks * out->pool.classes[c].chunk_elems * 2;
     }
-    /* The job is being removed. */
-    if (job->state != CSTD_JOB_POPULATING) {
-        return;
+    out->message.chunk_elems = first->chunk_elems;
+    out->message.n_blocks = first->n_blocks;
+    out->message.min_blocks = first->min_blocks;
+    out->message.blocks_per_slab = first->blocks_per_slab;
+}
+
+static void fill_committed(const struct cstd_job *job, uint32_t rank,
+                           const struct cst_core_stats *stats, struct committed *out)
+{
+    const struct cst_core_pool *pool = &job->memory.pools[rank];
+    Cistern__Committed *message = &out->message;
+
+    cistern__committed__init(message);
+    fill_pool(job, rank, out);
+    message->n_chunks = job->layout.n_chunks;
+    message->n_slabs = cstd_memory_n_slabs(&job->memory, rank);
+    message->n_params = job->model.n_params;
+    message->arena_bytes = job->memory.arena_bytes;
+    message->has_step = 1;
+    message->step = stats->step;
+    message->has_n_arenas = pool->worker_copies;
+    message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
+}
+
+/* Answer all waiting Commits, unless a step is closing or a pool is being made again. */
+static int answer_ranks(struct cstd_job *job, struct cst_err *err)
+{
+    struct cst_core_stats stats;
+    struct committed committed;
+
+    (void)err;
+    cst_core_stats(job->core, &stats);
+    if (stats.closing || cstd_relocate_is_under_way(job)) {
+        return CST_EAGAIN;
     }
-    if (err.status == 0) {
-        (void)open_core(job, &err);
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cstd_pending *commit = job->workers[r].commit;
+
+        job->workers[r].commit = NULL;
+        if (commit != NULL) {
+            fill_committed(job, r, &stats, &committed);
+            cstd_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
+                                &committed.message.base, NULL, 0);
+        }
     }
-    if (err.status != 0) {
-        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "%s", err.text);
-        job->failure = err;
-        cstd_memory_close(memory);
-        return;
-    }
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s populated in %.2f s%s",
-                   cst_size_text(memory->populated, bytes),
-                   (double)(uv_hrtime() - memory->started_ns) * 1e-9,
-                   cstd_memory_is_locked(memory) ? ", locked" : "");
-    if (job->daemon->config->lock == CSTD_LOCK_TRY && !cstd_memory_is_locked(memory)) {
-        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
-                       "its states are not locked in memory (raise LimitMEMLOCK)");
-    }
-    job->state = CSTD_JOB_READY;
-    attach_present(job);
-    answer_all(job);
-    job->daemon->status_changed = true;
+    return CST_OK;
 }
 
 void cstd_commit_settled(struct cstd_job *job)
 {
-    struct cst_core_stats stats;
+    if (job->phase == CSTD_COMMIT_ANSWER) {
+        enter_from(job, CSTD_COMMIT_ANSWER);
+    }
+}
 
-    if (job->commits_held) {
-        cst_core_stats(job->core, &stats);
-        if (!stats.closing && !cstd_relocate_is_under_way(job)) {
-            job->commits_held = false;
-            answer_all(job);
+static int end(struct cstd_job *job, struct cst_err *err)
+{
+    (void)err;
+    job->daemon->status_changed = true;
+    return CST_OK;
+}
+
+void cstd_commit_close(struct cstd_job *job)
+{
+    for (; job->phase > CSTD_COMMIT_COLLECT; job->phase--) {
+        if (phases[job->phase].undo != NULL) {
+            (void)phases[job->phase].undo(job); /* The end of the memory is awaited by job.c. */
         }
     }
 }
 
-void cstd_commit_undone(struct cstd_job *job)
+const char *cstd_commit_name(const struct cstd_job *job)
 {
-    cstd_commit_drop_layout(job);
-    job->state = CSTD_JOB_DECLARING;
-    cstd_barrier_break(job, &job->failure);
-    cstd_job_check_idle(job);
+    return phases[job->phase].name;
 }
 
-/* -- barrier of all ranks ------------------------------------------------------------------- */
-
-/* The search for a plan has ended. Ranks may have left during the search. */
-static void on_planned(struct cstd_job *job)
-{
-    if (job->state == CSTD_JOB_DECLARING && cstd_barrier_is_complete(job)) {
-        start_populating(job);
-    }
-}
-
-static void go_on(struct cstd_job *job)
-{
-    struct cst_err err = {0};
-    int rc = cstd_rank_devices_await(job, &err);
-    bool given = rc == CST_OK && cstd_job_has_given_plan(job);
-
-    /* A given plan replaces the search. */
-    rc = given ? cstd_given_take(job, &err) : rc;
-    if (given && rc == CST_OK) {
-        start_populating(job);
-    } else if (rc == CST_OK && !cstd_planner_start(job, on_planned)) {
-        start_populating(job);
-    } else if (rc != CST_OK && rc != CST_EAGAIN) { /* EAGAIN: cstd_commit_resume continues. */
-        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
-        cstd_barrier_break(job, &err);
-    }
-}
-
-void cstd_commit_resume(void *arg)
-{
-    struct cstd_daemon *daemon = arg;
-    struct cstd_job *job;
-
-    TAILQ_FOREACH(job, &daemon->jobs.living, link)
-    {
-        if (job->state == CSTD_JOB_DECLARING && cstd_barrier_is_complete(job)) {
-            go_on(job);
-        }
-    }
-}
-
-static void join_barrier(struct cstd_job *job)
-{
-    if (cstd_barrier_is_complete(job)) {
-        cstd_barrier_stop(job);
-        for (uint32_t r = 0; r < job->world; r++) {
-            cstd_rank_devices_need(&job->workers[r]);
-        }
-        go_on(job);
-    } else {
-        cstd_barrier_wait(job);
-    }
-}
+/* -- requests --------------------------------------------------------------------------------- */
 
 /* Refuse a worker that cannot copy weights itself although the configuration requires this. */
 static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
@@ -380,50 +555,53 @@ static int check_copies(const struct cstd_worker *worker, bool copies, struct cs
                        worker->rank, cstd_rank_devices_name(worker));
 }
 
-void cstd_commit(struct cstd_session *session, uint64_t id, uint32_t n_tensors,
-                 uint32_t n_operators, bool copies)
+/* Check the Commit of @worker. */
+static int check_commit(const struct cstd_worker *worker, const Cistern__Commit *commit,
+                        struct cst_err *err)
+{
+    bool ready = worker->job->state == CSTD_JOB_READY;
+    int rc = cstd_declare_check(worker, commit->n_tensors, commit->n_operators, err);
+
+    if (rc == CST_OK && worker->commit != NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "rank %u is committing already", worker->rank);
+    }
+    rc = rc == CST_OK ? check_copies(worker, commit->has_copies && commit->copies, err) : rc;
+    /* The rank's pool could not be made again on another device. The worker must open the job
+     * anew. */
+    if (rc == CST_OK && ready && worker->relocate_err.status != CST_OK) {
+        *err = worker->relocate_err;
+        rc = err->status;
+    }
+    /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
+     * that exists. */
+    return rc == CST_OK && ready ? cstd_pool_share_check(worker, err) : rc;
+}
+
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
 {
     struct cstd_job *job = session->job;
     struct cstd_worker *worker = &job->workers[session->rank];
     struct cstd_pending *request;
     struct cst_err err = {0};
-    int rc = cstd_declare_check(worker, n_tensors, n_operators, &err);
+    int rc = check_commit(worker, body, &err);
 
-    if (rc == CST_OK && worker->commit != NULL) {
-        rc = cst_err_set(&err, CST_EINVAL, "rank %u is committing already", worker->rank);
-    }
-    if (rc == CST_OK) {
-        rc = check_copies(worker, copies, &err);
-    }
-    /* The rank's pool could not be made again on another device. The worker must open the job
-     * anew. */
-    if (rc == CST_OK && job->state == CSTD_JOB_READY && worker->relocate_err.status != CST_OK) {
-        err = worker->relocate_err;
-        rc = err.status;
-    }
-    if (rc == CST_OK && job->state == CSTD_JOB_READY) {
-        /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
-         * that exists. */
-        rc = cstd_pool_share_check(worker, &err);
-    }
     if (rc == CST_OK) {
         rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
     }
     if (rc != CST_OK) {
-        /* The reply comes first, because cstd_declare_disagree tells the other ranks and drops the
+        /* The reply comes first, because cstd_commit_disagree tells the other ranks and drops the
          * model. */
         cstd_session_error(session, id, &err);
         if (rc == CST_EMISMATCH) {
-            cstd_declare_disagree(job, worker, &err);
+            cstd_commit_disagree(job, worker, &err);
         }
         return;
     }
     request->waits_commit = true;
     worker->commit = request;
-    if (job->state == CSTD_JOB_READY) {
-        job->commits_held = true;
-        cstd_commit_settled(job);
-    } else if (job->state == CSTD_JOB_DECLARING) {
-        join_barrier(job);
+    if (job->phase == CSTD_COMMIT_COLLECT) {
+        enter_from(job, CSTD_COMMIT_COLLECT);
+    } else if (job->state == CSTD_JOB_READY) {
+        enter_from(job, CSTD_COMMIT_ANSWER);
     }
 }

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/declare.h"
 
-#include "daemon/barrier.h"
-#include "daemon/commit.h"
-
 #include <stdio.h>
 #include <string.h>
 
@@ -356,27 +353,26 @@ static void drop_model(struct cstd_job *job, const struct cst_err *why)
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_worker *worker = &job->workers[r];
 
-        /* Ranks that have committed get the error from cstd_barrier_break below. */
+        /* Ranks that have committed get the error from the caller. */
         worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
         worker->n_groups = worker->n_tensors = worker->n_operators = 0;
     }
     cst_model_close(&job->model);
     cst_model_init(&job->model);
-    cstd_barrier_break(job, why);
 }
 
-void cstd_declare_disagree(struct cstd_job *job, struct cstd_worker *worker,
-                           const struct cst_err *why)
+bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const struct cst_err *why)
 {
-    /* The model was dropped already, and @worker learns it only now. */
-    bool late = worker != NULL && worker->unheard;
+    /* Otherwise the model was dropped already, and @worker learns it only now. */
+    bool drops = job->state == CSTD_JOB_DECLARING && (worker == NULL || !worker->unheard);
 
-    if (job->state == CSTD_JOB_DECLARING && !late) {
+    if (drops) {
         drop_model(job, why);
     }
     if (worker != NULL) {
         forget(worker);
     }
+    return drops;
 }
 
 /* Copy the first declarations of @from, as many as @much says, into *out. */
@@ -406,31 +402,31 @@ static int copy_model(struct cst_model *out, const struct cst_model *from,
     return rc;
 }
 
-void cstd_declare_forget(struct cstd_worker *worker)
+int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
 {
     struct cstd_job *job = worker->job;
     struct extent much;
     struct cst_model rest;
-    struct cst_err err = {0};
 
     forget(worker);
     much = declared(job);
     if (job->state != CSTD_JOB_DECLARING ||
         (much.n_groups + 1 == job->model.n_groups && much.n_tensors == job->model.n_tensors &&
          much.n_operators == job->model.n_operators)) {
-        return;
+        return CST_OK;
     }
     /* The next worker of this rank may come with another model, which only has to agree with the
      * remaining ranks. */
-    if (copy_model(&rest, &job->model, &much, &err) != CST_OK) {
+    if (copy_model(&rest, &job->model, &much, err) != CST_OK) {
         /* Without memory for the shorter model the whole model is dropped, as after a
          * disagreement. */
-        (void)cst_err_prefix(&err, "removing the declarations of rank %u from the model",
+        (void)cst_err_prefix(err, "removing the declarations of rank %u from the model",
                              worker->rank);
-        err.status = CST_EMISMATCH;
-        drop_model(job, &err);
-        return;
+        err->status = CST_EMISMATCH;
+        drop_model(job, err);
+        return CST_EMISMATCH;
     }
     cst_model_close(&job->model);
     job->model = rest;
+    return CST_OK;
 }

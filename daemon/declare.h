@@ -16,7 +16,7 @@
 /* Process a Declare @message of @worker. Declarations before the faulty one stay.
  * - CST_EMISMATCH: another rank declared something different; @err names the group, tensor or
  *   operator, the difference, both values and the ranks. The caller must reply and then call
- *   cstd_declare_disagree.
+ *   cstd_commit_disagree.
  * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_tensor_as and
  *   cst_model_operator_as, and a group with ranks that the job does not have.
  * - CST_EUNSUPPORTED: this version does not support the dtype. */
@@ -31,13 +31,14 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
 
 /* Drop the declarations of @worker, which has been told @why (a CST_EMISMATCH). @worker is NULL if
  * the disagreeing worker was not admitted to the job. If the job is not committed, the model is
- * dropped too: waiting Commits fail with @why at once, and ranks that have not committed get @why
- * at their next Declare or Commit. */
-void cstd_declare_disagree(struct cstd_job *job, struct cstd_worker *worker,
-                           const struct cst_err *why);
+ * dropped too: ranks that have not committed get @why at their next Declare or Commit. Returns true
+ * then, and the caller must fail the waiting Commits with @why. */
+bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const struct cst_err *why);
 
 /* Forget the declarations of @worker, which detaches. If the job is not committed, groups, tensors
- * and operators that only @worker declared are removed from the model. */
-void cstd_declare_forget(struct cstd_worker *worker);
+ * and operators that only @worker declared are removed from the model. CST_EMISMATCH: there was no
+ * memory for that, and the model was dropped; the caller must fail the waiting Commits with @err.
+ */
+int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err);
 
 #endif

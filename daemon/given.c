@@ -2,7 +2,6 @@
 #include "daemon/given.h"
 
 #include "daemon/daemon.h"
-#include "daemon/declare.h"
 #include "daemon/worker.h"
 #include "offload/plan/saved.h"
 #include "proto/size.h"
@@ -13,8 +12,8 @@
 
 /* -- plans in requests ------------------------------------------------------------------------ */
 
-static int read_plan(const Cistern__JobPlan *message, struct cst_saved_plan *out,
-                     struct cst_err *err)
+int cstd_given_read(const Cistern__JobPlan *message, struct cst_saved_plan *out,
+                    struct cst_err *err)
 {
     struct cst_saved_plan plan = {
         .fingerprint = message->fingerprint,
@@ -126,44 +125,28 @@ static int fill_request(struct cstd_job_request *request, const struct cst_saved
 
 /* If @request brings a plan, check that it is the plan of its job. */
 static int check_same(const struct cstd_job *job, const struct cstd_job_request *request,
-                      const struct cst_saved_plan *brought, struct cst_err *err)
+                      struct cst_err *err)
 {
     int rc;
 
-    if (brought->n_chunks == 0) {
+    if (request->plan.n_chunks == 0) {
         return CST_OK;
     }
     rc = cstd_job_has_given_plan(job)
-             ? cst_saved_plan_same(&job->given, brought, request->rank, err)
+             ? cst_saved_plan_same(&job->given, &request->plan, request->rank, err)
              : cst_err_set(err, CST_EMISMATCH,
                            "it was opened without the plan that rank %" PRIu32 " gives",
                            request->rank);
     return rc == CST_OK ? rc : cst_err_prefix(err, "job '%s'", job->name);
 }
 
-int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *message,
-                       struct cstd_job_request *request, struct cst_saved_plan *out,
-                       struct cst_err *err)
+int cstd_given_settle(const struct cstd_job *job, struct cstd_job_request *request,
+                      struct cst_err *err)
 {
-    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, request->name);
-    struct cst_saved_plan plan = {0};
-    int rc = message->plan != NULL ? read_plan(message->plan, &plan, err) : CST_OK;
+    int rc = job != NULL ? check_same(job, request, err) : CST_OK;
+    const struct cst_saved_plan *plan = job != NULL ? &job->given : &request->plan;
 
-    if (rc == CST_OK && job != NULL) {
-        rc = check_same(job, request, &plan, err);
-        plan = job->given;
-    }
-    if (rc == CST_OK && plan.n_chunks > 0) {
-        rc = fill_request(request, &plan, err);
-    }
-    /* The other ranks wait for this rank, and would wait until their time limit. */
-    if (rc == CST_EMISMATCH && job != NULL && cstd_job_awaits_rank(job, request->rank)) {
-        cstd_declare_disagree(job, NULL, err);
-    }
-    if (rc == CST_OK) {
-        *out = plan;
-    }
-    return rc;
+    return rc == CST_OK && plan->n_chunks > 0 ? fill_request(request, plan, err) : rc;
 }
 
 /* -- after all ranks have committed ------------------------------------------------------------ */

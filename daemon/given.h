@@ -4,7 +4,7 @@
  * a search. If the job is not the one that the plan was made for, the job is refused with the first
  * difference.
  *
- *   JobOpen --prepare--> pool, device reservation and states as planned
+ *   JobOpen --settle--> pool, device reservation and states as planned
  *   all ranks have committed --take--> job->plan --layout--> check */
 #ifndef CST_GIVEN_H
 #define CST_GIVEN_H
@@ -16,16 +16,17 @@
 
 struct cstd_job;
 struct cstd_job_request;
-struct cstd_session;
 
-/* Store the plan of @message or, without one, the plan of the job that @request names in *out.
- * Fields of @request that were left open and that the plan decides are set. out->n_chunks is 0 if
- * there is no plan. CST_EINVAL: the plan has impossible numbers, or is combined with a base job.
+/* Convert the plan in a JobOpen. CST_EINVAL: the plan has impossible numbers. */
+int cstd_given_read(const Cistern__JobPlan *message, struct cst_saved_plan *out,
+                    struct cst_err *err);
+
+/* Set the fields of @request that were left open and that the plan of @job decides; @job NULL: the
+ * plan that @request brings to a new job. CST_EINVAL: the plan is combined with a base job.
  * CST_EMISMATCH: the job was opened without a plan or with another one, or @request does not fit
  * the plan; @err has the field and both values. */
-int cstd_given_prepare(struct cstd_session *session, const Cistern__JobOpen *message,
-                       struct cstd_job_request *request, struct cst_saved_plan *out,
-                       struct cst_err *err);
+int cstd_given_settle(const struct cstd_job *job, struct cstd_job_request *request,
+                      struct cst_err *err);
 
 /* Make the given plan of @job, whose model is complete, its plan (job->plan). CST_EMISMATCH: the
  * plan was made for another model. */

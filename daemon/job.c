@@ -8,7 +8,6 @@
 #include "daemon/done.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
-#include "daemon/updates.h"
 #include "daemon/worker.h"
 #include "proto/cistern.pb-c.h"
 
@@ -98,6 +97,7 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
     job->recompute = request->recompute;
     job->options = request->options;
     job->base = base;
+    job->given = request->plan;
     job->timeout_ms = request->timeout_ms > 0 ? request->timeout_ms : config->timeout_s * 1000;
     job->ttl_s = ttl_s;
     for (uint32_t r = 0; r < job->world; r++) {
@@ -106,7 +106,7 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
     }
     cst_model_init(&job->model);
     cstd_memory_init(&job->memory, daemon, job->name);
-    job->memory.on_ready = cstd_commit_populated;
+    job->memory.on_ready = cstd_commit_memory_ready;
     job->memory.on_gone = on_memory_gone;
     TAILQ_INIT(&job->requests);
     (void)uv_timer_init(&daemon->loop, &job->deadline);
@@ -154,7 +154,8 @@ static void on_memory_gone(struct cstd_memory *memory)
     uint32_t item;
 
     if (job->state != CSTD_JOB_CLOSING) {
-        cstd_commit_undone(job);
+        cstd_commit_memory_gone(job);
+        cstd_job_check_idle(job);
         return;
     }
     /* The base job may be removed now, before this job is freed. */
@@ -193,17 +194,8 @@ static void on_close(struct cstd_deferred *later)
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
-    if (job->core != NULL) {
-        cst_core_close(job->core);
-        job->core = NULL;
-    }
-    cstd_updates_close(job);
-    cstd_record_close(job->record);
-    job->record = NULL;
-    cstd_commit_drop_layout(job);
-    /* Completions of the job's commands are ignored from now on. */
-    cstd_engines_forget(&daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);
-    cstd_memory_close(&job->memory);
+    cstd_commit_close(job);
+    cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
 }

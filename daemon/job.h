@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job: the declared model, its memory, its core, and the workers that are attached as its ranks.
- * A job outlives its workers. The states of a rank are in worker.h.
+ * A job outlives its workers. The states of a rank are in worker.h. The phases of a commit
+ * (commit.c) lead through the first three states.
  *
  *   DECLARING --all ranks committed--> POPULATING --engines done--> READY
  *      ^   \ last worker gone             | no memory: all ranks get the error
@@ -42,6 +43,20 @@ struct cstd_session;
 
 enum cstd_job_state { CSTD_JOB_DECLARING, CSTD_JOB_POPULATING, CSTD_JOB_READY, CSTD_JOB_CLOSING };
 
+/* Phases of a job's commit in their order. The table in commit.c says what each one does. */
+enum cstd_commit_phase {
+    CSTD_COMMIT_COLLECT, /* Wait for the Commits of all ranks. */
+    CSTD_COMMIT_ENGINES, /* Start the engines of the job's accelerators. */
+    CSTD_COMMIT_PLAN,    /* Take the given plan, or search for one. */
+    CSTD_COMMIT_LAYOUT,  /* Compute chunks and rows. */
+    CSTD_COMMIT_POOLS,   /* Size the pools, and check all budgets. */
+    CSTD_COMMIT_MEMORY,  /* Create the segments; the engines map and populate them. */
+    CSTD_COMMIT_CORE,    /* Open the core and write the job table. */
+    CSTD_COMMIT_ATTACH,  /* Tell the core about the attached ranks. */
+    CSTD_COMMIT_ANSWER,  /* Answer the Commits, when no step is closing and all pools exist. */
+    CSTD_COMMIT_DONE,    /* The job is committed, and no Commit waits. */
+};
+
 /* One rank of a job, and the worker that occupies it. */
 struct cstd_worker {
     struct cstd_job *job;
@@ -59,6 +74,7 @@ struct cstd_worker {
     bool left; /* The last worker left in good order. */
     /* Size of the pool that the worker asked for, in bytes; 0: as large as is useful. */
     uint64_t pool_bytes;
+    struct cstd_memory_pool pool; /* The rank's pool, from phase POOLS of the commit on. */
     /* Requested values of device_update_bytes and device_states; CST_PLAN_DEVICE_UPDATE_AUTO: the
      * plan decides. */
     uint64_t room_asked, states_asked;
@@ -93,6 +109,9 @@ struct cstd_job {
     /* The owner's account, which is charged for memory; holds a reference. */
     struct cstd_quota_account *account;
     enum cstd_job_state state;
+    /* How far the commit is: the last phase that was entered. It may be under way. */
+    enum cstd_commit_phase phase;
+    struct cst_err failure; /* Why the commit failed last, and goes back. */
     uint32_t world;         /* Number of ranks. */
     uint64_t chunk_elems;   /* Requested chunk size in elements; 0: chosen by the daemon. */
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
@@ -106,13 +125,9 @@ struct cstd_job {
     struct cstd_worker *workers; /* Array of world workers, by rank. */
     struct cst_model model;
     struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
-    struct cst_layout layout;    /* Layout of the model; valid if has_layout. */
-    bool has_layout;
-    /* POPULATING: why the commit failed. The job returns to DECLARING when its memory is given
-     * back. */
-    struct cst_err failure;
-    struct cstd_memory memory; /* Memory of the job; in POPULATING and READY. */
-    struct cst_core *core;     /* Core of the job; in READY, else NULL. */
+    struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
+    struct cstd_memory memory;   /* Memory of the job, from phase MEMORY on. */
+    struct cst_core *core;       /* Core of the job, from phase CORE on; else NULL. */
     /* Plan that the workers brought; n_chunks is 0 if there is none. */
     struct cst_saved_plan given;
     /* Plan of the job: capacities, prefetch and others; see planner.h. */
@@ -127,12 +142,10 @@ struct cstd_job {
     bool resumes;                   /* The job was done, and its pools are being made again. */
     /* Record of recent work for traces; NULL before the first command. */
     struct cstd_record *record;
-    /* READY: a Commit waits until a closing step ends or a pool is made. */
-    bool commits_held;
     struct cst_pending_list requests; /* Requests that wait for this job. */
     /* Tag of the JobRemove request that is answered when all memory is given back; 0: none. */
     uint64_t remover;
-    /* DECLARING: time limit of the commit barrier. READY: time of the core's next TICK. */
+    /* DECLARING: time limit for the Commits of all ranks. READY: time of the core's next TICK. */
     uv_timer_t deadline;
     /* READY: monotonic time for which deadline is set; CST_CORE_NEVER: it is not set. */
     uint64_t deadline_ns;
@@ -157,6 +170,12 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
 static inline bool cstd_job_is_decided(const struct cstd_job *job)
 {
     return job->state != CSTD_JOB_DECLARING;
+}
+
+/* True if the layout of @job exists. */
+static inline bool cstd_job_has_layout(const struct cstd_job *job)
+{
+    return job->phase > CSTD_COMMIT_LAYOUT;
 }
 
 /* Handle the end of a worker's presence.

@@ -2,7 +2,6 @@
 /* Descriptions of jobs for people and programs: serves JobList, JobInfo and Explain. */
 #include "daemon/job_info.h"
 
-#include "daemon/barrier.h"
 #include "daemon/base_job.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
@@ -224,10 +223,10 @@ static void fill_accelerators(const struct cstd_job *job, Cistern__JobInfo *out)
     for (uint32_t i = 0; i < n; i++) {
         out->device_update_bytes += rooms[i].bytes;
     }
-    for (uint32_t r = 0; r < job->world && !job->has_layout; r++) {
+    for (uint32_t r = 0; r < job->world && !cstd_job_has_layout(job); r++) {
         out->device_states += job->workers[r].device_states;
     }
-    out->device_states += job->has_layout ? job->layout.device_bytes : 0;
+    out->device_states += cstd_job_has_layout(job) ? job->layout.device_bytes : 0;
 }
 
 /* Fill in the options of the job. */
@@ -253,7 +252,8 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
 }
 
 /* Return the state's name for users:
- * - "declaring", "populating", "ready", "training", "failed", "closing";
+ * - "declaring", "starting", "planning", "populating": phases of a commit (commit.c);
+ * - "ready", "training", "failed", "closing";
  * - "idle": workers left between two steps;
  * - "done": all workers have left in good order (done.h);
  * - "interrupted": a worker died or left in the middle of a step. */
@@ -267,7 +267,7 @@ static const char *state_name(const struct cstd_job *job)
     struct cst_core_stats stats;
 
     if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
-        return job->state == CSTD_JOB_DECLARING ? "declaring" : "populating";
+        return cstd_commit_name(job);
     }
     if (job->core == NULL || job->memory.parked) {
         return job->core == NULL ? "closing" : "done";
@@ -350,7 +350,7 @@ struct details {
 
 static void fill_classes(const struct cstd_job *job, struct details *details, Cistern__JobInfo *out)
 {
-    out->n_classes = job->has_layout ? job->layout.n_classes : 0;
+    out->n_classes = cstd_job_has_layout(job) ? job->layout.n_classes : 0;
     out->classes = details->class_pointers;
     for (uint32_t c = 0; c < out->n_classes; c++) {
         cistern__class_info__init(&details->classes[c]);
@@ -398,7 +398,7 @@ static char *waits_for(const struct cstd_job *job, char *text, size_t size)
         cst_core_waits(job->core, text, size);
     } else {
         (void)snprintf(text, size, "rank ");
-        cstd_barrier_missing(job, text + strlen(text), size - strlen(text));
+        cstd_commit_missing(job, text + strlen(text), size - strlen(text));
         /* Drop the word "rank" if no rank follows. */
         text[0] = text[strlen("rank ")] != '\0' ? text[0] : '\0';
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory.h"
 
-#include "daemon/pool_budget.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "proto/size.h"
@@ -70,8 +69,9 @@ static void on_mounted(struct cstd_segment *segment)
     if (segment->err.status != 0 && memory->err.status == 0) {
         memory->err = segment->err;
     }
-    /* Accelerator memory is allocated without reports of progress. */
-    segment->populated = segment->bytes;
+    /* Accelerator memory is allocated without reports of progress. Of a segment that failed nothing
+     * is of use, whatever was reported. */
+    segment->populated = segment->err.status == 0 ? segment->bytes : 0;
     count(memory, segment);
     if (--memory->n_waiting == 0) {
         cstd_deferred_add(&memory->daemon->later, &memory->ready);
@@ -197,6 +197,14 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
 void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
 {
     cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
+}
+
+uint64_t cstd_memory_host_bytes(const struct cst_layout *layout)
+{
+    struct cst_table_header header;
+
+    cstd_memory_size_table(layout, &header);
+    return layout->arena_bytes + header.total_bytes;
 }
 
 static int add_table(struct cstd_memory *memory, const struct cst_layout *layout,
@@ -326,10 +334,7 @@ static int make_lists(struct cstd_memory *memory, const struct cstd_memory_reque
 /* Compute the sizes of the memory to be created, and the engines that use it. */
 static void count_request(struct cstd_memory *memory, const struct cstd_memory_request *request)
 {
-    struct cst_table_header header;
-
-    cstd_memory_size_table(request->layout, &header);
-    memory->arena_bytes = request->layout->arena_bytes + header.total_bytes;
+    memory->arena_bytes = cstd_memory_host_bytes(request->layout);
     memory->base_bytes = memory->populated = memory->logged = 0;
     memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};
@@ -339,7 +344,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     for (uint32_t r = 0; r < request->world; r++) {
         const struct cstd_memory_pool *pool = &request->pools[r];
 
-        memory->pool_bytes += cstd_pool_budget_charge(memory->daemon, request->layout, pool);
+        memory->pool_bytes += pool->bytes;
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
     memory->gpu_engines = memory->pool_engines;
@@ -379,12 +384,7 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
 
     memory->account = request->account;
     count_request(memory, request);
-    /* Check the sum first. Otherwise thousands of memfds would be created before a budget is
-     * exceeded. */
-    rc = cstd_pool_budget_check(memory->daemon, request, memory->arena_bytes, memory->name, err);
-    if (rc == CST_OK) {
-        rc = make_lists(memory, request, err);
-    }
+    rc = make_lists(memory, request, err);
     if (rc != CST_OK) {
         return rc;
     }

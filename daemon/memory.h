@@ -79,6 +79,7 @@ void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, co
 struct cstd_memory_pool {
     struct cstd_gpu *gpu; /* Device of the pool; NULL: the host. */
     struct cstd_pools_blocks blocks;
+    uint64_t bytes; /* What its slabs are charged with. */
 };
 
 /* Description of a job's memory, for cstd_memory_open. */
@@ -91,18 +92,21 @@ struct cstd_memory_request {
     const struct cstd_device_reservation
         *rooms;       /* Device reservations, each on another accelerator. */
     uint32_t n_rooms; /* At most CST_CORE_MAX_UPDATE_DEVICES. */
-    /* A manager asks; a refusal may name jobs of other users. */
-    bool manager;
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
      * base. */
     const struct cstd_memory *base;
 };
 
 /* Create the memory that @request describes and have it populated. The engines of its accelerators
- * must be up. on_ready follows. CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM:
- * out of memory, or the limit of the control group. After a failure there is nothing to close. */
+ * must be up. on_ready follows. The caller has checked the sums
+ * (pool_share.h). CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM: out of memory.
+ * After a failure there is nothing to close. */
 int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err);
+
+/* Return the bytes of host memory that a job of @layout takes without pools: arenas and job table.
+ */
+uint64_t cstd_memory_host_bytes(const struct cst_layout *layout);
 
 /* Fill @header with the sizes of the job table of @layout; total_bytes is its size. */
 void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header);
@@ -134,7 +138,8 @@ void cstd_memory_park(struct cstd_memory *memory);
 int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
                        struct cstd_gpu *const *gpus, struct cst_err *err);
 
-/* Give all memory back. on_gone follows. */
+/* Give all memory back, if there is any. on_gone follows, also for closed memory; once, if it is
+ * called again before that. */
 void cstd_memory_close(struct cstd_memory *memory);
 
 /* Returns slab number @i of @rank's pool. */

@@ -2,6 +2,10 @@
 #include "daemon/pool_share.h"
 
 #include "daemon/daemon.h"
+#include "daemon/device_reservation.h"
+#include "daemon/done.h"
+#include "daemon/host_memory.h"
+#include "daemon/session.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -35,10 +39,11 @@ static const struct cstd_pools_blocks *planned_blocks(const struct cstd_job *job
     return out;
 }
 
+/* -- sizes ------------------------------------------------------------------------------------ */
+
 /* Return what the budget of @gpu (NULL: the host device) has left for the ranks that asked for no
  * size. *n_open: the number of these ranks. */
-static uint64_t left_for_open(const struct cstd_job *job, const struct cstd_memory_pool *pools,
-                              struct cstd_gpu *gpu, uint32_t *n_open)
+static uint64_t left_for_open(const struct cstd_job *job, struct cstd_gpu *gpu, uint32_t *n_open)
 {
     const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
     uint64_t left = cstd_budget_left(budget, job->account),
@@ -47,18 +52,13 @@ static uint64_t left_for_open(const struct cstd_job *job, const struct cstd_memo
     left -= rooms < left ? rooms : left;
     *n_open = 0;
     for (uint32_t r = 0; r < job->world; r++) {
-        uint64_t bytes;
+        const struct cstd_worker *worker = &job->workers[r];
 
-        if (pools[r].gpu != gpu) {
-            continue;
-        }
-        if (job->workers[r].pool_bytes == 0) {
+        if (worker->gpu == gpu && worker->pool_bytes == 0) {
             ++*n_open;
-            continue;
+        } else if (worker->gpu == gpu) {
+            left -= worker->pool.bytes < left ? worker->pool.bytes : left;
         }
-        bytes =
-            cstd_pools_bytes(&job->layout, &pools[r].blocks, cstd_memory_grain(job->daemon, gpu));
-        left -= bytes < left ? bytes : left;
     }
     return left;
 }
@@ -80,54 +80,203 @@ static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char 
 
 /* Only the ranks that asked for a size are subtracted from the budget, hence all shares are equal,
  * whatever their order. */
-static int give_share(const struct cstd_job *job, const struct cstd_memory_pool *pools,
-                      uint32_t rank, struct cstd_pools_blocks *out, struct cst_err *err)
+static int give_share(const struct cstd_job *job, const struct cstd_worker *worker, uint64_t grain,
+                      struct cstd_pools_blocks *out, struct cst_err *err)
 {
-    struct cstd_gpu *gpu = pools[rank].gpu;
     char use[CSTD_QUOTA_WORDS];
     struct cstd_pools_blocks planned;
     struct cst_err why = {0};
     uint32_t n_open;
-    uint64_t left = left_for_open(job, pools, gpu, &n_open);
-    int rc = cstd_pools_divide(&job->layout, &job->model, rank, left / n_open,
-                               cstd_memory_grain(job->daemon, gpu), planned_blocks(job, &planned),
-                               out, &why);
+    uint64_t left = left_for_open(job, worker->gpu, &n_open);
+    int rc = cstd_pools_divide(&job->layout, &job->model, worker->rank, left / n_open, grain,
+                               planned_blocks(job, &planned), out, &why);
 
     if (rc != CST_OK) {
-        words_of_use(job, gpu, use, sizeof use);
+        words_of_use(job, worker->gpu, use, sizeof use);
         rc = cst_err_set(err, CST_EBUDGET,
                          "%.180s; the share that is left for rank %u is too small: %.150s", use,
-                         rank, why.text);
+                         worker->rank, why.text);
     }
     return rc;
 }
 
-int cstd_pool_share_divide(const struct cstd_job *job, struct cstd_memory_pool *pools,
-                           struct cst_err *err)
+/* Divide the pool of @worker, which asked for a size, between the size classes. The size counts the
+ * bytes of blocks, as plans, `--pool` and the Committed reply do. Hence the grain is 1: with the
+ * granularity of an accelerator, a pool of exactly the planned blocks could not hold them. The
+ * bytes by which slabs are rounded up are charged in addition. */
+static int divide_requested(const struct cstd_worker *worker, struct cstd_pools_blocks *out,
+                            struct cst_err *err)
 {
+    const struct cstd_job *job = worker->job;
     struct cstd_pools_blocks planned;
+
+    return cstd_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1,
+                             planned_blocks(job, &planned), out, err);
+}
+
+/* Size the pool of @worker, if it is time: first the pools of a given size, then the shares. */
+static int size_pool(struct cstd_worker *worker, bool shares, struct cst_err *err)
+{
+    const struct cstd_job *job = worker->job;
+    struct cstd_memory_pool *pool = &worker->pool;
+    uint64_t grain = cstd_memory_grain(job->daemon, worker->gpu);
+    int rc;
+
+    if (shares != (worker->pool_bytes == 0)) {
+        return CST_OK;
+    }
+    *pool = (struct cstd_memory_pool){.gpu = worker->gpu};
+    rc = shares ? give_share(job, worker, grain, &pool->blocks, err)
+                : divide_requested(worker, &pool->blocks, err);
+    if (rc == CST_OK) {
+        pool->bytes = cstd_pools_bytes(&job->layout, &pool->blocks, grain);
+    }
+    return rc;
+}
+
+/* -- budgets ---------------------------------------------------------------------------------- */
+
+/* Device reservations of a job. */
+struct rooms {
+    struct cstd_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n;
+};
+
+/* Bytes of the device reservations on @gpu and of the states that stay there. */
+static uint64_t room_bytes(const struct cstd_job *job, const struct rooms *rooms,
+                           const struct cstd_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < rooms->n; i++) {
+        bytes += rooms->v[i].gpu == gpu ? rooms->v[i].bytes : 0;
+    }
+    for (uint32_t i = 0; gpu != NULL && i < job->layout.n_segments; i++) {
+        bytes += job->layout.segments[i].node == gpu->engine ? job->layout.segments[i].bytes : 0;
+    }
+    return bytes;
+}
+
+/* Bytes of all pools on @gpu; NULL: on the host. */
+static uint64_t pools_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        bytes += job->workers[r].gpu == gpu ? job->workers[r].pool.bytes : 0;
+    }
+    return bytes;
+}
+
+/* True if a rank below @rank has its pool on the same device. */
+static bool is_shared(const struct cstd_job *job, uint32_t rank)
+{
+    for (uint32_t r = 0; r < rank; r++) {
+        if (job->workers[r].gpu == job->workers[rank].gpu) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int check(const struct cstd_job *job, struct cstd_budget *budget, uint64_t bytes,
+                 struct cst_err *err)
+{
+    int rc = cstd_budget_take(budget, job->account, bytes, job->name, err);
+
+    if (rc == CST_OK) {
+        cstd_budget_give(budget, job->account, bytes);
+    }
+    return rc;
+}
+
+/* Check @bytes against the limit of the control group. The kernel would not refuse memory beyond
+ * the limit, but kill an engine. */
+static int check_machine(const struct cstd_daemon *daemon, uint64_t bytes, const char *name,
+                         struct cst_err *err)
+{
+    uint64_t used = daemon->host.used + daemon->pool.used;
+    struct cstd_host_memory_limit limit;
+    char wants[CST_SIZE_EXACT], in_use[CST_SIZE_EXACT], allowed[CST_SIZE_EXACT];
+
+    if (!cstd_host_memory_limit("", &limit) ||
+        (used <= limit.bytes && bytes <= limit.bytes - used)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_ENOMEM,
+                       "job '%s' wants %s of memory and %s are in use: the daemon's control group "
+                       "allows %s (%.100s)",
+                       name, cst_size_exact(bytes, wants), cst_size_exact(used, in_use),
+                       cst_size_exact(limit.bytes, allowed), limit.file);
+}
+
+/* True if one of the workers uses the manager socket. Refusals may then name jobs of other
+ * users. */
+static bool asks_as_manager(const struct cstd_job *job)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        any = any || (job->workers[r].session != NULL && job->workers[r].session->manager);
+    }
+    return any;
+}
+
+/* Check host memory: the budget of arenas, then the limit of the control group for everything. */
+static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = job->daemon;
+    int rc = all ? check_machine(daemon, bytes + pools_on(job, NULL), job->name, err)
+                 : check(job, &daemon->host, bytes, err);
+
+    /* Removing jobs that are done frees host memory only; they have no pools. */
+    if (rc != CST_OK && job->account != NULL) {
+        cstd_done_suggest(daemon, job->account->uid, asks_as_manager(job), err);
+    }
+    return rc;
+}
+
+/* Check the sums first. Otherwise thousands of memfds would be created before a budget is
+ * exceeded. */
+static int check_budgets(const struct cstd_job *job, struct cst_err *err)
+{
+    struct rooms rooms = {.n = cstd_device_reservation_list(job, rooms.v)};
+    uint64_t host = cstd_memory_host_bytes(&job->layout);
+    int rc = check_host(job, host, false, err);
+
+    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+        struct cstd_gpu *gpu = job->workers[r].gpu;
+
+        if (!is_shared(job, r)) {
+            rc = check(job, cstd_memory_budget(job->daemon, gpu),
+                       room_bytes(job, &rooms, gpu) + pools_on(job, gpu), err);
+        }
+    }
+    /* Accelerators without pools. For an accelerator with pools the sum above was at least as
+     * large. */
+    for (uint32_t i = 0; i < rooms.n && rc == CST_OK; i++) {
+        rc = check(job, &rooms.v[i].gpu->pool, room_bytes(job, &rooms, rooms.v[i].gpu), err);
+    }
+    return rc == CST_OK ? check_host(job, host, true, err) : rc;
+}
+
+int cstd_pool_share_divide(struct cstd_job *job, struct cst_err *err)
+{
     int rc = CST_OK;
 
-    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
-        pools[r] = (struct cstd_memory_pool){.gpu = job->workers[r].gpu};
-        if (job->workers[r].pool_bytes != 0) {
-            rc = cstd_pools_divide(&job->layout, &job->model, r, job->workers[r].pool_bytes, 1,
-                                   planned_blocks(job, &planned), &pools[r].blocks, err);
-        }
+    for (uint32_t i = 0; i < 2 * job->world && rc == CST_OK; i++) {
+        rc = size_pool(&job->workers[i % job->world], i >= job->world, err);
     }
-    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
-        if (job->workers[r].pool_bytes == 0) {
-            rc = give_share(job, pools, r, &pools[r].blocks, err);
-        }
-    }
-    return rc;
+    return rc == CST_OK ? check_budgets(job, err) : rc;
 }
+
+/* -- workers that come back ------------------------------------------------------------------- */
 
 int cstd_pool_share_check(const struct cstd_worker *worker, struct cst_err *err)
 {
     const struct cstd_job *job = worker->job;
     const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
-    struct cstd_pools_blocks now, planned;
+    struct cstd_pools_blocks now;
     struct cst_err why = {0};
     char block[CST_SIZE_TEXT], request[CST_SIZE_EXACT];
     int rc;
@@ -135,8 +284,7 @@ int cstd_pool_share_check(const struct cstd_worker *worker, struct cst_err *err)
     if (worker->pool_bytes == 0) {
         return CST_OK;
     }
-    rc = cstd_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1,
-                           planned_blocks(job, &planned), &now, &why);
+    rc = divide_requested(worker, &now, &why);
     if (rc != CST_OK) {
         rc = cst_err_set(err, CST_EMISMATCH,
                          "pool of rank %u: it was larger when the job was committed: %.250s",

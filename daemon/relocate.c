@@ -3,7 +3,6 @@
  * worker when it makes pools again. */
 #include "daemon/relocate.h"
 
-#include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/rank_devices.h"
 #include "daemon/done.h"
@@ -129,6 +128,4 @@ void cstd_relocate_end(struct cstd_job *job, const struct cst_err *err)
             cstd_session_fail(job->daemon, commit, err);
         }
     }
-    cstd_commit_settled(job);
-    cstd_done_look(job); /* All workers may have left again meanwhile. */
 }

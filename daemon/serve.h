@@ -14,12 +14,15 @@ typedef void (*cstd_serve_fn)(struct cstd_session *session, uint64_t id, void *b
 /* serve_job.c: a job as a whole. */
 void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body);
-void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body);
+
+/* commit.c: the request is answered with MSG_COMMITTED when all ranks have committed and the memory
+ * is populated (for a committed job at once, or after the closing step), or with an error. */
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
 
 /* serve_step.c: steps, and reading and writing of tensors. */
 void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body);

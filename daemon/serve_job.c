@@ -131,7 +131,6 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__JobOpen *message = body;
     struct cstd_job_request asked;
-    struct cst_saved_plan plan;
     struct cst_err err = {0};
     bool created = false;
     int rc;
@@ -146,20 +145,18 @@ void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
         rc =
             cstd_gpus_choose(&session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
     }
-    if (rc == CST_OK) {
-        rc = cstd_given_prepare(session, message, &asked, &plan, &err);
-    }
-    rc = rc == CST_OK ? cstd_device_reservation_check_request(&asked, &err) : rc;
     /* The GPUs of this machine are not known yet. */
     if (rc == CST_EAGAIN) {
         wait_for_gpus(session, id, message);
         return;
     }
+    if (rc == CST_OK && message->plan != NULL) {
+        rc = cstd_given_read(message->plan, &asked.plan, &err);
+    }
     if (rc == CST_OK) {
         rc = cstd_worker_attach(session, &asked, &created, &err);
     }
     if (rc == CST_OK) {
-        session->job->given = plan;
         reply_opened(session, id, created);
     } else {
         cstd_session_error(session, id, &err);
@@ -180,16 +177,8 @@ void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body)
     cstd_session_error(session, id, &err);
     /* The other ranks must be told, too; this one has its answer. */
     if (rc == CST_EMISMATCH) {
-        cstd_declare_disagree(job, worker, &err);
+        cstd_commit_disagree(job, worker, &err);
     }
-}
-
-void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
-{
-    const Cistern__Commit *commit = body;
-
-    cstd_commit(session, id, commit->n_tensors, commit->n_operators,
-                commit->has_copies && commit->copies);
 }
 
 static bool check_committed(struct cstd_session *session, uint64_t id)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests of the training step and of tensor access: each becomes one or more events of the
  * core. */
-#include "daemon/barrier.h"
+#include "daemon/commit.h"
 #include "daemon/base_job.h"
 #include "daemon/batch.h"
 #include "daemon/commit.h"
@@ -199,7 +199,7 @@ static void cancel_commit(struct cstd_session *session, struct cstd_pending *req
 {
     struct cst_err why = {0};
 
-    cstd_barrier_withdraw(session->job, session->rank);
+    cstd_commit_withdraw(session->job, session->rank);
     (void)cst_err_set(&why, CST_ECANCELLED, "cancelled");
     cstd_session_fail(session->daemon, request, &why);
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/worker.h"
 
-#include "daemon/barrier.h"
 #include "daemon/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
 #include "daemon/rank_devices.h"
 #include "daemon/core_driver.h"
+#include "daemon/given.h"
 #include "daemon/log.h"
 #include "daemon/relocate.h"
 #include "daemon/device_reservation.h"
@@ -27,27 +27,31 @@ static void feed_worker(struct cstd_job *job, enum cst_event_kind kind, uint32_t
 }
 
 /* Fail the Commits of the other ranks, which would wait for @worker for ever. */
-static void break_barrier_of(struct cstd_job *job, const struct cstd_worker *worker,
-                             const char *what)
+static void break_commit_of(struct cstd_job *job, const struct cstd_worker *worker,
+                            const char *what)
 {
     struct cst_err why = {0};
 
     if (job->state == CSTD_JOB_DECLARING) {
         (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed",
                           worker->rank, (int)worker->pid, what);
-        cstd_barrier_break(job, &why);
+        cstd_commit_break(job, &why);
     }
 }
 
 static void vacate(struct cstd_worker *worker)
 {
+    struct cst_err err = {0};
+
     if (worker->session != NULL) {
         worker->session->job = NULL;
         worker->session = NULL;
     }
     worker->commit = NULL;
     worker->present = false;
-    cstd_declare_forget(worker);
+    if (cstd_declare_forget(worker, &err) != CST_OK) {
+        cstd_commit_break(worker->job, &err);
+    }
     cstd_watch_close(worker->watch);
     worker->watch = NULL;
 }
@@ -60,7 +64,7 @@ static void worker_dead(struct cstd_worker *worker)
                    "rank %u (pid %d) ended without leaving the job", worker->rank,
                    (int)worker->pid);
     vacate(worker);
-    break_barrier_of(job, worker, "died");
+    break_commit_of(job, worker, "died");
     feed_worker(job, CST_EV_DEAD, worker->rank);
     cstd_job_check_idle(job);
 }
@@ -104,7 +108,7 @@ void cstd_worker_left(struct cstd_job *job, uint32_t rank)
 
     cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
                    (int)worker->pid);
-    break_barrier_of(job, worker, "left");
+    break_commit_of(job, worker, "left");
     /* All ranks have committed, and the job's memory is being populated. */
     if (worker->commit != NULL) {
         (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
@@ -254,40 +258,61 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
     feed_worker(job, CST_EV_ATTACH, worker->rank);
 }
 
-/* Find the job that @request names and free the rank, or make the job. */
+/* Fill in what the given plan decides, and check what is left to a plan. @job NULL: the job does
+ * not exist yet. */
+static int settle_request(const struct cstd_job *job, struct cstd_job_request *request,
+                          struct cst_err *err)
+{
+    int rc = cstd_given_settle(job, request, err);
+
+    return rc == CST_OK ? cstd_device_reservation_check_request(request, err) : rc;
+}
+
+/* Check that @request fits @job and settle it, and free the rank. */
+static int join(struct cstd_job *job, const struct cstd_session *session,
+                struct cstd_job_request *request, struct cst_err *err)
+{
+    int rc = settle_request(job, request, err);
+
+    rc = rc == CST_OK ? check_request(job, request, err) : rc;
+    /* The other ranks may be waiting for this process, which cannot join: tell them now. */
+    if (rc == CST_EMISMATCH && cstd_job_awaits_rank(job, request->rank)) {
+        cstd_commit_disagree(job, NULL, err);
+    }
+    return rc == CST_OK ? claim_rank(&job->workers[request->rank], session, request->token, err)
+                        : rc;
+}
+
+/* Find the job that @request names and free the rank, or make the job. @settled: @request with what
+ * the job's plan decides. */
 static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
-                        bool *created, struct cstd_job **out, struct cst_err *err)
+                        struct cstd_job_request *settled, bool *created, struct cstd_job **out,
+                        struct cst_err *err)
 {
     struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, request->name);
     int rc;
 
     *created = false;
+    *settled = *request;
     if (job != NULL) {
-        rc = check_request(job, request, err);
-        /* The other ranks may be waiting for this process, which cannot join: tell them now. */
-        if (rc != CST_OK && cstd_job_awaits_rank(job, request->rank)) {
-            cstd_declare_disagree(job, NULL, err);
-        }
-        if (rc == CST_OK) {
-            rc = claim_rank(&job->workers[request->rank], session, request->token, err);
-        }
-        if (rc != CST_OK) {
+        rc = join(job, session, settled, err);
+        /* If claim_rank found the last worker of an uncommitted job dead, the job is closing: make
+         * a new one, for which the plan of the old job does not count. */
+        if (rc != CST_OK || job->state != CSTD_JOB_CLOSING) {
+            *out = job;
             return rc;
         }
-        /* Otherwise claim_rank found the last worker of an uncommitted job dead, and the job is
-         * closing: make a new one. */
-        if (job->state != CSTD_JOB_CLOSING) {
-            *out = job;
-            return CST_OK;
-        }
+        *settled = *request;
     }
     *created = true;
-    return cstd_job_make(session, request, out, err);
+    rc = settle_request(NULL, settled, err);
+    return rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
 }
 
-int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *request,
+int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *asked,
                        bool *created, struct cst_err *err)
 {
+    struct cstd_job_request request;
     struct cstd_job *job = NULL;
     struct cstd_worker *worker;
     uint8_t token[CSTD_JOB_TOKEN_BYTES];
@@ -296,19 +321,19 @@ int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_reque
     if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
         return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
     }
-    rc = find_or_make(session, request, created, &job, err);
-    if (job == NULL) {
+    rc = find_or_make(session, asked, &request, created, &job, err);
+    if (rc != CST_OK) {
         return rc;
     }
-    worker = &job->workers[request->rank];
-    if (cstd_relocate_begin(worker, request, err) != CST_OK) {
+    worker = &job->workers[request.rank];
+    if (cstd_relocate_begin(worker, &request, err) != CST_OK) {
         return err->status;
     }
     memcpy(worker->token, token, sizeof token);
     worker->has_token = true;
-    occupy(worker, session, request);
-    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, request->rank),
-                   "rank %u of %u is pid %d on %s%s", request->rank, job->world,
+    occupy(worker, session, &request);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, request.rank),
+                   "rank %u of %u is pid %d on %s%s", request.rank, job->world,
                    (int)session->peer.pid, cstd_rank_devices_name(worker),
                    *created ? " (new job)" : "");
     session->daemon->status_changed = true;

@@ -38,6 +38,9 @@ struct cstd_job_request {
     const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */
     uint32_t timeout_ms;  /* Longest wait for other ranks; 0: as configured. */
     uint32_t ttl_s;       /* How long the job lives without a worker; 0: as configured. */
+    /* The plan that the worker brought; n_chunks 0: none. Fields above that it decides are settled
+     * when the job is known (given.h). */
+    struct cst_saved_plan plan;
 };
 
 /* Attach @session as a rank of the job that @request names. A job that does not exist is created;

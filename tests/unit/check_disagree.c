@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of daemon/declare: what ranks are told when they disagree, and that they can declare
  * again. */
-#include "daemon/barrier.h"
-#include "daemon/commit.h"
 #include "daemon/declare.h"
 #include "tests/lib/suite.h"
 
@@ -18,14 +16,24 @@ static struct cstd_pending waiting; /* stands for a Commit that waits for the ot
 static struct cst_err err, broken;
 static unsigned n_broken;
 
-/* Replaces daemon/commit.c: the Commits that wait fail. */
-void cstd_barrier_break(struct cstd_job *which, const struct cst_err *why)
+/* Do what daemon/commit.c does after a disagreement: the Commits that wait fail. */
+static void disagree(struct cstd_worker *worker, const struct cst_err *why)
 {
-    for (uint32_t r = 0; r < which->world; r++) {
-        n_broken += which->workers[r].commit != NULL;
-        which->workers[r].commit = NULL;
+    if (!cstd_declare_drop(&job, worker, why)) {
+        return;
+    }
+    for (uint32_t r = 0; r < WORLD; r++) {
+        n_broken += workers[r].commit != NULL;
+        workers[r].commit = NULL;
     }
     broken = *why;
+}
+
+static void forget(uint32_t rank)
+{
+    struct cst_err why = {0};
+
+    ck_assert_int_eq(cstd_declare_forget(&workers[rank], &why), CST_OK);
 }
 
 static void setup(void)
@@ -68,7 +76,7 @@ static int declare(uint32_t rank, const char *name, int64_t n, uint32_t tensor)
     message.operators = &os;
     rc = cstd_declare(&workers[rank], &message, &err);
     if (rc == CST_EMISMATCH) {
-        cstd_declare_disagree(&job, &workers[rank], &err);
+        disagree(&workers[rank], &err);
     }
     return rc;
 }
@@ -78,7 +86,7 @@ static int commit(uint32_t rank, uint32_t n_tensors, uint32_t n_operators)
     int rc = cstd_declare_check(&workers[rank], n_tensors, n_operators, &err);
 
     if (rc == CST_EMISMATCH) {
-        cstd_declare_disagree(&job, &workers[rank], &err);
+        disagree(&workers[rank], &err);
     } else if (rc == CST_OK) {
         workers[rank].commit = &waiting;
     }
@@ -192,7 +200,7 @@ START_TEST(the_dead_do_not_disagree)
     ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
     ck_assert_int_eq(declare(0, "b", 99, 0), CST_OK);
     ck_assert_int_eq(declare(0, "p", 0, 1), CST_OK);
-    cstd_declare_forget(&workers[0]);
+    forget(0);
     ck_assert_uint_eq(job.model.n_tensors, 1);
     ck_assert_uint_eq(job.model.n_operators, 0);
     ck_assert_uint_eq(cst_model_find(&job.model, "b"), UINT32_MAX);
@@ -212,7 +220,7 @@ START_TEST(a_committed_model_stands)
     for (uint32_t r = 0; r < 3; r++) {
         workers[r].commit = NULL;
     }
-    cstd_declare_forget(&workers[1]);
+    forget(1);
     ck_assert_int_eq(declare_all(1, 21), CST_EMISMATCH);
     assert_says("tensor 'b': dimension 0 is 21 in rank 1 and 20 in ranks 0, 2");
     ck_assert_uint_eq(job.model.n_tensors, 2);
@@ -234,7 +242,7 @@ static int declare_group(uint32_t rank, uint32_t *ranks, size_t n)
     message.groups = &gs;
     rc = cstd_declare(&workers[rank], &message, &err);
     if (rc == CST_EMISMATCH) {
-        cstd_declare_disagree(&job, &workers[rank], &err);
+        disagree(&workers[rank], &err);
     }
     return rc;
 }
@@ -260,7 +268,7 @@ static int declare_kind(uint32_t rank, uint32_t group, uint32_t pattern, int64_t
     message.tensors = &ts;
     rc = cstd_declare(&workers[rank], &message, &err);
     if (rc == CST_EMISMATCH) {
-        cstd_declare_disagree(&job, &workers[rank], &err);
+        disagree(&workers[rank], &err);
     }
     return rc;
 }
@@ -313,9 +321,9 @@ START_TEST(groups_are_counted)
     ck_assert_int_eq(declare_group(2, ranks, 1), CST_OK);
     ck_assert_int_eq(declare_group(0, ranks, 1), CST_OK);
     ck_assert_int_eq(declare_group(0, ranks, 3), CST_OK);
-    cstd_declare_forget(&workers[0]);
+    forget(0);
     ck_assert_uint_eq(job.model.n_groups, 2);
-    cstd_declare_forget(&workers[2]);
+    forget(2);
     ck_assert_uint_eq(job.model.n_groups, 1);
 }
 END_TEST
