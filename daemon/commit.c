@@ -30,7 +30,6 @@ static int make_memory(struct cstd_job *job, struct cst_err *err);
 static int open_core(struct cstd_job *job, struct cst_err *err);
 static int attach_ranks(struct cstd_job *job, struct cst_err *err);
 static int answer_ranks(struct cstd_job *job, struct cst_err *err);
-static int end(struct cstd_job *job, struct cst_err *err);
 static int cancel_plan(struct cstd_job *job);
 static int drop_layout(struct cstd_job *job);
 static int close_memory(struct cstd_job *job);
@@ -52,7 +51,7 @@ struct phase {
     enum cstd_job_state state;
     /* Does the work of the phase. CST_OK: go on with the next phase. CST_EAGAIN: the phase takes
      * time, and end_phase is called at its end. Another status: the phase failed and left
-     * nothing to undo. */
+     * nothing to undo. NULL: there is nothing to do. */
     int (*enter)(struct cstd_job *job, struct cst_err *err);
     /* Gives back what the phase has made, or cancels it. CST_EAGAIN: cstd_commit_memory_gone is
      * called when that is done. NULL: there is nothing to give back. */
@@ -73,7 +72,7 @@ static const struct phase phases[] = {
     [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
     [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
     [CSTD_COMMIT_ANSWER] = {"ready", CSTD_JOB_READY, answer_ranks, NULL, false},
-    [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, end, NULL, false},
+    [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, NULL, NULL, false},
 };
 
 /* -- forward and back ------------------------------------------------------------------------- */
@@ -133,7 +132,7 @@ static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
 
     while (rc == CST_OK && next <= CSTD_COMMIT_DONE) {
         set_phase(job, next);
-        rc = phases[next].enter(job, &err);
+        rc = phases[next].enter != NULL ? phases[next].enter(job, &err) : CST_OK;
         if (job->state == CSTD_JOB_CLOSING) { /* An action of the core has removed the job. */
             return;
         }
@@ -254,7 +253,7 @@ static int await_engines(struct cstd_job *job, struct cst_err *err)
     return cstd_rank_devices_await(job, err);
 }
 
-/* Only check again: await_engines would start an engine again that was given up. */
+/* Only checks again: await_engines would start an engine again that was given up. */
 void cstd_commit_resume(void *arg)
 {
     struct cstd_daemon *daemon = arg;
@@ -262,8 +261,10 @@ void cstd_commit_resume(void *arg)
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        if (job->phase == CSTD_COMMIT_ENGINES) {
-            enter_from(job, CSTD_COMMIT_ENGINES);
+        struct cst_err err = {0};
+
+        if (job->phase == CSTD_COMMIT_ENGINES && cstd_rank_devices_await(job, &err) != CST_EAGAIN) {
+            end_phase(job, &err);
         }
     }
 }
@@ -454,8 +455,6 @@ struct committed {
 /* Fill in the pool of @rank by size class. */
 static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committed *out)
 {
-    const Cistern__PoolClass *first = &out->pool.classes[0];
-
     cstd_pool_info(job, rank, &out->pool);
     out->message.n_classes = job->layout.n_classes;
     out->message.classes = out->pool.pointers;
@@ -463,10 +462,6 @@ static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committe
         out->message.pool_bytes +=
             out->pool.classes[c].n_blocks * out->pool.classes[c].chunk_elems * 2;
     }
-    out->message.chunk_elems = first->chunk_elems;
-    out->message.n_blocks = first->n_blocks;
-    out->message.min_blocks = first->min_blocks;
-    out->message.blocks_per_slab = first->blocks_per_slab;
 }
 
 static void fill_committed(const struct cstd_job *job, uint32_t rank,
@@ -481,7 +476,6 @@ static void fill_committed(const struct cstd_job *job, uint32_t rank,
     message->n_slabs = cstd_memory_n_slabs(&job->memory, rank);
     message->n_params = job->model.n_params;
     message->arena_bytes = job->memory.arena_bytes;
-    message->has_step = 1;
     message->step = stats->step;
     message->has_n_arenas = pool->worker_copies;
     message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
@@ -508,6 +502,7 @@ static int answer_ranks(struct cstd_job *job, struct cst_err *err)
                                 &committed.message.base, NULL, 0);
         }
     }
+    job->daemon->status_changed = true;
     return CST_OK;
 }
 
@@ -516,13 +511,6 @@ void cstd_commit_settled(struct cstd_job *job)
     if (job->phase == CSTD_COMMIT_ANSWER) {
         enter_from(job, CSTD_COMMIT_ANSWER);
     }
-}
-
-static int end(struct cstd_job *job, struct cst_err *err)
-{
-    (void)err;
-    job->daemon->status_changed = true;
-    return CST_OK;
 }
 
 void cstd_commit_close(struct cstd_job *job)

@@ -321,15 +321,10 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
 
 /* -- disagreements -------------------------------------------------------------------------- */
 
-/* A number of groups, tensors and operators. */
-struct extent {
-    uint32_t n_groups, n_tensors, n_operators;
-};
-
 /* Returns the largest numbers that attached ranks have declared. */
-static struct extent declared(const struct cstd_job *job)
+static struct cstd_extent declared(const struct cstd_job *job)
 {
-    struct extent most = {0};
+    struct cstd_extent most = {0};
 
     for (uint32_t r = 0; r < job->world; r++) {
         const struct cstd_worker *w = &job->workers[r];
@@ -375,9 +370,8 @@ bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const s
     return drops;
 }
 
-/* Copy the first declarations of @from, as many as @much says, into *out. */
-static int copy_model(struct cst_model *out, const struct cst_model *from,
-                      const struct extent *much, struct cst_err *err)
+int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
+                      const struct cstd_extent *much, struct cst_err *err)
 {
     int rc = CST_OK;
 
@@ -405,7 +399,7 @@ static int copy_model(struct cst_model *out, const struct cst_model *from,
 int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
 {
     struct cstd_job *job = worker->job;
-    struct extent much;
+    struct cstd_extent much;
     struct cst_model rest;
 
     forget(worker);
@@ -417,7 +411,7 @@ int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
     }
     /* The next worker of this rank may come with another model, which only has to agree with the
      * remaining ranks. */
-    if (copy_model(&rest, &job->model, &much, err) != CST_OK) {
+    if (cstd_declare_copy(&rest, &job->model, &much, err) != CST_OK) {
         /* Without memory for the shorter model the whole model is dropped, as after a
          * disagreement. */
         (void)cst_err_prefix(err, "removing the declarations of rank %u from the model",

@@ -35,6 +35,16 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
  * then, and the caller must fail the waiting Commits with @why. */
 bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const struct cst_err *why);
 
+/* Numbers of groups, without the predefined group 0, of tensors and of operators. */
+struct cstd_extent {
+    uint32_t n_groups, n_tensors, n_operators;
+};
+
+/* Copy the first declarations of @from, as many as @much says, into *out, which must not be
+ * initialised. CST_ENOMEM: *out is closed. */
+int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
+                      const struct cstd_extent *much, struct cst_err *err);
+
 /* Forget the declarations of @worker, which detaches. If the job is not committed, groups, tensors
  * and operators that only @worker declared are removed from the model. CST_EMISMATCH: there was no
  * memory for that, and the model was dropped; the caller must fail the waiting Commits with @err.

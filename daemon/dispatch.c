@@ -39,8 +39,6 @@ static void serve_hello(struct cstd_session *session, uint64_t id, void *body)
     welcome.epoch = daemon->epoch;
     welcome.credits = daemon->config->credits;
     welcome.max_batch = CSTD_PENDING_MAX_ITEMS;
-    welcome.has_features = 1;
-    welcome.features = CISTERN__FEATURE__FEATURE_WANT;
     welcome.build = (char *)(uintptr_t) "cisternd " PACKAGE_VERSION;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_WELCOME, &welcome.base, NULL, 0);
 }

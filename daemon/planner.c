@@ -2,7 +2,7 @@
 #include "daemon/planner.h"
 
 #include "daemon/daemon.h"
-#include "daemon/given.h"
+#include "daemon/declare.h"
 #include "daemon/log.h"
 #include "daemon/searches.h"
 #include "daemon/pool_share.h"
@@ -104,27 +104,6 @@ static void choose_rooms(const struct cstd_job *job, struct cstd_plan_search *s)
 
 /* -- a search --------------------------------------------------------------------------------- */
 
-static int copy_model(struct cst_model *out, const struct cst_model *from, struct cst_err *err)
-{
-    int rc = CST_OK;
-
-    cst_model_copy_groups(out, from, from->n_groups);
-    for (uint32_t i = 0; i < from->n_tensors && rc == CST_OK; i++) {
-        struct cst_tensor_words words = cst_model_words(from, i);
-
-        rc = cst_model_tensor_as(out, &words, err);
-    }
-    for (uint32_t i = 0; i < from->n_operators && rc == CST_OK; i++) {
-        const struct cst_layout_operator *op = &from->operators[i];
-        const struct cst_operator_hints hints = {.flops = op->flops,
-                                                 .activation_bytes = op->activation_bytes,
-                                                 .expected_uses = op->expected_uses};
-
-        rc = cst_model_operator_as(out, op->name, op->tensors, op->n_tensors, &hints, err);
-    }
-    return rc;
-}
-
 static bool has_flops(const struct cst_model *model)
 {
     bool any = false;
@@ -193,7 +172,10 @@ static int ask(struct cstd_plan_search *s)
 {
     const struct cstd_job *job = s->job;
     struct cstd_daemon *daemon = job->daemon;
-    int rc = copy_model(&s->model, &job->model, &s->err);
+    const struct cstd_extent all = {.n_groups = job->model.n_groups - 1,
+                                    .n_tensors = job->model.n_tensors,
+                                    .n_operators = job->model.n_operators};
+    int rc = cstd_declare_copy(&s->model, &job->model, &all, &s->err);
 
     if (rc != CST_OK) {
         return rc;

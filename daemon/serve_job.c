@@ -97,7 +97,6 @@ static void reply_opened(struct cstd_session *session, uint64_t id, bool created
     opened.created = created;
     opened.initialised = stats.initialised;
     opened.device = (char *)(uintptr_t)cstd_rank_devices_name(&job->workers[session->rank]);
-    opened.has_committed = 1;
     opened.committed = job->core != NULL;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
 }
@@ -215,9 +214,7 @@ void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body)
         size_class[i] = session->job->layout.chunks[chunk[i]].size_class;
     }
     part.first = get->first;
-    part.n_chunk = part.n_offset = n;
-    /* With one class the list stays empty, and the reply is shorter. */
-    part.n_size_class = session->job->layout.n_classes > 1 ? n : 0;
+    part.n_chunk = part.n_offset = part.n_size_class = n;
     part.size_class = size_class;
     part.chunk = chunk;
     part.offset = offset;

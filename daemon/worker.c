@@ -283,13 +283,30 @@ static int join(struct cstd_job *job, const struct cstd_session *session,
                         : rc;
 }
 
+/* Find the living job @name. A job that is not committed ends with its last connection. Connections
+ * that have ended are found out now, not at the end of this turn of the loop, because a request
+ * must not be compared with a dead job. */
+static struct cstd_job *find_living(const struct cstd_session *session, const char *name)
+{
+    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, name);
+
+    for (uint32_t r = 0; job != NULL && r < job->world && job->state == CSTD_JOB_DECLARING; r++) {
+        struct cstd_session *held = job->workers[r].session;
+
+        if (held != NULL && cstd_session_is_gone(held)) {
+            cstd_worker_hangup(job, r);
+        }
+    }
+    return job != NULL && job->state != CSTD_JOB_CLOSING ? job : NULL;
+}
+
 /* Find the job that @request names and free the rank, or make the job. @settled: @request with what
  * the job's plan decides. */
 static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
                         struct cstd_job_request *settled, bool *created, struct cstd_job **out,
                         struct cst_err *err)
 {
-    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, request->name);
+    struct cstd_job *job = find_living(session, request->name);
     int rc;
 
     *created = false;

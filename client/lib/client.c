@@ -125,7 +125,6 @@ static int hello(struct cst_client *client, struct cst_err *err)
     if (rc == CST_OK) {
         client->credits = welcome->credits;
         client->max_batch = welcome->max_batch;
-        client->features = welcome->has_features ? welcome->features : 0;
         client->epoch = welcome->epoch;
         (void)snprintf(client->build, sizeof client->build, "%s",
                        welcome->build != NULL ? welcome->build : "unknown");

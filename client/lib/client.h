@@ -25,7 +25,6 @@ struct cst_client {
     char path[108];               /* Path of the socket, for messages. */
     uint32_t credits;             /* Largest number of requests in flight. */
     uint32_t max_batch;           /* Largest number of items in a Batch. */
-    uint64_t features;            /* What the daemon supports: bits of enum Feature. */
     uint64_t epoch;               /* Differs between starts of the daemon; from Welcome. */
     uint64_t last_request;        /* Id of the newest request. */
     uint32_t n_sent;              /* Number of calls in `sent`. */

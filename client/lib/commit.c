@@ -41,23 +41,6 @@ static int declare_some(struct cst_job *job, struct cst_err *err)
     }
 }
 
-/* Return size class @i of the plan. An older daemon does not send classes, and has one. */
-static Cistern__PoolClass class_at(const Cistern__Committed *msg, uint32_t i)
-{
-    Cistern__PoolClass only = CISTERN__POOL_CLASS__INIT;
-
-    only.chunk_elems = msg->chunk_elems;
-    only.n_blocks = msg->n_blocks;
-    only.min_blocks = msg->min_blocks;
-    only.blocks_per_slab = msg->blocks_per_slab;
-    return msg->n_classes > 0 ? *msg->classes[i] : only;
-}
-
-static uint32_t count_classes(const Cistern__Committed *msg)
-{
-    return msg->n_classes > 0 ? (uint32_t)msg->n_classes : 1;
-}
-
 static uint32_t slabs_of(const Cistern__PoolClass *class)
 {
     return class->n_blocks / class->blocks_per_slab +
@@ -70,23 +53,23 @@ static int check_classes(const Cistern__Committed *msg, struct cst_err *why)
 {
     uint64_t n_slabs = 0, least = 0;
 
-    if (msg->n_classes > CST_PLAN_MAX_CLASSES) {
+    if (msg->n_classes == 0 || msg->n_classes > CST_PLAN_MAX_CLASSES) {
         return cst_err_set(why, CST_EPROTO, "a plan of %zu size classes", msg->n_classes);
     }
-    for (uint32_t i = 0; i < count_classes(msg); i++) {
-        Cistern__PoolClass class = class_at(msg, i);
+    for (uint32_t i = 0; i < msg->n_classes; i++) {
+        const Cistern__PoolClass *class = msg->classes[i];
 
-        if (class.chunk_elems <= least || class.chunk_elems > UINT64_MAX / 2 ||
-            class.n_blocks < class.min_blocks || class.blocks_per_slab == 0 ||
-            class.first_slab != n_slabs) {
+        if (class->chunk_elems <= least || class->chunk_elems > UINT64_MAX / 2 ||
+            class->n_blocks < class->min_blocks || class->blocks_per_slab == 0 ||
+            class->first_slab != n_slabs) {
             return cst_err_set(why, CST_EPROTO,
                                "size class %u: chunks of %llu elements, %u blocks (at least %u) in "
                                "slabs of %u from %u on",
-                               i, (unsigned long long)class.chunk_elems, class.n_blocks,
-                               class.min_blocks, class.blocks_per_slab, class.first_slab);
+                               i, (unsigned long long)class->chunk_elems, class->n_blocks,
+                               class->min_blocks, class->blocks_per_slab, class->first_slab);
         }
-        least = class.chunk_elems;
-        n_slabs += slabs_of(&class);
+        least = class->chunk_elems;
+        n_slabs += slabs_of(class);
     }
     return n_slabs == msg->n_slabs
                ? CST_OK
@@ -136,41 +119,41 @@ static int make_room(struct cst_job *job, struct cst_err *err)
 
 static void take_classes(struct cst_job *job, const Cistern__Committed *msg)
 {
-    job->plan.n_classes = count_classes(msg);
+    job->plan.n_classes = (uint32_t)msg->n_classes;
     for (uint32_t i = 0; i < job->plan.n_classes; i++) {
-        Cistern__PoolClass class = class_at(msg, i);
+        const Cistern__PoolClass *class = msg->classes[i];
 
-        job->plan.classes[i] = (struct cst_plan_class){.chunk_elems = class.chunk_elems,
-                                                       .n_blocks = class.n_blocks,
-                                                       .min_blocks = class.min_blocks};
-        job->class_slabs[i] = (struct cstc_slabs){.first = class.first_slab, .n = slabs_of(&class)};
+        job->plan.classes[i] = (struct cst_plan_class){.chunk_elems = class->chunk_elems,
+                                                       .n_blocks = class->n_blocks,
+                                                       .min_blocks = class->min_blocks};
+        job->class_slabs[i] = (struct cstc_slabs){.first = class->first_slab, .n = slabs_of(class)};
     }
 }
 
 static int take_plan(struct cst_job *job, struct cst_err *err)
 {
     const Cistern__Committed *msg = (const Cistern__Committed *)job->call.reply;
-    Cistern__PoolClass first;
+    const Cistern__PoolClass *first;
     struct cst_err why;
     int rc;
 
     if (check_committed(job, msg, &why) != CST_OK) {
         return cstc_job_distrust(job, &why, err);
     }
-    first = class_at(msg, 0);
+    first = msg->classes[0];
     job->plan = (struct cst_plan){
         .n_params = msg->n_params,
-        .chunk_elems = first.chunk_elems,
+        .chunk_elems = first->chunk_elems,
         .n_chunks = msg->n_chunks,
-        .n_blocks = first.n_blocks,
-        .min_blocks = first.min_blocks,
-        .block_bytes = 2 * first.chunk_elems,
+        .n_blocks = first->n_blocks,
+        .min_blocks = first->min_blocks,
+        .block_bytes = 2 * first->chunk_elems,
         .pool_bytes = msg->pool_bytes,
         .arena_bytes = msg->arena_bytes,
     };
     take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
-    job->steps = msg->has_step ? msg->step : job->steps;
+    job->steps = msg->step;
     cstc_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
     rc = cstc_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, err);
     return rc == CST_OK ? make_room(job, err) : rc;
@@ -231,16 +214,13 @@ static int take_places(struct cst_job *job, struct cst_err *why)
     uint32_t n = job->declare.n_tensors, first = job->commit.n_placed;
     int rc = CST_OK;
 
-    /* Older daemons send no size classes; all chunks are then of class 0. */
     if (part->first != first || part->n_chunk != part->n_offset || part->n_chunk == 0 ||
-        part->n_chunk > n - first ||
-        (part->n_size_class != 0 && part->n_size_class != part->n_chunk)) {
+        part->n_chunk > n - first || part->n_size_class != part->n_chunk) {
         return cst_err_set(why, CST_EPROTO, "a layout page of %zu tensors from %u, wanted from %u",
                            part->n_chunk, part->first, first);
     }
     for (uint32_t i = 0; i < part->n_chunk && rc == CST_OK; i++) {
-        rc = take_place(job, first + i, part->chunk[i],
-                        part->n_size_class > 0 ? part->size_class[i] : 0, part->offset[i], why);
+        rc = take_place(job, first + i, part->chunk[i], part->size_class[i], part->offset[i], why);
     }
     job->commit.n_placed += rc == CST_OK ? (uint32_t)part->n_chunk : 0;
     return rc;

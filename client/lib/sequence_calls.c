@@ -8,14 +8,7 @@
 static int send_items(void *arg, const struct cst_lease_item *items, uint32_t n, bool awaited,
                       struct cst_err *err)
 {
-    struct cst_job *job = arg;
-    bool wants = n > 0 && items[0].kind == CST_LEASE_WANT; /* WANT is always sent alone. */
-
-    /* Older daemons do not have this request. */
-    if (wants && (job->client->features & CISTERN__FEATURE__FEATURE_WANT) == 0) {
-        return CST_OK;
-    }
-    return cstc_batch_send(job, items, n, awaited, err);
+    return cstc_batch_send(arg, items, n, awaited, err);
 }
 
 static int poll_replies(void *arg, struct cst_err *err)

@@ -88,7 +88,7 @@ START_TEST(shared)
         const Cistern__Committed *committed = raw_expect(
             &clients[r], ids[r], CISTERN__MSG_TYPE__MSG_COMMITTED, &cistern__committed__descriptor);
 
-        ck_assert_uint_eq(committed->n_blocks, r < 2 ? 10 : 16);
+        ck_assert_uint_eq(committed->classes[0]->n_blocks, r < 2 ? 10 : 16);
     }
     ck_assert_uint_eq(raw_stat(&witness)->gpus[0]->pool_used, 20 * MIB);
     for (uint32_t r = 0; r < 3; r++) {

@@ -103,6 +103,54 @@ START_TEST(a_token_takes_the_rank_over)
 }
 END_TEST
 
+/* A worker that finds the last worker of an uncommitted job gone opens a new job, which does not
+ * have the plan that was given to the old job. _i: 0: the worker takes the rank over with its
+ * token; 1: the old worker has hung up, and the daemon sees that together with the new JobOpen; 2:
+ * as 1, and the new worker gives a plan of its own. */
+START_TEST(a_new_job_has_no_plan_of_a_dead_one)
+{
+    Cistern__JobPlan plan = CISTERN__JOB_PLAN__INIT;
+    struct raw_client first, second;
+    struct raw_job old = {.name = "j", .world = 1, .plan = &plan}, new = {.name = "j", .world = 1};
+    uint64_t elems = 1024, id;
+    uint32_t blocks = 4;
+
+    plan.n_tensors = plan.n_operators = plan.n_chunks = plan.world = plan.micro_batches = 1;
+    plan.n_params = elems;
+    plan.n_chunk_elems = plan.n_n_blocks = 1;
+    plan.chunk_elems = &elems;
+    plan.n_blocks = &blocks;
+    plan.pool_bytes = 8192;
+    raw_open(&first, proc.socket);
+    raw_open(&second, proc.socket);
+    ck_assert_msg(raw_job_open(&first, _i < 2 ? &old : &new) == CST_OK, "%s", first.err.text);
+    if (_i == 0) {
+        memcpy(new.token, old.token, sizeof new.token);
+        new.send_token = true;
+        id = raw_job_ask(&second, &new);
+    } else {
+        ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0);
+        raw_close(&first);
+        id = raw_job_ask(&second, _i == 1 ? &new : &old);
+        ck_assert_int_eq(kill(proc.pid, SIGCONT), 0);
+    }
+    ck_assert_msg(raw_status(&second, id) == CST_OK, "%s", second.err.text);
+    if (_i < 2) { /* With the old job's plan, this would be another model. */
+        ck_assert_int_eq(raw_declare_many(&second, 2, 1000), CST_OK);
+        ck_assert_msg(raw_status(&second, raw_commit(&second, 2, 2)) == CST_OK, "%s",
+                      second.err.text);
+    } else {
+        ck_assert_int_eq(raw_declare_many(&second, 2, 1000), CST_OK);
+        ck_assert_int_eq(raw_status(&second, raw_commit(&second, 2, 2)), CST_EMISMATCH);
+    }
+    if (_i == 0) {
+        raw_close(&first);
+    }
+    raw_close(&second);
+    settle_remove_jobs(&witness);
+}
+END_TEST
+
 /* A rank with another world or chunk capacity is refused with both numbers. */
 START_TEST(ranks_agree_on_the_job)
 {
@@ -323,7 +371,8 @@ START_TEST(pool_slabs_are_sealed)
         raw_expect(&client, id, CISTERN__MSG_TYPE__MSG_COMMITTED, &cistern__committed__descriptor);
     ck_assert_uint_eq(committed->n_slabs, 1);
     ck_assert_uint_eq(committed->n_params, 4000);
-    ck_assert_uint_eq(committed->pool_bytes, committed->n_blocks * committed->chunk_elems * 2);
+    ck_assert_uint_eq(committed->pool_bytes,
+                      committed->classes[0]->n_blocks * committed->classes[0]->chunk_elems * 2);
     id = raw_ask(&client, CISTERN__MSG_TYPE__MSG_POOL, &get.base);
     part =
         raw_expect(&client, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &cistern__pool_part__descriptor);
@@ -358,6 +407,7 @@ int main(void)
     tcase_add_test(tc, an_unknown_device_is_refused);
     tcase_add_test(tc, a_rank_has_one_worker);
     tcase_add_test(tc, a_token_takes_the_rank_over);
+    tcase_add_loop_test(tc, a_new_job_has_no_plan_of_a_dead_one, 0, 3);
     tcase_add_test(tc, ranks_agree_on_the_job);
     tc = suite_case(suite, "declare", job_rig_setup, job_rig_teardown);
     tcase_add_test(tc, bad_tensors_are_refused);

@@ -312,24 +312,6 @@ START_TEST(an_unknown_type_is_unsupported)
 }
 END_TEST
 
-/* The daemon reports the features that it supports, whatever the client supports. */
-START_TEST(features_are_told)
-{
-    struct raw_client client;
-    Cistern__Hello hello = CISTERN__HELLO__INIT;
-    const Cistern__Welcome *welcome;
-
-    raw_connect(&client, proc.socket);
-    hello.min_version = hello.max_version = 1;
-    hello.has_features = _i > 0;
-    hello.features = UINT64_MAX;
-    (void)raw_ask(&client, CISTERN__MSG_TYPE__MSG_HELLO, &hello.base);
-    welcome = raw_expect(&client, 0, CISTERN__MSG_TYPE__MSG_WELCOME, &cistern__welcome__descriptor);
-    ck_assert_uint_eq(welcome->features, CISTERN__FEATURE__FEATURE_WANT);
-    raw_close(&client);
-}
-END_TEST
-
 /* A request with the flag of a reply is answered with EPROTO. */
 START_TEST(a_reply_is_no_request)
 {
@@ -460,7 +442,6 @@ int main(void)
     tcase_add_test(tc, a_body_of_many_parts_is_bounded);
     tcase_add_test(tc, a_long_declare_has_one_declaration);
     tcase_add_test(tc, an_unknown_type_is_unsupported);
-    tcase_add_loop_test(tc, features_are_told, 0, 2);
     tcase_add_test(tc, a_reply_is_no_request);
     tcase_add_test(tc, unasked_descriptors_are_closed);
     tc = suite_case(suite, "greeting", job_rig_setup, job_rig_teardown);

@@ -42,7 +42,6 @@ struct fake_daemon {
     /* Options, set before fake_daemon_start. */
     fake_hook hook;         /* sees requests first; may be NULL */
     void *hook_arg;         /* the last argument of `hook` */
-    bool old;               /* The daemon announces no features, and refuses batches with WANT. */
     uint32_t credits;       /* credits of a session; 0: 8 */
     uint32_t max_batch;     /* most items of a batch; 0: 64 */
     uint32_t n_blocks;      /* blocks in the pool; 0: 6 */

@@ -39,8 +39,6 @@ static void serve_hello(struct fake_daemon *fake, const struct cst_frame *reques
     msg.epoch = 7;
     msg.credits = fake->credits;
     msg.max_batch = fake->max_batch;
-    msg.has_features = !fake->old;
-    msg.features = CISTERN__FEATURE__FEATURE_WANT;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_WELCOME, &msg.base, NULL, 0);
 }
 
@@ -71,17 +69,20 @@ static void serve_commit(struct fake_daemon *fake, const struct cst_frame *reque
 {
     Cistern__Commit *asked = cistern__commit__unpack(NULL, request->body_bytes, request->body);
     Cistern__Committed msg = CISTERN__COMMITTED__INIT;
+    Cistern__PoolClass class = CISTERN__POOL_CLASS__INIT, *classes = &class;
 
     ck_assert_ptr_nonnull(asked);
     (void)sane(fake, asked->n_tensors == fake->n_tensors, "commit of another number of tensors");
     (void)sane(fake, fake->n_arenas == 0 || (asked->has_copies && asked->copies),
                "commit of a worker that does not copy");
     cistern__commit__free_unpacked(asked, NULL);
-    msg.chunk_elems = FAKE_CHUNK_ELEMS;
+    class.chunk_elems = FAKE_CHUNK_ELEMS;
+    class.n_blocks = fake->n_blocks;
+    class.min_blocks = 3;
+    class.blocks_per_slab = FAKE_BLOCKS_PER_SLAB;
+    msg.n_classes = 1;
+    msg.classes = &classes;
     msg.n_chunks = (fake->n_tensors + 1) / 2;
-    msg.n_blocks = fake->n_blocks;
-    msg.min_blocks = 3;
-    msg.blocks_per_slab = FAKE_BLOCKS_PER_SLAB;
     msg.n_slabs = fake->n_slabs;
     msg.n_params = 1;
     msg.arena_bytes = 1;
@@ -97,17 +98,19 @@ static void serve_layout(struct fake_daemon *fake, const struct cst_frame *reque
     Cistern__LayoutGet *asked =
         cistern__layout_get__unpack(NULL, request->body_bytes, request->body);
     Cistern__LayoutPart msg = CISTERN__LAYOUT_PART__INIT;
-    uint32_t chunk[1000];
+    uint32_t chunk[1000], size_class[1000] = {0};
     uint64_t offset[1000];
 
     ck_assert_ptr_nonnull(asked);
     msg.first = asked->first;
     msg.chunk = chunk;
     msg.offset = offset;
+    msg.size_class = size_class;
     for (uint32_t i = asked->first; i < fake->n_tensors && msg.n_chunk < 1000; i++) {
         chunk[msg.n_chunk++] = i / 2;
         offset[msg.n_offset++] = (i % 2) * FAKE_TENSOR_ELEMS;
     }
+    msg.n_size_class = msg.n_chunk;
     cistern__layout_get__free_unpacked(asked, NULL);
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &msg.base, NULL, 0);
 }
@@ -242,7 +245,6 @@ static void serve_item(struct fake_daemon *fake, const Cistern__BatchItem *item,
     static const char *const names[] = {"", "W", "G", "r", "R", "p", "e"};
 
     if (item->kind == CISTERN__BATCH_ITEM__KIND__WANT) {
-        (void)sane(fake, !fake->old, "an item of unknown kind");
         return; /* whether this request comes depends on the speed of earlier replies */
     }
     say(fake, names[item->kind], item->chunk, item->has_ahead && item->ahead ? "+" : "");

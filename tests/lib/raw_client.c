@@ -217,6 +217,7 @@ uint64_t raw_job_ask(struct raw_client *client, const struct raw_job *job)
     open.rank = job->rank;
     open.world = job->world;
     open.device = (char *)(uintptr_t)job->device;
+    open.plan = job->plan;
     open.has_pool_bytes = open.has_chunk_elems = open.has_timeout_ms = 1;
     open.has_moments = job->moments != 0;
     open.moments = job->moments;

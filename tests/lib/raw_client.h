@@ -87,6 +87,7 @@ struct raw_job {
     uint32_t timeout_ms;
     uint32_t moments;                            /* an enum cst_moments */
     uint64_t device_update_bytes, device_states; /* bytes of the device reservation */
+    Cistern__JobPlan *plan;                      /* NULL: none */
     const char *device;                          /* device of the pool; NULL: not specified */
     uint8_t token[16];                           /* token of the rank, filled in by raw_job_open */
     bool send_token;                             /* send `token`, to take over the rank */

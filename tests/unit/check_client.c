@@ -400,7 +400,7 @@ static bool hook_bad_layout(struct fake_daemon *fake, const struct cst_frame *re
 {
     int bad = *(const int *)arg;
     Cistern__LayoutPart msg = CISTERN__LAYOUT_PART__INIT;
-    uint32_t chunk[3] = {0, bad == 0 ? 1 : 0, 0};
+    uint32_t chunk[3] = {0, bad == 0 ? 1 : 0, 0}, size_class[3] = {0};
     uint64_t offset[3] = {0, bad == 1 ? FAKE_TENSOR_ELEMS + 64 : FAKE_TENSOR_ELEMS, 0};
 
     if (request->type != CISTERN__MSG_TYPE__MSG_LAYOUT) {
@@ -412,6 +412,8 @@ static bool hook_bad_layout(struct fake_daemon *fake, const struct cst_frame *re
     msg.offset = offset;
     msg.n_chunk = bad == 4 ? 3 : bad == 5 ? 0 : 2;
     msg.n_offset = bad == 6 ? 1 : msg.n_chunk;
+    msg.size_class = size_class;
+    msg.n_size_class = msg.n_chunk;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &msg.base, NULL, 0);
     return true;
 }

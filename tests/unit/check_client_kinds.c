@@ -239,7 +239,6 @@ static void reply_plan(struct fake_daemon *fake, const struct cst_frame *request
         classes[i].first_slab = i == 0 ? 0 : lie->first_slab;
         pointers[i] = &classes[i];
     }
-    msg.chunk_elems = lie->elems[0];
     msg.n_chunks = 2;
     msg.n_slabs = lie->n_slabs;
     msg.n_params = 1;

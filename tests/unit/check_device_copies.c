@@ -244,6 +244,7 @@ END_TEST
 static bool hook_committed(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
 {
     Cistern__Committed msg = CISTERN__COMMITTED__INIT;
+    Cistern__PoolClass class = CISTERN__POOL_CLASS__INIT, *classes = &class;
     Cistern__Commit *asked;
 
     if (request->type != CISTERN__MSG_TYPE__MSG_COMMIT) {
@@ -253,11 +254,13 @@ static bool hook_committed(struct fake_daemon *fake, const struct cst_frame *req
     ck_assert_ptr_nonnull(asked);
     ck_assert(!asked->copies);
     cistern__commit__free_unpacked(asked, NULL);
-    msg.chunk_elems = FAKE_CHUNK_ELEMS;
+    class.chunk_elems = FAKE_CHUNK_ELEMS;
+    class.n_blocks = fake->n_blocks;
+    class.min_blocks = 3;
+    class.blocks_per_slab = FAKE_BLOCKS_PER_SLAB;
+    msg.n_classes = 1;
+    msg.classes = &classes;
     msg.n_chunks = 2;
-    msg.n_blocks = fake->n_blocks;
-    msg.min_blocks = 3;
-    msg.blocks_per_slab = FAKE_BLOCKS_PER_SLAB;
     msg.n_slabs = fake->n_slabs;
     msg.has_n_arenas = true;
     msg.n_arenas = *(const uint32_t *)arg;

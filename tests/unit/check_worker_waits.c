@@ -235,35 +235,6 @@ START_TEST(test_wants)
 }
 END_TEST
 
-/* WANT is never sent to a daemon that does not support it, however long the worker waits. */
-START_TEST(test_never_wants)
-{
-    struct patience patience = {.n_wants = 0};
-    struct cst_err err = {0};
-    struct cst_io io;
-
-    f.fake.old = true;
-    f.fake.hook = hook_patience;
-    f.fake.hook_arg = &patience;
-    fake_job_start(&f, 4);
-    fake_job_run(&f, 0, CST_FORWARD, 0);
-    fake_job_run(&f, 1, CST_FORWARD, 0);
-    CK_OK(cst_ping(f.client, NULL, &err)); /* all earlier requests are served now */
-    for (int i = 0; i < 5; i++) {
-        ck_assert_int_eq(cst_try_op_begin(f.job, 2, CST_FORWARD, &io, 1, &err), CST_EAGAIN);
-    }
-    (void)pthread_mutex_lock(&f.fake.mutex);
-    fake_daemon_serve(&f.fake, &patience.held);
-    (void)pthread_mutex_unlock(&f.fake.mutex);
-    while (cst_try_op_begin(f.job, 2, CST_FORWARD, &io, 1, &err) == CST_EAGAIN) {
-        (void)poll(&(struct pollfd){.fd = cst_client_fd(f.client), .events = POLLIN}, 1, -1);
-    }
-    ck_assert_uint_eq(*(const uint16_t *)io.weight, 0x4001);
-    ck_assert_uint_eq(patience.n_wants, 0);
-    fake_job_stop(&f);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("worker_waits");
@@ -275,7 +246,6 @@ int main(void)
     tcase_add_test(tries, test_try);
     tcase_add_test(tries, test_try_alone);
     tcase_add_test(wants, test_wants);
-    tcase_add_test(wants, test_never_wants);
     suite_add_tcase(suite, replies);
     suite_add_tcase(suite, tries);
     suite_add_tcase(suite, wants);
