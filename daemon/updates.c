@@ -5,7 +5,7 @@
 #include "daemon/job.h"
 #include "daemon/log.h"
 #include "daemon/planner.h"
-#include "offload/plan/rooms.h"
+#include "offload/plan/device_updates.h"
 #include "proto/busy_time.h"
 
 #include <inttypes.h>

@@ -10,9 +10,9 @@
 #define TILE_BYTES 16  /* Bytes per tile of the table that a norm reads. */
 #define COPY_THREADS 4 /* Maximum number of threads of a node's copy thread pool. */
 
-static const struct cst_rates_node *node_rates(const struct cst_sim *play, uint32_t node)
+static const struct cst_rates_node *node_rates(const struct cst_sim *sim, uint32_t node)
 {
-    const struct cst_rates *rates = play->config->rates;
+    const struct cst_rates *rates = sim->config->rates;
 
     return &rates->nodes[node < rates->n_nodes ? node : rates->n_nodes - 1];
 }
@@ -30,17 +30,17 @@ static uint64_t copied_bytes(const struct cst_command *command)
 
 /* Set the memory traffic of the effort to @bytes in effort->left, limited to what the node can
  * do. */
-static void use_memory(const struct cst_sim *play, struct cst_effort *effort, double bytes)
+static void use_memory(const struct cst_sim *sim, struct cst_effort *effort, double bytes)
 {
-    double pass = node_rates(play, effort->node)->pass / 1e9;
+    double pass = node_rates(sim, effort->node)->pass / 1e9;
 
     effort->bytes = effort->left > 0 ? bytes / effort->left : 0;
     effort->bytes = pass > 0 && effort->bytes > pass ? pass : effort->bytes;
 }
 
-static double lane_cores(const struct cst_sim *play, uint32_t node)
+static double lane_cores(const struct cst_sim *sim, uint32_t node)
 {
-    uint32_t cores = node_rates(play, node)->cores;
+    uint32_t cores = node_rates(sim, node)->cores;
 
     return cores == 0 ? 1 : cores < COPY_THREADS ? cores : COPY_THREADS;
 }
@@ -54,11 +54,11 @@ static uint32_t slab_rank(const struct cst_place *place)
 
 /* Cost of a copy between two ranks' devices or within one: for the represented ranks that do not
  * have the chunk at home. */
-static void cost_peer_copy(struct cst_sim *play, struct cst_sim_command *c, double bytes,
+static void cost_peer_copy(struct cst_sim *sim, struct cst_sim_command *c, double bytes,
                            uint32_t owner)
 {
-    const struct cst_sim_engine *engine = &play->engines[c->engine];
-    const struct cst_sim_worker *worker = &play->workers[c->rank];
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+    const struct cst_sim_worker *worker = &sim->workers[c->rank];
     double remote = owner == c->rank ? 1 - 1 / worker->stands_for : 1;
     const struct cst_rates_device *d = engine->rates;
 
@@ -72,42 +72,42 @@ static void cost_peer_copy(struct cst_sim *play, struct cst_sim_command *c, doub
     }
 }
 
-static void cost_copy(struct cst_sim *play, struct cst_sim_command *c,
+static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
                       const struct cst_command *command)
 {
-    const struct cst_sim_engine *engine = &play->engines[c->engine];
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
     bool up = c->kind != CST_FLIGHT_STAGE && c->kind != CST_FLIGHT_LANDING;
     double bytes = (double)copied_bytes(command);
-    uint32_t owner = cst_sim_owner(play, c->chunk);
+    uint32_t owner = cst_sim_owner(sim, c->chunk);
 
     c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
     if (engine->rates == NULL) {
-        const struct cst_rates_node *n = node_rates(play, engine->node);
+        const struct cst_rates_node *n = node_rates(sim, engine->node);
 
         c->lane = CST_SIM_UP;
         bytes *=
-            play->workers[c->rank].stands_for * (command->kind == CST_COMMAND_CONVERT ? 1.5 : 1);
+            sim->workers[c->rank].stands_for * (command->kind == CST_COMMAND_CONVERT ? 1.5 : 1);
         c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
-        c->effort.cores = lane_cores(play, engine->node);
-        use_memory(play, &c->effort, 2 * bytes);
+        c->effort.cores = lane_cores(sim, engine->node);
+        use_memory(sim, &c->effort, 2 * bytes);
         return;
     }
     if (c->kind == CST_FLIGHT_PIECE) {
         owner = slab_rank(&command->src[0]);
     }
     if (owner != CST_NONE) {
-        cost_peer_copy(play, c, bytes, owner);
+        cost_peer_copy(sim, c, bytes, owner);
         return;
     }
     c->effort.device = engine->device;
     c->effort.link = up ? CST_LINK_UP : CST_LINK_DOWN;
     c->effort.left = ns(bytes, up ? engine->rates->up : engine->rates->down) +
                      engine->rates->copy_latency_s * 1e9;
-    c->effort.bytes = bytes * play->workers[c->rank].stands_for / c->effort.left;
+    c->effort.bytes = bytes * sim->workers[c->rank].stands_for / c->effort.left;
 }
 
 /* Number of contributions; *peers and *host: those on other GPUs and in host memory. */
-static double count_sources(const struct cst_sim *play, const struct cst_sim_engine *engine,
+static double count_sources(const struct cst_sim *sim, const struct cst_sim_engine *engine,
                             const struct cst_command *command, double *peers, double *host)
 {
     double n = 0;
@@ -116,13 +116,13 @@ static double count_sources(const struct cst_sim *play, const struct cst_sim_eng
     *host = 0;
     for (uint32_t i = 0; i < command->n_src; i++) {
         uint32_t rank = slab_rank(&command->src[i]);
-        double ranks = rank == CST_NONE ? 1 : play->workers[rank].stands_for;
+        double ranks = rank == CST_NONE ? 1 : sim->workers[rank].stands_for;
 
         n += ranks;
-        if (rank == CST_NONE || play->workers[rank].device == CST_NONE) {
+        if (rank == CST_NONE || sim->workers[rank].device == CST_NONE) {
             *host += ranks;
         } else {
-            bool own = play->workers[rank].device == engine->device;
+            bool own = sim->workers[rank].device == engine->device;
 
             /* The other ranks that it represents have devices of their own. */
             *peers += own ? ranks - 1 : ranks;
@@ -131,15 +131,15 @@ static double count_sources(const struct cst_sim *play, const struct cst_sim_eng
     return n;
 }
 
-static void cost_reduce(struct cst_sim *play, struct cst_sim_command *c,
+static void cost_reduce(struct cst_sim *sim, struct cst_sim_command *c,
                         const struct cst_command *command)
 {
-    const struct cst_sim_engine *engine = &play->engines[c->engine];
-    double elems = (double)play->config->core->layout->chunks[c->chunk].n_elems;
-    double grad = play->config->core->layout->grad_bytes;
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+    double elems = (double)sim->config->core->layout->chunks[c->chunk].n_elems;
+    double grad = sim->config->core->layout->grad_bytes;
     double sum = grad * (command->accumulate ? 2 : 1); /* Accumulating also reads the sum. */
-    double peers, host, n = count_sources(play, engine, command, &peers, &host);
-    const struct cst_rates_node *node = node_rates(play, engine->node);
+    double peers, host, n = count_sources(sim, engine, command, &peers, &host);
+    const struct cst_rates_node *node = node_rates(sim, engine->node);
     double bytes = elems * (2 * n + sum), up, down;
 
     c->lane = CST_SIM_TEAM;
@@ -147,7 +147,7 @@ static void cost_reduce(struct cst_sim *play, struct cst_sim_command *c,
         c->effort.left =
             node->reduce > 0 ? ns(bytes / REDUCE_BYTES, node->reduce) : ns(bytes, node->pass);
         c->effort.cores = node->cores;
-        use_memory(play, &c->effort, bytes);
+        use_memory(sim, &c->effort, bytes);
         return;
     }
     /* Reads and writes use both directions of the link at the same time. */
@@ -157,12 +157,12 @@ static void cost_reduce(struct cst_sim *play, struct cst_sim_command *c,
     c->effort.device = engine->device;
     c->effort.link = CST_LINK_DOWN;
     c->effort.left = (up > down ? up : down) + engine->rates->copy_latency_s * 1e9;
-    if (cst_sim_owner(play, c->chunk) != CST_NONE) {
+    if (cst_sim_owner(sim, c->chunk) != CST_NONE) {
         c->effort.link = CST_LINK_NONE;
         c->effort.left = up + ns(bytes, engine->rates->memory);
     }
     c->copied_to = (uint64_t)(2 * elems * peers);
-    use_memory(play, &c->effort, elems * (sum + 2 * host));
+    use_memory(sim, &c->effort, elems * (sum + 2 * host));
     if (engine->lanes[CST_SIM_TEAM].width >
         1) { /* The represented ranks have links of their own. */
         c->effort.link = CST_LINK_NONE;
@@ -170,10 +170,10 @@ static void cost_reduce(struct cst_sim *play, struct cst_sim_command *c,
 }
 
 /* Bytes per element on disk. */
-static double disk_bytes(const struct cst_sim *play, uint32_t chunk)
+static double disk_bytes(const struct cst_sim *sim, uint32_t chunk)
 {
-    const struct cst_layout *layout = play->config->core->layout;
-    const struct cst_what_if *what_if = &play->config->what_if;
+    const struct cst_layout *layout = sim->config->core->layout;
+    const struct cst_what_if *what_if = &sim->config->what_if;
     uint32_t from_end = layout->n_chunks - chunk;
     uint64_t bytes = 0;
 
@@ -187,42 +187,42 @@ static double disk_bytes(const struct cst_sim *play, uint32_t chunk)
 
 /* Additional work of an update that makes the sum, as a share: it reads the first contribution
  * instead of the gradient. */
-static double sum_share(const struct cst_sim *play, const struct cst_command *command, double bytes)
+static double sum_share(const struct cst_sim *sim, const struct cst_command *command, double bytes)
 {
     double n = 0;
 
     for (uint32_t i = 0; i < command->n_src; i++) {
         uint32_t rank = slab_rank(&command->src[i]);
 
-        n += rank == CST_NONE ? 1 : play->workers[rank].stands_for;
+        n += rank == CST_NONE ? 1 : sim->workers[rank].stands_for;
     }
     return n > 1 ? SOURCE_BYTES * (n - 1) / bytes : 0;
 }
 
-static void cost_update(struct cst_sim *play, struct cst_sim_command *c,
+static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
                         const struct cst_command *command)
 {
-    const struct cst_rates *rates = play->config->rates;
-    const struct cst_layout *layout = play->config->core->layout;
-    uint32_t owner = cst_sim_owner(play, c->chunk);
+    const struct cst_rates *rates = sim->config->rates;
+    const struct cst_layout *layout = sim->config->core->layout;
+    uint32_t owner = cst_sim_owner(sim, c->chunk);
     double elems = (double)layout->chunks[c->chunk].n_elems;
-    double disk = disk_bytes(play, c->chunk);
+    double disk = disk_bytes(sim, c->chunk);
     double bytes = cst_layout_update_bytes(&layout->states, layout->grad_bytes);
-    double sums = sum_share(play, command, bytes);
+    double sums = sum_share(sim, command, bytes);
 
     c->lane = CST_SIM_TEAM;
     if (owner != CST_NONE) {
-        const struct cst_sim_worker *w = &play->workers[owner];
+        const struct cst_sim_worker *w = &sim->workers[owner];
 
         /* The owner's device updates the chunk, although the core has sent the command to the
          * node. */
-        c->engine = play->n_nodes + w->device;
+        c->engine = sim->n_nodes + w->device;
         c->effort.left = ns(elems, w->rates->update);
         return;
     }
-    c->effort.left = ns(elems * (1 + sums), node_rates(play, c->effort.node)->update);
-    c->effort.cores = node_rates(play, c->effort.node)->cores;
-    use_memory(play, &c->effort, elems * bytes * (1 + sums));
+    c->effort.left = ns(elems * (1 + sums), node_rates(sim, c->effort.node)->update);
+    c->effort.cores = node_rates(sim, c->effort.node)->cores;
+    use_memory(sim, &c->effort, elems * bytes * (1 + sums));
     /* The rows are read and written while other chunks are updated, so only the slower one
      * counts. */
     if (disk > 0) {
@@ -235,22 +235,22 @@ static void cost_update(struct cst_sim *play, struct cst_sim_command *c,
 /* -- device updates --------------------------------------------------------------------------- */
 
 /* True if the copy stays within the accelerator: a kept gradient, or states whose home it is. */
-static bool stays_there(const struct cst_sim *play, const struct cst_sim_command *c)
+static bool stays_there(const struct cst_sim *sim, const struct cst_sim_command *c)
 {
     return c->kind == CST_FLIGHT_HELD || (c->kind == CST_FLIGHT_STATES &&
-                                          play->config->core->layout->chunks[c->chunk].device != 0);
+                                          sim->config->core->layout->chunks[c->chunk].device != 0);
 }
 
-static void cost_room_copy(struct cst_sim *play, struct cst_sim_command *c,
+static void cost_room_copy(struct cst_sim *sim, struct cst_sim_command *c,
                            const struct cst_command *command)
 {
-    const struct cst_sim_engine *engine = &play->engines[c->engine];
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
     bool up = c->kind == CST_FLIGHT_DEVICE_UPDATE;
     double bytes = (double)command->bytes;
 
     c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
     c->effort.left = engine->rates->copy_latency_s * 1e9;
-    if (stays_there(play, c)) {
+    if (stays_there(sim, c)) {
         c->lane = CST_SIM_UP; /* The same lane as in cste_device_lane. */
         c->effort.left += ns(2 * bytes, engine->rates->memory);
         return;
@@ -258,15 +258,15 @@ static void cost_room_copy(struct cst_sim *play, struct cst_sim_command *c,
     c->effort.device = engine->device;
     c->effort.link = up ? CST_LINK_UP : CST_LINK_DOWN;
     c->effort.left += ns(bytes, up ? engine->rates->up : engine->rates->down);
-    use_memory(play, &c->effort, bytes);
+    use_memory(sim, &c->effort, bytes);
 }
 
-static void cost_room_update(struct cst_sim *play, struct cst_sim_command *c)
+static void cost_room_update(struct cst_sim *sim, struct cst_sim_command *c)
 {
-    double elems = (double)play->config->core->layout->chunks[c->chunk].n_elems;
+    double elems = (double)sim->config->core->layout->chunks[c->chunk].n_elems;
 
     c->lane = CST_SIM_ROOM;
-    c->effort.left = ns(elems, play->engines[c->engine].rates->update);
+    c->effort.left = ns(elems, sim->engines[c->engine].rates->update);
 }
 
 static bool is_of_room(const struct cst_sim_command *c)
@@ -277,36 +277,35 @@ static bool is_of_room(const struct cst_sim_command *c)
 
 /* -- kinds of commands ------------------------------------------------------------------------ */
 
-void cst_sim_cost(struct cst_sim *play, struct cst_sim_command *c,
-                  const struct cst_command *command)
+void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct cst_command *command)
 {
-    c->effort.node = play->engines[c->engine].node;
+    c->effort.node = sim->engines[c->engine].node;
     c->effort.owner = c;
     switch (command->kind) {
     case CST_COMMAND_COPY:
     case CST_COMMAND_CONVERT: /* CONVERT of weights, into a block. */
         if (is_of_room(c)) {
-            cost_room_copy(play, c, command);
+            cost_room_copy(sim, c, command);
         } else {
-            cost_copy(play, c, command);
+            cost_copy(sim, c, command);
         }
         break;
     case CST_COMMAND_REDUCE:
-        cost_reduce(play, c, command);
+        cost_reduce(sim, c, command);
         break;
     case CST_COMMAND_UPDATE:
         if (c->kind == CST_FLIGHT_AWAY) {
-            cost_room_update(play, c);
+            cost_room_update(sim, c);
         } else {
-            cost_update(play, c, command);
+            cost_update(sim, c, command);
         }
         break;
     case CST_COMMAND_NORM:
         c->lane = CST_SIM_TEAM;
         c->effort.cores = 1;
-        c->effort.left = ns((double)play->config->core->layout->n_tiles * TILE_BYTES *
-                                node_rates(play, 0)->cores,
-                            node_rates(play, 0)->pass);
+        c->effort.left =
+            ns((double)sim->config->core->layout->n_tiles * TILE_BYTES * node_rates(sim, 0)->cores,
+               node_rates(sim, 0)->pass);
         break;
     case CST_COMMAND_FILL:
         break;
@@ -319,28 +318,28 @@ static bool is_sum(const struct cst_sim_command *c, const struct cst_command *co
     return c->kind == CST_FLIGHT_REDUCE || command->kind == CST_COMMAND_UPDATE;
 }
 
-void cst_sim_count(struct cst_sim *play, const struct cst_sim_command *c,
+void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
                    const struct cst_command *command)
 {
-    uint64_t row = 2 * play->config->core->layout->chunks[c->chunk].n_elems;
-    uint64_t up = play->moved_up, down = play->moved_down;
+    uint64_t row = 2 * sim->config->core->layout->chunks[c->chunk].n_elems;
+    uint64_t up = sim->moved_up, down = sim->moved_down;
 
     if (c->kind == CST_FLIGHT_LOAD) {
-        play->moved_up += copied_bytes(command) * (uint64_t)play->workers[c->rank].stands_for;
+        sim->moved_up += copied_bytes(command) * (uint64_t)sim->workers[c->rank].stands_for;
     } else if (c->kind == CST_FLIGHT_STAGE || c->kind == CST_FLIGHT_LANDING) {
-        play->moved_down += command->bytes * (uint64_t)play->workers[c->rank].stands_for;
+        sim->moved_down += command->bytes * (uint64_t)sim->workers[c->rank].stands_for;
     }
-    if (command->kind == CST_COMMAND_COPY && is_of_room(c) && !stays_there(play, c)) {
-        *(c->kind == CST_FLIGHT_DEVICE_UPDATE ? &play->states_up : &play->states_down) +=
+    if (command->kind == CST_COMMAND_COPY && is_of_room(c) && !stays_there(sim, c)) {
+        *(c->kind == CST_FLIGHT_DEVICE_UPDATE ? &sim->states_up : &sim->states_down) +=
             command->bytes;
     }
     for (uint32_t i = 0; is_sum(c, command) && i < command->n_src; i++) {
         uint32_t rank = slab_rank(&command->src[i]);
 
-        play->moved_down += rank == CST_NONE ? 0 : row * (uint64_t)play->workers[rank].stands_for;
+        sim->moved_down += rank == CST_NONE ? 0 : row * (uint64_t)sim->workers[rank].stands_for;
     }
-    if (c->kind != CST_FLIGHT_NORM && cst_sim_owner(play, c->chunk) == CST_NONE) {
-        play->host_up += play->moved_up - up;
-        play->host_down += play->moved_down - down;
+    if (c->kind != CST_FLIGHT_NORM && cst_sim_owner(sim, c->chunk) == CST_NONE) {
+        sim->host_up += sim->moved_up - up;
+        sim->host_down += sim->moved_down - down;
     }
 }

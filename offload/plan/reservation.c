@@ -6,7 +6,7 @@
 
 #include "offload/buffers.h"
 #include "offload/packing.h"
-#include "offload/plan/rooms.h"
+#include "offload/plan/device_updates.h"
 #include "proto/size.h"
 
 #include <inttypes.h>

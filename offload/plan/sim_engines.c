@@ -17,9 +17,9 @@ static struct cst_sim_command *command_of(struct cst_ticket *ticket)
 }
 
 /* The command with @ticket, which must be in flight. */
-static struct cst_sim_command *get(const struct cst_sim *play, uint64_t ticket)
+static struct cst_sim_command *get(const struct cst_sim *sim, uint64_t ticket)
 {
-    struct cst_ticket *found = cst_ticket_graph_find(&play->tickets, ticket);
+    struct cst_ticket *found = cst_ticket_graph_find(&sim->tickets, ticket);
 
     assert(found != NULL);
     return command_of(found);
@@ -27,7 +27,7 @@ static struct cst_sim_command *get(const struct cst_sim *play, uint64_t ticket)
 
 /* Add a command, which waits for its own message and for those of @after that have not ended.
  * NULL: no memory. */
-static struct cst_sim_command *add(struct cst_sim *play, uint64_t ticket, const uint64_t *after,
+static struct cst_sim_command *add(struct cst_sim *sim, uint64_t ticket, const uint64_t *after,
                                    uint32_t n_after)
 {
     struct cst_sim_command *c = calloc(1, sizeof *c);
@@ -39,20 +39,20 @@ static struct cst_sim_command *add(struct cst_sim *play, uint64_t ticket, const 
         return NULL;
     }
     for (uint32_t i = 0; i < n_after; i++) {
-        struct cst_ticket *first = cst_ticket_graph_find(&play->tickets, after[i]);
+        struct cst_ticket *first = cst_ticket_graph_find(&sim->tickets, after[i]);
 
         if (first != NULL && !command_of(first)->ended) {
             waits[n++] = after[i];
         }
     }
     c->ticket = (struct cst_ticket){.number = ticket, .edges = c->edges, .n_waits = 1};
-    (void)cst_ticket_graph_add(&play->tickets, &c->ticket, waits, n, &err);
+    (void)cst_ticket_graph_add(&sim->tickets, &c->ticket, waits, n, &err);
     return c;
 }
 
-static void drop(struct cst_sim *play, struct cst_sim_command *c)
+static void drop(struct cst_sim *sim, struct cst_sim_command *c)
 {
-    cst_ticket_graph_drop(&play->tickets, &c->ticket);
+    cst_ticket_graph_drop(&sim->tickets, &c->ticket);
     free(c);
 }
 
@@ -86,59 +86,59 @@ static struct cst_sim_command *pop(struct cst_sim_lane *lane)
     return NULL;
 }
 
-static void run(struct cst_sim *play, struct cst_sim_lane *lane, struct cst_sim_command *c)
+static void run(struct cst_sim *sim, struct cst_sim_lane *lane, struct cst_sim_command *c)
 {
     lane->running = c;
     lane->n_running++;
     if (!c->begun) {
         c->begun = true;
-        c->begin = play->now;
+        c->begin = sim->now;
     }
-    cst_sim_start(play, &c->effort);
+    cst_sim_start(sim, &c->effort);
 }
 
-static void run_next(struct cst_sim *play, struct cst_sim_lane *lane)
+static void run_next(struct cst_sim *sim, struct cst_sim_lane *lane)
 {
     struct cst_sim_command *c = lane->n_running < lane->width ? pop(lane) : NULL;
 
     if (c != NULL) {
-        run(play, lane, c);
+        run(sim, lane, c);
     }
 }
 
-static void enqueue(struct cst_sim *play, struct cst_sim_command *c)
+static void enqueue(struct cst_sim *sim, struct cst_sim_command *c)
 {
-    struct cst_sim_lane *lane = &play->engines[c->engine].lanes[c->lane];
+    struct cst_sim_lane *lane = &sim->engines[c->engine].lanes[c->lane];
     bool interrupts = lane->width == 1 && lane->n_running == 1 && lane->running->class > c->class;
 
     push(lane, c, c->newest_first);
     if (interrupts) {
-        cst_shared_rates_stop(&play->machine, &lane->running->effort);
+        cst_shared_rates_stop(&sim->machine, &lane->running->effort);
         lane->n_running--;
         push(lane, lane->running, true);
     }
-    run_next(play, lane);
+    run_next(sim, lane);
 }
 
 /* -- life of a command ------------------------------------------------------------------------ */
 
-static void release(struct cst_sim *play, struct cst_sim_command *c)
+static void release(struct cst_sim *sim, struct cst_sim_command *c)
 {
     struct cst_ticket *ready;
 
-    cst_ticket_graph_release(&play->tickets, &c->ticket);
-    while ((ready = cst_ticket_graph_take(&play->tickets)) != NULL) {
-        enqueue(play, command_of(ready));
+    cst_ticket_graph_release(&sim->tickets, &c->ticket);
+    while ((ready = cst_ticket_graph_take(&sim->tickets)) != NULL) {
+        enqueue(sim, command_of(ready));
     }
 }
 
-void cst_sim_submit(struct cst_sim *play, const struct cst_command *command)
+void cst_sim_submit(struct cst_sim *sim, const struct cst_command *command)
 {
-    const struct cst_flight *flight = cst_flights_find(&play->core->flights, command->ticket);
-    struct cst_sim_command *c = add(play, command->ticket, command->after, command->n_after);
+    const struct cst_flight *flight = cst_flights_find(&sim->core->flights, command->ticket);
+    struct cst_sim_command *c = add(sim, command->ticket, command->after, command->n_after);
 
     if (c == NULL) {
-        cst_sim_out_of_memory(play);
+        cst_sim_out_of_memory(sim);
         return;
     }
     c->kind = flight->kind;
@@ -148,14 +148,14 @@ void cst_sim_submit(struct cst_sim *play, const struct cst_command *command)
     c->class = (unsigned)command->priority;
     c->after_ack = command->after_ack;
     c->newest_first = command->newest_first;
-    cst_sim_cost(play, c, command);
-    cst_sim_count(play, c, command);
-    cst_sim_timer(play, play->hop_ns, CST_SIM_COMMAND, command->ticket);
+    cst_sim_cost(sim, c, command);
+    cst_sim_count(sim, c, command);
+    cst_sim_timer(sim, sim->hop_ns, CST_SIM_COMMAND, command->ticket);
 }
 
-void cst_sim_arrived(struct cst_sim *play, uint64_t ticket)
+void cst_sim_arrived(struct cst_sim *sim, uint64_t ticket)
 {
-    release(play, get(play, ticket));
+    release(sim, get(sim, ticket));
 }
 
 static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
@@ -184,99 +184,99 @@ static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
     return c->copied_to > 0 ? CST_LANE_PEER : c->lane == CST_SIM_DOWN ? CST_LANE_DOWN : CST_LANE_UP;
 }
 
-static void note_interval(struct cst_sim *play, const struct cst_sim_command *c)
+static void note_interval(struct cst_sim *sim, const struct cst_sim_command *c)
 {
-    const struct cst_sim_engine *engine = &play->engines[c->engine];
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
     enum cst_lane_kind lane = lane_of(c);
     uint32_t number = lane == CST_LANE_UPDATE || lane == CST_LANE_REDUCE ? c->engine
                       : engine->rates == NULL                            ? engine->node
                                                                          : engine->device;
 
     if (c->kind != CST_FLIGHT_NORM) {
-        cst_sim_interval(play, lane, number, c->chunk, false, c->begin);
+        cst_sim_interval(sim, lane, number, c->chunk, false, c->begin);
     }
 }
 
 /* Wake the commands that wait for @c. The daemon sends those of another engine, and those with
  * `after_ack`, when it has seen the completion. */
-static void wake(struct cst_sim *play, const struct cst_sim_command *c)
+static void wake(struct cst_sim *sim, const struct cst_sim_command *c)
 {
     for (const struct cst_ticket_edge *edge = c->ticket.waiters; edge != NULL; edge = edge->next) {
         struct cst_sim_command *next = command_of(edge->waiter);
 
         if (next->engine == c->engine && !next->after_ack) {
-            release(play, next);
+            release(sim, next);
         } else {
-            cst_sim_timer(play, 2 * play->hop_ns, CST_SIM_COMMAND, next->ticket.number);
+            cst_sim_timer(sim, 2 * sim->hop_ns, CST_SIM_COMMAND, next->ticket.number);
         }
     }
 }
 
-void cst_sim_ended(struct cst_sim *play, struct cst_sim_command *c)
+void cst_sim_ended(struct cst_sim *sim, struct cst_sim_command *c)
 {
-    struct cst_sim_lane *lane = &play->engines[c->engine].lanes[c->lane];
+    struct cst_sim_lane *lane = &sim->engines[c->engine].lanes[c->lane];
 
     c->ended = true;
     lane->n_running--;
-    note_interval(play, c);
-    play->peer_bytes += c->copied_to;
-    run_next(play, lane);
-    wake(play, c);
-    cst_sim_timer(play, play->hop_ns, CST_SIM_DONE, c->ticket.number);
+    note_interval(sim, c);
+    sim->peer_bytes += c->copied_to;
+    run_next(sim, lane);
+    wake(sim, c);
+    cst_sim_timer(sim, sim->hop_ns, CST_SIM_DONE, c->ticket.number);
 }
 
-void cst_sim_done(struct cst_sim *play, uint64_t ticket)
+void cst_sim_done(struct cst_sim *sim, uint64_t ticket)
 {
     struct cst_event event = {.kind = CST_EV_DONE, .ticket = ticket};
 
-    drop(play, get(play, ticket));
-    cst_sim_event(play, &event);
+    drop(sim, get(sim, ticket));
+    cst_sim_event(sim, &event);
 }
 
 /* -- open ----------------------------------------------------------------------------------- */
 
-int cst_sim_engines_open(struct cst_sim *play)
+int cst_sim_engines_open(struct cst_sim *sim)
 {
     struct cst_err err;
 
-    play->engines = calloc(play->n_engines, sizeof *play->engines);
-    if (cst_ticket_graph_open(&play->tickets, &err) != CST_OK || play->engines == NULL) {
+    sim->engines = calloc(sim->n_engines, sizeof *sim->engines);
+    if (cst_ticket_graph_open(&sim->tickets, &err) != CST_OK || sim->engines == NULL) {
         return CST_ENOMEM;
     }
-    for (uint32_t i = 0; i < play->n_engines; i++) {
-        struct cst_sim_engine *e = &play->engines[i];
+    for (uint32_t i = 0; i < sim->n_engines; i++) {
+        struct cst_sim_engine *e = &sim->engines[i];
 
-        *e = (struct cst_sim_engine){.node = i < play->n_nodes ? i : 0, .device = CST_NONE};
-        if (i >= play->n_nodes) {
-            e->device = i - play->n_nodes;
-            e->rates = cst_sim_device(play, e->device);
+        *e = (struct cst_sim_engine){.node = i < sim->n_nodes ? i : 0, .device = CST_NONE};
+        if (i >= sim->n_nodes) {
+            e->device = i - sim->n_nodes;
+            e->rates = cst_sim_device(sim, e->device);
             /* Distribute the GPUs evenly over the nodes. */
-            e->node = e->device * play->n_nodes / (play->n_engines - play->n_nodes);
+            e->node = e->device * sim->n_nodes / (sim->n_engines - sim->n_nodes);
         }
         for (unsigned lane = 0; lane < CST_SIM_LANES; lane++) {
             e->lanes[lane].width = 1;
         }
     }
-    for (uint32_t rank = 0; play->config->stands_for != NULL && rank < play->world; rank++) {
-        uint32_t engine = play->config->core->pools[rank].engine;
+    for (uint32_t rank = 0; sim->config->stands_for != NULL && rank < sim->world; rank++) {
+        uint32_t engine = sim->config->core->pools[rank].engine;
 
         if (engine != 0) {
-            play->engines[engine].lanes[CST_SIM_TEAM].width = play->config->stands_for[rank];
+            sim->engines[engine].lanes[CST_SIM_TEAM].width = sim->config->stands_for[rank];
         }
     }
     return CST_OK;
 }
 
-void cst_sim_engines_close(struct cst_sim *play)
+void cst_sim_engines_close(struct cst_sim *sim)
 {
     /* The graph is all zeros if opening failed before. */
-    for (uint32_t i = 0; play->tickets.buckets != NULL && i < play->tickets.n_buckets; i++) {
-        for (struct cst_ticket *ticket = play->tickets.buckets[i], *next; ticket != NULL;
+    for (uint32_t i = 0; sim->tickets.buckets != NULL && i < sim->tickets.n_buckets; i++) {
+        for (struct cst_ticket *ticket = sim->tickets.buckets[i], *next; ticket != NULL;
              ticket = next) {
             next = ticket->chain;
             free(command_of(ticket));
         }
     }
-    cst_ticket_graph_close(&play->tickets);
-    free(play->engines);
+    cst_ticket_graph_close(&sim->tickets);
+    free(sim->engines);
 }

@@ -12,7 +12,7 @@ static void advance(struct cst_sim_worker *w);
 
 static const struct cst_model *model_of(const struct cst_sim_worker *w)
 {
-    return w->play->config->core->model;
+    return w->sim->config->core->model;
 }
 
 /* -- batches -------------------------------------------------------------------------------- */
@@ -66,7 +66,7 @@ static int send_items(void *arg, const struct cst_lease_item *items, uint32_t n,
     batch->awaited = awaited;
     batch->used = true;
     w->sequence.n_awaited += awaited;
-    cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_BATCH,
+    cst_sim_timer(w->sim, w->sim->hop_ns, CST_SIM_BATCH,
                   (uint64_t)w->rank << 32 | (uint64_t)(batch - w->batches));
     return CST_OK;
 }
@@ -80,7 +80,7 @@ static void digest_batch(struct cst_sim_worker *w, uint32_t b)
         [CST_LEASE_ACCUMULATE] = CST_EV_ACCUMULATE,     [CST_LEASE_WANT] = CST_EV_WANT,
     };
 
-    for (uint32_t i = 0; i < w->batches[b].n_items && w->play->status == CST_OK; i++) {
+    for (uint32_t i = 0; i < w->batches[b].n_items && w->sim->status == CST_OK; i++) {
         const struct cst_lease_item *item = &w->batches[b].items[i];
         struct cst_event event = {.kind = kinds[item->kind],
                                   .tag = tag_of(w, b, i),
@@ -90,7 +90,7 @@ static void digest_batch(struct cst_sim_worker *w, uint32_t b)
                                   .generation = item->lease.generation,
                                   .ahead = item->ahead};
 
-        cst_sim_event(w->play, &event);
+        cst_sim_event(w->sim, &event);
     }
 }
 
@@ -100,12 +100,12 @@ void cst_sim_worker_reply(struct cst_sim_worker *w, uint32_t b, uint32_t item,
     struct cst_sim_batch *batch = &w->batches[b];
 
     if (reply->status != CST_OK) {
-        cst_sim_fail(w->play, &reply->err);
+        cst_sim_fail(w->sim, &reply->err);
         return;
     }
     batch->replies[item] = *reply;
     if (--batch->n_left == 0) {
-        cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_BATCH_END, (uint64_t)w->rank << 32 | b);
+        cst_sim_timer(w->sim, w->sim->hop_ns, CST_SIM_BATCH_END, (uint64_t)w->rank << 32 | b);
     }
 }
 
@@ -195,7 +195,7 @@ const struct cst_sequence_calls cst_sim_worker_calls = {
 static bool is_done(struct cst_sim_worker *w, int rc, const struct cst_err *err)
 {
     if (rc != CST_OK && rc != CST_EAGAIN) {
-        cst_sim_fail(w->play, err);
+        cst_sim_fail(w->sim, err);
     }
     return rc == CST_OK;
 }
@@ -205,7 +205,7 @@ static bool is_done(struct cst_sim_worker *w, int rc, const struct cst_err *err)
 static double work_of(const struct cst_sim_worker *w, const struct cst_sim_op *at)
 {
     double flops = model_of(w)->operators[at->op].flops;
-    double passes = !at->backward ? 1 : w->play->config->recompute ? 3 : 2;
+    double passes = !at->backward ? 1 : w->sim->config->recompute ? 3 : 2;
 
     return w->flops > 0 ? passes * flops / w->flops : 0;
 }
@@ -213,7 +213,7 @@ static double work_of(const struct cst_sim_worker *w, const struct cst_sim_op *a
 /* True in the last micro-batch of the step. */
 static bool is_last(const struct cst_sim_worker *w)
 {
-    return w->micro + 1 >= w->play->config->micro_batches;
+    return w->micro + 1 >= w->sim->config->micro_batches;
 }
 
 static void end_op(struct cst_sim_worker *w)
@@ -221,7 +221,7 @@ static void end_op(struct cst_sim_worker *w)
     const struct cst_sim_op *at = &w->ops[w->at];
     struct cst_err err;
 
-    if (!w->play->config->reduce_once || is_last(w)) {
+    if (!w->sim->config->reduce_once || is_last(w)) {
         (void)is_done(w, cst_sequence_end(&w->sequence, at->op, at->backward, &err), &err);
     }
     w->at++;
@@ -262,7 +262,7 @@ static bool is_used(const struct cst_sim_worker *w, uint32_t op)
 {
     const struct cst_layout_operator *o = &model_of(w)->operators[op];
     double share = o->expected_uses > 0 ? (double)o->expected_uses : 1;
-    uint64_t k = (uint64_t)w->step * w->play->config->micro_batches + w->micro;
+    uint64_t k = (uint64_t)w->step * w->sim->config->micro_batches + w->micro;
     double from = fmod(op * 0.6180339887498949, 1);
 
     if ((o->ranks >> w->rank & 1) == 0) {
@@ -293,7 +293,7 @@ static void accumulate(struct cst_sim_worker *w)
 {
     struct cst_err err;
 
-    if (!w->play->config->reduce_once) {
+    if (!w->sim->config->reduce_once) {
         (void)is_done(w, cst_sequence_accumulate(&w->sequence, &err), &err);
     }
     w->micro++;
@@ -306,21 +306,21 @@ static void end_step(struct cst_sim_worker *w)
 
     if (is_done(w, cst_sequence_flush(&w->sequence, &err), &err)) {
         w->state = CST_SIM_STEPPING;
-        cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_STEP, (uint64_t)w->rank << 32);
+        cst_sim_timer(w->sim, w->sim->hop_ns, CST_SIM_STEP, (uint64_t)w->rank << 32);
     }
 }
 
 static void begin_step(struct cst_sim_worker *w)
 {
-    w->idle_since = w->play->now;
+    w->idle_since = w->sim->now;
     w->compute_ns = w->wait_ns = 0;
     w->micro = 0;
-    if (w->step == w->play->config->n_steps) {
+    if (w->step == w->sim->config->n_steps) {
         w->state = CST_SIM_OVER;
         return;
     }
-    if (w->play->config->core->policy.overlap == CST_OVERLAP_EARLY) {
-        cst_sim_timer(w->play, w->play->hop_ns, CST_SIM_PREPARE, (uint64_t)w->rank << 32);
+    if (w->sim->config->core->policy.overlap == CST_OVERLAP_EARLY) {
+        cst_sim_timer(w->sim, w->sim->hop_ns, CST_SIM_PREPARE, (uint64_t)w->rank << 32);
     }
     plan_micro_batch(w);
 }
@@ -352,7 +352,7 @@ static void advance(struct cst_sim_worker *w)
         case CST_SIM_OVER:
             break;
         }
-    } while (w->play->status == CST_OK && (w->state != before || w->at != at || w->micro != micro));
+    } while (w->sim->status == CST_OK && (w->state != before || w->at != at || w->micro != micro));
 }
 
 /* -- events ----------------------------------------------------------------------------------- */
@@ -375,7 +375,7 @@ static void ask(struct cst_sim_worker *w, enum cst_event_kind kind)
         .attempt = w->attempt,
         .hyper = {.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .grad_scale = 1.0f}};
 
-    cst_sim_event(w->play, &event);
+    cst_sim_event(w->sim, &event);
 }
 
 void cst_sim_worker_timer(struct cst_sim_worker *w, enum cst_sim_timer kind, uint32_t batch)
@@ -408,11 +408,11 @@ void cst_sim_worker_timer(struct cst_sim_worker *w, enum cst_sim_timer kind, uin
 
 static void computed(struct cst_sim_worker *w)
 {
-    uint64_t now = w->play->now;
+    uint64_t now = w->sim->now;
 
     w->compute_ns += now - w->compute_begin;
     w->idle_since = w->last_backward = now;
-    cst_sim_interval(w->play, CST_LANE_COMPUTE, w->rank, w->computing.at.op,
+    cst_sim_interval(w->sim, CST_LANE_COMPUTE, w->rank, w->computing.at.op,
                      w->computing.at.backward, w->compute_begin);
     if (!w->stream) {
         end_op(w);

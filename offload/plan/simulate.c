@@ -5,58 +5,58 @@
 
 #include <string.h>
 
-void cst_sim_fail(struct cst_sim *play, const struct cst_err *err)
+void cst_sim_fail(struct cst_sim *sim, const struct cst_err *err)
 {
-    if (play->status == CST_OK) {
-        play->status = err->status;
-        play->err = *err;
+    if (sim->status == CST_OK) {
+        sim->status = err->status;
+        sim->err = *err;
     }
 }
 
-void cst_sim_out_of_memory(struct cst_sim *play)
+void cst_sim_out_of_memory(struct cst_sim *sim)
 {
     struct cst_err err;
 
     (void)cst_err_set(&err, CST_ENOMEM, "no memory for a replay");
-    cst_sim_fail(play, &err);
+    cst_sim_fail(sim, &err);
 }
 
-void cst_sim_timer(struct cst_sim *play, uint64_t delay, enum cst_sim_timer kind, uint64_t arg)
+void cst_sim_timer(struct cst_sim *sim, uint64_t delay, enum cst_sim_timer kind, uint64_t arg)
 {
-    if (cst_timers_set(&play->timers, play->now + delay, kind, arg) != CST_OK) {
-        cst_sim_out_of_memory(play);
+    if (cst_timers_set(&sim->timers, sim->now + delay, kind, arg) != CST_OK) {
+        cst_sim_out_of_memory(sim);
     }
 }
 
-void cst_sim_start(struct cst_sim *play, struct cst_effort *effort)
+void cst_sim_start(struct cst_sim *sim, struct cst_effort *effort)
 {
-    if (cst_shared_rates_start(&play->machine, effort) != CST_OK) {
-        cst_sim_out_of_memory(play);
+    if (cst_shared_rates_start(&sim->machine, effort) != CST_OK) {
+        cst_sim_out_of_memory(sim);
     }
 }
 
-void cst_sim_interval(struct cst_sim *play, enum cst_lane_kind lane, uint32_t number, uint32_t what,
+void cst_sim_interval(struct cst_sim *sim, enum cst_lane_kind lane, uint32_t number, uint32_t what,
                       bool backward, uint64_t begin)
 {
     const struct cst_interval interval = {.lane = lane,
                                           .number = number,
                                           .what = what,
                                           .backward = backward,
-                                          .step = (uint32_t)play->n_commits,
+                                          .step = (uint32_t)sim->n_commits,
                                           .begin = begin,
-                                          .end = play->now};
+                                          .end = sim->now};
 
-    if (play->config->interval != NULL) {
-        play->config->interval(play->config->arg, &interval);
+    if (sim->config->interval != NULL) {
+        sim->config->interval(sim->config->arg, &interval);
     }
 }
 
-uint32_t cst_sim_owner(const struct cst_sim *play, uint32_t chunk)
+uint32_t cst_sim_owner(const struct cst_sim *sim, uint32_t chunk)
 {
-    uint32_t rank = chunk % play->world;
-    bool at_home = chunk < play->config->what_if.n_at_home;
+    uint32_t rank = chunk % sim->world;
+    bool at_home = chunk < sim->config->what_if.n_at_home;
 
-    return at_home && play->workers[rank].device != CST_NONE ? rank : CST_NONE;
+    return at_home && sim->workers[rank].device != CST_NONE ? rank : CST_NONE;
 }
 
 static bool is_host(const struct cst_rates_device *device)
@@ -83,7 +83,7 @@ static uint32_t find_device(const struct cst_rates *rates, uint32_t device)
     return found;
 }
 
-const struct cst_rates_device *cst_sim_device(const struct cst_sim *play, uint32_t device)
+const struct cst_rates_device *cst_sim_device(const struct cst_sim *sim, uint32_t device)
 {
-    return &play->config->rates->devices[find_device(play->config->rates, device)];
+    return &sim->config->rates->devices[find_device(sim->config->rates, device)];
 }

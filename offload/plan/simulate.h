@@ -129,7 +129,7 @@ struct cst_sim_copy {
 };
 
 struct cst_sim_worker {
-    struct cst_sim *play;
+    struct cst_sim *sim;
     uint32_t rank;
     uint32_t node;
     uint32_t device; /* Link of the device; CST_NONE: the rank computes on the processor. */
@@ -216,30 +216,30 @@ struct cst_sim {
 };
 
 /* Note a failure. The first one ends the simulation. */
-void cst_sim_fail(struct cst_sim *play, const struct cst_err *err);
+void cst_sim_fail(struct cst_sim *sim, const struct cst_err *err);
 /* End the simulation with CST_ENOMEM. */
-void cst_sim_out_of_memory(struct cst_sim *play);
+void cst_sim_out_of_memory(struct cst_sim *sim);
 /* Set a timer @delay ns from now; out of memory ends the simulation. */
-void cst_sim_timer(struct cst_sim *play, uint64_t delay, enum cst_sim_timer kind, uint64_t arg);
+void cst_sim_timer(struct cst_sim *sim, uint64_t delay, enum cst_sim_timer kind, uint64_t arg);
 /* Start or resume @effort; out of memory ends the simulation. */
-void cst_sim_start(struct cst_sim *play, struct cst_effort *effort);
+void cst_sim_start(struct cst_sim *sim, struct cst_effort *effort);
 /* Pass an event to the core and carry out its actions. */
-void cst_sim_event(struct cst_sim *play, struct cst_event *event);
+void cst_sim_event(struct cst_sim *sim, struct cst_event *event);
 /* Report an interval from @begin to now, if the caller wants intervals. */
-void cst_sim_interval(struct cst_sim *play, enum cst_lane_kind lane, uint32_t number, uint32_t what,
+void cst_sim_interval(struct cst_sim *sim, enum cst_lane_kind lane, uint32_t number, uint32_t what,
                       bool backward, uint64_t begin);
 /* Rates of the GPU whose link is @device; CST_NONE: rates of the processor. */
-const struct cst_rates_device *cst_sim_device(const struct cst_sim *play, uint32_t device);
+const struct cst_rates_device *cst_sim_device(const struct cst_sim *sim, uint32_t device);
 /* The rank on whose device the chunk's states stay; CST_NONE: they are in host memory. */
-uint32_t cst_sim_owner(const struct cst_sim *play, uint32_t chunk);
+uint32_t cst_sim_owner(const struct cst_sim *sim, uint32_t chunk);
 
 /* -- command_cost.c: work of commands ---------------------------------------------------------- */
 
 /* Set the command's lane and effort. */
-void cst_sim_cost(struct cst_sim *play, struct cst_sim_command *c,
+void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c,
                   const struct cst_command *command);
 /* Add the command's bytes to the numbers that the core must also count. */
-void cst_sim_count(struct cst_sim *play, const struct cst_sim_command *c,
+void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
                    const struct cst_command *command);
 
 /* -- sim_engines.c: commands at engines -----------------------------------------------------------
@@ -247,16 +247,16 @@ void cst_sim_count(struct cst_sim *play, const struct cst_sim_command *c,
 
 /* Allocate the engines and the graph of commands. CST_ENOMEM: the caller calls
  * cst_sim_engines_close nevertheless. */
-int cst_sim_engines_open(struct cst_sim *play);
-void cst_sim_engines_close(struct cst_sim *play);
+int cst_sim_engines_open(struct cst_sim *sim);
+void cst_sim_engines_close(struct cst_sim *sim);
 /* The core has issued @command: send it to its engine. */
-void cst_sim_submit(struct cst_sim *play, const struct cst_command *command);
+void cst_sim_submit(struct cst_sim *sim, const struct cst_command *command);
 /* The message with the command, or the completion that it waited for, has reached its engine. */
-void cst_sim_arrived(struct cst_sim *play, uint64_t ticket);
+void cst_sim_arrived(struct cst_sim *sim, uint64_t ticket);
 /* The engine has executed the command: wake what waits for it and tell the daemon. */
-void cst_sim_ended(struct cst_sim *play, struct cst_sim_command *command);
+void cst_sim_ended(struct cst_sim *sim, struct cst_sim_command *command);
 /* The daemon sees the completion: pass it to the core and free the command. */
-void cst_sim_done(struct cst_sim *play, uint64_t ticket);
+void cst_sim_done(struct cst_sim *sim, uint64_t ticket);
 
 /* -- stream.c: a device's stream -------------------------------------------------------------- */
 
@@ -279,7 +279,7 @@ extern const struct cst_sequence_calls cst_sim_worker_calls;
 
 /* Initialise the worker of @rank. CST_EINVAL, CST_ENOMEM; the caller calls cst_sim_worker_close
  * nevertheless. */
-int cst_sim_worker_open(struct cst_sim *play, uint32_t rank, struct cst_err *err);
+int cst_sim_worker_open(struct cst_sim *sim, uint32_t rank, struct cst_err *err);
 void cst_sim_worker_close(struct cst_sim_worker *worker);
 /* All ranks have synced: begin. */
 void cst_sim_worker_run(struct cst_sim_worker *worker, uint64_t attempt);

@@ -13,8 +13,8 @@ static void run_copy(struct cst_sim_worker *w)
         return;
     }
     w->copying.left = w->copies[w->first_copy].work;
-    w->copy_begin = w->play->now;
-    cst_sim_start(w->play, &w->copying);
+    w->copy_begin = w->sim->now;
+    cst_sim_start(w->sim, &w->copying);
 }
 
 void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t bytes)
@@ -26,7 +26,7 @@ void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t byt
         struct cst_sim_copy *ring = malloc(grown * sizeof *ring);
 
         if (ring == NULL) {
-            cst_sim_out_of_memory(w->play);
+            cst_sim_out_of_memory(w->sim);
             return;
         }
         for (uint32_t i = 0; i < w->n_copies; i++) {
@@ -40,8 +40,8 @@ void cst_sim_copy_weights(struct cst_sim_worker *w, uint32_t chunk, uint64_t byt
     copy.work = (double)bytes / w->rates->up * 1e9 + w->rates->copy_latency_s * 1e9;
     w->copies[(w->first_copy + w->n_copies++) % w->copies_capacity] = copy;
     cst_sequence_copied(&w->sequence, chunk, copy.number);
-    w->play->moved_up += bytes * (uint64_t)w->stands_for;
-    w->play->host_up += bytes * (uint64_t)w->stands_for;
+    w->sim->moved_up += bytes * (uint64_t)w->stands_for;
+    w->sim->host_up += bytes * (uint64_t)w->stands_for;
     run_copy(w);
 }
 
@@ -50,7 +50,7 @@ void cst_sim_copied(struct cst_sim_worker *w)
     const struct cst_sim_copy *copy = &w->copies[w->first_copy];
 
     w->copied = copy->number;
-    cst_sim_interval(w->play, CST_LANE_UP, w->device, copy->chunk, false, w->copy_begin);
+    cst_sim_interval(w->sim, CST_LANE_UP, w->device, copy->chunk, false, w->copy_begin);
     w->first_copy = (w->first_copy + 1) % w->copies_capacity;
     w->n_copies--;
     run_copy(w);
@@ -65,7 +65,7 @@ void cst_sim_enqueue(struct cst_sim_worker *w, const struct cst_sim_entry *entry
         struct cst_sim_entry *ring = malloc(grown * sizeof *ring);
 
         if (ring == NULL) {
-            cst_sim_out_of_memory(w->play);
+            cst_sim_out_of_memory(w->sim);
             return;
         }
         for (uint32_t i = 0; i < w->n_entries; i++) {
@@ -81,18 +81,18 @@ void cst_sim_enqueue(struct cst_sim_worker *w, const struct cst_sim_entry *entry
 
 void cst_sim_compute(struct cst_sim_worker *w, const struct cst_sim_entry *entry)
 {
-    uint64_t now = w->play->now;
+    uint64_t now = w->sim->now;
 
     w->computing = *entry;
     w->compute_begin = now;
     if (now > w->idle_since) {
         w->wait_ns += now - w->idle_since;
-        cst_sim_interval(w->play, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
+        cst_sim_interval(w->sim, CST_LANE_WAIT, w->rank, entry->at.op, entry->at.backward,
                          w->idle_since);
     }
     w->compute.left = entry->work;
     w->compute.cores = w->cores;
-    cst_sim_start(w->play, &w->compute);
+    cst_sim_start(w->sim, &w->compute);
 }
 
 bool cst_sim_run_stream(struct cst_sim_worker *w)

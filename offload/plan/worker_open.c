@@ -7,8 +7,8 @@
 /* Allocate the arrays that the books borrow. */
 static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
 {
-    const struct cst_model *model = w->play->config->core->model;
-    const struct cst_layout *layout = w->play->config->core->layout;
+    const struct cst_model *model = w->sim->config->core->model;
+    const struct cst_layout *layout = w->sim->config->core->layout;
 
     w->operators = calloc(model->n_operators + 1ul, sizeof *w->operators);
     w->tensor_chunk = calloc(model->n_tensors + 1ul, sizeof *w->tensor_chunk);
@@ -43,7 +43,7 @@ static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
 
 static int open_books(struct cst_sim_worker *w, struct cst_err *err)
 {
-    const struct cst_core_pool *pool = &w->play->config->core->pools[w->rank];
+    const struct cst_core_pool *pool = &w->sim->config->core->pools[w->rank];
     struct cst_lease_model books;
     int rc = describe(w, &books);
 
@@ -53,21 +53,21 @@ static int open_books(struct cst_sim_worker *w, struct cst_err *err)
     for (uint32_t class = 0; class < CST_LAYOUT_MAX_CLASSES; class ++) {
         books.blocks[class] = pool->parts[class].n_blocks;
     }
-    return cst_sequence_init(&w->sequence, &books, w->play->config->micro_batches, w->stream,
+    return cst_sequence_init(&w->sequence, &books, w->sim->config->micro_batches, w->stream,
                              &cst_sim_worker_calls, w, err);
 }
 
 static void set_speed(struct cst_sim_worker *w)
 {
-    const struct cst_rates *rates = w->play->config->rates;
-    double share = w->play->config->flops_share > 0 ? w->play->config->flops_share : 1;
+    const struct cst_rates *rates = w->sim->config->rates;
+    double share = w->sim->config->flops_share > 0 ? w->sim->config->flops_share : 1;
     uint32_t n_here = 0; /* Number of ranks that compute on the processors. */
 
     w->flops = w->rates->flops * share / 1e9;
-    for (uint32_t rank = 0; !w->stream && rank < w->play->world; rank++) {
-        double ranks = w->play->config->stands_for == NULL ? 1 : w->play->config->stands_for[rank];
+    for (uint32_t rank = 0; !w->stream && rank < w->sim->world; rank++) {
+        double ranks = w->sim->config->stands_for == NULL ? 1 : w->sim->config->stands_for[rank];
 
-        n_here += w->play->config->core->pools[rank].engine == 0 ? (uint32_t)ranks : 0;
+        n_here += w->sim->config->core->pools[rank].engine == 0 ? (uint32_t)ranks : 0;
     }
     /* Each rank has its share of the cores, whether the others use theirs or not. */
     if (n_here > 0) {
@@ -81,21 +81,21 @@ static void set_speed(struct cst_sim_worker *w)
     }
 }
 
-int cst_sim_worker_open(struct cst_sim *play, uint32_t rank, struct cst_err *err)
+int cst_sim_worker_open(struct cst_sim *sim, uint32_t rank, struct cst_err *err)
 {
-    struct cst_sim_worker *w = &play->workers[rank];
-    const struct cst_core_config *core = play->config->core;
+    struct cst_sim_worker *w = &sim->workers[rank];
+    const struct cst_core_config *core = sim->config->core;
     uint32_t engine = core->pools[rank].engine;
 
     *w = (struct cst_sim_worker){
-        .play = play,
+        .sim = sim,
         .rank = rank,
-        .stands_for = play->config->stands_for == NULL ? 1 : play->config->stands_for[rank],
-        .device = engine == 0 ? CST_NONE : engine - play->n_nodes,
+        .stands_for = sim->config->stands_for == NULL ? 1 : sim->config->stands_for[rank],
+        .device = engine == 0 ? CST_NONE : engine - sim->n_nodes,
         .stream = engine != 0,
     };
-    w->rates = cst_sim_device(play, w->device);
-    w->node = engine == 0 ? rank % play->n_nodes : play->engines[engine].node;
+    w->rates = cst_sim_device(sim, w->device);
+    w->node = engine == 0 ? rank % sim->n_nodes : sim->engines[engine].node;
     w->compute.node = w->copying.node = w->node;
     w->compute.owner = w->copying.owner = w;
     w->copying.link = CST_LINK_UP;

@@ -2,7 +2,7 @@
 /* Tests of updates in the simulator: early and delayed updates, device updates, states in device
  * memory, formats of moments. */
 #include "offload/buffers.h"
-#include "offload/plan/rooms.h"
+#include "offload/plan/device_updates.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/plan/rooms.h"
+#include "offload/plan/device_updates.h"
 
 #include "offload/buffers.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Input for offload/interleave.h: from a layout and device reservations to numbers of chunks and
  * bytes. Pure. */
-#ifndef CST_PLAN_ROOMS_H
-#define CST_PLAN_ROOMS_H
+#ifndef CST_PLAN_DEVICE_UPDATES_H
+#define CST_PLAN_DEVICE_UPDATES_H
 
 #include "offload/core.h"
 #include "offload/interleave.h"
