@@ -95,6 +95,9 @@ void cst_victims_remove(struct cst_victims *victims, uint32_t id)
 
 /* -- choice ----------------------------------------------------------------------------------- */
 
+/* The block of @cost to evict next, if its next use is after @limit. Only the first block of the
+ * order counts: with LRU a later block could be used after @limit, but to evict it would not be
+ * LRU, so nothing is evicted for the sake of a prefetch. */
 static uint32_t top(const struct cst_victims *victims, enum cst_victim_cost cost, uint64_t limit)
 {
     const struct cst_heap_item *item = cst_heap_top(&victims->heaps[cost]);
