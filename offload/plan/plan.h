@@ -3,11 +3,11 @@
  * Pure. It always ends, because the candidates and the number of simulated events are bounded. It
  * never reads the clock; a caller that cannot wait for the end says so through `stop`.
  *
- *   candidates (capacities per size class x blocks x states on the device x prefetch depth
- *               x gradient storage x reductions)
- *     --pruned by a lower bound--> the promising ones --cst_replay_run--> neighbours of the best,
- *     simulated too --> the fastest that fits, and up to three runners-up that differ by more than
- *     noise, each with the reason why it lost
+ *   combinations of a few values of each knob (capacities per size class, device reservation,
+ *     states on accelerators, pool, prefetch depth, eviction)
+ *     --pruned by a lower bound--> the promising ones --cst_replay_run--> the best
+ *     --coordinate descent, simulated too--> the fastest that fits, and up to three runners-up that
+ *     differ by more than noise, each with the knobs that differ and the reason why it lost
  *
  * Some choices are simulated although the daemon cannot make them yet. They are used only without
  * `runtime_only`:

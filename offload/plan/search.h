@@ -109,7 +109,7 @@ struct cst_search {
     struct cst_plan_point built; /* The point of `layout`. */
     struct cst_layout layout;    /* Owned if is_built. */
 
-    /* The budget: see cst_search_is_over. */
+    /* The budget, of events, of layouts and of the caller's patience. */
 
     uint64_t events_left;
     bool stopped; /* config->stop has returned true. */
@@ -118,8 +118,7 @@ struct cst_search {
     uint64_t events_most;
     uint64_t n_events, n_replayed;
     uint64_t n_layouts;    /* Layouts built so far. */
-    uint64_t most_layouts; /* Number of layouts from which on no new capacities and no new amounts
-                              of states on accelerators are tried. */
+    uint64_t most_layouts; /* With so many layouts no new amounts of states are tried. */
 };
 
 /* -- search.c --------------------------------------------------------------------------------- */
