@@ -206,7 +206,7 @@ int cste_device_convert(struct cste_device *device, unsigned thread,
 
 static void *pointer(struct cste_addr at)
 {
-    return at.mem != NULL && at.mem->base != NULL ? (char *)at.mem->base + at.offset : NULL;
+    return at.mem != NULL && at.mem->base != NULL ? cste_addr_host(at) : NULL;
 }
 
 void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,

@@ -85,6 +85,18 @@ struct cste_device_update {
     bool guard;
 };
 
+/* Returns the address of @addr, which is host memory. */
+static inline void *cste_addr_host(struct cste_addr addr)
+{
+    return (char *)addr.mem->base + addr.offset;
+}
+
+/* Returns @addr moved forward by @bytes. */
+static inline struct cste_addr cste_addr_ahead(struct cste_addr addr, uint64_t bytes)
+{
+    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + bytes};
+}
+
 /* Returns whether the states are updated in place. An update in place stores marks and uses undo
  * slots. */
 static inline bool cste_device_is_in_place(const struct cste_device_update *update)

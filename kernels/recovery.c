@@ -26,7 +26,7 @@ static uint16_t *other_weight(const struct cste_chunk *chunk)
 {
     struct cste_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
 
-    return at.mem == NULL ? NULL : (uint16_t *)(void *)((char *)at.mem->base + at.offset);
+    return at.mem == NULL ? NULL : cste_addr_host(at);
 }
 
 /* Restore the tile of @slot. CST_ENOTFOUND: a segment is not added yet. Other failures mean that

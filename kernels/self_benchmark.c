@@ -165,11 +165,6 @@ double cste_self_benchmark_median(double (*run)(void *arg), void *arg, double bu
 
 /* -- copies ----------------------------------------------------------------------------------- */
 
-static struct cste_addr ahead(struct cste_addr addr, uint64_t bytes)
-{
-    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + bytes};
-}
-
 /* One lane's part of a run: copy pieces until the window closes. */
 static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
 {
@@ -183,8 +178,8 @@ static void copy_lane(struct cste_task *task, uint64_t piece, unsigned thread)
     while (now < b->window_end && !atomic_load(&b->failed)) {
         uint64_t at = atomic_fetch_add(&copy->next, 1) * copy->piece_bytes % copy->region_bytes;
 
-        if (cste_device_copy(&b->device, thread, ahead(copy->dst, at), ahead(copy->src, at),
-                             copy->piece_bytes, &err) != CST_OK) {
+        if (cste_device_copy(&b->device, thread, cste_addr_ahead(copy->dst, at),
+                             cste_addr_ahead(copy->src, at), copy->piece_bytes, &err) != CST_OK) {
             cste_self_benchmark_fail(b, &err);
         }
         bytes += copy->piece_bytes;

@@ -32,8 +32,8 @@ static int copy_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
 {
     uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
 
-    return cste_device_copy(work->context->device, thread, cste_work_ahead(work->dst, at),
-                            cste_work_ahead(work->src, at), bytes, err);
+    return cste_device_copy(work->context->device, thread, cste_addr_ahead(work->dst, at),
+                            cste_addr_ahead(work->src, at), bytes, err);
 }
 
 static void count_copy(const struct cste_work *work)
@@ -62,7 +62,7 @@ static int fill_piece(struct cste_work *work, uint64_t piece, unsigned thread, s
 {
     uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
 
-    return cste_device_fill(work->context->device, thread, cste_work_ahead(work->dst, at), bytes,
+    return cste_device_fill(work->context->device, thread, cste_addr_ahead(work->dst, at), bytes,
                             err);
 }
 

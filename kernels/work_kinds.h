@@ -54,12 +54,6 @@ uint64_t cste_work_cut(struct cste_work *work, uint64_t total, uint64_t grain);
 uint64_t cste_work_share(const struct cste_work *work, uint64_t piece, uint64_t total,
                          uint64_t *first);
 
-/* Returns @addr moved forward by @bytes. */
-static inline struct cste_addr cste_work_ahead(struct cste_addr addr, uint64_t bytes)
-{
-    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + bytes};
-}
-
 /* Add the time from the first to the last piece of @work to @busy. */
 static inline void cste_work_was_busy(struct cst_busy_time *busy, const struct cste_work *work)
 {

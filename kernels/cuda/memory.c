@@ -7,11 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static void *pointer(struct cste_addr addr)
-{
-    return (char *)addr.mem->base + addr.offset;
-}
-
 static CUdeviceptr device_pointer(struct cste_addr addr)
 {
     return addr.mem->device + addr.offset;
@@ -20,11 +15,14 @@ static CUdeviceptr device_pointer(struct cste_addr addr)
 /* -- host memory ---------------------------------------------------------------------------- */
 
 /* Map host memory. The engines of nodes bind and populate host memory. */
-int cste_gpu_map(struct cste_gpu *gpu, int fd, struct cste_mem *mem, struct cst_err *err)
+int cste_gpu_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
+                 struct cst_err *err)
 {
     void *at = mmap(NULL, mem->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
-    (void)gpu;
+    (void)state;
+    (void)node;
+    (void)note;
     if (at == MAP_FAILED) {
         return cst_err_errno(err, errno == ENOMEM ? CST_ENOMEM : CST_EINVAL, errno,
                              "mapping %" PRIu64 " bytes", mem->bytes);
@@ -55,8 +53,9 @@ static bool unregister(struct cste_gpu *gpu, const struct cste_mem *mem, uint64_
     return all;
 }
 
-int cste_gpu_register(struct cste_gpu *gpu, const struct cste_mem *mem, struct cst_err *err)
+int cste_gpu_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
 {
+    struct cste_gpu *gpu = state;
     int rc = cste_gpu_enter(gpu, err);
 
     for (uint64_t i = 0; i < n_registrations(mem) && rc == CST_OK; i++) {
@@ -172,9 +171,10 @@ static int import(struct cste_gpu *gpu, int fd, CUmemGenericAllocationHandle *ha
     return rc;
 }
 
-int cste_gpu_import(struct cste_gpu *gpu, unsigned thread, int *fd, struct cste_mem *mem,
+int cste_gpu_import(void *state, unsigned thread, int *fd, struct cste_mem *mem,
                     struct cst_err *err)
 {
+    struct cste_gpu *gpu = state;
     CUmemGenericAllocationHandle handle;
     struct cste_addr start = {.mem = mem};
     CUdeviceptr at = 0;
@@ -218,8 +218,10 @@ err_after_make:
 }
 
 /* Memory that the driver does not release stays mapped, because the GPU may be accessing it. */
-void cste_gpu_unmap(struct cste_gpu *gpu, struct cste_mem *mem)
+void cste_gpu_unmap(void *state, struct cste_mem *mem)
 {
+    struct cste_gpu *gpu = state;
+
     (void)gpu->driver.cuCtxSetCurrent(gpu->context);
     if (mem->device != 0) {
         if (gpu->driver.cuMemUnmap(mem->device, mem->bytes) == CUDA_SUCCESS) {
@@ -250,10 +252,10 @@ static CUresult enqueue_piece(struct cste_gpu *gpu, CUstream stream, struct cste
     const struct cst_cuda_driver *driver = &gpu->driver;
 
     if (dst.mem->device == 0) {
-        return driver->cuMemcpyDtoHAsync(pointer(dst), device_pointer(src), bytes, stream);
+        return driver->cuMemcpyDtoHAsync(cste_addr_host(dst), device_pointer(src), bytes, stream);
     }
     if (src.mem->device == 0) {
-        return driver->cuMemcpyHtoDAsync(device_pointer(dst), pointer(src), bytes, stream);
+        return driver->cuMemcpyHtoDAsync(device_pointer(dst), cste_addr_host(src), bytes, stream);
     }
     return driver->cuMemcpyDtoDAsync(device_pointer(dst), device_pointer(src), bytes, stream);
 }
@@ -275,13 +277,14 @@ int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_add
     return rc;
 }
 
-int cste_gpu_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
+int cste_gpu_copy(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
                   uint64_t bytes, struct cst_err *err)
 {
+    struct cste_gpu *gpu = state;
     int rc;
 
     if (dst.mem->device == 0 && src.mem->device == 0) {
-        memcpy(pointer(dst), pointer(src), bytes);
+        memcpy(cste_addr_host(dst), cste_addr_host(src), bytes);
         return CST_OK;
     }
     rc = cste_gpu_enter(gpu, err);
@@ -292,13 +295,14 @@ int cste_gpu_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, s
     return cste_gpu_settle(gpu, thread, rc, err);
 }
 
-int cste_gpu_fill(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, uint64_t bytes,
+int cste_gpu_fill(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                   struct cst_err *err)
 {
+    struct cste_gpu *gpu = state;
     int rc;
 
     if (dst.mem->device == 0) {
-        memset(pointer(dst), 0, bytes);
+        memset(cste_addr_host(dst), 0, bytes);
         return CST_OK;
     }
     rc = cste_gpu_enter(gpu, err);
@@ -328,14 +332,21 @@ static int find_values(struct cste_gpu *gpu, unsigned thread, struct cste_mem *o
     return rc;
 }
 
-int cste_gpu_cast(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
-                  uint64_t n, struct cst_err *err)
+int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_convert *convert,
+                     struct cst_err *err)
 {
+    struct cste_addr dst = convert->dst[0], src = convert->src;
+    struct cste_gpu *gpu = state;
+    uint64_t n = convert->n_elems;
     struct cste_mem values;
     int rc;
 
+    if (convert->what != CSTE_CONVERT_WEIGHT) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "CONVERT of states must go to the engine of a node");
+    }
     if (dst.mem->device == 0) {
-        gpu->processor->cast(n, pointer(src), pointer(dst));
+        gpu->processor->cast(n, cste_addr_host(src), cste_addr_host(dst));
         return CST_OK;
     }
     rc = cste_gpu_enter(gpu, err);

@@ -12,34 +12,24 @@
  * pieces. */
 #define CSTE_GPU_REGISTRATION (256u << 20)
 
-/* Map host memory, which the engines of nodes bind and populate. */
-int cste_gpu_map(struct cste_gpu *gpu, int fd, struct cste_mem *mem, struct cst_err *err);
-
-/* Register all of @mem, in pieces. On failure no piece stays registered. */
-int cste_gpu_register(struct cste_gpu *gpu, const struct cste_mem *mem, struct cst_err *err);
-
-/* Map GPU memory of this or another GPU, or create it. */
-int cste_gpu_import(struct cste_gpu *gpu, unsigned thread, int *fd, struct cste_mem *mem,
-                    struct cst_err *err);
-
-/* Unmap host memory or GPU memory. */
-void cste_gpu_unmap(struct cste_gpu *gpu, struct cste_mem *mem);
-
 /* Enqueue a copy of @bytes from @src to @dst on the stream of @thread. At least one of the two is
  * GPU memory. */
 int cste_gpu_enqueue_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst,
                           struct cste_addr src, uint64_t bytes, struct cst_err *err);
 
-/* cste_gpu_copy and cste_gpu_fill copy or clear @bytes of host or GPU memory and wait for the end.
- */
-int cste_gpu_copy(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
+/* Functions of the device table; @state is the GPU. Memory is locked by registering it, in pieces.
+ * Each thread that converts values to weights in GPU memory allocates 1 MiB of GPU memory once. */
+int cste_gpu_map(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
+                 struct cst_err *err);
+int cste_gpu_import(void *state, unsigned thread, int *fd, struct cste_mem *mem,
+                    struct cst_err *err);
+void cste_gpu_unmap(void *state, struct cste_mem *mem);
+int cste_gpu_lock(void *state, const struct cste_mem *mem, struct cst_err *err);
+int cste_gpu_copy(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
                   uint64_t bytes, struct cst_err *err);
-int cste_gpu_fill(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, uint64_t bytes,
+int cste_gpu_fill(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
                   struct cst_err *err);
-
-/* Convert @n fp32 values at @src (host memory) to bf16 at @dst (host or GPU memory). Each thread
- * that calls this function for GPU memory allocates 1 MiB of GPU memory once. CST_ENOMEM. */
-int cste_gpu_cast(struct cste_gpu *gpu, unsigned thread, struct cste_addr dst, struct cste_addr src,
-                  uint64_t n, struct cst_err *err);
+int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_convert *convert,
+                     struct cst_err *err);
 
 #endif

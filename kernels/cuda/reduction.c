@@ -276,10 +276,11 @@ static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, u
                             on_gpu && wide ? CSTE_GPU_STAGE_ELEMS / 2 : room(n_on_gpu, on_gpu)};
 }
 
-int cste_gpu_reduce(struct cste_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
-                    uint32_t n_src, const struct cste_addr *src, uint64_t first, uint64_t count,
+int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
+                    const struct cste_addr *src, uint64_t first, uint64_t count,
                     struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
+    struct cste_gpu *gpu = state;
     struct reduction r = {.gpu = gpu,
                           .stage = &gpu->stages[thread],
                           .thread = thread,

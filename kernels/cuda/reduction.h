@@ -21,8 +21,8 @@
 
 /* cste_device_reduce on a GPU, with the contract of kernels/device.h. @thread belongs to the
  * team. */
-int cste_gpu_reduce(struct cste_gpu *gpu, unsigned thread, const struct cst_tile_work *work,
-                    uint32_t n_src, const struct cste_addr *src, uint64_t first, uint64_t count,
+int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
+                    const struct cste_addr *src, uint64_t first, uint64_t count,
                     struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
 
 #endif

@@ -177,13 +177,16 @@ static int check(const struct cste_device_update *update, struct cst_err *err)
     return CST_OK;
 }
 
-int cste_gpu_update(struct cste_gpu *gpu, unsigned thread, const struct cste_device_update *update,
-                    uint64_t first, uint64_t count, struct cst_tile_done *done, struct cst_err *err)
+int cste_gpu_update(void *state, unsigned thread, const struct cste_device_update *update,
+                    uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                    struct cst_tile_done *done, struct cst_err *err)
 {
+    struct cste_gpu *gpu = state;
     struct cst_tile_walk walk;
     struct batch batch;
     int rc = check(update, err);
 
+    (void)undo;
     if (rc == CST_OK) {
         rc = cste_gpu_enter(gpu, err);
     }

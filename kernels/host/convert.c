@@ -5,15 +5,10 @@
 
 #include <string.h>
 
-static void *pointer(struct cste_addr addr)
-{
-    return (char *)addr.mem->base + addr.offset;
-}
-
 /* Returns the moments row that begins at @addr. */
 static struct cst_update_moment row_at(const struct cste_device_convert *c, struct cste_addr addr)
 {
-    uint8_t *values = pointer(addr);
+    uint8_t *values = cste_addr_host(addr);
 
     return (struct cst_update_moment){
         .values = values,
@@ -22,8 +17,8 @@ static struct cst_update_moment row_at(const struct cste_device_convert *c, stru
 
 static void convert_states(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
-    memcpy(pointer(c->dst[0]), pointer(c->src), c->n_elems * sizeof(float));
-    kernels->cast(c->n_elems, pointer(c->src), pointer(c->dst[1]));
+    memcpy(cste_addr_host(c->dst[0]), cste_addr_host(c->src), c->n_elems * sizeof(float));
+    kernels->cast(c->n_elems, cste_addr_host(c->src), cste_addr_host(c->dst[1]));
     for (unsigned i = 0; i + 2 < c->n_dst; i++) {
         struct cst_update_moment row = row_at(c, c->dst[i + 2]);
 
@@ -36,7 +31,7 @@ static void encode(const struct cste_device_convert *c)
     struct cst_update_moment row = row_at(c, c->dst[0]);
 
     cst_moments_encode(c->moments, (unsigned)(c->row - CST_ROW_EXP_AVG), c->first, c->n_elems,
-                       pointer(c->src), &row);
+                       cste_addr_host(c->src), &row);
 }
 
 static void decode(const struct cste_device_convert *c)
@@ -44,7 +39,7 @@ static void decode(const struct cste_device_convert *c)
     struct cst_update_moment row = row_at(c, c->src);
 
     cst_moments_decode(c->moments, (unsigned)(c->row - CST_ROW_EXP_AVG), c->first, c->n_elems, &row,
-                       pointer(c->dst[0]));
+                       cste_addr_host(c->dst[0]));
 }
 
 void cste_host_convert(const struct cst_kernels *kernels, const struct cste_device_convert *convert)
@@ -54,7 +49,8 @@ void cste_host_convert(const struct cst_kernels *kernels, const struct cste_devi
         convert_states(kernels, convert);
         break;
     case CSTE_CONVERT_WEIGHT:
-        kernels->cast(convert->n_elems, pointer(convert->src), pointer(convert->dst[0]));
+        kernels->cast(convert->n_elems, cste_addr_host(convert->src),
+                      cste_addr_host(convert->dst[0]));
         break;
     case CSTE_CONVERT_ENCODE:
         encode(convert);

@@ -132,18 +132,13 @@ static int host_lock(void *state, const struct cste_mem *mem, struct cst_err *er
     return CST_OK;
 }
 
-static void *pointer(struct cste_addr addr)
-{
-    return (char *)addr.mem->base + addr.offset;
-}
-
 static int host_copy(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
                      uint64_t bytes, struct cst_err *err)
 {
     (void)state;
     (void)thread;
     (void)err;
-    memcpy(pointer(dst), pointer(src), bytes);
+    memcpy(cste_addr_host(dst), cste_addr_host(src), bytes);
     return CST_OK;
 }
 
@@ -153,7 +148,7 @@ static int host_fill(void *state, unsigned thread, struct cste_addr dst, uint64_
     (void)state;
     (void)thread;
     (void)err;
-    memset(pointer(dst), 0, bytes);
+    memset(cste_addr_host(dst), 0, bytes);
     return CST_OK;
 }
 
@@ -179,7 +174,7 @@ static int host_reduce(void *state, unsigned thread, const struct cst_tile_work 
     (void)thread;
     (void)err;
     for (uint32_t i = 0; i < n_src; i++) {
-        at[i] = pointer(src[i]);
+        at[i] = cste_addr_host(src[i]);
     }
     mine.kernels = host->kernels;
     *done = cst_tile_reduce_range(&mine, n_src, at, first, count, undo);
@@ -231,7 +226,7 @@ static int host_update(void *state, unsigned thread, const struct cste_device_up
     }
     cste_rate_limit_enter(&host->update, cste_thread_pool_now());
     for (uint32_t i = 0; i < update->n_src; i++) {
-        src[i] = pointer(update->src[i]);
+        src[i] = cste_addr_host(update->src[i]);
     }
     place(&mine, update);
     mine.kernels = host->kernels;
