@@ -17,7 +17,7 @@
 enum {
     /* Seconds after which a process that is busy and sends nothing is killed. */
     MAX_UNANSWERED = 60,
-    /* Bytes of the undo segment per thread: a slot (kernels/undo.h) holds the gradients of a
+    /* Bytes of the undo segment per thread: a slot (kernels/math/undo.h) holds the gradients of a
      * tile. */
     UNDO_BYTES = 64 << 10,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The widest vector instructions that cistern's programs use: all that the processor has, or fewer
  * if the environment variable CISTERN_ISA says so, to test the code for slower machines on a fast
- * one. States have the same bits with all instruction sets (kernels/update.h). Losses of
+ * one. States have the same bits with all instruction sets (kernels/math/update.h). Losses of
  * cistern-gpt can differ, because the order of sums differs. No state; any thread, as long as no
  * thread changes the environment. */
 #ifndef CST_ISA_H

@@ -7,7 +7,7 @@
  *    "request_s": 1.1e-5}
  *
  * A field that is missing or 0 is unknown. An engine started with --rates prints one entry of nodes
- * or devices, with additional fields that the file does not keep (kernels/rates.h). */
+ * or devices, with additional fields that the file does not keep (kernels/engine/rates.h). */
 #ifndef CST_RATES_JSON_H
 #define CST_RATES_JSON_H
 

@@ -2,7 +2,7 @@
 #include "client/gpt/dump.h"
 
 #include "client/gpt/output.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -17,7 +17,7 @@
 
 #include "client/gpt/store.h"
 #include "client/gpt/team.h"
-#include "kernels/tile.h"
+#include "kernels/math/tile.h"
 
 #include <pthread.h>
 

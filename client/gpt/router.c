@@ -3,7 +3,7 @@
 
 #include "client/gpt/model.h"
 #include "client/gpt/parallel.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <math.h>
 #include <string.h>

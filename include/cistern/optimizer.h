@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choices of how a job's states are stored and updated. kernels/update.h has the formulas. This
+/* Choices of how a job's states are stored and updated. kernels/math/update.h has the formulas. This
  * header is installed. The numbers are part of the wire protocol. */
 #ifndef CST_PROTO_OPTIMIZER_H
 #define CST_PROTO_OPTIMIZER_H
@@ -20,7 +20,7 @@ enum cst_moments {
     CST_MOMENTS_FP32 = 0, /* 4 bytes per element. */
     CST_MOMENTS_BF16 = 1, /* 2 bytes per element. */
     /* 33/32 bytes per element: 8-bit floats, with a common power of two for each block of 32
-     * (kernels/mx8.h). */
+     * (kernels/math/mx8.h). */
     CST_MOMENTS_MX8 = 2,
     CST_MOMENTS_COUNT
 };

@@ -4,7 +4,7 @@
 #ifndef CST_CUDA_ARGS_H
 #define CST_CUDA_ARGS_H
 
-#include "kernels/update.h"
+#include "kernels/math/update.h"
 
 #include <stdbool.h>
 #include <stdint.h>

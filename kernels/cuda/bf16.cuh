@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Conversion between bf16 and fp32 with the bits of kernels/cast.h, and pairs of bf16 for wide
+/* Conversion between bf16 and fp32 with the bits of kernels/math/cast.h, and pairs of bf16 for wide
  * memory accesses. */
 #ifndef CST_CUDA_BF16_CUH
 #define CST_CUDA_BF16_CUH

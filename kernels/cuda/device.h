@@ -6,7 +6,7 @@
 #ifndef CST_CUDA_DEVICE_H
 #define CST_CUDA_DEVICE_H
 
-#include "kernels/device.h"
+#include "kernels/engine/device.h"
 
 /* The table of the device "cuda". */
 extern const struct cste_device_ops cste_cuda_ops;

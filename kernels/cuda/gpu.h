@@ -6,7 +6,7 @@
 #define CST_CUDA_GPU_H
 
 #include "kernels/cuda/kernels.h"
-#include "kernels/device.h"
+#include "kernels/engine/device.h"
 
 /* Number of fp32 values that are cast at a time. */
 #define CSTE_GPU_CAST_ELEMS (1u << 18)

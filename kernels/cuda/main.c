@@ -3,7 +3,7 @@
  * list the GPUs. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/probe.h"
-#include "kernels/engine_main.h"
+#include "kernels/engine/engine_main.h"
 
 int main(int argc, char **argv)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Segments on a GPU. Host memory is registered with the driver piece by piece. GPU memory is
  * created, exported, imported and mapped. Copies and fills move bytes between both. The functions
- * implement the device table and have the contracts of kernels/device.h. */
+ * implement the device table and have the contracts of kernels/engine/device.h. */
 #ifndef CST_CUDA_MEMORY_H
 #define CST_CUDA_MEMORY_H
 

@@ -102,7 +102,7 @@ template <int KEEP> static __device__ __forceinline__ void cst_copy_wait()
 }
 
 /* Convert @first and @second to bf16, to nearest even, in one instruction. A NaN becomes 0x7fff,
- * unlike in kernels/cast.h. */
+ * unlike in kernels/math/cast.h. */
 static __device__ __forceinline__ uint32_t cst_bf16_pair_fast(float first, float second)
 {
     uint32_t pair;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/norm.h on a GPU: the sums, added one after the other in double. The additions form a
+/* kernels/math/norm.h on a GPU: the sums, added one after the other in double. The additions form a
  * chain, which only one thread can compute (about 8 cycles each). The other threads load the next
  * piece into shared memory at the same time, so that the chain never waits for memory. */
 #include "kernels/cuda/args.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-cuda --rates: copies between the memory of a node and a GPU, made as the engine
  * makes them, with registered memory and its lanes, streams and pieces. */
-#include "kernels/rates.h"
+#include "kernels/engine/rates.h"
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/probe.h"
-#include "kernels/self_benchmark.h"
+#include "kernels/engine/self_benchmark.h"
 #include "proto/rates_fields.h"
 
 #include <errno.h>

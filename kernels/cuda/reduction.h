@@ -19,7 +19,7 @@
 
 #include "kernels/cuda/gpu.h"
 
-/* cste_device_reduce on a GPU, with the contract of kernels/device.h. @thread belongs to the
+/* cste_device_reduce on a GPU, with the contract of kernels/engine/device.h. @thread belongs to the
  * team. */
 int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
                     const struct cste_addr *src, uint64_t first, uint64_t count,

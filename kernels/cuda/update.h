@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/gpu.h"
 
-/* cste_device_update on a GPU, with the contract of kernels/device.h. @thread belongs to the team.
+/* cste_device_update on a GPU, with the contract of kernels/engine/device.h. @thread belongs to the team.
  * CST_EUNSUPPORTED: an update in place, or contributions that are to be summed; CST_EINVAL: a row
  * in host memory. */
 int cste_gpu_update(void *state, unsigned thread, const struct cste_device_update *update,

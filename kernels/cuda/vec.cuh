@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The vectors of kernels/formulas.h and kernels/formats.h on a GPU. kernels/vec_ref.h defines the
+/* The vectors of kernels/math/formulas.h and kernels/math/formats.h on a GPU. kernels/math/vec_ref.h defines the
  * meaning of each operation. Half a warp processes a group of 32 elements: the first vector of lane
  * i is element i, the second vector is element i + 16. Pointers point to the first element of the
  * lane. */
@@ -10,8 +10,8 @@
 
 #define CST_INLINE static __device__ __forceinline__
 
-#include "kernels/philox.h"
-#include "kernels/update.h"
+#include "kernels/math/philox.h"
+#include "kernels/math/update.h"
 
 #define CST_VEC_LANES 16 /* Threads, with one element each. */
 #define CST_VEC_GROUP 2  /* Number of vectors in a group. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/convert.h"
 
-#include "kernels/moments.h"
+#include "kernels/math/moments.h"
 
 #include <string.h>
 

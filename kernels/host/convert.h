@@ -4,9 +4,9 @@
 #ifndef CST_HOST_CONVERT_H
 #define CST_HOST_CONVERT_H
 
-#include "kernels/device.h"
+#include "kernels/engine/device.h"
 
-/* cste_device_convert on the host, with the contract of kernels/device.h, after its checks. Any
+/* cste_device_convert on the host, with the contract of kernels/engine/device.h, after its checks. Any
  * thread. */
 void cste_host_convert(const struct cst_kernels *kernels,
                        const struct cste_device_convert *convert);

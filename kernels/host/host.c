@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/host.h"
 
-#include "kernels/thread_pool.h"
+#include "kernels/engine/thread_pool.h"
 #include "kernels/host/convert.h"
 
 #include <errno.h>

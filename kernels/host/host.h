@@ -4,7 +4,7 @@
 #ifndef CST_HOST_H
 #define CST_HOST_H
 
-#include "kernels/device.h"
+#include "kernels/engine/device.h"
 
 /* The table of the device "host". */
 extern const struct cste_device_ops cste_host_ops;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-host. cisternd starts one such process for each NUMA node and for each paced
  * accelerator. */
-#include "kernels/engine_main.h"
+#include "kernels/engine/engine_main.h"
 #include "kernels/host/host.h"
 #include "kernels/host/paced.h"
 

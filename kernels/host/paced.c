@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/paced.h"
 
-#include "kernels/thread_pool.h"
+#include "kernels/engine/thread_pool.h"
 #include "kernels/host/host.h"
-#include "kernels/segments.h"
+#include "kernels/engine/segments.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -8,7 +8,7 @@
 #ifndef CST_PACED_H
 #define CST_PACED_H
 
-#include "kernels/device.h"
+#include "kernels/engine/device.h"
 
 /* The table of the device "paced". Its rates are those of struct cste_device_spec. */
 extern const struct cste_device_ops cste_paced_ops;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cistern-engine-host --rates: the team and the lanes work on one chunk of a job in memory of the
  * node, as an engine does: with its pieces, tile loops, undo slots and thread pools. */
-#include "kernels/rates.h"
+#include "kernels/engine/rates.h"
 
 #include "kernels/host/host.h"
-#include "kernels/self_benchmark.h"
+#include "kernels/engine/self_benchmark.h"
 #include "proto/rates_fields.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Commands at engines. A command waits for its message and for the commands in its `after`. Then it
  * is in the queue of its lane and priority. A more urgent command interrupts a less urgent one,
- * like the pieces in kernels/thread_pool.h. A node's engine has a thread pool that copies and a
+ * like the pieces in kernels/engine/thread_pool.h. A node's engine has a thread pool that copies and a
  * team that computes. A GPU's engine has a thread pool for each direction, a team whose sums use
  * the link down, and a lane for device updates. */
 #include "offload/plan/simulate.h"

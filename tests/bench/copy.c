@@ -7,7 +7,7 @@
  * Starts a real engine. Run from the build tree. Usage: bench_copy [--json FILE] [--lanes N] */
 #include "tests/lib/engine_proc.h"
 
-#include "kernels/undo.h"
+#include "kernels/math/undo.h"
 
 #include <getopt.h>
 #include <pthread.h>

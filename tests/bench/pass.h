@@ -5,7 +5,7 @@
 #ifndef CST_BENCH_PASS_H
 #define CST_BENCH_PASS_H
 
-#include "kernels/update.h"
+#include "kernels/math/update.h"
 
 /* Stretches of the rows of one chunk, each aligned to 64 bytes; n is a multiple of 32. */
 struct cst_pass_rows {

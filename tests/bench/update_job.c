@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/update_job.h"
 
-#include "kernels/moments.h"
+#include "kernels/math/moments.h"
 
 #include <errno.h>
 #include <stdio.h>

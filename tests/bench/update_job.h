@@ -4,7 +4,7 @@
 #ifndef CST_BENCH_UPDATE_JOB_H
 #define CST_BENCH_UPDATE_JOB_H
 
-#include "kernels/tile.h"
+#include "kernels/math/tile.h"
 
 #define CST_UPDATE_JOB_MAX_SRC 4
 

@@ -5,7 +5,7 @@
  * check_engine_kill at random moments of a long list of commands; here the daemon must notice the
  * death and repeat commands. */
 #include "cistern/cistern.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/settle.h"
 #include "tests/lib/suite.h"

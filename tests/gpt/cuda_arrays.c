@@ -2,7 +2,7 @@
 #include "tests/gpt/cuda_cases.h"
 
 #include "client/gpt/rng.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the kernels of a mixture of experts against the host's router and simple loops. */
 #include "client/gpt/router.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/cuda_cases.h"
 
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
 #include "client/gpt/rng.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * plain kernel. */
 #include "tests/gpt/cuda_cases.h"
 
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #include "tests/gpt/support.h"
 
 #include "client/gpt/rng.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <check.h>
 #include <math.h>

@@ -2,7 +2,7 @@
 /* Tests of blocked attention against the plain formula in double precision, and of its gradients
  * against finite differences of the formula. */
 #include "client/gpt/layers.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

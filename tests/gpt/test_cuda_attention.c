@@ -3,7 +3,7 @@
  * cudaemu runs it on the processor. The results are compared with the formula in double precision
  * and with the host's attention. */
 #include "client/gpt/cuda/attention.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/attention_reference.h"
 #include "tests/lib/cudaemu/cudaemu.h"

@@ -7,7 +7,7 @@
 #include "client/gpt/pass.h"
 #include "client/gpt/run.h"
 #include "client/gpt/train.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

@@ -4,7 +4,7 @@
  * Tolerances: fp32 has 6e-8 per operation, and sums of a few hundred terms lose two digits. Central
  * differences in double with step 1e-5 are accurate to about 1e-9. */
 #include "client/gpt/layers.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

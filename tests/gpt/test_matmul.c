@@ -3,7 +3,7 @@
 #include "client/gpt/matmul.h"
 #include "client/gpt/memory.h"
 #include "client/gpt/parallel.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

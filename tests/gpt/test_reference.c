@@ -4,7 +4,7 @@
 #include "client/gpt/matmul.h"
 #include "client/gpt/model.h"
 #include "client/gpt/run.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

@@ -3,7 +3,7 @@
  * against finite differences of the formulas, and of the order of its choices. The tolerances are
  * those of test_layers.c. */
 #include "client/gpt/router.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"
 

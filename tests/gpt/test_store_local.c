@@ -4,7 +4,7 @@
 #include "client/gpt/model.h"
 #include "tests/lib/adamw.h"
 #include "client/gpt/store.h"
-#include "kernels/kernels.h"
+#include "kernels/math/kernels.h"
 #include "offload/clip.h"
 #include "tests/gpt/support.h"
 #include "tests/lib/suite.h"

@@ -8,7 +8,7 @@
 #include "tests/lib/engine_proc.h"
 
 #include "kernels/cuda/driver.h"
-#include "kernels/undo.h"
+#include "kernels/math/undo.h"
 
 #include <getopt.h>
 #include <stdio.h>

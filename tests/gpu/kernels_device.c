@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/kernels_device.h"
 
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/accumulate.h: sums into an fp32 gradient. */
+/* Tests of kernels/math/accumulate.h: sums into an fp32 gradient. */
 #include "tests/kernels/contributions.h"
 
 #include "proto/table.h"

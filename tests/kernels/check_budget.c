@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/budget: how long threads pause for copies. */
-#include "kernels/bandwidth_share.h"
-#include "kernels/thread_pool.h"
+#include "kernels/engine/bandwidth_share.h"
+#include "kernels/engine/thread_pool.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -2,7 +2,7 @@
 /* Tests of the row "cuda" of the device table, in this process, with tests/lib/fakecuda. If any
  * call of the driver fails, there is an error message, nothing leaks, and the next attempt works.
  * Also tests the registration of host memory, and exhausted memory. */
-#include "kernels/cpus.h"
+#include "kernels/engine/cpus.h"
 #include "kernels/cuda/device.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"

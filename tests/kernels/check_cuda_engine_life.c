@@ -4,7 +4,7 @@
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/fake_gpu.h"
 
-#include "kernels/undo.h"
+#include "kernels/math/undo.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -3,8 +3,8 @@
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/fake_gpu.h"
 
-#include "kernels/accumulate.h"
-#include "kernels/undo.h"
+#include "kernels/math/accumulate.h"
+#include "kernels/math/undo.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

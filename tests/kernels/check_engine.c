@@ -3,8 +3,8 @@
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/adamw.h"
 
-#include "kernels/kernels.h"
-#include "kernels/undo.h"
+#include "kernels/math/kernels.h"
+#include "kernels/math/undo.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

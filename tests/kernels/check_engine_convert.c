@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the engine process's CONVERT of moments: ranges, pieces and places. The bits are those
- * of kernels/moments.h, which has its own tests. */
+ * of kernels/math/moments.h, which has its own tests. */
 #include "tests/lib/engine_rig.h"
 
-#include "kernels/moments.h"
+#include "kernels/math/moments.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

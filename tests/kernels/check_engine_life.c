@@ -3,7 +3,7 @@
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/tiny_job.h"
 
-#include "kernels/undo.h"
+#include "kernels/math/undo.h"
 #include "proto/sched_slice.h"
 #include "tests/lib/suite.h"
 

@@ -4,7 +4,7 @@
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/tiny_job.h"
 
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -3,7 +3,7 @@
 #include "tests/lib/engine_rig.h"
 #include "tests/lib/adamw.h"
 
-#include "kernels/kernels.h"
+#include "kernels/math/kernels.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

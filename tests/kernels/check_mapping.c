@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/mapping on a device that fails, of kernels/cpus on other machines' topologies,
- * and of the checks in kernels/device. */
+/* Tests of kernels/engine/mapping on a device that fails, of kernels/engine/cpus on other machines' topologies,
+ * and of the checks in kernels/engine/device. */
 #include "kernels/host/host.h"
-#include "kernels/mapping.h"
+#include "kernels/engine/mapping.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/suite.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the formats of moments, and of the random numbers for their rounding. */
-#include "kernels/moments.h"
+#include "kernels/math/moments.h"
 #include "tests/kernels/update_rows.h"
 
 #define N 64

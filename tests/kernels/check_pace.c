@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of kernels/pace, the simulated time of work, with the test's own clock. */
-#include "kernels/rate_limit.h"
+#include "kernels/engine/rate_limit.h"
 
 #include "tests/lib/suite.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the commands of a paced accelerator's engine process, which is driven over its socket as
  * by the daemon. Its memory is memfds, which the test can read. */
-#include "kernels/rate_limit.h"
+#include "kernels/engine/rate_limit.h"
 #include "proto/traffic.h"
 #include "tests/lib/device_cases.h"
 #include "tests/lib/engine_rig.h"

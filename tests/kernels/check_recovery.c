@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/recovery: undo slots that a dead engine left in use. */
-#include "kernels/recovery.h"
+/* Tests of kernels/engine/recovery: undo slots that a dead engine left in use. */
+#include "kernels/engine/recovery.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"
 

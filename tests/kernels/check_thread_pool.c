@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/thread_pool: threads that execute pieces of tasks. */
-#include "kernels/thread_pool.h"
+/* Tests of kernels/engine/thread_pool: threads that execute pieces of tasks. */
+#include "kernels/engine/thread_pool.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/update_undo.h"
+#include "kernels/math/update_undo.h"
 #include "proto/grad_limit.h"
 #include "tests/kernels/update_rows.h"
 

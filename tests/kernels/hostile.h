@@ -5,7 +5,7 @@
 #ifndef CST_TESTS_HOSTILE_H
 #define CST_TESTS_HOSTILE_H
 
-#include "kernels/kernels.h"
+#include "kernels/math/kernels.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -4,7 +4,7 @@
 #ifndef CST_TESTS_TILE_JOB_H
 #define CST_TESTS_TILE_JOB_H
 
-#include "kernels/tile.h"
+#include "kernels/math/tile.h"
 #include "tests/kernels/hostile.h"
 
 #define N_SPANS 5

@@ -11,7 +11,7 @@
  * must be the number of the operation. WHAT: nothing; fp32, bf16, mx8 (AdamW with such moments);
  * fused (fp32, the update sums two contributions); reduce (of two); twice (reduce, then an update:
  * the gradient is written to memory and read again). */
-#include "kernels/tile.h"
+#include "kernels/math/tile.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef CST_TESTS_UPDATE_ROWS_H
 #define CST_TESTS_UPDATE_ROWS_H
 
-#include "kernels/moments.h"
+#include "kernels/math/moments.h"
 #include "proto/table.h"
 #include "tests/kernels/update_truth.h"
 

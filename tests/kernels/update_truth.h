@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of kernels/update.h a second time, as the tests' reference. Each formula is written in
- * plain C, and formats of moments in double precision by their definition (kernels/mx8.h). It
+/* The update of kernels/math/update.h a second time, as the tests' reference. Each formula is written in
+ * plain C, and formats of moments in double precision by their definition (kernels/math/mx8.h). It
  * shares only the random number generator with the kernels, which has test vectors of its own. */
 #ifndef CST_TESTS_UPDATE_TRUTH_H
 #define CST_TESTS_UPDATE_TRUTH_H
 
-#include "kernels/philox.h"
+#include "kernels/math/philox.h"
 #include "tests/kernels/hostile.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
 #ifndef CST_TESTS_ADAMW_H
 #define CST_TESTS_ADAMW_H
 
-#include "kernels/update.h"
+#include "kernels/math/update.h"
 
 /* Update @n elements in place with the kernels of @table. One of @grad and @grad_f32 is NULL. */
 static inline void adamw_update(const struct cst_update_table *table,

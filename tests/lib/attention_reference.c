@@ -2,7 +2,7 @@
 #include "tests/lib/attention_reference.h"
 
 #include "client/gpt/rng.h"
-#include "kernels/cast.h"
+#include "kernels/math/cast.h"
 
 #include <math.h>
 #include <stdio.h>

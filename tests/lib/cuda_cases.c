@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/cuda_rows.h"
 
-#include "kernels/accumulate.h"
-#include "kernels/cast.h"
-#include "kernels/norm.h"
-#include "kernels/reduce.h"
+#include "kernels/math/accumulate.h"
+#include "kernels/math/cast.h"
+#include "kernels/math/norm.h"
+#include "kernels/math/reduce.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef CST_TESTS_CUDA_CASES_H
 #define CST_TESTS_CUDA_CASES_H
 
-#include "kernels/update.h"
+#include "kernels/math/update.h"
 #include "kernels/cuda/args.h"
 
 #include <stdbool.h>

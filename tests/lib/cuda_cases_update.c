@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of updates: every optimizer, format, rounding and type of gradient, compared with
- * kernels/update_ref.c. */
+ * kernels/math/update_ref.c. */
 #include "tests/lib/cuda_rows.h"
 
-#include "kernels/cast.h"
-#include "kernels/moments.h"
+#include "kernels/math/cast.h"
+#include "kernels/math/moments.h"
 #include "proto/table.h"
 
 #include <stdio.h>

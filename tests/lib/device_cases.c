@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/device_cases.h"
 
-#include "kernels/cast.h"
-#include "kernels/reduce.h"
-#include "kernels/undo.h"
+#include "kernels/math/cast.h"
+#include "kernels/math/reduce.h"
+#include "kernels/math/undo.h"
 #include "tests/lib/engine_rig.h"
 
 #include <inttypes.h>

@@ -20,7 +20,7 @@
  *                    the kernel does when a control group has no memory left
  *   STUB_UNREACHABLE GPUs cannot map each other's memory
  *   STUB_DELAY_US    largest random delay of commands on their way to the engine */
-#include "kernels/engine.h"
+#include "kernels/engine/engine.h"
 #include "kernels/host/host.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"

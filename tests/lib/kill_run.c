@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/kill_run.h"
 
-#include "kernels/undo.h"
+#include "kernels/math/undo.h"
 
 #include <check.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include "tests/lib/mix_model.h"
 #include "tests/lib/adamw.h"
 
-#include "kernels/kernels.h"
+#include "kernels/math/kernels.h"
 #include "offload/clip.h"
 
 #include <check.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/tiny_job.h"
 
-#include "kernels/cast.h"
-#include "kernels/moments.h"
-#include "kernels/undo.h"
+#include "kernels/math/cast.h"
+#include "kernels/math/moments.h"
+#include "kernels/math/undo.h"
 
 #include <stdio.h>
 #include <stdlib.h>

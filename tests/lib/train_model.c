@@ -2,7 +2,7 @@
 #include "tests/lib/train_model.h"
 #include "tests/lib/adamw.h"
 
-#include "kernels/kernels.h"
+#include "kernels/math/kernels.h"
 #include "offload/clip.h"
 #include "proto/grad_limit.h"
 

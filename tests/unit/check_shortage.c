@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of libcistern and of an engine while the kernel has no memory for a message: the message is
  * sent later, and nobody spins meanwhile. */
-#include "kernels/engine.h"
+#include "kernels/engine/engine.h"
 #include "kernels/host/host.h"
-#include "kernels/undo.h"
+#include "kernels/math/undo.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
 #include "tests/lib/engine_proc.h"

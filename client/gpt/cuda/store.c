@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/cuda/store.h"
 
-#include "kernels/cast.h"
-#include "kernels/update.h"
+#include "kernels/math/cast.h"
+#include "kernels/math/update.h"
 #include "offload/clip.h"
 #include "offload/layout.h"
 #include "proto/table.h"

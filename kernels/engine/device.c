@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/engine/device.h"
+
+#include <inttypes.h>
+
+int cste_device_open(struct cste_device *device, const struct cste_device_ops *ops,
+                     const struct cste_device_spec *spec, struct cst_err *err)
+{
+    *device = (struct cste_device){.ops = ops};
+    return ops->open(&device->state, spec, &device->about, err);
+}
+
+void cste_device_close(struct cste_device *device)
+{
+    device->ops->close(device->state);
+}
+
+/* Check that [addr.offset, addr.offset + @bytes) lies in mapped memory and begins at a multiple of
+ * @align. */
+static int check(struct cste_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
+{
+    const struct cste_mem *mem = addr.mem;
+
+    if (mem->base == NULL && mem->device == 0) {
+        return cst_err_set(err, CST_EINVAL, "memory that is not mapped");
+    }
+    if (addr.offset > mem->bytes || bytes > mem->bytes - addr.offset) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%" PRIu64 " bytes at %" PRIu64 " of memory of %" PRIu64, bytes,
+                           addr.offset, mem->bytes);
+    }
+    if (addr.offset % align != 0) {
+        return cst_err_set(err, CST_EINVAL, "offset %" PRIu64 " is no multiple of %" PRIu64,
+                           addr.offset, align);
+    }
+    return CST_OK;
+}
+
+/* Make the checks of check(), and check that @addr is host memory. */
+static int check_host(struct cste_addr addr, uint64_t bytes, uint64_t align, struct cst_err *err)
+{
+    int rc = check(addr, bytes, align, err);
+
+    if (rc == CST_OK && addr.mem->base == NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "memory of a device, where host memory is required");
+    }
+    return rc;
+}
+
+int cste_device_map(struct cste_device *device, int fd, int node, struct cste_mem *mem,
+                    struct cst_err *note, struct cst_err *err)
+{
+    note->status = CST_OK;
+    return device->ops->map(device->state, fd, node, mem, note, err);
+}
+
+int cste_device_import(struct cste_device *device, unsigned thread, int *fd, struct cste_mem *mem,
+                       struct cst_err *err)
+{
+    uint64_t granularity = device->about.granularity;
+
+    if (granularity > 0 && (mem->bytes == 0 || mem->bytes % granularity != 0)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "%" PRIu64 " bytes of the device's memory, which is allocated in multiples of %" PRIu64,
+            mem->bytes, granularity);
+    }
+    return device->ops->import(device->state, thread, fd, mem, err);
+}
+
+void cste_device_unmap(struct cste_device *device, struct cste_mem *mem)
+{
+    if (mem->base != NULL || mem->device != 0) {
+        device->ops->unmap(device->state, mem);
+        mem->base = NULL;
+        mem->device = 0;
+        mem->locked = false;
+    }
+}
+
+int cste_device_populate(struct cste_device *device, int fd, const struct cste_mem *mem,
+                         uint64_t offset, uint64_t bytes, struct cst_err *err)
+{
+    int rc = check_host((struct cste_addr){.mem = mem, .offset = offset}, bytes, 1, err);
+
+    return rc != CST_OK ? rc
+                        : device->ops->populate(device->state, fd, mem->base, offset, bytes, err);
+}
+
+int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cst_err *err)
+{
+    int rc = check_host((struct cste_addr){.mem = mem}, mem->bytes, 1, err);
+
+    if (rc == CST_OK) {
+        rc = device->ops->lock(device->state, mem, err);
+    }
+    if (rc == CST_OK) {
+        mem->locked = true;
+    }
+    return rc;
+}
+
+enum cste_device_lane cste_device_lane(const struct cste_mem *dst, const struct cste_mem *src)
+{
+    return src->device != 0 && dst->device == 0 ? CSTE_LANE_DOWN : CSTE_LANE_UP;
+}
+
+int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_addr dst,
+                     struct cste_addr src, uint64_t bytes, struct cst_err *err)
+{
+    int rc = check(dst, bytes, 1, err);
+
+    if (rc == CST_OK) {
+        rc = check(src, bytes, 1, err);
+    }
+    return rc != CST_OK ? rc : device->ops->copy(device->state, thread, dst, src, bytes, err);
+}
+
+int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
+                     uint64_t bytes, struct cst_err *err)
+{
+    int rc = check(dst, bytes, 1, err);
+
+    return rc != CST_OK ? rc : device->ops->fill(device->state, thread, dst, bytes, err);
+}
+
+/* -- CONVERT -------------------------------------------------------------------------------- */
+
+static int check_values(struct cste_addr addr, uint64_t n_elems, uint64_t size, struct cst_err *err)
+{
+    return check_host(addr, n_elems * size, size, err);
+}
+
+/* Check the whole moments row at @addr. */
+static int check_moments(struct cste_addr addr, const struct cste_device_convert *c,
+                         struct cst_err *err)
+{
+    uint64_t align = c->moments == CST_MOMENTS_MX8 ? 1 : cst_table_moment_bytes(c->moments, 1);
+
+    if (c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
+        (c->moments == CST_MOMENTS_MX8 && c->row_elems % CST_MX8_BLOCK != 0)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "elements %" PRIu64 " and %" PRIu64
+                           " following of a moments row of %" PRIu64,
+                           c->first, c->n_elems, c->row_elems);
+    }
+    return check_host(addr, cst_table_moment_bytes(c->moments, c->row_elems), align, err);
+}
+
+static int check_states(const struct cste_device_convert *c, struct cst_err *err)
+{
+    int rc = check_values(c->src, c->n_elems, sizeof(float), err);
+
+    if (rc == CST_OK) {
+        rc = check_values(c->dst[0], c->n_elems, sizeof(float), err);
+    }
+    if (rc == CST_OK) {
+        rc = check_values(c->dst[1], c->n_elems, sizeof(uint16_t), err);
+    }
+    for (uint32_t i = 2; i < c->n_dst && rc == CST_OK; i++) {
+        rc = check_moments(c->dst[i], c, err);
+    }
+    return rc;
+}
+
+static int check_convert(const struct cste_device_convert *c, struct cst_err *err)
+{
+    bool states = c->what == CSTE_CONVERT_STATES, encode = c->what == CSTE_CONVERT_ENCODE;
+    int rc;
+
+    /* With these limits, sizes in bytes do not overflow. */
+    if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
+        c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 3 : 1) ||
+        c->n_dst > (states ? CSTE_CONVERT_MAX_DST : 1)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "CONVERT of %" PRIu64 " elements, moments' format %u, to %u rows",
+                           c->n_elems, (unsigned)c->moments, c->n_dst);
+    }
+    if (states) {
+        return check_states(c, err);
+    }
+    if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
+        c->row != CST_ROW_EXP_AVG_SQ) {
+        return cst_err_set(err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
+                           (unsigned)c->row);
+    }
+    if (c->what == CSTE_CONVERT_WEIGHT) {
+        rc = check_values(c->src, c->n_elems, sizeof(float), err);
+        return rc != CST_OK
+                   ? rc
+                   : check(c->dst[0], c->n_elems * sizeof(uint16_t), sizeof(uint16_t), err);
+    }
+    rc = check_values(encode ? c->src : c->dst[0], c->n_elems, sizeof(float), err);
+    return rc != CST_OK ? rc : check_moments(encode ? c->dst[0] : c->src, c, err);
+}
+
+int cste_device_convert(struct cste_device *device, unsigned thread,
+                        const struct cste_device_convert *convert, struct cst_err *err)
+{
+    int rc = check_convert(convert, err);
+
+    return rc != CST_OK ? rc : device->ops->convert(device->state, thread, convert, err);
+}
+
+/* -- REDUCE, UPDATE ------------------------------------------------------------------------- */
+
+static void *pointer(struct cste_addr at)
+{
+    return at.mem != NULL && at.mem->base != NULL ? cste_addr_host(at) : NULL;
+}
+
+void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,
+                      const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems)
+{
+    bool wide = header->grad_bytes == sizeof(float);
+
+    *out = (struct cst_rows){.weight = pointer(rows[CST_ROW_WEIGHT]),
+                             .grad = wide ? NULL : pointer(rows[CST_ROW_GRAD]),
+                             .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL,
+                             .master = pointer(rows[CST_ROW_MASTER])};
+    for (int i = 0; i < 2; i++) {
+        uint8_t *values = pointer(rows[CST_ROW_EXP_AVG + i]);
+
+        out->moments[i].values = values;
+        if (values != NULL && header->moments == CST_MOMENTS_MX8) {
+            out->moments[i].exponents = values + n_elems;
+        }
+    }
+}
+
+int cste_device_reduce(struct cste_device *device, unsigned thread,
+                       const struct cst_tile_work *work, uint32_t n_src,
+                       const struct cste_addr *src, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
+{
+    const struct cst_rows *r = &work->rows;
+
+    *done = (struct cst_tile_done){0};
+    if (n_src > CST_TILE_MAX_SRC || !cst_table_is_mark(work->mark) ||
+        (r->grad == NULL) == (r->grad_f32 == NULL) || (work->accumulate && r->grad_f32 == NULL)) {
+        return cst_err_set(err, CST_EINVAL, "reduce of %u sources, mark %" PRIu64, n_src,
+                           work->mark);
+    }
+    return device->ops->reduce(device->state, thread, work, n_src, src, first, count, undo, done,
+                               err);
+}
+
+/* Check that exactly the rows in @rows have a place in @at, and that each lies within its
+ * memory. */
+static int check_rows(const struct cste_device_update *update, const struct cste_addr *at,
+                      unsigned rows, struct cst_err *err)
+{
+    const struct cst_table_header *header = update->work->table;
+    int rc = CST_OK;
+
+    for (int row = 0; row < CST_ROW_COUNT && rc == CST_OK; row++) {
+        if ((at[row].mem != NULL) != ((rows >> row & 1) != 0)) {
+            return cst_err_set(err, CST_EINVAL, "UPDATE %s row %d",
+                               at[row].mem != NULL ? "of a" : "without", row);
+        }
+        if (at[row].mem != NULL) {
+            rc = check(at[row], cst_table_row_bytes(header, row, update->row_elems),
+                       cst_table_row_align(header, row), err);
+        }
+    }
+    return rc;
+}
+
+int cste_device_update(struct cste_device *device, unsigned thread,
+                       const struct cste_device_update *update, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
+{
+    const struct cst_table_header *header = update->work->table;
+    unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG;
+    int rc;
+
+    *done = (struct cst_tile_done){0};
+    if (!cst_table_is_mark(update->work->mark) || update->n_src > CST_TILE_MAX_SRC ||
+        update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
+        (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0)) {
+        return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,
+                           update->work->mark);
+    }
+    states |=
+        cst_table_has_second((enum cst_optimizer)header->optimizer) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
+    rc =
+        check_rows(update, update->in, states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0), err);
+    if (rc == CST_OK) {
+        rc = check_rows(update, update->out, states | 1u << CST_ROW_WEIGHT, err);
+    }
+    for (uint32_t i = 0; i < update->n_src && rc == CST_OK; i++) {
+        rc = check(update->src[i], update->row_elems * sizeof(uint16_t), sizeof(uint16_t), err);
+    }
+    return rc != CST_OK
+               ? rc
+               : device->ops->update(device->state, thread, update, first, count, undo, done, err);
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The operations of an engine's device: one table of twelve functions, all of them required. The
+ * table is called through the functions below, which check bounds and alignment first. There is one
+ * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
+ * kind. The code above this interface does not know which device it drives. This module does not
+ * decide which thread runs what and when: each call returns when its work is done.
+ *
+ * A device works on host memory, which is mapped from a memfd. A device may also have memory of its
+ * own, which only the device's copies, fills, sums, updates and weight conversions reach. */
+#ifndef CST_DEVICE_H
+#define CST_DEVICE_H
+
+#include "kernels/engine/cpus.h"
+#include "kernels/engine/rate_limit.h"
+#include "kernels/math/tile.h"
+#include "cistern/status.h"
+
+struct cste_device;
+
+/* The memory of a segment as a device sees it. */
+struct cste_mem {
+    /* Host memory: its page-aligned address. NULL: the segment is no host memory, or is not
+     * mapped. */
+    void *base;
+    /* Memory of a device: its address on the device. 0: the segment is no device memory, or is not
+     * mapped. */
+    uint64_t device;
+    uint64_t bytes; /* Length in bytes. */
+    bool locked;    /* Host memory: cste_device_lock has succeeded. */
+};
+
+/* An address in the memory of a segment. Bounds must be checked before the address is used. */
+struct cste_addr {
+    const struct cste_mem *mem; /* The memory; borrowed. NULL where a row is not needed. */
+    uint64_t offset;            /* Bytes from the start of the memory. */
+};
+
+/* Kinds of conversions of CONVERT. */
+enum cste_device_conversion {
+    CSTE_CONVERT_STATES, /* fp32 values to master weights, bf16 weights, and zeroed moments */
+    CSTE_CONVERT_WEIGHT, /* fp32 values to bf16 */
+    CSTE_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
+    CSTE_CONVERT_DECODE, /* elements of a moments row to fp32 values */
+};
+
+#define CSTE_CONVERT_MAX_DST 4
+
+/* A CONVERT command or a part of one. All memory is host memory, except that the destination of
+ * CSTE_CONVERT_WEIGHT may be device memory. The addresses of values, master weights and weights are
+ * those of the first converted element. The address of a moments row is the start of the whole row,
+ * of which elements [first, first + n_elems) are converted. */
+struct cste_device_convert {
+    enum cste_device_conversion what;
+    /* fp32 values. CSTE_CONVERT_DECODE: the moments row. */
+    struct cste_addr src;
+    /* Destinations. STATES: master, weight, and one or two moments rows. WEIGHT: bf16 weights.
+     * ENCODE: the moments row. DECODE: fp32 values. */
+    struct cste_addr dst[CSTE_CONVERT_MAX_DST];
+    /* Number of destinations: 3 or 4 for STATES, otherwise 1. */
+    uint32_t n_dst;
+    uint64_t n_elems;         /* Number of elements to convert. */
+    enum cst_moments moments; /* Format of the moments rows. */
+    /* ENCODE and DECODE: which moments row is converted. */
+    enum cst_row row;
+    /* First converted element, and number of elements of the whole moments row. With MX8 both ends
+     * of the range may lie within a block. */
+    uint64_t first, row_elems;
+};
+
+/* An UPDATE command: where each row begins, in host or device memory. A row that is not needed has
+ * no memory (mem is NULL). */
+struct cste_device_update {
+    const struct cst_tile_work *work; /* The chunk. The device supplies kernels and rows itself. */
+    /* Hyper-parameters before the scales of a span are applied. */
+    const struct cst_tile_hyper *hyper;
+    uint64_t row_elems; /* Number of elements of each row. */
+    /* Rows that are read: GRAD (only if n_src is 0), MASTER, EXP_AVG, EXP_AVG_SQ. */
+    struct cste_addr in[CST_ROW_COUNT];
+    /* Rows that are written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ. */
+    struct cste_addr out[CST_ROW_COUNT];
+    /* Contributions that are summed in the pass of the update; borrowed. */
+    const struct cste_addr *src;
+    uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
+    /* Leave the states of a tile unchanged if its gradients exceed proto/grad_limit.h. */
+    bool guard;
+};
+
+/* Returns the address of @addr, which is host memory. */
+static inline void *cste_addr_host(struct cste_addr addr)
+{
+    return (char *)addr.mem->base + addr.offset;
+}
+
+/* Returns @addr moved forward by @bytes. */
+static inline struct cste_addr cste_addr_ahead(struct cste_addr addr, uint64_t bytes)
+{
+    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + bytes};
+}
+
+/* Returns whether the states are updated in place. An update in place stores marks and uses undo
+ * slots. */
+static inline bool cste_device_is_in_place(const struct cste_device_update *update)
+{
+    return update->in[CST_ROW_MASTER].mem == update->out[CST_ROW_MASTER].mem &&
+           update->in[CST_ROW_MASTER].offset == update->out[CST_ROW_MASTER].offset;
+}
+
+/* Arguments for opening a device. Calling threads are numbered: the compute team first, then the
+ * lanes. */
+struct cste_device_spec {
+    /* Processors of the engine; borrowed for the life of the device. */
+    const struct cste_cpus *cpus;
+    /* Which device to open, for example the UUID of a GPU. NULL: there is only one. */
+    const char *id;
+    unsigned n_team; /* Threads [0, n_team) may call all operations. */
+    /* Threads [n_team, n_threads) may call all operations except reduce and update. */
+    unsigned n_threads;
+    struct cste_rate_limit_spec pace; /* Rates that the device keeps. */
+};
+
+/* Description of an open device, for reports to people. Constant while the device is open. */
+struct cste_device_about {
+    const char *isa;  /* Instruction set of the kernels, such as "avx512" or "sm_90". */
+    const char *name; /* Name of the device, such as "NVIDIA H200". NULL: the host. */
+    uint64_t bytes;   /* Size of the device's own memory in bytes. */
+    /* Allocations of device memory are multiples of this many bytes. 0: there is no device
+     * memory. */
+    uint64_t granularity;
+    uint32_t driver; /* Driver version, such as 12040 for 12.4. 0: there is no driver. */
+};
+
+/* Kinds of traffic that a device can carry at the same time. Each kind has a thread pool of lanes
+ * (threads that copy). */
+enum cste_device_lane {
+    CSTE_LANE_UP,   /* copies to the device or within one side, and fills */
+    CSTE_LANE_DOWN, /* copies from the device to the host */
+    CSTE_LANE_MAP,  /* mapping and unmapping of segments */
+    CSTE_LANES,
+};
+
+/* The table of a device. Each function has the contract of the wrapper below that has its name. The
+ * wrapper has checked the arguments. @state was set by open. */
+struct cste_device_ops {
+    const char *name; /* Name of the kind of device, such as "host". */
+    /* All lanes form one thread pool, instead of one thread pool for each kind of traffic. */
+    bool one_pool;
+    bool always_locks; /* Host memory is always locked, whether the daemon asks for it or not. */
+    unsigned max_team; /* Largest number of threads of the compute team. */
+    /* Largest number of threads in a thread pool of lanes if the engine chooses the number. */
+    unsigned max_lanes;
+    uint64_t piece_bytes; /* Bytes of a copy that a thread does at a time. */
+    uint64_t max_tiles;   /* Tiles of a chunk that a thread does at a time, at most. */
+    int (*open)(void **state, const struct cste_device_spec *spec, struct cste_device_about *about,
+                struct cst_err *err);
+    void (*close)(void *state);
+    int (*map)(void *state, int fd, int node, struct cste_mem *mem, struct cst_err *note,
+               struct cst_err *err);
+    int (*import)(void *state, unsigned thread, int *fd, struct cste_mem *mem, struct cst_err *err);
+    void (*unmap)(void *state, struct cste_mem *mem);
+    int (*populate)(void *state, int fd, void *base, uint64_t offset, uint64_t bytes,
+                    struct cst_err *err);
+    int (*lock)(void *state, const struct cste_mem *mem, struct cst_err *err);
+    int (*copy)(void *state, unsigned thread, struct cste_addr dst, struct cste_addr src,
+                uint64_t bytes, struct cst_err *err);
+    int (*fill)(void *state, unsigned thread, struct cste_addr dst, uint64_t bytes,
+                struct cst_err *err);
+    int (*convert)(void *state, unsigned thread, const struct cste_device_convert *convert,
+                   struct cst_err *err);
+    int (*reduce)(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,
+                  const struct cste_addr *src, uint64_t first, uint64_t count,
+                  struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
+    int (*update)(void *state, unsigned thread, const struct cste_device_update *update,
+                  uint64_t first, uint64_t count, struct cst_undo_slot *undo,
+                  struct cst_tile_done *done, struct cst_err *err);
+};
+
+/* An open device. */
+struct cste_device {
+    const struct cste_device_ops *ops; /* Table of the device. */
+    void *state;                       /* State of the table's functions. */
+    struct cste_device_about about;    /* Description that open returned. */
+};
+
+/* Open a device with table @ops. CST_EUNSUPPORTED: this machine does not support the device;
+ * CST_ENOTFOUND: there is no device spec->id; CST_ENOMEM; CST_EGPU: see below. */
+int cste_device_open(struct cste_device *device, const struct cste_device_ops *ops,
+                     const struct cste_device_spec *spec, struct cst_err *err);
+
+/* Close the device. No call may be under way and nothing may be mapped. */
+void cste_device_close(struct cste_device *device);
+
+/* Rules for all functions below. Any thread may call them, several at a time, unless a function
+ * says otherwise. @thread is the number of the caller; no two callers share a number. In addition
+ * to the statuses of each function:
+ * - CST_EGPU: the device has failed. No operation that the device was doing can be relied on, and
+ *   only a new process can go on.
+ * - CST_EUNSUPPORTED: this device does not support the operation. */
+
+/* Map mem->bytes of the memfd @fd, which cste_segments_check_fd has checked. @node: NUMA node to
+ * which the memory is bound before its first touch; -1: any node. If binding fails, the call
+ * succeeds and @note describes the failure; otherwise note->status is 0. CST_ENOMEM: no address
+ * space is left. */
+int cste_device_map(struct cste_device *device, int fd, int node, struct cste_mem *mem,
+                    struct cst_err *note, struct cst_err *err);
+
+/* Map mem->bytes of device memory at an address that stays fixed until unmap. *fd is the handle of
+ * the memory and stays the caller's. If *fd is -1, the call creates zeroed memory on this device
+ * and sets *fd to a new handle, owned by the caller; the memory exists as long as a handle is open
+ * or a mapping exists. May take long. CST_ENOMEM: the device has too little memory; the message
+ * gives the numbers. CST_EINVAL: the size is not a multiple of the granularity, or *fd is not a
+ * handle. */
+int cste_device_import(struct cste_device *device, unsigned thread, int *fd, struct cste_mem *mem,
+                       struct cst_err *err);
+
+/* Undo cste_device_map (and cste_device_lock) or cste_device_import. Memory that is not mapped is
+ * left alone. Nobody uses @mem any more. */
+void cste_device_unmap(struct cste_device *device, struct cste_mem *mem);
+
+/* Allocate and touch the pages of [@offset, @offset + @bytes) of @mem, which is host memory mapped
+ * from @fd. The content is kept. A device that leaves populating to the host's engines does
+ * nothing. CST_ENOMEM: the machine has too little memory; the message gives the numbers.
+ * CST_EINVAL: bounds. */
+int cste_device_populate(struct cste_device *device, int fd, const struct cste_mem *mem,
+                         uint64_t offset, uint64_t bytes, struct cst_err *err);
+
+/* Keep the pages of @mem, which is host memory, from being swapped out. A device may need locked
+ * memory to copy at full speed. Either all of @mem is locked or none of it. CST_EDENIED,
+ * CST_ENOMEM: locking is not permitted or exceeds a limit; the memory can be used unlocked. */
+int cste_device_lock(struct cste_device *device, struct cste_mem *mem, struct cst_err *err);
+
+/* Returns the lane for a copy from @src to @dst. */
+enum cste_device_lane cste_device_lane(const struct cste_mem *dst, const struct cste_mem *src);
+
+/* Copy @bytes from @src to @dst. The two must not overlap. CST_EINVAL: bounds. */
+int cste_device_copy(struct cste_device *device, unsigned thread, struct cste_addr dst,
+                     struct cste_addr src, uint64_t bytes, struct cst_err *err);
+
+/* Fill @bytes at @dst with zeros. CST_EINVAL: bounds. */
+int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_addr dst,
+                     uint64_t bytes, struct cst_err *err);
+
+/* Run a CONVERT. What is written must not overlap what is read. CST_EINVAL: bounds, alignment, an
+ * unknown format, or memory that is not host memory (allowed only for the destination of
+ * WEIGHT). */
+int cste_device_convert(struct cste_device *device, unsigned thread,
+                        const struct cste_device_convert *convert, struct cst_err *err);
+
+/* Fill @out with the host addresses of @rows, which have @n_elems elements in the formats that
+ * @header names. The address is NULL if a row has no memory or is not in host memory. */
+void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,
+                      const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems);
+
+/* Sum the gradients of tiles [@first, @first + @count) of a checked chunk (kernels/engine/chunk.h) whose
+ * grad row is host memory, as cst_tile_reduce_range does. Each of @src is the start of a source row
+ * in host or device memory. @undo is the slot of the calling thread. The device chooses its kernels
+ * and ignores work->kernels. *done receives what was done, also on failure; tiles that were not
+ * done do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, an invalid mark, a
+ * missing row, or an addition to a bf16 row. */
+int cste_device_reduce(struct cste_device *device, unsigned thread,
+                       const struct cst_tile_work *work, uint32_t n_src,
+                       const struct cste_addr *src, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
+
+/* Update tiles [@first, @first + @count) of a chunk, as cst_tile_update_range does. In place, tiles
+ * that were not done carry no mark. Out of place there are no marks, and a repeated command does
+ * all tiles again. The other rules are those of cste_device_reduce. CST_EINVAL: too many sources,
+ * an invalid mark, bounds, alignment, a missing row, or memory in which this device does not
+ * update. */
+int cste_device_update(struct cste_device *device, unsigned thread,
+                       const struct cste_device_update *update, uint64_t first, uint64_t count,
+                       struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
+
+#endif

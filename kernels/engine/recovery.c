@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/engine/recovery.h"
+
+#include "kernels/engine/chunk.h"
+
+#include <inttypes.h>
+
+/* Returns the rows that restoring the slot needs. */
+static unsigned rows_of(const struct cst_undo_slot *slot)
+{
+    unsigned weight = slot->other_weight != 0 ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
+    unsigned states = CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(weight);
+
+    switch (slot->kind) {
+    case CST_UNDO_UPDATE:
+        return states | CSTE_CHUNK_ROW(CST_ROW_GRAD);
+    case CST_UNDO_FUSED:
+        return states;
+    default:
+        return CSTE_CHUNK_ROWS_REDUCE;
+    }
+}
+
+/* Returns the second weight row; NULL: there is none. */
+static uint16_t *other_weight(const struct cste_chunk *chunk)
+{
+    struct cste_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
+
+    return at.mem == NULL ? NULL : cste_addr_host(at);
+}
+
+/* Restore the tile of @slot. CST_ENOTFOUND: a segment is not added yet. Other failures mean that
+ * the slot is implausible. */
+static int restore(struct cst_undo_slot *slot, const struct cste_segments *segments,
+                   struct cst_err *err)
+{
+    struct cste_chunk chunk;
+    int rc = cste_chunk_find(segments, slot->table, slot->chunk, rows_of(slot), &chunk, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    /* A slot never names device memory; the table or the slot is wrong. */
+    if (chunk.on_device) {
+        return cst_err_set(err, CST_EINVAL, "chunk %u is memory of a device", slot->chunk);
+    }
+    chunk.work.kernels = cst_kernels_get(NULL);
+    if (slot->other_weight != 0) {
+        chunk.work.rows.weight = other_weight(&chunk);
+    }
+    if (cst_undo_restore(slot, &chunk.work, chunk.n_elems) != CST_OK) {
+        return cst_err_set(err, CST_EINVAL, "tile %" PRIu64 " cannot be right", slot->tile);
+    }
+    return CST_OK;
+}
+
+uint32_t cste_recovery_try(struct cste_recovery *recovery, const struct cste_segments *segments,
+                           void (*warn)(const struct cst_err *what))
+{
+    uint32_t n_left = 0;
+
+    for (uint32_t i = 0; i < recovery->n_slots; i++) {
+        struct cst_undo_slot *slot = &recovery->slots[i];
+        struct cst_err err;
+        int rc;
+
+        if (!cst_undo_holds(slot)) {
+            continue;
+        }
+        rc = restore(slot, segments, &err);
+        /* The segments may still be added. Recovery tries again then. */
+        if (rc == CST_ENOTFOUND) {
+            n_left++;
+        } else if (rc != CST_OK) {
+            (void)cst_err_prefix(&err, "undo slot %u is dropped", i);
+            warn(&err);
+            cst_undo_drop(slot);
+        }
+    }
+    return n_left;
+}
+
+void cste_recovery_forget(struct cste_recovery *recovery, void (*warn)(const struct cst_err *what))
+{
+    for (uint32_t i = 0; i < recovery->n_slots; i++) {
+        struct cst_undo_slot *slot = &recovery->slots[i];
+        struct cst_err err;
+
+        if (cst_undo_holds(slot)) {
+            (void)cst_err_set(&err, CST_ELOST,
+                              "undo slot %u is dropped: tile %" PRIu64
+                              " of table %u, whose segments are not mapped",
+                              i, slot->tile, slot->table);
+            warn(&err);
+            cst_undo_drop(slot);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/engine/work.h"
+
+#include "kernels/engine/work_kinds.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+static struct cste_work *work_of(struct cste_task *task)
+{
+    return (struct cste_work *)(void *)((char *)task - offsetof(struct cste_work, task));
+}
+
+const struct cste_work_kind *cste_work_kind(const struct cste_work *work)
+{
+    static const struct cste_work_kind none;
+    static const struct cste_work_kind *const kinds[] = {
+        [0] = &none,
+        [ENGINE__COMMAND_KIND__COPY] = &cste_work_copy,
+        [ENGINE__COMMAND_KIND__REDUCE] = &cste_work_reduce,
+        [ENGINE__COMMAND_KIND__NORM] = &cste_work_norm,
+        [ENGINE__COMMAND_KIND__UPDATE] = &cste_work_update,
+        [ENGINE__COMMAND_KIND__FILL] = &cste_work_fill,
+        [ENGINE__COMMAND_KIND__CONVERT] = &cste_work_convert,
+    };
+    unsigned kind = (unsigned)work->kind;
+
+    return kinds[kind < sizeof kinds / sizeof kinds[0] ? kind : 0];
+}
+
+int cste_work_open(struct cste_work **out, struct cste_work_context *context,
+                   const Engine__Command *command, struct cst_err *err)
+{
+    struct cste_work *work = calloc(1, sizeof *work + command->n_after * sizeof work->edges[0]);
+
+    if (work == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for command %" PRIu64, command->ticket);
+    }
+    work->ticket = (struct cst_ticket){.number = command->ticket, .edges = work->edges};
+    work->context = context;
+    work->status = cste_work_read(work, command);
+    *out = work;
+    return CST_OK;
+}
+
+void cste_work_close(struct cste_work *work)
+{
+    for (uint32_t i = 0; i < work->n_uses; i++) {
+        work->uses[i]->n_uses--;
+    }
+    free(work);
+}
+
+/* -- running: pool threads ------------------------------------------------------------------ */
+
+/* Record the failure of a piece. The first one becomes the result of the command. */
+static void fail(struct cste_work *work, int status, const struct cst_err *err)
+{
+    if (!atomic_exchange(&work->failed, true)) {
+        work->status = status;
+        work->err = *err;
+    }
+}
+
+static void do_piece(struct cste_work *work, uint64_t piece, unsigned thread)
+{
+    struct cst_err err;
+    int rc = cste_work_kind(work)->piece(work, piece, thread, &err);
+
+    if (rc != CST_OK) {
+        fail(work, rc, &err);
+    }
+}
+
+/* Returns whether data of @work goes between host memory and the device. */
+static bool uses_link(const struct cste_work *work)
+{
+    const struct cste_device_convert *c = &work->convert;
+
+    if (work->kind == ENGINE__COMMAND_KIND__COPY) {
+        return (work->dst.mem->device != 0) != (work->src.mem->device != 0);
+    }
+    if (work->kind == ENGINE__COMMAND_KIND__CONVERT) {
+        return (c->dst[0].mem->device != 0) != (c->src.mem->device != 0);
+    }
+    /* The grad row of a REDUCE is host memory. */
+    return work->kind == ENGINE__COMMAND_KIND__REDUCE;
+}
+
+/* Enter @work in the table of traffic: @n is 1 when it is queued and -1 when it is over. */
+static void tell_traffic(const struct cste_work *work, int32_t n)
+{
+    if (work->context->traffic != NULL && uses_link(work)) {
+        cst_traffic_add(work->context->traffic, n);
+    }
+}
+
+/* Returns the processor time of this thread. */
+static uint64_t thread_ns(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+/* Run one piece. A thread of the team pauses for copies before the piece and records its time. */
+static void run_piece(struct cste_task *task, uint64_t piece, unsigned thread)
+{
+    struct cste_work *work = work_of(task);
+    struct cste_bandwidth_share *budget = &work->context->budget;
+
+    if (atomic_load(&work->failed)) {
+        return;
+    }
+    if (cste_work_kind(work)->compute) {
+        uint64_t began, busy;
+
+        cste_bandwidth_share_hold(budget, thread);
+        began = cste_thread_pool_now();
+        busy = thread_ns();
+        do_piece(work, piece, thread);
+        busy = thread_ns() - busy;
+        cste_bandwidth_share_spend(budget, thread, began, cste_thread_pool_now(), busy);
+    } else {
+        do_piece(work, piece, thread);
+    }
+    (void)atomic_fetch_add(&work->context->progress, 1);
+}
+
+static void task_done(struct cste_task *task)
+{
+    struct cste_work *work = work_of(task);
+    const struct cste_work_kind *kind = cste_work_kind(work);
+
+    /* The chunk is marked only if all its tiles are done. */
+    if (kind->done != NULL && !atomic_load(&work->failed)) {
+        kind->done(work);
+    }
+    if (!kind->compute) {
+        cste_bandwidth_share_end(&work->context->budget);
+    }
+    tell_traffic(work, -1);
+    work->ended_ns = cste_thread_pool_now();
+    cste_mailbox_post(work->context->box, &work->mail);
+}
+
+/* -- preparing: loop thread ----------------------------------------------------------------- */
+
+int cste_work_prepare(struct cste_work *work)
+{
+    uint64_t pieces = 0;
+
+    if (work->status == CST_OK) {
+        work->status = cste_work_kind(work)->find(work, &pieces);
+    }
+    if (work->status == CST_OK) {
+        work->task = (struct cste_task){.piece = run_piece,
+                                        .done = task_done,
+                                        .n_pieces = pieces,
+                                        .class = work->class,
+                                        .newest_first = work->newest_first};
+    }
+    return work->status;
+}
+
+void cste_work_submit(struct cste_work *work, struct cste_thread_pool *pool)
+{
+    if (!cste_work_kind(work)->compute) {
+        cste_bandwidth_share_begin(&work->context->budget, cste_thread_pool_now());
+    }
+    tell_traffic(work, 1);
+    cste_thread_pool_submit(pool, &work->task);
+}
+
+bool cste_work_is_compute(const struct cste_work *work)
+{
+    return cste_work_kind(work)->compute;
+}
+
+enum cste_device_lane cste_work_lane(const struct cste_work *work)
+{
+    return work->kind == ENGINE__COMMAND_KIND__COPY ? cste_device_lane(work->dst.mem, work->src.mem)
+                                                    : CSTE_LANE_UP;
+}
+
+void cste_work_count(const struct cste_work *work)
+{
+    work->context->commands++;
+    if (work->status == CST_OK && work->task.n_pieces > 0 && cste_work_kind(work)->count != NULL) {
+        cste_work_kind(work)->count(work);
+    }
+}

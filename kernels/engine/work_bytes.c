@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/engine/work_kinds.h"
+
+#include <inttypes.h>
+
+/* Elements in a piece of CONVERT. Up to 14 bytes per element are written. The number is a multiple
+ * of CST_MX8_BLOCK. */
+#define PIECE_ELEMS (256u << 10)
+
+/* -- COPY, FILL ----------------------------------------------------------------------------- */
+
+static uint64_t byte_pieces(struct cste_work *work)
+{
+    return cste_work_cut(work, work->bytes, work->context->device->ops->piece_bytes);
+}
+
+static int find_copy(struct cste_work *work, uint64_t *pieces)
+{
+    int rc = cste_work_find(work, work->src_places[0], work->bytes, 1, "source", &work->src);
+
+    if (rc == CST_OK) {
+        rc = cste_work_find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst);
+    }
+    if (rc == CST_OK && cste_work_overlap(work->src, work->bytes, work->dst, work->bytes)) {
+        rc = cst_err_set(&work->err, CST_EINVAL, "source and destination of a COPY overlap");
+    }
+    *pieces = byte_pieces(work);
+    return rc;
+}
+
+static int copy_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+{
+    uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
+
+    return cste_device_copy(work->context->device, thread, cste_addr_ahead(work->dst, at),
+                            cste_addr_ahead(work->src, at), bytes, err);
+}
+
+static void count_copy(const struct cste_work *work)
+{
+    struct cste_work_context *context = work->context;
+    bool to = work->dst.mem->device != 0, from = work->src.mem->device != 0;
+
+    context->copy_bytes += work->bytes;
+    cste_work_was_busy(&context->copying, work);
+    if (to && !from) {
+        context->up_bytes += work->bytes;
+        cste_work_was_busy(&context->copying_up, work);
+    } else if (from && !to) {
+        context->down_bytes += work->bytes;
+        cste_work_was_busy(&context->copying_down, work);
+    }
+}
+
+static int find_fill(struct cste_work *work, uint64_t *pieces)
+{
+    *pieces = byte_pieces(work);
+    return cste_work_find(work, work->dst_places[0], work->bytes, 1, "destination", &work->dst);
+}
+
+static int fill_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+{
+    uint64_t at, bytes = cste_work_share(work, piece, work->bytes, &at);
+
+    return cste_device_fill(work->context->device, thread, cste_addr_ahead(work->dst, at), bytes,
+                            err);
+}
+
+/* -- CONVERT -------------------------------------------------------------------------------- */
+
+/* A source or destination of a CONVERT. */
+struct place {
+    const char *name; /* Name for messages. */
+    uint64_t bytes;   /* Size in bytes. */
+    uint64_t align;   /* Required alignment in bytes. */
+};
+
+static struct place values_place(const struct cste_device_convert *c, const char *name,
+                                 uint64_t size)
+{
+    return (struct place){.name = name, .bytes = c->n_elems * size, .align = size};
+}
+
+static struct place moments_place(const struct cste_device_convert *c, const char *name)
+{
+    uint64_t align = c->moments == CST_MOMENTS_MX8 ? 1 : cst_table_moment_bytes(c->moments, 1);
+
+    return (struct place){
+        .name = name, .bytes = cst_table_moment_bytes(c->moments, c->row_elems), .align = align};
+}
+
+static struct place src_place(const struct cste_device_convert *c)
+{
+    return c->what == CSTE_CONVERT_DECODE ? moments_place(c, "source")
+                                          : values_place(c, "source", sizeof(float));
+}
+
+static struct place dst_place(const struct cste_device_convert *c, uint32_t i)
+{
+    static const char *const names[CSTE_CONVERT_MAX_DST] = {"master", "weight", "exp_avg",
+                                                            "exp_avg_sq"};
+
+    switch (c->what) {
+    case CSTE_CONVERT_WEIGHT:
+        return values_place(c, "destination", sizeof(uint16_t));
+    case CSTE_CONVERT_ENCODE:
+        return moments_place(c, "destination");
+    case CSTE_CONVERT_DECODE:
+        return values_place(c, "destination", sizeof(float));
+    case CSTE_CONVERT_STATES:
+    default:
+        return i < 2 ? values_place(c, names[i], i == 0 ? sizeof(float) : sizeof(uint16_t))
+                     : moments_place(c, names[i]);
+    }
+}
+
+static int check_convert(struct cste_work *work)
+{
+    const struct cste_device_convert *c = &work->convert;
+    bool row = c->what == CSTE_CONVERT_ENCODE || c->what == CSTE_CONVERT_DECODE;
+
+    if (c->what == CSTE_CONVERT_STATES && c->n_dst < 3) {
+        return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u destinations", c->n_dst);
+    }
+    if (c->n_elems > CSTE_CHUNK_MAX_ELEMS || c->row_elems > CSTE_CHUNK_MAX_ELEMS ||
+        c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
+        (c->moments == CST_MOMENTS_MX8 && c->row_elems % CST_MX8_BLOCK != 0)) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "CONVERT of %" PRIu64 " elements from %" PRIu64
+                           " on, of a row of %" PRIu64 ", format %u",
+                           c->n_elems, c->first, c->row_elems, (unsigned)c->moments);
+    }
+    if (row && c->row != CST_ROW_EXP_AVG && c->row != CST_ROW_EXP_AVG_SQ) {
+        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
+                           (unsigned)c->row);
+    }
+    return CST_OK;
+}
+
+/* Check destination @i: memory that is written may not be read, nor be written twice. */
+static int check_overlap(struct cste_work *work, uint32_t i)
+{
+    const struct cste_device_convert *c = &work->convert;
+    struct place src = src_place(c), dst = dst_place(c, i);
+
+    if (cste_work_overlap(c->src, src.bytes, c->dst[i], dst.bytes)) {
+        return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", src.name,
+                           dst.name);
+    }
+    for (uint32_t k = 0; k < i; k++) {
+        struct place other = dst_place(c, k);
+
+        if (cste_work_overlap(c->dst[k], other.bytes, c->dst[i], dst.bytes)) {
+            return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", other.name,
+                               dst.name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Returns the number of elements before the range in its first block. With this number, pieces
+ * begin at blocks, and no two threads write one exponent. */
+static uint64_t lead(const struct cste_device_convert *c)
+{
+    return c->first % CST_MX8_BLOCK;
+}
+
+static int find_convert(struct cste_work *work, uint64_t *pieces)
+{
+    struct cste_device_convert *c = &work->convert;
+    struct place src = src_place(c);
+    int rc = check_convert(work);
+
+    if (rc == CST_OK) {
+        rc = cste_work_find(work, work->src_places[0], src.bytes, src.align, src.name, &c->src);
+    }
+    for (uint32_t i = 0; i < c->n_dst && rc == CST_OK; i++) {
+        struct place dst = dst_place(c, i);
+
+        rc = cste_work_find(work, work->dst_places[i], dst.bytes, dst.align, dst.name, &c->dst[i]);
+        if (rc == CST_OK) {
+            rc = check_overlap(work, i);
+        }
+    }
+    *pieces = c->n_elems > 0 ? cste_work_cut(work, lead(c) + c->n_elems, PIECE_ELEMS) : 0;
+    return rc;
+}
+
+static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread,
+                         struct cst_err *err)
+{
+    struct cste_device_convert part = work->convert;
+    uint64_t at, n = cste_work_share(work, piece, lead(&part) + part.n_elems, &at);
+
+    /* Pieces are cut at blocks. The first piece does not have the elements before the range. */
+    if (piece == 0) {
+        n -= lead(&part);
+    } else {
+        at -= lead(&part);
+    }
+    part.n_elems = n;
+    part.first += at;
+    /* The address of a moments row stays; a piece is a range of the row. */
+    if (part.what != CSTE_CONVERT_DECODE) {
+        part.src.offset += at * sizeof(float);
+    }
+    if (part.what != CSTE_CONVERT_ENCODE) {
+        part.dst[0].offset +=
+            at * (part.what == CSTE_CONVERT_WEIGHT ? sizeof(uint16_t) : sizeof(float));
+    }
+    if (part.what == CSTE_CONVERT_STATES) {
+        part.dst[1].offset += at * sizeof(uint16_t);
+    }
+    return cste_device_convert(work->context->device, thread, &part, err);
+}
+
+/* -- the kinds ------------------------------------------------------------------------------ */
+
+const struct cste_work_kind cste_work_copy = {.name = "COPY",
+                                              .min_src = 1,
+                                              .max_src = 1,
+                                              .min_dst = 1,
+                                              .max_dst = 1,
+                                              .find = find_copy,
+                                              .piece = copy_piece,
+                                              .count = count_copy};
+
+const struct cste_work_kind cste_work_fill = {
+    .name = "FILL", .min_dst = 1, .max_dst = 1, .find = find_fill, .piece = fill_piece};
+
+const struct cste_work_kind cste_work_convert = {.name = "CONVERT",
+                                                 .min_src = 1,
+                                                 .max_src = 1,
+                                                 .min_dst = 1,
+                                                 .max_dst = CSTE_WORK_MAX_DST,
+                                                 .find = find_convert,
+                                                 .piece = convert_piece};

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* REDUCE and NORM, and what UPDATE (work_update.c) shares with REDUCE. The loop thread runs find
+ * and count, the team runs pieces, and the thread of the last piece runs done. */
+#include "kernels/engine/work_kinds.h"
+
+#include "kernels/math/norm.h"
+
+#include <inttypes.h>
+
+/* Smallest piece in tiles. Such a piece takes about as long as waking a thread. */
+#define MIN_TILES 4
+/* Number of pieces per thread of the team, at least, for threads to end together. */
+#define TEAM_PIECES 4
+
+/* -- REDUCE and UPDATE ---------------------------------------------------------------------- */
+
+int cste_work_find_chunk(struct cste_work *work, unsigned rows)
+{
+    int rc = cste_chunk_find(work->context->segments, work->table, work->chunk_index, rows,
+                             &work->chunk, &work->err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    for (uint32_t i = 0; i < work->chunk.n_segments; i++) {
+        cste_work_hold(work, work->chunk.segments[i]);
+    }
+    work->chunk.work.mark = work->mark;
+    work->chunk.work.accumulate = work->accumulate;
+    return CST_OK;
+}
+
+uint64_t cste_work_src_bytes(const struct cste_work *work)
+{
+    return work->chunk.n_elems * sizeof(uint16_t);
+}
+
+int cste_work_find_contribution(struct cste_work *work, uint32_t i)
+{
+    return cste_work_find(work, work->src_places[i], cste_work_src_bytes(work), sizeof(uint16_t),
+                          "contribution", &work->contributions[i]);
+}
+
+/* Returns where the chunk stores the mark of the last command of this kind. */
+static uint64_t *chunk_mark(struct cste_work *work)
+{
+    return work->kind == ENGINE__COMMAND_KIND__REDUCE ? &work->chunk.entry->reduce_mark
+                                                      : &work->chunk.entry->update_mark;
+}
+
+/* Store the mark of the chunk after the marks of all its tiles. With release order, a reader who
+ * sees the mark of the chunk sees its tiles. */
+void cste_work_mark_chunk(struct cste_work *work)
+{
+    if (!work->marks) {
+        return;
+    }
+    /* The sums of squares of the tiles were not made by a REDUCE. */
+    if (work->kind == ENGINE__COMMAND_KIND__UPDATE && work->n_src > 0) {
+        __atomic_store_n(&work->chunk.entry->reduce_mark, CST_MARK_NONE, __ATOMIC_RELEASE);
+    }
+    __atomic_store_n(chunk_mark(work), work->mark, __ATOMIC_RELEASE);
+}
+
+/* The pieces are small enough for all threads to end together, and large enough to be worth waking
+ * a thread. A chunk that carries the mark was done by an earlier engine. A chunk without tiles is
+ * done by marking it. */
+uint64_t cste_work_cut_chunk(struct cste_work *work)
+{
+    uint64_t n = work->chunk.n_tiles;
+    uint64_t grain = n / (work->context->n_threads * TEAM_PIECES);
+    uint64_t most = work->context->device->ops->max_tiles, pieces = 0;
+
+    grain = grain < MIN_TILES ? MIN_TILES : grain;
+    if (!work->marks || *chunk_mark(work) != work->mark) {
+        pieces = cste_work_cut(work, n, grain > most ? most : grain);
+    }
+    if (pieces == 0) {
+        cste_work_mark_chunk(work);
+    }
+    return pieces;
+}
+
+void cste_work_add_done(struct cste_work *work, const struct cst_tile_done *done)
+{
+    (void)atomic_fetch_add_explicit(&work->done_elems, done->n_elems, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&work->done_bytes, done->bytes, memory_order_relaxed);
+}
+
+/* -- REDUCE --------------------------------------------------------------------------------- */
+
+/* Returns whether source @src of @bytes overlaps the grad row without being that row. A bf16 source
+ * may be the grad row itself. */
+static bool across(const struct cste_work *work, struct cste_addr src, uint64_t bytes)
+{
+    bool wide = work->chunk.work.rows.grad_f32 != NULL;
+    struct cste_addr grad = work->chunk.rows[CST_ROW_GRAD];
+
+    return (wide || src.offset != grad.offset) &&
+           cste_work_overlap(src, bytes, grad, bytes * (wide ? 2 : 1));
+}
+
+static int check_grad_row(struct cste_work *work)
+{
+    if (work->chunk.on_device) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "grad row of chunk %u: segment %u is memory of a device",
+                           work->chunk_index, work->chunk.entry->rows[CST_ROW_GRAD].segment);
+    }
+    if (work->accumulate && work->chunk.work.rows.grad_f32 == NULL) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "REDUCE is to add to the grad row of chunk %u, which is bf16",
+                           work->chunk_index);
+    }
+    return CST_OK;
+}
+
+/* Resolve the places of a REDUCE. A source must be the grad row itself or must not overlap it.
+ * Otherwise one thread would read what another thread has written. */
+static int find_reduce(struct cste_work *work, uint64_t *pieces)
+{
+    int rc = cste_work_find_chunk(work, CSTE_CHUNK_ROWS_REDUCE);
+
+    work->marks = true;
+    if (rc == CST_OK) {
+        rc = check_grad_row(work);
+    }
+    for (uint32_t i = 0; i < work->n_src && rc == CST_OK; i++) {
+        rc = cste_work_find_contribution(work, i);
+        if (rc == CST_OK && across(work, work->contributions[i], cste_work_src_bytes(work))) {
+            rc = cst_err_set(&work->err, CST_EINVAL,
+                             "contribution %u lies across the grad row of chunk %u", i,
+                             work->chunk_index);
+        }
+    }
+    *pieces = rc == CST_OK ? cste_work_cut_chunk(work) : 0;
+    return rc;
+}
+
+static int reduce_piece(struct cste_work *work, uint64_t piece, unsigned thread,
+                        struct cst_err *err)
+{
+    uint64_t first, n = cste_work_share(work, piece, work->chunk.n_tiles, &first);
+    struct cst_tile_done done;
+    int rc = cste_device_reduce(work->context->device, thread, &work->chunk.work, work->n_src,
+                                work->contributions, first, n, &work->context->slots[thread], &done,
+                                err);
+
+    cste_work_add_done(work, &done);
+    return rc;
+}
+
+static void count_reduce(const struct cste_work *work)
+{
+    work->context->reduce_elems += work->done_elems;
+    work->context->reduce_bytes += work->done_bytes;
+    cste_work_was_busy(&work->context->reducing, work);
+}
+
+/* -- NORM ----------------------------------------------------------------------------------- */
+
+static int find_norm(struct cste_work *work, uint64_t *pieces)
+{
+    struct cste_segment *segment;
+    int rc =
+        cste_chunk_table(work->context->segments, work->table, &segment, &work->header, &work->err);
+
+    if (rc == CST_OK) {
+        cste_work_hold(work, segment);
+    }
+    /* The order of the additions is fixed, which leaves nothing to divide. */
+    *pieces = 1;
+    return rc;
+}
+
+static int norm_piece(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err)
+{
+    (void)piece;
+    (void)thread;
+    (void)err;
+    work->value = cst_norm_sum(cst_table_tiles(work->header), work->header->n_tiles);
+    return CST_OK;
+}
+
+/* -- the kinds ------------------------------------------------------------------------------ */
+
+const struct cste_work_kind cste_work_reduce = {.name = "REDUCE",
+                                                .max_src = CST_TILE_MAX_SRC,
+                                                .compute = true,
+                                                .marks = true,
+                                                .find = find_reduce,
+                                                .piece = reduce_piece,
+                                                .done = cste_work_mark_chunk,
+                                                .count = count_reduce};
+
+const struct cste_work_kind cste_work_norm = {
+    .name = "NORM", .compute = true, .find = find_norm, .piece = norm_piece};

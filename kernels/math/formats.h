@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loading and storing groups of CST_UPDATE_GROUP moments in each format, written over vectors.
+ * Included after one of kernels/math/vec_*.h. Private to kernels/. Format, rounding and @which (0:
+ * exp_avg, 1: exp_avg_sq) are compile-time constants. */
+#ifndef CST_FORMATS_H
+#define CST_FORMATS_H
+
+#include "kernels/math/formulas.h"
+#include "kernels/math/mx8.h"
+#include "kernels/math/rounding.h"
+
+/* CST_MEMORY_INLINE declares a function that reads or writes memory, and CST_MEMORY names a
+ * function of this kind in a call. On a GPU these functions are templates over the kind of
+ * memory. */
+#ifndef CST_MEMORY_INLINE
+#define CST_MEMORY_INLINE CST_INLINE
+#define CST_MEMORY(function) function
+#endif
+
+/* Returns the bytes of a group, without the exponent of mx8. */
+CST_INLINE size_t cst_format_bytes(enum cst_moments moments)
+{
+    return CST_UPDATE_GROUP * (moments == CST_MOMENTS_FP32   ? sizeof(float)
+                               : moments == CST_MOMENTS_BF16 ? sizeof(uint16_t)
+                                                             : 1);
+}
+
+/* Returns the place in @row of the group that begins at element @i. */
+CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
+                                                  const struct cst_update_moment *row, size_t i)
+{
+    struct cst_update_moment at;
+
+    at.values = (uint8_t *)row->values + i / CST_UPDATE_GROUP * cst_format_bytes(moments) +
+                i % CST_UPDATE_GROUP * (cst_format_bytes(moments) / CST_UPDATE_GROUP);
+    at.exponents = moments == CST_MOMENTS_MX8 ? row->exponents + i / CST_UPDATE_GROUP : NULL;
+    return at;
+}
+
+/* Load the group at @at as fp32. */
+CST_MEMORY_INLINE void cst_format_load(enum cst_moments moments, unsigned which,
+                                       const struct cst_update_moment *at,
+                                       struct cst_vec out[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        if (moments == CST_MOMENTS_FP32) {
+            out[j] = CST_MEMORY(cst_vec_load)((const float *)at->values + j * CST_VEC_LANES);
+        } else if (moments == CST_MOMENTS_BF16) {
+            out[j] =
+                CST_MEMORY(cst_vec_load_bf16)((const uint16_t *)at->values + j * CST_VEC_LANES);
+        } else {
+            const uint8_t *codes = (const uint8_t *)at->values + j * CST_VEC_LANES;
+
+            out[j] = cst_vec_mul(which == 0 ? CST_MEMORY(cst_vec_load_signed)(codes)
+                                            : CST_MEMORY(cst_vec_load_unsigned)(codes),
+                                 cst_mx8_scale(which, *at->exponents));
+        }
+    }
+}
+
+CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
+                                             const struct cst_update_moment *at,
+                                             const struct cst_vec in[CST_VEC_GROUP],
+                                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        struct cst_vec_bits x = cst_vec_to_bits(cst_formula_canonical(in[j]));
+
+        upper[j] = cst_vec_plus(x, cst_round_add(rounding, 16, x, words[j % (CST_VEC_GROUP / 2)],
+                                                 j >= CST_VEC_GROUP / 2));
+    }
+    CST_MEMORY(cst_vec_store_upper)((uint16_t *)at->values, upper, false);
+}
+
+CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
+                                            const struct cst_update_moment *at,
+                                            const struct cst_vec in[CST_VEC_GROUP],
+                                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec_bits codes[CST_VEC_GROUP];
+    struct cst_mx8_block block;
+    uint32_t exponent;
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        codes[j] = cst_mx8_magnitude(in[j]);
+    }
+    exponent = cst_mx8_exponent(which, cst_vec_largest(codes));
+    block = cst_mx8_block_of(which, exponent);
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        struct cst_vec_bits fixed = cst_mx8_fixed(&block, codes[j]);
+        struct cst_vec_bits add = cst_round_add(rounding, 20, fixed, words[j % (CST_VEC_GROUP / 2)],
+                                                j >= CST_VEC_GROUP / 2);
+
+        codes[j] = exponent == CST_MX8_NAN ? cst_vec_set_bits(0)
+                                           : cst_mx8_code(which, codes[j], fixed, add, in[j]);
+    }
+    CST_MEMORY(cst_vec_store_codes)((uint8_t *)at->values, codes);
+    *at->exponents = (uint8_t)exponent;
+}
+
+/* Store the group @in at @at. @words are the random words of the group for this moment. @words is
+ * not read if the moments are fp32 or are rounded to nearest. */
+CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
+                                        unsigned which, const struct cst_update_moment *at,
+                                        const struct cst_vec in[CST_VEC_GROUP],
+                                        const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    if (moments == CST_MOMENTS_BF16) {
+        CST_MEMORY(cst_format_store_bf16)(rounding, at, in, words);
+    } else if (moments == CST_MOMENTS_MX8) {
+        CST_MEMORY(cst_format_store_mx8)(rounding, which, at, in, words);
+    } else {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            float *to = (float *)at->values + j * CST_VEC_LANES;
+
+            CST_MEMORY(cst_vec_store)(to, cst_formula_canonical(in[j]));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The formulas of kernels/math/update.h, written over vectors. Included after one of kernels/math/vec_*.h (by
+ * CUDA after its own vectors) and compiled for each. Private to kernels/. A new formula is a
+ * function here and an entry of CST_FORMULAS. */
+#ifndef CST_FORMULAS_H
+#define CST_FORMULAS_H
+
+/* List of the formulas: X(name in enum cst_optimizer, function). */
+#define CST_FORMULAS(X)                                                                            \
+    X(ADAMW, adamw)                                                                                \
+    X(ADAM, adam)                                                                                  \
+    X(LION, lion)                                                                                  \
+    X(SGD, sgd)
+
+/* The values of struct cst_update_scalars, each in every lane. */
+struct cst_formula_scalars {
+    struct cst_vec grad_scale;
+    struct cst_vec beta1, beta2;
+    struct cst_vec one_minus_beta1, one_minus_beta2;
+    struct cst_vec inv_sqrt_bias2;
+    struct cst_vec eps;
+    struct cst_vec lr;
+    struct cst_vec weight_decay;
+    struct cst_vec decay;
+    struct cst_vec step_size;
+    struct cst_vec ratio_limit;
+};
+
+/* The states of the elements in a vector. */
+struct cst_formula_states {
+    struct cst_vec p; /* master weights */
+    struct cst_vec m; /* exp_avg */
+    struct cst_vec v; /* exp_avg_sq, if the optimizer has it */
+};
+
+/* Copy each scalar to every lane. */
+CST_INLINE void cst_formula_broadcast(struct cst_formula_scalars *out,
+                                      const struct cst_update_scalars *scalars)
+{
+    out->grad_scale = cst_vec_set(scalars->grad_scale);
+    out->beta1 = cst_vec_set(scalars->beta1);
+    out->beta2 = cst_vec_set(scalars->beta2);
+    out->one_minus_beta1 = cst_vec_set(scalars->one_minus_beta1);
+    out->one_minus_beta2 = cst_vec_set(scalars->one_minus_beta2);
+    out->inv_sqrt_bias2 = cst_vec_set(scalars->inv_sqrt_bias2);
+    out->eps = cst_vec_set(scalars->eps);
+    out->lr = cst_vec_set(scalars->lr);
+    out->weight_decay = cst_vec_set(scalars->weight_decay);
+    out->decay = cst_vec_set(scalars->decay);
+    out->step_size = cst_vec_set(scalars->step_size);
+    out->ratio_limit = cst_vec_set(scalars->ratio_limit);
+}
+
+/* Replace every NaN by CST_UPDATE_NAN. Instructions, compilers and devices differ in which
+ * operand's NaN an addition returns. */
+CST_INLINE struct cst_vec cst_formula_canonical(struct cst_vec x)
+{
+    return cst_vec_if_nan(x, cst_vec_from_bits(cst_vec_set_bits(CST_UPDATE_NAN)), x);
+}
+
+/* Returns 1 or -1, 0 for either zero, and a NaN for a NaN. */
+CST_INLINE struct cst_vec cst_formula_sign(struct cst_vec x)
+{
+    struct cst_vec_bits sign = cst_vec_and(cst_vec_to_bits(x), cst_vec_set_bits(0x80000000u));
+    struct cst_vec one = cst_vec_from_bits(cst_vec_or(sign, cst_vec_set_bits(0x3f800000u)));
+
+    return cst_vec_if_nan(x, x, cst_vec_if_zero(x, cst_vec_set(0.0f), one));
+}
+
+/* Returns x + a * (y - x), as lerp of torch does. */
+CST_INLINE struct cst_vec cst_formula_towards(struct cst_vec x, struct cst_vec y, struct cst_vec a)
+{
+    return cst_vec_fma(a, cst_vec_sub(y, x), x);
+}
+
+/* Limit the magnitude of @x to @limit. A NaN stays a NaN. */
+CST_INLINE struct cst_vec cst_formula_limit(struct cst_vec x, struct cst_vec limit)
+{
+    struct cst_vec_bits bits = cst_vec_to_bits(x);
+    struct cst_vec_bits sign = cst_vec_and(bits, cst_vec_set_bits(0x80000000u));
+    struct cst_vec_bits magnitude = cst_vec_and(bits, cst_vec_set_bits(0x7fffffffu));
+
+    magnitude =
+        cst_vec_if_less(limit, cst_vec_from_bits(magnitude), cst_vec_to_bits(limit), magnitude);
+    return cst_vec_from_bits(cst_vec_or(magnitude, sign));
+}
+
+/* The common part of ADAM and ADAMW. x->p has been decayed already, if the optimizer decays. */
+CST_INLINE void cst_formula_moments(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                    struct cst_vec g, struct cst_formula_states *x)
+{
+    struct cst_vec d, ratio;
+
+    x->m = cst_formula_towards(x->m, g, s->one_minus_beta1);
+    x->v = cst_vec_fma(s->one_minus_beta2, cst_vec_mul(g, g), cst_vec_mul(s->beta2, x->v));
+    d = cst_vec_fma(cst_vec_sqrt(x->v), s->inv_sqrt_bias2, s->eps);
+    ratio = cst_vec_div(x->m, d);
+    if (moments == CST_MOMENTS_MX8) {
+        ratio = cst_formula_limit(ratio, s->ratio_limit);
+    }
+    x->p = cst_vec_fnma(s->step_size, ratio, x->p);
+}
+
+CST_INLINE void cst_formula_adamw(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                  struct cst_vec g, struct cst_formula_states *x)
+{
+    x->p = cst_vec_mul(x->p, s->decay);
+    cst_formula_moments(moments, s, g, x);
+}
+
+CST_INLINE void cst_formula_adam(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                 struct cst_vec g, struct cst_formula_states *x)
+{
+    cst_formula_moments(moments, s, cst_vec_fma(s->weight_decay, x->p, g), x);
+}
+
+CST_INLINE void cst_formula_lion(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                 struct cst_vec g, struct cst_formula_states *x)
+{
+    struct cst_vec u = cst_formula_sign(cst_formula_towards(x->m, g, s->one_minus_beta1));
+
+    (void)moments; /* The formula does not depend on the format. SGD's does not either. */
+    x->p = cst_vec_fnma(s->lr, u, cst_vec_mul(x->p, s->decay));
+    x->m = cst_formula_towards(x->m, g, s->one_minus_beta2);
+}
+
+CST_INLINE void cst_formula_sgd(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                struct cst_vec g, struct cst_formula_states *x)
+{
+    (void)moments;
+    x->m = cst_vec_fma(s->beta1, x->m, cst_vec_fma(s->weight_decay, x->p, g));
+    x->p = cst_vec_fnma(s->lr, x->m, x->p);
+}
+
+/* Apply the formula of @optimizer to @x. @optimizer and @moments, the format of the moments, are
+ * compile-time constants. @g is the gradient before scaling. A NaN in x->p becomes
+ * CST_UPDATE_NAN. */
+CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments moments,
+                                  const struct cst_formula_scalars *s, struct cst_vec g,
+                                  struct cst_formula_states *x)
+{
+    g = cst_vec_mul(g, s->grad_scale);
+#define CASE(name, function)                                                                       \
+    if (optimizer == CST_OPTIMIZER_##name) {                                                       \
+        cst_formula_##function(moments, s, g, x);                                                  \
+    }
+    CST_FORMULAS(CASE)
+#undef CASE
+    x->p = cst_formula_canonical(x->p);
+}
+
+#endif

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/math/vec_avx2.h"
+
+#define ISA avx2
+#include "kernels/math/rows_body.h"

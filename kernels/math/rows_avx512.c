@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/math/vec_avx512.h"
+
+#define ISA avx512
+#include "kernels/math/rows_body.h"

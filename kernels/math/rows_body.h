@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Conversions, reduction and accumulation over vectors: the common part of rows_avx2.c and
+ * rows_avx512.c, which add only their vectors and the suffix ISA. Included once, after one of
+ * kernels/math/vec_*.h. Private to kernels/. Elements after the last whole group are processed one by
+ * one. */
+#include "kernels/math/sum_element.h"
+
+/* Prefetch distance in each source, in bytes. The part of a source in one tile is too short for the
+ * processor's own prefetcher. */
+#define AHEAD_BYTES 2048
+
+#define NAME_OF(function, isa) cst_##function##_##isa
+#define NAME_FOR(function, isa) NAME_OF(function, isa)
+#define NAME(function) NAME_FOR(function, ISA)
+
+_Static_assert(sizeof(struct cst_vec_squares) == CST_SUM_LANES * sizeof(double),
+               "the lanes of the sum of squares");
+
+/* -- conversions ------------------------------------------------------------------------------ */
+
+/* cst_fp32_to_bf16 of each lane, in the upper half. The lower half is undefined. */
+CST_INLINE struct cst_vec_bits to_bf16(struct cst_vec x)
+{
+    struct cst_vec_bits bits = cst_vec_to_bits(x);
+    struct cst_vec_bits odd = cst_vec_and(cst_vec_right(bits, 16), cst_vec_set_bits(1));
+    struct cst_vec_bits rounded = cst_vec_plus(cst_vec_plus(bits, odd), cst_vec_set_bits(0x7fff));
+    struct cst_vec_bits quiet = cst_vec_or(bits, cst_vec_set_bits(0x00400000));
+
+    return cst_vec_to_bits(cst_vec_if_nan(x, cst_vec_from_bits(quiet), cst_vec_from_bits(rounded)));
+}
+
+void NAME(cast)(size_t n, const float *src, uint16_t *dst)
+{
+    size_t i = 0;
+
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        struct cst_vec_bits v[CST_VEC_GROUP];
+
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            v[j] = to_bf16(cst_vec_load(src + i + j * CST_VEC_LANES));
+        }
+        cst_vec_store_upper(dst + i, v, false);
+    }
+    cst_cast_ref(n - i, src + i, dst + i);
+}
+
+void NAME(upcast)(size_t n, const uint16_t *src, float *dst)
+{
+    size_t i = 0;
+
+    for (; i + CST_VEC_LANES <= n; i += CST_VEC_LANES) {
+        cst_vec_store(dst + i, cst_vec_load_bf16(src + i));
+    }
+    cst_upcast_ref(n - i, src + i, dst + i);
+}
+
+/* -- sums ------------------------------------------------------------------------------------- */
+
+/* Operands of a sum. */
+struct input {
+    uint32_t n_src;
+    const uint16_t *const *src;
+    const float *sum; /* First operand: the row, or a sum that was made before. NULL: none. */
+};
+
+/* Sum a group of elements from @i on. There is at least one operand. */
+CST_INLINE void sum_group(struct input in, size_t i, struct cst_vec v[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        size_t at = i + (size_t)(j * CST_VEC_LANES);
+
+        v[j] = in.sum != NULL ? cst_vec_load(in.sum + at) : cst_vec_load_bf16(in.src[0] + at);
+    }
+    for (uint32_t r = 0; r < in.n_src; r++) {
+        cst_vec_ahead((const void *)((uintptr_t)(in.src[r] + i) + AHEAD_BYTES));
+        if (r == 0 && in.sum == NULL) {
+            continue;
+        }
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            v[j] = cst_vec_add(v[j], cst_vec_load_bf16(in.src[r] + i + j * CST_VEC_LANES));
+        }
+    }
+}
+
+CST_INLINE double reduce(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_REDUCE_NAN << 16));
+    struct cst_vec_squares squares = {0};
+    double lanes[CST_SUM_LANES];
+    size_t i = 0;
+
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        struct cst_vec_bits bits[CST_VEC_GROUP];
+        struct cst_vec v[CST_VEC_GROUP];
+
+        sum_group((struct input){.n_src = n_src, .src = src}, i, v);
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            v[j] = n_src > 1 ? cst_vec_if_nan(v[j], nan, v[j]) : v[j];
+            bits[j] = cst_vec_and(to_bf16(v[j]), cst_vec_set_bits(0xffff0000u));
+            v[j] = cst_vec_from_bits(bits[j]);
+        }
+        cst_vec_store_upper(dst + i, bits, false);
+        cst_vec_add_squares(&squares, v);
+    }
+    memcpy(lanes, &squares, sizeof lanes);
+    for (; i < n; i++) {
+        cst_reduce_element(i, n_src, src, dst, lanes);
+    }
+    return cst_sum_tree(lanes);
+}
+
+/* Frequent numbers of sources are compile-time constants. */
+double NAME(reduce)(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    switch (n_src) {
+    case 0:
+        return cst_reduce_ref(n, n_src, src, dst);
+    case 1:
+        return reduce(n, 1, src, dst);
+    case 2:
+        return reduce(n, 2, src, dst);
+    case 4:
+        return reduce(n, 4, src, dst);
+    default:
+        return reduce(n, n_src, src, dst);
+    }
+}
+
+CST_INLINE double accumulate(struct input in, size_t n, float *dst)
+{
+    const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_ACCUMULATE_NAN));
+    struct cst_vec_squares squares = {0};
+    double lanes[CST_SUM_LANES];
+    size_t i = 0;
+
+    /* Without operands, the loop of single elements stores zeros. */
+    for (; (in.sum != NULL || in.n_src > 0) && i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        struct cst_vec v[CST_VEC_GROUP];
+
+        sum_group(in, i, v);
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            v[j] = cst_vec_if_nan(v[j], nan, v[j]);
+            cst_vec_store(dst + i + j * CST_VEC_LANES, v[j]);
+        }
+        cst_vec_add_squares(&squares, v);
+    }
+    memcpy(lanes, &squares, sizeof lanes);
+    for (; i < n; i++) {
+        float x = cst_sum_total(i, in.n_src, in.src, in.sum == NULL ? NULL : in.sum + i);
+
+        cst_accumulate_element(x, i, dst, lanes);
+    }
+    return cst_sum_tree(lanes);
+}
+
+double NAME(accumulate)(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulates,
+                        float *dst)
+{
+    struct input in = {.n_src = n_src, .src = src, .sum = accumulates ? dst : NULL};
+
+    return accumulate(in, n, dst);
+}
+
+double NAME(accumulate_sum)(size_t n, const float *sum, float *dst)
+{
+    return accumulate((struct input){.sum = sum}, n, dst);
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Conversions, reduction and accumulation in plain C. They define the results of the other
+ * variants. */
+#include "kernels/math/sum_element.h"
+
+void cst_cast_ref(size_t n, const float *src, uint16_t *dst)
+{
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = cst_fp32_to_bf16(src[i]);
+    }
+}
+
+void cst_upcast_ref(size_t n, const uint16_t *src, float *dst)
+{
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = cst_bf16_to_fp32(src[i]);
+    }
+}
+
+double cst_reduce_ref(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    double lanes[CST_SUM_LANES] = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        cst_reduce_element(i, n_src, src, dst, lanes);
+    }
+    return cst_sum_tree(lanes);
+}
+
+double cst_accumulate_ref(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
+                          float *dst)
+{
+    double lanes[CST_SUM_LANES] = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        cst_accumulate_element(cst_sum_total(i, n_src, src, accumulate ? &dst[i] : NULL), i, dst,
+                               lanes);
+    }
+    return cst_sum_tree(lanes);
+}
+
+double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst)
+{
+    double lanes[CST_SUM_LANES] = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        cst_accumulate_element(sum[i], i, dst, lanes);
+    }
+    return cst_sum_tree(lanes);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One element of kernels/math/reduce.h and of kernels/math/accumulate.h, and the tree that ends a sum of
+ * squares. For the reference variants, and for the last elements of the others. Private to
+ * kernels/. */
+#ifndef CST_SUM_ELEMENT_H
+#define CST_SUM_ELEMENT_H
+
+#include "kernels/math/accumulate.h"
+#include "kernels/math/cast.h"
+#include "kernels/math/reduce.h"
+
+#include <math.h>
+
+#define CST_SUM_LANES 16
+
+/* Returns the sum for element @i: *row plus the sources in rank order. If @row is NULL, the sources
+ * alone are summed. */
+static inline float cst_sum_total(size_t i, uint32_t n_src, const uint16_t *const *src,
+                                  const float *row)
+{
+    float x = row != NULL ? *row : n_src == 0 ? 0.0f : cst_bf16_to_fp32(src[0][i]);
+
+    for (uint32_t r = row == NULL; r < n_src; r++) {
+        x += cst_bf16_to_fp32(src[r][i]);
+    }
+    return x;
+}
+
+/* Add the square of @x to the lane of element @i. */
+static inline void cst_sum_square(float x, size_t i, double lanes[CST_SUM_LANES])
+{
+    double *lane = &lanes[i % CST_SUM_LANES];
+
+    *lane = fma((double)x, (double)x, *lane);
+}
+
+/* Reduce element @i: store the sum of the sources in @dst, and add its square. */
+static inline void cst_reduce_element(size_t i, uint32_t n_src, const uint16_t *const *src,
+                                      uint16_t *dst, double lanes[CST_SUM_LANES])
+{
+    float s = cst_sum_total(i, n_src, src, NULL);
+
+    dst[i] = n_src > 1 && s != s ? CST_REDUCE_NAN : cst_fp32_to_bf16(s);
+    cst_sum_square(cst_bf16_to_fp32(dst[i]), i, lanes);
+}
+
+/* Store @x as element @i of the fp32 row @dst, and add its square. */
+static inline void cst_accumulate_element(float x, size_t i, float *dst,
+                                          double lanes[CST_SUM_LANES])
+{
+    const uint32_t bits = CST_ACCUMULATE_NAN;
+
+    if (x != x) {
+        memcpy(&x, &bits, sizeof x);
+    }
+    dst[i] = x;
+    cst_sum_square(x, i, lanes);
+}
+
+/* Returns the sum of the lanes, added in a tree. The contents of @lanes are lost. */
+static inline double cst_sum_tree(double lanes[CST_SUM_LANES])
+{
+    const uint64_t bits = 0x7ff8000000000000u;
+    double nan;
+
+    for (size_t half = CST_SUM_LANES / 2; half > 0; half /= 2) {
+        for (size_t j = 0; j < half; j++) {
+            lanes[j] += lanes[j + half];
+        }
+    }
+    memcpy(&nan, &bits, sizeof nan);
+    return lanes[0] != lanes[0] ? nan : lanes[0];
+}
+
+#endif

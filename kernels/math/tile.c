@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/math/tile.h"
+
+#include "kernels/math/moments.h"
+#include "proto/grad_limit.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work *work,
+                         uint64_t first, uint64_t count)
+{
+    const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
+    const struct cst_table_span *spans = cst_table_spans(work->table);
+
+    *walk = (struct cst_tile_walk){.work = work,
+                                   .span = chunk->first_span,
+                                   .end_span = chunk->first_span + chunk->n_spans,
+                                   .span_tile = first,
+                                   .left = count};
+    while (walk->span < walk->end_span) {
+        uint64_t n_tiles = cst_table_n_tiles(spans[walk->span].n_elems);
+
+        if (walk->span_tile < n_tiles) {
+            break;
+        }
+        walk->span_tile -= n_tiles;
+        walk->span++;
+    }
+}
+
+/* Returns the span of the next tile; NULL at the end. A tensor without elements has no tiles. */
+static const struct cst_table_span *span_of(struct cst_tile_walk *walk)
+{
+    const struct cst_table_span *spans = cst_table_spans(walk->work->table);
+
+    while (walk->left > 0 && walk->span < walk->end_span) {
+        if (walk->span_tile < cst_table_n_tiles(spans[walk->span].n_elems)) {
+            return &spans[walk->span];
+        }
+        walk->span++;
+        walk->span_tile = 0;
+    }
+    return NULL;
+}
+
+const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, struct cst_tile *tile)
+{
+    const struct cst_tile_work *work = walk->work;
+    const struct cst_table_span *span = span_of(walk);
+    uint64_t done = walk->span_tile * CST_TILE_ELEMS;
+    uint64_t left;
+
+    if (span == NULL) {
+        return NULL;
+    }
+    left = span->n_elems - done;
+    *tile = (struct cst_tile){
+        .number = span->first_tile + walk->span_tile,
+        .start = span->start + done,
+        .mark = work->mark,
+        .n_elems = (uint32_t)(left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS),
+        .table = work->table_id,
+        .chunk = work->chunk,
+        .accumulate = work->accumulate,
+    };
+    assert(tile->number < work->table->n_tiles);
+    tile->entry = &cst_table_tiles(work->table)[tile->number];
+    walk->span_tile++;
+    walk->left--;
+    return span;
+}
+
+/* Gradients of a tile, in one of two formats. The other pointer is NULL. */
+struct grads {
+    const uint16_t *bf16;
+    const float *fp32;
+};
+
+/* Returns the rows of @tile from its element @first on. The rows are read at work->rows and written
+ * at @out. */
+static struct cst_update_rows rows_at(const struct cst_tile_work *work, const struct cst_rows *out,
+                                      const struct cst_tile *tile, struct grads grads,
+                                      uint32_t first)
+{
+    const enum cst_moments format = (enum cst_moments)work->table->moments;
+    const int n = cst_table_has_second((enum cst_optimizer)work->table->optimizer) ? 2 : 1;
+    const struct cst_rows *in = &work->rows;
+    uint64_t at = tile->start + first;
+    struct cst_update_rows rows = {.grad_bf16 = grads.bf16 != NULL ? grads.bf16 + first : NULL,
+                                   .grad_fp32 = grads.fp32 != NULL ? grads.fp32 + first : NULL,
+                                   .master_in = in->master + at,
+                                   .master = out->master + at,
+                                   .weight = out->weight + at};
+
+    for (int k = 0; k < n; k++) {
+        rows.moments_in[k] = cst_moments_at(format, &in->moments[k], at);
+        rows.moments[k] = cst_moments_at(format, &out->moments[k], at);
+    }
+    return rows;
+}
+
+/* Update the elements of @tile from @first on. Returns the bytes read and written, without sums of
+ * contributions, which are in cache. */
+static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_rows *out,
+                           const struct cst_update_scalars *scalars, const struct cst_tile *tile,
+                           struct grads grads, uint32_t first, struct cst_update_undo *undo)
+{
+    const struct cst_table_header *table = work->table;
+    struct cst_update_rows rows = rows_at(work, out, tile, grads, first);
+    const uint16_t *next[CST_TILE_MAX_SRC];
+    const struct cst_update_random random = {
+        .seed = table->seed, .t = tile->mark, .element = tile->number * CST_TILE_ELEMS + first};
+
+    /* The contributions to the next tile are summed next. */
+    for (uint32_t r = 0; r < work->n_src; r++) {
+        next[r] = work->src[r] + tile->start + tile->n_elems;
+    }
+    rows.next = next;
+    rows.n_next = work->n_src;
+    work->kernels->update->v[table->optimizer][table->moments][table->rounding](
+        scalars, &random, tile->n_elems - first, &rows, undo);
+    if (work->n_src > 0) {
+        /* The sums of the contributions are in cache and are not counted. */
+        rows.grad_bf16 = NULL;
+        rows.grad_fp32 = NULL;
+    }
+    return cst_update_bytes(&rows, (enum cst_moments)table->moments, tile->n_elems - first);
+}
+
+/* Returns the bytes of @n_src contributions to @tile. */
+static uint64_t src_bytes(uint32_t n_src, const struct cst_tile *tile)
+{
+    return (uint64_t)n_src * tile->n_elems * sizeof(uint16_t);
+}
+
+/* Sum the contributions into @sums, as cst_tile_reduce does into the grad row. */
+static struct grads sum_tile(const struct cst_tile_work *work, const struct cst_tile *tile,
+                             union cst_undo_grads *sums, uint64_t *bytes)
+{
+    const uint16_t *at[CST_TILE_MAX_SRC];
+
+    assert(work->n_src <= CST_TILE_MAX_SRC);
+    for (uint32_t r = 0; r < work->n_src; r++) {
+        at[r] = work->src[r] + tile->start;
+    }
+    *bytes += src_bytes(work->n_src, tile);
+    if (work->table->grad_bytes == sizeof(float)) {
+        tile->entry->sum_squares =
+            work->kernels->accumulate(tile->n_elems, work->n_src, at, false, sums->fp32);
+        return (struct grads){.fp32 = sums->fp32};
+    }
+    tile->entry->sum_squares = work->kernels->reduce(tile->n_elems, work->n_src, at, sums->bf16);
+    return (struct grads){.bf16 = sums->bf16};
+}
+
+static struct grads grad_row(const struct cst_tile_work *work, const struct cst_tile *tile)
+{
+    const struct cst_rows *rows = &work->rows;
+
+    return (struct grads){.bf16 = rows->grad != NULL ? rows->grad + tile->start : NULL,
+                          .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
+}
+
+/* Keep the states of the tile. Out of place, the states are copied to @out. Returns the bytes read
+ * and written. */
+static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                          const struct cst_tile *tile)
+{
+    struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
+    const enum cst_moments format = (enum cst_moments)work->table->moments;
+    size_t n = tile->n_elems;
+
+    /* The weights have to be written: the gradient may have overwritten the weights, or another
+     * weight row is written. */
+    work->kernels->cast(n, rows.master_in, rows.weight);
+    /* In place, the states are in their rows already. */
+    if (!work->elsewhere) {
+        return n * (sizeof *rows.master_in + sizeof *rows.weight);
+    }
+    memcpy(rows.master, rows.master_in, n * sizeof *rows.master);
+    for (int k = 0; k < 2 && rows.moments[k].values != NULL; k++) {
+        memcpy(rows.moments[k].values, rows.moments_in[k].values,
+               n * cst_moments_elem_bytes(format));
+        if (rows.moments[k].exponents != NULL) {
+            memcpy(rows.moments[k].exponents, rows.moments_in[k].exponents,
+                   (n + CST_UPDATE_GROUP - 1) / CST_UPDATE_GROUP);
+        }
+    }
+    return n * sizeof *rows.master_in + cst_update_bytes(&rows, format, n);
+}
+
+/* Update @tile. Contributions are summed in @sums first. Returns the bytes read and written. */
+static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                            const struct cst_update_scalars *scalars, const struct cst_tile *tile,
+                            union cst_undo_grads *sums, struct cst_undo_slot *undo)
+{
+    uint64_t bytes = 0;
+    struct grads grads =
+        work->n_src > 0 ? sum_tile(work, tile, sums, &bytes) : grad_row(work, tile);
+
+    /* Without contributions, the sum of squares is the one that REDUCE stored. */
+    if (work->guard && !cst_grad_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
+        return bytes + keep_tile(work, out, tile);
+    }
+    if (undo != NULL) {
+        cst_undo_begin_update(undo, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE, tile,
+                              scalars, work->other_weight);
+    }
+    return bytes +
+           run_kernel(work, out, scalars, tile, grads, 0, undo != NULL ? &undo->states : NULL);
+}
+
+bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
+                     const struct cst_tile *tile, struct cst_undo_slot *undo,
+                     struct cst_tile_done *done)
+{
+    /* Holds the sums of contributions if there is no slot. */
+    union cst_undo_grads sums;
+
+    if (work->elsewhere) {
+        done->bytes += update_tile(work, &work->out, scalars, tile, &sums, NULL);
+        done->n_elems += tile->n_elems;
+        return true;
+    }
+    if (tile->entry->update_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    done->bytes +=
+        update_tile(work, &work->rows, scalars, tile, undo != NULL ? &undo->grads : &sums, undo);
+    done->n_elems += tile->n_elems;
+    cst_undo_end(undo, tile, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE);
+    return true;
+}
+
+void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_tile *tile,
+                            struct cst_undo_slot *slot)
+{
+    uint32_t first = cst_update_undo_first(slot->states.held);
+    struct grads grads = grad_row(work, tile);
+
+    if (slot->kind == CST_UNDO_FUSED) {
+        grads = work->table->grad_bytes == sizeof(float) ? (struct grads){.fp32 = slot->grads.fp32}
+                                                         : (struct grads){.bf16 = slot->grads.bf16};
+    }
+    slot->states.base = first;
+    (void)run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
+}
+
+/* Save the old gradients in @undo if @tile is added to the fp32 row. Returns the slot; NULL: the
+ * row is only written and needs no slot. */
+static struct cst_undo_slot *begin_accumulate(struct cst_undo_slot *undo,
+                                              const struct cst_tile *tile, const float *grad)
+{
+    if (undo == NULL || !tile->accumulate) {
+        return NULL;
+    }
+    cst_undo_begin_accumulate(undo, tile, grad);
+    return undo;
+}
+
+/* Sum into the fp32 row. Returns the bytes read and written. */
+static uint64_t reduce_f32(const struct cst_kernels *kernels, uint32_t n_src,
+                           const uint16_t *const *at, float *grad, const struct cst_tile *tile,
+                           struct cst_undo_slot *undo)
+{
+    undo = begin_accumulate(undo, tile, grad);
+    tile->entry->sum_squares =
+        kernels->accumulate(tile->n_elems, n_src, at, tile->accumulate, grad);
+    cst_undo_end(undo, tile, CST_UNDO_ACCUMULATE);
+    return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad * (tile->accumulate ? 2 : 1);
+}
+
+/* Sum into the bf16 row. Returns the bytes read and written. */
+static uint64_t reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
+                            const uint16_t *const *at, uint16_t *grad, const struct cst_tile *tile,
+                            struct cst_undo_slot *undo)
+{
+    bool in_place = false;
+
+    for (uint32_t r = 0; r < n_src; r++) {
+        in_place = in_place || at[r] == grad;
+    }
+    /* If the row is not a source, the command can be repeated from unchanged sources. */
+    if (!in_place) {
+        undo = NULL;
+    }
+    if (undo != NULL) {
+        cst_undo_begin_reduce(undo, tile, grad);
+    }
+    tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, grad);
+    cst_undo_end(undo, tile, CST_UNDO_REDUCE);
+    return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad;
+}
+
+bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
+                     const struct cst_rows *rows, const struct cst_tile *tile,
+                     struct cst_undo_slot *undo, struct cst_tile_done *done)
+{
+    const uint16_t *at[CST_TILE_MAX_SRC];
+
+    assert(n_src <= CST_TILE_MAX_SRC);
+    if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    for (uint32_t r = 0; r < n_src; r++) {
+        at[r] = src[r] + tile->start;
+    }
+    if (rows->grad_f32 != NULL) {
+        done->bytes += reduce_f32(kernels, n_src, at, rows->grad_f32 + tile->start, tile, undo);
+    } else {
+        done->bytes += reduce_bf16(kernels, n_src, at, rows->grad + tile->start, tile, undo);
+    }
+    done->n_elems += tile->n_elems;
+    return true;
+}
+
+bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
+                         const struct cst_rows *rows, const struct cst_tile *tile,
+                         struct cst_tile_done *done)
+{
+    assert(!tile->accumulate);
+    if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
+        return false;
+    }
+    tile->entry->sum_squares =
+        kernels->accumulate_sum(tile->n_elems, sum, rows->grad_f32 + tile->start);
+    cst_undo_end(NULL, tile, CST_UNDO_ACCUMULATE);
+    done->bytes += tile->n_elems * sizeof *rows->grad_f32;
+    done->n_elems += tile->n_elems;
+    return true;
+}
+
+uint64_t cst_tile_count(const struct cst_tile_work *work)
+{
+    const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
+    const struct cst_table_span *spans = cst_table_spans(work->table) + chunk->first_span;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < chunk->n_spans; i++) {
+        n += cst_table_n_tiles(spans[i].n_elems);
+    }
+    return n;
+}
+
+struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
+                                           const struct cst_tile_hyper *hyper, uint64_t first,
+                                           uint64_t count, struct cst_undo_slot *undo)
+{
+    const struct cst_table_span *prepared = NULL;
+    const struct cst_table_span *span;
+    struct cst_update_scalars scalars;
+    struct cst_tile tile;
+    struct cst_tile_walk walk;
+    struct cst_tile_done done = {0};
+
+    cst_tile_walk_start(&walk, work, first, count);
+    while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
+        if (span != prepared) {
+            cst_update_prepare(&scalars, hyper->lr * (double)span->lr_scale, hyper->beta1,
+                               hyper->beta2, hyper->eps,
+                               hyper->weight_decay * (double)span->decay_scale, hyper->grad_scale,
+                               work->mark);
+            prepared = span;
+        }
+        (void)cst_tile_update(work, &scalars, &tile, undo, &done);
+    }
+    return done;
+}
+
+struct cst_tile_done cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
+                                           const uint16_t *const *src, uint64_t first,
+                                           uint64_t count, struct cst_undo_slot *undo)
+{
+    struct cst_tile tile;
+    struct cst_tile_walk walk;
+    struct cst_tile_done done = {0};
+
+    cst_tile_walk_start(&walk, work, first, count);
+    while (cst_tile_walk_next(&walk, &tile) != NULL) {
+        (void)cst_tile_reduce(work->kernels, n_src, src, &work->rows, &tile, undo, &done);
+    }
+    return done;
+}

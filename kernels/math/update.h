@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused update of every optimizer: one pass over gradient, fp32 master weights, moments and
+ * bf16 weights. All variants (reference, AVX2, AVX-512, CUDA) produce the same bits. The formulas
+ * per element follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one rounding. Each
+ * formula begins with g = fp32(grad) * grad_scale:
+ *
+ *   ADAMW  torch.optim.AdamW   m = fma(1 - beta1, g - m, m)                 (torch's lerp)
+ *                              v = fma(1 - beta2, g * g, beta2 * v)
+ *                              d = fma(sqrt(v), inv_sqrt_bias2, eps)
+ *                              p = p * decay
+ *                              p = fma(-step_size, m / d, p)
+ *   ADAM   torch.optim.Adam    g = fma(weight_decay, p, g)
+ *                              then as ADAMW, but p is not multiplied by decay
+ *   LION   Chen et al. 2023    u = sign(fma(1 - beta1, g - m, m))           (sign(0) = 0)
+ *                              p = p * decay
+ *                              p = fma(-lr, u, p)
+ *                              m = fma(1 - beta2, g - m, m)
+ *   SGD    torch.optim.SGD,    g = fma(weight_decay, p, g)
+ *          dampening 0,        m = fma(beta1, m, g)
+ *          no Nesterov         p = fma(-lr, m, p)
+ *   all    decay = 1 - lr * weight_decay; step_size = lr / (1 - beta1^t); weight = bf16(p), nearest
+ *          even
+ *
+ * A NaN in p, m or v is stored as CST_UPDATE_NAN, because instructions, compilers and devices
+ * differ in which operand's NaN an addition returns. Subnormals are kept: callers run with the
+ * default floating-point environment (nearest even, no flushing). The formulas are written once, in
+ * kernels/math/formulas.h, over the vectors of kernels/math/vec_*.h.
+ *
+ * With mx8 moments, ADAMW and ADAM limit |m / d| to 1 - beta1^t. Apart from decay, a step is then
+ * at most lr long. With fp32 moments, the first step of every element and each step under a
+ * constant gradient have this length (Kingma and Ba: Adam, 2015, section 2.1). The quotient needs a
+ * limit because the rounding errors of m and v depend on the largest elements of a block, M and V.
+ * The units of their codes, and hence the errors, are
+ *
+ *   of m: max(|m| / 2^3, M / 2^16.9)    of v: max(v / 2^3, V / 2^31.9)
+ *
+ * An element whose gradients are 10^-5 of the largest can therefore get M / 2^16.9 as its m. Its v
+ * is not zero; it is at least the smallest code (kernels/math/mx8.h), which is not below V / 2^32.9. For
+ * all elements with the smallest codes, |m| / sqrt(v) is hence at most 0.74 M / sqrt(V). (If v
+ * could become zero, the next step would be |m| / (sqrt(1 - beta2) |g|), which has no bound.) For
+ * elements between these and the largest, and while v grows, a quotient can be wrong by a small
+ * factor. The limit stops these quotients. It also shortens the steps that a rare gradient makes
+ * with fp32 moments, which are at most lr (1 - beta1) / sqrt(1 - beta2).
+ *
+ * Moments are read exactly. Moments are rounded when they are stored, after all other uses: p
+ * depends on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/math/mx8.h). The random numbers of
+ * stochastic rounding (kernels/math/philox.h) are determined by (seed, t, element of the job) alone.
+ *
+ * Bytes per element: gradient 2 (fp32: 4) + master 8 + weight 2 + two moments, each read and
+ * written: 16 (fp32), 8 (bf16) or 4 1/8 (mx8), and half of that with one moment. For ADAMW with
+ * fp32 moments the sum is 28. */
+#ifndef CST_UPDATE_H
+#define CST_UPDATE_H
+
+#include "cistern/optimizer.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CST_UPDATE_NAN 0x7fc00000u /* Bit pattern of every NaN in updated states. */
+/* Number of elements that are processed together; also the size of an mx8 block. */
+#define CST_UPDATE_GROUP 32
+
+/* Scalars derived from the hyper-parameters for one span and step. The scalars are computed in
+ * double and rounded to float. */
+struct cst_update_scalars {
+    float grad_scale;   /* Factor of the gradient: loss scale x clip factor. */
+    float beta1, beta2; /* As given. */
+    /* (float)(1 - (double)beta), not 1 - beta in float. */
+    float one_minus_beta1;
+    float one_minus_beta2;
+    float inv_sqrt_bias2; /* 1 / sqrt(1 - beta2^t). */
+    float eps;
+    float lr;           /* As given, times the scale of the span. */
+    float weight_decay; /* As given, times the scale of the span. */
+    float decay;        /* 1 - lr * weight_decay. */
+    float step_size;    /* lr / (1 - beta1^t). */
+    float ratio_limit;  /* 1 - beta1^t: the largest |m / d| if moments are mx8. */
+};
+
+/* Compute the scalars of step @t of the optimizer, counted from 1. @lr and @weight_decay are those
+ * of the span. The bits are the same on every machine: powers are computed by repeated squaring,
+ * and sqrt is the only function of libm. Any thread. */
+void cst_update_prepare(struct cst_update_scalars *out, double lr, double beta1, double beta2,
+                        double eps, double weight_decay, float grad_scale, uint64_t t);
+
+/* A row of moments, from some element on. */
+struct cst_update_moment {
+    /* fp32 or bf16 values, or mx8 codes. NULL: the optimizer does not have this moment. */
+    void *values;
+    uint8_t *exponents; /* mx8: exponents of 32 elements each. Otherwise NULL. */
+};
+
+/* Addresses from which n elements are read and to which they are written. The update is in place if
+ * both are the same rows. The weights may overwrite a bf16 gradient. With mx8, element 0 is the
+ * first of a block. */
+struct cst_update_rows {
+    /* The gradient as bf16 or as fp32. The other pointer is NULL. */
+    const uint16_t *grad_bf16;
+    const float *grad_fp32;
+    const float *master_in;
+    struct cst_update_moment moments_in[2]; /* exp_avg and exp_avg_sq; read only. */
+    float *master;
+    struct cst_update_moment moments[2];
+    uint16_t *weight;
+    /* Rows that will be summed next. The kernel prefetches as many of their elements as it updates,
+     * while it waits for its own rows. The addresses are hints: they may lie beyond the end of a
+     * row. */
+    const uint16_t *const *next;
+    uint32_t n_next;
+};
+
+/* Returns the bytes that a kernel reads plus the bytes that it writes for @n elements of @rows. A
+ * row that is read and written counts twice; of mx8, whole exponents count. Any thread. */
+uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments moments, size_t n);
+
+/* Identification of the random numbers of an update. */
+struct cst_update_random {
+    uint64_t seed; /* Seed of the job. */
+    uint64_t t;    /* Step of the optimizer. */
+    /* Number of the first element: number of its tile x CST_TILE_ELEMS + place in the tile. It is a
+     * multiple of CST_UPDATE_GROUP. */
+    uint64_t element;
+};
+
+struct cst_update_undo; /* Defined in kernels/math/update_undo.h. */
+
+/* Update n elements, for any n. Rows may begin at any whole element. Rows do not overlap, except
+ * where they are the same row. @random is not read with fp32 moments or rounding to nearest. @undo
+ * holds, at any instruction, the old values of each element that may be half changed. With @undo,
+ * rows in shared memory that are updated in place can be restored after kill -9. NULL: old values
+ * are not kept. When the function returns, all its stores are ordered before later stores of the
+ * thread. The function does not allocate. Any thread. */
+typedef void (*cst_update_fn)(const struct cst_update_scalars *scalars,
+                              const struct cst_update_random *random, size_t n,
+                              const struct cst_update_rows *rows, struct cst_update_undo *undo);
+
+/* The update kernels of an instruction set: [optimizer][moments][rounding]. Both roundings of fp32
+ * moments have the same kernel. */
+struct cst_update_table {
+    cst_update_fn v[CST_OPTIMIZER_COUNT][CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
+};
+
+extern const struct cst_update_table cst_update_ref, cst_update_avx2, cst_update_avx512;
+
+#endif

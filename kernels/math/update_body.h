@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The update of rows over vectors: the common part of update_ref.c, update_avx2.c and
+ * update_avx512.c, which add only their vectors. Included once, after one of kernels/math/vec_*.h. The
+ * file defines the table UPDATE_TABLE. Private to kernels/.
+ *
+ * A group is loaded, computed and stored before the next group is begun, because the weights may
+ * overwrite the gradient. Weights are only written; whole lines of them bypass the cache where
+ * alignment permits. Elements after the last whole group are processed in a group of their own in
+ * other memory, which is padded with zeros. */
+#include "kernels/math/formats.h"
+#include "kernels/math/update_undo.h"
+
+#include <string.h>
+
+/* Distance in groups by which rows are prefetched. */
+#define AHEAD_GROUPS 16
+
+#define ALWAYS_INLINE __attribute__((always_inline)) static inline
+
+/* Compile-time parameters of one specialised update loop. */
+struct way {
+    enum cst_optimizer optimizer;
+    enum cst_moments moments;
+    enum cst_rounding rounding;
+};
+
+ALWAYS_INLINE unsigned n_moments(struct way way)
+{
+    return way.optimizer == CST_OPTIMIZER_ADAMW || way.optimizer == CST_OPTIMIZER_ADAM ? 2 : 1;
+}
+
+/* Returns whether the rounding takes random words. */
+ALWAYS_INLINE bool takes_random(struct way way)
+{
+    return way.moments != CST_MOMENTS_FP32 && way.rounding == CST_ROUNDING_STOCHASTIC;
+}
+
+/* Data that all groups of a call share. */
+struct call {
+    struct cst_formula_scalars scalars;
+    struct cst_philox_keys keys;
+    uint64_t first; /* Number of the first group. */
+    uint64_t t;     /* Step of the optimizer. */
+    bool stream;    /* The weights bypass the cache. */
+    bool over;      /* The weights overwrite the gradient. */
+};
+
+ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_update_rows *r,
+                                             size_t i)
+{
+    struct cst_update_rows at = {.grad_bf16 = r->grad_bf16 == NULL ? NULL : r->grad_bf16 + i,
+                                 .grad_fp32 = r->grad_bf16 == NULL ? r->grad_fp32 + i : NULL,
+                                 .master_in = r->master_in + i,
+                                 .master = r->master + i,
+                                 .weight = r->weight + i};
+
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        at.moments_in[k] = cst_format_at(way.moments, &r->moments_in[k], i);
+        at.moments[k] = cst_format_at(way.moments, &r->moments[k], i);
+    }
+    return at;
+}
+
+/* Random words of two groups, of which the first has an even number. */
+struct words {
+    struct cst_vec_bits v[2][CST_VEC_GROUP / 2];
+};
+
+/* Draw the words of group @index of the call and of the next group, unless they are in @words
+ * already. */
+ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, struct words *words)
+{
+    uint64_t group = call->first + index;
+
+    if (takes_random(way) && (index == 0 || group % 2 == 0)) {
+        cst_vec_random(&call->keys, group / 2, call->t, words->v);
+    }
+}
+
+/* Update one group, at the start of @rows. @words are the group's random words, which are not read
+ * if the rounding takes none. */
+ALWAYS_INLINE void do_group(struct way way, const struct call *call,
+                            const struct cst_update_rows *rows,
+                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP], own[CST_VEC_GROUP / 2];
+    struct cst_vec moments[2][CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        cst_format_load(way.moments, k, &rows->moments_in[k], moments[k]);
+    }
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        int at = j * CST_VEC_LANES;
+        struct cst_formula_states x = {.p = cst_vec_load(rows->master_in + at),
+                                       .m = moments[0][j],
+                                       .v = n_moments(way) == 2 ? moments[1][j] : moments[0][j]};
+        struct cst_vec g = rows->grad_bf16 != NULL ? cst_vec_load_bf16(rows->grad_bf16 + at)
+                                                   : cst_vec_load(rows->grad_fp32 + at);
+
+        cst_formula_apply(way.optimizer, way.moments, &call->scalars, g, &x);
+        cst_vec_store(rows->master + at, x.p);
+        upper[j] = cst_round_bf16(x.p);
+        moments[0][j] = x.m;
+        moments[1][j] = x.v;
+    }
+    cst_vec_store_upper(rows->weight, upper, call->stream);
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP / 2; j++) {
+            own[j] = !takes_random(way) ? cst_vec_set_bits(0)
+                     : k == 0           ? words[j]
+                                        : cst_vec_other(words[j]);
+        }
+        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], own);
+    }
+}
+
+/* Prefetch the lines that the rows will need AHEAD_GROUPS groups later. A prefetch beyond the end
+ * of a row has no effect. The prefetcher of the processor alone does not look far enough ahead,
+ * because of the additional stores of the undo. */
+ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
+{
+    const char *far = (const char *)((uintptr_t)at + AHEAD_GROUPS * group_bytes);
+
+    cst_vec_ahead(far);
+    if (group_bytes > 64) {
+        cst_vec_ahead(far + 64);
+    }
+}
+
+ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows)
+{
+    ahead(rows->master_in, CST_UPDATE_GROUP * sizeof(float));
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        ahead(rows->moments_in[k].values, cst_format_bytes(way.moments));
+    }
+    if (rows->grad_bf16 != NULL) {
+        ahead(rows->grad_bf16, CST_UPDATE_GROUP * sizeof(uint16_t));
+    } else {
+        ahead(rows->grad_fp32, CST_UPDATE_GROUP * sizeof(float));
+    }
+}
+
+/* Prefetch one group's part of the rows that are summed next. */
+ALWAYS_INLINE void next_ahead(const struct cst_update_rows *rows, size_t i)
+{
+    for (uint32_t r = 0; r < rows->n_next; r++) {
+        cst_vec_ahead((const void *)((uintptr_t)rows->next[r] + i * sizeof *rows->next[r]));
+    }
+}
+
+/* Copy @bytes of a group, a multiple of 32. */
+ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
+{
+    const size_t step = CST_VEC_LANES * sizeof(float);
+    size_t i = 0;
+
+    for (; step > sizeof(float) && i + step <= bytes; i += step) {
+        cst_vec_store((float *)((char *)to + i),
+                      cst_vec_load((const float *)((const char *)from + i)));
+    }
+    memcpy((char *)to + i, (const char *)from + i, bytes - i);
+}
+
+/* Save the @n elements at the start of @rows, number @first of the update, in @buffer and hold
+ * them. The whole group is readable. */
+ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
+                        const struct cst_update_rows *rows, size_t first, size_t n, bool over)
+{
+    struct cst_update_old *old = &undo->old[buffer];
+
+    if (over) {
+        copy(old->grad, rows->grad_bf16, sizeof old->grad);
+    }
+    copy(old->master, rows->master_in, sizeof old->master);
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
+        if (way.moments == CST_MOMENTS_MX8) {
+            old->exponents[k] = *rows->moments_in[k].exponents;
+        }
+    }
+    cst_update_undo_hold(undo,
+                         cst_update_undo_word(undo->base + (uint32_t)first, (uint32_t)n, buffer));
+}
+
+/* A group in memory of its own. */
+struct padded {
+    alignas(64) uint16_t grad_bf16[CST_UPDATE_GROUP];
+    alignas(64) float grad_fp32[CST_UPDATE_GROUP];
+    alignas(64) float master[CST_UPDATE_GROUP];
+    alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
+    alignas(64) uint16_t weight[CST_UPDATE_GROUP];
+    uint8_t exponents[2];
+};
+
+/* Copy the @n elements at the start of @rows into @padded, and set @out to the rows of @padded. */
+ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_update_rows *rows,
+                       size_t n, struct cst_update_rows *out)
+{
+    const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
+
+    memset(padded, 0, sizeof *padded);
+    *out = (struct cst_update_rows){
+        .master_in = padded->master, .master = padded->master, .weight = padded->weight};
+    if (rows->grad_bf16 != NULL) {
+        memcpy(padded->grad_bf16, rows->grad_bf16, n * sizeof *rows->grad_bf16);
+        out->grad_bf16 = padded->grad_bf16;
+    } else {
+        memcpy(padded->grad_fp32, rows->grad_fp32, n * sizeof *rows->grad_fp32);
+        out->grad_fp32 = padded->grad_fp32;
+    }
+    memcpy(padded->master, rows->master_in, n * sizeof *rows->master_in);
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        memcpy(padded->moments[k], rows->moments_in[k].values, n * bytes);
+        if (way.moments == CST_MOMENTS_MX8) {
+            padded->exponents[k] = *rows->moments_in[k].exponents;
+        }
+        out->moments_in[k] = out->moments[k] = (struct cst_update_moment){
+            .values = padded->moments[k], .exponents = &padded->exponents[k]};
+    }
+}
+
+/* Copy the updated elements from @padded back to @rows. */
+ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
+                         const struct cst_update_rows *rows, size_t n)
+{
+    const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
+
+    memcpy(rows->master, padded->master, n * sizeof *rows->master);
+    memcpy(rows->weight, padded->weight, n * sizeof *rows->weight);
+    CST_VEC_UNROLL
+    for (unsigned k = 0; k < n_moments(way); k++) {
+        memcpy(rows->moments[k].values, padded->moments[k], n * bytes);
+        if (way.moments == CST_MOMENTS_MX8) {
+            *rows->moments[k].exponents = padded->exponents[k];
+        }
+    }
+}
+
+/* Update the last @n elements of the call, from element @i on. @n is smaller than a group. */
+ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
+                           const struct cst_update_rows *rows, size_t i, size_t n,
+                           struct words *words, struct cst_update_undo *undo, uint32_t buffer)
+{
+    struct cst_update_rows at = rows_at(way, rows, i), inside;
+    struct call plain = *call;
+    size_t index = i / CST_UPDATE_GROUP;
+    struct padded padded;
+
+    plain.stream = false;
+    pad(way, &padded, &at, n, &inside);
+    if (undo != NULL) {
+        save(way, undo, buffer, &inside, i, n, call->over);
+    }
+    draw(way, call, index, words);
+    do_group(way, &plain, &inside, words->v[(call->first + index) % 2]);
+    unpad(way, &padded, &at, n);
+}
+
+ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scalars,
+                          const struct cst_update_random *random, size_t n,
+                          const struct cst_update_rows *given, struct cst_update_undo *undo)
+{
+    const struct cst_update_rows rows = *given;
+    struct call call = {.stream = cst_vec_can_stream(rows.weight),
+                        .over = rows.weight == rows.grad_bf16};
+    struct words words;
+    uint32_t buffer = 0;
+    size_t i = 0;
+
+    cst_formula_broadcast(&call.scalars, scalars);
+    if (takes_random(way)) {
+        cst_philox_schedule(&call.keys, random->seed);
+        call.first = random->element / CST_UPDATE_GROUP;
+        call.t = random->t;
+    }
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP, buffer ^= 1) {
+        const struct cst_update_rows at = rows_at(way, &rows, i);
+
+        if (undo != NULL) {
+            rows_ahead(way, &at);
+            save(way, undo, buffer, &at, i, CST_UPDATE_GROUP, call.over);
+        }
+        next_ahead(&rows, i);
+        draw(way, &call, i / CST_UPDATE_GROUP, &words);
+        do_group(way, &call, &at, words.v[(call.first + i / CST_UPDATE_GROUP) % 2]);
+    }
+    if (i < n) {
+        do_tail(way, &call, &rows, i, n - i, &words, undo, buffer);
+    }
+    cst_vec_fence();
+}
+
+#define ENTRY(function, name, format, how, suffix)                                                 \
+    static void function##suffix(const struct cst_update_scalars *scalars,                         \
+                                 const struct cst_update_random *random, size_t n,                 \
+                                 const struct cst_update_rows *rows, struct cst_update_undo *undo) \
+    {                                                                                              \
+        update((struct way){CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how},       \
+               scalars, random, n, rows, undo);                                                    \
+    }
+
+#define ENTRIES(name, function)                                                                    \
+    ENTRY(function, name, FP32, NEAREST, _fp32)                                                    \
+    ENTRY(function, name, BF16, STOCHASTIC, _bf16_stochastic)                                      \
+    ENTRY(function, name, BF16, NEAREST, _bf16_nearest)                                            \
+    ENTRY(function, name, MX8, STOCHASTIC, _mx8_stochastic)                                        \
+    ENTRY(function, name, MX8, NEAREST, _mx8_nearest)
+CST_FORMULAS(ENTRIES)
+
+#define ROWS(name, function)                                                                       \
+    [CST_OPTIMIZER_##                                                                              \
+        name] = {[CST_MOMENTS_FP32] = {[CST_ROUNDING_STOCHASTIC] = function##_fp32,                \
+                                       [CST_ROUNDING_NEAREST] = function##_fp32},                  \
+                 [CST_MOMENTS_BF16] = {[CST_ROUNDING_STOCHASTIC] = function##_bf16_stochastic,     \
+                                       [CST_ROUNDING_NEAREST] = function##_bf16_nearest},          \
+                 [CST_MOMENTS_MX8] = {[CST_ROUNDING_STOCHASTIC] = function##_mx8_stochastic,       \
+                                      [CST_ROUNDING_NEAREST] = function##_mx8_nearest}},
+
+const struct cst_update_table UPDATE_TABLE = {.v = {CST_FORMULAS(ROWS)}};

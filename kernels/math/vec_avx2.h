@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vectors of kernels/math/vec_ref.h in AVX2, with 8 lanes. */
+#ifndef CST_VEC_AVX2_H
+#define CST_VEC_AVX2_H
+
+#include "kernels/math/philox.h"
+#include "kernels/math/update.h"
+
+#include <immintrin.h>
+#include <stdbool.h>
+
+#define CST_VEC_LANES 8
+#define CST_VEC_GROUP 4
+#define CST_VEC_UNROLL _Pragma("GCC unroll 4")
+
+struct cst_vec {
+    __m256 x;
+};
+
+struct cst_vec_bits {
+    __m256i x;
+};
+
+CST_INLINE struct cst_vec cst_vec_of(__m256 x)
+{
+    return (struct cst_vec){x};
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_bits_of(__m256i x)
+{
+    return (struct cst_vec_bits){x};
+}
+
+CST_INLINE struct cst_vec cst_vec_set(float x)
+{
+    return cst_vec_of(_mm256_set1_ps(x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_set_bits(uint32_t x)
+{
+    return cst_vec_bits_of(_mm256_set1_epi32((int)x));
+}
+
+CST_INLINE struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
+{
+    return cst_vec_of(_mm256_castsi256_ps(b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
+{
+    return cst_vec_bits_of(_mm256_castps_si256(v.x));
+}
+
+/* -- arithmetic ----------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm256_add_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm256_sub_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm256_mul_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm256_div_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
+{
+    return cst_vec_of(_mm256_sqrt_ps(a.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_of(_mm256_fmadd_ps(a.x, b.x, c.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_of(_mm256_fnmadd_ps(a.x, b.x, c.x));
+}
+
+/* -- bits ----------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_and_si256(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_or_si256(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_add_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_sub_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
+{
+    return cst_vec_bits_of(_mm256_srli_epi32(a.x, n));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_min_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_max_epi32(a.x, b.x));
+}
+
+/* -- choice by lane ------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm256_blendv_ps(b.x, a.x, _mm256_cmp_ps(x.x, x.x, _CMP_UNORD_Q)));
+}
+
+CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    __m256 k = _mm256_cmp_ps(x.x, _mm256_setzero_ps(), _CMP_EQ_OQ);
+
+    return cst_vec_of(_mm256_blendv_ps(b.x, a.x, k));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
+                                               struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    __m256i k = _mm256_castps_si256(_mm256_cmp_ps(x.x, y.x, _CMP_LT_OQ));
+
+    return cst_vec_bits_of(_mm256_blendv_epi8(b.x, a.x, k));
+}
+
+/* -- memory --------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_load(const float *at)
+{
+    return cst_vec_of(_mm256_loadu_ps(at));
+}
+
+CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
+{
+    _mm256_storeu_ps(at, v.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)at);
+
+    return cst_vec_of(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)));
+}
+
+CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
+{
+    __m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
+
+    /* Sign extension has put the sign into the two highest bits of the half. The mask clears the
+     * lower of the two. */
+    c = _mm_and_si128(_mm_slli_epi16(c, 7), _mm_set1_epi16((short)0xbfff));
+    return cst_vec_of(_mm256_cvtph_ps(c));
+}
+
+CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+{
+    __m128i c = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)codes));
+
+    return cst_vec_of(_mm256_cvtph_ps(_mm_slli_epi16(c, 7)));
+}
+
+/* -- groups --------------------------------------------------------------------------------- */
+
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    bool stream)
+{
+    for (int j = 0; j < CST_VEC_GROUP; j += 2) {
+        __m256i h =
+            _mm256_packus_epi32(_mm256_srli_epi32(v[j].x, 16), _mm256_srli_epi32(v[j + 1].x, 16));
+
+        /* Packing works on each half of the register. */
+        h = _mm256_permute4x64_epi64(h, 0xd8);
+
+        if (stream) {
+            _mm256_stream_si256((__m256i *)(void *)(at + 8 * j), h);
+        } else {
+            _mm256_storeu_si256((__m256i *)(void *)(at + 8 * j), h);
+        }
+    }
+}
+
+/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i. */
+struct cst_vec_squares {
+    __m256d x[4];
+};
+
+CST_INLINE void cst_vec_add_squares(struct cst_vec_squares *sums,
+                                    const struct cst_vec v[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(v[j].x));
+        __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(v[j].x, 1));
+        __m256d *lanes = &sums->x[j % 2 * 2];
+
+        lanes[0] = _mm256_fmadd_pd(low, low, lanes[0]);
+        lanes[1] = _mm256_fmadd_pd(high, high, lanes[1]);
+    }
+}
+
+CST_INLINE bool cst_vec_can_stream(const void *at)
+{
+    return ((uintptr_t)at & 31) == 0;
+}
+
+CST_INLINE void cst_vec_fence(void)
+{
+    _mm_sfence();
+}
+
+CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i low = _mm256_packus_epi32(v[0].x, v[1].x);
+    __m256i high = _mm256_packus_epi32(v[2].x, v[3].x);
+    __m256i c = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+
+    _mm256_storeu_si256((__m256i *)(void *)at, c);
+}
+
+CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    __m256i a =
+        _mm256_max_epi32(_mm256_max_epi32(v[0].x, v[1].x), _mm256_max_epi32(v[2].x, v[3].x));
+    __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+
+    b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+    b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(b);
+}
+
+/* Random words from four counters, one in each 64-bit lane. The halves of a product are then where
+ * the next round needs them. Other bits in the upper halves do not affect the multiplication. The
+ * order of the counters is the one that the final unpacking needs. */
+CST_INLINE void cst_vec_random_one(const struct cst_philox_keys *keys, uint64_t n, uint64_t t,
+                                   struct cst_vec_bits out[CST_VEC_GROUP / 2])
+{
+    const __m256i m0 = _mm256_set1_epi64x(CST_PHILOX_M0);
+    const __m256i m1 = _mm256_set1_epi64x(CST_PHILOX_M1);
+    __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x((long long)n), _mm256_setr_epi64x(0, 2, 1, 3));
+    __m256i c1 = _mm256_set1_epi64x((long long)(n >> 32));
+    __m256i c2 = _mm256_set1_epi64x((long long)t);
+    __m256i c3 = _mm256_set1_epi64x((long long)(t >> 32));
+
+#pragma GCC unroll 10
+    for (int r = 0; r < CST_PHILOX_ROUNDS; r++) {
+        __m256i p0 = _mm256_mul_epu32(c0, m0);
+        __m256i p1 = _mm256_mul_epu32(c2, m1);
+
+        c0 = _mm256_xor_si256(_mm256_srli_epi64(p1, 32),
+                              _mm256_xor_si256(c1, _mm256_set1_epi32((int)keys->v[r][0])));
+        c2 = _mm256_xor_si256(_mm256_srli_epi64(p0, 32),
+                              _mm256_xor_si256(c3, _mm256_set1_epi32((int)keys->v[r][1])));
+        c1 = p1;
+        c3 = p0;
+    }
+    c0 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
+    c2 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
+    out[0] = cst_vec_bits_of(_mm256_unpacklo_epi64(c0, c2));
+    out[1] = cst_vec_bits_of(_mm256_unpackhi_epi64(c0, c2));
+}
+
+CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
+                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
+{
+    cst_vec_random_one(keys, pair * 8, t, out[0]);
+    cst_vec_random_one(keys, pair * 8 + 4, t, out[1]);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
+{
+    return cst_vec_bits_of(_mm256_mullo_epi16(words.x, _mm256_set1_epi16((short)CST_PHILOX_OTHER)));
+}
+
+CST_INLINE void cst_vec_ahead(const void *at)
+{
+    _mm_prefetch((const char *)at, _MM_HINT_T0);
+}
+
+#endif

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vectors of kernels/math/vec_ref.h in AVX-512, with 16 lanes. The bf16 conversion instruction of
+ * the processor is not used because it flushes subnormals to zero. */
+#ifndef CST_VEC_AVX512_H
+#define CST_VEC_AVX512_H
+
+#include "kernels/math/philox.h"
+#include "kernels/math/update.h"
+
+#include <immintrin.h>
+#include <stdbool.h>
+
+#define CST_VEC_LANES 16
+#define CST_VEC_GROUP 2
+#define CST_VEC_UNROLL _Pragma("GCC unroll 4")
+
+struct cst_vec {
+    __m512 x;
+};
+
+struct cst_vec_bits {
+    __m512i x;
+};
+
+CST_INLINE struct cst_vec cst_vec_of(__m512 x)
+{
+    return (struct cst_vec){x};
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_bits_of(__m512i x)
+{
+    return (struct cst_vec_bits){x};
+}
+
+CST_INLINE struct cst_vec cst_vec_set(float x)
+{
+    return cst_vec_of(_mm512_set1_ps(x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_set_bits(uint32_t x)
+{
+    return cst_vec_bits_of(_mm512_set1_epi32((int)x));
+}
+
+CST_INLINE struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
+{
+    return cst_vec_of(_mm512_castsi512_ps(b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
+{
+    return cst_vec_bits_of(_mm512_castps_si512(v.x));
+}
+
+/* -- arithmetic ----------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm512_add_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm512_sub_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm512_mul_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm512_div_ps(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
+{
+    return cst_vec_of(_mm512_sqrt_ps(a.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_of(_mm512_fmadd_ps(a.x, b.x, c.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_of(_mm512_fnmadd_ps(a.x, b.x, c.x));
+}
+
+/* -- bits ----------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_and_si512(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_or_si512(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_add_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_sub_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
+{
+    return cst_vec_bits_of(_mm512_srli_epi32(a.x, (unsigned)n));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_min_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_max_epi32(a.x, b.x));
+}
+
+/* -- choice by lane ------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm512_mask_mov_ps(b.x, _mm512_cmp_ps_mask(x.x, x.x, _CMP_UNORD_Q), a.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    __mmask16 k = _mm512_cmp_ps_mask(x.x, _mm512_setzero_ps(), _CMP_EQ_OQ);
+
+    return cst_vec_of(_mm512_mask_mov_ps(b.x, k, a.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
+                                               struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    __mmask16 k = _mm512_cmp_ps_mask(x.x, y.x, _CMP_LT_OQ);
+
+    return cst_vec_bits_of(_mm512_mask_mov_epi32(b.x, k, a.x));
+}
+
+/* -- memory --------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_load(const float *at)
+{
+    return cst_vec_of(_mm512_loadu_ps(at));
+}
+
+CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
+{
+    _mm512_storeu_ps(at, v.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)at);
+
+    return cst_vec_of(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)));
+}
+
+CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
+{
+    __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)codes));
+
+    /* Sign extension has put the sign into the two highest bits of the half. The mask clears the
+     * lower of the two. */
+    c = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff));
+    return cst_vec_of(_mm512_cvtph_ps(c));
+}
+
+CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+{
+    __m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)codes));
+
+    return cst_vec_of(_mm512_cvtph_ps(_mm256_slli_epi16(c, 7)));
+}
+
+/* -- groups --------------------------------------------------------------------------------- */
+
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    bool stream)
+{
+    const __m512i odd =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    __m512i h = _mm512_permutex2var_epi16(v[0].x, odd, v[1].x);
+
+    if (stream) {
+        _mm512_stream_si512((__m512i *)(void *)at, h);
+    } else {
+        _mm512_storeu_si512(at, h);
+    }
+}
+
+/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i. */
+struct cst_vec_squares {
+    __m512d x[2];
+};
+
+CST_INLINE void cst_vec_add_squares(struct cst_vec_squares *sums,
+                                    const struct cst_vec v[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(v[j].x));
+        __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(v[j].x, 1));
+
+        sums->x[0] = _mm512_fmadd_pd(low, low, sums->x[0]);
+        sums->x[1] = _mm512_fmadd_pd(high, high, sums->x[1]);
+    }
+}
+
+CST_INLINE bool cst_vec_can_stream(const void *at)
+{
+    return ((uintptr_t)at & 63) == 0;
+}
+
+CST_INLINE void cst_vec_fence(void)
+{
+    _mm_sfence();
+}
+
+CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        _mm_storeu_si128((__m128i *)(void *)(at + 16 * j), _mm512_cvtepi32_epi8(v[j].x));
+    }
+}
+
+CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    return (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(v[0].x, v[1].x));
+}
+
+/* Random words from eight counters, one in each 64-bit lane. The halves of a product are then where
+ * the next round needs them. Other bits in the upper halves do not affect the multiplication. The
+ * order of the counters is the one that the final unpacking needs. */
+CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
+                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
+{
+    const uint64_t n = pair * 8;
+    const __m512i m0 = _mm512_set1_epi64(CST_PHILOX_M0);
+    const __m512i m1 = _mm512_set1_epi64(CST_PHILOX_M1);
+    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)n),
+                                  _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+    __m512i c1 = _mm512_set1_epi64((long long)(n >> 32));
+    __m512i c2 = _mm512_set1_epi64((long long)t);
+    __m512i c3 = _mm512_set1_epi64((long long)(t >> 32));
+
+#pragma GCC unroll 10
+    for (int r = 0; r < CST_PHILOX_ROUNDS; r++) {
+        __m512i p0 = _mm512_mul_epu32(c0, m0);
+        __m512i p1 = _mm512_mul_epu32(c2, m1);
+
+        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,
+                                       _mm512_set1_epi32((int)keys->v[r][0]), 0x96);
+        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,
+                                       _mm512_set1_epi32((int)keys->v[r][1]), 0x96);
+        c1 = p1;
+        c3 = p0;
+    }
+    c0 = _mm512_mask_shuffle_epi32(c0, 0xaaaa, c1, _MM_PERM_CCAA);
+    c2 = _mm512_mask_shuffle_epi32(c2, 0xaaaa, c3, _MM_PERM_CCAA);
+    out[0][0] = cst_vec_bits_of(_mm512_unpacklo_epi64(c0, c2));
+    out[1][0] = cst_vec_bits_of(_mm512_unpackhi_epi64(c0, c2));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
+{
+    return cst_vec_bits_of(_mm512_mullo_epi16(words.x, _mm512_set1_epi16((short)CST_PHILOX_OTHER)));
+}
+
+CST_INLINE void cst_vec_ahead(const void *at)
+{
+    _mm_prefetch((const char *)at, _MM_HINT_T0);
+}
+
+#endif

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vectors of kernels/math/formulas.h and kernels/math/formats.h in plain C, with one lane. This file
+ * defines the meaning of each operation. vec_avx2.h, vec_avx512.h and vec.cuh of CUDA provide the
+ * same operations. Private to kernels/. A file includes only one of these headers. */
+#ifndef CST_VEC_REF_H
+#define CST_VEC_REF_H
+
+#include "kernels/math/cast.h"
+#include "kernels/math/philox.h"
+#include "kernels/math/update.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define CST_VEC_LANES 1
+#define CST_VEC_GROUP CST_UPDATE_GROUP /* Number of vectors in a group. */
+/* Precedes a loop over the few vectors of a group, or over moments. */
+#define CST_VEC_UNROLL
+
+/* fp32 lanes. */
+struct cst_vec {
+    float x;
+};
+
+/* The lanes as 32 bits each. */
+struct cst_vec_bits {
+    uint32_t x;
+};
+
+CST_INLINE struct cst_vec cst_vec_set(float x)
+{
+    struct cst_vec v = {x};
+
+    return v;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_set_bits(uint32_t x)
+{
+    struct cst_vec_bits v = {x};
+
+    return v;
+}
+
+CST_INLINE struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
+{
+    struct cst_vec v;
+
+    memcpy(&v.x, &b.x, sizeof v.x);
+    return v;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
+{
+    struct cst_vec_bits b;
+
+    memcpy(&b.x, &v.x, sizeof b.x);
+    return b;
+}
+
+/* -- arithmetic: each operation is rounded once --------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x + b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x - b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x * b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_set(a.x / b.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
+{
+    return cst_vec_set(sqrtf(a.x));
+}
+
+/* Returns a * b + c. */
+CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_set(fmaf(a.x, b.x, c.x));
+}
+
+/* Returns -a * b + c. */
+CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_set(fmaf(-a.x, b.x, c.x));
+}
+
+/* -- bits ----------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x & b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x | b.x);
+}
+
+/* Addition and subtraction of bits are modulo 2^32. */
+CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x + b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x - b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
+{
+    return cst_vec_set_bits(a.x >> n);
+}
+
+/* Returns the smaller (min) or the larger (max) of two numbers below 2^31. */
+CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return a.x < b.x ? a : b;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return a.x > b.x ? a : b;
+}
+
+/* -- choice by lane: returns a if the condition holds, else b ------------------------------ */
+
+CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return x.x != x.x ? a : b;
+}
+
+CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return x.x == 0.0f ? a : b;
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
+                                               struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return x.x < y.x ? a : b;
+}
+
+/* -- memory: addresses of any whole elements ----------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_load(const float *at)
+{
+    return cst_vec_set(*at);
+}
+
+CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
+{
+    *at = v.x;
+}
+
+CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    return cst_vec_set(cst_bf16_to_fp32(*at));
+}
+
+/* Convert IEEE halves with these bits to fp32. The conversion is exact. */
+CST_INLINE struct cst_vec cst_vec_from_half(uint32_t half)
+{
+    uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 0x3ffu;
+
+    if (exponent == 0) {
+        float magnitude = (float)fraction * 0x1p-24f;
+
+        return cst_vec_set(sign != 0 ? -magnitude : magnitude);
+    }
+    exponent = exponent == 31 ? 255 : exponent + 112;
+    return cst_vec_from_bits(cst_vec_set_bits(sign | exponent << 23 | fraction << 13));
+}
+
+/* Load codes of mx8 (kernels/math/mx8.h) without the exponent of the block: signed codes of exp_avg, and
+ * unsigned codes of exp_avg_sq. */
+CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
+{
+    return cst_vec_from_half((*codes & 0x80u) << 8 | (*codes & 0x7fu) << 7);
+}
+
+CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+{
+    return cst_vec_from_half((uint32_t)*codes << 7);
+}
+
+/* -- groups: CST_UPDATE_GROUP elements ------------------------------------------------------ */
+
+/* Store the upper halves of the lanes. @stream: bypass the cache; cst_vec_fence is then needed. */
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    bool stream)
+{
+    (void)stream;
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        at[j] = (uint16_t)(v[j].x >> 16);
+    }
+}
+
+/* Returns whether rows at @at can be stored with @stream. */
+CST_INLINE bool cst_vec_can_stream(const void *at)
+{
+    (void)at;
+    return false;
+}
+
+CST_INLINE void cst_vec_fence(void)
+{
+}
+
+/* Store the lowest byte of each lane. */
+CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        at[j] = (uint8_t)v[j].x;
+    }
+}
+
+/* Returns the largest lane. The highest bit of each lane is 0. */
+CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    uint32_t largest = 0;
+
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        largest = v[j].x > largest ? v[j].x : largest;
+    }
+    return largest;
+}
+
+/* Returns the random words of groups 2 x @pair and 2 x @pair + 1 in step @t. */
+CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
+                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
+{
+    for (unsigned i = 0; i < 8; i++) {
+        uint32_t words[4];
+
+        cst_philox_counter(words, pair * 2 + i / 4, i % 4, t);
+        cst_philox(keys, words);
+        for (unsigned k = 0; k < 4; k++) {
+            out[i / 4][i % 4 * 4 + k].x = words[k];
+        }
+    }
+}
+
+/* cst_philox_other of each lane. */
+CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
+{
+    return cst_vec_set_bits(cst_philox_other(words.x));
+}
+
+/* Prefetch the line at @at. */
+CST_INLINE void cst_vec_ahead(const void *at)
+{
+    (void)at;
+}
+
+#endif
