@@ -26,9 +26,15 @@ static int open_spare(void)
     return open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* The daemon is out of descriptors, and the connection would stay in the queue and wake the loop
- * again and again. Accept it with the spare descriptor and close it. */
-static void refuse_one(struct cstd_server *server, int listen_fd)
+/* While a connection cannot be accepted, it stays in the queue and would wake the loop again and
+ * again. */
+
+/* How long no connection is accepted after the kernel had no memory for one. */
+enum { PAUSE_MS = 100 };
+
+/* The daemon is out of descriptors. Accept a connection with the spare descriptor and close it.
+ * Returns whether it is gone. */
+static bool refuse_one(struct cstd_server *server, int listen_fd)
 {
     int fd;
 
@@ -40,6 +46,24 @@ static void refuse_one(struct cstd_server *server, int listen_fd)
         (void)close(fd);
     }
     server->spare_fd = open_spare();
+    return fd >= 0;
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events);
+
+static void accept_again(uv_timer_t *timer)
+{
+    struct cstd_server *server = timer->data;
+
+    (void)uv_poll_start(&server->user_poll, UV_READABLE, on_connection);
+    (void)uv_poll_start(&server->manager_poll, UV_READABLE, on_connection);
+}
+
+static void pause_accepting(struct cstd_server *server)
+{
+    (void)uv_poll_stop(&server->user_poll);
+    (void)uv_poll_stop(&server->manager_poll);
+    (void)uv_timer_start(&server->pause, accept_again, PAUSE_MS, 0);
 }
 
 /* max_sessions limits the users' connections. Managers may connect beyond it, up to their
@@ -173,8 +197,9 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     (void)events;
     if (fd >= 0) {
         admit(server, fd, manager);
-    } else if (errno == EMFILE || errno == ENFILE) {
-        refuse_one(server, listen_fd);
+    } else if (errno == ENOMEM || errno == ENOBUFS ||
+               ((errno == EMFILE || errno == ENFILE) && !refuse_one(server, listen_fd))) {
+        pause_accepting(server);
     }
 }
 
@@ -211,6 +236,8 @@ int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, str
         }
     }
     server->spare_fd = open_spare();
+    (void)uv_timer_init(&daemon->loop, &server->pause);
+    server->pause.data = server;
     start_poll(server, &server->user_poll, server->user.fd);
     start_poll(server, &server->manager_poll, server->manager.fd);
     return CST_OK;
@@ -227,6 +254,7 @@ void cstd_server_stop(struct cstd_server *server)
 {
     (void)uv_poll_stop(&server->user_poll);
     (void)uv_poll_stop(&server->manager_poll);
+    uv_close((uv_handle_t *)&server->pause, NULL);
     uv_close((uv_handle_t *)&server->user_poll, NULL);
     uv_close((uv_handle_t *)&server->manager_poll, NULL);
     cstd_listen_close(&server->user);

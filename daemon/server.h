@@ -16,6 +16,7 @@ struct cstd_server {
     struct cstd_daemon *daemon;
     struct cstd_listen user, manager;
     uv_poll_t user_poll, manager_poll;
+    uv_timer_t pause; /* Runs while no connection is accepted because memory is short. */
     /* Descriptor that is closed for a moment to accept and refuse a connection when the daemon is
      * out of descriptors. */
     int spare_fd;

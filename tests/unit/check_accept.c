@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of daemon/server while connections cannot be accepted: they stay in the queue, and the
+ * daemon sleeps between its tries. */
+#include "daemon/daemon.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { RUN_MS = 500, MOST_TRIES = 20 };
+
+/* With --wrap the linker redirects all calls of accept4 to __wrap_accept4. */
+int __wrap_accept4(int sock, struct sockaddr *addr, socklen_t *bytes, int flags);
+
+static struct cstd_daemon daemon_state;
+static int shortage;     /* errno of accept4 */
+static unsigned n_tries; /* number of calls of accept4 */
+
+int __wrap_accept4(int sock, struct sockaddr *addr, socklen_t *bytes, int flags)
+{
+    (void)sock;
+    (void)addr;
+    (void)bytes;
+    (void)flags;
+    n_tries++;
+    errno = shortage;
+    return -1;
+}
+
+static int connect_to(const char *path)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    (void)snprintf(addr.sun_path, sizeof addr.sun_path, "%s", path);
+    ck_assert_int_eq(connect(sock, (const struct sockaddr *)&addr, sizeof addr), 0);
+    return sock;
+}
+
+static void stop_loop(uv_timer_t *timer)
+{
+    uv_stop(timer->loop);
+}
+
+/* Run the daemon's loop for a while. */
+static void run(void)
+{
+    uv_timer_t end;
+
+    ck_assert_int_eq(uv_timer_init(&daemon_state.loop, &end), 0);
+    ck_assert_int_eq(uv_timer_start(&end, stop_loop, RUN_MS, 0), 0);
+    (void)uv_run(&daemon_state.loop, UV_RUN_DEFAULT);
+    uv_close((uv_handle_t *)&end, NULL);
+    (void)uv_run(&daemon_state.loop, UV_RUN_NOWAIT);
+}
+
+/* _i: which resource is short. */
+START_TEST(waits_for_memory)
+{
+    static const int shortages[] = {ENOMEM, ENOBUFS, EMFILE, ENFILE};
+    char directory[] = "/tmp/cistern-accept-XXXXXX";
+    struct cstd_settings settings = {0};
+    struct cst_err err;
+    int sock;
+
+    shortage = shortages[_i];
+    n_tries = 0;
+    ck_assert_ptr_nonnull(mkdtemp(directory));
+    (void)snprintf(settings.socket, sizeof settings.socket, "%s/user", directory);
+    (void)snprintf(settings.manager_socket, sizeof settings.manager_socket, "%s/manager",
+                   directory);
+    daemon_state.config = &settings;
+    ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
+    ck_assert_int_eq(cstd_server_open(&daemon_state.server, &daemon_state, &err), CST_OK);
+    sock = connect_to(settings.socket);
+    run();
+    ck_assert_uint_ge(n_tries, 2);
+    ck_assert_uint_le(n_tries, MOST_TRIES);
+    ck_assert_int_eq(close(sock), 0);
+    cstd_server_stop(&daemon_state.server);
+    ck_assert_int_eq(rmdir(directory), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("accept");
+    TCase *tcase = suite_case(suite, "accept", NULL, NULL);
+
+    tcase_add_loop_test(tcase, waits_for_memory, 0, 4);
+    return suite_run(suite);
+}
