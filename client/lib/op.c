@@ -4,8 +4,6 @@
 #include "client/lib/job.h"
 #include "client/lib/poison.h"
 
-#include <string.h>
-
 static void fill_io(const struct cst_job *job, int op, bool backward, struct cst_io *io)
 {
     const struct cst_lease_operator *o = &job->operators[op];

@@ -4,8 +4,6 @@
 #include "client/lib/hyper.h"
 #include "client/lib/job.h"
 
-#include <string.h>
-
 /* -- sync ------------------------------------------------------------------------------------- */
 
 /* Send the Sync. From then on, replies to earlier batches are ignored. If the sync fails, the step

@@ -151,7 +151,8 @@ static int zero(void *arg, uint32_t tensor, const struct cst_lease *lease, struc
     return CST_OK;
 }
 
-/* The next computation waits for the copy that sequence.awaited_copy names. */
+/* The next computation waits for the copy that sequence.awaited_copy names. A mark does not wait
+ * for it: weights that are given back unused leave a little earlier than those of a real worker. */
 static int await(void *arg, uint64_t copy, struct cst_err *err)
 {
     (void)arg;
