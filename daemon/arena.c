@@ -29,12 +29,11 @@ void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n)
                    cst_size_text(budget->limit, limit), kept);
 }
 
-int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
-                     const char *what, struct cst_err *err)
+int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_account *account,
+                      uint64_t bytes, const char *what, struct cst_err *err)
 {
     uint64_t left = cstd_budget_unused(budget);
     char use[CSTD_BUDGET_WORDS], wants[CST_SIZE_EXACT], lacks[CST_SIZE_EXACT];
-    int rc;
 
     if (bytes > left) {
         cstd_budget_words(budget, use, sizeof use);
@@ -43,8 +42,17 @@ int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *acco
                            cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
                            budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "");
     }
-    rc = cstd_quota_take(account, budget->resource, bytes, what, err);
-    budget->used += rc == CST_OK ? bytes : 0;
+    return cstd_quota_check(account, budget->resource, bytes, what, err);
+}
+
+int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
+                     const char *what, struct cst_err *err)
+{
+    int rc = cstd_budget_check(budget, account, bytes, what, err);
+
+    if (rc == CST_OK) {
+        cstd_budget_force(budget, account, bytes);
+    }
     return rc;
 }
 
@@ -253,11 +261,6 @@ int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *er
 void cstd_segment_empty(struct cstd_segment *segment)
 {
     cstd_remains_punch(segment->fd, segment->bytes);
-}
-
-void cstd_segment_ref(struct cstd_segment *segment)
-{
-    segment->n_refs++;
 }
 
 /* Close the files and give the charge back. A memfd that workers may still hold is handed over to

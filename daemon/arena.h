@@ -38,6 +38,10 @@ struct cstd_budget {
     struct cstd_remains *remains;
 };
 
+/* Check like cstd_budget_take, but charge nothing. */
+int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_account *account,
+                      uint64_t bytes, const char *what, struct cst_err *err);
+
 /* Charge @bytes to @budget and to the user's @account (NULL: to no user). @what names the purpose
  * in messages. CST_EBUDGET: the limit of the budget or of the user would be exceeded, and nothing
  * is charged; @err has all numbers and, for a limit of the user, the key in [quota]. */
@@ -180,7 +184,10 @@ int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *er
 void cstd_segment_empty(struct cstd_segment *segment);
 
 /* Take one more reference. */
-void cstd_segment_ref(struct cstd_segment *segment);
+static inline void cstd_segment_ref(struct cstd_segment *segment)
+{
+    segment->n_refs++;
+}
 
 /* Release one reference. The last one closes the memory or hands a memfd over to cstd_remains_drop,
  * gives the charge back, calls on_gone and frees the segment. The charge of a memfd that processes

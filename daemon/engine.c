@@ -48,11 +48,6 @@ void cstd_engine_init(struct cstd_engine *engine, struct cstd_engines *engines, 
     }
 }
 
-bool cstd_engine_is_gpu(const struct cstd_engine *engine)
-{
-    return engine->device[0] != '\0';
-}
-
 const char *cstd_engine_kind(const struct cstd_engine *engine)
 {
     if (cstd_simulated_is(engine->device)) {
@@ -92,11 +87,6 @@ int cstd_engine_send(struct cstd_engine *engine, uint16_t type, uint64_t request
                      const ProtobufCMessage *message, int fd)
 {
     return send_message(engine, type, request, message, &fd, fd >= 0 ? 1 : 0);
-}
-
-bool cstd_engine_is_up(const struct cstd_engine *engine)
-{
-    return engine->state == CSTD_ENGINE_READY || engine->state == CSTD_ENGINE_MOUNTING;
 }
 
 static void send_setup(struct cstd_engine *engine)

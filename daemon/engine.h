@@ -121,7 +121,10 @@ void cstd_engine_unuse(struct cstd_engine *engine);
 
 /* True for the engine of an accelerator (a GPU or a simulated accelerator), false for that of a
  * NUMA node. */
-bool cstd_engine_is_gpu(const struct cstd_engine *engine);
+static inline bool cstd_engine_is_gpu(const struct cstd_engine *engine)
+{
+    return engine->device[0] != '\0';
+}
 
 /* Returns "host", "cuda" or "paced". */
 const char *cstd_engine_kind(const struct cstd_engine *engine);
@@ -136,7 +139,10 @@ int cstd_engine_send(struct cstd_engine *engine, uint16_t type, uint64_t request
                      const ProtobufCMessage *message, int fd);
 
 /* True if the process runs and can be asked to map segments. */
-bool cstd_engine_is_up(const struct cstd_engine *engine);
+static inline bool cstd_engine_is_up(const struct cstd_engine *engine)
+{
+    return engine->state == CSTD_ENGINE_READY || engine->state == CSTD_ENGINE_MOUNTING;
+}
 
 /* Send unsent commands until the socket is full. Called once per turn of the loop, and when the
  * socket is writable again. */

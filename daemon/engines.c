@@ -205,11 +205,6 @@ void cstd_engines_close(struct cstd_engines *engines)
 
 /* -- segments ------------------------------------------------------------------------------- */
 
-uint32_t cstd_engines_segment_id(struct cstd_engines *engines)
-{
-    return engines->next_segment++;
-}
-
 static void list_segment(struct cstd_engines *engines, struct cstd_segment *segment)
 {
     struct cstd_segment **bucket = &engines->buckets[segment->id % CSTD_ENGINES_BUCKETS];

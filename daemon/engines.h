@@ -91,7 +91,10 @@ void cstd_engines_stop(struct cstd_engines *engines);
 void cstd_engines_close(struct cstd_engines *engines);
 
 /* Returns an id for a new segment. */
-uint32_t cstd_engines_segment_id(struct cstd_engines *engines);
+static inline uint32_t cstd_engines_segment_id(struct cstd_engines *engines)
+{
+    return engines->next_segment++;
+}
 
 /* Map @segment in its engines. The fields engines, populate, bind and lock say where and how.
  * on_mounted is called when all engines have answered, never inside this call. An engine that had

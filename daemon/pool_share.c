@@ -179,17 +179,6 @@ static bool is_shared(const struct cstd_job *job, uint32_t rank)
     return false;
 }
 
-static int check(const struct cstd_job *job, struct cstd_budget *budget, uint64_t bytes,
-                 struct cst_err *err)
-{
-    int rc = cstd_budget_take(budget, job->account, bytes, job->name, err);
-
-    if (rc == CST_OK) {
-        cstd_budget_give(budget, job->account, bytes);
-    }
-    return rc;
-}
-
 /* Check @bytes against the limit of the control group. The kernel would not refuse memory beyond
  * the limit, but kill an engine. */
 static int check_machine(const struct cstd_daemon *daemon, uint64_t bytes, const char *name,
@@ -227,7 +216,7 @@ static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, stru
 {
     struct cstd_daemon *daemon = job->daemon;
     int rc = all ? check_machine(daemon, bytes + pools_on(job, NULL), job->name, err)
-                 : check(job, &daemon->host, bytes, err);
+                 : cstd_budget_check(&daemon->host, job->account, bytes, job->name, err);
 
     /* Removing jobs that are done frees host memory only; they have no pools. */
     if (rc != CST_OK && job->account != NULL) {
@@ -248,14 +237,16 @@ static int check_budgets(const struct cstd_job *job, struct cst_err *err)
         struct cstd_gpu *gpu = job->workers[r].gpu;
 
         if (!is_shared(job, r)) {
-            rc = check(job, cstd_memory_budget(job->daemon, gpu),
-                       room_bytes(job, &rooms, gpu) + pools_on(job, gpu), err);
+            rc = cstd_budget_check(cstd_memory_budget(job->daemon, gpu), job->account,
+                                   room_bytes(job, &rooms, gpu) + pools_on(job, gpu), job->name,
+                                   err);
         }
     }
     /* Accelerators without pools. For an accelerator with pools the sum above was at least as
      * large. */
     for (uint32_t i = 0; i < rooms.n && rc == CST_OK; i++) {
-        rc = check(job, &rooms.v[i].gpu->pool, room_bytes(job, &rooms, rooms.v[i].gpu), err);
+        rc = cstd_budget_check(&rooms.v[i].gpu->pool, job->account,
+                               room_bytes(job, &rooms, rooms.v[i].gpu), job->name, err);
     }
     return rc == CST_OK ? check_host(job, host, true, err) : rc;
 }
