@@ -141,7 +141,7 @@ static const char *check_block_tickets(const struct cst_core *core)
                 kind = CST_FLIGHT_UPDATE;
             }
             if (block->state == CST_BLOCK_REDUCING &&
-                block->ticket == core->chunks[block->chunk].update_ticket) {
+                block->ticket == core->chunks[block->chunk].update.ticket) {
                 kind = CST_FLIGHT_UPDATE; /* An update that also makes the sum. */
             }
             if (block->n_pieces > 0) {
@@ -166,11 +166,11 @@ static const char *check_flights(const struct cst_core *core)
         n += f->ticket != 0;
         n_writes += f->ticket != 0 && f->kind == CST_FLIGHT_WRITE;
         if (f->ticket != 0 && f->kind == CST_FLIGHT_REDUCE &&
-            core->chunks[f->chunk].reduce_ticket != f->ticket) {
+            core->chunks[f->chunk].gradient.reduce_ticket != f->ticket) {
             return "a chunk has one reduction under way";
         }
         if (f->ticket != 0 && f->kind == CST_FLIGHT_STAGE &&
-            core->chunks[f->chunk].stage_ticket != f->ticket) {
+            core->chunks[f->chunk].gradient.stage_ticket != f->ticket) {
             return "a chunk has one gradient being staged";
         }
         if (f->ticket > core->out.last_ticket) {
@@ -195,26 +195,27 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     bool pending = cst_collection_holds(core, c, rank);
 
     if ((pending || state == CST_BLOCK_STAGING || state == CST_BLOCK_REDUCING ||
-         chunk->staged_rank == rank) &&
-        (chunk->handed & bit) == 0) {
+         chunk->gradient.staged_rank == rank) &&
+        (chunk->gradient.handed & bit) == 0) {
         return "a contribution was handed in";
     }
-    if (chunk->carried) {
+    if (chunk->weight.rows == CST_ROWS_CARRIED) {
         return state == CST_BLOCK_FREE || state == CST_BLOCK_OPEN
                    ? NULL
                    : "nothing is kept of what is handed in again";
     }
-    if ((chunk->handed & ~chunk->added & bit) != 0 && pending + (chunk->staged_rank == rank) != 1) {
+    if ((chunk->gradient.handed & ~chunk->gradient.added & bit) != 0 &&
+        pending + (chunk->gradient.staged_rank == rank) != 1) {
         return "a contribution is in one place";
     }
-    if ((chunk->added & bit) != 0 && pending) {
+    if ((chunk->gradient.added & bit) != 0 && pending) {
         return "a contribution is added once";
     }
-    if (state == CST_BLOCK_PENDING &&
-        (pool->blocks[b].micro < chunk->micro || pool->blocks[b].micro > core->ranks[rank].micro)) {
+    if (state == CST_BLOCK_PENDING && (pool->blocks[b].micro < chunk->gradient.micro ||
+                                       pool->blocks[b].micro > core->ranks[rank].micro)) {
         return "a contribution is of a micro-batch that is not summed, nor still to come";
     }
-    if (chunk->reduced && state != CST_BLOCK_FREE) {
+    if (chunk->gradient.sum == CST_SUM_COMPLETE && state != CST_BLOCK_FREE) {
         return "a reduced chunk has no contributions left";
     }
     return NULL;
@@ -235,11 +236,13 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
             return "only its group has blocks of a chunk";
         }
     }
-    if (((chunk->handed | chunk->added) & ~chunk->ranks) != 0) {
+    if (((chunk->gradient.handed | chunk->gradient.added) & ~chunk->ranks) != 0) {
         return "only its group contributes to a chunk";
     }
-    if (!chunk->has_states && (!cst_chunk_update_is_over(chunk) || chunk->reduce_ticket != 0 ||
-                               chunk->stage_ticket != 0 || chunk->reduced || chunk->handed != 0)) {
+    if (!chunk->has_states &&
+        (!cst_chunk_update_is_over(chunk) || chunk->gradient.reduce_ticket != 0 ||
+         chunk->gradient.stage_ticket != 0 || chunk->gradient.sum == CST_SUM_COMPLETE ||
+         chunk->gradient.handed != 0)) {
         return "a frozen chunk has no gradient and no update";
     }
     return NULL;
@@ -249,33 +252,33 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
 static const char *check_sum(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint64_t last = chunk->added;
+    uint64_t last = chunk->gradient.added;
 
     while ((last & (last - 1)) != 0) {
         last &= last - 1;
     }
-    if ((chunk->added & ~chunk->handed) != 0 ||
-        (last != 0 && (chunk->ranks & (last - 1)) != (chunk->added & (last - 1)))) {
+    if ((chunk->gradient.added & ~chunk->gradient.handed) != 0 ||
+        (last != 0 && (chunk->ranks & (last - 1)) != (chunk->gradient.added & (last - 1)))) {
         return "contributions are added in rank order";
     }
-    if (chunk->added != 0 && chunk->added != chunk->ranks && !core->grad_fp32) {
+    if (chunk->gradient.added != 0 && chunk->gradient.added != chunk->ranks && !core->grad_fp32) {
         return "a bf16 row takes a sum whole";
     }
-    if (chunk->staged_rank != CST_NONE && (core->grad_fp32 || chunk->added != 0) &&
-        chunk->reduce_ticket == 0) {
+    if (chunk->gradient.staged_rank != CST_NONE &&
+        (core->grad_fp32 || chunk->gradient.added != 0) && chunk->gradient.reduce_ticket == 0) {
         return "a staged contribution is overwritten by its sum alone";
     }
-    if (core->layout->states.grad_over_weight && chunk->over != CST_OVER_GRADIENT &&
-        (chunk->reduce_ticket != 0 || chunk->stage_ticket != 0 || chunk->staged_rank != CST_NONE ||
-         chunk->summed)) {
+    if (core->layout->states.grad_over_weight && chunk->weight.holds != CST_HOLDS_GRADIENT &&
+        (chunk->gradient.reduce_ticket != 0 || chunk->gradient.stage_ticket != 0 ||
+         chunk->gradient.staged_rank != CST_NONE || chunk->gradient.sum != CST_SUM_NOTHING)) {
         return "weights are not taken to be where a gradient is";
     }
-    if (chunk->over != CST_OVER_WEIGHTS &&
+    if (chunk->weight.holds != CST_HOLDS_WEIGHTS &&
         (!core->layout->states.grad_over_weight || !chunk->has_states)) {
         return "only gradients that have no row take another one";
     }
-    if (chunk->micro > core->micro_batches ||
-        (chunk->reduced && (chunk->micro < core->micro_batches || !chunk->summed))) {
+    if (chunk->gradient.micro > core->micro_batches ||
+        (chunk->gradient.sum == CST_SUM_COMPLETE && chunk->gradient.micro < core->micro_batches)) {
         return "a sum is complete after the last micro-batch";
     }
     return NULL;
@@ -286,21 +289,19 @@ static const char *check_rows(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    if ((chunk->other_side || chunk->pending || chunk->ahead) &&
+    if ((chunk->weight.second || chunk->weight.rows != CST_ROWS_CURRENT) &&
         (!core->two_weights || !chunk->has_states)) {
         return "one weight row is read and written";
     }
-    if ((chunk->pending && core->policy.overlap != CST_OVERLAP_DELAYED) ||
-        (chunk->ahead && core->policy.overlap != CST_OVERLAP_EARLY)) {
+    if ((chunk->weight.rows == CST_ROWS_DELAYED && core->policy.overlap != CST_OVERLAP_DELAYED) ||
+        (cst_weight_row_is_early(&chunk->weight) && core->policy.overlap != CST_OVERLAP_EARLY)) {
         return "updates are as early, or as late, as was asked";
     }
-    if (chunk->carried && !chunk->ahead) {
-        return "what is carried on was begun before";
-    }
-    if (chunk->weight_ticket != 0 && !is_flying(core, chunk->weight_ticket, CST_FLIGHT_UPDATE)) {
+    if (chunk->update.weight_ticket != 0 &&
+        !is_flying(core, chunk->update.weight_ticket, CST_FLIGHT_UPDATE)) {
         return "fetches wait for an update that is under way";
     }
-    if (chunk->weight_ticket > chunk->update_ticket && chunk->update_ticket != 0) {
+    if (chunk->update.weight_ticket > chunk->update.ticket && chunk->update.ticket != 0) {
         return "no update overtakes one before it";
     }
     return NULL;
@@ -317,25 +318,26 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
     if (what == NULL) {
         what = check_rows(core, c);
     }
-    if (chunk->update_ticket != 0 && !is_flying(core, chunk->update_ticket, CST_FLIGHT_UPDATE)) {
+    if (chunk->update.ticket != 0 && !is_flying(core, chunk->update.ticket, CST_FLIGHT_UPDATE)) {
         return "an update is under way";
     }
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        if (chunk->states_tickets[i] != 0 &&
-            !is_flying(core, chunk->states_tickets[i], CST_FLIGHT_STATES)) {
+        if (chunk->update.states_tickets[i] != 0 &&
+            !is_flying(core, chunk->update.states_tickets[i], CST_FLIGHT_STATES)) {
             return "states come down from a device reservation";
         }
     }
-    if (chunk->reduce_ticket != 0 &&
-        !is_flying(core, chunk->reduce_ticket,
-                   chunk->reduce_ticket == chunk->update_ticket ? CST_FLIGHT_UPDATE
-                                                                : CST_FLIGHT_REDUCE)) {
+    if (chunk->gradient.reduce_ticket != 0 &&
+        !is_flying(core, chunk->gradient.reduce_ticket,
+                   chunk->gradient.reduce_ticket == chunk->update.ticket ? CST_FLIGHT_UPDATE
+                                                                         : CST_FLIGHT_REDUCE)) {
         return "a reduction is under way";
     }
-    if (chunk->stage_ticket != 0 && !is_flying(core, chunk->stage_ticket, CST_FLIGHT_STAGE)) {
+    if (chunk->gradient.stage_ticket != 0 &&
+        !is_flying(core, chunk->gradient.stage_ticket, CST_FLIGHT_STAGE)) {
         return "a gradient is being staged";
     }
-    if (chunk->write_ticket != 0 && !is_flying(core, chunk->write_ticket, CST_FLIGHT_WRITE)) {
+    if (chunk->writes.ticket != 0 && !is_flying(core, chunk->writes.ticket, CST_FLIGHT_WRITE)) {
         return "a write is under way";
     }
     for (uint32_t rank = 0; rank < core->world && what == NULL; rank++) {
@@ -376,8 +378,8 @@ static const char *check_phase(const struct cst_core *core)
         }
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        n_reduced += core->chunks[c].reduced;
-        n_ahead += core->chunks[c].ahead;
+        n_reduced += core->chunks[c].gradient.sum == CST_SUM_COMPLETE;
+        n_ahead += cst_weight_row_is_early(&core->chunks[c].weight);
     }
     if (n_ahead != core->early.n) {
         return "chunks that are ahead are counted";

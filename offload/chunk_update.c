@@ -16,18 +16,18 @@ void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *comm
 
 void cst_chunk_update_before(struct cst_command *command, const struct cst_chunk *chunk)
 {
-    cst_command_after(command, chunk->update_ticket);
+    cst_command_after(command, chunk->update.ticket);
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        cst_command_after(command, chunk->states_tickets[i]);
+        cst_command_after(command, chunk->update.states_tickets[i]);
     }
 }
 
 bool cst_chunk_update_is_over(const struct cst_chunk *chunk)
 {
-    uint64_t any = chunk->update_ticket;
+    uint64_t any = chunk->update.ticket;
 
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        any |= chunk->states_tickets[i];
+        any |= chunk->update.states_tickets[i];
     }
     return any == 0;
 }

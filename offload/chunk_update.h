@@ -20,6 +20,37 @@ struct cst_update {
     bool guard;              /* Tiles beyond proto/grad_limit.h keep their states. */
 };
 
+/* Where the last update of a chunk is, or was, made.
+ *
+ *   AT_HOME, TOO_LARGE or AWAY   chosen when the update is issued
+ *   AWAY --the UPDATE is done, so its COPYs down overwrite the chunk's rows--> COMES
+ *   AWAY --a command before the COPYs down fails--> AT_HOME: the update is issued there instead */
+enum cst_update_where {
+    CST_UPDATE_AT_HOME, /* The engine of the chunk's node makes it in place. */
+    /* The same, although by the interleaving it was to be a device update: the chunk fits into no
+     * device reservation. */
+    CST_UPDATE_TOO_LARGE,
+    CST_UPDATE_AWAY,  /* It is a device update, and nothing is known to be copied down. */
+    CST_UPDATE_COMES, /* It is a device update, and its results come down or have come. */
+};
+
+/* The last update of one chunk. */
+struct cst_chunk_update {
+    enum cst_update_where where;
+    /* Command in flight that completes the weights: UPDATE in place, or COPY of the weights down
+     * after a device update; else 0. */
+    uint64_t ticket;
+    /* After a device update: COPYs of its states down that are in flight; else 0. */
+    uint64_t states_tickets[CST_UPDATE_STATES];
+    /* Command in flight that completes the weights that fetches read; else 0. */
+    uint64_t weight_ticket;
+    uint32_t room;   /* Device reservation of the update; CST_NONE: it is not AWAY or COMES. */
+    uint32_t buffer; /* Buffer of the device reservation that the update used. */
+    struct cst_update what; /* AWAY, COMES: the update. */
+    /* Slot of the device reservation that holds the chunk's gradient; CST_NONE: none does. */
+    uint32_t kept;
+};
+
 /* Fill in the fields of the command that do not depend on where @what is executed. */
 void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *command,
                            const struct cst_update *what);

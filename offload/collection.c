@@ -22,14 +22,15 @@ bool cst_collection_has_come(const struct cst_core *core, uint32_t c, uint32_t r
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_rank *r = &core->ranks[rank];
 
-    return (chunk->handed & 1ull << rank) != 0 || r->stepped || r->micro > chunk->micro;
+    return (chunk->gradient.handed & 1ull << rank) != 0 || r->stepped ||
+           r->micro > chunk->gradient.micro;
 }
 
 static bool all_came(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    for (uint64_t rest = chunk->ranks & ~chunk->handed; rest != 0; rest &= rest - 1) {
+    for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed; rest != 0; rest &= rest - 1) {
         if (!cst_collection_has_come(core, c, (uint32_t)__builtin_ctzll(rest))) {
             return false;
         }
@@ -43,7 +44,7 @@ bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank
     uint32_t b = pool->grad_of[c];
 
     return b != CST_NONE && pool->blocks[b].state == CST_BLOCK_PENDING &&
-           pool->blocks[b].micro == core->chunks[c].micro;
+           pool->blocks[b].micro == core->chunks[c].gradient.micro;
 }
 
 bool cst_collection_handed(const struct cst_core *core, uint32_t c, uint32_t rank)
@@ -52,11 +53,11 @@ bool cst_collection_handed(const struct cst_core *core, uint32_t c, uint32_t ran
     const struct cst_rank *r = &core->ranks[rank];
     uint32_t b = r->pool.grad_of[c];
 
-    if (chunk->carried) {
-        return (chunk->handed & 1ull << rank) != 0;
+    if (chunk->weight.rows == CST_ROWS_CARRIED) {
+        return (chunk->gradient.handed & 1ull << rank) != 0;
     }
-    if (r->micro <= chunk->micro) {
-        return r->micro < chunk->micro || (chunk->handed & 1ull << rank) != 0;
+    if (r->micro <= chunk->gradient.micro) {
+        return r->micro < chunk->gradient.micro || (chunk->gradient.handed & 1ull << rank) != 0;
     }
     return b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING &&
            r->pool.blocks[b].micro == r->micro;
@@ -66,7 +67,7 @@ uint32_t cst_collection_only(const struct cst_core *core, uint32_t c)
 {
     uint32_t only = CST_NONE;
 
-    if (core->grad_fp32 || core->chunks[c].staged_rank != CST_NONE) {
+    if (core->grad_fp32 || core->chunks[c].gradient.staged_rank != CST_NONE) {
         return CST_NONE;
     }
     for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
@@ -102,8 +103,8 @@ static bool all_went_on(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    for (uint64_t rest = chunk->ranks & ~chunk->handed; rest != 0; rest &= rest - 1) {
-        if (core->ranks[__builtin_ctzll(rest)].micro <= chunk->micro) {
+    for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed; rest != 0; rest &= rest - 1) {
+        if (core->ranks[__builtin_ctzll(rest)].micro <= chunk->gradient.micro) {
             return false;
         }
     }
@@ -125,13 +126,13 @@ static void turn_to_next(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->micro++;
-    chunk->handed = 0;
-    chunk->added = 0;
+    chunk->gradient.micro++;
+    chunk->gradient.handed = 0;
+    chunk->gradient.added = 0;
     for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
 
-        chunk->handed |= (uint64_t)cst_collection_holds(core, c, rank) << rank;
+        chunk->gradient.handed |= (uint64_t)cst_collection_holds(core, c, rank) << rank;
     }
 }
 
@@ -139,8 +140,10 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->reduced = true;
-    chunk->torn = false;
+    chunk->gradient.sum = CST_SUM_COMPLETE;
+    if (chunk->gradient.row == CST_GRAD_ROW_PARTIAL) {
+        chunk->gradient.row = CST_GRAD_ROW_WHOLE;
+    }
     core->collection.n_reduced++;
 }
 
@@ -156,21 +159,21 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    if (!chunk->has_states || chunk->reduced || chunk->reduce_ticket != 0 ||
-        chunk->stage_ticket != 0) {
+    if (!chunk->has_states || chunk->gradient.sum == CST_SUM_COMPLETE ||
+        chunk->gradient.reduce_ticket != 0 || chunk->gradient.stage_ticket != 0) {
         return CST_COLLECTION_WAITS;
     }
-    if (chunk->carried) {
+    if (chunk->weight.rows == CST_ROWS_CARRIED) {
         return CST_COLLECTION_COMPLETE; /* The update that also made the sum is done. */
     }
     if (core->attempt.phase != CST_PHASE_RUNNING) {
         return CST_COLLECTION_WAITS;
     }
-    while (chunk->micro < core->micro_batches) {
+    while (chunk->gradient.micro < core->micro_batches) {
         if (!all_came(core, c)) {
             return CST_COLLECTION_WAITS;
         }
-        if ((chunk->handed & ~chunk->added) != 0) {
+        if ((chunk->gradient.handed & ~chunk->gradient.added) != 0) {
             return CST_COLLECTION_SUM;
         }
         if (!is_over(core, c)) {
@@ -178,7 +181,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
         }
         turn_to_next(core, c);
     }
-    return chunk->summed ? CST_COLLECTION_COMPLETE : CST_COLLECTION_ZERO;
+    return chunk->gradient.sum == CST_SUM_NOTHING ? CST_COLLECTION_ZERO : CST_COLLECTION_COMPLETE;
 }
 
 /* -- the end of a collection ----------------------------------------------------------------- */
@@ -209,10 +212,10 @@ static void drop_part(struct cst_pool *pool, struct cst_part *part)
 /* The chunk already has its update of the step, which is not committed: it collects nothing. */
 static void carry_on(struct cst_core *core, struct cst_chunk *chunk)
 {
-    chunk->micro = core->micro_batches;
-    chunk->summed = true;
-    chunk->reduced = chunk->reduce_ticket == 0;
-    core->collection.n_reduced += chunk->reduced;
+    chunk->gradient.micro = core->micro_batches;
+    chunk->gradient.sum = chunk->gradient.reduce_ticket == 0 ? CST_SUM_COMPLETE : CST_SUM_PARTIAL;
+    core->collection.n_reduced += chunk->gradient.sum == CST_SUM_COMPLETE;
+    chunk->weight.rows = CST_ROWS_CARRIED;
 }
 
 void cst_collection_drop(struct cst_core *core)
@@ -230,14 +233,12 @@ void cst_collection_drop(struct cst_core *core)
         struct cst_chunk *chunk = &core->chunks[c];
 
         cst_kept_gradients_drop(core, c);
-        chunk->micro = 0;
-        chunk->handed = 0;
-        chunk->added = 0;
-        chunk->summed = false;
-        chunk->reduced = false;
-        chunk->staged_rank = CST_NONE;
-        chunk->carried = chunk->ahead;
-        if (chunk->ahead) {
+        chunk->gradient.micro = 0;
+        chunk->gradient.handed = 0;
+        chunk->gradient.added = 0;
+        chunk->gradient.sum = CST_SUM_NOTHING;
+        chunk->gradient.staged_rank = CST_NONE;
+        if (cst_weight_row_is_early(&chunk->weight)) {
             carry_on(core, chunk);
         }
     }
@@ -268,7 +269,7 @@ static void drop_gradient(struct cst_core *core, const struct cst_event *event, 
     r->pool.grad_of[event->chunk] = CST_NONE;
     cst_block_move(&r->pool, b, CST_BLOCK_FREE);
     r->pool.changed = true;
-    core->chunks[event->chunk].handed |= 1ull << event->rank;
+    core->chunks[event->chunk].gradient.handed |= 1ull << event->rank;
     core->collection.n_dropped++;
     (void)cst_core_reply(core, event->tag);
 }
@@ -287,15 +288,15 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         return;
     }
     cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
-    if (chunk->carried) {
+    if (chunk->weight.rows == CST_ROWS_CARRIED) {
         drop_gradient(core, event, b);
         return;
     }
     r->pool.blocks[b].last_use = ++core->grants.uses;
     r->pool.blocks[b].micro = r->micro;
     cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
-    if (chunk->micro == r->micro) {
-        chunk->handed |= 1ull << event->rank;
+    if (chunk->gradient.micro == r->micro) {
+        chunk->gradient.handed |= 1ull << event->rank;
     }
     (void)cst_core_reply(core, event->tag);
     cst_fact_gradient(&core->facts, event->chunk);

@@ -16,6 +16,41 @@ struct cst_collection {
     uint64_t n_dropped; /* Gradients that were handed in for chunks that were already updated. */
 };
 
+/* How far the sum of a chunk's gradient is, in the current collection.
+ *
+ *   NOTHING --REDUCE, or an update that makes the sum, is issued--> PARTIAL
+ *   PARTIAL --nothing is left to add--> COMPLETE
+ *   any state --the collection ends--> NOTHING; for a chunk that is CARRIED (weight_row.h): PARTIAL
+ *                                      while the command with its sum is in flight, else COMPLETE
+ */
+enum cst_gradient_sum { CST_SUM_NOTHING, CST_SUM_PARTIAL, CST_SUM_COMPLETE };
+
+/* Contents of a chunk's grad row, for READ. The row outlives the collection.
+ *
+ *   any state  --a contribution is spilled, an fp32 row is added to, or a sum fails--> PARTIAL
+ *   any state  --an update makes the sum--> NOT_STORED
+ *   NOT_STORED --a sum into a bf16 row is issued--> WHOLE
+ *   PARTIAL    --a sum into a bf16 row is done, or the gradient is complete--> WHOLE */
+enum cst_grad_row { CST_GRAD_ROW_WHOLE, CST_GRAD_ROW_PARTIAL, CST_GRAD_ROW_NOT_STORED };
+
+/* The collection of one chunk's gradient. */
+struct cst_gradient {
+    enum cst_gradient_sum sum;
+    enum cst_grad_row row;
+    uint32_t micro; /* Micro-batch that the chunk collects; all before it are in the grad row. */
+    /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
+    uint64_t handed;
+    /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
+    uint64_t added;
+    /* Rank whose contribution is spilled in the grad row; CST_NONE: none is. */
+    uint32_t staged_rank;
+    /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
+    uint64_t reduce_ticket;
+    /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
+    uint64_t stage_ticket;
+    uint64_t version; /* Incremented when a write to the grad row is issued. */
+};
+
 /* Handle CST_EV_HAND_IN. */
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event);
 

@@ -299,10 +299,10 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
     r->wants_prefetch = true;
     (void)cst_core_reply(core, event->tag);
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].carried) {
+        if (core->chunks[c].weight.rows == CST_ROWS_CARRIED) {
             /* A chunk with its update collects nothing: the rank may hand in again for the next
              * micro-batch. */
-            core->chunks[c].handed &= ~(1ull << event->rank);
+            core->chunks[c].gradient.handed &= ~(1ull << event->rank);
         }
     }
     cst_fact_rank_went_on(&core->facts);

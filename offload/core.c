@@ -345,10 +345,10 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         const struct cst_chunk *chunk = &core->chunks[c];
 
         out->chunks_updating += !cst_chunk_update_is_over(chunk);
-        out->chunks_ahead += chunk->ahead;
-        out->chunks_reducing += chunk->reduce_ticket != 0;
-        out->chunks_clean += cst_chunk_update_is_over(chunk) && chunk->n_writes == 0 &&
-                             chunk->over == CST_OVER_WEIGHTS;
+        out->chunks_ahead += cst_weight_row_is_early(&chunk->weight);
+        out->chunks_reducing += chunk->gradient.reduce_ticket != 0;
+        out->chunks_clean += cst_chunk_update_is_over(chunk) && chunk->writes.n == 0 &&
+                             chunk->weight.holds == CST_HOLDS_WEIGHTS;
     }
 }
 

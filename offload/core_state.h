@@ -44,52 +44,14 @@ struct cst_chunk {
     /* Engine of the accelerator that has the chunk's states and makes all its updates; 0: the
      * states are in host memory. */
     uint32_t device;
-    /* Command in flight that completes the weights of the last update: UPDATE in place, or COPY of
-     * the weights down after a device update; else 0. */
-    uint64_t update_ticket;
-    /* If the last update was a device update: COPYs of its states down that are in flight; else
-     * 0. */
-    uint64_t states_tickets[CST_UPDATE_STATES];
-    /* Device reservation of the last update; CST_NONE: the node's engine made it in place. */
-    uint32_t room;
-    uint32_t buffer; /* Buffer of the device reservation that the last update used. */
-    /* If the last update was a device update: its UPDATE is done, so its COPYs down overwrite the
-     * chunk's rows. */
-    bool comes;
-    struct cst_update away; /* If the last update was a device update: its parameters. */
-    /* Slot of the device reservation that holds the chunk's gradient; CST_NONE: none does. */
-    uint32_t held;
-    bool turn; /* By the interleaving, the last update was to be a device update. */
-    /* Command in flight that completes the weights that fetches read; else 0. */
-    uint64_t weight_ticket;
-    bool other_side; /* Fetches read the second weight row. */
-    bool pending;    /* The last update's weights are in the row that fetches do not read yet. */
-    bool ahead;      /* The chunk's update of the uncommitted step was issued; see overlap.c. */
-    bool carried; /* The chunk's update of the uncommitted step was issued in an earlier attempt. */
-    bool fused;   /* The last sum was made within the update, so the grad row does not hold it. */
-    uint64_t reduce_ticket; /* REDUCE in flight, of this or an earlier collection; else 0. */
-    /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
-    uint64_t stage_ticket;
-    uint64_t write_ticket; /* Last WRITE, if it is in flight; else 0. */
-    uint32_t n_writes;     /* Number of WRITEs in flight. */
     /* A command failed that was to change the weights or states, so their contents are unknown. */
     bool broken;
-    /* The grad row holds one rank's contribution, or the sum of some micro-batches only. */
-    bool torn;
-    /* Rank whose contribution is spilled in the grad row; CST_NONE: none is. */
-    uint32_t staged_rank;
-    uint32_t micro; /* Micro-batch that the chunk collects; all before it are in the grad row. */
-    /* Ranks that have handed in for this micro-batch or cannot any more, one bit each. */
-    uint64_t handed;
-    /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
-    uint64_t added;
-    bool summed;        /* A REDUCE of this collection was issued: the next one adds to the row. */
-    bool reduced;       /* The whole gradient of this collection is in the grad row. */
-    enum cst_over over; /* Contents of the weight row once all issued commands are done. */
-    bool ordered;       /* Scratch for the order of updates. */
+    bool ordered; /* Scratch of commit.c for the order of updates. */
+    struct cst_weight_row weight;
+    struct cst_gradient gradient;
+    struct cst_chunk_update update;
+    struct cst_chunk_writes writes;
     struct cst_chunk_times times;
-    uint64_t version;      /* Incremented when a write to the weights or states is issued. */
-    uint64_t grad_version; /* Incremented when a write to the grad row is issued. */
     struct cst_evicted evicted;
 };
 

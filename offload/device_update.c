@@ -136,7 +136,7 @@ void cst_device_update_give_up(struct cst_core *core, uint32_t r)
 {
     core->device_updates.rooms[r].given_up = true;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].room == r) {
+        if (core->chunks[c].update.room == r) {
             cst_kept_gradients_drop(core, c);
         }
     }
@@ -187,29 +187,34 @@ bool cst_device_update_pass(struct cst_core *core, uint32_t c)
         return false;
     }
     count(core, c);
-    core->chunks[c].turn = false;
+    core->chunks[c].update.where = CST_UPDATE_AT_HOME;
     return true;
 }
 
 uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
+    bool turn;
 
     if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
-        chunk->room = find_own(core, c);
-        return chunk->room;
+        chunk->update.room = find_own(core, c);
+        chunk->update.where = CST_UPDATE_AWAY;
+        return chunk->update.room;
     }
-    chunk->turn = is_turn(core, c);
+    turn = is_turn(core, c);
     count(core, c);
     /* A chunk with a kept gradient must go to the device reservation that has it. */
-    if (!chunk->turn || chunk->held == CST_NONE) {
+    if (!turn || chunk->update.kept == CST_NONE) {
         cst_kept_gradients_drop(core, c);
-        chunk->room = chunk->turn ? find_room(core, c) : CST_NONE;
+        chunk->update.room = turn ? find_room(core, c) : CST_NONE;
     }
-    if (chunk->room != CST_NONE) {
-        core->device_updates.next_room = chunk->room + 1;
+    chunk->update.where = chunk->update.room != CST_NONE ? CST_UPDATE_AWAY
+                          : turn                         ? CST_UPDATE_TOO_LARGE
+                                                         : CST_UPDATE_AT_HOME;
+    if (chunk->update.room != CST_NONE) {
+        core->device_updates.next_room = chunk->update.room + 1;
     }
-    return chunk->room;
+    return chunk->update.room;
 }
 
 /* -- commands ---------------------------------------------------------------------------------- */
@@ -283,7 +288,7 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
 static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
                                    uint64_t *ticket)
 {
-    if (core->chunks[c].held != CST_NONE) {
+    if (core->chunks[c].update.kept != CST_NONE) {
         *ticket = 0;
         return cst_kept_gradients_use(core, c);
     }
@@ -294,8 +299,9 @@ static struct cst_place bring_grad(struct cst_core *core, const struct cst_room 
 static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
                              const struct cst_update *what)
 {
-    struct cst_flight flight = {
-        .kind = CST_FLIGHT_AWAY, .chunk = what->chunk, .block = core->chunks[what->chunk].held};
+    struct cst_flight flight = {.kind = CST_FLIGHT_AWAY,
+                                .chunk = what->chunk,
+                                .block = core->chunks[what->chunk].update.kept};
     uint64_t up[1 + N_STATES] = {0};
     struct cst_place grad = bring_grad(core, room, what->chunk, &up[N_STATES]);
     struct cst_command *update;
@@ -339,7 +345,7 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
                                      uint32_t tries)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    const struct cst_room *room = &core->device_updates.rooms[chunk->room];
+    const struct cst_room *room = &core->device_updates.rooms[chunk->update.room];
     bool weight = row == CST_ROW_WEIGHT;
     struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
                                 .chunk = c,
@@ -348,8 +354,9 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
     struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = place_out(room, chunk->buffer, row);
-    copy->dst[copy->n_dst++] = weight ? chunk->away.weight : cst_core_row_place(core, c, row, 0);
+    copy->src[copy->n_src++] = place_out(room, chunk->update.buffer, row);
+    copy->dst[copy->n_dst++] =
+        weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
     copy->bytes = row_bytes(core, c, row);
     copy->after_ack = true;
     copy->may_fail = chunk->device == 0 && tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES;
@@ -373,17 +380,17 @@ void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cs
     uint64_t update = update_there(core, room, what);
     uint64_t *down = room->down[room->next];
 
-    chunk->buffer = room->next;
-    chunk->comes = false;
-    chunk->away = *what;
-    chunk->update_ticket = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
-    down[0] = chunk->update_ticket;
+    chunk->update.buffer = room->next;
+    chunk->update.where = CST_UPDATE_AWAY;
+    chunk->update.what = *what;
+    chunk->update.ticket = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
+    down[0] = chunk->update.ticket;
     for (uint32_t i = 0; i < N_STATES; i++) {
         down[i + 1] = 0;
         if (has_row(core, what->chunk, states[i])) {
             down[i + 1] = copy_down_after(core, what->chunk, states[i], update);
         }
-        chunk->states_tickets[i] = down[i + 1];
+        chunk->update.states_tickets[i] = down[i + 1];
     }
     room->next = (room->next + 1) % room->buffers.n;
 }
@@ -404,35 +411,35 @@ static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, u
 void cst_device_update_leave(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_room *room = &core->device_updates.rooms[chunk->room];
+    struct cst_room *room = &core->device_updates.rooms[chunk->update.room];
 
-    assert(chunk->room != CST_NONE);
-    rename_down(room, chunk->buffer, chunk->update_ticket, 0);
+    assert(chunk->update.room != CST_NONE);
+    rename_down(room, chunk->update.buffer, chunk->update.ticket, 0);
     for (uint32_t i = 0; i < N_STATES; i++) {
-        rename_down(room, chunk->buffer, chunk->states_tickets[i], 0);
+        rename_down(room, chunk->update.buffer, chunk->update.states_tickets[i], 0);
     }
 }
 
 void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
-    uint64_t *slot = &chunk->update_ticket;
+    uint64_t *slot = &chunk->update.ticket;
     enum cst_row row = CST_ROW_WEIGHT;
     struct cst_command *copy;
 
-    assert(chunk->room != CST_NONE);
+    assert(chunk->update.room != CST_NONE);
     for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
-        if (chunk->states_tickets[i] == flight->ticket) {
-            slot = &chunk->states_tickets[i];
+        if (chunk->update.states_tickets[i] == flight->ticket) {
+            slot = &chunk->update.states_tickets[i];
             row = states[i];
         }
     }
     copy = copy_down(core, flight->chunk, row, flight->tries + 1);
     copy->replaces[copy->n_instead++] = flight->ticket;
-    rename_down(&core->device_updates.rooms[chunk->room], chunk->buffer, flight->ticket,
-                copy->ticket);
-    if (chunk->weight_ticket == flight->ticket) {
-        chunk->weight_ticket = copy->ticket;
+    rename_down(&core->device_updates.rooms[chunk->update.room], chunk->update.buffer,
+                flight->ticket, copy->ticket);
+    if (chunk->update.weight_ticket == flight->ticket) {
+        chunk->update.weight_ticket = copy->ticket;
     }
     cst_residency_replaced(core, flight->chunk, flight->ticket, copy->ticket);
     cst_exposure_replaced(core, 1);

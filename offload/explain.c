@@ -47,12 +47,12 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
         say(page, "its states are in the memory of the accelerator of engine %" PRIu32,
             chunk->device);
     }
-    if (!chunk->has_states && chunk->n_writes == 0) {
+    if (!chunk->has_states && chunk->writes.n == 0) {
         return;
     }
-    if (chunk->update_ticket != 0 && chunk->weight_ticket != chunk->update_ticket) {
+    if (chunk->update.ticket != 0 && chunk->update.weight_ticket != chunk->update.ticket) {
         say(page, "its update is running, and writes the weight row that fetches do not read yet");
-    } else if (chunk->update_ticket != 0) {
+    } else if (chunk->update.ticket != 0) {
         say(page, "its update of step %" PRIu64 " is running; fetches wait only for it",
             core->step);
     } else if (!cst_chunk_update_is_over(chunk)) {
@@ -60,8 +60,8 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
             "its update of step %" PRIu64
             " has written the weights; its states are still being copied back",
             core->step);
-    } else if (chunk->n_writes > 0) {
-        say(page, "%" PRIu32 " writes to its states are running", chunk->n_writes);
+    } else if (chunk->writes.n > 0) {
+        say(page, "%" PRIu32 " writes to its states are running", chunk->writes.n);
     } else {
         say(page,
             "its states are current: %" PRIu64 " steps committed, %" PRIu64 " of them skipped",
@@ -73,14 +73,14 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
 static void explain_rows(const struct cst_core *core, uint32_t c, struct page *page)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    const char *side = chunk->other_side ? "second" : "first";
+    const char *side = chunk->weight.second ? "second" : "first";
 
-    if (chunk->ahead) {
+    if (cst_weight_row_is_early(&chunk->weight)) {
         say(page,
             "updated before the commit of step %" PRIu64
             ": its states are those of that step; fetches read the %s weight row until the commit",
             core->step, side);
-    } else if (chunk->pending) {
+    } else if (chunk->weight.rows == CST_ROWS_DELAYED) {
         say(page,
             "updates are delayed: fetches read the %s weight row, as it was before the last "
             "update, until the next commit",
@@ -89,7 +89,7 @@ static void explain_rows(const struct cst_core *core, uint32_t c, struct page *p
         say(page, "fetches read the %s of its two weight rows, the next update writes the other",
             side);
     }
-    if (chunk->carried) {
+    if (chunk->weight.rows == CST_ROWS_CARRIED) {
         say(page, "its gradient was complete before the step was interrupted; a gradient that is "
                   "handed in again is ignored");
     }
@@ -106,13 +106,13 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
     if (chunk->device != 0) {
         say(page, "updated on the accelerator of engine %" PRIu32 ", which has its states",
             chunk->device);
-    } else if (chunk->room != CST_NONE) {
+    } else if (chunk->update.room != CST_NONE) {
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
             " chunks of node %" PRIu32 ", in the order of updates, the last one is updated there",
-            core->device_updates.rooms[chunk->room].engine, core->device_updates.interleave_now,
-            core->layout->chunks[c].node);
-    } else if (chunk->turn) {
+            core->device_updates.rooms[chunk->update.room].engine,
+            core->device_updates.interleave_now, core->layout->chunks[c].node);
+    } else if (chunk->update.where == CST_UPDATE_TOO_LARGE) {
         say(page,
             "updated by engine %" PRIu32
             ": it is larger than the memory for updates of any accelerator",
@@ -145,12 +145,13 @@ static void explain_group(const struct cst_core *core, uint32_t c, struct page *
 
 static void explain_over(const struct cst_core *core, uint32_t c, struct page *page)
 {
-    if (core->chunks[c].over != CST_OVER_WEIGHTS) {
+    if (core->chunks[c].weight.holds != CST_HOLDS_WEIGHTS) {
         say(page,
             "%s in the place of its weights; until its next update, fetches get weights that are "
             "computed from its master weights",
-            core->chunks[c].over == CST_OVER_GRADIENT ? "its gradient, or a part of one, is"
-                                                      : "a part of a gradient is");
+            core->chunks[c].weight.holds == CST_HOLDS_GRADIENT
+                ? "its gradient, or a part of one, is"
+                : "a part of a gradient is");
     } else if (core->layout->states.grad_over_weight) {
         say(page, "its gradient takes the place of its weights, from its sum to its update");
     }
@@ -182,7 +183,7 @@ static void explain_loads(const struct cst_core *core, struct page *page)
 /* Describe the current sum or, if none is being made, the one that is expected. */
 static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
 {
-    bool now = core->chunks[c].reduce_ticket != 0;
+    bool now = core->chunks[c].gradient.reduce_ticket != 0;
     struct cst_reduce_site site = cst_sum_site(core, c, !now);
     const char *when = now ? "the sum is made" : "the sum will be made";
 
@@ -221,17 +222,17 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
         n += came;
         missing = came || missing != CST_NONE ? missing : rank;
     }
-    if (chunk->reduced) {
+    if (chunk->gradient.sum == CST_SUM_COMPLETE) {
         say(page, "its gradient of this step is summed");
         return;
     }
-    if (core->micro_batches > 1 && (chunk->micro > 0 || n > 0)) {
+    if (core->micro_batches > 1 && (chunk->gradient.micro > 0 || n > 0)) {
         say(page,
             "its gradient of micro-batch %" PRIu32 " of at most %" PRIu32
             " is being collected; the earlier ones are in the gradient row",
-            chunk->micro + 1, core->micro_batches);
+            chunk->gradient.micro + 1, core->micro_batches);
     }
-    if (chunk->reduce_ticket != 0) {
+    if (chunk->gradient.reduce_ticket != 0) {
         say(page, "its gradient is being summed");
     } else if (n == all) {
         say(page, "its gradient has come from all %" PRIu32 " ranks and is being moved", n);
@@ -241,13 +242,13 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
             " is missing",
             n, all, missing);
     }
-    if (chunk->added != 0 && chunk->reduce_ticket == 0) {
+    if (chunk->gradient.added != 0 && chunk->gradient.reduce_ticket == 0) {
         say(page, "%d of its ranks' contributions were added early to free their blocks",
-            __builtin_popcountll(chunk->added));
+            __builtin_popcountll(chunk->gradient.added));
     }
-    if (chunk->staged_rank != CST_NONE) {
+    if (chunk->gradient.staged_rank != CST_NONE) {
         say(page, "rank %" PRIu32 "'s contribution was moved to the gradient row to free its block",
-            chunk->staged_rank);
+            chunk->gradient.staged_rank);
     }
 }
 
@@ -298,11 +299,11 @@ static void explain_rank(const struct cst_core *core, uint32_t c, uint32_t rank,
             (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_JOINED)) {
             say(page, "rank %" PRIu32 ": a fetch of its %s waits for %s", rank,
                 request->kind == CST_EV_FETCH_GRAD ? "gradient" : "weights",
-                waits_for_itself(r, request)           ? "the sum of the micro-batch before"
-                : request->where == CST_REQUEST_QUEUED ? "a block"
-                : r->pool.worker_copies                ? "its update"
-                : core->chunks[c].weight_ticket != 0   ? "its update, then the copy"
-                                                       : "the copy");
+                waits_for_itself(r, request)                ? "the sum of the micro-batch before"
+                : request->where == CST_REQUEST_QUEUED      ? "a block"
+                : r->pool.worker_copies                     ? "its update"
+                : core->chunks[c].update.weight_ticket != 0 ? "its update, then the copy"
+                                                            : "the copy");
         }
     }
 }
@@ -323,7 +324,8 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
         explain_gradient(core, chunk, &page);
         explain_over(core, chunk, &page);
     }
-    if (has_gpu(core) && core->chunks[chunk].has_states && !core->chunks[chunk].reduced) {
+    if (has_gpu(core) && core->chunks[chunk].has_states &&
+        core->chunks[chunk].gradient.sum != CST_SUM_COMPLETE) {
         explain_way(core, chunk, &page);
     }
     explain_loads(core, &page);

@@ -36,7 +36,7 @@ static bool place_weight(struct cst_core *core, uint32_t i)
     uint32_t b = pool->weight_of[request->chunk];
 
     /* Weights that are being written are loaded after the last WRITE. */
-    if (b == CST_NONE && core->chunks[request->chunk].n_writes > 0) {
+    if (b == CST_NONE && core->chunks[request->chunk].writes.n > 0) {
         return false;
     }
     if (b == CST_NONE) {

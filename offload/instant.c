@@ -354,7 +354,7 @@ static void let_pass(struct cst_core *core, const struct cst_flight *flight, uin
 
         if (b == flight->block || block->would_end != 0 || block->ticket > flight->ticket ||
             (block->foreseen && !mine->foreseen) ||
-            (chunk->weight_ticket == 0 && chunk->times.updated.at <= begin)) {
+            (chunk->update.weight_ticket == 0 && chunk->times.updated.at <= begin)) {
             continue;
         }
         other = cst_flights_find(&core->flights, block->ticket);
@@ -465,11 +465,11 @@ void cst_instant_done(struct cst_core *core, const struct cst_flight *flight)
         core->chunks[flight->chunk].times.update_end = end;
     }
     if (flight->kind == CST_FLIGHT_UPDATE &&
-        core->chunks[flight->chunk].weight_ticket == flight->ticket) {
+        core->chunks[flight->chunk].update.weight_ticket == flight->ticket) {
         core->chunks[flight->chunk].times.updated = end;
     }
     if (flight->kind == CST_FLIGHT_REDUCE ||
-        core->chunks[flight->chunk].reduce_ticket == flight->ticket) {
+        core->chunks[flight->chunk].gradient.reduce_ticket == flight->ticket) {
         core->chunks[flight->chunk].times.sum_end = end;
         core->clock.commit = later(core->clock.commit, end.instant);
     }

@@ -27,7 +27,7 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
     cst_weight_row_read(core, chunk, cst_weight_row_side(core, chunk), 0, n_elems, copy);
     copy->dst[copy->n_dst++] = cst_pool_place(&r->pool, b);
     if (copy->kind == CST_COMMAND_COPY) {
-        cst_command_after(copy, core->chunks[chunk].weight_ticket);
+        cst_command_after(copy, core->chunks[chunk].update.weight_ticket);
     } else {
         /* The command reads the master weights, so it must wait for all states. */
         cst_chunk_update_before(copy, &core->chunks[chunk]);
@@ -46,8 +46,8 @@ static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, u
 
     pool->weight_of[chunk] = b;
     pool->blocks[b].last_use = ++core->grants.uses;
-    if (core->chunks[chunk].weight_ticket != 0) {
-        pool->blocks[b].ticket = core->chunks[chunk].weight_ticket;
+    if (core->chunks[chunk].update.weight_ticket != 0) {
+        pool->blocks[b].ticket = core->chunks[chunk].update.weight_ticket;
     } else {
         cst_block_move(pool, b, CST_BLOCK_RESIDENT);
         pool->blocks[b].filling = true;
@@ -69,7 +69,7 @@ bool cst_load_ahead(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     struct cst_rank *r = &core->ranks[rank];
     uint32_t b;
 
-    if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].n_writes > 0) {
+    if (r->pool.weight_of[chunk] != CST_NONE || core->chunks[chunk].writes.n > 0) {
         return true;
     }
     b = cst_eviction_take(core, rank, CST_BLOCK_LOADING, chunk, time);

@@ -125,7 +125,7 @@ static void load_own(struct cst_core *core, const struct group *group, struct me
     copy->src[copy->n_src++] =
         cst_core_row_place(core, group->chunk, cst_weight_row_side(core, group->chunk), 0);
     copy->src[0].offset += own->first;
-    cst_command_after(copy, core->chunks[group->chunk].weight_ticket);
+    cst_command_after(copy, core->chunks[group->chunk].update.weight_ticket);
     own->ticket = copy->ticket;
     rank->bytes_up += copy->bytes;
     rank->pool.weight_of[group->chunk] = own->block;
@@ -162,7 +162,7 @@ bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, ui
 
     /* Pieces are copied, not converted, so the row must hold weights. */
     if (most < 2 || core->ranks[rank].pool.engine == 0 || bytes < 2 * least ||
-        core->chunks[chunk].over != CST_OVER_WEIGHTS) {
+        core->chunks[chunk].weight.holds != CST_HOLDS_WEIGHTS) {
         return false;
     }
     if (bytes / least < most) {

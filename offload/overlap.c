@@ -48,13 +48,14 @@
 int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                            struct cst_err *err)
 {
-    if (core->chunks[chunk].fused && row == CST_ROW_GRAD) {
+    if (core->chunks[chunk].gradient.row == CST_GRAD_ROW_NOT_STORED && row == CST_ROW_GRAD) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "the gradient of chunk %" PRIu32
                            " was summed in its update: early updates do not store it",
                            chunk);
     }
-    if (core->chunks[chunk].ahead && row != CST_ROW_WEIGHT && row != CST_ROW_GRAD) {
+    if (cst_weight_row_is_early(&core->chunks[chunk].weight) && row != CST_ROW_WEIGHT &&
+        row != CST_ROW_GRAD) {
         return cst_err_set(err, CST_EBUSY,
                            "states of chunk %" PRIu32 " are of step %" PRIu64
                            " already, which is not committed yet",
@@ -81,9 +82,9 @@ static void turn(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->other_side = core->two_weights && !chunk->other_side;
-    chunk->pending = false;
-    chunk->weight_ticket = chunk->update_ticket;
+    chunk->weight.second = core->two_weights && !chunk->weight.second;
+    chunk->weight.rows = CST_ROWS_CURRENT;
+    chunk->update.weight_ticket = chunk->update.ticket;
     cst_residency_expire(core, c);
 }
 
@@ -98,24 +99,22 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    if (chunk->pending) {
+    if (chunk->weight.rows == CST_ROWS_DELAYED) {
         turn(core, c);
     }
     if (update == NULL) {
         return;
     }
-    if (!chunk->ahead) {
+    if (!cst_weight_row_is_early(&chunk->weight)) {
         struct cst_update what = *update;
 
         what.chunk = c;
         what.weight = cst_update_weight(core, c);
         cst_update_issue(core, &what);
     }
-    core->early.n -= chunk->ahead;
-    chunk->ahead = false;
-    chunk->carried = false;
+    core->early.n -= cst_weight_row_is_early(&chunk->weight);
     if (is_delayed(core)) {
-        chunk->pending = true;
+        chunk->weight.rows = CST_ROWS_DELAYED;
     } else {
         turn(core, c);
     }
@@ -124,7 +123,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
 void cst_overlap_flush(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].pending) {
+        if (core->chunks[c].weight.rows == CST_ROWS_DELAYED) {
             turn(core, c);
         }
     }
@@ -153,8 +152,8 @@ bool cst_overlap_guards(const struct cst_core *core)
  * WRITE failed, the update would fail too. */
 static bool may_be_early(const struct cst_core *core, const struct cst_chunk *chunk)
 {
-    return core->attempt.phase == CST_PHASE_RUNNING && !chunk->ahead && chunk->n_writes == 0 &&
-           is_prepared(core);
+    return core->attempt.phase == CST_PHASE_RUNNING && !cst_weight_row_is_early(&chunk->weight) &&
+           chunk->writes.n == 0 && is_prepared(core);
 }
 
 static struct cst_update begin_early(struct cst_core *core, uint32_t c)
@@ -162,7 +161,7 @@ static struct cst_update begin_early(struct cst_core *core, uint32_t c)
     const struct cst_hyper *hyper = &core->ranks[0].promised;
 
     core->early.hyper = *hyper;
-    core->chunks[c].ahead = true;
+    core->chunks[c].weight.rows = CST_ROWS_AHEAD;
     core->early.n++;
     return (struct cst_update){.chunk = c,
                                .mark = core->commit.adam_step + 1,
@@ -210,17 +209,16 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     struct cst_command *update;
     struct cst_update what;
 
-    if (core->grad_fp32 || core->micro_batches > 1 || chunk->staged_rank != CST_NONE || n == 0 ||
-        n > FUSE_MAX || !may_be_early(core, chunk) || !cst_chunk_update_is_over(chunk) ||
+    if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.staged_rank != CST_NONE ||
+        n == 0 || n > FUSE_MAX || !may_be_early(core, chunk) || !cst_chunk_update_is_over(chunk) ||
         !engines_keep_up(core) || !cst_device_update_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);
     update = cst_update_at_home(core, &what);
     cst_sum_add_sources(core, c, update);
-    chunk->reduce_ticket = update->ticket;
-    chunk->summed = true;
-    chunk->torn = false;
-    chunk->fused = true;
+    chunk->gradient.reduce_ticket = update->ticket;
+    chunk->gradient.sum = CST_SUM_PARTIAL;
+    chunk->gradient.row = CST_GRAD_ROW_NOT_STORED;
     return true;
 }

@@ -39,7 +39,7 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
         return !pool->blocks[b].dropped;
     }
     /* Do not load what is being written; the fetch will load it afterwards. */
-    if (core->chunks[chunk].n_writes > 0) {
+    if (core->chunks[chunk].writes.n > 0) {
         return true;
     }
     return cst_lookahead_has_room(part) && cst_load_ahead(core, rank, chunk, time);

@@ -375,7 +375,7 @@ static void expire_fetch(struct cst_core *core, uint32_t i)
                           ", is not summed yet, because its group is in micro-batch %" PRIu32,
                           request->chunk, core->peer_timeout_ns / 1000000, request->rank,
                           rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
-                          core->chunks[request->chunk].micro + 1);
+                          core->chunks[request->chunk].gradient.micro + 1);
         cst_waiting_refuse(core, i, &why);
         return;
     }

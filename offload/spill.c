@@ -23,16 +23,17 @@
 
 static bool can_stage(const struct cst_chunk *chunk)
 {
-    return chunk->staged_rank == CST_NONE && chunk->stage_ticket == 0 && chunk->reduce_ticket == 0;
+    return chunk->gradient.staged_rank == CST_NONE && chunk->gradient.stage_ticket == 0 &&
+           chunk->gradient.reduce_ticket == 0;
 }
 
 /* True if everything that must be added before @rank's contribution has come or is in the row. */
 static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    uint64_t before = chunk->ranks & ~chunk->added & ((1ull << rank) - 1);
+    uint64_t before = chunk->ranks & ~chunk->gradient.added & ((1ull << rank) - 1);
 
-    if (chunk->reduce_ticket != 0 || !cst_collection_holds(core, c, rank)) {
+    if (chunk->gradient.reduce_ticket != 0 || !cst_collection_holds(core, c, rank)) {
         return false;
     }
     for (; before != 0; before &= before - 1) {
@@ -81,10 +82,10 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
     cst_block_move(&r->pool, b, CST_BLOCK_STAGING);
     r->pool.blocks[b].ticket = copy->ticket;
     r->bytes_down += copy->bytes;
-    chunk->stage_ticket = copy->ticket;
-    chunk->staged_rank = rank;
-    chunk->torn = true;
-    chunk->grad_version++;
+    chunk->gradient.stage_ticket = copy->ticket;
+    chunk->gradient.staged_rank = rank;
+    chunk->gradient.row = CST_GRAD_ROW_PARTIAL;
+    chunk->gradient.version++;
 }
 
 bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
@@ -115,7 +116,7 @@ static void failed(struct cst_core *core, const struct cst_flight *flight,
     uint32_t i;
 
     cst_block_move(&r->pool, flight->block, CST_BLOCK_PENDING);
-    core->chunks[flight->chunk].staged_rank = CST_NONE;
+    core->chunks[flight->chunk].gradient.staged_rank = CST_NONE;
     part->staging_failed = true;
     i = cst_queue_pop(&core->requests, queue);
     if (i != CST_NO_REQUEST) {
@@ -134,10 +135,10 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
     bool current = !pool->blocks[flight->block].dropped;
     bool gone = cst_event_engine_lost(event) && pool->engine != 0;
 
-    core->chunks[flight->chunk].stage_ticket = 0;
+    core->chunks[flight->chunk].gradient.stage_ticket = 0;
     if (current && gone) {
         cst_block_move(pool, flight->block, CST_BLOCK_PENDING);
-        core->chunks[flight->chunk].staged_rank = CST_NONE;
+        core->chunks[flight->chunk].gradient.staged_rank = CST_NONE;
         cst_fact_pools_lost(&core->facts, pool->engine, true);
     } else if (current && event->status != CST_OK) {
         failed(core, flight, event);

@@ -103,7 +103,7 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
 static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row row,
                      struct cst_err *err)
 {
-    if (row == CST_ROW_GRAD && core->chunks[chunk].torn) {
+    if (row == CST_ROW_GRAD && core->chunks[chunk].gradient.row == CST_GRAD_ROW_PARTIAL) {
         return cst_err_set(err, CST_EBUSY,
                            "gradients of chunk %" PRIu32 " are being collected in step %" PRIu64,
                            chunk, core->step);
@@ -150,9 +150,9 @@ static void issue_read(struct cst_core *core, uint32_t i)
     copy->dst[copy->n_dst++] = request->dst;
     copy->io = true;
     cst_chunk_update_before(copy, chunk);
-    cst_command_after(copy, chunk->write_ticket);
+    cst_command_after(copy, chunk->writes.ticket);
     if (request->row == CST_ROW_GRAD) {
-        cst_command_after(copy, chunk->reduce_ticket);
+        cst_command_after(copy, chunk->gradient.reduce_ticket);
     }
     request->version = cst_weight_row_version(core, request->chunk, request->row);
 }
@@ -241,7 +241,7 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
     part->io = kind == CST_COMMAND_COPY;
     part->dst[part->n_dst++] = cst_core_row_place(core, c, row, at);
     cst_chunk_update_before(part, &core->chunks[c]);
-    cst_command_after(part, core->chunks[c].write_ticket);
+    cst_command_after(part, core->chunks[c].writes.ticket);
     return part;
 }
 
@@ -312,11 +312,11 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     }
     if (!parts) { /* Otherwise the parts wait. */
         cst_chunk_update_before(command, chunk);
-        cst_command_after(command, chunk->write_ticket);
+        cst_command_after(command, chunk->writes.ticket);
     }
-    chunk->write_ticket = command->ticket;
-    chunk->n_writes++;
-    chunk->version++;
+    chunk->writes.ticket = command->ticket;
+    chunk->writes.n++;
+    chunk->weight.version++;
     core->writes.n++;
     if (master || event->row == CST_ROW_WEIGHT) {
         cst_weight_row_write_master(chunk);
@@ -378,9 +378,9 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     struct cst_err why;
 
     core->writes.n--;
-    chunk->n_writes--;
-    if (chunk->write_ticket == flight->ticket) {
-        chunk->write_ticket = 0;
+    chunk->writes.n--;
+    if (chunk->writes.ticket == flight->ticket) {
+        chunk->writes.ticket = 0;
     }
     if (event->status == CST_OK) {
         (void)cst_core_reply(core, request->tag);
@@ -396,7 +396,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
         cst_ranks_fail(core, &why);
         return;
     }
-    for (uint32_t rank = 0; rank < core->world && chunk->n_writes == 0; rank++) {
+    for (uint32_t rank = 0; rank < core->world && chunk->writes.n == 0; rank++) {
         core->ranks[rank].pool.changed = true; /* Fetches of the chunk waited for its WRITEs. */
     }
     cst_commit_close(core);

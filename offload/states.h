@@ -12,6 +12,12 @@ struct cst_writes {
     uint32_t n; /* WRITEs in flight, of all chunks. */
 };
 
+/* WRITEs of one chunk. */
+struct cst_chunk_writes {
+    uint64_t ticket; /* Last WRITE, if it is in flight; else 0. */
+    uint32_t n;      /* Number of WRITEs in flight. */
+};
+
 /* True if the rows of @chunk belong to the base job. */
 bool cst_states_is_base(const struct cst_core *core, uint32_t chunk);
 

@@ -15,7 +15,7 @@ void cst_sum_add_sources(struct cst_core *core, uint32_t c, struct cst_command *
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    for (uint64_t rest = chunk->ranks & ~chunk->added; rest != 0; rest &= rest - 1) {
+    for (uint64_t rest = chunk->ranks & ~chunk->gradient.added; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
         struct cst_rank *r = &core->ranks[rank];
         uint32_t b = r->pool.grad_of[c];
@@ -23,7 +23,7 @@ void cst_sum_add_sources(struct cst_core *core, uint32_t c, struct cst_command *
         if (!cst_collection_has_come(core, c, rank)) {
             return;
         }
-        if (chunk->staged_rank == rank) {
+        if (chunk->gradient.staged_rank == rank) {
             reduce->src[reduce->n_src++] = cst_core_row_place(core, c, CST_ROW_GRAD, 0);
         } else if (cst_collection_holds(core, c, rank)) {
             reduce->src[reduce->n_src++] = cst_pool_place(&r->pool, b);
@@ -32,8 +32,8 @@ void cst_sum_add_sources(struct cst_core *core, uint32_t c, struct cst_command *
             r->bytes_down += 2 * core->layout->chunks[c].n_elems;
         }
         /* A rank that went on without a gradient cannot contribute any more. */
-        chunk->handed |= 1ull << rank;
-        chunk->added |= 1ull << rank;
+        chunk->gradient.handed |= 1ull << rank;
+        chunk->gradient.added |= 1ull << rank;
     }
 }
 
@@ -52,7 +52,7 @@ struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, boo
             engines[rank] =
                 cst_landing_serves(core, c) ? CST_REDUCE_SITE_HOST_MEMORY : pool->engine;
         }
-        if (!all && core->chunks[c].staged_rank == rank) {
+        if (!all && core->chunks[c].gradient.staged_rank == rank) {
             engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
         }
     }
@@ -72,7 +72,7 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
     reduce->table = core->table_segment;
     reduce->chunk = c;
     reduce->mark = reduce->ticket;
-    reduce->accumulate = chunk->summed;
+    reduce->accumulate = chunk->gradient.sum != CST_SUM_NOTHING;
     cst_sum_add_sources(core, c, reduce);
     if (landed != 0) {
         cst_landing_read(core, c, reduce, landed, place);
@@ -84,12 +84,13 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
     /* The sum frees the block, so it waits for the copy that keeps the gradient. */
     cst_command_after(reduce, held);
     cst_weight_row_begin_gradient(core, c, reduce);
-    chunk->reduce_ticket = reduce->ticket;
-    chunk->summed = true;
+    chunk->gradient.reduce_ticket = reduce->ticket;
+    chunk->gradient.sum = CST_SUM_PARTIAL;
     /* An fp32 row is complete only after the last contribution. */
-    chunk->torn = chunk->torn || core->grad_fp32;
-    chunk->fused = false;
-    chunk->grad_version++;
+    if (chunk->gradient.row != CST_GRAD_ROW_PARTIAL) {
+        chunk->gradient.row = core->grad_fp32 ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+    }
+    chunk->gradient.version++;
 }
 
 /* -- completions ----------------------------------------------------------------------------- */
@@ -122,7 +123,7 @@ static void fail_reduction(struct cst_core *core, uint32_t c, struct cst_reduce_
     if (cst_event_engine_lost(event) && site.kind != CST_REDUCE_SITE_HOST) {
         cst_fact_pools_lost(&core->facts, site.engine, true);
     } else {
-        core->chunks[c].torn = true;
+        core->chunks[c].gradient.row = CST_GRAD_ROW_PARTIAL;
         cst_fact_command_failed(&core->facts, event, core->step, "reduction", c);
     }
 }
@@ -136,14 +137,15 @@ void cst_sum_done(struct cst_core *core, const struct cst_flight *flight,
     bool current = flight->collection == core->collection.number; /* Otherwise the sum is void. */
 
     free_sources(core, flight);
-    chunk->reduce_ticket = 0;
-    chunk->torn = core->grad_fp32 || event->status != CST_OK;
+    chunk->gradient.reduce_ticket = 0;
+    chunk->gradient.row =
+        core->grad_fp32 || event->status != CST_OK ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     if (current && event->status != CST_OK) {
         fail_reduction(core, flight->chunk, site, event);
         return;
     }
     if (current) {
-        chunk->staged_rank = CST_NONE;
+        chunk->gradient.staged_rank = CST_NONE;
     }
     cst_collection_wake(core); /* The row can be spilled to, or added to, again. */
     cst_fact_gradient(&core->facts, flight->chunk);
@@ -155,7 +157,7 @@ void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
 
     free_sources(core, flight);
-    chunk->reduce_ticket = 0;
+    chunk->gradient.reduce_ticket = 0;
     cst_collection_wake(core);
     if (event->status == CST_OK) { /* The failure of an update fails the job. */
         cst_fact_gradient(&core->facts, flight->chunk);

@@ -19,7 +19,7 @@ struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
 /* The update is issued: later commands see the new weights and states. */
 static void overtake(struct cst_core *core, uint32_t c)
 {
-    core->chunks[c].version++;
+    core->chunks[c].weight.version++;
     cst_weight_row_end_gradient(&core->chunks[c]);
 }
 
@@ -52,9 +52,9 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
 
     /* The previous update is done, but the daemon may not have seen its completion yet. */
     cst_chunk_update_before(update, chunk);
-    chunk->update_ticket = update->ticket;
+    chunk->update.ticket = update->ticket;
     cst_kept_gradients_drop(core, what->chunk);
-    chunk->room = CST_NONE;
+    chunk->update.room = CST_NONE;
     cst_exposure_issued(core);
     overtake(core, what->chunk);
     return update;
@@ -77,21 +77,22 @@ static void replace(struct cst_core *core, struct cst_command *command, uint64_t
 void cst_update_return(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_command *update = update_in_place(core, &chunk->away);
-    uint64_t weight = chunk->update_ticket;
+    struct cst_command *update = update_in_place(core, &chunk->update.what);
+    uint64_t weight = chunk->update.ticket;
 
     replace(core, update, weight);
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        replace(core, update, chunk->states_tickets[i]);
-        chunk->states_tickets[i] = 0;
+        replace(core, update, chunk->update.states_tickets[i]);
+        chunk->update.states_tickets[i] = 0;
     }
     cst_exposure_replaced(core, update->n_instead);
     cst_residency_replaced(core, c, weight, update->ticket);
-    chunk->weight_ticket = chunk->weight_ticket == weight ? update->ticket : chunk->weight_ticket;
-    chunk->update_ticket = update->ticket;
+    chunk->update.weight_ticket =
+        chunk->update.weight_ticket == weight ? update->ticket : chunk->update.weight_ticket;
+    chunk->update.ticket = update->ticket;
     cst_kept_gradients_drop(core, c); /* The kept gradient can already belong to the next step. */
-    chunk->room = CST_NONE;
-    chunk->turn = false;
+    chunk->update.room = CST_NONE;
+    chunk->update.where = CST_UPDATE_AT_HOME;
 }
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
@@ -104,8 +105,9 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 
         /* The commit waits for sums and the norm, but not for an early update. The next forward
          * pass begins with what this backward pass ends with. */
-        update->priority = chunk->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND;
-        update->newest_first = chunk->ahead;
+        update->priority =
+            cst_weight_row_is_early(&chunk->weight) ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND;
+        update->newest_first = cst_weight_row_is_early(&chunk->weight);
         return;
     }
     cst_device_update_update(core, room, what);

@@ -115,10 +115,10 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
 static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool comes = chunk->room != CST_NONE && chunk->comes && !cst_chunk_update_is_over(chunk);
+    bool comes = chunk->update.where == CST_UPDATE_COMES && !cst_chunk_update_is_over(chunk);
 
     return chunk->device == engine ||
-           (comes && core->device_updates.rooms[chunk->room].engine == engine);
+           (comes && core->device_updates.rooms[chunk->update.room].engine == engine);
 }
 
 static void break_lost(struct cst_core *core, uint32_t engine)
@@ -201,29 +201,30 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
         end_use(core, flight);
         return;
     }
-    if (flight->kind == CST_FLIGHT_AWAY) {
-        chunk->comes = event->status == CST_OK;
+    if (flight->kind == CST_FLIGHT_AWAY && event->status == CST_OK) {
+        chunk->update.where = CST_UPDATE_COMES;
     }
-    chunk->weight_ticket = chunk->weight_ticket == flight->ticket ? 0 : chunk->weight_ticket;
-    if (chunk->update_ticket == flight->ticket) {
-        chunk->update_ticket = 0;
+    chunk->update.weight_ticket =
+        chunk->update.weight_ticket == flight->ticket ? 0 : chunk->update.weight_ticket;
+    if (chunk->update.ticket == flight->ticket) {
+        chunk->update.ticket = 0;
         ends = true;
     }
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        ends = ends || chunk->states_tickets[i] == flight->ticket;
-        if (chunk->states_tickets[i] == flight->ticket) {
-            chunk->states_tickets[i] = 0;
+        ends = ends || chunk->update.states_tickets[i] == flight->ticket;
+        if (chunk->update.states_tickets[i] == flight->ticket) {
+            chunk->update.states_tickets[i] = 0;
         }
     }
     if (ends && cst_chunk_update_is_over(chunk)) {
         core->updates_done.n++;
-        core->updates_done.n_device += chunk->room != CST_NONE;
+        core->updates_done.n_device += chunk->update.room != CST_NONE;
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
         cst_exposure_done(core);
     }
     end_use(core, flight);
-    if (chunk->reduce_ticket == flight->ticket) {
+    if (chunk->gradient.reduce_ticket == flight->ticket) {
         cst_sum_fused(core, flight, event);
     }
     if (event->status != CST_OK) {

@@ -43,8 +43,8 @@ void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst
         return;
     }
     /* The WRITE can also set the weights in this row. */
-    cst_command_after(command, chunk->write_ticket);
-    if (chunk->over == CST_OVER_WEIGHTS) {
+    cst_command_after(command, chunk->writes.ticket);
+    if (chunk->weight.holds == CST_HOLDS_WEIGHTS) {
         for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
             struct cst_pool *pool = &core->ranks[__builtin_ctzll(rest)].pool;
             uint32_t b = pool->weight_of[c];
@@ -54,25 +54,25 @@ void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst
             }
         }
     }
-    chunk->over = CST_OVER_GRADIENT;
+    chunk->weight.holds = CST_HOLDS_GRADIENT;
 }
 
 void cst_weight_row_write_master(struct cst_chunk *chunk)
 {
-    if (chunk->over != CST_OVER_WEIGHTS) {
-        chunk->over = CST_OVER_DEBRIS;
+    if (chunk->weight.holds != CST_HOLDS_WEIGHTS) {
+        chunk->weight.holds = CST_HOLDS_STALE;
     }
 }
 
 void cst_weight_row_end_gradient(struct cst_chunk *chunk)
 {
-    chunk->over = CST_OVER_WEIGHTS;
+    chunk->weight.holds = CST_HOLDS_WEIGHTS;
 }
 
 void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row row, uint64_t first,
                          uint64_t n_elems, struct cst_command *command)
 {
-    bool there = core->chunks[c].over == CST_OVER_WEIGHTS;
+    bool there = core->chunks[c].weight.holds == CST_HOLDS_WEIGHTS;
 
     row = there ? row : CST_ROW_MASTER;
     command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_CONVERT;
@@ -91,23 +91,23 @@ uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cs
         core->layout->states.grad_over_weight && (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD);
 
     if (shared) { /* Both numbers only increase, so their sum changes with either of them. */
-        return chunk->version + chunk->grad_version;
+        return chunk->weight.version + chunk->gradient.version;
     }
-    return row == CST_ROW_GRAD ? chunk->grad_version : chunk->version;
+    return row == CST_ROW_GRAD ? chunk->gradient.version : chunk->weight.version;
 }
 
 int cst_weight_row_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
                               struct cst_err *err)
 {
     if (row != CST_ROW_GRAD || !core->layout->states.grad_over_weight ||
-        core->chunks[c].over == CST_OVER_GRADIENT) {
+        core->chunks[c].weight.holds == CST_HOLDS_GRADIENT) {
         return CST_OK;
     }
     return cst_err_set(
         err, CST_EUNSUPPORTED,
         "the gradient of chunk %" PRIu32
         " is not available: the weights are stored in its place, and they %s",
-        c, core->chunks[c].over == CST_OVER_WEIGHTS ? "are there" : "were written since");
+        c, core->chunks[c].weight.holds == CST_HOLDS_WEIGHTS ? "are there" : "were written since");
 }
 
 int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst_row row,
@@ -118,7 +118,8 @@ int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst
     if (!core->layout->states.grad_over_weight || !chunk->has_states) {
         return CST_OK;
     }
-    if (row == CST_ROW_MASTER && (chunk->reduce_ticket != 0 || chunk->stage_ticket != 0)) {
+    if (row == CST_ROW_MASTER &&
+        (chunk->gradient.reduce_ticket != 0 || chunk->gradient.stage_ticket != 0)) {
         return cst_err_set(err, CST_EBUSY,
                            "a gradient of chunk %" PRIu32
                            ", of an attempt that is over, is still being moved to the weights' row",
@@ -143,15 +144,16 @@ static enum cst_row row_of_side(bool other)
 
 enum cst_row cst_weight_row_side(const struct cst_core *core, uint32_t chunk)
 {
-    return row_of_side(core->chunks[chunk].other_side);
+    return row_of_side(core->chunks[chunk].weight.second);
 }
 
 enum cst_row cst_weight_row_newest(const struct cst_core *core, uint32_t chunk)
 {
-    return row_of_side(core->chunks[chunk].other_side != core->chunks[chunk].pending);
+    return row_of_side(core->chunks[chunk].weight.second !=
+                       (core->chunks[chunk].weight.rows == CST_ROWS_DELAYED));
 }
 
 enum cst_row cst_weight_row_target(const struct cst_core *core, uint32_t chunk)
 {
-    return row_of_side(core->two_weights && !core->chunks[chunk].other_side);
+    return row_of_side(core->two_weights && !core->chunks[chunk].weight.second);
 }

@@ -9,8 +9,42 @@
 struct cst_core;
 struct cst_chunk;
 
-/* Contents of a chunk's weight row, if gradients are summed there. */
-enum cst_over { CST_OVER_WEIGHTS, CST_OVER_GRADIENT, CST_OVER_DEBRIS };
+/* Contents of a chunk's weight row, if gradients are summed there; the diagram is in weight_row.c.
+ */
+enum cst_weight_holds {
+    CST_HOLDS_WEIGHTS,
+    CST_HOLDS_GRADIENT, /* Weights are made from the master weights. */
+    CST_HOLDS_STALE,    /* The same, and the master weights were written since: no gradient. */
+};
+
+/* Which updates the row that fetches read has, if a chunk has two weight rows. With one row the
+ * state is always CURRENT.
+ *
+ *   state    the other row holds            next state
+ *   CURRENT  older weights                  DELAYED: a commit issues a delayed update
+ *                                           AHEAD: an update is issued before the commit
+ *   DELAYED  the last committed update      CURRENT: the next commit, or a write of weights
+ *   AHEAD    an update of the uncommitted   CURRENT: the commit
+ *            step                           CARRIED: the attempt ends before the commit
+ *   CARRIED  the same, of an earlier        CURRENT: the commit
+ *            attempt
+ *
+ * Only policy DELAYED has DELAYED, and only EARLY has AHEAD and CARRIED. A gradient that is handed
+ * in for a CARRIED chunk is dropped. */
+enum cst_weight_rows { CST_ROWS_CURRENT, CST_ROWS_DELAYED, CST_ROWS_AHEAD, CST_ROWS_CARRIED };
+
+struct cst_weight_row {
+    enum cst_weight_holds holds; /* Contents of the row once all issued commands are done. */
+    enum cst_weight_rows rows;
+    bool second;      /* Fetches read the second weight row. */
+    uint64_t version; /* Incremented when a write to the weights or states is issued. */
+};
+
+/* True if the chunk's update of the uncommitted step was issued. */
+static inline bool cst_weight_row_is_early(const struct cst_weight_row *row)
+{
+    return row->rows == CST_ROWS_AHEAD || row->rows == CST_ROWS_CARRIED;
+}
 
 /* CST_EINVAL: gradients in weight rows are impossible with @config's pools. */
 int cst_weight_row_admit(const struct cst_core_config *config, struct cst_err *err);
