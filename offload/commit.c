@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commit: all ranks have asked for the step and all chunks are reduced -> NORM -> commit ->
- * UPDATE of each chunk that is not frozen and not already updated, in the order of the next forward
- * pass. Until the commit a step can be lost. After it, only a failed engine can prevent the
- * updates. */
+/* The ends of micro-batches and steps. All ranks have asked for the step and all chunks are reduced
+ * -> NORM -> commit -> UPDATE of each chunk that is not frozen and not already updated, in the
+ * order of the next forward pass. Until the commit a step can be lost. After it, only a failed
+ * engine can prevent the updates. */
 #include "offload/commit.h"
 
 #include "offload/clip.h"
@@ -18,7 +18,6 @@
 #include "offload/waiting.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 /* -- commit ----------------------------------------------------------------------------------- */
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of the core: what its parts own, embedded by value, and what all of them read. Private
  * to offload/; plan/ looks into it to replay a job. A part changes what its own header declares,
- * and calls the functions of other parts for the rest. Calls go down only, in these layers:
+ * and calls the functions of other parts for the rest. Calls go down only, in these layers,
+ * and from left to right in each of them:
  *
  *   core                                events in, facts routed, actions out
- *   commit  states  prepare  device_loss  ranks  update_end
- *   overlap  fetch  prefetch  update  spill  device_update
- *   sum  landing  load  collection  multi_gpu_load  kept_gradients
+ *   states  commit  prepare  device_loss  ranks  update_end
+ *   overlap  update  device_update  fetch  prefetch  spill
+ *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
- *   actions  group  facts  instant  exposure
+ *   group  facts  actions  exposure  instant
  *   block  trace  request  flight  buffers  hyper  clip  reduce_site
  *
  * What a part has to tell to one above it is a fact (offload/facts.h). */

@@ -10,7 +10,7 @@
  *   command of a void collection   has no effect
  *
  * Early updates of the step are completed by the next attempt: they were issued when their sums
- * were in grad rows. What is lost with updates on the accelerator is described in fallback.c.
+ * were in grad rows. What is lost with updates on the accelerator is described in update_end.c.
  *
  * The ranks whose pools were there get the cause as their answer until they attach again. If the
  * accelerator is back by then, they go on. */

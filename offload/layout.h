@@ -10,7 +10,7 @@
  * declaration.
  *
  * Not here: which rank holds which block at run time (residency.c), and what is done when
- * (gradient_collection.c). */
+ * (collection.h). */
 #ifndef CST_LAYOUT_H
 #define CST_LAYOUT_H
 

@@ -11,11 +11,11 @@
  * With one row there is no turn: the update writes the row that is read, and fetches wait for it.
  *
  * EARLY. An update may be issued before the commit if all ranks have announced the hyper-parameters
- * of their STEP by PREPARE, and nothing is clipped. Its chunk is then `ahead`: master weights and
+ * of their STEP by PREPARE, and nothing is clipped. Its chunk is then AHEAD: master weights and
  * moments belong to the uncommitted step, and the weight side is unchanged. Such a step can only be
  * completed, not undone. If the attempt ends before the commit, the next one computes the same step
  * with the same weight side and the same hyper-parameters. A gradient that is handed in for such a
- * chunk (`carried`) is dropped: the whole group had handed in before, and the first sum and its
+ * chunk (CARRIED) is dropped: the whole group had handed in before, and the first sum and its
  * squares are used. So a step has the same bits however often it was interrupted, if the gradients
  * have.
  *
@@ -39,7 +39,6 @@
 #include "offload/update.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 #define FUSE_MAX 2 /* Maximum number of contributions that an update can sum. */
 

@@ -2,11 +2,8 @@
 /* Prefetch: weights that the trace expects are loaded before they are asked for, as far ahead as
  * blocks allow.
  *
- * Each part of a pool has an edge, the time up to which all expected requests have been handled:
- * their weights are in blocks or on their way, and the gradients that will be opened have claims.
- * The edge moves on as long as there is a block that is used only after it and that no claim needs:
- *
- *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- available for eviction
+ * The edge of a part (lookahead.c) moves on as long as there is a block that is used only after it
+ * and that no claim needs.
  *
  * If the blocks are full of gradients that wait for other ranks and nothing inside is being loaded,
  * one of these gradients is spilled (spill.c), as for a fetch.

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which weights and gradients are in which blocks: loads, leases and evictions.
- *
- * A block is chosen in this order: a free one; clean weights that are not expected any more; a
- * block that an engine is about to empty; the clean weights that are best to evict (victim.h); a
- * gradient that was handed in, once it is spilled. Open gradients are never evicted, nor are
- * gradients that wait for other ranks if the grad row is taken. */
+/* What becomes of loaded weights: the fetches that waited for them are answered; they are released,
+ * evicted by request, or out of date; and their leases end with the rank. */
 #include "offload/residency.h"
 
 #include "offload/core_state.h"
 #include "offload/eviction.h"
 #include "offload/waiting.h"
 
-#include <assert.h>
 #include <inttypes.h>
 
 /* -- requests ------------------------------------------------------------------------------- */

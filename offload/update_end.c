@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles failed commands of a device update, so that the job goes on without the device
- * reservation.
+/* Completions of the commands of updates. If a command of a device update failed, the job goes on
+ * without the device reservation.
  *
  *   - COPY up or UPDATE fails: the chunk's rows are unchanged, because nothing was copied down. The
  *     node's engine makes the update in place. What waits for the COPYs down, which have no effect,

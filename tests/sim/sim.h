@@ -363,7 +363,7 @@ bool lost_refuses(struct sim *sim, struct job *job);
  * a node's engines were. */
 void lost_check(struct sim *sim, uint32_t rank, int status);
 
-/* grad_in_weight.c */
+/* over.c */
 /* True if the gradient of @chunk takes the place of its weights. */
 bool over_shares(const struct sim *sim, uint32_t chunk);
 /* True if @command makes weights in a block from master weights. */
