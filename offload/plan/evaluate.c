@@ -139,7 +139,8 @@ int cst_plan_tune(const struct cst_plan_config *config, struct cst_plan_choice *
     }
     replay.deadline_events = s.events_most;
     rc = cst_search_simulate(&s, &point, layout, &replay, predicted, err);
-    for (uint32_t i = 0; rc == CST_OK && cst_knob_depth->near(&s, i, &point) == CST_OK; i++) {
+    for (uint32_t i = 0; rc == CST_OK && cst_knobs[CST_KNOB_DEPTH].near(&s, i, &point) == CST_OK;
+         i++) {
         struct cst_replay_result result;
 
         rc = cst_search_simulate(&s, &point, layout, &replay, &result, err);

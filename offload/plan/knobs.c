@@ -229,19 +229,21 @@ static int near_eviction(struct cst_search *s, uint32_t i, struct cst_plan_point
     .bytes = sizeof(((struct cst_plan_point *)0)->field)
 
 const struct cst_knob cst_knobs[CST_KNOBS] = {
-    {"chunk sizes", NULL, start_capacity, near_capacity, SHOWS(sizes)},
-    {"reductions", may_reduce_once, set_once, set_once, SHOWS(once)},
-    {"memory for updates", may_reserve, start_reservation, near_reservation,
-     SHOWS(device_update_bytes)},
-    {"states on accelerators", may_split, start_states, near_states, SHOWS(device_states)},
-    {"chunks at home on devices", may_be_at_home, start_home, near_home, SHOWS(what_if)},
-    {"blocks", NULL, set_first_class, set_first_class, SHOWS(n_blocks), .is_minor = true},
-    {"pool", NULL, NULL, near_pool, SHOWS(n_blocks), .is_minor = true},
-    {"prefetch depth", NULL, NULL, near_depth, SHOWS(depth), .is_minor = true},
-    {"eviction", NULL, NULL, near_eviction, SHOWS(eviction), .is_minor = true},
+    [CST_KNOB_SIZES] = {"chunk sizes", NULL, start_capacity, near_capacity, SHOWS(sizes)},
+    [CST_KNOB_REDUCTIONS] = {"reductions", may_reduce_once, set_once, set_once, SHOWS(once)},
+    [CST_KNOB_RESERVATION] = {"memory for updates", may_reserve, start_reservation,
+                              near_reservation, SHOWS(device_update_bytes)},
+    [CST_KNOB_STATES] = {"states on accelerators", may_split, start_states, near_states,
+                         SHOWS(device_states)},
+    [CST_KNOB_HOME] = {"chunks at home on devices", may_be_at_home, start_home, near_home,
+                       SHOWS(what_if)},
+    [CST_KNOB_BLOCKS] = {"blocks", NULL, set_first_class, set_first_class, SHOWS(n_blocks),
+                         .is_minor = true},
+    [CST_KNOB_POOL] = {"pool", NULL, NULL, near_pool, SHOWS(n_blocks), .is_minor = true},
+    [CST_KNOB_DEPTH] = {"prefetch depth", NULL, NULL, near_depth, SHOWS(depth), .is_minor = true},
+    [CST_KNOB_EVICTION] = {"eviction", NULL, NULL, near_eviction, SHOWS(eviction),
+                           .is_minor = true},
 };
-
-const struct cst_knob *const cst_knob_depth = &cst_knobs[CST_KNOBS - 2];
 
 bool cst_knob_fits(const struct cst_knob *knob, const struct cst_search *s,
                    const struct cst_plan_point *p)

@@ -23,12 +23,22 @@ struct cst_knob {
     bool is_minor; /* Points that differ in minor knobs alone are variants of one plan. */
 };
 
-#define CST_KNOBS 9
-/* In the order in which starting points get their values. The descent goes the other way: first the
- * knobs whose values need no new layout. */
+/* The knobs, in the order in which starting points get their values and in which the descent goes
+ * through them: first those that matter most. */
+enum cst_knob_number {
+    CST_KNOB_SIZES,
+    CST_KNOB_REDUCTIONS,
+    CST_KNOB_RESERVATION,
+    CST_KNOB_STATES,
+    CST_KNOB_HOME,
+    CST_KNOB_BLOCKS,
+    CST_KNOB_POOL,
+    CST_KNOB_DEPTH, /* The only one that can be changed while a job runs. */
+    CST_KNOB_EVICTION,
+    CST_KNOBS
+};
+
 extern const struct cst_knob cst_knobs[CST_KNOBS];
-/* The knob that can be changed while a job runs. */
-extern const struct cst_knob *const cst_knob_depth;
 
 /* True if @knob may be chosen for @point. */
 bool cst_knob_fits(const struct cst_knob *knob, const struct cst_search *search,
@@ -36,8 +46,7 @@ bool cst_knob_fits(const struct cst_knob *knob, const struct cst_search *search,
 /* True if @a and @b differ in @knob. */
 bool cst_knob_differs(const struct cst_knob *knob, const struct cst_plan_point *a,
                       const struct cst_plan_point *b);
-/* Number of capacities that a search with states on accelerators may start from, and the number of
- * layouts that it may build. */
+/* Number of layouts of @model that a search with states on accelerators may build. */
 uint64_t cst_knobs_split_layouts(const struct cst_model *model);
 
 #endif
