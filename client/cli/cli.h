@@ -70,19 +70,30 @@ int cli_fail(const struct cst_err *err);
 bool cli_ask(struct cli *cli, struct cstc_call *call, uint16_t type, const ProtobufCMessage *body,
              uint16_t reply_type, const ProtobufCMessageDescriptor *reply_form);
 
-/* Process a page of the list of jobs. False: stop. */
-typedef bool (*cli_jobs_fn)(const Cistern__JobListPart *part, void *arg);
-
-/* Request the list of all jobs, and call @fn for each page. False: it failed; the error was printed
- * to stderr, unless @fn returned false. */
-bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg);
-
-/* jobs.c: the table of jobs. cli_jobs_begin makes an empty table; cli_jobs_rows adds a page to a
- * table, and cli_jobs_json adds a page to a JSON array. */
 struct cli_table;
-void cli_jobs_begin(struct cli_table *table);
-bool cli_jobs_rows(const Cistern__JobListPart *part, void *table);
-bool cli_jobs_json(const Cistern__JobListPart *part, void *array);
+
+/* A list that the daemon sends in pages. */
+struct cli_list {
+    uint16_t get, part;                     /* Types of the request and of a page. */
+    const ProtobufCMessageDescriptor *form; /* Of a page. */
+    const char *const *titles;              /* Of the table; see cli_table_init. */
+    const char *none;                       /* What is printed for an empty list. */
+    /* Get the items of a page. *more: another page follows. Returns the number of the items. */
+    size_t (*items)(const ProtobufCMessage *page, ProtobufCMessage ***items, bool *more);
+    /* Add the rows of an item to the table. */
+    void (*add)(struct cli_table *table, const void *item);
+};
+
+/* Request a list and print it, as a table or as a JSON array. False: it failed; the error was
+ * printed to stderr. */
+bool cli_list_print(struct cli *cli, const struct cli_list *list);
+
+/* Request a list and append its items to the JSON array @array. False: as above. */
+struct json_t;
+bool cli_list_append(struct cli *cli, const struct cli_list *list, struct json_t *array);
+
+/* The list of all jobs. */
+extern const struct cli_list cli_jobs_list;
 
 /* The commands. Each returns an enum cli_exit. */
 int cli_stat(struct cli *cli);

@@ -257,19 +257,27 @@ static bool print_job(const Cistern__JobInfo *job)
     return print_traffic(job);
 }
 
-static bool draw(struct cli *cli, void *arg)
+/* Make a request about the job that the command names. False: it failed; the error was printed. */
+static bool ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint16_t reply_type,
+                      const ProtobufCMessageDescriptor *form)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+
+    msg.name = cli->args[0];
+    msg.has_uid = cli->uid != CLI_NO_UID;
+    msg.uid = cli->uid;
+    return cli_ask(cli, call, type, &msg.base, reply_type, form);
+}
+
+static bool draw(struct cli *cli, void *arg)
+{
     const Cistern__JobInfo *job;
     struct cstc_call call = {0};
     bool good;
 
     (void)arg;
-    msg.name = cli->args[0];
-    msg.has_uid = cli->uid != CLI_NO_UID;
-    msg.uid = cli->uid;
-    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
-                 CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
+    if (!ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO,
+                   CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
         return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
@@ -319,14 +327,10 @@ int cli_explain(struct cli *cli)
 
 int cli_remove(struct cli *cli)
 {
-    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     struct cstc_call call = {0};
 
-    msg.name = cli->args[0];
-    msg.has_uid = cli->uid != CLI_NO_UID;
-    msg.uid = cli->uid;
-    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
-                 CISTERN__MSG_TYPE__MSG_OK, NULL)) {
+    if (!ask_about(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, CISTERN__MSG_TYPE__MSG_OK,
+                   NULL)) {
         return CLI_EXIT_FAILURE;
     }
     cstc_call_reset(&call);

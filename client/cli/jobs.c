@@ -1,45 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command `cistern jobs`, and the table of jobs, which `cistern stat` also prints. */
 #include "client/cli/cli.h"
-#include "client/cli/json.h"
 #include "client/cli/table.h"
 #include "client/cli/watch.h"
 
 #include <math.h>
-
-bool cli_each_jobs(struct cli *cli, cli_jobs_fn fn, void *arg)
-{
-    uint32_t first = 0;
-    bool more = true, good = true;
-
-    while (more && good) {
-        Cistern__JobListGet msg = CISTERN__JOB_LIST_GET__INIT;
-        const Cistern__JobListPart *part;
-        struct cstc_call call = {0};
-
-        msg.first = first;
-        if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_LIST, &msg.base,
-                     CISTERN__MSG_TYPE__MSG_JOB_LIST_PART, &cistern__job_list_part__descriptor)) {
-            return false;
-        }
-        part = (const Cistern__JobListPart *)call.reply;
-        more = part->more && part->n_jobs > 0; /* An empty page would repeat for ever. */
-        first += (uint32_t)part->n_jobs;
-        good = fn(part, arg);
-        cstc_call_reset(&call);
-    }
-    return good;
-}
-
-void cli_jobs_begin(struct cli_table *table)
-{
-    static const char *const titles[] = {"JOB",     "UID",      "STATE",    ">RANKS", ">STEP",
-                                         ">PARAMS", ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
-                                         ">K",      ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
-                                         ">IDLE",   NULL};
-
-    cli_table_init(table, titles);
-}
 
 static void add_number(struct cli_table *table, bool has, uint64_t value)
 {
@@ -84,64 +49,54 @@ static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
     add_seconds(table, job->has_idle_s && job->idle_s > 0, job->idle_s);
 }
 
-bool cli_jobs_rows(const Cistern__JobListPart *part, void *arg)
+static void add_job(struct cli_table *table, const void *item)
 {
-    struct cli_table *table = arg;
+    const Cistern__JobInfo *job = item;
     char text[CLI_HUMAN_BYTES];
 
-    for (size_t i = 0; i < part->n_jobs; i++) {
-        const Cistern__JobInfo *job = part->jobs[i];
-
-        cli_table_cell(table, "%s", job->name);
-        cli_table_cell(table, "%u", job->uid);
-        cli_table_cell(table, "%s", job->state);
-        cli_table_cell(table, "%u", job->world);
-        cli_table_cell(table, "%llu", (unsigned long long)job->step);
-        cli_table_cell(table, "%s", cli_count(job->n_params, text));
-        cli_table_cell(table, "%s", cli_bytes(job->arena_bytes, text));
-        if (job->n_params > 0) {
-            cli_table_cell(table, "%.2f", (double)job->arena_bytes / (double)job->n_params);
-        } else {
-            cli_table_cell(table, "-");
-        }
-        add_progress(table, job);
+    cli_table_cell(table, "%s", job->name);
+    cli_table_cell(table, "%u", job->uid);
+    cli_table_cell(table, "%s", job->state);
+    cli_table_cell(table, "%u", job->world);
+    cli_table_cell(table, "%llu", (unsigned long long)job->step);
+    cli_table_cell(table, "%s", cli_count(job->n_params, text));
+    cli_table_cell(table, "%s", cli_bytes(job->arena_bytes, text));
+    if (job->n_params > 0) {
+        cli_table_cell(table, "%.2f", (double)job->arena_bytes / (double)job->n_params);
+    } else {
+        cli_table_cell(table, "-");
     }
-    return true;
+    add_progress(table, job);
 }
 
-bool cli_jobs_json(const Cistern__JobListPart *part, void *array)
+static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, bool *more)
 {
-    bool good = true;
+    const Cistern__JobListPart *part = (const Cistern__JobListPart *)page;
 
-    for (size_t i = 0; good && i < part->n_jobs; i++) {
-        good = json_array_append_new(array, cli_json(&part->jobs[i]->base)) == 0;
-    }
-    return good;
+    *items = (ProtobufCMessage **)part->jobs;
+    *more = part->more;
+    return part->n_jobs;
 }
+
+static const char *const titles[] = {"JOB",     "UID",      "STATE",    ">RANKS", ">STEP",
+                                     ">PARAMS", ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
+                                     ">K",      ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
+                                     ">IDLE",   NULL};
+
+const struct cli_list cli_jobs_list = {
+    .get = CISTERN__MSG_TYPE__MSG_JOB_LIST,
+    .part = CISTERN__MSG_TYPE__MSG_JOB_LIST_PART,
+    .form = &cistern__job_list_part__descriptor,
+    .titles = titles,
+    .none = "no jobs",
+    .items = items_of,
+    .add = add_job,
+};
 
 static bool draw(struct cli *cli, void *arg)
 {
-    struct cli_table table;
-    bool good;
-
     (void)arg;
-    if (cli->json) {
-        json_t *array = json_array();
-
-        good = array != NULL && cli_each_jobs(cli, cli_jobs_json, array);
-        if (!good) {
-            json_decref(array);
-        }
-        return good && cli_json_print(array);
-    }
-    cli_jobs_begin(&table);
-    good = cli_each_jobs(cli, cli_jobs_rows, &table);
-    if (good && table.n_cells == 0 && !table.failed) {
-        (void)printf("no jobs\n");
-        return true;
-    }
-    /* After a failure, the pages received before go to stderr: stdout has complete lists only. */
-    return cli_table_print(&table, good ? stdout : stderr) && good;
+    return cli_list_print(cli, &cli_jobs_list);
 }
 
 int cli_jobs(struct cli *cli)

@@ -192,24 +192,38 @@ static void take_medians(void *out, const struct cst_rates_field *fields, const 
     }
 }
 
-static int measure_node(struct cst_rates *rates, char *program, unsigned node, struct cst_err *err)
+/* Run an engine program with "--rates @option @name" several times, and add its answers to
+ * @trials. */
+static int run_trials(struct cst_rates *trials, char *program, const char *option, const char *name,
+                      int (*add)(struct cst_rates *rates, const json_t *answer,
+                                 struct cst_err *err),
+                      struct cst_err *err)
 {
-    char number[16];
-    char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t) "--node", number,
-                    NULL};
-    struct cst_rates trials = {.n_nodes = 0};
+    char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t)option,
+                    (char *)(uintptr_t)name, NULL};
     int rc = CST_OK;
 
-    (void)snprintf(number, sizeof number, "%u", node);
+    *trials = (struct cst_rates){.n_nodes = 0};
     for (unsigned i = 0; i < CLI_MEASURE_TRIALS && rc == CST_OK; i++) {
         json_t *answer = NULL;
 
         rc = ask(argv, &answer, err);
         if (rc == CST_OK) {
-            rc = cst_rates_add_node(&trials, answer, err);
+            rc = add(trials, answer, err);
             json_decref(answer);
         }
     }
+    return rc;
+}
+
+static int measure_node(struct cst_rates *rates, char *program, unsigned node, struct cst_err *err)
+{
+    struct cst_rates trials;
+    char number[16];
+    int rc;
+
+    (void)snprintf(number, sizeof number, "%u", node);
+    rc = run_trials(&trials, program, "--node", number, cst_rates_add_node, err);
     if (rc == CST_OK) {
         rates->nodes[rates->n_nodes] = trials.nodes[0];
         take_medians(&rates->nodes[rates->n_nodes++], cst_rates_node_fields, trials.nodes,
@@ -240,20 +254,9 @@ static void add_host_device(struct cst_rates *rates)
 static int measure_gpu(struct cst_rates *rates, char *program, const char *uuid,
                        struct cst_err *err)
 {
-    char *argv[] = {program, (char *)(uintptr_t) "--rates", (char *)(uintptr_t) "--device",
-                    (char *)(uintptr_t)uuid, NULL};
-    struct cst_rates trials = {.n_devices = 0};
-    int rc = CST_OK;
+    struct cst_rates trials;
+    int rc = run_trials(&trials, program, "--device", uuid, cst_rates_add_device, err);
 
-    for (unsigned i = 0; i < CLI_MEASURE_TRIALS && rc == CST_OK; i++) {
-        json_t *answer = NULL;
-
-        rc = ask(argv, &answer, err);
-        if (rc == CST_OK) {
-            rc = cst_rates_add_device(&trials, answer, err);
-            json_decref(answer);
-        }
-    }
     if (rc == CST_OK) {
         rates->devices[rates->n_devices] = trials.devices[0];
         take_medians(&rates->devices[rates->n_devices++], cst_rates_device_fields, trials.devices,

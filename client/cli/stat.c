@@ -9,37 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Counters of an engine at the last drawing, to compute rates since then. */
-struct sample {
-    uint64_t copy_bytes, update_elems, reduce_elems;     /* Work done, in bytes or elements. */
-    double copy_seconds, update_seconds, reduce_seconds; /* Time of each kind of work. */
-    uint64_t up_bytes, down_bytes;       /* Bytes copied from host to GPU, and back. */
-    double up_seconds, down_seconds;     /* Time of these copies. */
-    uint64_t update_bytes, reduce_bytes; /* Bytes that updates and sums read and wrote. */
-};
-
+/* The engines at the last drawing, to compute rates since then. */
 struct history {
-    struct sample *samples; /* Per engine; NULL before the first drawing. Owned. */
-    size_t n_samples;       /* Number of entries in samples. */
+    Cistern__EngineInfo *engines; /* NULL before the first drawing. Owned; their texts are gone. */
+    size_t n_engines;             /* Number of entries in engines. */
 };
-
-static struct sample sample_of(const Cistern__EngineInfo *engine)
-{
-    return (struct sample){
-        .copy_bytes = engine->copy_bytes,
-        .update_elems = engine->update_elems,
-        .reduce_elems = engine->reduce_elems,
-        .copy_seconds = engine->copy_seconds,
-        .update_seconds = engine->update_seconds,
-        .reduce_seconds = engine->reduce_seconds,
-        .up_bytes = engine->up_bytes,
-        .down_bytes = engine->down_bytes,
-        .up_seconds = engine->up_seconds,
-        .down_seconds = engine->down_seconds,
-        .update_bytes = engine->update_bytes,
-        .reduce_bytes = engine->reduce_bytes,
-    };
-}
 
 /* Add the rate of an engine's work in bytes or elements per second:
  *   - since the last drawing, which saw @before and @before_s;
@@ -83,10 +57,8 @@ static void add_name(struct cli_table *table, const Cistern__StatReply *stat,
 }
 
 static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
-                       const Cistern__EngineInfo *engine, const struct sample *before)
+                       const Cistern__EngineInfo *engine, const Cistern__EngineInfo *before)
 {
-    struct sample now = sample_of(engine);
-
     add_name(table, stat, engine);
     cli_table_cell(table, "%s", engine->state);
     if (engine->has_pid && engine->pid > 0) {
@@ -102,30 +74,14 @@ static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
     }
     cli_table_cell(table, "%llu", (unsigned long long)engine->commands);
     cli_table_cell(table, "%llu", (unsigned long long)engine->in_flight);
-    add_rate(table, now.copy_bytes, before->copy_bytes, now.copy_seconds, before->copy_seconds,
-             engine->copy_rate, true);
-    add_rate(table, now.reduce_elems, before->reduce_elems, now.reduce_seconds,
+    add_rate(table, engine->copy_bytes, before->copy_bytes, engine->copy_seconds,
+             before->copy_seconds, engine->copy_rate, true);
+    add_rate(table, engine->reduce_elems, before->reduce_elems, engine->reduce_seconds,
              before->reduce_seconds, engine->reduce_rate, false);
-    add_rate(table, now.update_elems, before->update_elems, now.update_seconds,
+    add_rate(table, engine->update_elems, before->update_elems, engine->update_seconds,
              before->update_seconds, engine->update_rate, false);
     cli_table_cell(table, "%llu", (unsigned long long)engine->restarts);
     cli_table_cell(table, "%s", engine->locked ? "yes" : "no");
-}
-
-static bool print_engines(const Cistern__StatReply *stat, const struct history *history)
-{
-    static const char *const titles[] = {"ENGINE",    "STATE",      ">PID",  "ISA",     "THREADS",
-                                         ">COMMANDS", ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE",
-                                         ">RESTARTS", "LOCKED",     NULL};
-    const struct sample none = {0};
-    struct cli_table table;
-
-    cli_table_init(&table, titles);
-    for (size_t i = 0; i < stat->n_engines; i++) {
-        add_engine(&table, stat, stat->engines[i],
-                   i < history->n_samples ? &history->samples[i] : &none);
-    }
-    return cli_table_print(&table, stdout);
 }
 
 static void add_cost(struct cli_table *table, bool has, double value)
@@ -140,36 +96,50 @@ static void add_cost(struct cli_table *table, bool has, double value)
 /* Add the bytes per second of each kind of work, over the time of that work, and the bytes and time
  * of updates per parameter. */
 static void add_bandwidth(struct cli_table *table, const Cistern__StatReply *stat,
-                          const Cistern__EngineInfo *engine, const struct sample *before)
+                          const Cistern__EngineInfo *engine, const Cistern__EngineInfo *before)
 {
-    struct sample now = sample_of(engine);
     char text[CLI_HUMAN_BYTES];
 
     add_name(table, stat, engine);
-    add_rate(table, now.up_bytes, before->up_bytes, now.up_seconds, before->up_seconds,
+    add_rate(table, engine->up_bytes, before->up_bytes, engine->up_seconds, before->up_seconds,
              engine->up_rate, true);
-    add_rate(table, now.down_bytes, before->down_bytes, now.down_seconds, before->down_seconds,
-             engine->down_rate, true);
-    add_rate(table, now.reduce_bytes, before->reduce_bytes, now.reduce_seconds,
+    add_rate(table, engine->down_bytes, before->down_bytes, engine->down_seconds,
+             before->down_seconds, engine->down_rate, true);
+    add_rate(table, engine->reduce_bytes, before->reduce_bytes, engine->reduce_seconds,
              before->reduce_seconds, engine->reduce_bandwidth, true);
-    add_rate(table, now.update_bytes, before->update_bytes, now.update_seconds,
+    add_rate(table, engine->update_bytes, before->update_bytes, engine->update_seconds,
              before->update_seconds, engine->update_bandwidth, true);
     add_cost(table, engine->has_update_bytes_per_param, engine->update_bytes_per_param);
     add_cost(table, engine->has_update_ns_per_param, engine->update_ns_per_param);
     cli_table_cell(table, "%s", cli_seconds(engine->held_seconds, text));
 }
 
-static bool print_bandwidth(const Cistern__StatReply *stat, const struct history *history)
+/* A table with a row per engine. */
+struct engine_table {
+    const char *const *titles;
+    void (*add)(struct cli_table *table, const Cistern__StatReply *stat,
+                const Cistern__EngineInfo *engine, const Cistern__EngineInfo *before);
+};
+
+static const char *const engine_titles[] = {
+    "ENGINE", "STATE",   ">PID",    "ISA",       "THREADS", ">COMMANDS", ">IN FLIGHT",
+    ">COPY",  ">REDUCE", ">UPDATE", ">RESTARTS", "LOCKED",  NULL};
+static const char *const bandwidth_titles[] = {
+    "BANDWIDTH", ">UP", ">DOWN", ">REDUCE", ">UPDATE", ">B/PARAM", ">NS/PARAM", ">HELD", NULL};
+
+static const struct engine_table engine_tables[] = {{engine_titles, add_engine},
+                                                    {bandwidth_titles, add_bandwidth}};
+
+static bool print_engines(const Cistern__StatReply *stat, const struct history *history,
+                          const struct engine_table *of)
 {
-    static const char *const titles[] = {"BANDWIDTH", ">UP",       ">DOWN", ">REDUCE", ">UPDATE",
-                                         ">B/PARAM",  ">NS/PARAM", ">HELD", NULL};
-    const struct sample none = {0};
+    const Cistern__EngineInfo none = CISTERN__ENGINE_INFO__INIT;
     struct cli_table table;
 
-    cli_table_init(&table, titles);
+    cli_table_init(&table, of->titles);
     for (size_t i = 0; i < stat->n_engines; i++) {
-        add_bandwidth(&table, stat, stat->engines[i],
-                      i < history->n_samples ? &history->samples[i] : &none);
+        of->add(&table, stat, stat->engines[i],
+                i < history->n_engines ? &history->engines[i] : &none);
     }
     return cli_table_print(&table, stdout);
 }
@@ -241,36 +211,19 @@ static void print_node(const Cistern__StatReply *stat)
     print_gpus(stat);
 }
 
-static bool print_jobs(struct cli *cli)
-{
-    struct cli_table table;
-    bool good;
-
-    cli_jobs_begin(&table);
-    good = cli_each_jobs(cli, cli_jobs_rows, &table);
-    if (good && table.n_cells == 0 && !table.failed) {
-        (void)printf("no jobs\n");
-        return true;
-    }
-    return cli_table_print(&table, good ? stdout : stderr) && good;
-}
-
 static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
                         const struct history *history)
 {
     print_node(stat);
     (void)printf("\n");
-    if (stat->n_engines > 0) {
-        if (!print_engines(stat, history)) {
-            return false;
-        }
-        (void)printf("\n");
-        if (!print_bandwidth(stat, history)) {
+    for (size_t i = 0; stat->n_engines > 0 && i < sizeof engine_tables / sizeof *engine_tables;
+         i++) {
+        if (!print_engines(stat, history, &engine_tables[i])) {
             return false;
         }
         (void)printf("\n");
     }
-    return print_jobs(cli);
+    return cli_list_print(cli, &cli_jobs_list);
 }
 
 /* Print the reply with an additional key "jobs". */
@@ -279,7 +232,7 @@ static bool print_json(struct cli *cli, const Cistern__StatReply *stat)
     json_t *object = cli_json(&stat->base), *jobs = json_array();
 
     if (object == NULL || json_object_set(object, "jobs", jobs) != 0 ||
-        !cli_each_jobs(cli, cli_jobs_json, jobs)) {
+        !cli_list_append(cli, &cli_jobs_list, jobs)) {
         json_decref(object);
         json_decref(jobs);
         return false;
@@ -292,13 +245,13 @@ static bool print_json(struct cli *cli, const Cistern__StatReply *stat)
  * this one. */
 static void remember(struct history *history, const Cistern__StatReply *stat)
 {
-    struct sample *samples = calloc(stat->n_engines + 1, sizeof *samples);
+    Cistern__EngineInfo *engines = calloc(stat->n_engines + 1, sizeof *engines);
 
-    free(history->samples);
-    *history = (struct history){.samples = samples};
-    for (size_t i = 0; samples != NULL && i < stat->n_engines; i++) {
-        samples[i] = sample_of(stat->engines[i]);
-        history->n_samples = i + 1;
+    free(history->engines);
+    *history = (struct history){.engines = engines};
+    for (size_t i = 0; engines != NULL && i < stat->n_engines; i++) {
+        engines[i] = *stat->engines[i];
+        history->n_engines = i + 1;
     }
 }
 
@@ -325,6 +278,6 @@ int cli_stat(struct cli *cli)
     struct history history = {0};
     int rc = cli_watch(cli, draw, &history);
 
-    free(history.samples);
+    free(history.engines);
     return rc;
 }
