@@ -47,13 +47,6 @@ int gpt_moe_combine_backward(struct gpt_pass_host *p, uint32_t layer, struct cst
 bool gpt_moe_runs(const struct gpt_pass_host *p, const struct gpt_operator *op);
 
 /* The operators of a mixture, as gpt_host_fn (pass_host.h). */
-int gpt_host_router(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                    struct cst_err *err);
-int gpt_host_expert(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                    struct cst_err *err);
-int gpt_host_router_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                             const struct cst_io *io, struct cst_err *err);
-int gpt_host_expert_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                             const struct cst_io *io, struct cst_err *err);
+gpt_host_fn gpt_host_router, gpt_host_expert, gpt_host_router_backward, gpt_host_expert_backward;
 
 #endif

@@ -14,7 +14,7 @@ static struct gpt_pass_host *self(struct gpt_pass *pass)
 }
 
 static const struct {
-    gpt_host_fn forward, backward;
+    gpt_host_fn *forward, *backward;
 } operators[] = {
     [GPT_OP_EMBED] = {gpt_host_embed, gpt_host_embed_backward},
     [GPT_OP_QKV] = {gpt_host_qkv, gpt_host_qkv_backward},
@@ -42,7 +42,7 @@ static int host_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t num
 {
     struct gpt_pass_host *p = self(pass);
     const struct gpt_operator *op = &p->head.model->operators[number];
-    const gpt_host_fn fn =
+    gpt_host_fn *const fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
     struct cst_io io[GPT_MAX_OP_TENSORS];
     int rc = store->ops->op_begin(store, number, direction, io, op->n_tensors, err);

@@ -77,33 +77,12 @@ uint64_t gpt_host_kept_bytes(const struct gpt_model *model, const struct gpt_ope
 
 /* An operator's forward or backward pass, between op_begin and op_end. @io has the operator's
  * tensors in order of declaration. */
-typedef int (*gpt_host_fn)(struct gpt_pass_host *p, const struct gpt_operator *op,
-                           const struct cst_io *io, struct cst_err *err);
+typedef int gpt_host_fn(struct gpt_pass_host *p, const struct gpt_operator *op,
+                        const struct cst_io *io, struct cst_err *err);
 
-int gpt_host_embed(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                   struct cst_err *err);
-int gpt_host_qkv(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                 struct cst_err *err);
-int gpt_host_proj(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                  struct cst_err *err);
-int gpt_host_fc(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                struct cst_err *err);
-int gpt_host_fcproj(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                    struct cst_err *err);
-int gpt_host_head(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
-                  struct cst_err *err);
-int gpt_host_embed_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                            const struct cst_io *io, struct cst_err *err);
-int gpt_host_qkv_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                          const struct cst_io *io, struct cst_err *err);
-int gpt_host_proj_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                           const struct cst_io *io, struct cst_err *err);
-int gpt_host_fc_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                         const struct cst_io *io, struct cst_err *err);
-int gpt_host_fcproj_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                             const struct cst_io *io, struct cst_err *err);
-int gpt_host_head_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
-                           const struct cst_io *io, struct cst_err *err);
+gpt_host_fn gpt_host_embed, gpt_host_qkv, gpt_host_proj, gpt_host_fc, gpt_host_fcproj,
+    gpt_host_head, gpt_host_embed_backward, gpt_host_qkv_backward, gpt_host_proj_backward,
+    gpt_host_fc_backward, gpt_host_fcproj_backward, gpt_host_head_backward;
 
 /* -- products ---------------------------------------------------------------------------------- */
 

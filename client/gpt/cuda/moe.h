@@ -42,17 +42,7 @@ int gpt_cuda_moe_combine_backward(const struct gpt_cuda_pass *p, uint32_t layer,
 bool gpt_cuda_moe_runs(const struct gpt_cuda_pass *p, const struct gpt_operator *op);
 
 /* The operators of a mixture, as gpt_cuda_fn (pass_inside.h). */
-int gpt_cuda_op_router(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                       const struct gpt_cuda_part *part, const struct cst_io *io,
-                       struct cst_err *err);
-int gpt_cuda_op_expert(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                       const struct gpt_cuda_part *part, const struct cst_io *io,
-                       struct cst_err *err);
-int gpt_cuda_op_router_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                                const struct gpt_cuda_part *part, const struct cst_io *io,
-                                struct cst_err *err);
-int gpt_cuda_op_expert_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                                const struct gpt_cuda_part *part, const struct cst_io *io,
-                                struct cst_err *err);
+gpt_cuda_fn gpt_cuda_op_router, gpt_cuda_op_expert, gpt_cuda_op_router_backward,
+    gpt_cuda_op_expert_backward;
 
 #endif

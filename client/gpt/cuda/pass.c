@@ -12,7 +12,7 @@ static struct gpt_cuda_pass *self(struct gpt_pass *pass)
 /* -- all operators ---------------------------------------------------------------------------- */
 
 static const struct {
-    gpt_cuda_fn forward, backward;
+    gpt_cuda_fn *forward, *backward;
 } operators[] = {
     [GPT_OP_EMBED] = {gpt_cuda_op_embed, gpt_cuda_op_embed_backward},
     [GPT_OP_QKV] = {gpt_cuda_op_qkv, gpt_cuda_op_qkv_backward},
@@ -30,7 +30,7 @@ static int cuda_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t num
 {
     struct gpt_cuda_pass *p = self(pass);
     const struct gpt_operator *op = &p->head.model->operators[number];
-    const gpt_cuda_fn fn =
+    gpt_cuda_fn *const fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
     struct cst_io io[GPT_MAX_OP_TENSORS];
     int rc = store->ops->op_begin(store, number, direction, io, op->n_tensors, err);

@@ -51,44 +51,14 @@ static inline CUdeviceptr gpt_cuda_rows32(CUdeviceptr base, const struct gpt_cud
 
 /* An operator's forward or backward pass over one part, between op_begin and op_end. @io has the
  * operator's tensors in order of declaration. */
-typedef int (*gpt_cuda_fn)(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                           const struct gpt_cuda_part *part, const struct cst_io *io,
-                           struct cst_err *err);
+typedef int gpt_cuda_fn(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
+                        const struct gpt_cuda_part *part, const struct cst_io *io,
+                        struct cst_err *err);
 
-int gpt_cuda_op_embed(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                      const struct gpt_cuda_part *part, const struct cst_io *io,
-                      struct cst_err *err);
-int gpt_cuda_op_qkv(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                    const struct gpt_cuda_part *part, const struct cst_io *io, struct cst_err *err);
-int gpt_cuda_op_proj(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                     const struct gpt_cuda_part *part, const struct cst_io *io,
-                     struct cst_err *err);
-int gpt_cuda_op_fc(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                   const struct gpt_cuda_part *part, const struct cst_io *io, struct cst_err *err);
-int gpt_cuda_op_fcproj(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                       const struct gpt_cuda_part *part, const struct cst_io *io,
-                       struct cst_err *err);
-int gpt_cuda_op_head(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                     const struct gpt_cuda_part *part, const struct cst_io *io,
-                     struct cst_err *err);
-int gpt_cuda_op_embed_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                               const struct gpt_cuda_part *part, const struct cst_io *io,
-                               struct cst_err *err);
-int gpt_cuda_op_qkv_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                             const struct gpt_cuda_part *part, const struct cst_io *io,
-                             struct cst_err *err);
-int gpt_cuda_op_proj_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                              const struct gpt_cuda_part *part, const struct cst_io *io,
-                              struct cst_err *err);
-int gpt_cuda_op_fc_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                            const struct gpt_cuda_part *part, const struct cst_io *io,
-                            struct cst_err *err);
-int gpt_cuda_op_fcproj_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                                const struct gpt_cuda_part *part, const struct cst_io *io,
-                                struct cst_err *err);
-int gpt_cuda_op_head_backward(const struct gpt_cuda_pass *p, const struct gpt_operator *op,
-                              const struct gpt_cuda_part *part, const struct cst_io *io,
-                              struct cst_err *err);
+gpt_cuda_fn gpt_cuda_op_embed, gpt_cuda_op_qkv, gpt_cuda_op_proj, gpt_cuda_op_fc,
+    gpt_cuda_op_fcproj, gpt_cuda_op_head, gpt_cuda_op_embed_backward, gpt_cuda_op_qkv_backward,
+    gpt_cuda_op_proj_backward, gpt_cuda_op_fc_backward, gpt_cuda_op_fcproj_backward,
+    gpt_cuda_op_head_backward;
 
 /* -- pieces of operators ----------------------------------------------------------------------- */
 
