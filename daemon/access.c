@@ -21,25 +21,44 @@ static bool parse_id(const char *text, unsigned *out)
     return true;
 }
 
+bool cstd_access_parse_who(const char *text, bool *group, unsigned *id)
+{
+    const struct passwd *pw;
+    const struct group *gr;
+
+    if (strncmp(text, "uid:", 4) == 0 || strncmp(text, "gid:", 4) == 0) {
+        *group = text[0] == 'g';
+        return parse_id(text + 4, id);
+    }
+    if (strncmp(text, "user:", 5) == 0 && (pw = getpwnam(text + 5)) != NULL) {
+        *group = false;
+        *id = pw->pw_uid;
+        return true;
+    }
+    if (strncmp(text, "group:", 6) == 0 && (gr = getgrnam(text + 6)) != NULL) {
+        *group = true;
+        *id = gr->gr_gid;
+        return true;
+    }
+    return false;
+}
+
 static int add_rule(struct cstd_access *access, const char *rule, struct cst_err *err)
 {
     unsigned id;
-    const struct passwd *pw;
-    const struct group *gr;
+    bool group;
 
     if (access->n_uids == CSTD_ACCESS_MAX_RULES || access->n_gids == CSTD_ACCESS_MAX_RULES) {
         return cst_err_set(err, CST_EINVAL, "more than %d rules", CSTD_ACCESS_MAX_RULES);
     }
     if (strcmp(rule, "any") == 0) {
         access->any = true;
-    } else if (strncmp(rule, "uid:", 4) == 0 && parse_id(rule + 4, &id)) {
-        access->uids[access->n_uids++] = id;
-    } else if (strncmp(rule, "gid:", 4) == 0 && parse_id(rule + 4, &id)) {
-        access->gids[access->n_gids++] = id;
-    } else if (strncmp(rule, "user:", 5) == 0 && (pw = getpwnam(rule + 5)) != NULL) {
-        access->uids[access->n_uids++] = pw->pw_uid;
-    } else if (strncmp(rule, "group:", 6) == 0 && (gr = getgrnam(rule + 6)) != NULL) {
-        access->gids[access->n_gids++] = gr->gr_gid;
+    } else if (cstd_access_parse_who(rule, &group, &id)) {
+        if (group) {
+            access->gids[access->n_gids++] = id;
+        } else {
+            access->uids[access->n_uids++] = id;
+        }
     } else {
         return cst_err_set(err, CST_EINVAL,
                            "'%s' is not a rule, or there is no such user or group (rules: any, "

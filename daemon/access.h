@@ -22,6 +22,10 @@ struct cstd_access {
     unsigned n_gids;
 };
 
+/* Read "user:NAME", "group:NAME", "uid:N" or "gid:N". *group: *id is a gid. False: @text has
+ * another form, or there is no such user or group. */
+bool cstd_access_parse_who(const char *text, bool *group, unsigned *id);
+
 /* Parse @text into *out. @text is "any", or a list of user:NAME, group:NAME, uid:N and gid:N,
  * separated by spaces or commas. CST_EINVAL: @text has another form, a name is unknown, or there
  * are too many rules; *out is unchanged then. */

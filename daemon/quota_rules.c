@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/quota_rules.h"
 
+#include "daemon/access.h"
 #include "proto/size.h"
 
-#include <grp.h>
 #include <inttypes.h>
-#include <pwd.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Name of the section for every uid; other sections are "quota uid:N" and so on. */
@@ -29,40 +27,18 @@ bool cstd_quota_rules_is_section(const char *section)
 
 /* -- sections ------------------------------------------------------------------------------- */
 
-static bool parse_id(const char *text, uint32_t *out)
-{
-    char *end;
-    unsigned long n = strtoul(text, &end, 10);
-
-    if (*text < '0' || *text > '9' || *end != '\0' || n >= UINT32_MAX) {
-        return false;
-    }
-    *out = (uint32_t)n;
-    return true;
-}
-
 static int parse_whose(const char *text, enum cstd_quota_whose *whose, uint32_t *id,
                        struct cst_err *err)
 {
-    const struct passwd *pw;
-    const struct group *gr;
+    bool group;
 
-    if (strncmp(text, "uid:", 4) == 0 && parse_id(text + 4, id)) {
-        *whose = CSTD_QUOTA_UID;
-    } else if (strncmp(text, "gid:", 4) == 0 && parse_id(text + 4, id)) {
-        *whose = CSTD_QUOTA_GID;
-    } else if (strncmp(text, "user:", 5) == 0 && (pw = getpwnam(text + 5)) != NULL) {
-        *whose = CSTD_QUOTA_UID;
-        *id = pw->pw_uid;
-    } else if (strncmp(text, "group:", 6) == 0 && (gr = getgrnam(text + 6)) != NULL) {
-        *whose = CSTD_QUOTA_GID;
-        *id = gr->gr_gid;
-    } else {
+    if (!cstd_access_parse_who(text, &group, id)) {
         return cst_err_set(err, CST_EINVAL,
                            "section [quota %s] names no user or group: write [quota], [quota "
                            "uid:N], [quota user:NAME], [quota gid:N] or [quota group:NAME]",
                            text);
     }
+    *whose = group ? CSTD_QUOTA_GID : CSTD_QUOTA_UID;
     return CST_OK;
 }
 
