@@ -2,12 +2,12 @@
 #include "client/gpt/device.h"
 
 #include "client/gpt/matmul.h"
+#include "client/gpt/parallel.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
 #endif
 
-#include <sched.h>
 #include <string.h>
 
 #ifndef HAVE_CUDA
@@ -38,17 +38,9 @@ int gpt_device_open(struct gpt_device **out, const struct gpt_options *options, 
     return gpt_device_cuda_open(out, options, err);
 }
 
-static unsigned usable_cores(void)
-{
-    cpu_set_t set;
-
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
-}
-
 unsigned gpt_device_threads(const struct gpt_options *options)
 {
-    const unsigned share = usable_cores() / options->world;
+    const unsigned share = gpt_parallel_cores() / options->world;
 
     if (options->threads > 0) {
         return options->threads;

@@ -15,8 +15,8 @@
 #ifndef GPT_LOCAL_H
 #define GPT_LOCAL_H
 
+#include "client/gpt/parallel.h"
 #include "client/gpt/store.h"
-#include "client/gpt/team.h"
 #include "kernels/math/tile.h"
 
 #include <pthread.h>
@@ -55,7 +55,7 @@ struct gpt_local_rank {
 struct gpt_local {
     const struct gpt_model *model; /* borrowed */
     const struct cst_kernels *kernels;
-    struct gpt_team *team;
+    unsigned n_threads;             /* threads that reduce and update */
     struct cst_table_header *table; /* spans and tiles of the chunks that have states */
     struct gpt_local_chunk *chunks;
     uint32_t n_chunks;              /* chunks in use; one entry per tensor is allocated */

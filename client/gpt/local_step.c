@@ -12,11 +12,12 @@ struct pass {
     bool delayed;                /* delayed update: it writes the spare weights */
 };
 
-static void tile_share(uint64_t n_tiles, unsigned member, unsigned n_members, uint64_t *first,
-                       uint64_t *count)
+/* Compute the tiles of parts [from, to) of a pass, which has a part for each thread. */
+static void tile_share(const struct gpt_local *local, uint64_t n_tiles, size_t from, size_t to,
+                       uint64_t *first, uint64_t *count)
 {
-    *first = n_tiles * member / n_members;
-    *count = n_tiles * (member + 1) / n_members - *first;
+    *first = n_tiles * from / local->n_threads;
+    *count = n_tiles * to / local->n_threads - *first;
 }
 
 static struct cst_tile_work tile_work(const struct pass *pass, uint32_t chunk, uint64_t mark)
@@ -46,13 +47,14 @@ static uint32_t sources(const struct gpt_local *local, uint32_t chunk,
     return n;
 }
 
-static void reduce_share(void *arg, unsigned member, unsigned n_members)
+static void reduce_share(void *arg, unsigned thread, size_t from, size_t to)
 {
     const struct pass *pass = arg;
     const struct gpt_local *local = pass->local;
     const uint16_t *src[CST_TILE_MAX_SRC];
     uint64_t first, count;
 
+    (void)thread;
     for (uint32_t c = 0; c < local->n_chunks; c++) {
         const struct gpt_local_chunk *chunk = &local->chunks[c];
 
@@ -60,18 +62,19 @@ static void reduce_share(void *arg, unsigned member, unsigned n_members)
             const struct cst_tile_work work = tile_work(pass, c, chunk->n_reduced);
             const uint32_t n_src = sources(local, c, src);
 
-            tile_share(chunk->n_tiles, member, n_members, &first, &count);
+            tile_share(local, chunk->n_tiles, from, to, &first, &count);
             (void)cst_tile_reduce_range(&work, n_src, src, first, count, NULL);
         }
     }
 }
 
-static void update_share(void *arg, unsigned member, unsigned n_members)
+static void update_share(void *arg, unsigned thread, size_t from, size_t to)
 {
     const struct pass *pass = arg;
     const struct gpt_local *local = pass->local;
     uint64_t first, count;
 
+    (void)thread;
     for (uint32_t c = 0; c < local->n_chunks; c++) {
         if (local->chunks[c].has_states) {
             struct cst_tile_work work = tile_work(pass, c, local->adam_step);
@@ -79,7 +82,7 @@ static void update_share(void *arg, unsigned member, unsigned n_members)
             if (pass->delayed) {
                 work.rows.weight = local->chunks[c].spare;
             }
-            tile_share(local->chunks[c].n_tiles, member, n_members, &first, &count);
+            tile_share(local, local->chunks[c].n_tiles, from, to, &first, &count);
             (void)cst_tile_update_range(&work, &pass->hyper, first, count, NULL);
         }
     }
@@ -127,7 +130,7 @@ static void reduce_all(struct gpt_local *local)
     for (uint32_t c = 0; c < local->n_chunks; c++) {
         local->chunks[c].n_reduced++;
     }
-    gpt_team_run(local->team, reduce_share, &pass);
+    gpt_parallel(local->n_threads, local->n_threads, reduce_share, &pass);
 }
 
 void gpt_local_accumulate_all(struct gpt_local *local)
@@ -179,7 +182,7 @@ static void update_all(struct gpt_local *local, const struct cst_hyper_params *p
     };
 
     local->adam_step++;
-    gpt_team_run(local->team, update_share, &pass);
+    gpt_parallel(local->n_threads, local->n_threads, update_share, &pass);
     for (uint32_t c = 0; pass.delayed && c < local->n_chunks; c++) {
         if (local->chunks[c].has_states) {
             local->chunks[c].newest = local->chunks[c].spare;

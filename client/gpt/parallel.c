@@ -2,6 +2,7 @@
 #include "client/gpt/parallel.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <string.h>
 
 /* ThreadSanitizer does not see the barriers of an OpenMP runtime that was built without it. */
@@ -30,6 +31,14 @@ void gpt_parallel(unsigned n_threads, size_t n, gpt_parallel_fn fn, void *arg)
     if (n > 0) {
         fn(arg, 0, 0, n);
     }
+}
+
+unsigned gpt_parallel_cores(void)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
 }
 
 /* Find OpenMP's function at run time: the program is not linked with an OpenMP runtime for this,

@@ -14,6 +14,9 @@ typedef void (*gpt_parallel_fn)(void *arg, unsigned thread, size_t first, size_t
  * all are done. */
 void gpt_parallel(unsigned n_threads, size_t n, gpt_parallel_fn fn, void *arg);
 
+/* Return the number of cores that this process may use, at least 1. */
+unsigned gpt_parallel_cores(void);
+
 /* Let oneDNN use @n_threads when it is called from this thread. */
 void gpt_parallel_limit(unsigned n_threads);
 

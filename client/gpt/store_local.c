@@ -344,12 +344,10 @@ int gpt_local_open(struct gpt_local **out, const struct gpt_model *model,
     local->world = config->world;
     local->config = *config;
     local->kernels = cst_kernels_get(NULL);
+    local->n_threads = config->engine_threads > 0 ? config->engine_threads : gpt_parallel_cores();
     pthread_mutex_init(&local->lock, NULL);
     pthread_cond_init(&local->met, NULL);
     rc = gpt_local_states_open(local, err);
-    if (rc == 0) {
-        rc = gpt_team_open(&local->team, config->engine_threads, err);
-    }
     if (rc != 0) {
         gpt_local_close(local);
         return rc;
@@ -370,7 +368,6 @@ void gpt_local_close(struct gpt_local *local)
     if (local == NULL) {
         return;
     }
-    gpt_team_close(local->team);
     gpt_local_states_close(local);
     pthread_cond_destroy(&local->met);
     pthread_mutex_destroy(&local->lock);

@@ -7,46 +7,18 @@
 #include "kernels/engine/engine.h"
 #include "kernels/host/host.h"
 #include "proto/isa.h"
+#include "proto/options.h"
 
-#include <errno.h>
-#include <getopt.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 /* The program of this process. */
 static const struct cste_engine_program *program;
-
-static void usage(FILE *to)
-{
-    fprintf(
-        to,
-        "Usage: %s [--fd N]\n"
-        "       %s --rates [OPTIONS]\n"
-        "%s for cisternd, which starts this program and talks to it\n"
-        "on a SOCK_SEQPACKET socket. Start it by hand only with --rates.\n\n"
-        "  --fd N            the socket (default 3)\n"
-        "%s%s"
-        "  --rates           measure this machine, print the rates as JSON, and exit\n"
-        "  --node N          with --rates: NUMA node whose memory is used\n"
-        "%s"
-        "  --copy-threads N  with --rates: threads that copy in each direction\n"
-        "  --help            print this text and exit\n"
-        "  --version         print the version and exit\n",
-        program->name, program->name, program->what,
-        program->probe != NULL ? "  --probe           print the devices as JSON, and exit\n" : "",
-        program->paced != NULL
-            ? "  --paced RATES     simulate an accelerator with these rates:\n"
-              "                    up=N,down=N (bytes per second), update=N (elements), memory=N\n"
-              "  --pace RATES      do not exceed these rates: update=N\n"
-            : "",
-        program->probe != NULL ? "  --device UUID     with --rates: the GPU\n"
-                               : "  --threads N       with --rates: threads that compute\n");
-}
 
 static void warn(const struct cst_err *what)
 {
@@ -62,33 +34,6 @@ static int tell(int rc, const struct cst_err *err)
     return rc == CST_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-static int probe(void)
-{
-    struct cst_err err;
-    int rc = program->probe(stdout, &err);
-
-    return tell(rc, &err);
-}
-
-static int rates(const struct cste_engine_rates_options *options)
-{
-    struct cst_err err;
-    int rc = program->rates(options, stdout, &err);
-
-    return tell(rc, &err);
-}
-
-/* Returns the number in @text, or -1. */
-static int parse_number(const char *text)
-{
-    char *end;
-    long n;
-
-    errno = 0;
-    n = strtol(text, &end, 10);
-    return errno != 0 || end == text || *end != '\0' || n < 0 || n > 1 << 20 ? -1 : (int)n;
-}
-
 /* Returns whether @fd is a socket that keeps message boundaries. */
 static bool is_seqpacket(int fd)
 {
@@ -98,129 +43,128 @@ static bool is_seqpacket(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
 }
 
-/* The parsed command line. */
-struct options {
-    int fd;                           /* Socket. -1: the argument was not a number. */
-    bool measure;                     /* --rates was given. */
-    bool wrong;                       /* A number was out of range. */
-    bool paced;                       /* --paced was given. */
-    struct cste_rate_limit_spec pace; /* Argument of --paced or --pace. */
-    struct cste_engine_rates_options rates;
-};
+/* The options of a program depend on what it can do. */
+enum { USES_PROBE = 1 << 0, USES_PACED = 1 << 1, USES_THREADS = 1 << 2 };
 
-/* Returns the number in @text. Sets *wrong unless the number is between @least and @most. */
-static int parse_within(const char *text, int least, int most, bool *wrong)
+static unsigned uses(void)
 {
-    int n = parse_number(text);
-
-    *wrong = *wrong || n < least || n > most;
-    return n;
+    return (program->probe != NULL ? USES_PROBE : USES_THREADS) |
+           (program->paced != NULL ? USES_PACED : 0);
 }
 
-/* Parse the argument of --paced or --pace. Returns the exit status, or -1 to continue. */
-static int read_pace(const char *text, bool paced, struct options *out)
+/* The parsed command line. */
+struct options {
+    uint32_t fd;                            /* --fd */
+    bool probe, measure;                    /* --probe, --rates */
+    const char *paced, *pace;               /* --paced, --pace; NULL: not given. */
+    struct cste_engine_rates_options rates; /* --node, --threads, --copy-threads, --device */
+    bool help, version;                     /* --help, --version */
+};
+
+#define AT(name) offsetof(struct options, name)
+#define ROW(option, bits, argument, help, ...)                                                     \
+    CST_OPTION(option, 0, bits, argument, help, __VA_ARGS__)
+
+static const struct cst_option table[] = {
+    ROW("fd", 0, "N", "the socket (default: 3)", CST_U32(AT(fd), 0, 1 << 20)),
+    ROW("probe", USES_PROBE, NULL, "print the devices as JSON, and exit", CST_FLAG(AT(probe))),
+    ROW("paced", USES_PACED, "RATES",
+        "simulate an accelerator with these rates: up=N,down=N (bytes per second), update=N "
+        "(elements), memory=N",
+        CST_TEXT(AT(paced))),
+    ROW("pace", USES_PACED, "RATES", "do not exceed these rates: update=N", CST_TEXT(AT(pace))),
+    ROW("rates", 0, NULL, "measure this machine, print the rates as JSON, and exit",
+        CST_FLAG(AT(measure))),
+    ROW("node", 0, "N", "with --rates: NUMA node whose memory is used",
+        CST_U32(AT(rates.node), 0, 1023)),
+    ROW("device", USES_PROBE, "UUID", "with --rates: the GPU", CST_TEXT(AT(rates.device))),
+    ROW("threads", USES_THREADS, "N", "with --rates: threads that compute",
+        CST_U32(AT(rates.threads), 1, CSTE_THREAD_POOL_MAX_THREADS)),
+    ROW("copy-threads", 0, "N", "with --rates: threads that copy in each direction",
+        CST_U32(AT(rates.copy_threads), 1, CSTE_THREAD_POOL_MAX_THREADS)),
+    ROW("help", 0, NULL, "print this text", CST_FLAG(AT(help))),
+    ROW("version", 0, NULL, "print the version of this program", CST_FLAG(AT(version))),
+    CST_OPTION_END,
+};
+
+static void print_help(void)
 {
-    struct cste_rate_limit_spec pace;
+    printf("Usage: %s [--fd N]\n"
+           "       %s --rates [OPTION]...\n"
+           "%s for cisternd, which starts this program and talks to it\n"
+           "on a SOCK_SEQPACKET socket. Start it by hand only with --rates.\n\n",
+           program->name, program->name, program->what);
+    cst_options_print(table, uses(), stdout);
+}
+
+/* Parse the command line. CST_EINVAL: it is wrong. */
+static int read_options(int argc, char **argv, struct options *out, struct cst_err *err)
+{
+    struct cst_options_given given;
+    int rc = cst_options_read(table, out, argc, argv, &given, err);
+
+    for (size_t i = 0; rc == CST_OK && table[i].help != NULL; i++) {
+        if (given.rows[i] && !cst_options_is_taken(&table[i], uses())) {
+            rc =
+                cst_err_set(err, CST_EINVAL, "there is no option --%s (see --help)", table[i].name);
+        }
+    }
+    if (rc == CST_OK && given.first < argc) {
+        rc = cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
+                         argv[given.first]);
+    }
+    return rc;
+}
+
+/* Fill in *config from the options. */
+static int configure(const struct options *options, struct cste_engine_config *config,
+                     struct cst_err *err)
+{
+    const char *pace = options->paced != NULL ? options->paced : options->pace;
+    int rc = pace != NULL ? cste_rate_limit_parse(pace, &config->pace, err) : CST_OK;
+
+    if (rc == CST_OK && !is_seqpacket((int)options->fd)) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "fd %u is no SOCK_SEQPACKET socket: cisternd starts this program",
+                         options->fd);
+    }
+    config->sock = (int)options->fd;
+    config->ops = options->paced != NULL ? program->paced : program->ops;
+    return rc;
+}
+
+/* Do what the command line asks for, unless it is to run the engine. Returns the exit status, or -1
+ * to continue with *config. */
+static int obey(int argc, char **argv, struct cste_engine_config *config)
+{
+    struct options options = {.fd = 3, .rates.node = -1};
     struct cst_err err;
-    int rc = cste_rate_limit_parse(text, &pace, &err);
+    int rc = read_options(argc, argv, &options, &err);
 
     if (rc != CST_OK) {
         return tell(rc, &err);
     }
-    out->pace = pace;
-    out->paced = paced;
-    return -1;
-}
-
-/* Handle one option. Returns the exit status, or -1 to continue. */
-static int read_option(int option, struct options *out)
-{
-    bool *wrong = &out->wrong;
-
-    switch (option) {
-    case 'f':
-        out->fd = parse_number(optarg);
-        return -1;
-    case 'r':
-        out->measure = true;
-        return -1;
-    case 'n':
-        out->rates.node = parse_within(optarg, 0, 1023, wrong);
-        return -1;
-    case 't':
-        out->rates.threads = (unsigned)parse_within(optarg, 1, CSTE_THREAD_POOL_MAX_THREADS, wrong);
-        return -1;
-    case 'c':
-        out->rates.copy_threads =
-            (unsigned)parse_within(optarg, 1, CSTE_THREAD_POOL_MAX_THREADS, wrong);
-        return -1;
-    case 'd':
-        out->rates.device = optarg;
-        return -1;
-    case 'h':
-        usage(stdout);
+    if (options.help) {
+        print_help();
         return EXIT_SUCCESS;
-    case 'V':
+    }
+    if (options.version) {
         printf("%s (%s) %s\n", program->name, PACKAGE_NAME, PACKAGE_VERSION);
         return EXIT_SUCCESS;
-    default:
-        if (option == 'p' && program->probe != NULL) {
-            return probe();
-        }
-        if ((option == 'P' || option == 'u') && program->paced != NULL) {
-            return read_pace(optarg, option == 'P', out);
-        }
-        usage(stderr);
-        return EXIT_FAILURE;
     }
-}
-
-/* Parse the command line into *config. Returns the exit status, or -1 to continue. */
-static int read_options(int argc, char **argv, struct cste_engine_config *config)
-{
-    static const struct option names[] = {
-        {"fd", required_argument, NULL, 'f'},      {"probe", no_argument, NULL, 'p'},
-        {"rates", no_argument, NULL, 'r'},         {"node", required_argument, NULL, 'n'},
-        {"threads", required_argument, NULL, 't'}, {"copy-threads", required_argument, NULL, 'c'},
-        {"device", required_argument, NULL, 'd'},  {"paced", required_argument, NULL, 'P'},
-        {"pace", required_argument, NULL, 'u'},    {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},       {NULL, 0, NULL, 0},
-    };
-    struct options options = {.fd = config->sock, .rates.node = -1};
-    int option, rc;
-
-    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        rc = read_option(option, &options);
-        if (rc >= 0) {
-            return rc;
-        }
-    }
-    if (optind < argc) {
-        fprintf(stderr, "%s: '%s' is not an option\n", program->name, argv[optind]);
-        return EXIT_FAILURE;
-    }
-    if (options.wrong) {
-        fprintf(stderr, "%s: a node is a number from 0, threads are 1 to %d\n", program->name,
-                CSTE_THREAD_POOL_MAX_THREADS);
-        return EXIT_FAILURE;
+    if (options.probe) {
+        return tell(program->probe(stdout, &err), &err);
     }
     if (options.measure) {
-        return rates(&options.rates);
+        return tell(program->rates(&options.rates, stdout, &err), &err);
     }
-    if (options.fd < 0 || !is_seqpacket(options.fd)) {
-        fprintf(stderr, "%s: fd %d is no SOCK_SEQPACKET socket: cisternd starts this program\n",
-                program->name, options.fd);
-        return EXIT_FAILURE;
-    }
-    config->sock = options.fd;
-    config->ops = options.paced ? program->paced : program->ops;
-    config->pace = options.pace;
-    return -1;
+    rc = configure(&options, config, &err);
+    return rc == CST_OK ? -1 : tell(rc, &err);
 }
 
 int cste_engine_main(const struct cste_engine_program *which, int argc, char **argv)
 {
-    struct cste_engine_config config = {.sock = 3, .warn = warn};
+    struct cste_engine_config config = {.warn = warn};
     struct cst_err err;
     int rc;
 
@@ -229,7 +173,7 @@ int cste_engine_main(const struct cste_engine_program *which, int argc, char **a
     if (rc != CST_OK) {
         return tell(rc, &err);
     }
-    rc = read_options(argc, argv, &config);
+    rc = obey(argc, argv, &config);
     if (rc >= 0) {
         return rc;
     }
