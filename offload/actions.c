@@ -53,14 +53,6 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
     return command;
 }
 
-void cst_command_after(struct cst_command *command, uint64_t ticket)
-{
-    if (ticket != 0) {
-        assert(command->n_after < CST_COMMAND_MAX_AFTER);
-        command->after[command->n_after++] = ticket;
-    }
-}
-
 struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag)
 {
     struct cst_reply *reply;

@@ -8,6 +8,8 @@
 #include "offload/core.h"
 #include "offload/flight.h"
 
+#include <assert.h>
+
 struct cst_core;
 
 struct cst_output {
@@ -21,7 +23,13 @@ struct cst_command *cst_core_command(struct cst_core *core, enum cst_command_kin
                                      uint32_t node, struct cst_flight *flight);
 
 /* Make the command wait for @ticket; 0: for nothing. */
-void cst_command_after(struct cst_command *command, uint64_t ticket);
+static inline void cst_command_after(struct cst_command *command, uint64_t ticket)
+{
+    if (ticket != 0) {
+        assert(command->n_after < CST_COMMAND_MAX_AFTER);
+        command->after[command->n_after++] = ticket;
+    }
+}
 
 /* Append a reply with status CST_OK. NULL if @tag is 0: nobody wants a reply. */
 struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag);

@@ -137,11 +137,6 @@ void cst_pool_close(struct cst_pool *pool)
     memset(pool, 0, sizeof *pool);
 }
 
-struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chunk)
-{
-    return &pool->parts[pool->chunks[chunk].size_class];
-}
-
 uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state)
 {
     uint32_t n = 0;

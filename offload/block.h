@@ -134,7 +134,10 @@ int cst_pool_init(struct cst_pool *pool, const struct cst_core_pool *config,
 void cst_pool_close(struct cst_pool *pool);
 
 /* The part whose blocks hold @chunk. */
-struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chunk);
+static inline struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chunk)
+{
+    return &pool->parts[pool->chunks[chunk].size_class];
+}
 
 /* Number of the pool's blocks in @state. */
 uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state);

@@ -287,7 +287,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
                         event->rank, event->generation, event->chunk);
         return;
     }
-    cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
     if (chunk->weight.rows == CST_ROWS_CARRIED) {
         drop_gradient(core, event, b);
         return;

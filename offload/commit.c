@@ -256,7 +256,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         cst_ranks_interrupt(core, &err);
         return;
     }
-    cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
     cst_waiting_cancel_fetches(core, event->rank);
     cst_collection_drop_open(core, event->rank);
     if (all_stepped(core)) {
@@ -291,7 +291,7 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
                         event->rank, r->micro + 1, core->micro_batches, core->step);
         return;
     }
-    cst_rank_begin(core, event->rank, CST_BEGUN_WRITING);
+    cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
     cst_waiting_cancel_grads(core, event->rank);
     cst_collection_drop_open(core, event->rank);
     r->micro++;

@@ -192,7 +192,7 @@ static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
                         event->rank, core->step);
         return false;
     }
-    cst_rank_begin(core, event->rank, begun);
+    cst_rank_begin(&core->ranks[event->rank], begun);
     rank->wants_prefetch = true;
     return true;
 }

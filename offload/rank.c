@@ -4,13 +4,6 @@
 
 #include "offload/core_state.h"
 
-void cst_rank_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun)
-{
-    struct cst_rank *r = &core->ranks[rank];
-
-    r->begun = r->begun > begun ? r->begun : begun;
-}
-
 enum cst_rank_begun cst_rank_furthest(const struct cst_core *core)
 {
     enum cst_rank_begun most = CST_BEGUN_NOTHING;

@@ -53,8 +53,11 @@ struct cst_rank {
     uint64_t ahead_instant;
 };
 
-/* Note that rank @rank is at least @begun far into the step. */
-void cst_rank_begin(struct cst_core *core, uint32_t rank, enum cst_rank_begun begun);
+/* Note that @rank is at least @begun far into the step. */
+static inline void cst_rank_begin(struct cst_rank *rank, enum cst_rank_begun begun)
+{
+    rank->begun = rank->begun > begun ? rank->begun : begun;
+}
 
 /* How far the ranks are into the step: the maximum of all. */
 enum cst_rank_begun cst_rank_furthest(const struct cst_core *core);

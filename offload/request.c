@@ -123,11 +123,6 @@ void cst_queue_init(struct cst_queue *queue)
     *queue = (struct cst_queue){.head = CST_NO_REQUEST, .tail = CST_NO_REQUEST};
 }
 
-bool cst_queue_empty(const struct cst_queue *queue)
-{
-    return queue->head == CST_NO_REQUEST;
-}
-
 void cst_queue_push(struct cst_requests *requests, struct cst_queue *queue, uint32_t request)
 {
     requests->v[request].next = CST_NO_REQUEST;

@@ -75,7 +75,10 @@ uint32_t cst_requests_find(const struct cst_requests *requests, uint64_t tag);
 /* Initialise an empty queue. */
 void cst_queue_init(struct cst_queue *queue);
 /* True if the queue has no requests. */
-bool cst_queue_empty(const struct cst_queue *queue);
+static inline bool cst_queue_empty(const struct cst_queue *queue)
+{
+    return queue->head == CST_NO_REQUEST;
+}
 /* Append @request, which must be in no queue. */
 void cst_queue_push(struct cst_requests *requests, struct cst_queue *queue, uint32_t request);
 /* Take out the first request; CST_NO_REQUEST: there is none. */

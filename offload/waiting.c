@@ -43,11 +43,6 @@ void cst_waiting_enqueue(struct cst_core *core, uint32_t i)
     cst_queue_push(&core->requests, queue_of(core, request), i);
 }
 
-bool cst_waiting_part(const struct cst_part *part)
-{
-    return !cst_queue_empty(&part->demand) || !cst_queue_empty(&part->ahead);
-}
-
 bool cst_waiting_for_block(const struct cst_rank *rank)
 {
     for (uint32_t k = 0; k < rank->pool.n_parts; k++) {

@@ -21,8 +21,13 @@ void cst_waiting_enqueue(struct cst_core *core, uint32_t request);
 /* Take a waiting fetch out of its queue. */
 void cst_waiting_unqueue(struct cst_core *core, uint32_t request);
 
-/* True if a fetch waits for a block of @part; of any part of the rank. */
-bool cst_waiting_part(const struct cst_part *part);
+/* True if a fetch waits for a block of @part. */
+static inline bool cst_waiting_part(const struct cst_part *part)
+{
+    return !cst_queue_empty(&part->demand) || !cst_queue_empty(&part->ahead);
+}
+
+/* True if a fetch of the rank waits for a block. */
 bool cst_waiting_for_block(const struct cst_rank *rank);
 
 /* Grant a lease on block @b of @rank and answer @tag. @ahead: the worker does not wait for it. */
