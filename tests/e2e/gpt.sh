@@ -29,7 +29,7 @@ refuses 2 "need 33" --data "$tmp/tiny"
 refuses 2 "not a regular file" --data "$tmp"
 refuses 2 "--layers" --data "$tmp/text" --layers 0
 refuses 1 " short" --data "$tmp/text" --pool 4096
-if [ "$(id -u)" != 0 ]; then # tests/gpt/test_input drops root's rights
+if [ "$(id -u)" != 0 ]; then # tests/gpt/input drops root's rights
     chmod 000 "$tmp/text"
     refuses 1 "$tmp/text': Permission denied" --data "$tmp/text"
 fi

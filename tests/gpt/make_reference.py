@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes reference_tiny.bin: the results of PyTorch for the tiny model of test_reference.c.
+"""Writes reference_tiny.bin: the results of PyTorch for the tiny model of reference.c.
 
 The model is that of client/gpt/model.h in float32. Its weights are rounded to bf16, as in the store. Gradients are rounded
 to bf16 before AdamW, which keeps fp32 master weights. Initial weights, text and batches come from the counter-based generator

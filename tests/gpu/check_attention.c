@@ -131,7 +131,7 @@ static void run(const struct place *p, struct attention_field *f)
     download(p->gpu, f->dqkv, p->dqkv, 6 * f->n_out);
 }
 
-/* True if the results are right. The bounds are those of tests/gpt/test_cuda_attention plus the
+/* True if the results are right. The bounds are those of tests/gpt/cuda_attention plus the
  * errors of fast functions. */
 static bool judge(const struct attention_field *f, const struct gpt_attention_shape *shape)
 {

@@ -9,9 +9,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-struct daemon_proc proc;
-struct raw_client witness;
-unsigned base_fds;
 char gpu_path[64];
 
 void gpu_rig_setup(void)

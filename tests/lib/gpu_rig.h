@@ -4,16 +4,12 @@
 #ifndef GPU_RIG_H
 #define GPU_RIG_H
 
-#include "tests/lib/settle.h"
+#include "tests/lib/job_rig.h"
 
 #define GPU0 "GPU-00000000-stub-0"
 #define GPU1 "GPU-00000000-stub-1"
 #define MIB (UINT64_C(1) << 20)
 
-extern struct daemon_proc proc; /* the daemon; pid 0: not started */
-/* A manager's client that reads the daemon's statistics and removes jobs. */
-extern struct raw_client witness;
-extern unsigned base_fds; /* descriptors of the daemon when only the witness is connected */
 extern char gpu_path[64]; /* path of a file or FIFO that the test uses; empty: none */
 
 /* Prepare for a test. Nothing is started. */

@@ -6,7 +6,7 @@
 
 #include "tests/lib/settle.h"
 
-extern struct daemon_proc proc;
+extern struct daemon_proc proc; /* the daemon; pid 0: not started */
 /* A manager's client that reads the daemon's statistics and removes jobs. */
 extern struct raw_client witness;
 extern unsigned base_fds; /* descriptors of the daemon when only the witness is connected */

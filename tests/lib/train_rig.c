@@ -8,9 +8,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-struct daemon_proc proc;
-struct raw_client witness;
-unsigned base_fds;
 struct train_report *reports[TRAIN_MAX_WORLD];
 struct train_order train_like;
 

@@ -5,7 +5,7 @@
 #ifndef TRAIN_RIG_H
 #define TRAIN_RIG_H
 
-#include "tests/lib/settle.h"
+#include "tests/lib/job_rig.h"
 #include "tests/lib/train_check.h"
 
 enum { TRAIN_RIG_STEPS = 3 }; /* number of steps of a job */
@@ -17,10 +17,6 @@ struct train_placement {
     const char *devices[TRAIN_MAX_WORLD]; /* device of each rank */
 };
 
-extern struct daemon_proc proc;
-/* A manager's client that reads the daemon's statistics and removes jobs. */
-extern struct raw_client witness;
-extern unsigned base_fds; /* descriptors of the daemon when only the witness is connected */
 extern struct train_report *reports[TRAIN_MAX_WORLD];
 /* Template for the orders of the test; only the fields of the rank's place are not used. */
 extern struct train_order train_like;

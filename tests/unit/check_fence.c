@@ -42,20 +42,20 @@ static void open_rig(uint32_t n)
     struct cst_err err = {0};
 
     memset(&rig, 0, sizeof rig);
-    rig.model = rig_new();
+    rig.model = lease_rig_new();
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t t = rig_add_tensor(rig.model, 4096);
+        uint32_t t = lease_rig_add_tensor(rig.model, 4096);
 
-        rig_add_operator(rig.model, &t, 1);
+        lease_rig_add_operator(rig.model, &t, 1);
     }
-    rig_open(rig.model, 4096, 0);
+    lease_rig_open(rig.model, 4096, 0);
     ck_assert_int_eq(cst_fence_init(&rig.fences, rig.model->layout.n_chunks, 1, &err), CST_OK);
 }
 
 static void close_rig(void)
 {
     cst_fence_close(&rig.fences);
-    rig_close(rig.model);
+    lease_rig_close(rig.model);
 }
 
 static void evict(const struct cst_lease_item *item)
@@ -274,23 +274,23 @@ START_TEST(test_any_order)
     const char *given = getenv("CST_TEST_SEED");
     uint64_t base = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
     uint64_t seed = base + (uint64_t)_i;
-    uint32_t n = 3 + rig_draw(&seed, MAX_CHUNKS - 3);
+    uint32_t n = 3 + lease_rig_draw(&seed, MAX_CHUNKS - 3);
 
     printf("fence seed %" PRIu64 "\n", base);
     open_rig(n);
     for (uint32_t step = 0; step < 50; step++) {
         for (uint32_t i = 0; i < 2 * n; i++) {
-            run(rig_draw(&seed, n), false);
-            if (rig_draw(&seed, 2) == 0) {
+            run(lease_rig_draw(&seed, n), false);
+            if (lease_rig_draw(&seed, 2) == 0) {
                 deliver_ahead();
             }
-            pass(rig.passed + rig_draw(&seed, (uint32_t)(rig.mark - rig.passed) + 1));
+            pass(rig.passed + lease_rig_draw(&seed, (uint32_t)(rig.mark - rig.passed) + 1));
         }
         for (uint32_t op = n; op-- > 0;) {
-            if (rig_draw(&seed, 4) != 0) {
+            if (lease_rig_draw(&seed, 4) != 0) {
                 run(op, true);
             }
-            pass(rig.passed + rig_draw(&seed, (uint32_t)(rig.mark - rig.passed) + 1));
+            pass(rig.passed + lease_rig_draw(&seed, (uint32_t)(rig.mark - rig.passed) + 1));
         }
         deliver_ahead();
         cst_lease_flush(&rig.model->leases);

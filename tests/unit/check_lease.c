@@ -21,12 +21,12 @@ static uint64_t seed_of_run(void)
 /* @n operators with one tensor each, which fills a chunk of 4096 elements. */
 static struct lease_rig *chain(uint32_t n)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
 
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t t = rig_add_tensor(w, 4096);
+        uint32_t t = lease_rig_add_tensor(w, 4096);
 
-        rig_add_operator(w, &t, 1);
+        lease_rig_add_operator(w, &t, 1);
     }
     return w;
 }
@@ -37,47 +37,47 @@ START_TEST(test_chain_messages)
 {
     struct lease_rig *w = chain(3);
 
-    rig_open(w, 4096, 0);
-    ck_assert_int_eq(rig_begin(w, 0, false), CST_OK);
+    lease_rig_open(w, 4096, 0);
+    ck_assert_int_eq(lease_rig_begin(w, 0, false), CST_OK);
     ck_assert_str_eq(w->said, "W0");
-    rig_ahead(w, 0, false);
+    lease_rig_ahead(w, 0, false);
     ck_assert_str_eq(w->said, "W1+");
-    rig_end(w, 0, false);
+    lease_rig_end(w, 0, false);
     ck_assert_str_eq(w->said, "");
-    ck_assert_int_eq(rig_begin(w, 1, false), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 1, false), CST_OK);
     ck_assert_str_eq(w->said, "");
-    rig_ahead(w, 1, false);
+    lease_rig_ahead(w, 1, false);
     ck_assert_str_eq(w->said, "r0 W2+");
-    rig_end(w, 1, false);
-    ck_assert_int_eq(rig_begin(w, 2, false), CST_OK);
+    lease_rig_end(w, 1, false);
+    ck_assert_int_eq(lease_rig_begin(w, 2, false), CST_OK);
     ck_assert_str_eq(w->said, "");
     /* After the last forward its own backward follows, then that of operator 1, whose weights are
      * still leased. */
-    rig_ahead(w, 2, false);
+    lease_rig_ahead(w, 2, false);
     ck_assert_str_eq(w->said, "");
-    rig_end(w, 2, false);
-    ck_assert_int_eq(rig_begin(w, 2, true), CST_OK);
+    lease_rig_end(w, 2, false);
+    ck_assert_int_eq(lease_rig_begin(w, 2, true), CST_OK);
     ck_assert_str_eq(w->said, "G2");
-    rig_ahead(w, 2, true);
+    lease_rig_ahead(w, 2, true);
     ck_assert_str_eq(w->said, "");
-    rig_end(w, 2, true);
+    lease_rig_end(w, 2, true);
     ck_assert_str_eq(w->said, "R2");
-    ck_assert_int_eq(rig_begin(w, 1, true), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 1, true), CST_OK);
     ck_assert_str_eq(w->said, "r2 G1");
-    rig_ahead(w, 1, true);
+    lease_rig_ahead(w, 1, true);
     ck_assert_str_eq(w->said, "W0+");
-    rig_end(w, 1, true);
+    lease_rig_end(w, 1, true);
     ck_assert_str_eq(w->said, "R1");
-    ck_assert_int_eq(rig_begin(w, 0, true), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 0, true), CST_OK);
     ck_assert_str_eq(w->said, "r1 G0");
-    rig_ahead(w, 0, true);
+    lease_rig_ahead(w, 0, true);
     ck_assert_str_eq(w->said, "");
-    rig_end(w, 0, true);
+    lease_rig_end(w, 0, true);
     ck_assert_str_eq(w->said, "R0");
-    rig_step(w);
+    lease_rig_step(w);
     ck_assert_str_eq(w->said, "r0");
     ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -85,27 +85,27 @@ END_TEST
  * handed in with the last of them. */
 START_TEST(test_shared_chunk)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
 
     for (uint32_t i = 0; i < 4; i++) {
-        uint32_t t = rig_add_tensor(w, 1024);
+        uint32_t t = lease_rig_add_tensor(w, 1024);
 
-        rig_add_operator(w, &t, 1);
+        lease_rig_add_operator(w, &t, 1);
     }
-    rig_open(w, 4096, 0);
+    lease_rig_open(w, 4096, 0);
     ck_assert_uint_eq(w->layout.n_chunks, 1);
     for (uint32_t op = 0; op < 4; op++) {
-        rig_run(w, op, false);
+        lease_rig_run(w, op, false);
     }
     ck_assert_uint_eq(w->n_demands, 1);
     for (uint32_t op = 4; op-- > 0;) {
         ck_assert_uint_eq(w->n_handed_in[0], 0);
-        rig_run(w, op, true);
+        lease_rig_run(w, op, true);
     }
     ck_assert_uint_eq(w->n_demands, 2);
     ck_assert_uint_eq(w->n_handed_in[0], 1);
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -113,51 +113,51 @@ END_TEST
  * the second adds to it. The gradient is handed in only after the second. */
 START_TEST(test_tied_tensor)
 {
-    struct lease_rig *w = rig_new();
-    uint32_t wte = rig_add_tensor(w, 4096), middle = rig_add_tensor(w, 4096);
+    struct lease_rig *w = lease_rig_new();
+    uint32_t wte = lease_rig_add_tensor(w, 4096), middle = lease_rig_add_tensor(w, 4096);
 
-    rig_add_operator(w, &wte, 1);
-    rig_add_operator(w, &middle, 1);
-    rig_add_operator(w, (uint32_t[]){wte}, 1);
-    rig_open(w, 4096, 0);
+    lease_rig_add_operator(w, &wte, 1);
+    lease_rig_add_operator(w, &middle, 1);
+    lease_rig_add_operator(w, (uint32_t[]){wte}, 1);
+    lease_rig_open(w, 4096, 0);
     for (uint32_t op = 0; op < 3; op++) {
-        rig_run(w, op, false);
+        lease_rig_run(w, op, false);
     }
     ck_assert(!w->leases.written[wte]);
-    rig_run(w, 2, true);
+    lease_rig_run(w, 2, true);
     ck_assert(w->leases.written[wte]);
     ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[wte]], 0);
-    rig_run(w, 1, true);
+    lease_rig_run(w, 1, true);
     ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[middle]], 1);
-    rig_run(w, 0, true);
+    lease_rig_run(w, 0, true);
     ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[wte]], 1);
     ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 
 /* An operator that uses several chunks fetches all that it lacks in one batch. */
 START_TEST(test_spanning_operator)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
     uint32_t t[3];
 
     for (uint32_t i = 0; i < 3; i++) {
-        t[i] = rig_add_tensor(w, 4096);
+        t[i] = lease_rig_add_tensor(w, 4096);
     }
-    rig_add_operator(w, t, 1);
-    rig_add_operator(w, t, 3);
-    rig_open(w, 4096, 0);
-    rig_run(w, 0, false);
-    ck_assert_int_eq(rig_begin(w, 1, false), CST_OK);
+    lease_rig_add_operator(w, t, 1);
+    lease_rig_add_operator(w, t, 3);
+    lease_rig_open(w, 4096, 0);
+    lease_rig_run(w, 0, false);
+    ck_assert_int_eq(lease_rig_begin(w, 1, false), CST_OK);
     ck_assert_str_eq(w->said, "W2");
-    rig_end(w, 1, false);
-    ck_assert_int_eq(rig_begin(w, 1, true), CST_OK);
+    lease_rig_end(w, 1, false);
+    ck_assert_int_eq(lease_rig_begin(w, 1, true), CST_OK);
     ck_assert_str_eq(w->said, "G0 G1 G2");
-    rig_end(w, 1, true);
+    lease_rig_end(w, 1, true);
     ck_assert_str_eq(w->said, "R1 R2");
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -166,13 +166,13 @@ START_TEST(test_wrong_guess)
 {
     struct lease_rig *w = chain(4);
 
-    rig_open(w, 4096, 0);
-    rig_run(w, 0, false);
+    lease_rig_open(w, 4096, 0);
+    lease_rig_run(w, 0, false);
     ck_assert(w->has_ahead);
     ck_assert(cst_lease_must_settle(&w->leases, 3, false));
-    ck_assert_int_eq(rig_begin(w, 3, false), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 3, false), CST_OK);
     ck_assert_str_eq(w->said, "r0 r1 W3");
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -180,25 +180,25 @@ END_TEST
  * opened is left out. */
 START_TEST(test_flush_partial)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
 
     for (uint32_t i = 0; i < 4; i++) {
-        uint32_t t = rig_add_tensor(w, 2048);
+        uint32_t t = lease_rig_add_tensor(w, 2048);
 
-        rig_add_operator(w, &t, 1);
+        lease_rig_add_operator(w, &t, 1);
     }
-    rig_open(w, 4096, 0);
+    lease_rig_open(w, 4096, 0);
     ck_assert_uint_eq(w->layout.n_chunks, 2);
-    rig_run(w, 3, true);
+    lease_rig_run(w, 3, true);
     ck_assert(w->leases.written[3]);
     ck_assert(!w->leases.written[2]);
-    rig_deliver_ahead(w);
+    lease_rig_deliver_ahead(w);
     cst_lease_flush(&w->leases);
-    rig_send_plan(w);
+    lease_rig_send_plan(w);
     ck_assert_uint_eq(w->n_handed_in[1], 1);
     ck_assert_uint_eq(w->n_handed_in[0], 0);
     ck_assert_uint_eq(w->n_leased, 0);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -208,13 +208,13 @@ START_TEST(test_handed_in)
 {
     struct lease_rig *w = chain(2);
 
-    rig_open(w, 4096, 0);
-    rig_run(w, 1, true);
+    lease_rig_open(w, 4096, 0);
+    lease_rig_run(w, 1, true);
     ck_assert_uint_eq(cst_lease_handed_in(&w->leases, 1), 1);
     ck_assert_uint_eq(cst_lease_handed_in(&w->leases, 0), CST_LEASE_NONE);
-    rig_step(w);
+    lease_rig_step(w);
     ck_assert_uint_eq(cst_lease_handed_in(&w->leases, 1), CST_LEASE_NONE);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -222,22 +222,22 @@ END_TEST
  * another use. */
 START_TEST(test_backward_twice)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
 
     for (uint32_t i = 0; i < 2; i++) {
-        uint32_t t = rig_add_tensor(w, 2048);
+        uint32_t t = lease_rig_add_tensor(w, 2048);
 
-        rig_add_operator(w, &t, 1);
+        lease_rig_add_operator(w, &t, 1);
     }
-    rig_open(w, 4096, 0);
-    rig_run(w, 1, true);
+    lease_rig_open(w, 4096, 0);
+    lease_rig_run(w, 1, true);
     ck_assert(w->leases.written[1]);
-    rig_run(w, 1, true);
+    lease_rig_run(w, 1, true);
     ck_assert_uint_eq(w->n_handed_in[0], 0);
-    rig_run(w, 0, true);
+    lease_rig_run(w, 0, true);
     ck_assert_uint_eq(w->n_handed_in[0], 1);
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -248,21 +248,21 @@ START_TEST(test_refused)
     struct lease_rig *w = chain(2);
     struct cst_lease_item item;
 
-    rig_open(w, 4096, 0);
+    lease_rig_open(w, 4096, 0);
     ck_assert_int_eq(cst_lease_begin(&w->leases, 0, false, NULL), CST_OK);
     item = w->leases.items[0];
     cst_lease_refuse(&w->leases, &item);
     ck_assert_uint_eq(w->leases.n_held, 0);
-    ck_assert_int_eq(rig_begin(w, 0, false), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 0, false), CST_OK);
     ck_assert_str_eq(w->said, "W0");
     cst_lease_ahead(&w->leases, 0, false);
     item = w->leases.items[0];
     ck_assert(item.ahead);
     cst_lease_refuse(&w->leases, &item);
     ck_assert_uint_eq(w->leases.asked_ahead, CST_LEASE_NONE);
-    ck_assert_int_eq(rig_begin(w, 1, false), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 1, false), CST_OK);
     ck_assert_str_eq(w->said, "W1");
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -271,9 +271,9 @@ START_TEST(test_forget)
 {
     struct lease_rig *w = chain(3);
 
-    rig_open(w, 4096, 0);
-    rig_run(w, 2, true);
-    rig_run(w, 1, false);
+    lease_rig_open(w, 4096, 0);
+    lease_rig_run(w, 2, true);
+    lease_rig_run(w, 1, false);
     cst_lease_forget(&w->leases);
     memset(w->weight, 0, sizeof w->weight);
     memset(w->grad, 0, sizeof w->grad);
@@ -281,9 +281,9 @@ START_TEST(test_forget)
     w->has_ahead = false;
     ck_assert(!w->leases.written[2]);
     ck_assert_uint_eq(cst_lease_handed_in(&w->leases, 2), CST_LEASE_NONE);
-    ck_assert_int_eq(rig_begin(w, 2, true), CST_OK);
+    ck_assert_int_eq(lease_rig_begin(w, 2, true), CST_OK);
     ck_assert_str_eq(w->said, "W2 G2");
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -291,20 +291,20 @@ END_TEST
  * with EPOOL, and nothing is sent. */
 START_TEST(test_pool_exhausted)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
 
     for (uint32_t i = 0; i < 6; i++) {
-        uint32_t t = rig_add_tensor(w, 2048);
+        uint32_t t = lease_rig_add_tensor(w, 2048);
 
-        rig_add_operator(w, &t, 1);
+        lease_rig_add_operator(w, &t, 1);
     }
-    rig_open(w, 4096, 0);
+    lease_rig_open(w, 4096, 0);
     ck_assert_uint_eq(w->layout.min_blocks, 3);
-    rig_run(w, 1, true);
-    rig_run(w, 3, true);
-    ck_assert_int_eq(rig_begin(w, 5, true), CST_EPOOL);
+    lease_rig_run(w, 1, true);
+    lease_rig_run(w, 3, true);
+    ck_assert_int_eq(lease_rig_begin(w, 5, true), CST_EPOOL);
     ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -312,17 +312,18 @@ END_TEST
  * tied, and some are unused. */
 static struct lease_rig *random_world(uint64_t *rng)
 {
-    struct lease_rig *w = rig_new();
-    uint32_t n_tensors = 2 + rig_draw(rng, 40), n_operators = 1 + rig_draw(rng, 40);
+    struct lease_rig *w = lease_rig_new();
+    uint32_t n_tensors = 2 + lease_rig_draw(rng, 40), n_operators = 1 + lease_rig_draw(rng, 40);
 
     for (uint32_t i = 0; i < n_tensors; i++) {
-        (void)rig_add_tensor(w, 1 + rig_draw(rng, 4096));
+        (void)lease_rig_add_tensor(w, 1 + lease_rig_draw(rng, 4096));
     }
     for (uint32_t i = 0; i < n_operators; i++) {
         uint32_t list[4], n = 0, from = i * n_tensors / n_operators;
 
-        for (uint32_t k = 0; k < 1 + rig_draw(rng, 4); k++) {
-            uint32_t t = rig_draw(rng, 5) == 0 ? rig_draw(rng, n_tensors) : (from + k) % n_tensors;
+        for (uint32_t k = 0; k < 1 + lease_rig_draw(rng, 4); k++) {
+            uint32_t t = lease_rig_draw(rng, 5) == 0 ? lease_rig_draw(rng, n_tensors)
+                                                     : (from + k) % n_tensors;
             bool twice = false;
 
             for (uint32_t j = 0; j < n; j++) {
@@ -332,7 +333,7 @@ static struct lease_rig *random_world(uint64_t *rng)
                 list[n++] = t;
             }
         }
-        rig_add_operator(w, list, n);
+        lease_rig_add_operator(w, list, n);
     }
     return w;
 }
@@ -353,21 +354,21 @@ START_TEST(test_random_in_order)
     struct lease_rig *w = random_world(&rng);
 
     printf("in_order: seed %" PRIu64 "\n", seed);
-    rig_open(w, 0, 0);
+    lease_rig_open(w, 0, 0);
     for (uint32_t s = 0; s < 3; s++) {
         for (uint32_t p = 0; p < 2 * w->model.n_operators; p++) {
             bool backward = p >= w->model.n_operators;
 
-            if (rig_draw(&rng, 2) == 0) {
-                rig_deliver_ahead(w);
+            if (lease_rig_draw(&rng, 2) == 0) {
+                lease_rig_deliver_ahead(w);
             }
-            rig_run(w, backward ? 2 * w->model.n_operators - 1 - p : p, backward);
+            lease_rig_run(w, backward ? 2 * w->model.n_operators - 1 - p : p, backward);
         }
         check_handed_in(w);
-        rig_step(w);
+        lease_rig_step(w);
     }
     ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -380,30 +381,30 @@ START_TEST(test_random_any_order)
     uint32_t n_blocks;
 
     printf("any_order: seed %" PRIu64 "\n", seed);
-    rig_open(w, 0, 0);
+    lease_rig_open(w, 0, 0);
     n_blocks = w->leases.model.blocks[0];
     for (uint32_t i = 0; i < 200; i++) {
-        uint32_t op = rig_draw(&rng, w->model.n_operators);
-        bool backward = rig_draw(&rng, 2) == 0;
+        uint32_t op = lease_rig_draw(&rng, w->model.n_operators);
+        bool backward = lease_rig_draw(&rng, 2) == 0;
 
-        if (rig_draw(&rng, 2) == 0) {
-            rig_deliver_ahead(w);
+        if (lease_rig_draw(&rng, 2) == 0) {
+            lease_rig_deliver_ahead(w);
         }
-        if (rig_draw(&rng, 20) == 0) {
-            rig_step(w);
+        if (lease_rig_draw(&rng, 20) == 0) {
+            lease_rig_step(w);
         }
         if (backward && cst_lease_handed_in(&w->leases, op) != CST_LEASE_NONE) {
             continue;
         }
-        if (rig_begin(w, op, backward) == CST_OK) {
-            rig_ahead(w, op, backward);
-            rig_end(w, op, backward);
+        if (lease_rig_begin(w, op, backward) == CST_OK) {
+            lease_rig_ahead(w, op, backward);
+            lease_rig_end(w, op, backward);
         }
         ck_assert_uint_le(w->n_leased, n_blocks);
     }
-    rig_step(w);
+    lease_rig_step(w);
     ck_assert_uint_le(w->most_leased, n_blocks);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -411,18 +412,18 @@ END_TEST
  * search takes minutes, and the test would time out. */
 START_TEST(test_many_operators)
 {
-    struct lease_rig *w = rig_new();
-    uint32_t shared = rig_add_tensor(w, 64), last = rig_add_tensor(w, 4096);
+    struct lease_rig *w = lease_rig_new();
+    uint32_t shared = lease_rig_add_tensor(w, 64), last = lease_rig_add_tensor(w, 4096);
 
     for (uint32_t i = 0; i < 65535; i++) {
-        rig_add_operator(w, &shared, 1);
+        lease_rig_add_operator(w, &shared, 1);
     }
-    rig_add_operator(w, &last, 1);
-    rig_open(w, 4096, 0);
-    rig_run(w, 0, false);
-    rig_deliver_ahead(w);
+    lease_rig_add_operator(w, &last, 1);
+    lease_rig_open(w, 4096, 0);
+    lease_rig_run(w, 0, false);
+    lease_rig_deliver_ahead(w);
     ck_assert_uint_ne(w->weight[w->tensor_chunk[last]], 0);
-    rig_close(w);
+    lease_rig_close(w);
 }
 END_TEST
 

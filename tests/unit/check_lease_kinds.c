@@ -12,7 +12,7 @@ enum { ELEMS = 4096, ALL = 0 };
 /* Declare a tensor that fills a chunk. */
 static uint32_t add(struct lease_rig *w, uint32_t group, enum cst_pattern_kind pattern)
 {
-    return rig_add_tensor_as(w, ELEMS, group, pattern);
+    return lease_rig_add_tensor_as(w, ELEMS, group, pattern);
 }
 
 static uint32_t add_group(struct lease_rig *w, uint64_t ranks)
@@ -25,7 +25,7 @@ static uint32_t add_group(struct lease_rig *w, uint64_t ranks)
  * prefetches the other. */
 START_TEST(each_rank_its_own)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
     uint32_t groups[2], tensors[4];
 
     w->rank = (uint32_t)_i;
@@ -36,23 +36,23 @@ START_TEST(each_rank_its_own)
     tensors[2] = add(w, groups[1], CST_PATTERN_EXPERT);
     tensors[3] = add(w, ALL, CST_PATTERN_SHARD);
     for (int i = 0; i < 4; i++) {
-        rig_add_operator(w, &tensors[i], 1);
+        lease_rig_add_operator(w, &tensors[i], 1);
     }
-    rig_open(w, ELEMS, 0);
-    ck_assert_int_eq(rig_begin(w, 0, false), CST_OK);
-    rig_ahead(w, 0, false);
+    lease_rig_open(w, ELEMS, 0);
+    ck_assert_int_eq(lease_rig_begin(w, 0, false), CST_OK);
+    lease_rig_ahead(w, 0, false);
     ck_assert_str_eq(w->said, _i == 0 ? "W1+" : "W2+");
-    rig_end(w, 0, false);
-    rig_run(w, _i == 0 ? 1 : 2, false);
-    rig_run(w, 3, false);
-    rig_run(w, 3, true);
-    rig_run(w, _i == 0 ? 1 : 2, true);
-    rig_run(w, 0, true);
+    lease_rig_end(w, 0, false);
+    lease_rig_run(w, _i == 0 ? 1 : 2, false);
+    lease_rig_run(w, 3, false);
+    lease_rig_run(w, 3, true);
+    lease_rig_run(w, _i == 0 ? 1 : 2, true);
+    lease_rig_run(w, 0, true);
     ck_assert_uint_eq(w->n_handed_in[1], _i == 0 ? 1 : 0);
     ck_assert_uint_eq(w->n_handed_in[2], _i == 0 ? 0 : 1);
     ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -60,48 +60,48 @@ END_TEST
  * ended. */
 START_TEST(complete_when_my_uses_end)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
     uint32_t group = add_group(w, 2), shared = add(w, ALL, CST_PATTERN_SHARD);
     uint32_t both[2] = {shared, add(w, group, CST_PATTERN_SHARD)};
 
     w->rank = (uint32_t)_i;
-    rig_add_operator(w, &shared, 1);
-    rig_add_operator(w, both, 2);
-    rig_open(w, ELEMS, 0);
+    lease_rig_add_operator(w, &shared, 1);
+    lease_rig_add_operator(w, both, 2);
+    lease_rig_open(w, ELEMS, 0);
     if (_i == 1) {
-        rig_run(w, 1, true);
+        lease_rig_run(w, 1, true);
         ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[both[1]]], 1);
         ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[shared]], 0);
     }
-    rig_run(w, 0, true);
+    lease_rig_run(w, 0, true);
     ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[shared]], 1);
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 
 /* Only weights of frozen tensors are fetched, in backward as well. */
 START_TEST(frozen_has_no_gradient)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
     uint32_t both[2];
 
     both[0] = add(w, ALL, CST_PATTERN_FROZEN);
     both[1] = add(w, ALL, CST_PATTERN_SHARD);
-    rig_add_operator(w, both, 2);
-    rig_add_operator(w, &both[0], 1);
-    rig_open(w, ELEMS, 0);
+    lease_rig_add_operator(w, both, 2);
+    lease_rig_add_operator(w, &both[0], 1);
+    lease_rig_open(w, ELEMS, 0);
     cst_lease_end(&w->leases, 0, false);
     ck_assert_int_eq(cst_lease_begin(&w->leases, 0, true, NULL), CST_OK);
-    rig_send_plan(w);
+    lease_rig_send_plan(w);
     ck_assert_str_eq(w->said, "W0 W1 G1");
-    rig_end(w, 0, true);
+    lease_rig_end(w, 0, true);
     ck_assert_str_eq(w->said, "R1");
-    rig_run(w, 1, true);
+    lease_rig_run(w, 1, true);
     ck_assert_str_eq(w->said, "");
     ck_assert_uint_eq(w->n_handed_in[0], 0);
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 
@@ -109,25 +109,25 @@ END_TEST
  * leased, and the next micro-batch's gradients are new. */
 START_TEST(micro_batches)
 {
-    struct lease_rig *w = rig_new();
+    struct lease_rig *w = lease_rig_new();
     uint32_t tensors[2];
 
     for (int i = 0; i < 2; i++) {
         tensors[i] = add(w, ALL, CST_PATTERN_SHARD);
-        rig_add_operator(w, &tensors[i], 1);
+        lease_rig_add_operator(w, &tensors[i], 1);
     }
-    rig_add_operator(w, tensors, 2);
-    rig_open(w, ELEMS, 0);
+    lease_rig_add_operator(w, tensors, 2);
+    lease_rig_open(w, ELEMS, 0);
     for (int m = 0; m < 3; m++) {
-        rig_run(w, 1, false);
-        rig_run(w, 2, true);
+        lease_rig_run(w, 1, false);
+        lease_rig_run(w, 2, true);
         ck_assert(w->leases.written[0]);
-        rig_run(w, 1, true);
+        lease_rig_run(w, 1, true);
         ck_assert_str_eq(w->said, "R1");
         ck_assert_uint_eq(cst_lease_handed_in(&w->leases, 1), 1);
-        rig_deliver_ahead(w);
+        lease_rig_deliver_ahead(w);
         cst_lease_turn(&w->leases);
-        rig_send_plan(w);
+        lease_rig_send_plan(w);
         ck_assert_str_eq(w->said, "R0 A");
         cst_lease_reset_step(&w->leases);
         ck_assert_uint_eq(w->leases.n_open, 0);
@@ -136,8 +136,8 @@ START_TEST(micro_batches)
         ck_assert_uint_eq(cst_lease_handed_in(&w->leases, 1), CST_LEASE_NONE);
         ck_assert_uint_eq(w->n_handed_in[0], (uint32_t)m + 1);
     }
-    rig_step(w);
-    rig_close(w);
+    lease_rig_step(w);
+    lease_rig_close(w);
 }
 END_TEST
 

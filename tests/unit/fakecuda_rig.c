@@ -2,6 +2,7 @@
 #include "tests/unit/fakecuda_rig.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define FOLDER "tests/lib/fakecuda/.libs" /* relative to the build tree, in which tests run */
 
 /* With a sanitizer a fault must end the process at once, as without one. */
 const char *__asan_default_options(void);
@@ -32,13 +35,16 @@ CUcontext rig_context;
 void rig_find_library(char **argv)
 {
     const char *path = getenv("LD_LIBRARY_PATH");
-    size_t length = strlen(CST_FAKECUDA_DIR);
-    char both[4096];
+    char folder[PATH_MAX], both[2 * PATH_MAX];
 
-    if (path != NULL && strncmp(path, CST_FAKECUDA_DIR, length) == 0) {
+    if (realpath(FOLDER, folder) == NULL) {
+        perror(FOLDER);
+        exit(EXIT_FAILURE);
+    }
+    if (path != NULL && strncmp(path, folder, strlen(folder)) == 0) {
         return;
     }
-    snprintf(both, sizeof both, "%s%s%s", CST_FAKECUDA_DIR, path != NULL ? ":" : "",
+    snprintf(both, sizeof both, "%s%s%s", folder, path != NULL ? ":" : "",
              path != NULL ? path : "");
     setenv("LD_LIBRARY_PATH", both, 1);
     unsetenv("CUDA_VISIBLE_DEVICES");

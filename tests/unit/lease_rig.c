@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint32_t rig_draw(uint64_t *state, uint32_t n)
+uint32_t lease_rig_draw(uint64_t *state, uint32_t n)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)((*state >> 33) % n);
@@ -75,7 +75,7 @@ static void deliver(struct lease_rig *w, const struct cst_lease_item *item)
     }
 }
 
-void rig_deliver_ahead(struct lease_rig *w)
+void lease_rig_deliver_ahead(struct lease_rig *w)
 {
     if (w->has_ahead) {
         w->has_ahead = false;
@@ -83,7 +83,7 @@ void rig_deliver_ahead(struct lease_rig *w)
     }
 }
 
-void rig_send_plan(struct lease_rig *w)
+void lease_rig_send_plan(struct lease_rig *w)
 {
     w->said[0] = '\0';
     for (uint32_t i = 0; i < w->leases.n_items; i++) {
@@ -100,7 +100,7 @@ void rig_send_plan(struct lease_rig *w)
     }
 }
 
-int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
+int lease_rig_begin(struct lease_rig *w, uint32_t op, bool backward)
 {
     uint32_t n;
     const uint32_t *chunks;
@@ -109,7 +109,7 @@ int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
 
     if (cst_lease_must_settle(&w->leases, op, backward)) {
         ck_assert(w->has_ahead);
-        rig_deliver_ahead(w);
+        lease_rig_deliver_ahead(w);
         ck_assert(!cst_lease_must_settle(&w->leases, op, backward));
     }
     rc = cst_lease_begin(&w->leases, op, backward, &err);
@@ -119,7 +119,7 @@ int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
         return rc;
     }
     w->n_demands += w->leases.n_items > 0 ? 1 : 0;
-    rig_send_plan(w);
+    lease_rig_send_plan(w);
     chunks = cst_lease_op_chunks(&w->leases, op, &n);
     for (uint32_t i = 0; i < n; i++) {
         ck_assert_uint_ne(w->weight[chunks[i]], 0);
@@ -129,30 +129,30 @@ int rig_begin(struct lease_rig *w, uint32_t op, bool backward)
     return CST_OK;
 }
 
-void rig_ahead(struct lease_rig *w, uint32_t op, bool backward)
+void lease_rig_ahead(struct lease_rig *w, uint32_t op, bool backward)
 {
     cst_lease_ahead(&w->leases, op, backward);
-    rig_send_plan(w);
+    lease_rig_send_plan(w);
 }
 
-void rig_end(struct lease_rig *w, uint32_t op, bool backward)
+void lease_rig_end(struct lease_rig *w, uint32_t op, bool backward)
 {
     cst_lease_end(&w->leases, op, backward);
-    rig_send_plan(w);
+    lease_rig_send_plan(w);
 }
 
-void rig_run(struct lease_rig *w, uint32_t op, bool backward)
+void lease_rig_run(struct lease_rig *w, uint32_t op, bool backward)
 {
-    ck_assert_int_eq(rig_begin(w, op, backward), CST_OK);
-    rig_ahead(w, op, backward);
-    rig_end(w, op, backward);
+    ck_assert_int_eq(lease_rig_begin(w, op, backward), CST_OK);
+    lease_rig_ahead(w, op, backward);
+    lease_rig_end(w, op, backward);
 }
 
-void rig_step(struct lease_rig *w)
+void lease_rig_step(struct lease_rig *w)
 {
-    rig_deliver_ahead(w);
+    lease_rig_deliver_ahead(w);
     cst_lease_flush(&w->leases);
-    rig_send_plan(w);
+    lease_rig_send_plan(w);
     ck_assert_uint_eq(w->n_leased, 0);
     ck_assert_uint_eq(w->leases.n_held, 0);
     ck_assert_uint_eq(w->leases.n_open, 0);
@@ -160,7 +160,7 @@ void rig_step(struct lease_rig *w)
     memset(w->n_handed_in, 0, sizeof w->n_handed_in);
 }
 
-void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
+void lease_rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
 {
     struct cst_layout_config config = {.chunk_elems = chunk_elems, .n_nodes = 1, .world = 2};
     struct cst_lease_model model = {.n_operators = w->model.n_operators,
@@ -196,7 +196,7 @@ void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks)
     ck_assert_int_eq(cst_lease_init(&w->leases, &model, &err), CST_OK);
 }
 
-void rig_close(struct lease_rig *w)
+void lease_rig_close(struct lease_rig *w)
 {
     cst_lease_close(&w->leases);
     free(w->operators);
@@ -207,7 +207,7 @@ void rig_close(struct lease_rig *w)
     free(w);
 }
 
-struct lease_rig *rig_new(void)
+struct lease_rig *lease_rig_new(void)
 {
     struct lease_rig *w = calloc(1, sizeof *w);
 
@@ -216,8 +216,8 @@ struct lease_rig *rig_new(void)
     return w;
 }
 
-uint32_t rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
-                           enum cst_pattern_kind pattern)
+uint32_t lease_rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
+                                 enum cst_pattern_kind pattern)
 {
     char name[16];
     const struct cst_tensor_words words = {.name = name,
@@ -233,12 +233,12 @@ uint32_t rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
     return w->model.n_tensors - 1;
 }
 
-uint32_t rig_add_tensor(struct lease_rig *w, int64_t n_elems)
+uint32_t lease_rig_add_tensor(struct lease_rig *w, int64_t n_elems)
 {
-    return rig_add_tensor_as(w, n_elems, 0, CST_PATTERN_SHARD);
+    return lease_rig_add_tensor_as(w, n_elems, 0, CST_PATTERN_SHARD);
 }
 
-void rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n)
+void lease_rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n)
 {
     char name[16];
 

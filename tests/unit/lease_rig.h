@@ -12,7 +12,7 @@
 
 /* The leases under test, and what the daemon would know of this rank. */
 struct lease_rig {
-    struct cst_model model;               /* the test declares it before rig_open */
+    struct cst_model model;               /* the test declares it before lease_rig_open */
     struct cst_layout layout;             /* layout of `model` */
     struct cst_lease_operator *operators; /* borrowed by `leases` */
     uint32_t *tensor_chunk;               /* per tensor, its chunk; borrowed by `leases` */
@@ -29,46 +29,46 @@ struct lease_rig {
     /* A request sent ahead that is granted, while its reply is kept. */
     struct cst_lease_item ahead;
     bool has_ahead;     /* `ahead` is valid */
-    uint32_t n_demands; /* number of batches of requests that rig_begin had to wait for */
+    uint32_t n_demands; /* number of batches of requests that lease_rig_begin had to wait for */
     char said[512];     /* the items of the last plan in short form, as "W1 G2+ r3" */
 };
 
-/* Make a rig without a model. Close it with rig_close. */
-struct lease_rig *rig_new(void);
+/* Make a rig without a model. Close it with lease_rig_close. */
+struct lease_rig *lease_rig_new(void);
 
 /* Declare a tensor. Returns its number. */
-uint32_t rig_add_tensor(struct lease_rig *w, int64_t n_elems);
-uint32_t rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
-                           enum cst_pattern_kind pattern);
+uint32_t lease_rig_add_tensor(struct lease_rig *w, int64_t n_elems);
+uint32_t lease_rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t group,
+                                 enum cst_pattern_kind pattern);
 /* Declare an operator that uses @n @tensors. */
-void rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n);
+void lease_rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32_t n);
 
 /* Lay the model out in chunks of @chunk_elems (0: chosen by the layout) with @n_blocks in the pool
  * (0: the fewest that suffice), and open the leases. */
-void rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks);
+void lease_rig_open(struct lease_rig *w, uint64_t chunk_elems, uint32_t n_blocks);
 /* Free the rig and everything that it owns. */
-void rig_close(struct lease_rig *w);
+void lease_rig_close(struct lease_rig *w);
 
 /* Begin @op and check that it has the leases that it needs. Returns CST_OK, or CST_EPOOL if nothing
  * was sent. */
-int rig_begin(struct lease_rig *w, uint32_t op, bool backward);
+int lease_rig_begin(struct lease_rig *w, uint32_t op, bool backward);
 
-/* rig_ahead sends the requests that follow a begun operator, rig_end ends the operator, and rig_run
- * does begin, ahead and end. */
-void rig_ahead(struct lease_rig *w, uint32_t op, bool backward);
-void rig_end(struct lease_rig *w, uint32_t op, bool backward);
-void rig_run(struct lease_rig *w, uint32_t op, bool backward);
+/* lease_rig_ahead sends the requests that follow a begun operator, lease_rig_end ends the operator,
+ * and lease_rig_run does begin, ahead and end. */
+void lease_rig_ahead(struct lease_rig *w, uint32_t op, bool backward);
+void lease_rig_end(struct lease_rig *w, uint32_t op, bool backward);
+void lease_rig_run(struct lease_rig *w, uint32_t op, bool backward);
 
 /* Deliver the reply to the request sent ahead, if there is one. */
-void rig_deliver_ahead(struct lease_rig *w);
+void lease_rig_deliver_ahead(struct lease_rig *w);
 
 /* Send the requests that w->leases has planned. */
-void rig_send_plan(struct lease_rig *w);
+void lease_rig_send_plan(struct lease_rig *w);
 
 /* End a step: check that all leases are given back, and start the next step. */
-void rig_step(struct lease_rig *w);
+void lease_rig_step(struct lease_rig *w);
 
 /* A pseudo-random number below @n; @state is advanced. */
-uint32_t rig_draw(uint64_t *state, uint32_t n);
+uint32_t lease_rig_draw(uint64_t *state, uint32_t n);
 
 #endif

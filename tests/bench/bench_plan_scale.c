@@ -14,7 +14,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-enum { RUNS = 7, MANY = 65536, MANY_RUNS = 3 };
+enum { RUNS = 5, MANY = 65536, MANY_RUNS = 1 };
 
 static void die(const char *what)
 {

@@ -20,7 +20,7 @@ enum {
     CHUNKS = 8,    /* chunks in the arena, and as many in the pool */
     ROUNDS = 2,    /* number of copies of each chunk in a run */
     IN_FLIGHT = 4, /* number of commands that the engine has at a time */
-    RUNS = 15,     /* number of runs with the engine, and as many with memcpy */
+    RUNS = 9,      /* number of runs with the engine, and as many with memcpy */
     MAX_THREADS = 64,
     ARENA = 1, /* the enumerators from here on are segment ids */
     POOL = 2,

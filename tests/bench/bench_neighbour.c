@@ -24,8 +24,8 @@
 #include <unistd.h>
 
 enum {
-    TURNS = 4,       /* number of measurements with the attack, and as many without */
-    REQUESTS = 2500, /* requests of one measurement */
+    TURNS = 3,       /* number of measurements with the attack, and as many without */
+    REQUESTS = 1500, /* requests of one measurement */
     COMMITS = 4,     /* commits of one measurement */
     CHUNKS = 4,
     CHUNK_ELEMS = 65536,

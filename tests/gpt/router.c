@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the router of a mixture against its formulas in double precision, of its gradients
  * against finite differences of the formulas, and of the order of its choices. The tolerances are
- * those of test_layers.c. */
+ * those of layers.c. */
 #include "client/gpt/router.h"
 #include "kernels/math/cast.h"
 #include "tests/gpt/support.h"

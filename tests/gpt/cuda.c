@@ -10,11 +10,13 @@
 #include <dlfcn.h>
 #include <string.h>
 
+/* Relative to the build tree, in which tests run. */
+#define FAKECUDA "tests/lib/fakecuda/.libs/libcuda.so.1"
+
 /* Load the fake driver first. Otherwise the worker would load the machine's driver by its name. */
 static void take_fake(void)
 {
-    ck_assert_msg(dlopen(CST_FAKECUDA_DIR "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != NULL, "%s",
-                  dlerror());
+    ck_assert_msg(dlopen(FAKECUDA, RTLD_NOW | RTLD_LOCAL) != NULL, "%s", dlerror());
 }
 
 /* Each kernel gives nearly the results of the host's layers. cuda_cases.c has the limits. */

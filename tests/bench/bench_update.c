@@ -83,7 +83,7 @@ static void parse_options(struct options *options, int argc, char **argv)
     };
     int c;
 
-    *options = (struct options){.params = 100000000, .threads = cst_team_cpus(), .runs = 15};
+    *options = (struct options){.params = 100000000, .threads = cst_team_cpus(), .runs = 9};
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (c) {
         case 'p':
