@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the daemon as a process: its start, reasons not to start, signals, deaths of its
- * engines, and users' rights. */
+/* Tests of the daemon as a process: its start, reasons not to start, signals, and deaths of its
+ * engines. */
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/patience.h"
 #include "tests/lib/raw_client.h"
@@ -21,8 +21,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-enum { NOBODY = 65534 };
 
 static struct daemon_proc proc;
 
@@ -435,142 +433,6 @@ START_TEST(an_engine_that_never_comes_up_is_given_up)
 }
 END_TEST
 
-/* -- rights --------------------------------------------------------------------------------- */
-
-/* Run @fn in a child process as another user who can reach the sockets. True if @fn returned. */
-static bool as_nobody(void (*fn)(void))
-{
-    int status;
-    pid_t pid;
-
-    ck_assert_int_eq(chmod(proc.dir, 0711), 0);
-    ck_assert_int_eq(chmod(proc.socket, 0666), 0);
-    pid = fork();
-    ck_assert_int_ge(pid, 0);
-    if (pid == 0) {
-        ck_assert_int_eq(setgid(NOBODY), 0);
-        ck_assert_int_eq(setuid(NOBODY), 0);
-        fn();
-        _exit(0);
-    }
-    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-static void leave_a_job(void)
-{
-    struct raw_client client;
-
-    open_committed(&client);
-    raw_close(&client);
-}
-
-/* A job of another user cannot be removed on the workers' socket, not even by root. On the
- * managers' socket it can. */
-START_TEST(other_users_jobs_are_the_managers)
-{
-    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
-    struct raw_client worker, manager;
-
-    if (geteuid() != 0) {
-        return; /* this process cannot become another user */
-    }
-    ck_assert(as_nobody(leave_a_job));
-    raw_open(&worker, proc.socket);
-    raw_open(&manager, proc.manager);
-    name.name = (char *)(uintptr_t) "j";
-    ck_assert_int_eq(raw_call(&worker, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base),
-                     CST_ENOTFOUND);
-    name.has_uid = 1;
-    name.uid = NOBODY;
-    ck_assert_int_eq(raw_call(&worker, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_EDENIED);
-    ck_assert_int_eq(raw_call(&manager, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
-    ck_assert_uint_eq(raw_stat(&worker)->n_jobs, 0);
-    raw_close(&worker);
-    raw_close(&manager);
-}
-END_TEST
-
-/* Restart @proc with @text as its configuration. */
-static void restart_with(const char *text)
-{
-    char path[128], option[160];
-
-    daemon_proc_kill(&proc);
-    write_config(path, sizeof path, text);
-    (void)snprintf(option, sizeof option, "--config=%s", path);
-    daemon_proc_restart(&proc, (const char *[]){option, NULL});
-    ck_assert_int_eq(unlink(path), 0);
-}
-
-static void expect_denied(void)
-{
-    struct raw_client client;
-
-    raw_connect(&client, proc.socket);
-    ck_assert_int_eq(raw_call(&client, CISTERN__MSG_TYPE__MSG_HELLO, NULL), CST_EDENIED);
-    ck_assert_ptr_nonnull(strstr(client.err.text, "uid 65534"));
-    ck_assert(!raw_receive(&client));
-}
-
-/* A user whom 'access' does not name is refused, and the message names the user and the rule. */
-START_TEST(access_rules_hold)
-{
-    if (geteuid() != 0) {
-        return;
-    }
-    restart_with("[daemon]\naccess = uid:12345, gid:12345\n");
-    ck_assert(as_nobody(expect_denied));
-}
-END_TEST
-
-/* A connection beyond the limit is told so and closed. When another one closes, there is space
- * again. */
-START_TEST(sessions_are_limited)
-{
-    struct raw_client first, second, third;
-
-    restart_with("[job]\nmax_sessions = 2\n");
-    raw_open(&first, proc.socket);
-    raw_open(&second, proc.socket);
-    raw_connect(&third, proc.socket);
-    ck_assert_int_eq(raw_call(&third, CISTERN__MSG_TYPE__MSG_PING, NULL), CST_EBUSY);
-    ck_assert(!raw_receive(&third));
-    raw_close(&third);
-    raw_close(&second);
-    while (raw_stat(&first)->n_sessions > 1) {
-    }
-    raw_open(&second, proc.socket);
-    raw_close(&first);
-    raw_close(&second);
-}
-END_TEST
-
-/* Users' connections that send nothing, up to the limit and beyond, do not keep a manager out. They
- * are closed after ten seconds, so that users can connect again. */
-START_TEST(silence_is_no_lockout)
-{
-    static struct raw_client silent[300];
-    struct raw_client manager, user;
-    const unsigned n = sizeof silent / sizeof *silent;
-
-    for (unsigned i = 0; i < n; i++) {
-        raw_connect(&silent[i], proc.socket);
-    }
-    raw_open(&manager, proc.manager);
-    (void)raw_stat(&manager);
-    raw_close(&manager);
-    for (unsigned i = 0; i < n; i++) {
-        raw_expect_closed(&silent[i]);
-        raw_close(&silent[i]);
-    }
-    assert_logged("has sent no Hello");
-    raw_open(&user, proc.socket);
-    ck_assert_uint_eq(raw_stat(&user)->n_sessions, 1);
-    raw_close(&user);
-}
-END_TEST
-
 /* -- the suite ------------------------------------------------------------------------------ */
 
 int main(void)
@@ -599,10 +461,5 @@ int main(void)
     (void)memory_that_is_not_there_is_refused;
 #endif
     tcase_add_test(tc, an_engine_that_never_comes_up_is_given_up);
-    tc = suite_case(suite, "rights", setup, teardown);
-    tcase_add_test(tc, other_users_jobs_are_the_managers);
-    tcase_add_test(tc, access_rules_hold);
-    tcase_add_test(tc, sessions_are_limited);
-    tcase_add_test(tc, silence_is_no_lockout);
     return suite_run(suite);
 }

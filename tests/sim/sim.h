@@ -399,11 +399,15 @@ void update_begin(struct sim *sim, struct job *job);
  * @torn: the death of the engine ended the update, which will begin again. */
 void update_end(struct sim *sim, struct job *job, bool torn);
 
+/* worker_replies.c */
+/* Give the worker the reply to its request @asked. */
+void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
+/* The attempt is over: forget the pending fetches. The leases are given up at the next sync. */
+void worker_give_up(struct worker *w);
+
 /* workers.c */
 /* Let the worker do one thing. Returns false if the worker waits. */
 bool worker_turn(struct sim *sim, uint32_t rank);
-/* Give the worker the reply to its request @asked. */
-void worker_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
 /* The worker leaves, is killed, or closes its connection while its process still runs. */
 void worker_die(struct sim *sim, uint32_t rank);
 /* True if the worker of @rank has a lease on the block. */
