@@ -1,51 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One job of one tensor, in shared memory like an arena, with moments in every format, for
- * bench_update. Not thread-safe but for what says so. */
+/* A job of one tensor for bench_update, with moments in every format. Its rows are in shared
+ * memory, as in an arena. Only functions that say so may be called by several threads. */
 #ifndef CST_BENCH_UPDATE_JOB_H
 #define CST_BENCH_UPDATE_JOB_H
 
 #include "kernels/math/tile.h"
 
-#define CST_UPDATE_JOB_MAX_SRC 4
+#define CST_UPDATE_JOB_MAX_SRC 4 /* Most contributions to a gradient. */
 
-/* How the job is updated. */
+/* The kind of update that is measured. */
 struct cst_update_way {
-    enum cst_optimizer optimizer;
-    enum cst_moments moments;
-    enum cst_rounding rounding;
-    uint32_t n_src; /* contributions that are summed in the update; 0: the gradient is a row */
+    enum cst_optimizer optimizer; /* The optimizer. */
+    enum cst_moments moments;     /* The format of the moments. */
+    enum cst_rounding rounding;   /* The rounding of moments. */
+    uint32_t n_src; /* Contributions that the update sums; 0: the update reads a gradient row. */
 };
 
 struct cst_update_job {
-    size_t params;
-    unsigned threads;
-    struct cst_tile_work work; /* as cst_update_job_set left it; moments of fp32 before */
-    struct cst_tile_hyper hyper;
-    struct cst_update_moment moments[CST_MOMENTS_COUNT][2];
-    const uint16_t *src[CST_UPDATE_JOB_MAX_SRC]; /* contributions; the first is the grad row */
-    float *wide;                                 /* for gradients in fp32 */
-    struct cst_undo_slot *undo;                  /* one per thread */
-    uint64_t *updated;                           /* elements, by each thread */
+    size_t params;               /* Number of parameters. */
+    unsigned threads;            /* Number of threads. */
+    struct cst_tile_work work;   /* Rows of the current kind of update; at first, fp32 moments. */
+    struct cst_tile_hyper hyper; /* Hyper-parameters of all updates. */
+    struct cst_update_moment moments[CST_MOMENTS_COUNT][2]; /* Both moments in each format. */
+    /* Contributions; the first one is also the gradient row. */
+    const uint16_t *src[CST_UPDATE_JOB_MAX_SRC];
+    float *wide;                /* A gradient row in fp32. */
+    struct cst_undo_slot *undo; /* Undo slots, one per thread. */
+    uint64_t *updated;          /* Per thread, the number of elements that it updated. */
 };
 
-/* Make one of @params parameters, a multiple of 32, untouched. Ends the program where there is no
- * memory. */
+/* Make a job of @params parameters, a multiple of 32. Its memory is not written. Ends the program
+ * if there is not enough memory. */
 void cst_update_job_open(struct cst_update_job *job, size_t params, unsigned threads,
                          const struct cst_kernels *kernels);
 
-/* Elements [*first, *first + *n) are thread @index's: whole tiles, the same in every run. Any
- * thread. */
+/* Compute the share of thread @index: the elements [*first, *first + *n), which are whole tiles and
+ * the same in every run. Any thread may call this. */
 void cst_update_job_share(const struct cst_update_job *job, unsigned index, size_t *first,
                           size_t *n);
 
-/* cst_team_fn: write thread @index's share of a struct cst_update_job: random gradients and states,
- * of the size that they have in training. */
+/* A cst_team_fn whose @arg is a struct cst_update_job. Writes random gradients and states, of the
+ * size that they have in training, to the share of thread @index. */
 void cst_update_job_fill(void *arg, unsigned index);
 
-/* Update it that way from now on. */
+/* Let the following updates be of the kind @way. */
 void cst_update_job_set(struct cst_update_job *job, const struct cst_update_way *way);
 
-/* Bytes that an update moves for a parameter, read and written, by the form of its rows. */
+/* Returns the bytes per parameter that an update of the kind @way reads and writes. */
 double cst_update_job_bytes(const struct cst_update_way *way);
 
 #endif

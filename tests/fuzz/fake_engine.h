@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In the place of daemon/process.c: engines without processes that answer when told and compute
- * nothing. */
+/* Replaces daemon/process.c: engines without processes. They complete commands only when the target
+ * says so, and compute nothing. */
 #ifndef FAKE_ENGINE_H
 #define FAKE_ENGINE_H
 
 #include <stdbool.h>
 
-/* All engines answer what they were sent; every @fail-th command (0: none) fails. False: there was
- * nothing to answer. */
+/* Complete all commands that engines have received. Every @fail-th command (0: none) fails. Returns
+ * false if there was no command. */
 bool fake_engine_turn(unsigned fail);
 
-/* All engines die; what they were sent and did not answer is lost. */
+/* Let all engines die. Commands that they have received and not completed are lost. */
 void fake_engine_kill(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fuzz target: one function that takes any bytes and aborts where a promise is broken. Each
+/* A fuzz target is a function that accepts any bytes, and aborts if an invariant is broken. Each
  * target is a source file of this directory, from which two programs are made: fuzz_NAME with
  * libFuzzer (clang alone; `make fuzz`), and replay_NAME with replay.c (any compiler; `make check`).
  * Not thread-safe: a target keeps static state between calls. */
@@ -11,17 +11,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Name of the target; its corpus is tests/fuzz/corpus/NAME. */
+/* The name of the target. Its corpus is the folder tests/fuzz/corpus/NAME. */
 extern const char fuzz_name[];
 
-/* Give @data to the code under test. Always returns 0; aborts on a finding. */
+/* Give @data to the code under test. Aborts if an invariant is broken. Always returns 0. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* Write a well-formed input that reaches far into the code to @out, and return its length, at most
- * @max bytes. It is made anew by today's code, so it stays well-formed when a format changes. */
+/* Write a valid input that reaches much of the code to @out, and return its length, which is at
+ * most
+ * @max bytes. The encoder under test makes it, so that it stays valid when a format changes. */
 size_t fuzz_seed(uint8_t *out, size_t max);
 
-/* End the process with @what, the promise that was broken, unless @holds. */
+/* Print @what, which names the broken invariant, and abort, unless @holds. */
 #define fuzz_must(holds, what)                                                                     \
     do {                                                                                           \
         if (!(holds)) {                                                                            \
