@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/commit.h"
 
-#include "daemon/base_job.h"
 #include "daemon/core_driver.h"
 #include "daemon/daemon.h"
 #include "daemon/declare.h"
@@ -9,6 +8,7 @@
 #include "daemon/done.h"
 #include "daemon/given.h"
 #include "daemon/job_core.h"
+#include "daemon/layout_work.h"
 #include "daemon/log.h"
 #include "daemon/pool_info.h"
 #include "daemon/pool_share.h"
@@ -291,39 +291,41 @@ static int cancel_plan(struct cstd_job *job)
 
 /* -- LAYOUT and MEMORY ------------------------------------------------------------------------ */
 
-static int build_layout(struct cstd_job *job, struct cst_err *err)
-{
-    struct cst_layout_config config = {.chunk_elems = job->chunk_elems,
-                                       .pool_bytes = cstd_pool_share_smallest(job),
-                                       .n_nodes = job->daemon->engines.n_nodes,
-                                       .world = job->world,
-                                       .grad_bytes = job->micro_batches > 1 ? 4 : 2,
-                                       .states = cstd_job_options_states(&job->options),
-                                       .max_classes = CST_LAYOUT_MAX_CLASSES};
-    int rc = cstd_base_job_check(job, err);
-
-    for (uint32_t r = 0; r < job->world; r++) {
-        /* Gradients in host memory are summed where they are and need no landings. */
-        config.landings = config.landings || job->workers[r].gpu != NULL;
-    }
-    if (rc == CST_OK) {
-        rc = cstd_device_reservation_devices(job, &config, err);
-    }
-    if (job->plan.valid) {
-        config.chunk_elems = job->plan.choice.layout.chunk_elems;
-        memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);
-    }
-    if (rc == CST_OK && job->base != NULL) {
-        config.base_model = &job->base->model;
-        config.base = &job->base->layout;
-    }
-    return rc == CST_OK ? cst_layout_build(&job->layout, &job->model, &config, err) : rc;
-}
-
 static int drop_layout(struct cstd_job *job)
 {
     cst_layout_close(&job->layout);
     return CST_OK;
+}
+
+/* The layout is built, or @err says why not. */
+static void end_layout(struct cstd_job *job, struct cst_err *err)
+{
+    if (err->status == CST_OK && cstd_given_check(job, err) != CST_OK) {
+        (void)drop_layout(job);
+    }
+    if (err->status == CST_OK) {
+        enter_from(job, CSTD_COMMIT_LAYOUT + 1);
+        return;
+    }
+    set_phase(job, CSTD_COMMIT_LAYOUT - 1);
+    if (cstd_planner_forgo(job, err)) {
+        enter_from(job, CSTD_COMMIT_LAYOUT);
+    } else {
+        fail(job, err);
+        cstd_job_check_idle(job); /* All workers may have left meanwhile. */
+    }
+}
+
+static void on_layout(struct cstd_job *job, struct cst_err *err)
+{
+    if (job->state != CSTD_JOB_CLOSING) {
+        end_layout(job, err);
+        return;
+    }
+    if (err->status != CST_OK) {
+        job->phase = CSTD_COMMIT_LAYOUT - 1;
+    }
+    cstd_deferred_add(&job->daemon->later, &job->close); /* The end of the job waits for this. */
 }
 
 static int lay_out(struct cstd_job *job, struct cst_err *err)
@@ -331,15 +333,8 @@ static int lay_out(struct cstd_job *job, struct cst_err *err)
     int rc;
 
     cstd_device_reservation_settle(job);
-    rc = build_layout(job, err);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    rc = cstd_given_check(job, err);
-    if (rc != CST_OK) {
-        (void)drop_layout(job);
-    }
-    return rc;
+    rc = cstd_layout_work_start(job, on_layout, err);
+    return rc == CST_OK ? CST_EAGAIN : rc;
 }
 
 static int make_memory(struct cstd_job *job, struct cst_err *err)

@@ -194,6 +194,9 @@ static void on_close(struct cstd_deferred *later)
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
+    if (job->layout_work != NULL) {
+        return; /* Called again when the layout is built. */
+    }
     cstd_commit_close(job);
     cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);

@@ -48,7 +48,7 @@ enum cstd_commit_phase {
     CSTD_COMMIT_COLLECT, /* Wait for the Commits of all ranks. */
     CSTD_COMMIT_ENGINES, /* Start the engines of the job's accelerators. */
     CSTD_COMMIT_PLAN,    /* Take the given plan, or search for one. */
-    CSTD_COMMIT_LAYOUT,  /* Compute chunks and rows. */
+    CSTD_COMMIT_LAYOUT,  /* Compute chunks and rows, in a thread. */
     CSTD_COMMIT_POOLS,   /* Size the pools, and check all budgets. */
     CSTD_COMMIT_MEMORY,  /* Create the segments; the engines map and populate them. */
     CSTD_COMMIT_CORE,    /* Open the core and write the job table. */
@@ -56,6 +56,8 @@ enum cstd_commit_phase {
     CSTD_COMMIT_ANSWER,  /* Answer the Commits, when no step is closing and all pools exist. */
     CSTD_COMMIT_DONE,    /* The job is committed, and no Commit waits. */
 };
+
+struct cstd_layout_work;
 
 /* One rank of a job, and the worker that occupies it. */
 struct cstd_worker {
@@ -126,8 +128,10 @@ struct cstd_job {
     struct cst_model model;
     struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
     struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
-    struct cstd_memory memory;   /* Memory of the job, from phase MEMORY on. */
-    struct cst_core *core;       /* Core of the job, from phase CORE on; else NULL. */
+    /* The building of the layout in phase LAYOUT; NULL: not under way. */
+    struct cstd_layout_work *layout_work;
+    struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
+    struct cst_core *core;     /* Core of the job, from phase CORE on; else NULL. */
     /* Plan that the workers brought; n_chunks is 0 if there is none. */
     struct cst_saved_plan given;
     /* Plan of the job: capacities, prefetch and others; see planner.h. */

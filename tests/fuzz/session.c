@@ -118,10 +118,30 @@ static void check_cores(void)
     }
 }
 
+/* Return whether a thread builds the layout of a job. */
+static bool lays_out(void)
+{
+    const struct cstd_job *job;
+    bool any = false;
+
+    TAILQ_FOREACH(job, &daemon_.jobs.living, link)
+    {
+        any = any || job->layout_work != NULL;
+    }
+    TAILQ_FOREACH(job, &daemon_.jobs.closing, link)
+    {
+        any = any || job->layout_work != NULL;
+    }
+    return any;
+}
+
 static void turn(void)
 {
     (void)uv_run(&daemon_.loop, UV_RUN_NOWAIT);
     (void)uv_run(&daemon_.loop, UV_RUN_NOWAIT);
+    while (lays_out()) {
+        (void)uv_run(&daemon_.loop, UV_RUN_ONCE);
+    }
     for (unsigned i = 0; i < FUZZ_SESSIONS; i++) {
         read_replies(i);
     }
