@@ -5,9 +5,11 @@
 #include "daemon/daemon.h"
 #include "daemon/device_reservation.h"
 #include "daemon/pool_share.h"
+#include "daemon/searches.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 struct cstd_layout_work {
     uv_work_t work;
@@ -50,6 +52,7 @@ static void on_thread(uv_work_t *work)
 {
     struct cstd_job *job = work->data;
 
+    (void)setpriority(PRIO_PROCESS, 0, CSTD_SEARCHES_NICE); /* Affects only this thread. */
     (void)cst_layout_build(&job->layout, &job->model, &job->layout_work->config,
                            &job->layout_work->err);
 }

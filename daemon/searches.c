@@ -3,10 +3,6 @@
 
 #include <sys/resource.h>
 
-/* Niceness of searches. If processors are few, engines and workers go first: a search has limited
- * time, and the best plan that it has found by then is used. */
-enum { NICE = 5 };
-
 void cstd_searches_init(struct cstd_searches *searches, uv_loop_t *loop,
                         struct cstd_deferred_queue *later, uint32_t limit_s)
 {
@@ -19,8 +15,8 @@ static void on_work(uv_work_t *work)
 {
     struct cstd_search_task *task = work->data;
 
-    /* This affects only the calling thread, which runs nothing but searches. */
-    (void)setpriority(PRIO_PROCESS, 0, NICE);
+    /* This affects only the calling thread, which runs nothing but searches and layouts. */
+    (void)setpriority(PRIO_PROCESS, 0, CSTD_SEARCHES_NICE);
     task->ops->run(task);
 }
 

@@ -11,6 +11,11 @@
 #include <stdatomic.h>
 #include <uv.h>
 
+/* Niceness of searches, and of what else runs in the daemon's threads. If processors are few,
+ * engines and workers go first: a search has limited time, and the best plan that it has found by
+ * then is used. */
+#define CSTD_SEARCHES_NICE 5
+
 struct cstd_search_task;
 
 struct cstd_searches {
