@@ -4,9 +4,9 @@
  * not change gradients.
  *
  * A single gradient is no larger than the norm of a set that contains it. Hence the limit of the
- * norm also limits each scaled gradient g: |g| <= 2^63. Everything that kernels/math/update.h computes
- * from such gradients, in any number of steps, then stays finite in fp32 (< 2^128) with every
- * format of the moments:
+ * norm also limits each scaled gradient g: |g| <= 2^63. Everything that kernels/math/update.h
+ * computes from such gradients, in any number of steps, then stays finite in fp32 (< 2^128) with
+ * every format of the moments:
  *
  *   g * g, v       v is a mean of squares: at most 2^126, except for roundings; with beta2 close
  *                  to 1 they can add up, to less than twice that

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A table that all engines of a daemon share: how many copies each accelerator's engine has under
  * way between host memory and its device. Meanwhile the nodes' engines, whose updates compete for
- * the memory's bandwidth, use less of it (kernels/engine/bandwidth_share.h). The daemon makes the table,
- * passes it with SETUP, and clears the slot of an engine that has died. Accesses are atomic and
- * relaxed: the table is a hint, and nothing waits for it. */
+ * the memory's bandwidth, use less of it (kernels/engine/bandwidth_share.h). The daemon makes the
+ * table, passes it with SETUP, and clears the slot of an engine that has died. Accesses are atomic
+ * and relaxed: the table is a hint, and nothing waits for it. */
 #ifndef CST_PROTO_TRAFFIC_H
 #define CST_PROTO_TRAFFIC_H
 

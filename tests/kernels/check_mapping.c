@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/engine/mapping on a device that fails, of kernels/engine/cpus on other machines' topologies,
- * and of the checks in kernels/engine/device. */
+/* Tests of kernels/engine/mapping on a device that fails, of kernels/engine/cpus on other machines'
+ * topologies, and of the checks in kernels/engine/device. */
 #include "kernels/host/host.h"
 #include "kernels/engine/mapping.h"
 #include "tests/lib/engine_proc.h"

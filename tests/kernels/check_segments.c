@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/engine/segments and kernels/engine/chunk: the memory that a place refers to, and invalid
- * tables. */
+/* Tests of kernels/engine/segments and kernels/engine/chunk: the memory that a place refers to, and
+ * invalid tables. */
 #include "kernels/engine/chunk.h"
 #include "tests/lib/suite.h"
 #include "tests/lib/tiny_job.h"

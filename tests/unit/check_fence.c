@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/worker/fence: leases that are given back wait for their fence, in a queue between struct
- * cst_leases and a model of the daemon. */
+/* Tests of offload/worker/fence: leases that are given back wait for their fence, in a queue
+ * between struct cst_leases and a model of the daemon. */
 #include "offload/worker/fence.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/lease_rig.h"

@@ -19,7 +19,8 @@
 #else
 #define SANITIZED false
 #endif
-#define HAIR 1.0025 /* factor of time that a plan may lose for less padding; see cst_search_cost */
+/* Factor of time that a plan may lose for less padding; see cst_search_cost. */
+#define PADDING_LOSS 1.0025
 
 /* -- presets -------------------------------------------------------------------------------- */
 
@@ -116,7 +117,7 @@ START_TEST(runners_up)
                                  : f.plans.runners_up[i - 1].plan.predicted.step_ns);
         ck_assert(step >= (1 + CST_PLAN_NOISE) * before || step <= before / (1 + CST_PLAN_NOISE));
 
-        ck_assert_double_ge(HAIR * (double)loser->plan.predicted.step_ns,
+        ck_assert_double_ge(PADDING_LOSS * (double)loser->plan.predicted.step_ns,
                             (double)f.plans.best.predicted.step_ns);
         ck_assert_uint_gt(strlen(loser->why), 10);
     }

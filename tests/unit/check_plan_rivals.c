@@ -17,7 +17,8 @@
 #else
 #define N_RANDOM 200
 #endif
-#define HAIR 1.0025      /* factor of time that a plan may lose for less padding; see cst_search_cost */
+/* Factor of time that a plan may lose for less padding; see cst_search_cost. */
+#define PADDING_LOSS 1.0025
 #define MOST_LOST 1.0025 /* a rival's step may be shorter by this factor */
 
 /* -- random models -------------------------------------------------------------------------- */
@@ -212,7 +213,7 @@ static void thrift(void)
 
     f.config.max_padding = 0;
     search();
-    ck_assert_double_le((double)f.plans.best.predicted.step_ns, HAIR * (double)step);
+    ck_assert_double_le((double)f.plans.best.predicted.step_ns, PADDING_LOSS * (double)step);
 }
 
 /* -- gains of a plan ------------------------------------------------------------------------ */
