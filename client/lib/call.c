@@ -4,14 +4,11 @@
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-/* How long to wait until a request is sent again for which the kernel had no memory. */
-enum { RETRY_MS = 10 };
 
 static void finish(struct cstc_call *call, int status, const char *words)
 {
@@ -131,7 +128,8 @@ static int die(struct cst_client *client, int status, struct cst_err *why, struc
     return cstc_client_check(client, err);
 }
 
-/* Send a request. CST_EAGAIN: not now; any other failure: the connection is over. */
+/* Send a request. CST_EAGAIN: it cannot be sent now, and client->wake will poll readable when it
+ * should be sent again; any other failure: the connection is over. */
 static int transmit(struct cst_client *client, struct cstc_call *call, const uint8_t *body,
                     uint32_t body_bytes, struct cst_err *err)
 {
@@ -140,9 +138,12 @@ static int transmit(struct cst_client *client, struct cstc_call *call, const uin
     struct cst_err why = {0};
     int rc = cst_frame_send(client->sock, MSG_DONTWAIT, &frame, &why);
 
-    client->starved = rc == CST_ENOMEM;
+    cstc_wake_resend(&client->wake, client->sock,
+                     rc == CST_EAGAIN   ? CSTC_RESEND_SPACE
+                     : rc == CST_ENOMEM ? CSTC_RESEND_LATER
+                                        : CSTC_RESEND_NONE);
     if (rc == CST_EAGAIN || rc == CST_ENOMEM) {
-        return CST_EAGAIN; /* If the kernel has no memory for it now, it is sent later. */
+        return CST_EAGAIN;
     }
     if (rc != CST_OK) {
         return die(client, rc, &why, err);
@@ -334,50 +335,41 @@ int cstc_call_pump(struct cst_client *client, struct cst_err *err)
     return rc == CST_EAGAIN ? CST_OK : rc;
 }
 
-/* Wait at most @timeout_ms for something to arrive or, if @queued, for space in the socket. Sets
- * *n_out to the result of poll(). */
-static int wait_ready(struct cst_client *client, bool queued, int timeout_ms, int *n_out,
-                      struct cst_err *err)
+/* Wait at most @timeout_ms until something arrives, or a queued request should be sent again. Sets
+ * *n_out to the result of epoll_wait(). */
+static int wait_ready(struct cst_client *client, int timeout_ms, int *n_out, struct cst_err *err)
 {
-    struct pollfd pfds[2] = {
-        {.fd = client->sock, .events = (short)(POLLIN | (queued ? POLLOUT : 0))},
-        {.fd = client->watched, .events = POLLIN}};
+    struct epoll_event events[3];
     struct cst_err why;
 
-    *n_out = poll(pfds, client->watch != NULL ? 2 : 1, timeout_ms);
+    *n_out = epoll_wait(client->wake.epoll, events, 3, timeout_ms);
     if (*n_out < 0 && errno != EINTR) {
-        (void)cst_err_errno(&why, CST_EIO, errno, "poll");
+        (void)cst_err_errno(&why, CST_EIO, errno, "epoll_wait");
         return die(client, CST_EIO, &why, err);
     }
-    if (*n_out > 0 && pfds[1].revents != 0) {
-        client->watch(client);
+    for (int i = 0; i < *n_out; i++) {
+        if (events[i].data.fd == client->watched) {
+            client->watch(client);
+        }
     }
     return CST_OK;
 }
 
 int cstc_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err)
 {
-    int rc = cstc_client_check(client, err), left_ms = timeout_ms, n = 0;
+    int rc = cstc_client_check(client, err), n = 0;
 
-    while (rc == CST_OK && n == 0) {
-        bool queued, starved;
-
-        rc = drain(client, err);
-        /* Without a time limit and a device, a blocking read is enough and saves the poll. */
-        if (rc == CST_OK && timeout_ms < 0 && client->watch == NULL) {
-            return receive(client, 0, err);
-        }
-        if (rc != CST_OK && rc != CST_EAGAIN) {
-            return rc;
-        }
-        queued = rc == CST_EAGAIN;
-        starved = queued && client->starved && (left_ms < 0 || left_ms > RETRY_MS);
-        rc = wait_ready(client, queued && !client->starved, starved ? RETRY_MS : left_ms, &n, err);
-        if (rc == CST_OK && n == 0 && !starved) {
+    rc = rc == CST_OK ? drain(client, err) : rc;
+    /* Without a time limit and a device, a blocking read is enough and saves the poll. */
+    if (rc == CST_OK && timeout_ms < 0 && client->watch == NULL) {
+        return receive(client, 0, err);
+    }
+    if (rc == CST_OK || rc == CST_EAGAIN) {
+        rc = wait_ready(client, timeout_ms, &n, err);
+        if (rc == CST_OK && n == 0) {
             return cst_err_set(err, CST_ETIMEDOUT, "daemon at %s: no answer within %d ms",
                                client->path, timeout_ms);
         }
-        left_ms -= starved && left_ms > 0 ? RETRY_MS : 0;
     }
     return rc == CST_OK ? cstc_call_pump(client, err) : rc;
 }

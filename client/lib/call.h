@@ -5,8 +5,8 @@
  *   IDLE --start--> SENT --reply, or the end of the connection--> DONE --reset--> IDLE
  *             \--> QUEUED --/
  *
- * QUEUED: the client has no credit left, or the socket is full. The call keeps the request's bytes
- * until the next pump or wait sends them.
+ * QUEUED: the client has no credit left, the socket is full, or the kernel has no memory. The call
+ * keeps the request's bytes until a later pump or wait sends them.
  *
  * A call in the state SENT or QUEUED must not be freed, because it is linked into its client. Used
  * by the client's thread only. */
@@ -68,7 +68,8 @@ int cstc_call_sync(struct cst_client *client, struct cstc_call *call, uint16_t t
 int cstc_call_pump(struct cst_client *client, struct cst_err *err);
 
 /* Send queued requests and wait for a reply, at most @timeout_ms milliseconds (-1: no limit).
- * CST_OK: something happened; CST_ETIMEDOUT; or the status that ended the connection. */
+ * CST_OK: something happened, perhaps not the reply; CST_ETIMEDOUT; or the status that ended the
+ * connection. */
 int cstc_call_wait(struct cst_client *client, int timeout_ms, struct cst_err *err);
 
 #endif

@@ -85,6 +85,14 @@ static int dial(const char *path, int *out, struct cst_err *err)
     return CST_OK;
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 /* Exchange Hello and Welcome. A daemon without a common version of the protocol answers with
  * CST_EVERSION and a text of its own. */
 static int hello(struct cst_client *client, struct cst_err *err)
@@ -92,6 +100,7 @@ static int hello(struct cst_client *client, struct cst_err *err)
     Cistern__Hello msg = CISTERN__HELLO__INIT;
     const Cistern__Welcome *welcome;
     struct cstc_call call = {0};
+    uint64_t until_ns = now_ns() + CSTC_CLIENT_HELLO_MS * UINT64_C(1000000);
     int rc;
 
     msg.min_version = CSTC_PROTOCOL_VERSION;
@@ -103,7 +112,10 @@ static int hello(struct cst_client *client, struct cst_err *err)
         return rc;
     }
     while ((rc = cstc_call_result(&call, err)) == CST_EAGAIN) {
-        if (cstc_call_wait(client, CSTC_CLIENT_HELLO_MS, err) == CST_ETIMEDOUT) {
+        uint64_t now = now_ns();
+        int left_ms = now < until_ns ? (int)((until_ns - now) / 1000000) : 0;
+
+        if (cstc_call_wait(client, left_ms, err) == CST_ETIMEDOUT) {
             /* Finishes the call, which is on this stack and linked into the client. */
             cstc_client_die(client, &(struct cst_err){.status = CST_ECONN});
             return cst_err_set(err, CST_ECONN, "daemon at %s: no welcome within %d ms",
@@ -156,13 +168,14 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "no memory for a connection");
     }
     client->sock = sock;
-    client->epoll = -1;
+    client->wake.epoll = client->wake.timer = -1;
     client->watched = -1;
     (void)snprintf(client->path, sizeof client->path, "%s", path);
     client->credits = 1; /* For the Hello; Welcome has the number. */
     client->queue_end = &client->queue;
     cstc_fork_register(client);
-    rc = hello(client, err);
+    rc = cstc_wake_open(&client->wake, sock, err);
+    rc = rc == CST_OK ? hello(client, err) : rc;
     if (rc != CST_OK) {
         cst_disconnect(client);
         return rc;
@@ -189,9 +202,7 @@ void cst_disconnect(struct cst_client *client)
      * client. */
     cstc_client_die(client, &cause);
     cstc_job_free(client->job);
-    if (client->epoll >= 0) {
-        (void)close(client->epoll);
-    }
+    cstc_wake_close(&client->wake);
     free(client);
 }
 
@@ -199,29 +210,22 @@ int cst_client_fd(const struct cst_client *client)
 {
     int rc = cstc_client_check(client, NULL);
 
-    if (rc != CST_OK) {
-        return rc;
-    }
-    return client->epoll >= 0 ? client->epoll : client->sock;
+    return rc == CST_OK ? client->wake.epoll : rc;
 }
 
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)
 {
     struct cstc_call call = {0};
-    struct timespec from, to;
-    int rc;
+    uint64_t from = now_ns();
+    int rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_PING, NULL,
+                            CISTERN__MSG_TYPE__MSG_PONG, NULL, err);
 
-    (void)clock_gettime(CLOCK_MONOTONIC, &from);
-    rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_PING, NULL,
-                        CISTERN__MSG_TYPE__MSG_PONG, NULL, err);
     if (rc != CST_OK) {
         return rc;
     }
-    (void)clock_gettime(CLOCK_MONOTONIC, &to);
-    cstc_call_reset(&call);
     if (ns_out != NULL) {
-        *ns_out = (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000u + (uint64_t)to.tv_nsec -
-                  (uint64_t)from.tv_nsec;
+        *ns_out = now_ns() - from;
     }
+    cstc_call_reset(&call);
     return CST_OK;
 }

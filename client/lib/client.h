@@ -6,6 +6,7 @@
 #define CST_CLIENT_H
 
 #include "cistern/cistern.h"
+#include "client/lib/wake.h"
 #include "proto/frame.h"
 
 #define CSTC_PROTOCOL_VERSION 1
@@ -15,10 +16,10 @@ struct cstc_call;
 
 struct cst_client {
     int sock;    /* Socket; -1: the connection is over, or this process is a forked child. */
-    int epoll;   /* Polls the socket and `watched`; -1: nothing is watched. */
-    int watched; /* A device's descriptor, polled during waits for a reply; -1: none. */
+    int watched; /* A device's descriptor, which `wake` polls; -1: none. */
     /* Called when `watched` is readable; may send requests. NULL: nothing is watched. */
     void (*watch)(struct cst_client *client);
+    struct cstc_wake wake;        /* What cst_client_fd() and waits for a reply poll. */
     bool forked;                  /* This process is a child of the one that connected. */
     struct cst_err dead;          /* Why the connection is over; status CST_OK: it is not. */
     struct cst_err farewell;      /* Why the daemon will close the connection, if it has said so. */
@@ -31,9 +32,7 @@ struct cst_client {
     struct cstc_call *sent;       /* Calls in flight, newest first. */
     struct cstc_call *queue;      /* Calls that are not sent yet, oldest first. */
     struct cstc_call **queue_end; /* The pointer to which the next queued call is linked. */
-    /* The kernel had no memory for the oldest queued call. POLLOUT does not say when it has. */
-    bool starved;
-    struct cst_job *job; /* Owned; NULL before cst_job_open. */
+    struct cst_job *job;          /* Owned; NULL before cst_job_open. */
     /* A cst_try_... call of the job has not ended. Only that call may read replies. */
     bool pending;
     struct cst_client *next;  /* Next in the list of all clients of the process, for fork.c. */

@@ -3,11 +3,8 @@
 
 #include "client/lib/job.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <unistd.h>
 
 /* -- a job's device ------------------------------------------------------------------------- */
 
@@ -22,30 +19,6 @@ const char *cst_job_device(const struct cst_job *job)
     return job->device_name;
 }
 
-/* Make a descriptor that polls readable when the daemon has sent something, or the stream may have
- * passed a fence. */
-static int open_epoll(const struct cst_client *client, int fd, int *out, struct cst_err *err)
-{
-    int epoll = epoll_create1(EPOLL_CLOEXEC);
-    const int fds[] = {client->sock, fd};
-
-    if (epoll < 0) {
-        return cst_err_errno(err, CST_EIO, errno, "epoll_create1");
-    }
-    for (int i = 0; i < 2; i++) {
-        struct epoll_event event = {.events = EPOLLIN};
-
-        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &event) != 0) {
-            int errnum = errno;
-
-            (void)close(epoll);
-            return cst_err_errno(err, CST_EINVAL, errnum, "the device's descriptor %d", fd);
-        }
-    }
-    *out = epoll;
-    return CST_OK;
-}
-
 /* Called during waits for the daemon, when the stream may have passed a fence. */
 static void watch(struct cst_client *client)
 {
@@ -55,7 +28,7 @@ static void watch(struct cst_client *client)
 int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls, void *arg,
                        struct cst_err *err)
 {
-    int epoll = -1, rc = cstc_job_check(job, err);
+    int rc = cstc_job_check(job, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -72,11 +45,10 @@ int cst_job_use_device(struct cst_job *job, const struct cst_device_calls *calls
                            "job '%s' is committed: its device must be given before cst_commit",
                            job->name);
     }
-    rc = open_epoll(job->client, calls->fd, &epoll, err);
+    rc = cstc_wake_add_device(&job->client->wake, calls->fd, err);
     if (rc == CST_OK) {
         job->device.calls = calls;
         job->device.arg = arg;
-        job->client->epoll = epoll;
         job->client->watched = calls->fd;
         job->client->watch = watch;
     }

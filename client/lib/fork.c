@@ -31,10 +31,7 @@ static void in_child(void)
             (void)close(client->sock);
             client->sock = -1;
         }
-        if (client->epoll >= 0) {
-            (void)close(client->epoll);
-            client->epoll = -1;
-        }
+        cstc_wake_close(&client->wake);
     }
     (void)pthread_mutex_unlock(&mutex);
 }

@@ -88,8 +88,9 @@ int cst_connect(struct cst_client **out, const char *path, struct cst_err *err);
 void cst_disconnect(struct cst_client *client);
 
 /* Return the file descriptor to poll for POLLIN after a cst_try_... call returned CST_EAGAIN, or a
- * negative status if the connection is over. The descriptor belongs to the client. It changes when
- * cst_job_use_device or cst_cuda_open succeeds. */
+ * negative status if the connection is over. The descriptor belongs to the client, and stays
+ * the same until cst_disconnect. It also polls readable when a request that could not be sent at
+ * once should be sent again, which the repeated call does. */
 int cst_client_fd(const struct cst_client *client);
 
 /* Make one round trip to the daemon. *ns_out is its duration in nanoseconds; @ns_out may be NULL.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of libcistern and of an engine while the kernel has no memory for a message: the message is
- * sent later, and nobody spins meanwhile. */
+/* Tests of libcistern and of an engine while a message cannot be sent, because the kernel has no
+ * memory for it or because the socket is full: the message is sent later, and nobody spins
+ * meanwhile. */
 #include "kernels/engine/engine.h"
 #include "kernels/host/host.h"
 #include "kernels/math/undo.h"
@@ -11,6 +12,7 @@
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -27,6 +29,8 @@ int __wrap_cst_frame_send(int sock, int send_flags, const struct cst_frame *fram
 
 static _Atomic uint64_t over_ns; /* end of the shortage; 0: there is none */
 static atomic_uint n_refused;    /* messages refused during the shortage */
+static atomic_int n_to_refuse;   /* messages still to be refused, whatever the time is */
+static atomic_int refusal;       /* the status of these: CST_ENOMEM or CST_EAGAIN */
 
 static uint64_t now_ns(void)
 {
@@ -43,6 +47,10 @@ int __wrap_cst_frame_send(int sock, int send_flags, const struct cst_frame *fram
     if ((send_flags & MSG_DONTWAIT) != 0 && now_ns() < atomic_load(&over_ns)) {
         (void)atomic_fetch_add(&n_refused, 1);
         return cst_err_set(err, CST_ENOMEM, "no memory for a message");
+    }
+    if ((send_flags & MSG_DONTWAIT) != 0 && atomic_load(&n_to_refuse) > 0) {
+        (void)atomic_fetch_sub(&n_to_refuse, 1);
+        return atomic_load(&refusal);
     }
     return __real_cst_frame_send(sock, send_flags, frame, err);
 }
@@ -71,6 +79,60 @@ START_TEST(a_worker_waits)
     begin_shortage();
     CK_OK(cst_ping(f.client, NULL, &err));
     check_tries();
+    fake_job_stop(&f);
+}
+END_TEST
+
+static void refuse(int status, int n)
+{
+    atomic_store(&refusal, status);
+    atomic_store(&n_to_refuse, n);
+}
+
+/* The only request of a worker that polls cannot be sent at first. The client's descriptor wakes
+ * the worker each time that the request should be tried again, and after that only when the daemon
+ * has sent something. The test holds the daemon's lock, so that the daemon cannot answer earlier.
+ * _i: 0 the kernel has no memory, 1 the socket is full. */
+START_TEST(a_polling_worker_is_woken)
+{
+    const int n_refusals = 3;
+    struct cst_hyper_params params = {.lr = 1.0f};
+    struct cst_err err = {0};
+    struct pollfd pfd;
+    int rc;
+
+    fake_job_start(&f, 2);
+    pfd = (struct pollfd){.fd = cst_client_fd(f.client), .events = POLLIN};
+    (void)pthread_mutex_lock(&f.fake.mutex);
+    refuse(_i == 0 ? CST_ENOMEM : CST_EAGAIN, n_refusals);
+    ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+    for (int i = n_refusals - 1; i >= 0; i--) {
+        ck_assert_int_eq(atomic_load(&n_to_refuse), i);
+        ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+        ck_assert_int_eq(cst_try_step(f.job, &params, NULL, &err), CST_EAGAIN);
+    }
+    ck_assert_int_eq(poll(&pfd, 1, 0), 0);
+    (void)pthread_mutex_unlock(&f.fake.mutex);
+    while ((rc = cst_try_step(f.job, &params, NULL, &err)) == CST_EAGAIN) {
+        ck_assert_int_eq(poll(&pfd, 1, -1), 1);
+    }
+    CK_OK(rc);
+    (void)pthread_mutex_lock(&f.fake.mutex);
+    ck_assert_uint_eq(f.fake.n_requests[CISTERN__MSG_TYPE__MSG_STEP], 1);
+    (void)pthread_mutex_unlock(&f.fake.mutex);
+    fake_job_stop(&f);
+}
+END_TEST
+
+/* A worker that waits in a call sends its request as soon as the socket has space. */
+START_TEST(a_worker_waits_for_space)
+{
+    struct cst_err err = {0};
+
+    fake_job_start(&f, 2);
+    refuse(CST_EAGAIN, 3);
+    CK_OK(cst_ping(f.client, NULL, &err));
+    ck_assert_int_eq(atomic_load(&n_to_refuse), 0);
     fake_job_stop(&f);
 }
 END_TEST
@@ -144,6 +206,8 @@ int main(void)
     TCase *tcase = suite_case(suite, "shortage", NULL, NULL);
 
     tcase_add_test(tcase, a_worker_waits);
+    tcase_add_loop_test(tcase, a_polling_worker_is_woken, 0, 2);
+    tcase_add_test(tcase, a_worker_waits_for_space);
     tcase_add_test(tcase, an_engine_waits);
     return suite_run(suite);
 }
