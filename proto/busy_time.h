@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Total time during which something was working that can do several things at a time. Periods in
- * which it did several things count once. */
+ * which it did several things count once.
+ *
+ * The total is exact as long as each period begins among the last CST_BUSY_TIME_KEPT disjoint
+ * periods, or before all of them. Older periods are merged into one, of which only the sum is
+ * known. If a period begins inside of the merged period, the total becomes too low, never too high:
+ * it lacks the gaps between that beginning and the end of the merged period. A later period that
+ * contains the merged period corrects the total. */
 #ifndef CST_BUSY_TIME_H
 #define CST_BUSY_TIME_H
 
@@ -29,8 +35,7 @@ static inline void cst_busy_time_merge(struct cst_busy_time *busy)
 }
 
 /* Add the period from @began to @ended. It may overlap or contain earlier periods. Periods are
- * added in the order of their ends. If a period begins within an earlier one that has gaps, these
- * gaps do not count. */
+ * added in the order of their ends. */
 static inline void cst_busy_time_add(struct cst_busy_time *busy, uint64_t began, uint64_t ended)
 {
     uint64_t ns = ended - began;
