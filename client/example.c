@@ -14,10 +14,10 @@ int main(void)
     CHECK(cst_job_open(&job, client, &(struct cst_job_spec){.name = "example", .world = 1}, &err));
     int w = cst_tensor(job, "w", CST_BF16, 2, (int64_t[]){10, 100}, CST_GROUP_ALL);
     int layer = cst_operator(job, "layer", &w, 1);
-    CHECK(cst_commit(job, NULL, &err));             /* the daemon plans; or says what is short */
+    CHECK(cst_commit(job, NULL, &err));             /* the daemon chooses sizes; maps the pool */
     if (!cst_job_initialised(job))
         CHECK(cst_tensor_write(job, w, CST_STATE_MASTER, 0, 1000, start, &err));
-    CHECK(cst_sync(job, NULL, &err));               /* all ranks are here */
+    CHECK(cst_sync(job, NULL, &err));               /* wait for all ranks */
     for (int step = 0; step < 3; step++) {
         CHECK(cst_op_begin(job, layer, CST_FORWARD, &io, 1, &err));  /* io.weight: 1000 bf16 */
         CHECK(cst_op_end(job, layer, &err));

@@ -10,23 +10,31 @@
  * The daemon decides which weights are in memory and where updates run, and coordinates the ranks.
  *
  * Terms.
+ *   - A job is one model in training. Its ranks are numbered processes, the workers.
+ *   - A step consists of a forward and a backward pass (of several, with micro-batches), the commit
+ *     and the updates. A committed step is never repeated.
+ *   - A step that is void is not committed, and must be done again. Each try at it is an attempt.
  *   - An operator is a part of the model that uses certain tensors, such as a layer.
  *   - The states of a tensor are its weights, gradient, master weights and moments.
+ *   - A frozen tensor has only weights. It is never updated.
  *   - A chunk is a set of tensors whose elements are fetched, summed, updated and evicted together.
- *   - A row is the array of one kind of state of a chunk.
+ *   - A row is an array with one state of a chunk, such as its weights.
  *   - A pool is a rank's memory for the weights and gradients in use, on its device. It consists of
  *     blocks. Each block holds the weights or the gradient of one chunk.
+ *   - A plan is the choice of sizes for a job: chunks, pools, device updates, and how far weights
+ *     are prefetched.
  *   - A lease is a rank's right to use a block.
  *   - A rank hands in a gradient when it gives the block with the gradient to the daemon.
  *   - An engine is a process of the daemon that copies and computes, for one NUMA node or one
- *     accelerator.
+ *     accelerator. If its process dies repeatedly, the daemon gives the engine up (cisternd(8)).
+ *   - A device update is the update of a chunk on an accelerator, not on the processor.
  *
  * Threads. A client and its job must be used by one thread at a time. Different clients are
  * independent. The functions that have no client and no job as argument may be called by any
  * thread.
  *
- * fork(). The handles cannot be used in the child: every call that returns a status returns
- * CST_EFORKED, and cst_disconnect only frees memory.
+ * fork(). The handles cannot be used in the child. Every call that returns a status returns
+ * CST_EFORKED there. cst_disconnect only frees memory.
  *
  * Errors.
  *   - A call that returns int returns 0 (CST_OK) or a negative status of cistern/status.h. If the
@@ -45,9 +53,9 @@
  *   - The cst_try_... forms never block. They return CST_EAGAIN if there is no answer yet. The
  *     worker then makes the same call with the same arguments again whenever cst_client_fd() polls
  *     readable, until the call returns another status. No other function returns CST_EAGAIN.
- *   - Meanwhile that call is pending. Until it has ended, all other calls for the client or its job
- *     that would have to wait return CST_EBUSY. Some calls that never wait do so, too, as their
- *     comments say. */
+ *   - From the first CST_EAGAIN until another status, that call is pending. While a call is
+ *     pending, all other calls for the client or its job that would have to wait return CST_EBUSY.
+ *     Some calls that never wait also return CST_EBUSY then, as their comments say. */
 #ifndef CISTERN_H
 #define CISTERN_H
 
@@ -112,8 +120,9 @@ enum cst_group { CST_GROUP_ALL = 0 };
  * device_states is CST_DEVICE_UPDATE_AUTO and device_update_bytes is 0, the plan chooses both.
  *
  * The plan's choice is 0 bytes in each of these cases (`cistern explain` gives the reason):
- *   - The daemon makes no plan. This is so if chunk_elems or base is set, if the ranks are on
- *     devices of different kinds, or if `search` is no in [plan] of cistern.conf(5).
+ *   - The daemon makes no plan, because chunk_elems or base is set.
+ *   - The daemon makes no plan, because the ranks are on devices of different kinds.
+ *   - The daemon makes no plan, because `search` is no in [plan] of cistern.conf(5).
  *   - No other division makes a step shorter.
  *   - Other jobs use the memory of the device already, or take it before the plan is finished.
  *
@@ -124,9 +133,10 @@ enum cst_group { CST_GROUP_ALL = 0 };
  *   - The rank's pool is on an accelerator, and pool_bytes is set. */
 #define CST_DEVICE_UPDATE_AUTO UINT64_MAX
 
-/* Options of a job and of one rank. A field is 0 or NULL for the default. If a field
- * that is "equal in all ranks" differs from the job's value, cst_job_open returns CST_EMISMATCH.
- * cst_job_open copies everything. The strings belong to the caller. */
+/* Options of a job and of one rank. `name` and `world` must be set. Every other field is 0 or NULL
+ * for its default. If a field that is "equal in all ranks" differs from the job's value,
+ * cst_job_open returns CST_EMISMATCH. cst_job_open copies everything. The strings belong to the
+ * caller. */
 struct cst_job_spec {
     /* 1 to 63 of the characters A-Z a-z 0-9 . _ -, unique among the jobs of the user. The first
      * rank that opens the name creates the job. */
@@ -184,10 +194,10 @@ struct cst_job_spec {
     bool grad_over_weight;
     /* Device reservation: bytes of this rank's device, in addition to the pool, in which the daemon
      * may update chunks (device updates). The worker must leave this memory free. 0: none.
-     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. If the pool is in host memory, the bytes are
-     * those of a simulated accelerator. If the daemon has none, they have no effect. CST_EINVAL,
-     * from cst_commit: the ranks of a device together reserve fewer bytes than the device's unit of
-     * allocation.
+     * CST_DEVICE_UPDATE_AUTO: the daemon chooses. If the pool is in host memory, the reservation is
+     * on a simulated accelerator. If the daemon has no simulated accelerators, there is no
+     * reservation. CST_EINVAL, from cst_commit: the ranks of a device together reserve fewer bytes
+     * than the device's unit of allocation.
      *
      * The first cst_commit fixes device_update_bytes and device_states. In each of these two
      * fields, a later worker of the same rank must give the fixed value, 0 or
@@ -197,7 +207,7 @@ struct cst_job_spec {
      * CST_DEVICE_UPDATE_AUTO: the daemon chooses. Fixed by the first cst_commit, as described at
      * device_update_bytes. If one of these conditions does not hold, cst_job_open or cst_commit
      * returns CST_EINVAL:
-     *   - If device_states is a number of bytes, device_update_bytes is one, too.
+     *   - If device_states is a number of bytes, device_update_bytes is a number of bytes, too.
      *   - The moments are fp32.
      *   - grad_over_weight is not set. */
     uint64_t device_states;
@@ -214,12 +224,15 @@ struct cst_job_spec {
      * CST_DEVICE_UPDATE_AUTO.
      *
      * Statuses:
-     *   - cst_job_open, CST_EMISMATCH: one of these values differs from the plan's, or world,
-     *     micro_batches, optimizer, moments, overlap or grad_over_weight differs, or the job was
-     *     created without this plan. The error names the field and both values.
+     *   - cst_job_open, CST_EMISMATCH: one of the four fields named above differs from the plan's
+     *     value. The error names the field and both values.
+     *   - cst_job_open, CST_EMISMATCH: world, micro_batches, optimizer, moments, overlap or
+     *     grad_over_weight differs from the plan's value. The error names the field and both
+     *     values.
+     *   - cst_job_open, CST_EMISMATCH: the job was created without this plan.
      *   - cst_commit, CST_EMISMATCH: the declared model is not the model of the plan.
-     *   - cst_job_open, CST_EINVAL: `base` is set, or the file is not a plan; the error then names
-     *     the place in the file.
+     *   - cst_job_open, CST_EINVAL: `base` is set.
+     *   - cst_job_open, CST_EINVAL: the file is not a plan. The error names the place in the file.
      *   - cst_job_open, CST_EIO: the file cannot be read. */
     const char *plan_file;
 };
@@ -230,9 +243,10 @@ struct cst_job_spec {
  *   - CST_EMISMATCH: an option that must be equal in all ranks differs from the job's; the error
  *     names the option and both values.
  *   - CST_ENOTFOUND: the base job or the device does not exist.
- *   - CST_EINVAL: an option is out of range; or the base job is not initialised, has failed, or has
- *     a base itself; or @client has a job already; or CISTERN_DEBUG in the environment has an
- *     unknown value.
+ *   - CST_EINVAL: an option is out of range.
+ *   - CST_EINVAL: the base job is not initialised, has failed, or has a base itself.
+ *   - CST_EINVAL: @client has a job already.
+ *   - CST_EINVAL: CISTERN_DEBUG in the environment has an unknown value (libcistern(3)).
  *   - CST_EUNSUPPORTED: the daemon has no devices of this kind.
  *   - CST_EBUDGET: the user or the daemon has as many jobs as allowed.
  *   - CST_EDRAINING: the daemon is stopping. */
@@ -243,9 +257,9 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
  * until `cistern rm` removes them or their time to live ends. Afterwards every call for @job
  * returns CST_EINVAL.
  *
- * Other ranks that go on with steps get CST_EPEERDIED, and their cst_sync waits for a new worker of
- * this rank. Therefore all ranks should leave after the same step. A rank that waits in cst_commit
- * gets CST_EPEERDIED, too. Reading states needs no other rank.
+ * All ranks should leave after the same step. Otherwise the ranks that go on with steps get
+ * CST_EPEERDIED, and their cst_sync waits for a new worker of this rank. A rank that waits in
+ * cst_commit gets CST_EPEERDIED, too. Reading states needs no other rank.
  *
  * If the pool is on a GPU, this call waits for the work on the rank's stream first. Statuses:
  *   - CST_EBUSY: a cst_try_... call is pending.
@@ -257,17 +271,18 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err);
  *     properties, even those that the rank does not hold or run.
  *   - They are declared after cst_job_open and before cst_commit.
  *   - The calls copy names, shapes and lists. They never wait.
- *   - On failure the cause is available from cst_job_error. Faults in a declaration (a name that is
- *     taken, an empty shape, a size that overflows, too many tensors, a difference between ranks)
- *     are reported by the declaring call or by cst_commit. */
+ *   - On failure the cause is available from cst_job_error.
+ *   - Some faults are reported by cst_commit only, such as a difference between ranks. */
 
-/* Declare a bf16 tensor of the pattern CST_PATTERN_SHARD. @shape is the shape of the part that
- * one rank holds. It has @n_dims (1 to 8) numbers of elements, outermost dimension first. @group is
- * CST_GROUP_ALL or a number from cst_group. Returns the tensor's number (>= 0) or a negative
- * status:
- *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable; a dimension is less
- *     than 1; there are more than 2^40 elements; the type or the group is unknown; there are more
- *     than 65536 tensors; or the job is committed.
+/* Declare a bf16 tensor of the pattern CST_PATTERN_SHARD: all ranks of the group use one copy of
+ * the tensor (cistern/pattern.h). @shape has @n_dims (1 to 8) numbers of elements, outermost
+ * dimension first. @group is CST_GROUP_ALL or a number from cst_group. Returns the tensor's number
+ * (>= 0) or a negative status:
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: a dimension is less than 1, or there are more than 2^40 elements.
+ *   - CST_EINVAL: the type or the group is unknown.
+ *   - CST_EINVAL: there are more than 65536 tensors.
+ *   - CST_EINVAL: the job is committed.
  *   - CST_EEXIST: the name is taken.
  *   - CST_EBUSY: a cst_try_commit is pending.
  *   - CST_ENOMEM. */
@@ -281,9 +296,11 @@ int cst_tensor_scaled(struct cst_job *job, const char *name, enum cst_dtype dtyp
                       float decay_scale);
 
 /* Declare a group of @n_ranks different ranks. A group is declared before the tensors that use it.
- * Returns the group's number (> 0) or a negative status: CST_EINVAL (no ranks, a rank that the job
- * does not have, a rank given twice, too many groups, or the job is committed) or CST_EBUSY (a
- * cst_try_commit is pending). */
+ * Returns the group's number (> 0) or a negative status:
+ *   - CST_EINVAL: there are no ranks, a rank that the job does not have, or a rank given twice.
+ *   - CST_EINVAL: there are more than 255 groups.
+ *   - CST_EINVAL: the job is committed.
+ *   - CST_EBUSY: a cst_try_commit is pending. */
 int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks);
 
 /* All properties of a tensor, for cst_tensor_as. */
@@ -297,7 +314,7 @@ struct cst_tensor_spec {
     float lr_scale;                /* Factor on the learning rate. 0 is 0, not the default. */
     float decay_scale;             /* Factor on the weight decay. 0 is 0, not the default. */
     /* CST_PATTERN_TENSOR: n_dims numbers, the shape of the larger tensor of which this tensor is a
-     * box. Other patterns: NULL. */
+     * part, the box. Other patterns: NULL. */
     const int64_t *whole_shape;
     /* CST_PATTERN_TENSOR: n_dims numbers, the index of the box's first element in the larger
      * tensor. Other patterns: NULL. */
@@ -305,18 +322,22 @@ struct cst_tensor_spec {
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
- * status. The statuses are those of cst_tensor_scaled. CST_EINVAL also means that the pattern is
- * unknown, or that the box is missing, not inside of the larger tensor, or given for another
- * pattern than CST_PATTERN_TENSOR. */
+ * status. The statuses are those of cst_tensor_scaled, and these:
+ *   - CST_EINVAL: the pattern is unknown.
+ *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
+ *   - CST_EINVAL: the box is not inside of the larger tensor.
+ *   - CST_EINVAL: whole_shape or first is given, and the pattern is not CST_PATTERN_TENSOR. */
 int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
 
 /* Declare an operator, which uses the @n_tensors tensors with the numbers @tensors. Operators are
  * declared in the order of the forward pass. A rank runs an operator if the rank is in the groups
  * of all the operator's tensors. A step may leave out an operator. Returns the operator's number
  * (>= 0) or a negative status:
- *   - CST_EINVAL: the name is not allowed; there are no tensors, a tensor that does not exist, or a
- *     tensor given twice; no rank is in the groups of all tensors; there are too many operators; or
- *     the job is committed.
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: there are no tensors, a tensor that does not exist, or a tensor given twice.
+ *   - CST_EINVAL: no rank is in the groups of all tensors.
+ *   - CST_EINVAL: there are more than 65536 operators.
+ *   - CST_EINVAL: the job is committed.
  *   - CST_EEXIST: the name is taken.
  *   - CST_EBUSY: a cst_try_commit is pending.
  *   - CST_ENOMEM. */
@@ -331,8 +352,8 @@ struct cst_operator_cost {
     double flops;
     /* Bytes kept from the forward pass to the backward pass, per micro-batch and rank. */
     uint64_t activation_bytes;
-    /* Forward passes per micro-batch; 0: 1. For an expert: the share of micro-batches in which the
-     * expert receives tokens. A value above 1 counts as 1. */
+    /* Share of the micro-batches that use the operator. For an expert, these are the micro-batches
+     * in which the expert receives tokens. 0 stands for 1, and so does a value above 1. */
     float expected_uses;
 };
 
@@ -380,8 +401,9 @@ struct cst_plan {
  *   - CST_EMISMATCH: the ranks disagree. The error names the tensor, the operator or the option,
  *     both values and the ranks. All ranks get the same error as soon as the first difference is
  *     known.
- *   - CST_ENOTFOUND, CST_EINVAL, CST_EMISMATCH: a frozen tensor is missing in the base job, is
- *     trained there, or has another shape there.
+ *   - CST_ENOTFOUND: the base job does not have a frozen tensor of this job.
+ *   - CST_EINVAL: a frozen tensor of this job is trained in the base job.
+ *   - CST_EMISMATCH: a frozen tensor of this job has another shape in the base job.
  *   - CST_EPEERDIED: another rank died or left before all ranks had committed.
  *   - CST_ETIMEDOUT: not all ranks have committed in timeout_ms.
  *   - CST_EUNSUPPORTED: the pool is on a device that needs a second library (cistern/device.h).
@@ -398,19 +420,20 @@ bool cst_job_initialised(const struct cst_job *job);
 
 /* Return the number of committed steps that this process last learned from the daemon. Never waits.
  *
- * After cst_commit the number is exact. This is also true for the new worker of a rank that died.
- * If the old worker had called cst_step, the daemon has decided by then whether that step is
- * committed. If a worker finds that all its steps are done, it should not call cst_sync: the other
- * ranks may have left after the last step. */
+ * After cst_commit the number is exact. It is also exact in the new worker of a rank that died
+ * during cst_step: by then the daemon has decided whether that step is committed.
+ *
+ * A worker that finds that all its steps are done should not call cst_sync. The other ranks may
+ * have left after the last step, and cst_sync would wait for them. */
 uint64_t cst_job_steps(const struct cst_job *job);
 
-/* Wait until every rank is attached and has called cst_sync. *step is the number of committed
- * steps, which is also the number of the step to do now, counted from 0. It is the same for all
- * ranks. @step may be NULL.
+/* Wait until every rank has a worker, and every worker has called cst_sync. *step is the number of
+ * committed steps, which is also the number of the step to do now, counted from 0. It is the same
+ * for all ranks. @step may be NULL.
  *
  * A worker calls cst_sync once before its first step, and again after CST_EPEERDIED or CST_ESTALE.
- * These two statuses mean that the current step is void for all ranks: nothing of it is kept, and
- * it must be done again. A step with early updates is an exception: see cst_prepare_step.
+ * These two statuses mean that the current step is void for all ranks. Nothing of the step is kept,
+ * and it must be done again. A step with early updates is an exception: see cst_prepare_step.
  *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
@@ -418,11 +441,10 @@ uint64_t cst_job_steps(const struct cst_job *job);
  *
  * Statuses:
  *   - CST_ETIMEDOUT: ranks are missing after timeout_ms; the error names them.
- *   - CST_EENGINE, CST_ELOST: the device of this rank's pool is lost; the error names the device
+ *   - CST_EENGINE, CST_ELOST: the device of this rank's pool is lost. The error names the device
  *     and the cause. The step is void. The states are not lost, and can be read and written.
- *   - CST_EENGINE can also mean that the daemon gave up the engine of host memory. All ranks get
- *     this status. All ranks then leave and open the job again, and the daemon starts the engine
- *     again.
+ *   - CST_EENGINE: the daemon gave up the engine of a NUMA node. All ranks get this status. All
+ *     ranks then leave and open the job again, and the daemon starts the engine again.
  *   - CST_EINVAL: the job is not committed.
  *   - CST_EBUSY: another call is pending.
  *
@@ -460,21 +482,23 @@ struct cst_io {
  * can be begun at a time. In CST_BACKWARD the worker must write every io[i].grad that is not NULL
  * before cst_op_end. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
- *   - CST_EINVAL: the operator's gradient was already handed in in this micro-batch; this rank does
- *     not run the operator; another operator is begun; @n_io is wrong; or cst_sync has not been
- *     called yet.
+ *   - CST_EINVAL: the operator's gradient was already handed in during this micro-batch.
+ *   - CST_EINVAL: there is no such operator, or this rank does not run it.
+ *   - CST_EINVAL: another operator is begun.
+ *   - CST_EINVAL: @n_io is wrong.
+ *   - CST_EINVAL: cst_sync has not been called yet.
  *   - CST_EPOOL: the pool has too few blocks, because operators run in another order than declared.
  *   - CST_EBUSY: another call is pending.
- *   - CST_EENGINE, CST_ELOST: the daemon gave up an engine. If the engine is the one of this rank's
- *     device, cst_sync does not help: leave and open the job again, as described at cst_sync. */
+ *   - CST_EENGINE, CST_ELOST: the daemon gave up an engine. If it is the engine of this rank's
+ *     device, cst_sync does not help. The worker must leave and open the job again, as described at
+ *     cst_sync. */
 int cst_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                  uint32_t n_io, struct cst_err *err);
 int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, struct cst_io *io,
                      uint32_t n_io, struct cst_err *err);
 
-/* End the operator @op. In CST_BACKWARD, this call may be the end of the last operator of the
- * micro-batch that uses any tensor of a chunk. Then the gradients of the chunk are handed in. Never
- * waits. Statuses:
+/* End the operator @op. In CST_BACKWARD, the gradients of a chunk are handed in when the last
+ * operator of the micro-batch that uses the chunk ends. Never waits. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin.
  *   - CST_EINVAL: the operator is not begun.
@@ -487,12 +511,12 @@ enum cst_hint {
     CST_EVICT = 2,    /* Weights are not wanted soon: other weights may have their blocks. */
 };
 
-/* Tell the daemon when this rank wants the weights of the operator @op, or of one tensor, next.
- * Hints can change when weights are copied. They never change a result. A hint applies to whole
- * chunks, and therefore also to other tensors in the same chunks. Hints are useful if the sequence
- * of operators does not show what comes next. Examples are an evaluation between two steps, and a
- * part of the model that some steps leave out. The functions may be called at any time after
- * cst_sync, even while an operator is begun. They never wait.
+/* Tell the daemon whether this rank will want the weights of the operator @op, or of one tensor,
+ * soon. Hints can change when weights are copied. They never change a result. A hint applies to
+ * whole chunks, and therefore also to other tensors in the same chunks. Hints are useful if earlier
+ * steps do not show what comes next. Examples are an evaluation between two steps, and a part of
+ * the model that some steps leave out. The functions may be called at any time after cst_sync, even
+ * while an operator is begun. They never wait.
  *
  * The daemon ignores a hint in these cases:
  *   - CST_PREFETCH: the weights are in the pool already, fetches wait for blocks, or the worker
@@ -521,33 +545,33 @@ int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct 
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
 int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
-/* Parameters of a step's update. A field is 0 for the usual value of the optimizer, except lr. All
- * fields must be finite and, except beta1 of SGD and loss, not negative (CST_EINVAL; the error
- * names the field, its value and its range). */
+/* Parameters of a step's update. Every field except lr is 0 for its default. Every field except
+ * loss must be finite, and not negative unless its comment says otherwise. (CST_EINVAL: the error
+ * names the field, its value and its range.) */
 struct cst_hyper_params {
-    float lr; /* Learning rate, >= 0. */
-    /* Below 1. 0 stands for 0.9 if beta2 is 0, too; else it is 0. SGD: the momentum. A negative
-     * value then means no momentum. */
+    float lr; /* Learning rate. */
+    /* Below 1. If beta1 and beta2 are both 0, beta1 is 0.9. If only beta1 is 0, it stays 0. With
+     * SGD, beta1 is the momentum, and a negative beta1 means no momentum. */
     float beta1;
     float beta2;        /* Below 1. 0: 0.99 for Lion, 0.999 for the other optimizers. */
     float eps;          /* 0: 1e-8. */
     float weight_decay; /* 0: no decay. */
     float clip_norm;    /* Largest L2 norm of all gradients together. 0: no clipping. */
     float grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
-    double loss;        /* Loss of this rank, for reports. Any value; may differ between ranks. */
+    double loss;        /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. */
 };
 
 /* Give the parameters of this step's cst_step in advance, before the first backward pass. With
  * CST_OVERLAP_EARLY and without clipping, each chunk is then updated as soon as its gradient is
  * complete. With any other overlap the call has no effect. Never waits.
  *
- * If a gradient is not finite or too large, an early update leaves out the tiles of 4096 elements
- * that have such gradients. The step is not skipped as a whole. Its result then has `overflow`, not
- * `skipped`.
+ * An update treats a chunk in tiles, which are pieces of 4096 elements. If a gradient is not finite
+ * or too large, an early update leaves out the tiles that have such gradients. The step is not
+ * skipped as a whole. Its result then has `overflow`, not `skipped`.
  *
  * If a step is interrupted after its first update, it can only be finished, not undone:
  *   - The ranks must give the parameters with which the step was begun. Otherwise this call or a
- *     later one returns CST_EMISMATCH, with both values.
+ *     later one returns CST_EMISMATCH. The error has both values.
  *   - Gradients that are handed in again for chunks that were already updated are ignored.
  *     (`cistern job` shows how many these were.) Therefore each rank should compute the same batch
  *     again.
@@ -564,17 +588,18 @@ int cst_prepare_step(struct cst_job *job, const struct cst_hyper_params *params,
 struct cst_step_result {
     uint64_t step; /* Number of committed steps, including this one. */
     /* The step counts, but its update was skipped, and the states did not change. The reason is
-     * the norm of the gradients after scaling and clipping. It was NaN, infinite, or larger than
-     * 2^63: then its square is too large to be summed in fp32. */
+     * that the norm of the gradients, after scaling and clipping, was NaN, infinite or too large.
+     * Too large means larger than 2^63, so that the square cannot be summed in fp32. */
     bool skipped;
     double grad_norm;   /* L2 norm of all gradients, after grad_scale, before clipping. */
     float clip;         /* Factor by which clipping scaled the gradients; 1: no clipping. */
     double loss;        /* Mean of the ranks' losses, summed in the order of the ranks. */
     uint64_t n_skipped; /* Number of skipped steps since the job began. */
-    /* The norm was NaN, infinite or too large. If updates could not be early, the step was skipped.
-     * If they could, only those tiles of 4096 elements were left out whose own norm is NaN,
-     * infinite or too large. There may be no such tile. A dynamic loss scale should use this
-     * field. */
+    /* The norm was NaN, infinite or too large. A dynamic loss scale should use this field, because
+     * it covers two cases:
+     *   - Without early updates, the step was skipped.
+     *   - With early updates, the tiles whose own norm is NaN, infinite or too large were left out.
+     *     There may be no such tile. */
     bool overflow;
 };
 
@@ -640,7 +665,7 @@ enum cst_state {
  *   - No state can be written (CST_EBUSY).
  *   - A gradient that was summed by its own update cannot be read (CST_EUNSUPPORTED).
  *
- * With delayed updates, a write of weights or master weights of any tensor ends the delay once: the
+ * With delayed updates, a write of weights or master weights suspends the delay for one step: the
  * next step reads the results of all updates so far. */
 int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                     uint64_t n_elems, void *data, struct cst_err *err);
@@ -654,7 +679,7 @@ struct cst_rank_stat {
     uint64_t hits; /* Fetches whose weights were in the pool before the worker waited for them. */
     /* Fetches whose weights were being copied to the pool when the worker began to wait. */
     uint64_t late;
-    uint64_t misses;            /* Fetches that were neither hits nor late. */
+    uint64_t misses;            /* All other fetches. */
     double weight_wait_seconds; /* Time for which the worker waited for weights. */
     /* Blocks of weights or of incomplete gradients that were emptied for other chunks. */
     uint64_t evictions;
