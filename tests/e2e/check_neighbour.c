@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* While one user attacks the daemon (tests/lib/attack), another user's job is opened, committed and
  * trained with the bits that it has alone. Managers can connect, no engine dies, and all that the
- * attacker held is free afterwards. Times are measured by tests/bench/neighbour. */
+ * attacker held is free afterwards. Times are measured by tests/bench/bench_neighbour. */
 #include "tests/lib/attack.h"
 #include "tests/lib/child.h"
 #include "tests/lib/settle.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/budget: how long threads pause for copies. */
+/* Tests of kernels/engine/bandwidth_share: how long threads pause for copies. */
 #include "kernels/engine/bandwidth_share.h"
 #include "kernels/engine/thread_pool.h"
 #include "tests/lib/suite.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of kernels/pace, the simulated time of work, with the test's own clock. */
+/* Tests of kernels/engine/rate_limit, the simulated time of work, with the test's own clock. */
 #include "kernels/engine/rate_limit.h"
 
 #include "tests/lib/suite.h"

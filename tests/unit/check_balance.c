@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/balance: the choice of k in each step, from scripted rates and durations of
- * update phases. */
+/* Tests of daemon/interleave_tuner: the choice of k in each step, from scripted rates and durations
+ * of update phases. */
 #include "daemon/interleave_tuner.h"
 #include "tests/lib/suite.h"
 

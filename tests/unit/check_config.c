@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/config: defaults, the file, the command line, sizes, times and rules of
+/* Tests of daemon/settings: defaults, the file, the command line, sizes, times and rules of
  * access. */
 #include "daemon/settings.h"
 #include "daemon/log.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/machine: usable memory is the minimum of the machine's memory and the limits of
- * the process's control groups. */
+/* Tests of daemon/host_memory: usable memory is the minimum of the machine's memory and the limits
+ * of the process's control groups. */
 #include "daemon/host_memory.h"
 #include "tests/lib/suite.h"
 
