@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The update of rows over vectors: the common part of update_ref.c, update_avx2.c and
- * update_avx512.c, which add only their vectors. Included once, after one of kernels/math/vec_*.h. The
- * file defines the table UPDATE_TABLE. Private to kernels/.
+ * update_avx512.c. Each of these files includes its vectors (kernels/math/vec_*.h), defines the
+ * macro UPDATE_TABLE as the name of its table, and then includes this file, which defines the
+ * table. No other file includes it.
  *
- * A group is loaded, computed and stored before the next group is begun, because the weights may
- * overwrite the gradient. Weights are only written; whole lines of them bypass the cache where
- * alignment permits. Elements after the last whole group are processed in a group of their own in
- * other memory, which is padded with zeros. */
+ * This file has no state. Any thread may call the functions of the table. The rows and the undo
+ * belong to the caller (struct cst_update_rows, cst_update_fn).
+ *
+ * A group is CST_UPDATE_GROUP elements that are processed together; it is not a group of ranks. A
+ * group is loaded, computed and stored before the next group is begun, because the weights may
+ * overwrite the gradient. The weights are only written, never read; if they are aligned, their
+ * stores bypass the cache. The elements after the last whole group are copied to a group on the
+ * stack, which is padded with zeros, updated there and copied back. */
 #include "kernels/math/formats.h"
 #include "kernels/math/update_undo.h"
 
@@ -39,12 +44,15 @@ ALWAYS_INLINE bool takes_random(struct way way)
 struct call {
     struct cst_formula_scalars scalars;
     struct cst_philox_keys keys;
-    uint64_t first; /* Number of the first group. */
-    uint64_t t;     /* Step of the optimizer. */
-    bool stream;    /* The weights bypass the cache. */
-    bool over;      /* The weights overwrite the gradient. */
+    /* Number of the call's first group for the random words: struct cst_update_random's element /
+     * CST_UPDATE_GROUP. */
+    uint64_t first;
+    uint64_t t;  /* Step of the optimizer. */
+    bool stream; /* The weights bypass the cache. */
+    bool over;   /* The weights overwrite the gradient. */
 };
 
+/* Return the rows of @r from element @i on, without r->next. */
 ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_update_rows *r,
                                              size_t i)
 {
@@ -62,13 +70,15 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
     return at;
 }
 
-/* Random words of two groups, of which the first has an even number. */
+/* Random words of two successive groups: v[0] of the one with an even number, v[1] of the next
+ * one. */
 struct words {
     struct cst_vec_bits v[2][CST_VEC_GROUP / 2];
 };
 
-/* Draw the words of group @index of the call and of the next group, unless they are in @words
- * already. */
+/* Make @words contain the random words of the call's group number @index. Words are always drawn
+ * for two groups, hence the words of a group with an odd number are there already, unless the group
+ * is the first of the call. */
 ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, struct words *words)
 {
     uint64_t group = call->first + index;
@@ -119,9 +129,10 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
     }
 }
 
-/* Prefetch the lines that the rows will need AHEAD_GROUPS groups later. A prefetch beyond the end
- * of a row has no effect. The prefetcher of the processor alone does not look far enough ahead,
- * because of the additional stores of the undo. */
+/* Prefetch what the group that comes AHEAD_GROUPS groups later needs of one row. @at is the current
+ * group's place in the row. A prefetch beyond the end of a row has no effect. Only updates with an
+ * undo call this: the stores that save the old values keep the processor's own prefetcher from
+ * looking far enough ahead. */
 ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
 {
     const char *far = (const char *)((uintptr_t)at + AHEAD_GROUPS * group_bytes);
@@ -132,6 +143,7 @@ ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
     }
 }
 
+/* Apply ahead to each row that the update reads. */
 ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows)
 {
     ahead(rows->master_in, CST_UPDATE_GROUP * sizeof(float));
@@ -146,7 +158,8 @@ ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows
     }
 }
 
-/* Prefetch one group's part of the rows that are summed next. */
+/* Prefetch the group at element @i of each row in rows->next. These rows are summed after the
+ * update. */
 ALWAYS_INLINE void next_ahead(const struct cst_update_rows *rows, size_t i)
 {
     for (uint32_t r = 0; r < rows->n_next; r++) {
@@ -154,7 +167,8 @@ ALWAYS_INLINE void next_ahead(const struct cst_update_rows *rows, size_t i)
     }
 }
 
-/* Copy @bytes of a group, a multiple of 32. */
+/* Copy @bytes of a group, a multiple of 32, with vectors. If a vector has one element (vec_ref.h),
+ * memcpy copies all. */
 ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
 {
     const size_t step = CST_VEC_LANES * sizeof(float);
@@ -167,8 +181,10 @@ ALWAYS_INLINE void copy(void *to, const void *from, size_t bytes)
     memcpy((char *)to + i, (const char *)from + i, bytes - i);
 }
 
-/* Save the @n elements at the start of @rows, number @first of the update, in @buffer and hold
- * them. The whole group is readable. */
+/* Save the old values of the group at the start of @rows in @buffer of @undo, and store in
+ * undo->held that they are there. The group has @n elements, the first of which is number @first of
+ * the call. The memory of a whole group is readable even if @n is smaller. @over: the weights
+ * overwrite the gradient, which is therefore saved, too. */
 ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t buffer,
                         const struct cst_update_rows *rows, size_t first, size_t n, bool over)
 {
@@ -189,7 +205,7 @@ ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t b
                          cst_update_undo_word(undo->base + (uint32_t)first, (uint32_t)n, buffer));
 }
 
-/* A group in memory of its own. */
+/* Memory for a group that is padded with zeros. */
 struct padded {
     alignas(64) uint16_t grad_bf16[CST_UPDATE_GROUP];
     alignas(64) float grad_fp32[CST_UPDATE_GROUP];
@@ -227,7 +243,7 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
     }
 }
 
-/* Copy the updated elements from @padded back to @rows. */
+/* Copy the @n updated elements from @padded back to the start of @rows. */
 ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
                          const struct cst_update_rows *rows, size_t n)
 {
@@ -244,7 +260,8 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
     }
 }
 
-/* Update the last @n elements of the call, from element @i on. @n is smaller than a group. */
+/* Update the last @n elements of the call, from element @i on, in a padded group. @n is smaller
+ * than a group. The padded weights do not bypass the cache, because they are copied at once. */
 ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
                            const struct cst_update_rows *rows, size_t i, size_t n,
                            struct words *words, struct cst_update_undo *undo, uint32_t buffer)
@@ -264,6 +281,7 @@ ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
     unpad(way, &padded, &at, n);
 }
 
+/* Update @n elements of @given, as cst_update_fn says. */
 ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scalars,
                           const struct cst_update_random *random, size_t n,
                           const struct cst_update_rows *given, struct cst_update_undo *undo)
@@ -298,6 +316,8 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     cst_vec_fence();
 }
 
+/* Define one function of the table. @name is the optimizer, @format that of the moments, and @how
+ * the rounding. */
 #define ENTRY(function, name, format, how, suffix)                                                 \
     static void function##suffix(const struct cst_update_scalars *scalars,                         \
                                  const struct cst_update_random *random, size_t n,                 \
@@ -315,6 +335,7 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     ENTRY(function, name, MX8, NEAREST, _mx8_nearest)
 CST_FORMULAS(ENTRIES)
 
+/* The functions of one optimizer in the table, by format of the moments and by rounding. */
 #define ROWS(name, function)                                                                       \
     [CST_OPTIMIZER_##                                                                              \
         name] = {[CST_MOMENTS_FP32] = {[CST_ROUNDING_STOCHASTIC] = function##_fp32,                \
