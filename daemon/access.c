@@ -13,7 +13,8 @@ static bool parse_id(const char *text, unsigned *out)
     char *end;
     unsigned long n = strtoul(text, &end, 10);
 
-    /* UINT32_MAX is (uid_t)-1, which is no user. strtoul would accept a sign and spaces. */
+    /* The first character must be a digit, because strtoul accepts a sign or spaces before the
+     * number. UINT32_MAX is (uid_t)-1, which is no user. */
     if (*text < '0' || *text > '9' || *end != '\0' || n >= UINT32_MAX) {
         return false;
     }
@@ -99,7 +100,8 @@ int cstd_access_parse(struct cstd_access *out, const char *text, struct cst_err 
 bool cstd_access_allows(const struct cstd_access *access, uid_t uid, const gid_t *groups,
                         size_t n_groups)
 {
-    /* root and the daemon's own user control the process in any case. */
+    /* To refuse root or the daemon's own user would protect nothing: both control the daemon's
+     * process in any case. */
     if (access->any || uid == 0 || uid == geteuid()) {
         return true;
     }
