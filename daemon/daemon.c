@@ -19,7 +19,7 @@
 
 /* -- turns of the loop ---------------------------------------------------------------------- */
 
-/* Read the requests that the loop's look at the sockets has found. */
+/* Called after the loop has polled the sockets: read the requests that have arrived. */
 static void on_readable(uv_check_t *reader)
 {
     struct cstd_daemon *daemon = reader->data;
@@ -165,6 +165,7 @@ static void start_timers(struct cstd_daemon *daemon)
     }
 }
 
+/* A command of @job could not be sent to its engine: the job ends. */
 static void on_lost(struct cstd_job *job, const struct cst_err *why)
 {
     cstd_job_remove(job, 0, why);
@@ -235,7 +236,8 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     start_signals(daemon);
     start_timers(daemon);
     cstd_notify_init(&daemon->notify, &daemon->loop);
-    /* The loop has active handles now. A failure from here on must end them as a shutdown does. */
+    /* The loop has active handles now. If the start fails from here on, they must be ended in the
+     * same way as by a shutdown. */
     rc = cstd_engines_start(&daemon->engines, err);
     if (rc != CST_OK) {
         /* Engines that were started already must end. */
@@ -266,12 +268,13 @@ err_after_unpack:
 
 void cstd_daemon_run(struct cstd_daemon *daemon)
 {
-    /* Workers and engines wait for the daemon, which never runs for long. */
+    /* Workers and engines wait for the loop thread, which never runs for long at a time. A short
+     * time slice lets it run sooner if all processors are busy. */
     cst_sched_slice_short();
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
 }
 
-/* The reason for the end of the connection of a worker of @job; NULL: the peer has no job. */
+/* Return why the connection of a worker of @job ends. @job is NULL if the peer has no job. */
 static struct cst_err words_of_end(const struct cstd_job *job)
 {
     struct cst_core_stats stats = {0};
@@ -339,9 +342,9 @@ static void end_sessions(struct cstd_daemon *daemon)
     }
 }
 
-/* Apply @fn to the daemon's own handles. After the drain they must not keep the loop running,
- * but they must work until the loop has ended: deferred work continues, and a second signal is
- * handled. */
+/* Apply @fn to the daemon's own handles. The drain applies uv_unref: the handles do not keep the
+ * loop running any more, but they work until the loop has ended, because there is still deferred
+ * work and a second signal must be handled. Then cstd_daemon_close closes them. */
 static void for_own_handles(struct cstd_daemon *daemon, void (*fn)(uv_handle_t *handle))
 {
     fn((uv_handle_t *)&daemon->terminate);
@@ -363,8 +366,8 @@ void cstd_daemon_drain(struct cstd_daemon *daemon)
     cstd_notify_stopping(&daemon->notify);
     cstd_server_stop(&daemon->server);
     say_farewell(daemon);
-    /* Jobs are removed before sessions end, and requests that wait for a job fail with the words
-     * about this job. */
+    /* Jobs are removed before sessions end. A request that waits for a job then fails with the
+     * words about that job, and not with those of end_sessions. */
     remove_jobs(daemon);
     cstd_deferred_run(&daemon->later);
     end_sessions(daemon);

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's main object, which contains all its modules, and the daemon's life: start, run,
- * drain. There is one thread with one libuv loop; no other thread calls functions of daemon/. */
+ * drain. main.c owns the object, and opens, runs and closes it.
+ *
+ * One thread, the loop thread, runs the one libuv loop and almost all functions of daemon/. Only
+ * searches for plans (searches.h) and the building of layouts (layout_work.h) run in threads of
+ * libuv's pool; they write nothing that the loop thread uses meanwhile. */
 #ifndef CST_DAEMON_H
 #define CST_DAEMON_H
 
@@ -32,23 +36,24 @@ struct cstd_daemon {
     struct cstd_budget host;            /* Budget of arenas, job tables and staging. */
     struct cstd_budget pool;            /* Budget of pools in host memory. */
     struct cstd_remains remains;        /* Dropped memory that processes may still hold. */
-    struct cstd_quota quota;            /* What each user holds and may hold. */
+    struct cstd_quota quota;            /* Amounts that each user holds, and their limits. */
     struct cstd_engines engines;
     struct cstd_gpus gpus;
     struct cstd_planner planner;
     struct cstd_searches searches; /* Searches for plans that are queued or running. */
     struct cstd_server server;     /* Listening sockets and sessions. */
     struct cstd_jobs jobs;
-    struct cstd_pendings requests;
-    struct cstd_deferred_queue
-        later; /* Work that must wait until the current callback has returned. */
+    struct cstd_pendings requests; /* Requests that wait for their final reply. */
+    /* Work that must wait until the current callback has returned. */
+    struct cstd_deferred_queue later;
     /* Work of low priority, done after engines got their commands; it must not issue commands. */
     struct cstd_deferred_queue idle_work;
     struct cstd_unpack unpack;       /* Decoder of messages; it holds one message at a time. */
     struct cst_frame_buf in;         /* Buffer of the received frame that is being served. */
     uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
+    /* Functions that core_driver.c calls after a core has processed an event. */
     const struct cstd_core_driver_ops *core_ops;
-    struct cst_actions actions; /* Actions of the core that is being stepped. */
+    struct cst_actions actions; /* What the core asks for that processes an event now. */
     uint64_t epoch;             /* Random number of this start of the daemon. */
     uint64_t started_ns;        /* Monotonic time of the start. */
     uint64_t n_requests;        /* Requests since the start. */
@@ -61,12 +66,12 @@ struct cstd_daemon {
     uv_timer_t watchdog;       /* Runs only if the service manager asked for a watchdog. */
 };
 
-/* Listen, start the engines and notify the service manager. On failure everything is undone, and
- * @err has the words for one line. */
+/* Listen, start the engines and notify the service manager. @config is borrowed until
+ * cstd_daemon_close. On failure everything is undone, and @err says why in one line. */
 int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *config,
                      struct cst_err *err);
 
-/* Run the loop until a signal has ended the daemon and everything is closed. */
+/* Run the loop until a signal has begun the shutdown and all work of the shutdown is done. */
 void cstd_daemon_run(struct cstd_daemon *daemon);
 
 /* Begin to shut down: stop accepting, answer waiting requests with CST_EDRAINING, remove all jobs
