@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Number of times that the engine may be given up before a command is refused. A command that is
- * always present when the engine dies may be the reason for the deaths. */
+/* A command is refused when the engine is given up for this many times while the command is in the
+ * queue, because the command may be the reason for the engine's deaths. */
 enum { MAX_GIVEN_UP = 3 };
 
 static struct cstd_command *command_of(struct cst_ticket *ticket)
@@ -31,7 +31,7 @@ static void leave_list(struct cstd_command *command)
         TAILQ_REMOVE(&commands->held, command, link);
         return;
     }
-    /* Unsent commands are removed when their job ends, or when the engine is given up. */
+    /* An unsent command leaves the queue if its job ends or the engine is given up. */
     if (commands->unsent == command) {
         commands->unsent = TAILQ_NEXT(command, link);
     }
@@ -198,7 +198,8 @@ static size_t write_varint(uint8_t *out, size_t v)
     return n;
 }
 
-/* Encode now, because a command may be sent to several processes in turn. NULL: no memory. */
+/* Return a copy of @command in its encoded form. The encoding is done once, because a command may
+ * be sent to several engine processes in turn. NULL: no memory. */
 static struct cstd_command *encode(const struct cst_command *command, bool with_after)
 {
     struct message m;
@@ -299,6 +300,7 @@ void cstd_commands_done(struct cst_ticket_graph *graph, uint64_t ticket, int sta
     if (over == NULL) {
         return;
     }
+    /* If the command has failed, those that wait for it keep the cause of their first failure. */
     for (struct cst_ticket_edge *edge = over->waiters; status != CST_OK && edge != NULL;
          edge = edge->next) {
         struct cstd_command *waiter = command_of(edge->waiter);
@@ -322,6 +324,7 @@ void cstd_commands_replace(struct cst_ticket_graph *graph, uint64_t from, uint64
 
 void cstd_commands_forget(struct cstd_commands *commands, unsigned shift, uint64_t value)
 {
+    /* The commands of the queue first, then the held ones. */
     for (int held = 0; held < 2; held++) {
         struct cstd_command *next;
 
