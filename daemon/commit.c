@@ -39,8 +39,8 @@ static int close_core(struct cstd_job *job);
  *
  *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> ATTACH -> ANSWER -> DONE
  *      ^________________________________________________________|                  ^_________|
- *         an error, or a rank that leaves in DECLARING                 a Commit of a rank that
- *                                                                      was opened again */
+ *         an error, or a rank that leaves in DECLARING                 a Commit of a worker that
+ *                                                                      has opened the job again */
 struct phase {
     const char *name; /* For users. */
     /* State of the job in this phase.
@@ -49,16 +49,16 @@ struct phase {
      * POPULATING and READY: the commit goes on without ranks that leave, because the job and its
      * memory outlive its workers. */
     enum cstd_job_state state;
-    /* Does the work of the phase. CST_OK: go on with the next phase. CST_EAGAIN: the phase takes
-     * time, and end_phase is called at its end. Another status: the phase failed and left
-     * nothing to undo. NULL: there is nothing to do. */
+    /* Does the work of the phase. CST_OK: the next phase follows. CST_EAGAIN: the phase takes time,
+     * and end_phase or end_layout is called at its end. Another status: the phase has failed and
+     * has left nothing to undo. NULL: there is nothing to do. */
     int (*enter)(struct cstd_job *job, struct cst_err *err);
-    /* Gives back what the phase has made, or cancels it. CST_EAGAIN: cstd_commit_memory_gone is
-     * called when that is done. NULL: there is nothing to give back. */
+    /* Gives back what the phase has made, or cancels its work. CST_EAGAIN: this takes time, and
+     * cstd_commit_memory_gone is called at its end. NULL: there is nothing to give back. */
     int (*undo)(struct cstd_job *job);
-    /* If the phase cannot be entered, it is tried again from LAYOUT on with a smaller plan
-     * (cstd_planner_forgo). A pool that is one slab larger than the plan assumed, or an accelerator
-     * whose memory another job has taken meanwhile, must not fail the job. */
+    /* If the phase fails when it is entered, the commit goes back to LAYOUT and is tried again with
+     * a smaller plan (cstd_planner_forgo). A pool that is one slab larger than the plan assumed, or
+     * an accelerator whose memory another job has taken meanwhile, must not fail the job. */
     bool may_replan;
 };
 
@@ -83,8 +83,9 @@ static void set_phase(struct cstd_job *job, enum cstd_commit_phase phase)
     job->state = phases[phase].state;
 }
 
-/* Undo the phases that @job has entered after phase @to. Returns false if one of them takes time;
- * the caller is called again then. */
+/* Undo the phases that @job has entered after phase @to, the last one first. Returns false if the
+ * memory is among them, because giving it back takes time: cstd_commit_memory_gone goes on later.
+ */
 static bool undo_to(struct cstd_job *job, enum cstd_commit_phase to)
 {
     while (job->phase > to) {
@@ -98,7 +99,8 @@ static bool undo_to(struct cstd_job *job, enum cstd_commit_phase to)
     return true;
 }
 
-/* Go back to COLLECT and answer the waiting Commits with job->failure. */
+/* Go back to COLLECT, and answer the waiting Commits with job->failure. If undoing takes time,
+ * cstd_commit_memory_gone calls this again, and the Commits are answered then. */
 static void go_back(struct cstd_job *job)
 {
     if (!undo_to(job, CSTD_COMMIT_COLLECT)) {
@@ -115,6 +117,7 @@ static void go_back(struct cstd_job *job)
     (void)collect_ranks(job, NULL);
 }
 
+/* The commit of @job has failed because of @why: undo it. */
 static void fail(struct cstd_job *job, const struct cst_err *why)
 {
     cstd_log_about(job->phase < CSTD_COMMIT_MEMORY ? CSTD_LOG_WARNING : CSTD_LOG_ERROR,
@@ -152,7 +155,7 @@ static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
     }
 }
 
-/* The phase of @job, which took time, has ended with @err. */
+/* The current phase of @job took time and has now ended with @err. */
 static void end_phase(struct cstd_job *job, const struct cst_err *err)
 {
     if (err->status == CST_OK) {
@@ -164,7 +167,7 @@ static void end_phase(struct cstd_job *job, const struct cst_err *err)
 
 /* -- COLLECT ---------------------------------------------------------------------------------- */
 
-/* Number of ranks whose Commits wait. */
+/* Return the number of ranks whose Commits wait. */
 static uint32_t count(const struct cstd_job *job)
 {
     uint32_t n = 0;
@@ -203,8 +206,7 @@ static void on_deadline(uv_timer_t *timer)
     cstd_commit_break(job, &why);
 }
 
-/* Wait until all ranks have committed. From the first Commit on, the ranks wait at most for the
- * job's time limit. */
+/* Wait until all ranks have sent Commit. The job's time limit begins with the first Commit. */
 static int collect_ranks(struct cstd_job *job, struct cst_err *err)
 {
     uint32_t n = count(job);
@@ -253,7 +255,8 @@ static int await_engines(struct cstd_job *job, struct cst_err *err)
     return cstd_rank_devices_await(job, err);
 }
 
-/* Only checks again: await_engines would start an engine again that was given up. */
+/* This function does not call await_engines, which would start an engine again that was given up.
+ */
 void cstd_commit_resume(void *arg)
 {
     struct cstd_daemon *daemon = arg;
@@ -271,10 +274,12 @@ void cstd_commit_resume(void *arg)
 
 static void on_planned(struct cstd_job *job)
 {
-    end_phase(job, &(struct cst_err){.status = CST_OK}); /* No plan is no error. */
+    /* If no plan was found, this is no error. */
+    end_phase(job, &(struct cst_err){.status = CST_OK});
 }
 
-/* A given plan replaces the search. Without a plan the layout chooses by itself. */
+/* Take the plan that the job was opened with, or else start a search for one. If there is no plan
+ * in the end, cst_layout_build chooses the sizes by itself. */
 static int make_plan(struct cstd_job *job, struct cst_err *err)
 {
     if (cstd_job_has_given_plan(job)) {
@@ -297,7 +302,8 @@ static int drop_layout(struct cstd_job *job)
     return CST_OK;
 }
 
-/* The layout is built, or @err says why not. */
+/* The layout is built, or @err says why not. Without a layout, or if it is not that of the given
+ * plan, the commit goes on with a smaller plan or fails (cstd_planner_forgo). */
 static void end_layout(struct cstd_job *job, struct cst_err *err)
 {
     if (err->status == CST_OK && cstd_given_check(job, err) != CST_OK) {
@@ -316,6 +322,8 @@ static void end_layout(struct cstd_job *job, struct cst_err *err)
     }
 }
 
+/* The thread has finished building the layout, with @err. Until now only this thread could use
+ * job->layout. If the job is removed meanwhile, the removal goes on from here. */
 static void on_layout(struct cstd_job *job, struct cst_err *err)
 {
     if (job->state != CSTD_JOB_CLOSING) {
@@ -325,7 +333,7 @@ static void on_layout(struct cstd_job *job, struct cst_err *err)
     if (err->status != CST_OK) {
         job->phase = CSTD_COMMIT_LAYOUT - 1;
     }
-    cstd_deferred_add(&job->daemon->later, &job->close); /* The end of the job waits for this. */
+    cstd_deferred_add(&job->daemon->later, &job->close); /* The removal waited for the layout. */
 }
 
 static int lay_out(struct cstd_job *job, struct cst_err *err)
@@ -394,6 +402,7 @@ void cstd_commit_memory_gone(struct cstd_job *job)
 
 /* -- CORE and ATTACH -------------------------------------------------------------------------- */
 
+/* Log that the memory of @job is populated. */
 static void tell_populated(struct cstd_job *job)
 {
     const struct cstd_memory *memory = &job->memory;
@@ -512,7 +521,7 @@ void cstd_commit_close(struct cstd_job *job)
 {
     for (; job->phase > CSTD_COMMIT_COLLECT; job->phase--) {
         if (phases[job->phase].undo != NULL) {
-            (void)phases[job->phase].undo(job); /* The end of the memory is awaited by job.c. */
+            (void)phases[job->phase].undo(job); /* job.c waits until the memory is gone. */
         }
     }
 }
@@ -572,7 +581,7 @@ void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
         rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
     }
     if (rc != CST_OK) {
-        /* The reply comes first, because cstd_commit_disagree tells the other ranks and drops the
+        /* The worker is answered before cstd_commit_disagree tells the other ranks and drops the
          * model. */
         cstd_session_error(session, id, &err);
         if (rc == CST_EMISMATCH) {

@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Commit of a job's model, as a sequence of phases: from the first rank that commits to the answers
- * of all ranks. The table in commit.c lists the phases in order, with what each phase does and how
- * it is undone. A commit that fails goes back through the phases that it entered, gives everything
- * back, and answers all ranks with the error; the ranks may commit again. The commit of a training
- * step is not here (offload/commit.c). Loop thread only. */
+/* Commit of a job's model: what happens from the first rank's Commit request to the answers to all
+ * ranks. This is another commit than that of a training step (offload/commit.c).
+ *
+ * The commit is a sequence of phases. The table in commit.c lists the phases in order; each has a
+ * function that enters it and one that undoes it. If a phase fails, all phases that were entered
+ * are undone, the last one first, and all ranks are answered with the error. The ranks may then
+ * send Commit again.
+ *
+ * This module has no state of its own: the phase, the cause of a failure and the waiting Commits
+ * are members of struct cstd_job and of its workers. Commit requests arrive in cstd_serve_commit
+ * (serve.h); job.c, worker.c, job_info.c, serve_*.c and callbacks of the engines and of the core
+ * call the functions below. Loop thread only. */
 #ifndef CST_COMMIT_H
 #define CST_COMMIT_H
 
 #include "daemon/job.h"
 
-/* Returns the state of @job in a word for users, while the job is not committed. */
+/* Returns the name of the phase of @job for users, such as "planning". Phases that users need not
+ * tell apart have the same name. */
 const char *cstd_commit_name(const struct cstd_job *job);
 
 /* Write the ranks whose Commits are missing to @text, such as "0, 3 (absent)". The text is empty if
- * no rank has committed. */
+ * no Commit waits for them. */
 void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size);
 
 /* Fail all waiting Commits with @why. @job must be in CSTD_JOB_DECLARING; the commit starts again
@@ -32,15 +40,16 @@ void cstd_commit_disagree(struct cstd_job *job, struct cstd_worker *worker,
  * job's time limit. A commit whose memory is being made goes on. */
 void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank);
 
-/* Continue the commits that wait for an accelerator's engine, which is up or has failed now. @arg
- * is the daemon. */
+/* Continue the commits that wait for an accelerator's engine, because such an engine is up or was
+ * given up now. @arg is the struct cstd_daemon. */
 void cstd_commit_resume(void *arg);
 
 /* All engines have answered for the segments of @memory; memory->err has the outcome. Also called
  * when pools of a committed job were made again. */
 void cstd_commit_memory_ready(struct cstd_memory *memory);
 
-/* The memory of a commit that failed is given back. */
+/* The memory of @job, whose commit has failed, is given back: undo the phases before it and answer
+ * the Commits. */
 void cstd_commit_memory_gone(struct cstd_job *job);
 
 /* Answer the Commits that came while a step was closing, if the step has closed. A worker that
@@ -48,8 +57,8 @@ void cstd_commit_memory_gone(struct cstd_job *job);
  * peers leave after the last one. Called after each event of the core. */
 void cstd_commit_settled(struct cstd_job *job);
 
-/* @job is removed: undo all phases. The caller answers the waiting Commits, and waits for the end
- * of job->memory. */
+/* @job is removed: undo all phases. The caller answers the waiting Commits. The undoing of
+ * job->memory only begins here; the caller waits for its end. */
 void cstd_commit_close(struct cstd_job *job);
 
 #endif
