@@ -15,7 +15,8 @@
 
 enum { LOOK_MS = 500 };
 
-/* Most bytes that one check punches, because freeing pages takes the loop's time. */
+/* After this many bytes one check punches no more files, because freeing pages takes the loop's
+ * time. */
 static const uint64_t most_punched = UINT64_C(1) << 30;
 
 struct cstd_remain {
@@ -42,8 +43,9 @@ void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop)
     uv_unref((uv_handle_t *)&remains->timer);
 }
 
-/* Return whether another process has the file open or mapped. An open at this very moment breaks
- * the lease and raises a signal. The default, SIGIO, would end the daemon; SIGURG is ignored. */
+/* Return whether another process has the file open or mapped. If a process opens the file just
+ * while the kernel's lease is held, the daemon gets a signal. By default this is SIGIO, which would
+ * end the daemon; SIGURG, which is set here, is ignored. */
 static bool is_held(int fd)
 {
     if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0) {
@@ -72,6 +74,7 @@ static uint64_t size_of(const struct cstd_remain *file)
     return there < file->bytes ? there : file->bytes;
 }
 
+/* Change the charge of @file to @bytes, and with it the budget's count of kept bytes. */
 static void recount(struct cstd_remain *file, uint64_t bytes)
 {
     if (bytes > file->charged) {
@@ -84,6 +87,7 @@ static void recount(struct cstd_remain *file, uint64_t bytes)
     file->charged = bytes;
 }
 
+/* Close @file and give its charge back. */
 static void forget(struct cstd_remains *remains, struct cstd_remain *file)
 {
     recount(file, 0);
@@ -103,7 +107,7 @@ void cstd_remains_close(struct cstd_remains *remains)
     uv_close((uv_handle_t *)&remains->timer, NULL);
 }
 
-/* Keep the file, with its whole length charged at first. */
+/* Make an entry for the file, with its whole length charged at first. NULL: out of memory. */
 static struct cstd_remain *keep(struct cstd_remains *remains, int fd, uint64_t bytes,
                                 struct cstd_budget *budget, struct cstd_quota_account *account)
 {
@@ -132,7 +136,7 @@ void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
     if (is_held(fd)) {
         file = keep(remains, fd, bytes, budget, account);
     }
-    /* Nobody else holds the file, or there is no memory to remember it. */
+    /* No other process holds the file, or there is no memory for an entry. */
     if (file == NULL) {
         (void)close(fd);
         cstd_budget_give(budget, account, bytes);
