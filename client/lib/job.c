@@ -20,7 +20,8 @@ static bool is_name(const char *name)
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
-/* Check the enums. The daemon checks them, too, but this error has the names of the struct. */
+/* Check the enums in @spec. The daemon checks them, too, but the text of this error names the
+ * members of struct cst_job_spec. */
 static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
 {
     if ((unsigned)spec->optimizer >= CST_OPTIMIZER_COUNT ||
@@ -196,8 +197,8 @@ void cstc_job_free(struct cst_job *job)
         return;
     }
     if (!job->client->forked) {
-        /* Forked children do not inherit the mappings. Other memory may be mapped at these
-         * addresses in a child. */
+        /* A forked child does not inherit the mappings (MADV_DONTFORK). It may have other memory at
+         * these addresses, which must stay mapped. */
         if (job->device.calls != NULL) {
             cstc_device_unmap(job);
         }
@@ -230,7 +231,8 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err)
     if (job->pending.kind != CSTC_PENDING_NONE) {
         return cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
     }
-    /* After Leave the daemon may give the blocks to another worker. */
+    /* The device's work must end first: after Leave the daemon may give the blocks to another
+     * worker. */
     rc = cstc_device_finish(job, err);
     if (rc != CST_OK) {
         return rc;
@@ -258,7 +260,9 @@ uint64_t cst_job_steps(const struct cst_job *job)
 
 /* -- the pending call ------------------------------------------------------------------------- */
 
-/* Compare bit by bit, because a loss may be NaN. Padding between the fields is not compared. */
+/* Return whether @a and @b are equal bit by bit: a loss may be NaN, which is not equal to itself.
+ * The members up to grad_scale are compared at once, and loss alone, because there is padding
+ * between them. */
 static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
 {
     return memcmp(a, b, offsetof(struct cst_hyper_params, grad_scale) + sizeof a->grad_scale) ==
@@ -291,10 +295,12 @@ int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, stru
     int rc;
 
     if (!block) {
-        /* If the connection ends, the calls in flight fail, and advance reports the cause. */
+        /* The status is not needed: if the connection ends, the calls in flight fail, and @advance
+         * returns the cause. */
         (void)cstc_call_pump(job->client, err);
     }
-    /* The stream may have passed fences since the last call; the call may need what they free. */
+    /* The stream may have passed marks since the last call. What waited for them is given back now,
+     * because this call may need the blocks. */
     if (job->device.calls != NULL) {
         cstc_device_pump(job);
     }

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The internals of a job: one rank's declarations, layout, mapped pool and leases, and the one call
- * that may be pending.
+ * that may be pending. Internal header of libcistern. job.c and job_state.c define its functions.
+ *
+ * A job is owned by its client: cst_job_open makes it, and cst_disconnect frees it by
+ * cstc_job_free. Used by the job's thread only, which is the one that uses the client at that time
+ * (cistern.h: one thread at a time). There is no lock.
  *
  *   open -> declaring --commit--> committed --sync--> stepping --leave--> left
  *                                                     |      ^
@@ -9,8 +13,8 @@
  *                                                     void step
  *
  * Each call that can block is written as an advance function, which goes on as far as possible and
- * returns CST_EAGAIN if a reply is missing. The cst_try_... form calls it once, the blocking form
- * until it returns another status. */
+ * returns CST_EAGAIN if a reply is missing. The cst_try_... form of the call calls the advance
+ * function once, the blocking form until it returns another status (cstc_job_drive). */
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
@@ -30,17 +34,18 @@ enum cstc_pending_kind {
     CSTC_PENDING_STEP,
 };
 
-/* The call that a cst_try_... form has begun and not finished, with the arguments that the repeated
- * call must have. */
+/* The call that was begun and has not ended, with its arguments. A cst_try_... call that has
+ * returned CST_EAGAIN must be repeated with the same arguments. */
 struct cstc_pending {
     enum cstc_pending_kind kind;    /* NONE: no call is pending. */
-    bool sent;                      /* STEP: the request is sent. */
+    bool sent;                      /* STEP: the request was sent. */
     int op;                         /* BEGIN: the operator. */
     bool backward;                  /* BEGIN: the direction. */
     struct cst_hyper_params params; /* STEP: the parameters. */
 };
 
-/* Progress of cst_commit. After a failure, the next cst_commit continues here. */
+/* Phases of cst_commit, in order. After a failure, the next cst_commit continues with the phase
+ * that failed. */
 enum cstc_commit_phase {
     CSTC_COMMIT_DECLARE, /* Send the declarations. */
     CSTC_COMMIT_COMMIT,  /* Wait for the other ranks and the arenas. */
@@ -51,6 +56,7 @@ enum cstc_commit_phase {
     CSTC_COMMIT_DONE,
 };
 
+/* Progress of cst_commit. */
 struct cst_commit {
     enum cstc_commit_phase phase;      /* The phase to do now. */
     struct cstc_declare_cursor cursor; /* DECLARE: the declarations that the daemon accepted. */
@@ -67,7 +73,7 @@ struct cstc_slabs {
 };
 
 struct cst_job {
-    struct cst_client *client;          /* The owner of this job. */
+    struct cst_client *client;          /* The connection, which owns this job. */
     char name[CSTC_DECLARE_NAME_BYTES]; /* NUL-terminated. */
     uint32_t rank;                      /* Number of this rank, from 0 to world - 1. */
     uint32_t world;                     /* Number of ranks. */
@@ -77,18 +83,18 @@ struct cst_job {
     bool poison;                   /* CISTERN_DEBUG=poison is set, see poison.h. */
     bool initialised;              /* A sync has completed in the job's life. */
     bool synced;                   /* This worker has completed a sync: `attempt` is valid. */
-    uint64_t steps;                /* Number of committed steps, as last heard from the daemon. */
+    uint64_t steps;                /* Number of committed steps, as the daemon last told it. */
     uint64_t attempt;              /* Number of the attempt, sent in Batch and Step. */
     uint32_t micro_batches;        /* Number of micro-batches per step, at least 1. */
     uint32_t micro_batch;          /* Number of the current micro-batch in the step, from 0. */
     enum cst_optimizer optimizer;  /* From struct cst_job_spec. */
     enum cst_overlap overlap;      /* From struct cst_job_spec. */
     bool prepared;                 /* cst_prepare_step was called in this step. */
-    Cistern__Hyper prepared_hyper; /* The parameters that were sent then. */
+    Cistern__Hyper prepared_hyper; /* If prepared: the parameters that cst_prepare_step sent. */
     struct cstc_declare declare;   /* Groups, tensors and operators. */
     struct cst_err declare_err;    /* Cause of the last declaration that failed. */
     struct cst_commit commit;      /* Progress of cst_commit. */
-    struct cst_plan plan;          /* Valid from COMMIT_LAYOUT on. */
+    struct cst_plan plan;          /* Valid from CSTC_COMMIT_LAYOUT on. */
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */
     struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
@@ -96,8 +102,8 @@ struct cst_job {
     uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
     uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
-    struct cst_lease_operator *operators; /* Per operator. Owned; borrow lists from `declare`. */
-    /* The leases, and the order of requests. Valid from COMMIT_DONE on. */
+    struct cst_lease_operator *operators; /* Per operator. Owned; their lists are `declare`'s. */
+    /* The leases, and the order of requests. Valid from CSTC_COMMIT_DONE on. */
     struct cst_sequence sequence;
     /* Why the current step is void, until the next sync; status CST_OK: it is not void. */
     struct cst_err void_step;
@@ -106,7 +112,7 @@ struct cst_job {
     struct cstc_batch *batches;  /* All batches, in flight or not. Owned. */
     int begun;                   /* The operator that has begun, or -1. */
     bool begun_backward;         /* Direction of that operator. */
-    struct cstc_pending pending; /* The call that must be repeated. */
+    struct cstc_pending pending; /* The call that has begun and not ended. */
     struct cstc_call call;       /* Request of the pending commit, sync or step. */
 };
 
@@ -117,19 +123,19 @@ static inline void *cstc_job_address(const struct cst_job *job, const struct cst
     return (char *)job->slabs[lease->slab].base + lease->offset + 2 * job->tensor_offset[tensor];
 }
 
-/* Free @job and, unless this is a forked child, unmap its memory. @job may be NULL. The connection
- * must be over. */
+/* Free @job and, unless this is a forked child, unmap its memory. @job may be NULL. The caller has
+ * ended the connection (cstc_client_die), and no call of the job is in flight. */
 void cstc_job_free(struct cst_job *job);
 
-/* CST_OK if requests can be made for this job. CST_EINVAL: the job was left; or the status that
- * ended the connection. */
+/* CST_OK if requests can be made for @job. CST_EINVAL: this rank has left the job. If the
+ * connection is over, the status is the one of cstc_client_check. */
 int cstc_job_check(const struct cst_job *job, struct cst_err *err);
 
 /* As cstc_job_check. In addition, CST_EINVAL: the job is not committed. */
 int cstc_job_check_committed(const struct cst_job *job, struct cst_err *err);
 
-/* As cstc_job_check_committed. In addition, CST_EINVAL: cst_sync was never called; or the status
- * that made the step void. */
+/* As cstc_job_check_committed. In addition, CST_EINVAL: no cst_sync has succeeded. If the step is
+ * void, the status is the one that made it void. */
 int cstc_job_check_step(const struct cst_job *job, struct cst_err *err);
 
 /* Make @want the pending call, or continue it if it is pending. CST_EBUSY: another call is
@@ -141,15 +147,16 @@ int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct c
 int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, struct cst_err *err),
                    bool block, struct cst_err *err);
 
-/* Get the result of job->call, which was started. CST_EAGAIN: it is in flight. CST_OK: the caller
- * reads the reply and then resets the call. Other statuses: the call has failed and is reset. */
+/* Get the result of job->call, which the caller has started. CST_EAGAIN: there is no reply yet.
+ * CST_OK: the caller reads job->call.reply and then resets the call. Other statuses: the call has
+ * failed, and this function has reset it. */
 int cstc_job_answer(struct cst_job *job, struct cst_err *err);
 
 /* Make the current step void, because of @cause. If it is void already, its first cause is kept. */
 void cstc_job_void(struct cst_job *job, const struct cst_err *cause);
 
-/* End the connection, because the daemon sent something impossible. @why says what. Returns the
- * status that ended the connection: CST_EPROTO, unless it was over already. */
+/* End the connection, because the daemon sent something impossible, which @why describes. Returns
+ * the status that ended the connection: CST_EPROTO, unless the connection was over already. */
 int cstc_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err);
 
 #endif
