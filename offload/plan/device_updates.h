@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Input for offload/interleave.h: from a layout and device reservations to numbers of chunks and
- * bytes. Pure. */
+/* The description of a machine by which offload/interleave.h chooses which chunks get device
+ * updates. The chunks and bytes are counted in a layout, device reservations and pools; the rates
+ * are measured ones. The searches for plans and daemon/updates.c call these functions.
+ *
+ * The functions are pure: they write only *out, keep no pointers and may be called by any thread.
+ * Despite the common prefix, the functions that issue device updates are elsewhere
+ * (offload/device_update.h). */
 #ifndef CST_PLAN_DEVICE_UPDATES_H
 #define CST_PLAN_DEVICE_UPDATES_H
 
@@ -8,15 +13,17 @@
 #include "offload/interleave.h"
 #include "proto/rates.h"
 
-/* Fill in everything that follows from @layout, the @n_rooms device reservations and the @world
- * pools: chunks that can get device updates or updates by nodes, nodes, bytes per element, links,
- * buffers. Leaves the rates and `shared` unchanged. */
+/* Fill in all members of *out except the rates and `shared`, which stay as they are. Counted are
+ * the chunks of @layout whose states lie in host memory, because only their updates are divided
+ * between nodes and accelerators. @rooms are the @n_rooms device reservations, and @pools the pools
+ * of the @world ranks. */
 void cst_device_updates_describe(struct cst_interleave *out, const struct cst_layout *layout,
                                  const struct cst_core_room *rooms, uint32_t n_rooms,
                                  const struct cst_core_pool *pools, uint32_t world);
 
-/* Fill in the rates: of all nodes together, and of @accelerator, with both directions of its link
- * in use. */
+/* Fill in the rates of *out. Of @rates only the nodes count: node_elems is the sum of their rates.
+ * The other rates are those of @accelerator; those of its link were measured with both directions
+ * in use, if there is such a measurement, and otherwise with one. */
 void cst_device_updates_rates(struct cst_interleave *out, const struct cst_rates *rates,
                               const struct cst_rates_device *accelerator);
 
