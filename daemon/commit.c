@@ -209,15 +209,15 @@ static void on_deadline(uv_timer_t *timer)
 /* Wait until all ranks have sent Commit. The job's time limit begins with the first Commit. */
 static int collect_ranks(struct cstd_job *job, struct cst_err *err)
 {
-    uint32_t n = count(job);
+    uint32_t n_waiting = count(job);
 
     (void)err;
-    if (n == 0 || n == job->world) {
+    if (n_waiting == 0 || n_waiting == job->world) {
         (void)uv_timer_stop(&job->deadline);
     } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
         (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
     }
-    return n == job->world ? CST_OK : CST_EAGAIN;
+    return n_waiting == job->world ? CST_OK : CST_EAGAIN;
 }
 
 void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)

@@ -69,9 +69,9 @@ void cstd_remains_punch(int fd, uint64_t bytes)
 static uint64_t size_of(const struct cstd_remain *file)
 {
     struct stat st;
-    uint64_t there = fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+    uint64_t present = fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
 
-    return there < file->bytes ? there : file->bytes;
+    return present < file->bytes ? present : file->bytes;
 }
 
 /* Change the charge of @file to @bytes, and with it the budget's count of kept bytes. */

@@ -94,7 +94,7 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
                             const struct cst_update_rows *rows,
                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec_bits upper[CST_VEC_GROUP], own[CST_VEC_GROUP / 2];
+    struct cst_vec_bits upper[CST_VEC_GROUP], drawn[CST_VEC_GROUP / 2];
     struct cst_vec moments[2][CST_VEC_GROUP];
 
     CST_VEC_UNROLL
@@ -121,11 +121,11 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
     for (unsigned k = 0; k < n_moments(way); k++) {
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP / 2; j++) {
-            own[j] = !takes_random(way) ? cst_vec_set_bits(0)
-                     : k == 0           ? words[j]
-                                        : cst_vec_other(words[j]);
+            drawn[j] = !takes_random(way) ? cst_vec_set_bits(0)
+                       : k == 0           ? words[j]
+                                          : cst_vec_other(words[j]);
         }
-        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], own);
+        cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], drawn);
     }
 }
 
@@ -267,17 +267,17 @@ ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
                            struct words *words, struct cst_update_undo *undo, uint32_t buffer)
 {
     struct cst_update_rows at = rows_at(way, rows, i), inside;
-    struct call plain = *call;
+    struct call cached = *call;
     size_t index = i / CST_UPDATE_GROUP;
     struct padded padded;
 
-    plain.stream = false;
+    cached.stream = false;
     pad(way, &padded, &at, n, &inside);
     if (undo != NULL) {
         save(way, undo, buffer, &inside, i, n, call->over);
     }
     draw(way, call, index, words);
-    do_group(way, &plain, &inside, words->v[(call->first + index) % 2]);
+    do_group(way, &cached, &inside, words->v[(call->first + index) % 2]);
     unpad(way, &padded, &at, n);
 }
 
