@@ -48,8 +48,9 @@ static void print_updates(const Cistern__JobInfo *job)
                      (unsigned long long)job->grads_dropped, job->grads_dropped == 1 ? "" : "s");
     }
     if (job->has_device_update_bytes) {
-        (void)printf("; %s of devices for them, ", cli_bytes(job->device_update_bytes, a));
-        (void)printf(job->has_interleave ? "one chunk in %u of each node" : "no chunk at present",
+        (void)printf("; device reservations of %s: ", cli_bytes(job->device_update_bytes, a));
+        (void)printf(job->has_interleave ? "one chunk in %u of each node is updated there"
+                                         : "no chunk is updated there at present",
                      job->interleave);
     }
     if (job->n_device_updates > 0) {
@@ -57,7 +58,7 @@ static void print_updates(const Cistern__JobInfo *job)
                      cli_percent(job->n_device_updates, job->n_updates, a));
     }
     if (job->has_room_failures) {
-        (void)printf("; %llu failures there", (unsigned long long)job->room_failures);
+        (void)printf("; %llu failures of device updates", (unsigned long long)job->room_failures);
     }
     if (job->has_rooms_given_up) {
         (void)printf(", %u device%s no longer used for updates", job->rooms_given_up,

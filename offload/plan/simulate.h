@@ -2,8 +2,9 @@
 /* The data structures of the simulator and the functions that its parts share. Private to
  * offload/plan/.
  *
- *   replay.c        opens everything, processes timers and ends of efforts in order, drives the
- * core and counts simulate.c      errors, timers and efforts; the devices of the model machine
+ *   replay.c        opens everything, processes timers and ends of efforts in order, and drives
+ *                   the core
+ *   simulate.c      errors, timers and efforts; the devices of the simulated machine
  *   sim_engines.c   commands: dependencies, and lanes by priority
  *   command_cost.c  the work of a command
  *   sim_worker.c    a rank: operators in order, leases, batches
