@@ -28,7 +28,7 @@ static int declare_some(struct cst_job *job, struct cst_err *err)
             commit->cursor = commit->asked;
         }
         commit->asked = commit->cursor;
-        rc = cstc_declare_message(&job->declare, &commit->asked, &msg, err);
+        rc = cstc_declare_message(&job->model, &commit->asked, &msg, err);
         if (rc != CST_OK || msg == NULL) {
             return rc;
         }
@@ -83,10 +83,10 @@ static int check_committed(const struct cst_job *job, const Cistern__Committed *
     if (check_classes(msg, why) != CST_OK) {
         return why->status;
     }
-    if (msg->n_chunks == 0 || msg->n_chunks > job->declare.n_tensors || msg->n_slabs == 0 ||
+    if (msg->n_chunks == 0 || msg->n_chunks > job->model.n_tensors || msg->n_slabs == 0 ||
         msg->n_slabs > MAX_SLABS) {
         return cst_err_set(why, CST_EPROTO, "a plan of %u chunks for %u tensors, %u slabs",
-                           msg->n_chunks, job->declare.n_tensors, msg->n_slabs);
+                           msg->n_chunks, job->model.n_tensors, msg->n_slabs);
     }
     if (msg->has_n_arenas && msg->n_arenas > 0 &&
         (!cstc_device_copies(&job->device) || msg->n_arenas > MAX_SLABS)) {
@@ -100,7 +100,7 @@ static int check_committed(const struct cst_job *job, const Cistern__Committed *
  * allocated some of them. */
 static int make_room(struct cst_job *job, struct cst_err *err)
 {
-    size_t n = job->declare.n_tensors;
+    size_t n = job->model.n_tensors;
 
     free(job->tensor_chunk);
     free(job->tensor_offset);
@@ -166,8 +166,8 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
 
     if (job->call.state == CSTC_CALL_IDLE) {
         cistern__commit__init(&msg);
-        msg.n_tensors = job->declare.n_tensors;
-        msg.n_operators = job->declare.n_operators;
+        msg.n_tensors = job->model.n_tensors;
+        msg.n_operators = job->model.n_operators;
         msg.has_copies = true;
         msg.copies = cstc_device_copies(&job->device);
         rc =
@@ -191,7 +191,7 @@ static int commit_declared(struct cst_job *job, struct cst_err *err)
 static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint32_t class,
                       uint64_t offset, struct cst_err *why)
 {
-    const struct cstc_declare_tensor *tensor = &job->declare.tensors[number];
+    const struct cst_layout_tensor *tensor = &job->model.tensors[number];
     uint64_t capacity = class < job->plan.n_classes ? job->plan.classes[class].chunk_elems : 0;
 
     /* 64 elements of bf16 are 128 bytes, the alignment of struct cst_io. */
@@ -203,15 +203,15 @@ static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint
     }
     job->tensor_chunk[number] = chunk;
     job->tensor_offset[number] = offset;
-    job->traits[chunk] = (struct cst_lease_trait){.size_class = (uint8_t) class,
-                                                  .trains = cstc_declare_trains(tensor->pattern)};
+    job->traits[chunk] = (struct cst_lease_trait){
+        .size_class = (uint8_t) class, .trains = cst_pattern(tensor->pattern)->has_states};
     return CST_OK;
 }
 
 static int take_places(struct cst_job *job, struct cst_err *why)
 {
     const Cistern__LayoutPart *part = (const Cistern__LayoutPart *)job->call.reply;
-    uint32_t n = job->declare.n_tensors, first = job->commit.n_placed;
+    uint32_t n = job->model.n_tensors, first = job->commit.n_placed;
     int rc = CST_OK;
 
     if (part->first != first || part->n_chunk != part->n_offset || part->n_chunk == 0 ||
@@ -231,7 +231,7 @@ static int get_layout(struct cst_job *job, struct cst_err *err)
     struct cst_err why;
     int rc = CST_OK;
 
-    while (rc == CST_OK && job->commit.n_placed < job->declare.n_tensors) {
+    while (rc == CST_OK && job->commit.n_placed < job->model.n_tensors) {
         if (job->call.state == CSTC_CALL_IDLE) {
             Cistern__LayoutGet msg = CISTERN__LAYOUT_GET__INIT;
 
@@ -387,11 +387,11 @@ static int get_arenas(struct cst_job *job, struct cst_err *err)
 
 static int make_leases(struct cst_job *job, struct cst_err *err)
 {
-    uint32_t n = job->declare.n_operators;
+    uint32_t n = job->model.n_operators;
     struct cst_lease_model model = {
         .tensor_chunk = job->tensor_chunk,
         .n_operators = n,
-        .n_tensors = job->declare.n_tensors,
+        .n_tensors = job->model.n_tensors,
         .n_chunks = job->plan.n_chunks,
         .traits = job->traits,
     };
@@ -402,11 +402,11 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
         return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for %u operators", job->name, n);
     }
     for (uint32_t i = 0; i < n; i++) {
-        job->operators[i] =
-            (struct cst_lease_operator){.name = job->declare.operators[i].name,
-                                        .tensors = job->declare.operators[i].tensors,
-                                        .n_tensors = job->declare.operators[i].n_tensors,
-                                        .runs = job->declare.operators[i].runs};
+        job->operators[i] = (struct cst_lease_operator){
+            .name = job->model.operators[i].name,
+            .tensors = job->model.operators[i].tensors,
+            .n_tensors = job->model.operators[i].n_tensors,
+            .runs = (job->model.operators[i].ranks >> job->rank & 1) != 0};
     }
     for (uint32_t i = 0; i < job->plan.n_classes; i++) {
         model.blocks[i] = job->plan.classes[i].n_blocks;
@@ -452,9 +452,9 @@ static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, st
 
     if (rc == CST_OK && job->commit.phase == CSTC_COMMIT_DONE) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s' is committed", job->name);
-    } else if (rc == CST_OK && (job->declare.n_tensors == 0 || job->declare.n_operators == 0)) {
+    } else if (rc == CST_OK && (job->model.n_tensors == 0 || job->model.n_operators == 0)) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': %u tensors and %u operators declared",
-                         job->name, job->declare.n_tensors, job->declare.n_operators);
+                         job->name, job->model.n_tensors, job->model.n_operators);
     }
     if (rc == CST_OK) {
         rc = cstc_device_check(job, err);

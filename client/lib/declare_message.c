@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packs declarations into Declare messages: first groups, then tensors, then operators. */
-#include "client/lib/declare.h"
+#include "client/lib/declare_message.h"
 
+#include "cistern/cistern.h"
 #include "proto/frame.h"
 
 #include <stdlib.h>
@@ -9,12 +9,12 @@
 
 /* Upper limit of the bytes of a declaration in a message. A tag or a length has at most 5 bytes,
  * the size of a dimension at most 10, the number of a tensor at most 3. */
-static size_t tensor_bytes(const struct cstc_declare_tensor *tensor)
+static size_t tensor_bytes(const struct cst_layout_tensor *tensor)
 {
     return 96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
 }
 
-static size_t operator_bytes(const struct cstc_declare_operator *op)
+static size_t operator_bytes(const struct cst_layout_operator *op)
 {
     return 64 + strlen(op->name) + 3 * (size_t)op->n_tensors;
 }
@@ -39,14 +39,14 @@ static Cistern__GroupDecl *make_group(uint64_t group)
 }
 
 /* Make the message of a tensor. It borrows the name and the shapes from the declaration. */
-static Cistern__TensorDecl *make_tensor(const struct cstc_declare_tensor *tensor)
+static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
 {
     Cistern__TensorDecl *msg = malloc(sizeof *msg);
 
     if (msg != NULL) {
         cistern__tensor_decl__init(msg);
         msg->name = (char *)(uintptr_t)tensor->name;
-        msg->dtype = tensor->dtype;
+        msg->dtype = CST_BF16;
         msg->n_shape = tensor->n_dims;
         msg->shape = (int64_t *)(uintptr_t)tensor->shape;
         msg->has_lr_scale = true;
@@ -64,7 +64,7 @@ static Cistern__TensorDecl *make_tensor(const struct cstc_declare_tensor *tensor
     return msg;
 }
 
-static Cistern__OperatorDecl *make_operator(const struct cstc_declare_operator *op)
+static Cistern__OperatorDecl *make_operator(const struct cst_layout_operator *op)
 {
     Cistern__OperatorDecl *msg = malloc(sizeof *msg);
 
@@ -73,20 +73,20 @@ static Cistern__OperatorDecl *make_operator(const struct cstc_declare_operator *
         msg->name = (char *)(uintptr_t)op->name;
         msg->n_tensors = op->n_tensors;
         msg->tensors = op->tensors;
-        msg->has_flops = op->cost.flops > 0;
-        msg->flops = op->cost.flops;
-        msg->has_activation_bytes = op->cost.activation_bytes > 0;
-        msg->activation_bytes = op->cost.activation_bytes;
-        msg->has_expected_uses = op->cost.expected_uses > 0;
-        msg->expected_uses = op->cost.expected_uses;
+        msg->has_flops = op->flops > 0;
+        msg->flops = op->flops;
+        msg->has_activation_bytes = op->activation_bytes > 0;
+        msg->activation_bytes = op->activation_bytes;
+        msg->has_expected_uses = op->expected_uses != 1; /* 1 is the default. */
+        msg->expected_uses = op->expected_uses;
     }
     return msg;
 }
 
 /* Return how many groups after the first @done ones fit into *room bytes, and reduce *room. */
-static uint32_t fit_groups(const struct cstc_declare *declare, uint32_t done, size_t *room)
+static uint32_t fit_groups(const struct cst_model *model, uint32_t done, size_t *room)
 {
-    uint32_t n = declare->n_groups - 1 - done;
+    uint32_t n = model->n_groups - 1 - done;
 
     n = n < *room / GROUP_BYTES ? n : (uint32_t)(*room / GROUP_BYTES);
     *room -= (size_t)n * GROUP_BYTES;
@@ -94,23 +94,23 @@ static uint32_t fit_groups(const struct cstc_declare *declare, uint32_t done, si
 }
 
 /* Return how many tensors from number @first on fit into *room bytes, and reduce *room. */
-static uint32_t fit_tensors(const struct cstc_declare *declare, uint32_t first, size_t *room)
+static uint32_t fit_tensors(const struct cst_model *model, uint32_t first, size_t *room)
 {
     uint32_t n = 0;
 
-    while (first + n < declare->n_tensors && tensor_bytes(&declare->tensors[first + n]) <= *room) {
-        *room -= tensor_bytes(&declare->tensors[first + n++]);
+    while (first + n < model->n_tensors && tensor_bytes(&model->tensors[first + n]) <= *room) {
+        *room -= tensor_bytes(&model->tensors[first + n++]);
     }
     return n;
 }
 
-static uint32_t fit_operators(const struct cstc_declare *declare, uint32_t first, size_t *room)
+static uint32_t fit_operators(const struct cst_model *model, uint32_t first, size_t *room)
 {
     uint32_t n = 0;
 
-    while (first + n < declare->n_operators &&
-           operator_bytes(&declare->operators[first + n]) <= *room) {
-        *room -= operator_bytes(&declare->operators[first + n++]);
+    while (first + n < model->n_operators &&
+           operator_bytes(&model->operators[first + n]) <= *room) {
+        *room -= operator_bytes(&model->operators[first + n++]);
     }
     return n;
 }
@@ -120,32 +120,31 @@ struct load {
     uint32_t n_groups, n_tensors, n_operators;
 };
 
-static struct load fit(const struct cstc_declare *declare, const struct cstc_declare_cursor *cursor)
+static struct load fit(const struct cst_model *model, const struct cstc_declare_cursor *cursor)
 {
     size_t room = CST_FRAME_DECLARE_BYTES;
-    struct load load = {.n_groups = fit_groups(declare, cursor->group, &room)};
+    struct load load = {.n_groups = fit_groups(model, cursor->group, &room)};
 
     /* Tensors refer to groups, and operators to tensors: the daemon must know these first. */
-    if (cursor->group + load.n_groups + 1 == declare->n_groups) {
-        load.n_tensors = fit_tensors(declare, cursor->tensor, &room);
-        if (cursor->tensor + load.n_tensors == declare->n_tensors) {
-            load.n_operators = fit_operators(declare, cursor->op, &room);
+    if (cursor->group + load.n_groups + 1 == model->n_groups) {
+        load.n_tensors = fit_tensors(model, cursor->tensor, &room);
+        if (cursor->tensor + load.n_tensors == model->n_tensors) {
+            load.n_operators = fit_operators(model, cursor->op, &room);
         }
     }
-    if (load.n_groups + load.n_tensors + load.n_operators == 0 &&
-        cursor->op < declare->n_operators &&
-        operator_bytes(&declare->operators[cursor->op]) <= CST_FRAME_MAX_BODY) {
+    if (load.n_groups + load.n_tensors + load.n_operators == 0 && cursor->op < model->n_operators &&
+        operator_bytes(&model->operators[cursor->op]) <= CST_FRAME_MAX_BODY) {
         load.n_operators = 1; /* If it is alone, the message may be longer. */
     }
     return load;
 }
 
-static int fill_groups(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
+static int fill_groups(const struct cst_model *model, struct cstc_declare_cursor *cursor,
                        uint32_t n, Cistern__Declare *msg)
 {
     msg->groups = calloc((size_t)n + 1, sizeof *msg->groups);
     for (; msg->groups != NULL && msg->n_groups < n; msg->n_groups++) {
-        msg->groups[msg->n_groups] = make_group(declare->groups[cursor->group + 1]);
+        msg->groups[msg->n_groups] = make_group(model->groups[cursor->group + 1]);
         if (msg->groups[msg->n_groups] == NULL) {
             return CST_ENOMEM;
         }
@@ -154,12 +153,12 @@ static int fill_groups(const struct cstc_declare *declare, struct cstc_declare_c
     return msg->groups != NULL ? CST_OK : CST_ENOMEM;
 }
 
-static int fill_tensors(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
+static int fill_tensors(const struct cst_model *model, struct cstc_declare_cursor *cursor,
                         uint32_t n, Cistern__Declare *msg)
 {
     msg->tensors = calloc((size_t)n + 1, sizeof *msg->tensors);
     for (; msg->tensors != NULL && msg->n_tensors < n; msg->n_tensors++) {
-        msg->tensors[msg->n_tensors] = make_tensor(&declare->tensors[cursor->tensor]);
+        msg->tensors[msg->n_tensors] = make_tensor(&model->tensors[cursor->tensor]);
         if (msg->tensors[msg->n_tensors] == NULL) {
             return CST_ENOMEM;
         }
@@ -168,12 +167,12 @@ static int fill_tensors(const struct cstc_declare *declare, struct cstc_declare_
     return msg->tensors != NULL ? CST_OK : CST_ENOMEM;
 }
 
-static int fill_operators(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
+static int fill_operators(const struct cst_model *model, struct cstc_declare_cursor *cursor,
                           uint32_t n, Cistern__Declare *msg)
 {
     msg->operators = calloc((size_t)n + 1, sizeof *msg->operators);
     for (; msg->operators != NULL && msg->n_operators < n; msg->n_operators++) {
-        msg->operators[msg->n_operators] = make_operator(&declare->operators[cursor->op]);
+        msg->operators[msg->n_operators] = make_operator(&model->operators[cursor->op]);
         if (msg->operators[msg->n_operators] == NULL) {
             return CST_ENOMEM;
         }
@@ -182,24 +181,24 @@ static int fill_operators(const struct cstc_declare *declare, struct cstc_declar
     return msg->operators != NULL ? CST_OK : CST_ENOMEM;
 }
 
-static int fill_message(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
+static int fill_message(const struct cst_model *model, struct cstc_declare_cursor *cursor,
                         const struct load *load, Cistern__Declare *msg)
 {
-    int rc = fill_groups(declare, cursor, load->n_groups, msg);
+    int rc = fill_groups(model, cursor, load->n_groups, msg);
 
-    rc = rc == CST_OK ? fill_tensors(declare, cursor, load->n_tensors, msg) : rc;
-    return rc == CST_OK ? fill_operators(declare, cursor, load->n_operators, msg) : rc;
+    rc = rc == CST_OK ? fill_tensors(model, cursor, load->n_tensors, msg) : rc;
+    return rc == CST_OK ? fill_operators(model, cursor, load->n_operators, msg) : rc;
 }
 
-int cstc_declare_message(const struct cstc_declare *declare, struct cstc_declare_cursor *cursor,
+int cstc_declare_message(const struct cst_model *model, struct cstc_declare_cursor *cursor,
                          Cistern__Declare **out, struct cst_err *err)
 {
-    struct load load = fit(declare, cursor);
+    struct load load = fit(model, cursor);
     Cistern__Declare *msg;
 
     if (load.n_groups == 0 && load.n_tensors == 0 && load.n_operators == 0) {
-        if (cursor->op < declare->n_operators) {
-            const struct cstc_declare_operator *op = &declare->operators[cursor->op];
+        if (cursor->op < model->n_operators) {
+            const struct cst_layout_operator *op = &model->operators[cursor->op];
 
             return cst_err_set(err, CST_EINVAL, "operator '%s': %u tensors do not fit a message",
                                op->name, op->n_tensors);
@@ -212,7 +211,7 @@ int cstc_declare_message(const struct cstc_declare *declare, struct cstc_declare
         return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
     }
     cistern__declare__init(msg);
-    if (fill_message(declare, cursor, &load, msg) != CST_OK) {
+    if (fill_message(model, cursor, &load, msg) != CST_OK) {
         cstc_declare_free_message(msg);
         return cst_err_set(err, CST_ENOMEM, "no memory for a declaration");
     }

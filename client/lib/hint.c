@@ -43,7 +43,7 @@ static int send_hint(struct cst_job *job, const uint32_t *chunks, uint32_t n, en
             return cst_err_set(err, CST_EBUSY,
                                "%s '%s' cannot leave the pool: operator '%s', which is begun, uses "
                                "its weights or others of the same chunk",
-                               what, name, job->declare.operators[job->begun].name);
+                               what, name, job->model.operators[job->begun].name);
         }
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -65,24 +65,24 @@ int cst_hint(struct cst_job *job, int op, enum cst_hint hint, struct cst_err *er
     if (rc != CST_OK) {
         return rc;
     }
-    if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
+    if (op < 0 || (uint32_t)op >= job->model.n_operators) {
         return cst_err_set(err, CST_EINVAL, "there is no operator %d, %u are declared", op,
-                           job->declare.n_operators);
+                           job->model.n_operators);
     }
-    if (!job->declare.operators[op].runs) {
+    if (!job->operators[op].runs) {
         return cst_err_set(err, CST_EINVAL,
                            "operator '%s' is not rank %u's: it is not in the groups of all its "
                            "tensors",
-                           job->declare.operators[op].name, job->rank);
+                           job->model.operators[op].name, job->rank);
     }
     chunks = cst_lease_op_chunks(&job->sequence.leases, (uint32_t)op, &n);
-    return send_hint(job, chunks, n, hint, "operator", job->declare.operators[op].name, err);
+    return send_hint(job, chunks, n, hint, "operator", job->model.operators[op].name, err);
 }
 
 /* Return whether this rank runs an operator that uses @tensor. */
 static bool is_used(const struct cst_job *job, uint32_t tensor)
 {
-    for (uint32_t op = 0; op < job->declare.n_operators; op++) {
+    for (uint32_t op = 0; op < job->model.n_operators; op++) {
         const struct cst_lease_operator *o = &job->operators[op];
 
         for (uint32_t i = 0; o->runs && i < o->n_tensors; i++) {
@@ -102,11 +102,11 @@ int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct 
     if (rc != CST_OK) {
         return rc;
     }
-    if (tensor < 0 || (uint32_t)tensor >= job->declare.n_tensors) {
+    if (tensor < 0 || (uint32_t)tensor >= job->model.n_tensors) {
         return cst_err_set(err, CST_EINVAL, "there is no tensor %d, %u are declared", tensor,
-                           job->declare.n_tensors);
+                           job->model.n_tensors);
     }
-    name = job->declare.tensors[tensor].name;
+    name = job->model.tensors[tensor].name;
     if (!is_used(job, (uint32_t)tensor)) {
         return cst_err_set(err, CST_EINVAL, "tensor '%s': no operator of rank %u uses it", name,
                            job->rank);

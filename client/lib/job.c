@@ -16,7 +16,7 @@ static bool is_name(const char *name)
 {
     size_t n = strlen(name);
 
-    return n > 0 && n < CSTC_DECLARE_NAME_BYTES &&
+    return n > 0 && n < CSTC_JOB_NAME_BYTES &&
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
 }
 
@@ -184,7 +184,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->initialised = opened->initialised;
     job->steps = opened->step;
     job->begun = -1;
-    cstc_declare_init(&job->declare, spec->rank, spec->world);
+    cst_model_init(&job->model);
     cstc_call_reset(&call);
     client->job = job;
     *out = job;
@@ -211,7 +211,7 @@ void cstc_job_free(struct cst_job *job)
     cstc_batch_free_all(job);
     cst_sequence_close(&job->sequence);
     cstc_load_close(&job->device.loads);
-    cstc_declare_close(&job->declare);
+    cst_model_close(&job->model);
     free(job->slabs);
     free(job->tensor_chunk);
     free(job->tensor_offset);

@@ -19,10 +19,12 @@
 #define CST_JOB_H
 
 #include "client/lib/call.h"
-#include "client/lib/declare.h"
+#include "client/lib/declare_message.h"
 #include "client/lib/device.h"
 #include "offload/worker/sequence.h"
 #include "client/lib/segment.h"
+
+#define CSTC_JOB_NAME_BYTES 64 /* Including the NUL. */
 
 struct cstc_batch;
 
@@ -73,28 +75,28 @@ struct cstc_slabs {
 };
 
 struct cst_job {
-    struct cst_client *client;          /* The connection, which owns this job. */
-    char name[CSTC_DECLARE_NAME_BYTES]; /* NUL-terminated. */
-    uint32_t rank;                      /* Number of this rank, from 0 to world - 1. */
-    uint32_t world;                     /* Number of ranks. */
-    char device_name[64];               /* "host", "paced:N" or a UUID; NUL-terminated. */
-    struct cstc_device device;     /* The device's functions, if the pool is not on the host. */
-    bool left;                     /* cst_job_leave has succeeded. */
-    bool poison;                   /* CISTERN_DEBUG=poison is set, see poison.h. */
-    bool initialised;              /* A sync has completed in the job's life. */
-    bool synced;                   /* This worker has completed a sync: `attempt` is valid. */
-    uint64_t steps;                /* Number of committed steps, as the daemon last told it. */
-    uint64_t attempt;              /* Number of the attempt, sent in Batch and Step. */
-    uint32_t micro_batches;        /* Number of micro-batches per step, at least 1. */
-    uint32_t micro_batch;          /* Number of the current micro-batch in the step, from 0. */
-    enum cst_optimizer optimizer;  /* From struct cst_job_spec. */
-    enum cst_overlap overlap;      /* From struct cst_job_spec. */
-    bool prepared;                 /* cst_prepare_step was called in this step. */
-    Cistern__Hyper prepared_hyper; /* If prepared: the parameters that cst_prepare_step sent. */
-    struct cstc_declare declare;   /* Groups, tensors and operators. */
-    struct cst_err declare_err;    /* Cause of the last declaration that failed. */
-    struct cst_commit commit;      /* Progress of cst_commit. */
-    struct cst_plan plan;          /* Valid from CSTC_COMMIT_LAYOUT on. */
+    struct cst_client *client;      /* The connection, which owns this job. */
+    char name[CSTC_JOB_NAME_BYTES]; /* NUL-terminated. */
+    uint32_t rank;                  /* Number of this rank, from 0 to world - 1. */
+    uint32_t world;                 /* Number of ranks. */
+    char device_name[64];           /* "host", "paced:N" or a UUID; NUL-terminated. */
+    struct cstc_device device;      /* The device's functions, if the pool is not on the host. */
+    bool left;                      /* cst_job_leave has succeeded. */
+    bool poison;                    /* CISTERN_DEBUG=poison is set, see poison.h. */
+    bool initialised;               /* A sync has completed in the job's life. */
+    bool synced;                    /* This worker has completed a sync: `attempt` is valid. */
+    uint64_t steps;                 /* Number of committed steps, as the daemon last told it. */
+    uint64_t attempt;               /* Number of the attempt, sent in Batch and Step. */
+    uint32_t micro_batches;         /* Number of micro-batches per step, at least 1. */
+    uint32_t micro_batch;           /* Number of the current micro-batch in the step, from 0. */
+    enum cst_optimizer optimizer;   /* From struct cst_job_spec. */
+    enum cst_overlap overlap;       /* From struct cst_job_spec. */
+    bool prepared;                  /* cst_prepare_step was called in this step. */
+    Cistern__Hyper prepared_hyper;  /* If prepared: the parameters that cst_prepare_step sent. */
+    struct cst_model model;         /* Groups, tensors and operators that were declared. */
+    struct cst_err declare_err;     /* Cause of the last declaration that failed. */
+    struct cst_commit commit;       /* Progress of cst_commit. */
+    struct cst_plan plan;           /* Valid from CSTC_COMMIT_LAYOUT on. */
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */
     struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
@@ -102,7 +104,7 @@ struct cst_job {
     uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
     uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
-    struct cst_lease_operator *operators; /* Per operator. Owned; their lists are `declare`'s. */
+    struct cst_lease_operator *operators; /* Per operator. Owned; their lists are `model`'s. */
     /* The leases, and the order of requests. Valid from CSTC_COMMIT_DONE on. */
     struct cst_sequence sequence;
     /* Why the current step is void, until the next sync; status CST_OK: it is not void. */

@@ -18,7 +18,7 @@ static void fill_io(const struct cst_job *job, int op, bool backward, struct cst
             .weight = cstc_job_address(job, &chunk->weight, tensor),
             .grad = has_grad ? cstc_job_address(job, &chunk->grad, tensor) : NULL,
             .accumulate = has_grad && job->sequence.leases.written[tensor],
-            .n_elems = job->declare.tensors[tensor].n_elems,
+            .n_elems = job->model.tensors[tensor].n_elems,
         };
     }
 }
@@ -26,18 +26,18 @@ static void fill_io(const struct cst_job *job, int op, bool backward, struct cst
 static int check_args(struct cst_job *job, int op, enum cst_direction direction,
                       const struct cst_io *io, uint32_t n_io, struct cst_err *err)
 {
-    const struct cstc_declare_operator *o;
+    const struct cst_layout_operator *o;
     uint32_t tensor;
 
-    if (op < 0 || (uint32_t)op >= job->declare.n_operators) {
+    if (op < 0 || (uint32_t)op >= job->model.n_operators) {
         return cst_err_set(err, CST_EINVAL, "there is no operator %d, %u are declared", op,
-                           job->declare.n_operators);
+                           job->model.n_operators);
     }
-    o = &job->declare.operators[op];
+    o = &job->model.operators[op];
     if (direction != CST_FORWARD && direction != CST_BACKWARD) {
         return cst_err_set(err, CST_EINVAL, "operator '%s': direction %d", o->name, (int)direction);
     }
-    if (!o->runs) {
+    if (!job->operators[op].runs) {
         return cst_err_set(err, CST_EINVAL,
                            "operator '%s' is not rank %u's: it is not in the groups of all its "
                            "tensors",
@@ -50,7 +50,7 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
     }
     if (job->begun >= 0) {
         return cst_err_set(err, CST_EINVAL, "operator '%s' begins before the end of operator '%s'",
-                           o->name, job->declare.operators[job->begun].name);
+                           o->name, job->model.operators[job->begun].name);
     }
     tensor = direction == CST_BACKWARD ? cst_lease_handed_in(&job->sequence.leases, (uint32_t)op)
                                        : CST_LEASE_NONE;
@@ -58,7 +58,7 @@ static int check_args(struct cst_job *job, int op, enum cst_direction direction,
         return cst_err_set(err, CST_EINVAL,
                            "operator '%s': the gradient of tensor '%s' was handed in already in "
                            "this %s",
-                           o->name, job->declare.tensors[tensor].name,
+                           o->name, job->model.tensors[tensor].name,
                            job->micro_batches > 1 ? "micro-batch" : "step");
     }
     return CST_OK;
@@ -121,7 +121,7 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
     if (job->begun < 0 || job->begun != op) {
         return cst_err_set(err, CST_EINVAL, "end of operator %d, which has not begun (%s%s)", op,
                            job->begun < 0 ? "none is" : "the current one is ",
-                           job->begun < 0 ? "" : job->declare.operators[job->begun].name);
+                           job->begun < 0 ? "" : job->model.operators[job->begun].name);
     }
     rc = cstc_job_check_step(job, err);
     if (rc == CST_OK && job->begun_backward) {

@@ -35,7 +35,7 @@ static int check_tensor(const struct cst_job *job, uint32_t op, uint32_t tensor,
                         struct cst_err *err)
 {
     const struct cst_lease *lease = &job->sequence.leases.chunks[job->tensor_chunk[tensor]].grad;
-    uint64_t n = job->declare.tensors[tensor].n_elems;
+    uint64_t n = job->model.tensors[tensor].n_elems;
     const uint16_t *grad = cstc_job_address(job, lease, tensor);
 
     for (uint64_t i = 0; i < n; i++) {
@@ -44,7 +44,7 @@ static int check_tensor(const struct cst_job *job, uint32_t op, uint32_t tensor,
                 err, CST_EINVAL,
                 "operator '%s': the gradient of tensor '%s' was not written: element "
                 "%" PRIu64 " of %" PRIu64 " is as CISTERN_DEBUG=poison left it",
-                job->declare.operators[op].name, job->declare.tensors[tensor].name, i, n);
+                job->model.operators[op].name, job->model.tensors[tensor].name, i, n);
         }
     }
     return CST_OK;

@@ -95,7 +95,7 @@ static int check_accumulate(const struct cst_job *job, struct cst_err *err)
     if (rc == CST_OK && job->begun >= 0) {
         rc =
             cst_err_set(err, CST_EINVAL, "the end of a micro-batch before the end of operator '%s'",
-                        job->declare.operators[job->begun].name);
+                        job->model.operators[job->begun].name);
     }
     if (rc == CST_OK && job->micro_batch + 1 >= job->micro_batches) {
         rc = cst_err_set(
@@ -199,7 +199,7 @@ static int step_job(struct cst_job *job, bool block, const struct cst_hyper_para
     }
     if (rc == CST_OK && job->begun >= 0) {
         rc = cst_err_set(err, CST_EINVAL, "a step before the end of operator '%s'",
-                         job->declare.operators[job->begun].name);
+                         job->model.operators[job->begun].name);
     }
     if (rc == CST_OK) {
         /* Checks the parameters before anything is sent. */

@@ -52,13 +52,13 @@ static int get_staging(struct cst_job *job, struct cst_err *err)
 static int check_range(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
                        uint64_t n_elems, const void *data, struct cst_err *err)
 {
-    const struct cstc_declare_tensor *t;
+    const struct cst_layout_tensor *t;
 
-    if (tensor < 0 || (uint32_t)tensor >= job->declare.n_tensors) {
+    if (tensor < 0 || (uint32_t)tensor >= job->model.n_tensors) {
         return cst_err_set(err, CST_EINVAL, "there is no tensor %d, %u are declared", tensor,
-                           job->declare.n_tensors);
+                           job->model.n_tensors);
     }
-    t = &job->declare.tensors[tensor];
+    t = &job->model.tensors[tensor];
     if ((int)state < CST_STATE_WEIGHT || state > CST_STATE_EXP_AVG_SQ) {
         return cst_err_set(err, CST_EINVAL, "tensor '%s': state %d", t->name, (int)state);
     }

@@ -11,11 +11,16 @@
 
 static struct fake_job f;
 
+static void assert_says(const char *words)
+{
+    ck_assert_str_eq(cst_job_error(f.job)->text, words);
+}
+
 /* Errors that libcistern can find without the daemon are reported at once, with a message. */
 START_TEST(test_declarations)
 {
     int64_t four = 4, zero = 0, huge[2] = {1ll << 40, 2};
-    int list[2] = {0, 0}, unknown = 7;
+    int list[2] = {0, 0}, unknown = 7, negative = -22;
     char name[80];
 
     fake_daemon_start(&f.fake);
@@ -39,6 +44,14 @@ START_TEST(test_declarations)
     ck_assert_int_eq(cst_operator(f.job, "o", list, 2), CST_EINVAL);
     ck_assert_int_eq(cst_operator(f.job, "o", &unknown, 1), CST_EINVAL);
     ck_assert_int_eq(cst_operator(f.job, "o", list, 0), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "o", &negative, 1), CST_EINVAL);
+    assert_says("operator 'o' uses tensor -22, only 1 are declared");
+    /* The list is not read, because no list of that length is valid. */
+    ck_assert_int_eq(cst_operator(f.job, "o", list, UINT32_MAX), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, "o", NULL, 1), CST_EINVAL);
+    ck_assert_int_eq(cst_operator(f.job, NULL, list, 1), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, NULL, CST_BF16, 1, &four, CST_GROUP_ALL), CST_EINVAL);
+    ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, NULL, CST_GROUP_ALL), CST_EINVAL);
     ck_assert_int_eq(cst_operator(f.job, "o", list, 1), 0);
     ck_assert_int_eq(cst_operator(f.job, "o", list, 1), CST_EEXIST);
     ck_assert_int_eq(cst_tensor(f.job, "b", CST_BF16, 1, &four, CST_GROUP_ALL), 1);
@@ -58,11 +71,6 @@ static int declare_as(const char *name, struct cst_tensor_spec spec)
     spec.shape = shape;
     spec.lr_scale = spec.decay_scale = 1.0f;
     return cst_tensor_as(f.job, &spec);
-}
-
-static void assert_says(const char *words)
-{
-    ck_assert_str_eq(cst_job_error(f.job)->text, words);
 }
 
 /* A group consists of ranks of this job, each once. Tensors name groups, and an operator needs a
@@ -85,18 +93,19 @@ START_TEST(test_groups)
     ck_assert_int_eq(cst_group(f.job, ranks, 2), 1);
     ck_assert_int_eq(cst_group(f.job, (uint32_t[]){1}, 1), 2);
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 3}), CST_EINVAL);
-    assert_says("tensor 'a': group 3 is not declared (3 groups are)");
+    assert_says("tensor 'a' is of group 3, only 0..2 are declared");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = -1}), CST_EINVAL);
+    assert_says("tensor 'a' is of group -1, only 0..2 are declared");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.group = 1}), 0);
     ck_assert_int_eq(declare_as("b", (struct cst_tensor_spec){.group = 2}), 1);
     ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0, 1}, 2), CST_EINVAL);
-    assert_says("operator 'p': no rank is in the groups of all its tensors");
+    assert_says("operator 'p': no rank holds tensor 'b' and all those before it");
     ck_assert_int_eq(cst_operator(f.job, "p", (int[]){0}, 1), 0);
     for (int i = 3; i < 256; i++) {
         ck_assert_int_eq(cst_group(f.job, ranks, 1), i);
     }
     ck_assert_int_eq(cst_group(f.job, ranks, 1), CST_EINVAL);
-    assert_says("over 256 groups");
+    assert_says("more than 255 groups");
     fake_job_stop(&f);
 }
 END_TEST
@@ -111,14 +120,15 @@ START_TEST(test_patterns)
     ck_assert_int_eq(cst_tensor_as(f.job, NULL), CST_EINVAL);
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_COUNT}),
                      CST_EINVAL);
-    assert_says("tensor 'a': pattern 5 is unknown (there are 5)");
+    assert_says("tensor 'a': pattern 5 is unknown (known: 0 to 4)");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR}),
                      CST_EINVAL);
-    assert_says("tensor 'a': pattern tensor takes whole_shape and first");
+    assert_says(
+        "tensor 'a': pattern tensor needs the shape of the whole tensor and where the box begins");
     ck_assert_int_eq(
         declare_as("a", (struct cst_tensor_spec){.whole_shape = whole, .first = first}),
         CST_EINVAL);
-    assert_says("tensor 'a': pattern shard takes no whole_shape and first");
+    assert_says("tensor 'a': pattern shard has no box");
     ck_assert_int_eq(declare_as("a", (struct cst_tensor_spec){.pattern = CST_PATTERN_TENSOR,
                                                               .whole_shape = whole,
                                                               .first = beyond}),
@@ -152,7 +162,7 @@ START_TEST(test_hints)
     ck_assert_int_eq(
         cst_operator_as(f.job, "o", &zero, 1, &(struct cst_operator_cost){.expected_uses = -1}),
         CST_EINVAL);
-    assert_says("operator 'o': 0 flops, -1 expected uses: hints are 0 or more");
+    assert_says("operator 'o': flops and expected uses must be finite and not negative");
     ck_assert_int_eq(
         cst_operator_as(f.job, "o", &zero, 1, &(struct cst_operator_cost){.flops = 1e9}), 0);
     fake_job_stop(&f);
