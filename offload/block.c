@@ -175,21 +175,43 @@ void cst_block_review(struct cst_pool *pool, uint32_t b)
     cst_victims_put(&part->victims, b - part->first_block, &victim);
 }
 
+/* The block goes to @state: let the chunk point at it, or no longer do so. A void gradient has no
+ * pointer, and its chunk can already have another block. */
+static void point_at(struct cst_pool *pool, uint32_t b, enum cst_block_state state)
+{
+    uint32_t c = pool->blocks[b].chunk;
+
+    if (states[state].is_weight) {
+        pool->weight_of[c] = b;
+    } else if (pool->weight_of[c] == b) {
+        pool->weight_of[c] = CST_NONE;
+    }
+    if (state == CST_BLOCK_OPEN) {
+        pool->grad_of[c] = b;
+    } else if (pool->grad_of[c] == b && !states[state].is_grad) {
+        pool->grad_of[c] = CST_NONE;
+    }
+}
+
 static void set_state(struct cst_pool *pool, uint32_t b, enum cst_block_state state)
 {
     struct cst_block *block = &pool->blocks[b];
+    bool reviewed; /* Only RESIDENT blocks can be victims. */
 
     assert((states[block->state].next & (1u << state)) != 0);
+    point_at(pool, b, state);
     delist(pool, b);
     if (block->foreseen) {
         pool->parts[block->part].n_foreseen--;
         block->foreseen = false;
     }
+    reviewed = block->state == CST_BLOCK_RESIDENT || state == CST_BLOCK_RESIDENT;
     block->state = state;
     enlist(pool, b);
-    cst_block_review(pool, b);
-    /* The new state can let a waiting fetch succeed. */
-    pool->changed = true;
+    if (reviewed) {
+        cst_block_review(pool, b);
+    }
+    cst_pool_wake(pool);
 }
 
 uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32_t chunk)
@@ -227,8 +249,9 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
         block->ticket = 0;
         block->dropped = false;
     }
-    /* The worker can still be filling a block that became stale. */
-    block->filling = block->filling && state == CST_BLOCK_STALE;
+    /* The worker fills the block after the reply, and perhaps still after it became stale. */
+    block->filling = state == CST_BLOCK_RESIDENT ? pool->worker_copies
+                                                 : block->filling && state == CST_BLOCK_STALE;
     /* The hand-in ends the worker's lease. */
     if (state == CST_BLOCK_PENDING) {
         block->leases = 0;
@@ -242,10 +265,64 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
     }
 }
 
-void cst_block_lease(struct cst_pool *pool, uint32_t b)
+void cst_block_use(struct cst_pool *pool, uint32_t b)
+{
+    pool->blocks[b].last_use = ++pool->uses;
+}
+
+void cst_block_load(struct cst_pool *pool, uint32_t b, uint64_t ticket)
+{
+    pool->blocks[b].ticket = ticket;
+    cst_block_use(pool, b);
+}
+
+void cst_block_wait_for(struct cst_pool *pool, uint32_t b, uint64_t ticket)
+{
+    pool->blocks[b].ticket = ticket;
+}
+
+void cst_block_hand_in(struct cst_pool *pool, uint32_t b, uint32_t micro)
+{
+    cst_block_use(pool, b);
+    pool->blocks[b].micro = micro;
+    cst_block_move(pool, b, CST_BLOCK_PENDING);
+}
+
+struct cst_place cst_block_read_by(struct cst_pool *pool, uint32_t b, enum cst_block_state state,
+                                   uint64_t ticket)
+{
+    cst_block_move(pool, b, state);
+    pool->blocks[b].ticket = ticket;
+    return cst_pool_place(pool, b);
+}
+
+void cst_block_drop(struct cst_pool *pool, uint32_t b)
 {
     struct cst_block *block = &pool->blocks[b];
 
+    if (pool->grad_of[block->chunk] == b) {
+        pool->grad_of[block->chunk] = CST_NONE;
+    }
+    block->dropped = true;
+}
+
+void cst_block_add_piece(struct cst_pool *pool, uint32_t b)
+{
+    pool->blocks[b].n_pieces++;
+}
+
+bool cst_block_end_piece(struct cst_pool *pool, uint32_t b)
+{
+    return --pool->blocks[b].n_pieces == 0;
+}
+
+void cst_block_lease(struct cst_pool *pool, uint32_t b, uint64_t generation)
+{
+    struct cst_block *block = &pool->blocks[b];
+
+    if (block->leases == 0) {
+        block->generation = generation;
+    }
     if (block->leases++ == 0 && block->state == CST_BLOCK_RESIDENT) {
         pool->parts[block->part].n_leased_resident++;
         cst_block_review(pool, b);
@@ -257,13 +334,14 @@ void cst_block_unlease(struct cst_pool *pool, uint32_t b)
     struct cst_block *block = &pool->blocks[b];
 
     assert(block->leases > 0);
+    block->filling = false;
     if (--block->leases == 0) {
         note_time(pool, block);
         if (block->state == CST_BLOCK_RESIDENT) {
             pool->parts[block->part].n_leased_resident--;
         }
         block->generation = 0;
-        pool->changed = true;
+        cst_pool_wake(pool);
         cst_block_review(pool, b);
     }
 }

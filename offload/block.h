@@ -63,7 +63,7 @@ struct cst_block {
     uint64_t generation; /* Generation of the current lease; 0: not leased. */
     /* Ticket of the command that moves the contents, or that the block waits for; 0: none. */
     uint64_t ticket;
-    /* Value of the core's use counter when the block was last granted, released or loaded. */
+    /* Value of the pool's `uses` when the block was last granted, handed in, released or loaded. */
     uint64_t last_use;
 
     /* Times on both clocks, see instant.c. */
@@ -114,6 +114,7 @@ struct cst_pool {
     bool worker_copies; /* The rank's worker copies weights in; engines do not. */
     /* The rank's trace, which predicts when weights are used; borrowed. */
     const struct cst_trace *trace;
+    uint64_t uses;  /* Number of uses of the pool's blocks so far, for LRU. */
     uint64_t epoch; /* Epoch of the trace to which the times in `victims` belong. */
     /* Grows with requests that come as expected; pays for a new look at all victims. */
     uint64_t credit;
@@ -142,16 +143,45 @@ static inline struct cst_part *cst_pool_part(struct cst_pool *pool, uint32_t chu
 /* Number of the pool's blocks in @state. */
 uint32_t cst_pool_count(const struct cst_pool *pool, enum cst_block_state state);
 
-/* Take a free block for @chunk and set it to @state; CST_NONE: none is free. The caller updates
- * weight_of and grad_of. */
+/* Take a free block for @chunk and set it to @state, LOADING or OPEN; CST_NONE: none is free. */
 uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32_t chunk);
 
 /* Change the state of @block to @state; the transition must be in the diagram above. FREE resets
  * the block. */
 void cst_block_move(struct cst_pool *pool, uint32_t block, enum cst_block_state state);
 
-/* Add or end one lease on a RESIDENT or STALE block. */
-void cst_block_lease(struct cst_pool *pool, uint32_t block);
+/* Note that the LOADING block waits for the command @ticket: the one that fills it or, if the
+ * worker copies, the chunk's update. */
+void cst_block_load(struct cst_pool *pool, uint32_t block, uint64_t ticket);
+/* The LOADING block waits for the update @ticket instead. */
+void cst_block_wait_for(struct cst_pool *pool, uint32_t block, uint64_t ticket);
+
+/* The gradient in an OPEN block is handed in for micro-batch @micro. */
+void cst_block_hand_in(struct cst_pool *pool, uint32_t block, uint32_t micro);
+
+/* The command @ticket reads the gradient: change the block's state to STAGING or REDUCING. Returns
+ * the place to read. */
+struct cst_place cst_block_read_by(struct cst_pool *pool, uint32_t block,
+                                   enum cst_block_state state, uint64_t ticket);
+
+/* What a command brings to the block, or reads from it, is out of date. */
+void cst_block_drop(struct cst_pool *pool, uint32_t block);
+
+/* The block is used now, for LRU. */
+void cst_block_use(struct cst_pool *pool, uint32_t block);
+
+/* One more copy to or from a LOADING block is in flight, or one less; true: none is left. */
+void cst_block_add_piece(struct cst_pool *pool, uint32_t block);
+bool cst_block_end_piece(struct cst_pool *pool, uint32_t block);
+
+/* A waiting fetch may now succeed. */
+static inline void cst_pool_wake(struct cst_pool *pool)
+{
+    pool->changed = true;
+}
+
+/* Add or end one lease on a block. A first lease gets the generation @generation. */
+void cst_block_lease(struct cst_pool *pool, uint32_t block, uint64_t generation);
 void cst_block_unlease(struct cst_pool *pool, uint32_t block);
 
 /* Mark a LOADING block: nobody has asked for its weights. */
@@ -160,7 +190,7 @@ void cst_block_foresee(struct cst_pool *pool, uint32_t block);
 /* Update the block's place among the victims after its next use has changed. */
 void cst_block_review(struct cst_pool *pool, uint32_t block);
 
-/* End all leases of a RESIDENT block. */
+/* End all leases of a RESIDENT block. Its worker does not fill it any more. */
 void cst_block_unlease_all(struct cst_pool *pool, uint32_t block);
 
 /* Let a fetch wait for the load of a LOADING block (await), end the wait (forsake), or take out the

@@ -72,7 +72,7 @@ static bool can_be_late(const struct cst_core *core, const struct cst_request *r
 {
     return request->deadline != CST_CORE_NEVER &&
            (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_SYNC ||
-            (request->where == CST_REQUEST_STEP && !core->commit.closing));
+            (request->where == CST_REQUEST_STEP && !core->attempt.closing));
 }
 
 static const char *check_requests(const struct cst_core *core)
@@ -354,7 +354,7 @@ static const char *check_phase(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
 
-        if (core->attempt.phase == CST_PHASE_RUNNING && !r->joined && !core->commit.closing) {
+        if (core->attempt.phase == CST_PHASE_RUNNING && !r->joined && !core->attempt.closing) {
             return "all ranks take part in an attempt that runs";
         }
         if (r->joined &&
@@ -365,7 +365,7 @@ static const char *check_phase(const struct cst_core *core)
             (core->attempt.phase != CST_PHASE_RUNNING && r->micro != 0)) {
             return "a rank is in a micro-batch of the step that runs";
         }
-        if (core->commit.closing && !r->stepped) {
+        if (core->attempt.closing && !r->stepped) {
             return "a step closes when all ranks have asked";
         }
         if (core->attempt.phase != CST_PHASE_RUNNING &&
@@ -387,7 +387,7 @@ static const char *check_phase(const struct cst_core *core)
     if (n_reduced != core->collection.n_reduced) {
         return "reduced chunks are counted";
     }
-    if (core->attempt.interrupt_later && !core->commit.closing) {
+    if (core->attempt.interrupt_later && !core->attempt.closing) {
         return "an interruption waits for a step that closes";
     }
     return NULL;

@@ -47,8 +47,6 @@ struct cst_chunk_update {
     uint32_t room;   /* Device reservation of the update; CST_NONE: it is not AWAY or COMES. */
     uint32_t buffer; /* Buffer of the device reservation that the update used. */
     struct cst_update what; /* AWAY, COMES: the update. */
-    /* Slot of the device reservation that holds the chunk's gradient; CST_NONE: none does. */
-    uint32_t kept;
 };
 
 /* Fill in the fields of the command that do not depend on where @what is executed. */
@@ -58,6 +56,31 @@ void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *comm
 /* Make @command wait until everything that the chunk's update writes is there. (A command that only
  * reads the weights waits for update_ticket.) */
 void cst_chunk_update_before(struct cst_command *command, const struct cst_chunk *chunk);
+
+/* The next update of the chunk is made there: in device reservation @room or, CST_NONE, by its
+ * node. */
+void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where, uint32_t room);
+
+/* The update was issued to the chunk's node as the command @ticket. */
+void cst_chunk_update_issued(struct cst_chunk *chunk, uint64_t ticket);
+
+/* The device update @what was issued, in buffer @buffer. */
+void cst_chunk_update_begin_device(struct cst_chunk *chunk, const struct cst_update *what,
+                                   uint32_t buffer);
+/* Its COPYs down are @tickets: weights, then states; 0: no such row. */
+void cst_chunk_update_issued_down(struct cst_chunk *chunk,
+                                  const uint64_t tickets[1 + CST_UPDATE_STATES]);
+/* Its UPDATE is done: the COPYs down overwrite the chunk's rows. */
+void cst_chunk_update_comes(struct cst_chunk *chunk);
+/* The node makes it instead, as the command @ticket. */
+void cst_chunk_update_return(struct cst_chunk *chunk, uint64_t ticket);
+
+/* The command @from of the chunk's update is complete (@to = 0), or replaced by @to. True: it was
+ * one of those that complete the update. */
+bool cst_chunk_update_replace(struct cst_chunk *chunk, uint64_t from, uint64_t to);
+
+/* Fetches read the weights of the last update from now on. */
+void cst_chunk_update_read(struct cst_chunk *chunk);
 
 /* True if no update of the chunk is in flight. */
 bool cst_chunk_update_is_over(const struct cst_chunk *chunk);

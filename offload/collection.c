@@ -114,11 +114,89 @@ static bool all_went_on(const struct cst_core *core, uint32_t c)
 void cst_collection_wake(struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        core->ranks[rank].pool.changed = true;
+        cst_pool_wake(&core->ranks[rank].pool);
     }
 }
 
-/* -- reduction -------------------------------------------------------------------------------- */
+/* -- sums and spills -------------------------------------------------------------------------- */
+
+struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_sources sources = {.spilled = CST_NONE};
+
+    for (uint64_t rest = chunk->ranks & ~chunk->gradient.added; rest != 0; rest &= rest - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(rest);
+
+        if (!cst_collection_has_come(core, c, rank)) {
+            break;
+        }
+        if (chunk->gradient.staged_rank == rank) {
+            sources.spilled = rank;
+        } else if (cst_collection_holds(core, c, rank)) {
+            sources.blocks |= 1ull << rank;
+        }
+        sources.ranks |= 1ull << rank;
+    }
+    return sources;
+}
+
+void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
+                            uint64_t ticket, bool fused)
+{
+    struct cst_gradient *gradient = &core->chunks[c].gradient;
+
+    /* A rank that went on without a gradient cannot contribute any more. */
+    gradient->handed |= sources->ranks;
+    gradient->added |= sources->ranks;
+    gradient->reduce_ticket = ticket;
+    gradient->sum = CST_SUM_PARTIAL;
+    if (fused) {
+        gradient->row = CST_GRAD_ROW_NOT_STORED;
+        return;
+    }
+    /* An fp32 row is complete only after the last contribution. */
+    if (gradient->row != CST_GRAD_ROW_PARTIAL) {
+        gradient->row = core->grad_fp32 ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+    }
+    gradient->version++;
+}
+
+void cst_collection_fused(struct cst_chunk *chunk)
+{
+    chunk->gradient.reduce_ticket = 0;
+}
+
+void cst_collection_summed(struct cst_core *core, const struct cst_flight *flight, bool ok)
+{
+    struct cst_gradient *gradient = &core->chunks[flight->chunk].gradient;
+
+    gradient->reduce_ticket = 0;
+    /* After a failure the contents of the row are unknown. */
+    gradient->row = core->grad_fp32 || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+    if (ok && flight->collection == core->collection.number) {
+        gradient->staged_rank = CST_NONE;
+    }
+}
+
+void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket)
+{
+    chunk->gradient.stage_ticket = ticket;
+    chunk->gradient.staged_rank = rank;
+    chunk->gradient.row = CST_GRAD_ROW_PARTIAL;
+    chunk->gradient.version++;
+}
+
+void cst_collection_spilled(struct cst_chunk *chunk, bool kept)
+{
+    chunk->gradient.stage_ticket = 0;
+    if (!kept) {
+        chunk->gradient.staged_rank = CST_NONE;
+    }
+}
+
+/* -- micro-batches --------------------------------------------------------------------------------
+ */
 
 /* The whole micro-batch is in the row: go on to the next one, and count what was already handed in
  * for it. */
@@ -152,7 +230,7 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
  * for the step to close. */
 static bool is_over(const struct cst_core *core, uint32_t c)
 {
-    return core->commit.closing || all_went_on(core, c) || later_ones_wait(core, c);
+    return core->attempt.closing || all_went_on(core, c) || later_ones_wait(core, c);
 }
 
 enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
@@ -189,10 +267,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
 static void drop_moving(struct cst_pool *pool, uint32_t head)
 {
     for (uint32_t b = head; b != CST_NONE; b = pool->blocks[b].next) {
-        if (pool->grad_of[pool->blocks[b].chunk] == b) {
-            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
-        }
-        pool->blocks[b].dropped = true;
+        cst_block_drop(pool, b);
     }
 }
 
@@ -202,7 +277,6 @@ static void drop_part(struct cst_pool *pool, struct cst_part *part)
 
     part->staging_failed = false;
     while ((b = part->head[CST_BLOCK_PENDING]) != CST_NONE) {
-        pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
         cst_block_move(pool, b, CST_BLOCK_FREE);
     }
     drop_moving(pool, part->head[CST_BLOCK_STAGING]);
@@ -210,12 +284,14 @@ static void drop_part(struct cst_pool *pool, struct cst_part *part)
 }
 
 /* The chunk already has its update of the step, which is not committed: it collects nothing. */
-static void carry_on(struct cst_core *core, struct cst_chunk *chunk)
+static void carry_on(struct cst_core *core, uint32_t c)
 {
+    struct cst_chunk *chunk = &core->chunks[c];
+
     chunk->gradient.micro = core->micro_batches;
     chunk->gradient.sum = chunk->gradient.reduce_ticket == 0 ? CST_SUM_COMPLETE : CST_SUM_PARTIAL;
     core->collection.n_reduced += chunk->gradient.sum == CST_SUM_COMPLETE;
-    chunk->weight.rows = CST_ROWS_CARRIED;
+    cst_weight_row_go(core, c, CST_ROWS_CARRIED);
 }
 
 void cst_collection_drop(struct cst_core *core)
@@ -239,10 +315,22 @@ void cst_collection_drop(struct cst_core *core)
         chunk->gradient.sum = CST_SUM_NOTHING;
         chunk->gradient.staged_rank = CST_NONE;
         if (cst_weight_row_is_early(&chunk->weight)) {
-            carry_on(core, chunk);
+            carry_on(core, c);
         }
     }
     core->collection.number++;
+}
+
+void cst_collection_next_micro(struct cst_core *core, uint32_t rank)
+{
+    core->ranks[rank].micro++;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].weight.rows == CST_ROWS_CARRIED) {
+            /* A chunk with its update collects nothing: the rank may hand in again for the next
+             * micro-batch. */
+            core->chunks[c].gradient.handed &= ~(1ull << rank);
+        }
+    }
 }
 
 void cst_collection_drop_open(struct cst_core *core, uint32_t rank)
@@ -253,7 +341,6 @@ void cst_collection_drop_open(struct cst_core *core, uint32_t rank)
         uint32_t b;
 
         while ((b = pool->parts[k].head[CST_BLOCK_OPEN]) != CST_NONE) {
-            pool->grad_of[pool->blocks[b].chunk] = CST_NONE;
             cst_block_move(pool, b, CST_BLOCK_FREE);
         }
     }
@@ -266,9 +353,7 @@ static void drop_gradient(struct cst_core *core, const struct cst_event *event, 
 {
     struct cst_rank *r = &core->ranks[event->rank];
 
-    r->pool.grad_of[event->chunk] = CST_NONE;
     cst_block_move(&r->pool, b, CST_BLOCK_FREE);
-    r->pool.changed = true;
     core->chunks[event->chunk].gradient.handed |= 1ull << event->rank;
     core->collection.n_dropped++;
     (void)cst_core_reply(core, event->tag);
@@ -292,9 +377,7 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         drop_gradient(core, event, b);
         return;
     }
-    r->pool.blocks[b].last_use = ++core->grants.uses;
-    r->pool.blocks[b].micro = r->micro;
-    cst_block_move(&r->pool, b, CST_BLOCK_PENDING);
+    cst_block_hand_in(&r->pool, b, r->micro);
     if (chunk->gradient.micro == r->micro) {
         chunk->gradient.handed |= 1ull << event->rank;
     }

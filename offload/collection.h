@@ -6,8 +6,10 @@
 #define CST_COLLECTION_H
 
 #include "offload/core.h"
+#include "offload/flight.h"
 
 struct cst_core;
+struct cst_chunk;
 
 struct cst_collection {
     /* Number of the current collection of gradients: there is one for each step and attempt. */
@@ -69,6 +71,29 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t chu
 /* Nothing is left to add to the sum of the step. */
 void cst_collection_complete(struct cst_core *core, uint32_t chunk);
 
+/* The contributions that the next sum of @chunk takes: in rank order, up to the first rank whose
+ * contribution is not known yet. One bit for each rank. */
+struct cst_sources {
+    uint64_t ranks;   /* Ranks that the sum counts as added. */
+    uint64_t blocks;  /* Those of them whose contributions are in blocks. */
+    uint32_t spilled; /* The one of them whose contribution is in the grad row; CST_NONE: none. */
+};
+struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t chunk);
+
+/* The command @ticket, which sums @sources into the grad row or, with @fused, also makes the
+ * update and does not store the sum, was issued. */
+void cst_collection_summing(struct cst_core *core, uint32_t chunk,
+                            const struct cst_sources *sources, uint64_t ticket, bool fused);
+/* The command that made the sum is complete. */
+void cst_collection_fused(struct cst_chunk *chunk);
+/* REDUCE @flight is complete, well if @ok. */
+void cst_collection_summed(struct cst_core *core, const struct cst_flight *flight, bool ok);
+
+/* The COPY @ticket, which spills the contribution of @rank to the grad row, was issued. */
+void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket);
+/* That COPY is complete. @kept: the contribution is in the row, or void. */
+void cst_collection_spilled(struct cst_chunk *chunk, bool kept);
+
 /* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
  * there is no such rank. */
 uint32_t cst_collection_only(const struct cst_core *core, uint32_t chunk);
@@ -83,6 +108,9 @@ bool cst_collection_handed(const struct cst_core *core, uint32_t chunk, uint32_t
 /* True if @rank's contribution to the micro-batch that @chunk collects is in a block of its pool
  * and no command moves it. */
 bool cst_collection_holds(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+
+/* The rank begins its next micro-batch. */
+void cst_collection_next_micro(struct cst_core *core, uint32_t rank);
 
 /* Discard the gradients that the rank opened and did not hand in. */
 void cst_collection_drop_open(struct cst_core *core, uint32_t rank);

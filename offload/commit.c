@@ -152,8 +152,7 @@ static void commit(struct cst_core *core, double sum_squares)
     core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
     core->commit.last_ns = core->now;
     cst_instant_committed(core);
-    core->commit.closing = false;
-    core->commit.norm_issued = false;
+    cst_ranks_end_closing(core);
     cst_rank_reset_begun(core);
     core->commit.n_skipped += skipped;
     core->commit.n_overflows += !clip.finite;
@@ -170,12 +169,7 @@ static void commit(struct cst_core *core, double sum_squares)
         issue_updates(core, clip.factor, guard);
     }
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
-    if (core->attempt.interrupt_later) {
-        struct cst_err why = core->attempt.why;
-
-        core->attempt.interrupt_later = false;
-        cst_ranks_interrupt(core, &why);
-    }
+    cst_ranks_committed(core);
 }
 
 void cst_commit_close(struct cst_core *core)
@@ -183,12 +177,12 @@ void cst_commit_close(struct cst_core *core)
     struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection.number};
 
     /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
-    if (!core->commit.closing || core->commit.norm_issued ||
+    if (!core->attempt.closing || core->commit.normed == core->collection.number + 1 ||
         core->collection.n_reduced < core->n_trained || core->writes.n > 0) {
         return;
     }
     cst_core_command(core, CST_COMMAND_NORM, 0, &flight)->table = core->table_segment;
-    core->commit.norm_issued = true;
+    core->commit.normed = core->collection.number + 1;
 }
 
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
@@ -201,7 +195,7 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
                           "the norm of step %" PRIu64 " failed: %s", core->step,
                           cst_event_words(event));
         cst_ranks_fail(core, &why);
-    } else if (core->commit.closing && flight->collection == core->collection.number) {
+    } else if (core->attempt.closing && flight->collection == core->collection.number) {
         commit(core, event->value);
     }
 }
@@ -216,17 +210,6 @@ static bool all_stepped(const struct cst_core *core)
         }
     }
     return true;
-}
-
-/* Stop the deadlines of the waiting STEPs: from now on they wait only for engines. */
-static void begin_closing(struct cst_core *core)
-{
-    core->commit.closing = true;
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (core->ranks[rank].step != CST_NO_REQUEST) {
-            cst_requests_untime(&core->requests, core->ranks[rank].step);
-        }
-    }
 }
 
 void cst_commit_step(struct cst_core *core, const struct cst_event *event)
@@ -264,7 +247,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
             cst_ranks_interrupt(core, &err);
             return;
         }
-        begin_closing(core);
+        cst_ranks_begin_closing(core);
     }
     cst_fact_rank_went_on(&core->facts);
     if (core->grad_fp32) {
@@ -294,16 +277,9 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
     cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
     cst_waiting_cancel_grads(core, event->rank);
     cst_collection_drop_open(core, event->rank);
-    r->micro++;
+    cst_collection_next_micro(core, event->rank);
     r->wants_prefetch = true;
     (void)cst_core_reply(core, event->tag);
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].weight.rows == CST_ROWS_CARRIED) {
-            /* A chunk with its update collects nothing: the rank may hand in again for the next
-             * micro-batch. */
-            core->chunks[c].gradient.handed &= ~(1ull << event->rank);
-        }
-    }
     cst_fact_rank_went_on(&core->facts);
     cst_collection_wake(core);
 }

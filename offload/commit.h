@@ -10,8 +10,8 @@
 struct cst_core;
 
 struct cst_commit {
-    bool closing;     /* All ranks have asked for the step; it waits only for engines. */
-    bool norm_issued; /* While closing: the NORM command was issued. */
+    /* Collection whose NORM was issued last, counted from 1; 0: none was. */
+    uint64_t normed;
     uint64_t n_skipped;
     uint64_t n_overflows;
     uint64_t adam_step;

@@ -98,6 +98,14 @@ static int reserve_actions(struct cst_actions *actions, size_t n)
     return CST_OK;
 }
 
+/* True if the last call of reserve suffices for the next event, too. */
+static bool is_reserved(const struct cst_core *core, const struct cst_actions *actions)
+{
+    return core->requests.unused != CST_NO_REQUEST &&
+           core->reserved.requests == core->requests.capacity &&
+           core->reserved.gpus == core->n_gpus && actions->capacity >= core->reserved.actions;
+}
+
 /* Make room in @actions and in the core's tables for everything that one event can cause.
  * CST_ENOMEM. */
 static int reserve(struct cst_core *core, struct cst_actions *actions)
@@ -126,6 +134,11 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
     if (status == CST_OK) {
         status = cst_flights_reserve(&core->flights,
                                      (uint32_t)(in_flight + 4 * core->requests.capacity));
+    }
+    if (status == CST_OK) {
+        core->reserved = (struct cst_reserved){.requests = core->requests.capacity,
+                                               .gpus = core->n_gpus,
+                                               .actions = actions->capacity};
     }
     return status;
 }
@@ -260,8 +273,6 @@ static bool admit(struct cst_core *core, const struct cst_event *event)
 void cst_core_step(struct cst_core *core, const struct cst_event *event,
                    struct cst_actions *actions)
 {
-    struct cst_fact fact;
-
     actions->n = 0;
     core->out.actions = actions;
     core->now = event->now;
@@ -271,7 +282,8 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     }
     /* Memory for what waits and what is in flight was reserved when its request was accepted, so
      * only a request can run out of memory. Other events must be processed in any case. */
-    if (reserve(core, actions) != CST_OK && (kinds[event->kind].needs & NEEDS_REQUEST) != 0) {
+    if (!is_reserved(core, actions) && reserve(core, actions) != CST_OK &&
+        (kinds[event->kind].needs & NEEDS_REQUEST) != 0) {
         if (actions->capacity > 0) {
             cst_core_refuse(core, event->tag, CST_ENOMEM, "no memory for the request");
         }
@@ -280,10 +292,14 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
     if (admit(core, event)) {
         cst_instant_begin(core, event);
         kinds[event->kind].digest(core, event);
-        while (cst_facts_take(&core->facts, &fact)) {
+        while (core->facts.n > 0) {
+            struct cst_fact fact = cst_facts_take(&core->facts);
+
             route(core, event, &fact);
         }
-        cst_ranks_start(core);
+        if (core->attempt.phase != CST_PHASE_RUNNING) {
+            cst_ranks_start(core);
+        }
         cst_fetch_pump(core);
     }
     core->out.actions = NULL;
@@ -321,7 +337,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
     *out = (struct cst_core_stats){
         .phase = core->attempt.phase,
         .initialised = core->attempt.initialised,
-        .closing = core->commit.closing,
+        .closing = core->attempt.closing,
         .attempt = core->attempt.number,
         .step = core->step,
         .n_skipped = core->commit.n_skipped,

@@ -114,7 +114,7 @@ static void open_chunks(struct cst_core *core)
         core->chunks[c].gradient.staged_rank = CST_NONE;
         core->chunks[c].update.room = CST_NONE;
         core->chunks[c].device = at->device;
-        core->chunks[c].update.kept = CST_NONE;
+        core->chunks[c].kept = CST_NONE;
         core->chunks[c].evicted.rank = CST_NONE;
         core->n_trained += core->chunks[c].has_states;
     }
@@ -171,9 +171,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->chunks = calloc(core->n_chunks, sizeof *core->chunks);
     core->commit.order = calloc(core->n_chunks, sizeof *core->commit.order);
     core->n_nodes = count_nodes(core->layout);
-    core->device_updates.in_order = calloc(core->n_nodes, sizeof *core->device_updates.in_order);
-    if (core->ranks == NULL || core->chunks == NULL || core->commit.order == NULL ||
-        core->device_updates.in_order == NULL) {
+    if (core->ranks == NULL || core->chunks == NULL || core->commit.order == NULL) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " chunks", core->n_chunks);
     }
     for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
@@ -211,7 +209,6 @@ void cst_core_close(struct cst_core *core)
     free(core->ranks);
     free(core->chunks);
     free(core->commit.order);
-    free(core->device_updates.in_order);
     cst_landing_close(core);
     free(core);
 }

@@ -51,9 +51,19 @@ struct cst_chunk {
     struct cst_weight_row weight;
     struct cst_gradient gradient;
     struct cst_chunk_update update;
+    /* Slot of the device reservation `update.room` that holds the chunk's gradient; CST_NONE: none
+     * does. Changed by kept_gradients.c. */
+    uint32_t kept;
     struct cst_chunk_writes writes;
     struct cst_chunk_times times;
     struct cst_evicted evicted;
+};
+
+/* What the memory that core.c has reserved suffices for. */
+struct cst_reserved {
+    uint32_t requests; /* Capacity for waiting requests. */
+    uint32_t gpus;     /* Number of GPUs into which engines load weights. */
+    size_t actions;    /* Least capacity of the list of actions. */
 };
 
 struct cst_core {
@@ -99,6 +109,7 @@ struct cst_core {
     struct cst_clock clock;
     struct cst_requests requests;
     struct cst_flights flights;
+    struct cst_reserved reserved;
     struct cst_facts facts;
     struct cst_output out;
 };

@@ -21,6 +21,7 @@
 #include "offload/ranks.h"
 #include "offload/waiting.h"
 
+#include <assert.h>
 #include <inttypes.h>
 
 /* The ranks whose pools are on the accelerator of @engine, one bit each. */
@@ -67,9 +68,11 @@ void cst_device_loss_of_pools(struct cst_core *core, uint32_t engine, const stru
                       "the accelerator of engine %" PRIu32 " was lost in step %" PRIu64
                       ", with the pool of %s: %s",
                       engine, core->step, cst_group_words(ranks, text), cst_event_words(event));
-    mark(core, ranks, &why, needed || !core->commit.closing);
+    mark(core, ranks, &why, needed || !core->attempt.closing);
     why.status = CST_EPEERDIED;
     if (core->attempt.phase == CST_PHASE_RUNNING && needed) {
+        /* The NORM is issued only when all sums are there, so none can be lost any more. */
+        assert(!core->attempt.closing || core->commit.normed != core->collection.number + 1);
         cst_ranks_abandon(core, &why);
     } else if (core->attempt.phase == CST_PHASE_RUNNING) {
         cst_ranks_interrupt(core, &why);
@@ -93,13 +96,8 @@ void cst_device_loss_of_node(struct cst_core *core, const struct cst_event *even
     mark(core, core->everybody, &why, true);
     why.status = CST_EPEERDIED;
     if (core->attempt.phase == CST_PHASE_RUNNING) {
-        /* The NORM in flight belongs to a collection that becomes void now. */
-        core->commit.norm_issued = false;
         cst_ranks_abandon(core, &why);
     } else if (core->attempt.phase == CST_PHASE_IDLE) {
-        /* Updates are still in flight, so the job is not idle. */
-        core->attempt.phase = CST_PHASE_INTERRUPTED;
-        core->attempt.why = why;
-        cst_core_log(core, why.status, "interrupted: %s", why.text);
+        cst_ranks_interrupt_idle(core, &why);
     }
 }

@@ -37,6 +37,7 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
@@ -96,6 +97,10 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
             return cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
         }
     }
+    core->device_updates.in_order = calloc(core->n_nodes, sizeof *core->device_updates.in_order);
+    if (core->device_updates.in_order == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " chunks", core->n_chunks);
+    }
     core->device_updates.interleave = config->interleave;
     core->device_updates.order_ended = true;
     return check_devices(core, err);
@@ -106,6 +111,7 @@ void cst_device_updates_close(struct cst_core *core)
     for (uint32_t i = 0; i < core->device_updates.n_rooms; i++) {
         cst_kept_gradients_close(&core->device_updates.rooms[i]);
     }
+    free(core->device_updates.in_order);
 }
 
 void cst_core_set_interleave(struct cst_core *core, uint32_t k)
@@ -186,34 +192,37 @@ bool cst_device_update_pass(struct cst_core *core, uint32_t c)
         return false;
     }
     count(core, c);
-    core->chunks[c].update.where = CST_UPDATE_AT_HOME;
+    cst_kept_gradients_drop(core, c);
+    cst_chunk_update_place(&core->chunks[c], CST_UPDATE_AT_HOME, CST_NONE);
     return true;
 }
 
 uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t room = chunk->update.room;
     bool turn;
 
     if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
-        chunk->update.room = find_own(core, c);
-        chunk->update.where = CST_UPDATE_AWAY;
+        cst_chunk_update_place(chunk, CST_UPDATE_AWAY, find_own(core, c));
         return chunk->update.room;
     }
     turn = is_turn(core, c);
     count(core, c);
     /* A chunk with a kept gradient must go to the device reservation that has it. */
-    if (!turn || chunk->update.kept == CST_NONE) {
+    if (!turn || chunk->kept == CST_NONE) {
         cst_kept_gradients_drop(core, c);
-        chunk->update.room = turn ? find_room(core, c) : CST_NONE;
+        room = turn ? find_room(core, c) : CST_NONE;
     }
-    chunk->update.where = chunk->update.room != CST_NONE ? CST_UPDATE_AWAY
-                          : turn                         ? CST_UPDATE_TOO_LARGE
-                                                         : CST_UPDATE_AT_HOME;
-    if (chunk->update.room != CST_NONE) {
-        core->device_updates.next_room = chunk->update.room + 1;
+    cst_chunk_update_place(chunk,
+                           room != CST_NONE ? CST_UPDATE_AWAY
+                           : turn           ? CST_UPDATE_TOO_LARGE
+                                            : CST_UPDATE_AT_HOME,
+                           room);
+    if (room != CST_NONE) {
+        core->device_updates.next_room = room + 1;
     }
-    return chunk->update.room;
+    return room;
 }
 
 /* -- commands ---------------------------------------------------------------------------------- */
@@ -287,7 +296,7 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
 static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
                                    uint64_t *ticket)
 {
-    if (core->chunks[c].update.kept != CST_NONE) {
+    if (core->chunks[c].kept != CST_NONE) {
         *ticket = 0;
         return cst_kept_gradients_use(core, c);
     }
@@ -298,9 +307,8 @@ static struct cst_place bring_grad(struct cst_core *core, const struct cst_room 
 static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
                              const struct cst_update *what)
 {
-    struct cst_flight flight = {.kind = CST_FLIGHT_AWAY,
-                                .chunk = what->chunk,
-                                .block = core->chunks[what->chunk].update.kept};
+    struct cst_flight flight = {
+        .kind = CST_FLIGHT_AWAY, .chunk = what->chunk, .block = core->chunks[what->chunk].kept};
     uint64_t up[1 + N_STATES] = {0};
     struct cst_place grad = bring_grad(core, room, what->chunk, &up[N_STATES]);
     struct cst_command *update;
@@ -379,18 +387,14 @@ void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cs
     uint64_t update = update_there(core, room, what);
     uint64_t *down = room->down[room->next];
 
-    chunk->update.buffer = room->next;
-    chunk->update.where = CST_UPDATE_AWAY;
-    chunk->update.what = *what;
-    chunk->update.ticket = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
-    down[0] = chunk->update.ticket;
+    cst_chunk_update_begin_device(chunk, what, room->next);
+    down[0] = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
     for (uint32_t i = 0; i < N_STATES; i++) {
-        down[i + 1] = 0;
-        if (has_row(core, what->chunk, states[i])) {
-            down[i + 1] = copy_down_after(core, what->chunk, states[i], update);
-        }
-        chunk->update.states_tickets[i] = down[i + 1];
+        down[i + 1] = has_row(core, what->chunk, states[i])
+                          ? copy_down_after(core, what->chunk, states[i], update)
+                          : 0;
     }
+    cst_chunk_update_issued_down(chunk, down);
     room->next = (room->next + 1) % room->buffers.n;
 }
 
@@ -405,6 +409,11 @@ static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, u
             room->down[buffer][i] = to;
         }
     }
+}
+
+void cst_device_update_count_failure(struct cst_core *core, uint32_t r)
+{
+    core->device_updates.rooms[r].n_failures++;
 }
 
 void cst_device_update_leave(struct cst_core *core, uint32_t c)
@@ -422,14 +431,12 @@ void cst_device_update_leave(struct cst_core *core, uint32_t c)
 void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
-    uint64_t *slot = &chunk->update.ticket;
     enum cst_row row = CST_ROW_WEIGHT;
     struct cst_command *copy;
 
     assert(chunk->update.room != CST_NONE);
     for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
         if (chunk->update.states_tickets[i] == flight->ticket) {
-            slot = &chunk->update.states_tickets[i];
             row = states[i];
         }
     }
@@ -437,10 +444,7 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
     copy->replaces[copy->n_instead++] = flight->ticket;
     rename_down(&core->device_updates.rooms[chunk->update.room], chunk->update.buffer,
                 flight->ticket, copy->ticket);
-    if (chunk->update.weight_ticket == flight->ticket) {
-        chunk->update.weight_ticket = copy->ticket;
-    }
+    (void)cst_chunk_update_replace(chunk, flight->ticket, copy->ticket);
     cst_residency_replaced(core, flight->chunk, flight->ticket, copy->ticket);
     cst_exposure_replaced(core, 1);
-    *slot = copy->ticket;
 }

@@ -74,6 +74,9 @@ void cst_device_update_update(struct cst_core *core, uint32_t room, const struct
  * buffer waits for nothing. */
 void cst_device_update_leave(struct cst_core *core, uint32_t chunk);
 
+/* A command of a device update failed in the device reservation @room. */
+void cst_device_update_count_failure(struct cst_core *core, uint32_t room);
+
 /* Use the device reservation @room for no further updates. */
 void cst_device_update_give_up(struct cst_core *core, uint32_t room);
 

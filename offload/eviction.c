@@ -16,7 +16,7 @@
 void cst_eviction_evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_block *block = &pool->blocks[b];
+    const struct cst_block *block = &pool->blocks[b];
     struct cst_chunk *chunk = &core->chunks[block->chunk];
     uint64_t next = cst_trace_next_use(pool->trace, block->chunk);
 
@@ -24,7 +24,6 @@ void cst_eviction_evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32
     chunk->evicted.step = core->step;
     chunk->evicted.wanted_by = wanted_by;
     core->ranks[rank].evictions++;
-    pool->weight_of[block->chunk] = CST_NONE;
     cst_block_move(pool, b, CST_BLOCK_FREE);
     cst_lookahead_evicted(pool, block->part, next);
 }

@@ -97,9 +97,9 @@ void cst_exposure_stats(const struct cst_core *core, struct cst_core_stats *out)
     out->n_rounds = core->exposure.n_rounds;
     out->last_interleave = core->exposure.last_interleave;
     out->last_update_ns = core->exposure.last_update_ns;
-    out->last_exposed_ns = core->exposure.last_exposed_ns;
+    out->last_exposed_ns = core->clock.last_exposed_ns;
     out->update_ns = core->exposure.total_update_ns;
-    out->exposed_ns = core->exposure.total_exposed_ns;
+    out->exposed_ns = core->clock.total_exposed_ns;
 }
 
 const char *cst_exposure_check(const struct cst_core *core)

@@ -24,8 +24,6 @@ struct cst_exposure {
     /* Time during which updates of the last completed round were in flight. */
     uint64_t last_update_ns;
     uint64_t total_update_ns; /* Sum of last_update_ns over all rounds. */
-    /* Exposed update time of the last step, and of all steps. */
-    uint64_t last_exposed_ns, total_exposed_ns;
 };
 
 /* A command that ends an update was issued: an UPDATE in place or a COPY down after a device

@@ -57,13 +57,12 @@ void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *ev
                       cst_event_words(event));
 }
 
-bool cst_facts_take(struct cst_facts *facts, struct cst_fact *out)
+struct cst_fact cst_facts_take(struct cst_facts *facts)
 {
-    if (facts->n == 0) {
-        return false;
-    }
-    *out = facts->v[facts->first];
+    struct cst_fact *fact = &facts->v[facts->first];
+
+    assert(facts->n > 0);
     facts->first = (facts->first + 1) % CST_FACTS_MAX;
     facts->n--;
-    return true;
+    return *fact;
 }

@@ -62,7 +62,7 @@ void cst_fact_job_failed(struct cst_facts *facts, const struct cst_err *why);
 void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *event, uint64_t step,
                              const char *what, uint32_t chunk);
 
-/* Take out the oldest fact. False: there is none. */
-bool cst_facts_take(struct cst_facts *facts, struct cst_fact *out);
+/* Take out the oldest fact; there must be one. */
+struct cst_fact cst_facts_take(struct cst_facts *facts);
 
 #endif

@@ -72,7 +72,6 @@ static bool place_grad(struct cst_core *core, uint32_t i)
         if (b == CST_NONE) {
             return false;
         }
-        pool->grad_of[request->chunk] = b;
         cst_lookahead_opened(pool, request->chunk);
     }
     cst_waiting_answer(core, i, b, again);
@@ -103,7 +102,7 @@ static void begin(struct cst_core *core, const struct cst_event *event, bool com
     rank->waits++;
     cst_waiting_enqueue(core, i);
     /* The fetch may be able to join a load, or a gradient may be spilled to free a block for it. */
-    rank->pool.changed = true;
+    cst_pool_wake(&rank->pool);
 }
 
 /* True if the fetch waits only for the sum of the gradient that the rank handed in last, not for a
@@ -278,7 +277,7 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
         core->requests.v[i].ahead = false;
         cst_waiting_enqueue(core, i);
         /* Fetches that a worker waits for are served first. */
-        core->ranks[event->rank].pool.changed = true;
+        cst_pool_wake(&core->ranks[event->rank].pool);
     }
 }
 
@@ -288,10 +287,11 @@ void cst_fetch_pump(struct cst_core *core)
         struct cst_rank *r = &core->ranks[rank];
         bool look = r->wants_prefetch || r->pool.changed;
 
+        r->wants_prefetch = false;
         if (r->pool.changed) {
             pump_rank(core, rank);
         }
-        if (look) {
+        if (look && core->policy.prefetch_depth != CST_CORE_NO_PREFETCH) {
             cst_prefetch_look_ahead(core, rank);
         }
     }

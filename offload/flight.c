@@ -121,12 +121,6 @@ bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_f
     return true;
 }
 
-struct cst_flight *cst_flights_get(struct cst_flights *flights, uint64_t ticket)
-{
-    assert(cst_flights_find(flights, ticket) != NULL);
-    return &flights->slots[find_slot(flights, ticket)];
-}
-
 const struct cst_flight *cst_flights_find(const struct cst_flights *flights, uint64_t ticket)
 {
     uint32_t at;

@@ -79,9 +79,6 @@ void cst_flights_add(struct cst_flights *flights, const struct cst_flight *fligh
 /* Remove the command and copy it to *out. False: unknown ticket. */
 bool cst_flights_take(struct cst_flights *flights, uint64_t ticket, struct cst_flight *out);
 
-/* The command with @ticket, which must be known. Borrowed until the next change. */
-struct cst_flight *cst_flights_get(struct cst_flights *flights, uint64_t ticket);
-
 /* The command with @ticket, or NULL. Borrowed until the next change. */
 const struct cst_flight *cst_flights_find(const struct cst_flights *flights, uint64_t ticket);
 

@@ -274,18 +274,6 @@ static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst
     return CST_CLOCK_UP;
 }
 
-void cst_instant_issued(const struct cst_core *core, struct cst_flight *flight)
-{
-    flight->issued = (struct cst_moment){core->now, core->clock.now};
-    if (flight->kind == CST_FLIGHT_LOAD) {
-        const struct cst_block *block = &core->ranks[flight->rank].pool.blocks[flight->block];
-
-        flight->issued.instant = later(flight->issued.instant, block->last.instant);
-    } else if (flight->kind == CST_FLIGHT_NORM) {
-        flight->issued.instant = later(flight->issued.instant, core->clock.commit);
-    }
-}
-
 static struct cst_moment *get_lane(struct cst_core *core, uint32_t engine, enum cst_clock_lane lane)
 {
     return &core->clock.lanes[engine < CST_CLOCK_ENGINES ? engine : CST_CLOCK_ENGINES][lane];
@@ -296,13 +284,20 @@ static uint64_t *idle_of(struct cst_core *core, uint32_t engine)
     return &core->clock.idle_ns[engine < CST_CLOCK_ENGINES ? engine : CST_CLOCK_ENGINES];
 }
 
-void cst_instant_sent(struct cst_core *core, uint64_t ticket, uint32_t engine)
+void cst_instant_issued(struct cst_core *core, struct cst_flight *flight)
 {
-    struct cst_flight *flight = cst_flights_get(&core->flights, ticket);
-    uint64_t end = get_lane(core, engine, CST_CLOCK_TEAM)->instant;
+    flight->issued = (struct cst_moment){core->now, core->clock.now};
+    if (flight->kind == CST_FLIGHT_LOAD) {
+        const struct cst_block *block = &core->ranks[flight->rank].pool.blocks[flight->block];
 
-    flight->engine = engine;
-    flight->idle = *idle_of(core, engine) + later(core->clock.now, end) - end;
+        flight->issued.instant = later(flight->issued.instant, block->last.instant);
+    } else if (flight->kind == CST_FLIGHT_NORM) {
+        flight->issued.instant = later(flight->issued.instant, core->clock.commit);
+    } else if (flight->kind == CST_FLIGHT_REDUCE) {
+        uint64_t end = get_lane(core, flight->engine, CST_CLOCK_TEAM)->instant;
+
+        flight->idle = *idle_of(core, flight->engine) + later(core->clock.now, end) - end;
+    }
 }
 
 /* The end of what the command waited for, as far as the core remembers it. */
@@ -480,11 +475,10 @@ void cst_instant_done(struct cst_core *core, const struct cst_flight *flight)
 
 void cst_instant_committed(struct cst_core *core)
 {
-    struct cst_exposure *e = &core->exposure;
     uint64_t lag = core->now - core->clock.now;
 
-    e->last_exposed_ns = lag > core->clock.lag ? lag - core->clock.lag : 0;
-    e->total_exposed_ns += e->last_exposed_ns;
+    core->clock.last_exposed_ns = lag > core->clock.lag ? lag - core->clock.lag : 0;
+    core->clock.total_exposed_ns += core->clock.last_exposed_ns;
     core->clock.lag = lag;
     core->clock.commit = core->clock.now;
     for (uint32_t rank = 0; rank < core->world; rank++) {

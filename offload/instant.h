@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exposed update time: how much later a step is because of its updates. Owns the second clock, on
  * which updates take no time, and the times of chunks; see instant.c. core.c tells it the events,
- * actions.c the commands, waiting.c the grants, sum.c the engines of sums, and commit.c the
- * commits. */
+ * actions.c the commands, waiting.c the grants, and commit.c the commits. */
 #ifndef CST_INSTANT_H
 #define CST_INSTANT_H
 
@@ -22,6 +21,8 @@ struct cst_clock {
     uint64_t commit; /* Latest instant of the events that the commit waits for. */
     /* By how many ns the last commit was earlier on this clock than on the first one. */
     uint64_t lag;
+    /* Exposed update time of the last step, and of all steps. */
+    uint64_t last_exposed_ns, total_exposed_ns;
     /* Per engine: time without a sum on this clock that no delayed sum has used yet. */
     uint64_t idle_ns[CST_CLOCK_ENGINES + 1];
     /* End of the last command of each lane. */
@@ -47,11 +48,8 @@ struct cst_chunk_times {
 /* Compute the instant of @event. Must be called before anything else handles the event. */
 void cst_instant_begin(struct cst_core *core, const struct cst_event *event);
 
-/* A command is issued: set @flight->issued. */
-void cst_instant_issued(const struct cst_core *core, struct cst_flight *flight);
-
-/* REDUCE @ticket, which was just issued, goes to @engine. */
-void cst_instant_sent(struct cst_core *core, uint64_t ticket, uint32_t engine);
+/* A command is issued: set @flight->issued and, for a REDUCE, @flight->idle. */
+void cst_instant_issued(struct cst_core *core, struct cst_flight *flight);
 
 /* A command is complete: compute the instant. Must be called before anything else handles the
  * completion. */

@@ -62,7 +62,7 @@ static bool is_expected(const struct cst_core *core, uint32_t c)
     return chunk->update.room != CST_NONE &&
            !core->device_updates.rooms[chunk->update.room].given_up &&
            core->device_updates.interleave == core->device_updates.interleave_now &&
-           chunk->update.kept == CST_NONE;
+           chunk->kept == CST_NONE;
 }
 
 uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t rank)
@@ -82,7 +82,7 @@ uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t ran
     pool = &core->ranks[rank].pool;
     flight.block = room->held.free[--room->held.n_free];
     room->held.slots[flight.block] = (struct cst_kept_gradients_slot){.chunk = c, .n_commands = 1};
-    core->chunks[c].update.kept = flight.block;
+    core->chunks[c].kept = flight.block;
     copy = cst_core_command(core, CST_COMMAND_COPY, room->engine, &flight);
     copy->may_fail = true;
     copy->priority = CST_PRIORITY_EVICTION;
@@ -96,24 +96,24 @@ struct cst_place cst_kept_gradients_use(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_room *room = &core->device_updates.rooms[chunk->update.room];
-    struct cst_kept_gradients_slot *slot = &room->held.slots[chunk->update.kept];
-    struct cst_place place = place_of(room, chunk->update.kept);
+    struct cst_kept_gradients_slot *slot = &room->held.slots[chunk->kept];
+    struct cst_place place = place_of(room, chunk->kept);
 
     slot->chunk = CST_NONE;
     slot->n_commands++;
-    chunk->update.kept = CST_NONE;
+    chunk->kept = CST_NONE;
     return place;
 }
 
 void cst_kept_gradients_drop(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t slot = chunk->update.kept;
+    uint32_t slot = chunk->kept;
 
     if (slot != CST_NONE) {
         core->device_updates.rooms[chunk->update.room].held.slots[slot].chunk = CST_NONE;
         settle(&core->device_updates.rooms[chunk->update.room], slot);
-        chunk->update.kept = CST_NONE;
+        chunk->kept = CST_NONE;
     }
 }
 
@@ -135,7 +135,7 @@ const char *cst_kept_gradients_check(const struct cst_core *core)
             const struct cst_kept_gradients_slot *slot = &room->held.slots[i];
 
             n_free += slot->chunk == CST_NONE && slot->n_commands == 0;
-            if (slot->chunk != CST_NONE && (core->chunks[slot->chunk].update.kept != i ||
+            if (slot->chunk != CST_NONE && (core->chunks[slot->chunk].kept != i ||
                                             core->chunks[slot->chunk].update.room != r)) {
                 return "a gradient that is kept up is its chunk's";
             }

@@ -33,8 +33,8 @@ void cst_landing_close(struct cst_core *core);
  * accelerator, and the layout has landings. */
 bool cst_landing_serves(const struct cst_core *core, uint32_t chunk);
 
-/* Issue the COPY of the contribution that the next REDUCE of @chunk adds. Returns its ticket, and
- * the landing in *place. 0: nothing lands. */
+/* Issue the COPY of the contribution, in a block, that the next REDUCE of @chunk adds. The gradient
+ * must be one that lands. Returns the ticket, and the landing in *place. */
 uint64_t cst_landing_begin(struct cst_core *core, uint32_t chunk, struct cst_place *place);
 
 /* Let @reduce, which has its contribution as its source, read it from the landing @place, which the

@@ -33,9 +33,7 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
         cst_chunk_update_before(copy, &core->chunks[chunk]);
     }
     r->bytes_up += 2 * n_elems;
-    r->pool.weight_of[chunk] = b;
-    r->pool.blocks[b].ticket = copy->ticket;
-    r->pool.blocks[b].last_use = ++core->grants.uses;
+    cst_block_load(&r->pool, b, copy->ticket);
 }
 
 /* The worker is to copy the weights of @chunk into a block that was just taken for them, as soon as
@@ -43,14 +41,11 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
 static void await_update(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
+    uint64_t update = core->chunks[chunk].update.weight_ticket;
 
-    pool->weight_of[chunk] = b;
-    pool->blocks[b].last_use = ++core->grants.uses;
-    if (core->chunks[chunk].update.weight_ticket != 0) {
-        pool->blocks[b].ticket = core->chunks[chunk].update.weight_ticket;
-    } else {
+    cst_block_load(pool, b, update);
+    if (update == 0) {
         cst_block_move(pool, b, CST_BLOCK_RESIDENT);
-        pool->blocks[b].filling = true;
     }
 }
 

@@ -111,7 +111,7 @@ static struct cst_command *copy_to(struct cst_core *core, const struct group *gr
     copy->priority = group->priority;
     copy->dst[copy->n_dst++] = place_in(core, to, piece->first);
     copy->bytes = piece->bytes;
-    core->ranks[to->rank].pool.blocks[to->block].n_pieces++;
+    cst_block_add_piece(&core->ranks[to->rank].pool, to->block);
     return copy;
 }
 
@@ -128,9 +128,7 @@ static void load_own(struct cst_core *core, const struct group *group, struct me
     cst_command_after(copy, core->chunks[group->chunk].update.weight_ticket);
     own->ticket = copy->ticket;
     rank->bytes_up += copy->bytes;
-    rank->pool.weight_of[group->chunk] = own->block;
-    rank->pool.blocks[own->block].ticket = copy->ticket;
-    rank->pool.blocks[own->block].last_use = ++core->grants.uses;
+    cst_block_load(&rank->pool, own->block, copy->ticket);
 }
 
 static void get_from(struct cst_core *core, const struct group *group, const struct member *to,
@@ -147,7 +145,7 @@ static void get_from(struct cst_core *core, const struct group *group, const str
     copy->src[copy->n_src++] = place_in(core, from, from->first);
     cst_command_after(copy, from->ticket);
     core->ranks[to->rank].bytes_peer += copy->bytes;
-    core->ranks[from->rank].pool.blocks[from->block].n_pieces++;
+    cst_block_add_piece(&core->ranks[from->rank].pool, from->block);
 }
 
 bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
@@ -199,19 +197,19 @@ static bool is_of_gathering(const struct cst_event *event)
 void cst_multi_gpu_load_done(struct cst_core *core, uint32_t rank, uint32_t b,
                              const struct cst_event *event)
 {
-    struct cst_block *block = &core->ranks[rank].pool.blocks[b];
+    struct cst_pool *pool = &core->ranks[rank].pool;
 
     if (is_of_gathering(event) && core->policy.gather_bytes != 0) {
         cst_core_log(core, event->status,
                      "the GPUs could not load chunk %" PRIu32
                      " together: %s; each GPU loads everything itself from now on",
-                     block->chunk, cst_event_words(event));
+                     pool->blocks[b].chunk, cst_event_words(event));
         core->policy.gather_bytes = 0;
     }
     if (event->status != CST_OK) {
-        block->dropped = true; /* The fetches that wait for the block load the chunk again. */
+        cst_block_drop(pool, b); /* The fetches that wait for the block load the chunk again. */
     }
-    if (--block->n_pieces == 0) {
+    if (cst_block_end_piece(pool, b)) {
         struct cst_event whole = *event;
 
         whole.status = CST_OK;

@@ -79,11 +79,8 @@ int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
 /* Let fetches read the row of the last update, which may still be in flight. */
 static void turn(struct cst_core *core, uint32_t c)
 {
-    struct cst_chunk *chunk = &core->chunks[c];
-
-    chunk->weight.second = core->two_weights && !chunk->weight.second;
-    chunk->weight.rows = CST_ROWS_CURRENT;
-    chunk->update.weight_ticket = chunk->update.ticket;
+    cst_weight_row_go(core, c, CST_ROWS_CURRENT);
+    cst_chunk_update_read(&core->chunks[c]);
     cst_residency_expire(core, c);
 }
 
@@ -96,7 +93,7 @@ static bool is_delayed(const struct cst_core *core)
 
 void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_update *update)
 {
-    struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_chunk *chunk = &core->chunks[c];
 
     if (chunk->weight.rows == CST_ROWS_DELAYED) {
         turn(core, c);
@@ -113,7 +110,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
     }
     core->early.n -= cst_weight_row_is_early(&chunk->weight);
     if (is_delayed(core)) {
-        chunk->weight.rows = CST_ROWS_DELAYED;
+        cst_weight_row_go(core, c, CST_ROWS_DELAYED);
     } else {
         turn(core, c);
     }
@@ -160,7 +157,7 @@ static struct cst_update begin_early(struct cst_core *core, uint32_t c)
     const struct cst_hyper *hyper = &core->ranks[0].promised;
 
     core->early.hyper = *hyper;
-    core->chunks[c].weight.rows = CST_ROWS_AHEAD;
+    cst_weight_row_go(core, c, CST_ROWS_AHEAD);
     core->early.n++;
     return (struct cst_update){.chunk = c,
                                .mark = core->commit.adam_step + 1,
@@ -178,9 +175,9 @@ void cst_overlap_complete(struct cst_core *core, uint32_t c)
     }
 }
 
-/* Number of contributions that a sum of @c would take now; CST_CORE_MAX_WORLD or more: one is on a
- * GPU, so an update cannot sum them. */
-static uint32_t count_sources(const struct cst_core *core, uint32_t c)
+/* True if an update can sum the contributions to @c: there are some, but few, and none is on a
+ * GPU. */
+static bool has_few_sources(const struct cst_core *core, uint32_t c)
 {
     uint32_t n = 0;
 
@@ -191,7 +188,7 @@ static uint32_t count_sources(const struct cst_core *core, uint32_t c)
             n += core->ranks[rank].pool.engine == 0 ? 1 : CST_CORE_MAX_WORLD;
         }
     }
-    return n;
+    return n > 0 && n <= FUSE_MAX;
 }
 
 /* True if engines have no backlog of updates. Otherwise the sum is better made alone: the commit
@@ -203,21 +200,16 @@ static bool engines_keep_up(const struct cst_core *core)
 
 bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
 {
-    struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t n = count_sources(core, c);
-    struct cst_command *update;
+    const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_update what;
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.staged_rank != CST_NONE ||
-        n == 0 || n > FUSE_MAX || !may_be_early(core, chunk) || !cst_chunk_update_is_over(chunk) ||
-        !engines_keep_up(core) || !cst_device_update_pass(core, c)) {
+        !may_be_early(core, chunk) || !has_few_sources(core, c) ||
+        !cst_chunk_update_is_over(chunk) || !engines_keep_up(core) ||
+        !cst_device_update_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);
-    update = cst_update_at_home(core, &what);
-    cst_sum_add_sources(core, c, update);
-    chunk->gradient.reduce_ticket = update->ticket;
-    chunk->gradient.sum = CST_SUM_PARTIAL;
-    chunk->gradient.row = CST_GRAD_ROW_NOT_STORED;
+    cst_sum_fuse(core, c, cst_update_at_home(core, &what));
     return true;
 }

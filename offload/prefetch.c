@@ -97,10 +97,8 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
     struct cst_rank *r = &core->ranks[rank];
     uint32_t depth = core->policy.prefetch_depth;
 
-    r->wants_prefetch = false;
     if (core->attempt.phase != CST_PHASE_RUNNING || !r->joined || r->stepped ||
-        cst_waiting_for_block(r) || r->pool.worker_copies || depth == CST_CORE_NO_PREFETCH ||
-        !cst_lookahead_catch_up(&r->pool)) {
+        cst_waiting_for_block(r) || r->pool.worker_copies || !cst_lookahead_catch_up(&r->pool)) {
         return;
     }
     for (uint32_t k = 0; k < r->pool.n_parts; k++) {

@@ -7,7 +7,6 @@
 #include "offload/residency.h"
 #include "offload/waiting.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -86,7 +85,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
 
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
 {
-    if (core->commit.closing) {
+    if (core->attempt.closing) {
         /* Keep the first cause. */
         if (!core->attempt.interrupt_later) {
             core->attempt.interrupt_later = true;
@@ -102,11 +101,42 @@ void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
     }
 }
 
+void cst_ranks_interrupt_idle(struct cst_core *core, const struct cst_err *why)
+{
+    core->attempt.phase = CST_PHASE_INTERRUPTED;
+    core->attempt.why = *why;
+    cst_core_log(core, why->status, "interrupted: %s", why->text);
+}
+
+/* Stop the deadlines of the waiting STEPs. */
+void cst_ranks_begin_closing(struct cst_core *core)
+{
+    core->attempt.closing = true;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].step != CST_NO_REQUEST) {
+            cst_requests_untime(&core->requests, core->ranks[rank].step);
+        }
+    }
+}
+
+void cst_ranks_end_closing(struct cst_core *core)
+{
+    core->attempt.closing = false;
+}
+
+void cst_ranks_committed(struct cst_core *core)
+{
+    struct cst_err why = core->attempt.why;
+
+    if (core->attempt.interrupt_later) {
+        core->attempt.interrupt_later = false;
+        cst_ranks_interrupt(core, &why);
+    }
+}
+
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
 {
-    /* The NORM is issued only when all sums are there, so none can be lost any more. */
-    assert(!core->commit.norm_issued);
-    core->commit.closing = false;
+    core->attempt.closing = false;
     core->attempt.interrupt_later = false;
     cst_ranks_interrupt(core, why);
 }
@@ -117,7 +147,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
         return;
     }
     core->attempt.phase = CST_PHASE_FAILED;
-    core->commit.closing = false;
+    core->attempt.closing = false;
     core->attempt.interrupt_later = false;
     core->attempt.why = *why;
     cst_waiting_refuse_all(core, why);
@@ -132,7 +162,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
 
 void cst_ranks_start(struct cst_core *core)
 {
-    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING) {
+    if (core->attempt.phase == CST_PHASE_FAILED) {
         return;
     }
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -428,7 +458,7 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
     }
     /* An engine executes the command, or the norm: the request will be answered soon. */
     if (core->requests.v[i].where == CST_REQUEST_IO ||
-        (core->requests.v[i].where == CST_REQUEST_STEP && core->commit.closing)) {
+        (core->requests.v[i].where == CST_REQUEST_STEP && core->attempt.closing)) {
         cst_core_refuse(core, event->tag, CST_EBUSY,
                         "too late to cancel: the request ends by itself");
         return;

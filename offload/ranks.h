@@ -15,6 +15,7 @@ struct cst_attempt {
     uint64_t number;
     bool initialised;     /* A SYNC has completed. */
     bool lost;            /* The attempt that ended last had gradients, which are lost. */
+    bool closing;         /* All ranks have asked for the step; it waits only for engines. */
     bool interrupt_later; /* Interrupt the attempt as soon as the closing step is committed. */
     struct cst_err why;   /* IDLE, INTERRUPTED, FAILED or interrupt_later: the cause. */
 };
@@ -30,12 +31,23 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event);
  * refused. */
 bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event);
 
-/* Begin an attempt if all ranks wait in SYNC. Called at the end of each event. */
+/* All ranks have asked for the step: from now on it waits only for engines, and has no deadline. */
+void cst_ranks_begin_closing(struct cst_core *core);
+/* The step is committed. */
+void cst_ranks_end_closing(struct cst_core *core);
+/* The step is committed and its collection ended: end the attempt, if that was postponed. */
+void cst_ranks_committed(struct cst_core *core);
+
+/* Begin an attempt if all ranks wait in SYNC. Called at the end of each event while none runs. */
 void cst_ranks_start(struct cst_core *core);
 
 /* End the attempt: waiting requests are answered with @why (CST_EPEERDIED, CST_EMISMATCH, ...) and
  * contributions are dropped. While a step closes, this is postponed until its commit. */
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why);
+
+/* No attempt runs, because all ranks have left, but updates are still in flight, so the job is not
+ * idle. */
+void cst_ranks_interrupt_idle(struct cst_core *core, const struct cst_err *why);
 
 /* End the attempt at once: the closing step cannot be committed, because a contribution is lost. */
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);

@@ -38,8 +38,7 @@ void cst_residency_release(struct cst_core *core, const struct cst_event *event)
         w = find_stale(pool, event);
     }
     if (w != CST_NONE) {
-        pool->blocks[w].last_use = ++core->grants.uses;
-        pool->blocks[w].filling = false;
+        cst_block_use(pool, w);
         cst_block_unlease(pool, w);
         if (pool->blocks[w].state == CST_BLOCK_STALE && pool->blocks[w].leases == 0) {
             cst_block_move(pool, w, CST_BLOCK_FREE);
@@ -71,7 +70,7 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
                             const struct cst_event *event)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_block *block = &pool->blocks[b];
+    const struct cst_block *block = &pool->blocks[b];
     /* A block that waited for an update is kept only if a fetch still waits: a worker fills it
      * then. */
     bool good = event->status == CST_OK && !block->dropped &&
@@ -80,10 +79,6 @@ void cst_residency_end_load(struct cst_core *core, uint32_t rank, uint32_t b,
 
     if (good) {
         cst_block_move(pool, b, CST_BLOCK_RESIDENT);
-        /* The worker fills the block after the reply. */
-        block->filling = pool->worker_copies;
-    } else {
-        pool->weight_of[block->chunk] = CST_NONE;
     }
     while ((i = cst_block_pop_waiter(pool, b, &core->requests)) != CST_NO_REQUEST) {
         if (good) {
@@ -119,11 +114,11 @@ void cst_residency_updated(struct cst_core *core, uint32_t chunk, uint64_t ticke
 void cst_residency_replaced(struct cst_core *core, uint32_t chunk, uint64_t from, uint64_t to)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        const struct cst_pool *pool = &core->ranks[rank].pool;
+        struct cst_pool *pool = &core->ranks[rank].pool;
         uint32_t b = pool->weight_of[chunk];
 
         if (pool->worker_copies && b != CST_NONE && pool->blocks[b].ticket == from) {
-            pool->blocks[b].ticket = to;
+            cst_block_wait_for(pool, b, to);
         }
     }
 }
@@ -138,10 +133,9 @@ void cst_residency_expire(struct cst_core *core, uint32_t chunk)
             continue;
         }
         if (pool->blocks[b].state == CST_BLOCK_LOADING) {
-            pool->blocks[b].dropped = true;
+            cst_block_drop(pool, b);
             continue;
         }
-        pool->weight_of[chunk] = CST_NONE;
         cst_block_move(pool, b, pool->blocks[b].leases > 0 ? CST_BLOCK_STALE : CST_BLOCK_FREE);
     }
 }
@@ -150,22 +144,14 @@ void cst_residency_expire(struct cst_core *core, uint32_t chunk)
 
 static void quarantine_block(struct cst_pool *pool, uint32_t b)
 {
-    struct cst_block *block = &pool->blocks[b];
-
-    if (block->leases == 0 || block->state == CST_BLOCK_QUARANTINED) {
-        return;
+    if (pool->blocks[b].leases > 0 && pool->blocks[b].state != CST_BLOCK_QUARANTINED) {
+        cst_block_move(pool, b, CST_BLOCK_QUARANTINED);
     }
-    if (block->state == CST_BLOCK_RESIDENT) {
-        pool->weight_of[block->chunk] = CST_NONE;
-    } else if (block->state == CST_BLOCK_OPEN) {
-        pool->grad_of[block->chunk] = CST_NONE;
-    }
-    cst_block_move(pool, b, CST_BLOCK_QUARANTINED);
 }
 
 static void end_lease(struct cst_pool *pool, uint32_t b)
 {
-    struct cst_block *block = &pool->blocks[b];
+    const struct cst_block *block = &pool->blocks[b];
 
     if (block->state == CST_BLOCK_RESIDENT) {
         bool filling = block->filling;
@@ -173,13 +159,9 @@ static void end_lease(struct cst_pool *pool, uint32_t b)
         cst_block_unlease_all(pool, b);
         /* The worker did not report the end of its copy, so the contents are unknown. */
         if (filling) {
-            pool->weight_of[block->chunk] = CST_NONE;
             cst_block_move(pool, b, CST_BLOCK_FREE);
         }
     } else if (block->leases > 0) {
-        if (block->state == CST_BLOCK_OPEN) {
-            pool->grad_of[block->chunk] = CST_NONE;
-        }
         cst_block_move(pool, b, CST_BLOCK_FREE);
     }
 }
@@ -204,10 +186,9 @@ void cst_residency_reclaim(struct cst_core *core, uint32_t rank)
     cst_residency_end_leases(core, rank, false);
     for (uint32_t b = 0; b < pool->n_blocks; b++) {
         if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-            pool->weight_of[pool->blocks[b].chunk] = CST_NONE;
             cst_block_move(pool, b, CST_BLOCK_FREE);
         } else if (pool->blocks[b].state == CST_BLOCK_LOADING) {
-            pool->blocks[b].dropped = true;
+            cst_block_drop(pool, b);
         }
     }
 }

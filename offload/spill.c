@@ -74,18 +74,13 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
                                                 cst_core_copier(core, rank, flight.chunk), &flight);
 
     copy->priority = CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = cst_pool_place(&r->pool, b);
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
     copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
     cst_chunk_update_before(copy, chunk);
     cst_weight_row_begin_gradient(core, flight.chunk, copy);
-    cst_block_move(&r->pool, b, CST_BLOCK_STAGING);
-    r->pool.blocks[b].ticket = copy->ticket;
+    copy->src[copy->n_src++] = cst_block_read_by(&r->pool, b, CST_BLOCK_STAGING, copy->ticket);
     r->bytes_down += copy->bytes;
-    chunk->gradient.stage_ticket = copy->ticket;
-    chunk->gradient.staged_rank = rank;
-    chunk->gradient.row = CST_GRAD_ROW_PARTIAL;
-    chunk->gradient.version++;
+    cst_collection_spilling(chunk, rank, copy->ticket);
 }
 
 bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
@@ -116,7 +111,6 @@ static void failed(struct cst_core *core, const struct cst_flight *flight,
     uint32_t i;
 
     cst_block_move(&r->pool, flight->block, CST_BLOCK_PENDING);
-    core->chunks[flight->chunk].gradient.staged_rank = CST_NONE;
     part->staging_failed = true;
     i = cst_queue_pop(&core->requests, queue);
     if (i != CST_NO_REQUEST) {
@@ -135,17 +129,13 @@ void cst_spill_done(struct cst_core *core, const struct cst_flight *flight,
     bool current = !pool->blocks[flight->block].dropped;
     bool gone = cst_event_engine_lost(event) && pool->engine != 0;
 
-    core->chunks[flight->chunk].gradient.stage_ticket = 0;
+    cst_collection_spilled(&core->chunks[flight->chunk], !current || (event->status == CST_OK));
     if (current && gone) {
         cst_block_move(pool, flight->block, CST_BLOCK_PENDING);
-        core->chunks[flight->chunk].gradient.staged_rank = CST_NONE;
         cst_fact_pools_lost(&core->facts, pool->engine, true);
     } else if (current && event->status != CST_OK) {
         failed(core, flight, event);
     } else {
-        if (current) {
-            pool->grad_of[flight->chunk] = CST_NONE;
-        }
         cst_block_move(pool, flight->block, CST_BLOCK_FREE);
     }
     cst_collection_wake(core); /* The row can be spilled to again. */

@@ -316,10 +316,9 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     }
     chunk->writes.ticket = command->ticket;
     chunk->writes.n++;
-    chunk->weight.version++;
+    cst_weight_row_write(chunk, master || event->row == CST_ROW_WEIGHT);
     core->writes.n++;
     if (master || event->row == CST_ROW_WEIGHT) {
-        cst_weight_row_write_master(chunk);
         cst_residency_expire(core, tensor->chunk);
     }
 }
@@ -397,7 +396,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
         return;
     }
     for (uint32_t rank = 0; rank < core->world && chunk->writes.n == 0; rank++) {
-        core->ranks[rank].pool.changed = true; /* Fetches of the chunk waited for its WRITEs. */
+        cst_pool_wake(&core->ranks[rank].pool); /* Fetches of the chunk waited for its WRITEs. */
     }
     cst_commit_close(core);
 }

@@ -18,9 +18,8 @@ void cst_sum_add(struct cst_core *core, uint32_t chunk);
  * each rank, from its pool. */
 struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t chunk, bool all);
 
-/* Add the next contributions in rank order as sources to @command, which also frees their
- * blocks. */
-void cst_sum_add_sources(struct cst_core *core, uint32_t chunk, struct cst_command *command);
+/* Make @update, which was just issued, also sum the next contributions in rank order. */
+void cst_sum_fuse(struct cst_core *core, uint32_t chunk, struct cst_command *update);
 
 /* Handle the completion of an update that also made the sum. */
 void cst_sum_fused(struct cst_core *core, const struct cst_flight *flight,

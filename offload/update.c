@@ -16,13 +16,6 @@ struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
     return cst_core_row_place(core, c, cst_weight_row_target(core, c), 0);
 }
 
-/* The update is issued: later commands see the new weights and states. */
-static void overtake(struct cst_core *core, uint32_t c)
-{
-    core->chunks[c].weight.version++;
-    cst_weight_row_end_gradient(&core->chunks[c]);
-}
-
 /* True if @what writes the weights to the first weight row, as the table says. */
 static bool is_first_row(const struct cst_core *core, const struct cst_update *what)
 {
@@ -52,11 +45,9 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
 
     /* The previous update is done, but the daemon may not have seen its completion yet. */
     cst_chunk_update_before(update, chunk);
-    chunk->update.ticket = update->ticket;
-    cst_kept_gradients_drop(core, what->chunk);
-    chunk->update.room = CST_NONE;
+    cst_chunk_update_issued(chunk, update->ticket);
     cst_exposure_issued(core);
-    overtake(core, what->chunk);
+    cst_weight_row_end_gradient(chunk);
     return update;
 }
 
@@ -83,21 +74,16 @@ void cst_update_return(struct cst_core *core, uint32_t c)
     replace(core, update, weight);
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         replace(core, update, chunk->update.states_tickets[i]);
-        chunk->update.states_tickets[i] = 0;
     }
     cst_exposure_replaced(core, update->n_instead);
     cst_residency_replaced(core, c, weight, update->ticket);
-    chunk->update.weight_ticket =
-        chunk->update.weight_ticket == weight ? update->ticket : chunk->update.weight_ticket;
-    chunk->update.ticket = update->ticket;
     cst_kept_gradients_drop(core, c); /* The kept gradient can already belong to the next step. */
-    chunk->update.room = CST_NONE;
-    chunk->update.where = CST_UPDATE_AT_HOME;
+    cst_chunk_update_return(chunk, update->ticket);
 }
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
-    const struct cst_chunk *chunk = &core->chunks[what->chunk];
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
     uint32_t room = cst_device_update_choose(core, what->chunk);
 
     if (room == CST_NONE) {
@@ -111,5 +97,5 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
         return;
     }
     cst_device_update_update(core, room, what);
-    overtake(core, what->chunk);
+    cst_weight_row_end_gradient(chunk);
 }

@@ -33,9 +33,9 @@
 static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cst_event *event,
                   const char *then)
 {
-    struct cst_room *room = &core->device_updates.rooms[r];
+    const struct cst_room *room = &core->device_updates.rooms[r];
 
-    room->n_failures++;
+    cst_device_update_count_failure(core, r);
     if (room->given_up) {
         return;
     }
@@ -195,28 +195,15 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
                     const struct cst_event *event)
 {
     struct cst_chunk *chunk = &core->chunks[flight->chunk];
-    bool ends = false;
 
     if (event->status != CST_OK && fall_back(core, flight, event)) {
         end_use(core, flight);
         return;
     }
     if (flight->kind == CST_FLIGHT_AWAY && event->status == CST_OK) {
-        chunk->update.where = CST_UPDATE_COMES;
+        cst_chunk_update_comes(chunk);
     }
-    chunk->update.weight_ticket =
-        chunk->update.weight_ticket == flight->ticket ? 0 : chunk->update.weight_ticket;
-    if (chunk->update.ticket == flight->ticket) {
-        chunk->update.ticket = 0;
-        ends = true;
-    }
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        ends = ends || chunk->update.states_tickets[i] == flight->ticket;
-        if (chunk->update.states_tickets[i] == flight->ticket) {
-            chunk->update.states_tickets[i] = 0;
-        }
-    }
-    if (ends && cst_chunk_update_is_over(chunk)) {
+    if (cst_chunk_update_replace(chunk, flight->ticket, 0) && cst_chunk_update_is_over(chunk)) {
         core->updates_done.n++;
         core->updates_done.n_device += chunk->update.room != CST_NONE;
     }

@@ -59,17 +59,15 @@ void cst_waiting_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_
                        bool ahead)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
-    struct cst_block *block = &pool->blocks[b];
+    const struct cst_block *block = &pool->blocks[b];
     struct cst_reply *reply = cst_core_reply(core, tag);
 
-    if (block->leases == 0) {
-        block->generation = ++core->grants.generation;
-    }
+    core->grants.generation += block->leases == 0;
     /* A gradient is leased only once. */
     if (block->state == CST_BLOCK_RESIDENT || block->leases == 0) {
-        cst_block_lease(pool, b);
+        cst_block_lease(pool, b, core->grants.generation);
     }
-    block->last_use = ++core->grants.uses;
+    cst_block_use(pool, b);
     cst_instant_granted(core, rank, b, ahead);
     if (reply != NULL) {
         reply->slab = cst_pool_slab(pool, b);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that wait, and how the wait ends: a fetch is granted a block, or a request is refused.
- * Owns the numbers of leases and uses; the requests themselves are in offload/request.h. Called by
+ * Owns the numbers of leases; the requests themselves are in offload/request.h. Called by
  * the parts that load weights, and by ranks and commit. */
 #ifndef CST_WAITING_H
 #define CST_WAITING_H
@@ -12,7 +12,6 @@ struct cst_core;
 
 struct cst_grants {
     uint64_t generation; /* Generation of the last granted lease. */
-    uint64_t uses;       /* Number of grants, for LRU. */
 };
 
 /* Put a fetch that is in no queue into the queue of fetches that wait for a block. */

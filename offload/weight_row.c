@@ -18,6 +18,7 @@
 
 #include "offload/core_state.h"
 
+#include <assert.h>
 #include <inttypes.h>
 
 int cst_weight_row_admit(const struct cst_core_config *config, struct cst_err *err)
@@ -50,22 +51,24 @@ void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst
             uint32_t b = pool->weight_of[c];
 
             if (b != CST_NONE && pool->blocks[b].state == CST_BLOCK_LOADING) {
-                pool->blocks[b].dropped = true;
+                cst_block_drop(pool, b);
             }
         }
     }
     chunk->weight.holds = CST_HOLDS_GRADIENT;
 }
 
-void cst_weight_row_write_master(struct cst_chunk *chunk)
+void cst_weight_row_write(struct cst_chunk *chunk, bool weights)
 {
-    if (chunk->weight.holds != CST_HOLDS_WEIGHTS) {
+    chunk->weight.version++;
+    if (weights && chunk->weight.holds != CST_HOLDS_WEIGHTS) {
         chunk->weight.holds = CST_HOLDS_STALE;
     }
 }
 
 void cst_weight_row_end_gradient(struct cst_chunk *chunk)
 {
+    chunk->weight.version++;
     chunk->weight.holds = CST_HOLDS_WEIGHTS;
 }
 
@@ -136,6 +139,27 @@ int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst
 }
 
 /* -- the weight side --------------------------------------------------------------------------- */
+
+#define TO(state) (1u << CST_ROWS_##state)
+
+/* The states that may follow each state, one bit each. */
+static const unsigned next_states[] = {
+    [CST_ROWS_CURRENT] = TO(CURRENT) | TO(DELAYED) | TO(AHEAD),
+    [CST_ROWS_DELAYED] = TO(CURRENT),
+    [CST_ROWS_AHEAD] = TO(CURRENT) | TO(CARRIED),
+    [CST_ROWS_CARRIED] = TO(CURRENT) | TO(CARRIED),
+};
+
+void cst_weight_row_go(struct cst_core *core, uint32_t c, enum cst_weight_rows state)
+{
+    struct cst_weight_row *row = &core->chunks[c].weight;
+
+    assert((next_states[row->rows] & (1u << state)) != 0);
+    row->rows = state;
+    if (state == CST_ROWS_CURRENT) {
+        row->second = core->two_weights && !row->second;
+    }
+}
 
 static enum cst_row row_of_side(bool other)
 {

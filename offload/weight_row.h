@@ -58,11 +58,17 @@ enum cst_row cst_weight_row_target(const struct cst_core *core, uint32_t chunk);
 /* @command, which was just issued, writes to the grad row of chunk @c. */
 void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst_command *command);
 
-/* An update was issued: after it the weight row holds weights. */
+/* An update was issued: later commands see the new weights and states, and the weight row holds
+ * weights again. */
 void cst_weight_row_end_gradient(struct cst_chunk *chunk);
 
-/* A write of some master weights was issued, which also writes these weights. */
-void cst_weight_row_write_master(struct cst_chunk *chunk);
+/* A write of weights or states was issued. @weights: it writes some master weights, and these
+ * weights with them, or weights alone. */
+void cst_weight_row_write(struct cst_chunk *chunk, bool weights);
+
+/* Change the state of the chunk's rows to @state, which must follow the present one in the table
+ * above. CURRENT: fetches read the row of the last update, which may still be in flight. */
+void cst_weight_row_go(struct cst_core *core, uint32_t chunk, enum cst_weight_rows state);
 
 /* Set kind, source and length of @command so that it brings the weights [@first, @first + @n_elems)
  * of weight row @row of chunk @c. */
