@@ -225,10 +225,11 @@ uint32_t cst_pool_take(struct cst_pool *pool, enum cst_block_state state, uint32
     return b;
 }
 
-/* Note that something is done with @block now, after everything that was done before on both
- * clocks. */
-static void note_time(const struct cst_pool *pool, struct cst_block *block)
+/* On both clocks, after everything that was done before. */
+void cst_block_note_time(struct cst_pool *pool, uint32_t b)
 {
+    struct cst_block *block = &pool->blocks[b];
+
     block->last.at = pool->now.at;
     if (pool->now.instant > block->last.instant) {
         block->last.instant = pool->now.instant;
@@ -244,7 +245,7 @@ void cst_block_move(struct cst_pool *pool, uint32_t b, enum cst_block_state stat
         pool->parts[block->part].n_leased_resident--;
     }
     set_state(pool, b, state);
-    note_time(pool, block);
+    cst_block_note_time(pool, b);
     if (!states[state].has_ticket) {
         block->ticket = 0;
         block->dropped = false;
@@ -336,7 +337,7 @@ void cst_block_unlease(struct cst_pool *pool, uint32_t b)
     assert(block->leases > 0);
     block->filling = false;
     if (--block->leases == 0) {
-        note_time(pool, block);
+        cst_block_note_time(pool, b);
         if (block->state == CST_BLOCK_RESIDENT) {
             pool->parts[block->part].n_leased_resident--;
         }

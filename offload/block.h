@@ -66,9 +66,10 @@ struct cst_block {
     /* Value of the pool's `uses` when the block was last granted, handed in, released or loaded. */
     uint64_t last_use;
 
-    /* Times on both clocks, see instant.c. */
+    struct cst_moment last; /* End of the last action on the block, on both clocks. */
 
-    struct cst_moment last;    /* End of the last action on the block. */
+    /* Times on both clocks, changed by instant.c. */
+
     struct cst_moment granted; /* Time of the last lease. */
     struct cst_moment end;     /* GPU: predicted end of the work for which the block was granted. */
     uint64_t shift;            /* GPU: value of the rank's `shift` when `end` was predicted. */
@@ -92,9 +93,10 @@ struct cst_part {
     uint32_t n_awaited;         /* Number of LOADING blocks that fetches wait for. */
     uint32_t n_foreseen;        /* Number of LOADING blocks that are foreseen. */
     struct cst_victims victims; /* RESIDENT blocks without leases, numbered within the part. */
-    /* In this collection a gradient could not be spilled. Gradients are then spilled for fetches
-     * only, which get the error. */
+    /* Changed by collection.c: in this collection a gradient could not be spilled. Gradients are
+     * then spilled for fetches only, which get the error. */
     bool staging_failed;
+    /* Changed by lookahead.c. */
     uint32_t n_ahead;   /* Number of weights that the trace expects before the edge of `victims`. */
     uint32_t n_claimed; /* Number of blocks that gradients expected before the edge will take. */
     struct cst_queue demand; /* Fetches that wait for a block of the part. */
@@ -114,12 +116,18 @@ struct cst_pool {
     bool worker_copies; /* The rank's worker copies weights in; engines do not. */
     /* The rank's trace, which predicts when weights are used; borrowed. */
     const struct cst_trace *trace;
-    uint64_t uses;  /* Number of uses of the pool's blocks so far, for LRU. */
+    uint64_t uses; /* Number of uses of the pool's blocks so far, for LRU. */
+
+    /* Changed by lookahead.c. */
+
     uint64_t epoch; /* Epoch of the trace to which the times in `victims` belong. */
     /* Grows with requests that come as expected; pays for a new look at all victims. */
     uint64_t credit;
-    uint64_t serial;     /* Current value of valid entries of `claimed`. */
-    uint64_t *claimed;   /* Per chunk: equals serial if its gradient counts in n_claimed; owned. */
+    uint64_t serial;   /* Current value of valid entries of `claimed`. */
+    uint64_t *claimed; /* Per chunk: equals serial if its gradient counts in n_claimed; owned. */
+
+    /* Changed by block.c again. */
+
     uint32_t *weight_of; /* Per chunk: its LOADING or RESIDENT block, or CST_NONE; owned. */
     /* Per chunk: the block of its gradient in this collection, or CST_NONE; owned. */
     uint32_t *grad_of;
@@ -179,6 +187,22 @@ static inline void cst_pool_wake(struct cst_pool *pool)
 {
     pool->changed = true;
 }
+/* True if cst_pool_wake was called since the last call of this function. */
+static inline bool cst_pool_take_change(struct cst_pool *pool)
+{
+    bool changed = pool->changed;
+
+    pool->changed = false;
+    return changed;
+}
+
+/* The time of the current event, see instant.c. */
+static inline void cst_pool_set_time(struct cst_pool *pool, struct cst_moment now)
+{
+    pool->now = now;
+}
+/* Note that something was done with the block now. */
+void cst_block_note_time(struct cst_pool *pool, uint32_t block);
 
 /* Add or end one lease on a block. A first lease gets the generation @generation. */
 void cst_block_lease(struct cst_pool *pool, uint32_t block, uint64_t generation);

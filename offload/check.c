@@ -240,7 +240,7 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
         return "only its group contributes to a chunk";
     }
     if (!chunk->has_states &&
-        (!cst_chunk_update_is_over(chunk) || chunk->gradient.reduce_ticket != 0 ||
+        (!cst_chunk_update_is_over(&chunk->update) || chunk->gradient.reduce_ticket != 0 ||
          chunk->gradient.stage_ticket != 0 || chunk->gradient.sum == CST_SUM_COMPLETE ||
          chunk->gradient.handed != 0)) {
         return "a frozen chunk has no gradient and no update";

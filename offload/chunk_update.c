@@ -14,24 +14,6 @@ void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *comm
     command->guard = what->guard;
 }
 
-void cst_chunk_update_before(struct cst_command *command, const struct cst_chunk *chunk)
-{
-    cst_command_after(command, chunk->update.ticket);
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        cst_command_after(command, chunk->update.states_tickets[i]);
-    }
-}
-
-bool cst_chunk_update_is_over(const struct cst_chunk *chunk)
-{
-    uint64_t any = chunk->update.ticket;
-
-    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
-        any |= chunk->update.states_tickets[i];
-    }
-    return any == 0;
-}
-
 /* -- changes of the state ---------------------------------------------------------------------- */
 
 void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where, uint32_t room)

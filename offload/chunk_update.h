@@ -4,6 +4,7 @@
 #ifndef CST_CHUNK_UPDATE_H
 #define CST_CHUNK_UPDATE_H
 
+#include "offload/actions.h"
 #include "offload/core.h"
 
 struct cst_core;
@@ -55,7 +56,14 @@ void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *comm
 
 /* Make @command wait until everything that the chunk's update writes is there. (A command that only
  * reads the weights waits for update_ticket.) */
-void cst_chunk_update_before(struct cst_command *command, const struct cst_chunk *chunk);
+static inline void cst_chunk_update_before(struct cst_command *command,
+                                           const struct cst_chunk_update *update)
+{
+    cst_command_after(command, update->ticket);
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        cst_command_after(command, update->states_tickets[i]);
+    }
+}
 
 /* The next update of the chunk is made there: in device reservation @room or, CST_NONE, by its
  * node. */
@@ -83,6 +91,14 @@ bool cst_chunk_update_replace(struct cst_chunk *chunk, uint64_t from, uint64_t t
 void cst_chunk_update_read(struct cst_chunk *chunk);
 
 /* True if no update of the chunk is in flight. */
-bool cst_chunk_update_is_over(const struct cst_chunk *chunk);
+static inline bool cst_chunk_update_is_over(const struct cst_chunk_update *update)
+{
+    uint64_t any = update->ticket;
+
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        any |= update->states_tickets[i];
+    }
+    return any == 0;
+}
 
 #endif

@@ -195,6 +195,11 @@ void cst_collection_spilled(struct cst_chunk *chunk, bool kept)
     }
 }
 
+void cst_collection_spill_failed(struct cst_part *part)
+{
+    part->staging_failed = true;
+}
+
 /* -- micro-batches --------------------------------------------------------------------------------
  */
 

@@ -10,6 +10,7 @@
 
 struct cst_core;
 struct cst_chunk;
+struct cst_part;
 
 struct cst_collection {
     /* Number of the current collection of gradients: there is one for each step and attempt. */
@@ -93,6 +94,9 @@ void cst_collection_summed(struct cst_core *core, const struct cst_flight *fligh
 void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket);
 /* That COPY is complete. @kept: the contribution is in the row, or void. */
 void cst_collection_spilled(struct cst_chunk *chunk, bool kept);
+
+/* Gradients of @part are spilled only for fetches, which get the error, in this collection. */
+void cst_collection_spill_failed(struct cst_part *part);
 
 /* The rank whose contribution, in a block, is the whole sum that is about to be issued; CST_NONE:
  * there is no such rank. */

@@ -228,10 +228,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
         return;
     }
     r->step = cst_requests_add(&core->requests, event, CST_REQUEST_STEP);
-    if (core->peer_timeout_ns != CST_CORE_NEVER) {
-        core->requests.v[r->step].deadline = core->now + core->peer_timeout_ns;
-        cst_requests_time(&core->requests, r->step);
-    }
+    cst_requests_time(&core->requests, r->step, cst_waiting_deadline(core));
     r->stepped = true;
     r->hyper = event->hyper;
     r->loss = event->loss;

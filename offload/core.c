@@ -360,10 +360,10 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];
 
-        out->chunks_updating += !cst_chunk_update_is_over(chunk);
+        out->chunks_updating += !cst_chunk_update_is_over(&chunk->update);
         out->chunks_ahead += cst_weight_row_is_early(&chunk->weight);
         out->chunks_reducing += chunk->gradient.reduce_ticket != 0;
-        out->chunks_clean += cst_chunk_update_is_over(chunk) && chunk->writes.n == 0 &&
+        out->chunks_clean += cst_chunk_update_is_over(&chunk->update) && chunk->writes.n == 0 &&
                              chunk->weight.holds == CST_HOLDS_WEIGHTS;
     }
 }

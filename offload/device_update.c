@@ -268,7 +268,7 @@ static void enter(const struct cst_core *core, const struct cst_room *room, uint
     for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
         cst_command_after(command, room->down[room->next][i]);
     }
-    cst_chunk_update_before(command, &core->chunks[c]);
+    cst_chunk_update_before(command, &core->chunks[c].update);
 }
 
 /* Copy the row up to the next buffer. Returns the ticket. */

@@ -55,7 +55,7 @@ static void explain_home(const struct cst_core *core, uint32_t c, struct page *p
     } else if (chunk->update.ticket != 0) {
         say(page, "its update of step %" PRIu64 " is running; fetches wait only for it",
             core->step);
-    } else if (!cst_chunk_update_is_over(chunk)) {
+    } else if (!cst_chunk_update_is_over(&chunk->update)) {
         say(page,
             "its update of step %" PRIu64
             " has written the weights; its states are still being copied back",

@@ -56,13 +56,3 @@ void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *ev
                       "%s of chunk %" PRIu32 " failed in step %" PRIu64 ": %s", what, chunk, step,
                       cst_event_words(event));
 }
-
-struct cst_fact cst_facts_take(struct cst_facts *facts)
-{
-    struct cst_fact *fact = &facts->v[facts->first];
-
-    assert(facts->n > 0);
-    facts->first = (facts->first + 1) % CST_FACTS_MAX;
-    facts->n--;
-    return *fact;
-}

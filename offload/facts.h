@@ -14,6 +14,7 @@
 
 #include "cistern/status.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -63,6 +64,14 @@ void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *ev
                              const char *what, uint32_t chunk);
 
 /* Take out the oldest fact; there must be one. */
-struct cst_fact cst_facts_take(struct cst_facts *facts);
+static inline struct cst_fact cst_facts_take(struct cst_facts *facts)
+{
+    const struct cst_fact *fact = &facts->v[facts->first];
+
+    assert(facts->n > 0);
+    facts->first = (facts->first + 1) % CST_FACTS_MAX;
+    facts->n--;
+    return *fact;
+}
 
 #endif

@@ -21,9 +21,7 @@
 static void join(struct cst_core *core, uint32_t i, uint32_t rank, uint32_t b)
 {
     /* Only an engine keeps the fetch waiting now, so it has no deadline. */
-    cst_requests_untime(&core->requests, i);
-    core->requests.v[i].where = CST_REQUEST_JOINED;
-    core->requests.v[i].block = b;
+    cst_requests_join(&core->requests, i, b);
     cst_block_await(&core->ranks[rank].pool, b, &core->requests, i);
 }
 
@@ -168,9 +166,8 @@ static void pump_part(struct cst_core *core, uint32_t rank, uint32_t k)
 
 static void pump_rank(struct cst_core *core, uint32_t rank)
 {
-    struct cst_pool *pool = &core->ranks[rank].pool;
+    const struct cst_pool *pool = &core->ranks[rank].pool;
 
-    pool->changed = false;
     for (uint32_t k = 0; k < pool->n_parts; k++) {
         pump_part(core, rank, k);
     }
@@ -285,10 +282,11 @@ void cst_fetch_pump(struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
-        bool look = r->wants_prefetch || r->pool.changed;
+        bool changed = cst_pool_take_change(&r->pool);
+        bool look = r->wants_prefetch || changed;
 
         r->wants_prefetch = false;
-        if (r->pool.changed) {
+        if (changed) {
             pump_rank(core, rank);
         }
         if (look && core->policy.prefetch_depth != CST_CORE_NO_PREFETCH) {

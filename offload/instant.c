@@ -50,7 +50,7 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 static void tell_pools(struct cst_core *core)
 {
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        core->ranks[rank].pool.now = (struct cst_moment){core->now, core->clock.now};
+        cst_pool_set_time(&core->ranks[rank].pool, (struct cst_moment){core->now, core->clock.now});
     }
 }
 
@@ -448,10 +448,9 @@ void cst_instant_done(struct cst_core *core, const struct cst_flight *flight)
 
     move_lane(core, flight, get_lane(core, flight->engine, lane_of(core, flight)));
     end = (struct cst_moment){core->now, core->clock.now};
+    tell_pools(core);
     if (flight->kind == CST_FLIGHT_LOAD || flight->kind == CST_FLIGHT_PIECE) {
-        struct cst_block *block = &core->ranks[flight->rank].pool.blocks[flight->block];
-
-        block->last = (struct cst_moment){core->now, later(block->last.instant, end.instant)};
+        cst_block_note_time(&core->ranks[flight->rank].pool, flight->block);
     }
     if (flight->kind == CST_FLIGHT_LANDING) {
         core->chunks[flight->chunk].times.landed = end;
@@ -468,7 +467,6 @@ void cst_instant_done(struct cst_core *core, const struct cst_flight *flight)
         core->chunks[flight->chunk].times.sum_end = end;
         core->clock.commit = later(core->clock.commit, end.instant);
     }
-    tell_pools(core);
 }
 
 /* -- commits ---------------------------------------------------------------------------------- */

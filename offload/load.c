@@ -30,7 +30,7 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
         cst_command_after(copy, core->chunks[chunk].update.weight_ticket);
     } else {
         /* The command reads the master weights, so it must wait for all states. */
-        cst_chunk_update_before(copy, &core->chunks[chunk]);
+        cst_chunk_update_before(copy, &core->chunks[chunk].update);
     }
     r->bytes_up += 2 * n_elems;
     cst_block_load(&r->pool, b, copy->ticket);

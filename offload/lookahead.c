@@ -38,6 +38,15 @@ void cst_lookahead_opened(struct cst_pool *pool, uint32_t chunk)
     }
 }
 
+void cst_lookahead_passed(struct cst_pool *pool, uint32_t chunk)
+{
+    struct cst_part *part = cst_pool_part(pool, chunk);
+    uint32_t b = pool->weight_of[chunk];
+
+    part->n_ahead++;
+    cst_victims_pass(&part->victims, b == CST_NONE ? CST_NONE : b - part->first_block);
+}
+
 /* -- progress of the trace ------------------------------------------------------------------- */
 
 /* Adopt the times of the trace, if enough expected requests have paid for the review of all

@@ -20,6 +20,9 @@ void cst_lookahead_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
 
 /* The gradient of @chunk is expected before the edge: it claims a block, unless it has one. */
 void cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk);
+/* The edge moves past the use of @chunk's weights. */
+void cst_lookahead_passed(struct cst_pool *pool, uint32_t chunk);
+
 /* Adopt the times of the trace, if enough expected requests have paid for the review of all
  * victims. False: the pool's times are out of date. */
 bool cst_lookahead_catch_up(struct cst_pool *pool);

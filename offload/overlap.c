@@ -205,7 +205,7 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.staged_rank != CST_NONE ||
         !may_be_early(core, chunk) || !has_few_sources(core, c) ||
-        !cst_chunk_update_is_over(chunk) || !engines_keep_up(core) ||
+        !cst_chunk_update_is_over(&chunk->update) || !engines_keep_up(core) ||
         !cst_device_update_pass(core, c)) {
         return false;
     }

@@ -69,10 +69,7 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
     if (of_use && !provide(core, rank, entry.chunk, time)) {
         return false;
     }
-    part->n_ahead++;
-    cst_victims_pass(&part->victims, pool->weight_of[entry.chunk] == CST_NONE
-                                         ? CST_NONE
-                                         : pool->weight_of[entry.chunk] - part->first_block);
+    cst_lookahead_passed(pool, entry.chunk);
     return true;
 }
 

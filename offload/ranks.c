@@ -11,12 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint64_t deadline_from(const struct cst_core *core)
-{
-    return core->peer_timeout_ns == CST_CORE_NEVER ? CST_CORE_NEVER
-                                                   : core->now + core->peer_timeout_ns;
-}
-
 /* -- attempts --------------------------------------------------------------------------------- */
 
 bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
@@ -307,8 +301,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     }
     cst_residency_end_leases(core, event->rank, false);
     rank->sync = cst_requests_add(&core->requests, event, CST_REQUEST_SYNC);
-    core->requests.v[rank->sync].deadline = deadline_from(core);
-    cst_requests_time(&core->requests, rank->sync);
+    cst_requests_time(&core->requests, rank->sync, cst_waiting_deadline(core));
 }
 
 /* -- deadlines -------------------------------------------------------------------------------- */

@@ -75,10 +75,24 @@ uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event 
     return i;
 }
 
-void cst_requests_time(struct cst_requests *requests, uint32_t request)
+void cst_requests_join(struct cst_requests *requests, uint32_t request, uint32_t block)
 {
-    uint64_t deadline = requests->v[request].deadline;
+    cst_requests_untime(requests, request);
+    requests->v[request].where = CST_REQUEST_JOINED;
+    requests->v[request].block = block;
+}
 
+void cst_requests_enqueue(struct cst_requests *requests, uint32_t request)
+{
+    requests->v[request].where = CST_REQUEST_QUEUED;
+}
+
+void cst_requests_time(struct cst_requests *requests, uint32_t request, uint64_t deadline)
+{
+    if (requests->v[request].deadline == CST_CORE_NEVER) {
+        requests->v[request].deadline = deadline;
+    }
+    deadline = requests->v[request].deadline;
     if (deadline != CST_CORE_NEVER) {
         /* The heap has the greatest key on top, so the key is the inverted deadline. */
         cst_heap_put(&requests->late, request, (struct cst_heap_key){.major = ~deadline});

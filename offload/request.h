@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that have not been answered yet: an array of them and queues over it. Each request is in
- * one place at a time, and the owner of that place answers its tag. */
+ * one place at a time, and the owner of that place answers its tag. Place, queue and deadline are
+ * changed here only; the fields from `ahead` on, and `chunk`, by the part that added the
+ * request. */
 #ifndef CST_REQUEST_H
 #define CST_REQUEST_H
 
@@ -63,8 +65,13 @@ uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event 
 /* Remove a request that is answered and in no queue. */
 void cst_requests_remove(struct cst_requests *requests, uint32_t request);
 
-/* Start or stop the request's deadline. */
-void cst_requests_time(struct cst_requests *requests, uint32_t request);
+/* A fetch, whose deadline stops, now waits for the load of @block. */
+void cst_requests_join(struct cst_requests *requests, uint32_t request, uint32_t block);
+/* A fetch waits in the queue of its part. */
+void cst_requests_enqueue(struct cst_requests *requests, uint32_t request);
+
+/* Start the request's deadline, which is @deadline if the request had none so far; or stop it. */
+void cst_requests_time(struct cst_requests *requests, uint32_t request, uint64_t deadline);
 void cst_requests_untime(struct cst_requests *requests, uint32_t request);
 /* The request with the earliest running deadline, or CST_NO_REQUEST. */
 uint32_t cst_requests_next_late(const struct cst_requests *requests);

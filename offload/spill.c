@@ -76,7 +76,7 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
     copy->priority = CST_PRIORITY_EVICTION;
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
     copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
-    cst_chunk_update_before(copy, chunk);
+    cst_chunk_update_before(copy, &chunk->update);
     cst_weight_row_begin_gradient(core, flight.chunk, copy);
     copy->src[copy->n_src++] = cst_block_read_by(&r->pool, b, CST_BLOCK_STAGING, copy->ticket);
     r->bytes_down += copy->bytes;
@@ -111,7 +111,7 @@ static void failed(struct cst_core *core, const struct cst_flight *flight,
     uint32_t i;
 
     cst_block_move(&r->pool, flight->block, CST_BLOCK_PENDING);
-    part->staging_failed = true;
+    cst_collection_spill_failed(part);
     i = cst_queue_pop(&core->requests, queue);
     if (i != CST_NO_REQUEST) {
         cst_core_refuse(core, core->requests.v[i].tag, event->status,

@@ -149,7 +149,7 @@ static void issue_read(struct cst_core *core, uint32_t i)
     }
     copy->dst[copy->n_dst++] = request->dst;
     copy->io = true;
-    cst_chunk_update_before(copy, chunk);
+    cst_chunk_update_before(copy, &chunk->update);
     cst_command_after(copy, chunk->writes.ticket);
     if (request->row == CST_ROW_GRAD) {
         cst_command_after(copy, chunk->gradient.reduce_ticket);
@@ -240,7 +240,7 @@ static struct cst_command *write_part(struct cst_core *core, uint32_t c, enum cs
 
     part->io = kind == CST_COMMAND_COPY;
     part->dst[part->n_dst++] = cst_core_row_place(core, c, row, at);
-    cst_chunk_update_before(part, &core->chunks[c]);
+    cst_chunk_update_before(part, &core->chunks[c].update);
     cst_command_after(part, core->chunks[c].writes.ticket);
     return part;
 }
@@ -311,7 +311,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         command->bytes = event->n_elems * elem_bytes(event->row);
     }
     if (!parts) { /* Otherwise the parts wait. */
-        cst_chunk_update_before(command, chunk);
+        cst_chunk_update_before(command, &chunk->update);
         cst_command_after(command, chunk->writes.ticket);
     }
     chunk->writes.ticket = command->ticket;

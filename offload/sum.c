@@ -10,17 +10,23 @@
 #include "offload/reduce_site.h"
 #include "offload/weight_row.h"
 
+/* Most layouts have no landings. */
+static bool lands(const struct cst_core *core, uint32_t c)
+{
+    return core->layout->landings != NULL && cst_landing_serves(core, c);
+}
+
 /* The contributions in blocks are those of the ranks @blocks, and that of the rank @spilled is in
  * the grad row. A contribution that was spilled, or that lands, is read from host memory. */
 static struct cst_reduce_site site_of(const struct cst_core *core, uint32_t c, uint64_t blocks,
-                                      uint32_t spilled, bool lands)
+                                      uint32_t spilled, bool in_host)
 {
     uint32_t engines[CST_CORE_MAX_WORLD];
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         engines[rank] = CST_REDUCE_SITE_NOTHING;
         if ((blocks & 1ull << rank) != 0) {
-            engines[rank] = lands ? CST_REDUCE_SITE_HOST_MEMORY : core->ranks[rank].pool.engine;
+            engines[rank] = in_host ? CST_REDUCE_SITE_HOST_MEMORY : core->ranks[rank].pool.engine;
         } else if (rank == spilled) {
             engines[rank] = CST_REDUCE_SITE_HOST_MEMORY;
         }
@@ -47,10 +53,10 @@ static uint64_t find_readers(const struct cst_core *core, uint32_t c)
 struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, bool all)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool lands = cst_landing_serves(core, c);
+    bool in_host = lands(core, c);
 
-    return all ? site_of(core, c, chunk->ranks, CST_NONE, lands)
-               : site_of(core, c, find_readers(core, c), chunk->gradient.staged_rank, lands);
+    return all ? site_of(core, c, chunk->ranks, CST_NONE, in_host)
+               : site_of(core, c, find_readers(core, c), chunk->gradient.staged_rank, in_host);
 }
 
 /* Make @command read @sources, which also frees their blocks. */
@@ -85,13 +91,13 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_sources sources = cst_collection_sources(core, c);
-    bool lands = cst_landing_serves(core, c);
+    bool in_host = lands(core, c);
     struct cst_flight flight = {
         .kind = CST_FLIGHT_REDUCE, .chunk = c, .collection = core->collection.number};
     uint64_t kept = keep(core, c);
     struct cst_place place;
-    uint64_t landed = lands && sources.blocks != 0 ? cst_landing_begin(core, c, &place) : 0;
-    struct cst_reduce_site site = site_of(core, c, sources.blocks, sources.spilled, lands);
+    uint64_t landed = in_host && sources.blocks != 0 ? cst_landing_begin(core, c, &place) : 0;
+    struct cst_reduce_site site = site_of(core, c, sources.blocks, sources.spilled, in_host);
     struct cst_command *reduce = cst_core_command(core, CST_COMMAND_REDUCE, site.engine, &flight);
 
     reduce->table = core->table_segment;
@@ -102,7 +108,7 @@ void cst_sum_add(struct cst_core *core, uint32_t c)
     if (landed != 0) {
         cst_landing_read(core, c, reduce, landed, place);
     }
-    cst_chunk_update_before(reduce, chunk);
+    cst_chunk_update_before(reduce, &chunk->update);
     /* The sum frees the block, so it waits for the copy that keeps the gradient. */
     cst_command_after(reduce, kept);
     cst_weight_row_begin_gradient(core, c, reduce);

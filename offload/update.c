@@ -44,7 +44,7 @@ struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_u
     struct cst_command *update = update_in_place(core, what);
 
     /* The previous update is done, but the daemon may not have seen its completion yet. */
-    cst_chunk_update_before(update, chunk);
+    cst_chunk_update_before(update, &chunk->update);
     cst_chunk_update_issued(chunk, update->ticket);
     cst_exposure_issued(core);
     cst_weight_row_end_gradient(chunk);

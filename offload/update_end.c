@@ -115,7 +115,8 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
 static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool comes = chunk->update.where == CST_UPDATE_COMES && !cst_chunk_update_is_over(chunk);
+    bool comes =
+        chunk->update.where == CST_UPDATE_COMES && !cst_chunk_update_is_over(&chunk->update);
 
     return chunk->device == engine ||
            (comes && core->device_updates.rooms[chunk->update.room].engine == engine);
@@ -203,7 +204,8 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
     if (flight->kind == CST_FLIGHT_AWAY && event->status == CST_OK) {
         cst_chunk_update_comes(chunk);
     }
-    if (cst_chunk_update_replace(chunk, flight->ticket, 0) && cst_chunk_update_is_over(chunk)) {
+    if (cst_chunk_update_replace(chunk, flight->ticket, 0) &&
+        cst_chunk_update_is_over(&chunk->update)) {
         core->updates_done.n++;
         core->updates_done.n_device += chunk->update.room != CST_NONE;
     }

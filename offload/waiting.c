@@ -31,15 +31,18 @@ void cst_waiting_unqueue(struct cst_core *core, uint32_t i)
     }
 }
 
+uint64_t cst_waiting_deadline(const struct cst_core *core)
+{
+    return core->peer_timeout_ns == CST_CORE_NEVER ? CST_CORE_NEVER
+                                                   : core->now + core->peer_timeout_ns;
+}
+
 void cst_waiting_enqueue(struct cst_core *core, uint32_t i)
 {
-    struct cst_request *request = &core->requests.v[i];
+    const struct cst_request *request = &core->requests.v[i];
 
-    request->where = CST_REQUEST_QUEUED;
-    if (request->deadline == CST_CORE_NEVER && core->peer_timeout_ns != CST_CORE_NEVER) {
-        request->deadline = core->now + core->peer_timeout_ns;
-    }
-    cst_requests_time(&core->requests, i);
+    cst_requests_enqueue(&core->requests, i);
+    cst_requests_time(&core->requests, i, cst_waiting_deadline(core));
     cst_queue_push(&core->requests, queue_of(core, request), i);
 }
 
