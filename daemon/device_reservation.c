@@ -211,7 +211,7 @@ int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layou
                 (struct cst_layout_device){.engine = rooms[i].gpu->engine,
                                            .bytes = bytes,
                                            .grain = cstd_memory_grain(job->daemon, rooms[i].gpu),
-                                           .room_bytes = rooms[i].bytes};
+                                           .reservation_bytes = rooms[i].bytes};
         }
     }
     return rc;

@@ -35,8 +35,8 @@ int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
         .micro_batches = job->micro_batches,
         .seed = job->options.seed,
         .rounding = job->options.rounding,
-        .rooms = memory->rooms,
-        .n_rooms = memory->n_rooms,
+        .reservations = memory->rooms,
+        .n_reservations = memory->n_rooms,
         .interleave = cstd_updates_open(job),
     };
     int rc = cst_core_open(&job->core, &config, err);

@@ -302,9 +302,9 @@ static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_reques
         rc = add_device_segment(memory, room->bytes, room->gpu, 0, err);
         if (rc == CST_OK) {
             memory->rooms[memory->n_rooms++] =
-                (struct cst_core_room){.engine = room->gpu->engine,
-                                       .segment = memory->ids[memory->n_segments - 1],
-                                       .bytes = room->bytes};
+                (struct cst_core_device_reservation){.engine = room->gpu->engine,
+                                                     .segment = memory->ids[memory->n_segments - 1],
+                                                     .bytes = room->bytes};
         }
     }
     return rc;

@@ -45,7 +45,7 @@ struct cstd_memory {
     struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
     uint32_t world;              /* Number of ranks. */
     /* Device reservations in the form that the core needs. */
-    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n_rooms;               /* Number of device reservations. */
     struct cst_table_header *table; /* The job table, mapped. */
     uint64_t table_bytes;           /* Size of the job table. */

@@ -170,12 +170,13 @@ static void on_step(struct cstd_deferred *later)
     struct cst_core_stats stats;
 
     cst_core_stats(job->core, &stats);
-    if (stats.n_rooms_given_up == job->memory.n_rooms) {
+    if (stats.n_reservations_given_up == job->memory.n_rooms) {
         return; /* All accelerators are lost, hence there is no choice. */
     }
     see(job);
     machine = machine_of(job);
-    machine.n_links -= stats.n_rooms_given_up < machine.n_links ? stats.n_rooms_given_up : 0;
+    machine.n_links -=
+        stats.n_reservations_given_up < machine.n_links ? stats.n_reservations_given_up : 0;
     last = (struct cstd_interleave_tuner_phase){
         .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
     if (cstd_interleave_tuner_step(&job->balance, &machine, &last)) {

@@ -21,8 +21,8 @@ static const struct {
     [CST_BLOCK_RESIDENT] = {"resident", TO(FREE) | TO(STALE) | TO(QUARANTINED), false, true, false},
     [CST_BLOCK_STALE] = {"stale", TO(FREE) | TO(QUARANTINED), false, false, false},
     [CST_BLOCK_OPEN] = {"open", TO(PENDING) | TO(FREE) | TO(QUARANTINED), false, false, true},
-    [CST_BLOCK_PENDING] = {"pending", TO(STAGING) | TO(REDUCING) | TO(FREE), false, false, true},
-    [CST_BLOCK_STAGING] = {"staging", TO(FREE) | TO(PENDING), true, false, true},
+    [CST_BLOCK_PENDING] = {"pending", TO(SPILLING) | TO(REDUCING) | TO(FREE), false, false, true},
+    [CST_BLOCK_SPILLING] = {"staging", TO(FREE) | TO(PENDING), true, false, true},
     [CST_BLOCK_REDUCING] = {"reducing", TO(FREE), true, false, true},
     [CST_BLOCK_QUARANTINED] = {"quarantined", TO(FREE), false, false, false},
 };
@@ -419,7 +419,7 @@ void cst_pool_part_books(const struct cst_pool *pool, uint32_t k, struct cst_boo
         .free = n[CST_BLOCK_FREE],
         .cached = n[CST_BLOCK_RESIDENT] - part->n_leased_resident,
         .leased = part->n_leased_resident + n[CST_BLOCK_STALE] + n[CST_BLOCK_OPEN],
-        .moving = n[CST_BLOCK_LOADING] + n[CST_BLOCK_STAGING] + n[CST_BLOCK_REDUCING],
+        .moving = n[CST_BLOCK_LOADING] + n[CST_BLOCK_SPILLING] + n[CST_BLOCK_REDUCING],
         .pending = n[CST_BLOCK_PENDING],
         .quarantined = n[CST_BLOCK_QUARANTINED]};
 }

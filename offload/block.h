@@ -10,7 +10,7 @@
  *    | open       hand in          all ranks handed in
  *    +----> OPEN --------> PENDING ------------> REDUCING ------> FREE   gradients
  *                             | block is wanted
- *                             +--------> STAGING ------> FREE   the grad row holds it now
+ *                             +--------> SPILLING ------> FREE   the grad row holds it now
  *
  * If the worker copies weights in (worker_copies), LOADING waits for the chunk's update instead of
  * a copy, and RESIDENT is `filling` at first.
@@ -37,7 +37,7 @@ enum cst_block_state {
     CST_BLOCK_OPEN, /* The block holds a leased gradient; leases = 1. */
     /* The block holds a gradient that was handed in and waits for other ranks. */
     CST_BLOCK_PENDING,
-    CST_BLOCK_STAGING,     /* The gradient is being copied to the chunk's grad row. */
+    CST_BLOCK_SPILLING,    /* The gradient is being copied to the chunk's grad row. */
     CST_BLOCK_REDUCING,    /* A reduction reads the gradient. */
     CST_BLOCK_QUARANTINED, /* The lessee hung up and its process may still run. */
     CST_BLOCK_STATES,
@@ -54,7 +54,8 @@ struct cst_block {
     /* LOADING by several GPUs: copies in flight to and from the block. 0: one copy fills the
      * block. */
     uint32_t n_pieces;
-    /* LOADING: the weights that arrive are out of date. STAGING, REDUCING: the gradient is void. */
+    /* LOADING: the weights that arrive are out of date. SPILLING, REDUCING: the gradient is void.
+     */
     bool dropped;
     bool foreseen; /* LOADING: nobody had asked for the weights when the load began. */
     /* RESIDENT, STALE: leased, and the worker has not reported that its copy into the block is
@@ -95,7 +96,7 @@ struct cst_part {
     struct cst_victims victims; /* RESIDENT blocks without leases, numbered within the part. */
     /* Changed by collection.c: in this collection a gradient could not be spilled. Gradients are
      * then spilled for fetches only, which get the error. */
-    bool staging_failed;
+    bool spill_failed;
     /* Changed by lookahead.c. */
     uint32_t n_ahead;   /* Number of weights that the trace expects before the edge of `victims`. */
     uint32_t n_claimed; /* Number of blocks that gradients expected before the edge will take. */
@@ -167,7 +168,7 @@ void cst_block_wait_for(struct cst_pool *pool, uint32_t block, uint64_t ticket);
 /* The gradient in an OPEN block is handed in for micro-batch @micro. */
 void cst_block_hand_in(struct cst_pool *pool, uint32_t block, uint32_t micro);
 
-/* The command @ticket reads the gradient: change the block's state to STAGING or REDUCING. Returns
+/* The command @ticket reads the gradient: change the block's state to SPILLING or REDUCING. Returns
  * the place to read. */
 struct cst_place cst_block_read_by(struct cst_pool *pool, uint32_t block,
                                    enum cst_block_state state, uint64_t ticket);

@@ -74,13 +74,13 @@ static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, 
  * the three stages (up, update, down) take equally long, a device reservation with n buffers
  * processes n chunks in the time of three stages, but only chunks that fit a buffer. Of equal
  * choices take the one with more buffers. The result has n = 0 if no chunk fits. */
-static struct cst_buffers choose(const struct cst_layout *layout, uint64_t room_bytes)
+static struct cst_buffers choose(const struct cst_layout *layout, uint64_t reservation_bytes)
 {
     struct cst_buffers best = {0}, b;
     uint64_t most = 0;
 
     for (uint32_t n = CST_BUFFERS_MAX; n > 0; n--) {
-        uint64_t covered, elems = largest_within(layout, room_bytes / n, &covered);
+        uint64_t covered, elems = largest_within(layout, reservation_bytes / n, &covered);
 
         if (elems > 0 && n * covered > most) {
             most = n * covered;
@@ -93,20 +93,20 @@ static struct cst_buffers choose(const struct cst_layout *layout, uint64_t room_
 }
 
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
-                        uint64_t room_bytes)
+                        uint64_t reservation_bytes)
 {
-    struct cst_buffers b = choose(layout, room_bytes);
+    struct cst_buffers b = choose(layout, reservation_bytes);
 
     if (b.n == 0) {
         memset(buffers, 0, sizeof *buffers);
         return;
     }
-    b.held_first = b.n * b.bytes;
-    b.held_bytes = row_bytes(layout, CST_ROW_GRAD, b.max_elems);
-    b.n_held = (uint32_t)((room_bytes - b.held_first) / b.held_bytes);
+    b.kept_first = b.n * b.bytes;
+    b.kept_bytes = row_bytes(layout, CST_ROW_GRAD, b.max_elems);
+    b.n_kept = (uint32_t)((reservation_bytes - b.kept_first) / b.kept_bytes);
     /* More places than chunks are of no use. */
-    if (b.n_held > layout->n_chunks) {
-        b.n_held = layout->n_chunks;
+    if (b.n_kept > layout->n_chunks) {
+        b.n_kept = layout->n_chunks;
     }
     *buffers = b;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Division of a device reservation, an accelerator's memory for updates. Pure.
  *
- *   buffer 0                                       buffer 1   buffer 2   held gradients
+ *   buffer 0                                       buffer 1   buffer 2   kept gradients
  *   | in:  grad, master, exp_avg, exp_avg_sq    |  | ...      | ...      | 0 | 1 | ...
  *   | out: weight, master, exp_avg, exp_avg_sq  |
  *
@@ -26,20 +26,21 @@ struct cst_buffers {
      * chunk. */
     uint32_t n;
     uint64_t max_elems; /* Elements of the largest chunk that fits a buffer. */
-    /* Offset in the device reservation of the first held gradient, in bytes. */
-    uint64_t held_first;
-    uint64_t held_bytes; /* Size of a held gradient. */
-    /* Number of gradients that can be held. */
-    uint32_t n_held;
+    /* Offset in the device reservation of the first kept gradient, in bytes. */
+    uint64_t kept_first;
+    uint64_t kept_bytes; /* Size of a kept gradient. */
+    /* Number of gradients that can be kept. */
+    uint32_t n_kept;
 };
 
-/* Divide @room_bytes into one, two or three buffers of one size for the chunks of @layout with
- * states. More buffers overlap more copies and updates. Larger buffers take larger chunks; a chunk
- * that is larger than a buffer is never updated in the device reservation. The number is chosen
- * that takes the most elements per time: three buffers only if they fit chunks with two thirds of
- * the elements that fit two. The rest holds gradients. *buffers has n = 0 if no chunk fits. */
+/* Divide @reservation_bytes into one, two or three buffers of one size for the chunks of @layout
+ * with states. More buffers overlap more copies and updates. Larger buffers take larger chunks; a
+ * chunk that is larger than a buffer is never updated in the device reservation. The number is
+ * chosen that takes the most elements per time: three buffers only if they fit chunks with two
+ * thirds of the elements that fit two. The rest keeps gradients. *buffers has n = 0 if no chunk
+ * fits. */
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
-                        uint64_t room_bytes);
+                        uint64_t reservation_bytes);
 
 /* Bytes of three buffers for the largest chunk with states, of all size classes or of the first
  * @n_classes. 0: there is no chunk with states. */

@@ -125,7 +125,7 @@ static const char *check_block_tickets(const struct cst_core *core)
 {
     static const enum cst_flight_kind moved_by[CST_BLOCK_STATES] = {
         [CST_BLOCK_LOADING] = CST_FLIGHT_LOAD,
-        [CST_BLOCK_STAGING] = CST_FLIGHT_STAGE,
+        [CST_BLOCK_SPILLING] = CST_FLIGHT_SPILL,
         [CST_BLOCK_REDUCING] = CST_FLIGHT_REDUCE,
     };
 
@@ -169,8 +169,8 @@ static const char *check_flights(const struct cst_core *core)
             core->chunks[f->chunk].gradient.reduce_ticket != f->ticket) {
             return "a chunk has one reduction under way";
         }
-        if (f->ticket != 0 && f->kind == CST_FLIGHT_STAGE &&
-            core->chunks[f->chunk].gradient.stage_ticket != f->ticket) {
+        if (f->ticket != 0 && f->kind == CST_FLIGHT_SPILL &&
+            core->chunks[f->chunk].gradient.spill_ticket != f->ticket) {
             return "a chunk has one gradient being staged";
         }
         if (f->ticket > core->out.last_ticket) {
@@ -194,8 +194,8 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     uint64_t bit = 1ull << rank;
     bool pending = cst_collection_holds(core, c, rank);
 
-    if ((pending || state == CST_BLOCK_STAGING || state == CST_BLOCK_REDUCING ||
-         chunk->gradient.staged_rank == rank) &&
+    if ((pending || state == CST_BLOCK_SPILLING || state == CST_BLOCK_REDUCING ||
+         chunk->gradient.spilled_rank == rank) &&
         (chunk->gradient.handed & bit) == 0) {
         return "a contribution was handed in";
     }
@@ -205,7 +205,7 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
                    : "nothing is kept of what is handed in again";
     }
     if ((chunk->gradient.handed & ~chunk->gradient.added & bit) != 0 &&
-        pending + (chunk->gradient.staged_rank == rank) != 1) {
+        pending + (chunk->gradient.spilled_rank == rank) != 1) {
         return "a contribution is in one place";
     }
     if ((chunk->gradient.added & bit) != 0 && pending) {
@@ -241,7 +241,7 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
     }
     if (!chunk->has_states &&
         (!cst_chunk_update_is_over(&chunk->update) || chunk->gradient.reduce_ticket != 0 ||
-         chunk->gradient.stage_ticket != 0 || chunk->gradient.sum == CST_SUM_COMPLETE ||
+         chunk->gradient.spill_ticket != 0 || chunk->gradient.sum == CST_SUM_COMPLETE ||
          chunk->gradient.handed != 0)) {
         return "a frozen chunk has no gradient and no update";
     }
@@ -264,13 +264,13 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
     if (chunk->gradient.added != 0 && chunk->gradient.added != chunk->ranks && !core->grad_fp32) {
         return "a bf16 row takes a sum whole";
     }
-    if (chunk->gradient.staged_rank != CST_NONE &&
+    if (chunk->gradient.spilled_rank != CST_NONE &&
         (core->grad_fp32 || chunk->gradient.added != 0) && chunk->gradient.reduce_ticket == 0) {
         return "a staged contribution is overwritten by its sum alone";
     }
     if (core->layout->states.grad_over_weight && chunk->weight.holds != CST_HOLDS_GRADIENT &&
-        (chunk->gradient.reduce_ticket != 0 || chunk->gradient.stage_ticket != 0 ||
-         chunk->gradient.staged_rank != CST_NONE || chunk->gradient.sum != CST_SUM_NOTHING)) {
+        (chunk->gradient.reduce_ticket != 0 || chunk->gradient.spill_ticket != 0 ||
+         chunk->gradient.spilled_rank != CST_NONE || chunk->gradient.sum != CST_SUM_NOTHING)) {
         return "weights are not taken to be where a gradient is";
     }
     if (chunk->weight.holds != CST_HOLDS_WEIGHTS &&
@@ -333,8 +333,8 @@ static const char *check_chunk(const struct cst_core *core, uint32_t c)
                                                                          : CST_FLIGHT_REDUCE)) {
         return "a reduction is under way";
     }
-    if (chunk->gradient.stage_ticket != 0 &&
-        !is_flying(core, chunk->gradient.stage_ticket, CST_FLIGHT_STAGE)) {
+    if (chunk->gradient.spill_ticket != 0 &&
+        !is_flying(core, chunk->gradient.spill_ticket, CST_FLIGHT_SPILL)) {
         return "a gradient is being staged";
     }
     if (chunk->writes.ticket != 0 && !is_flying(core, chunk->writes.ticket, CST_FLIGHT_WRITE)) {

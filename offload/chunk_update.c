@@ -16,10 +16,11 @@ void cst_chunk_update_fill(const struct cst_core *core, struct cst_command *comm
 
 /* -- changes of the state ---------------------------------------------------------------------- */
 
-void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where, uint32_t room)
+void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where,
+                            uint32_t reservation)
 {
     chunk->update.where = where;
-    chunk->update.room = room;
+    chunk->update.reservation = reservation;
 }
 
 void cst_chunk_update_issued(struct cst_chunk *chunk, uint64_t ticket)
@@ -43,12 +44,12 @@ void cst_chunk_update_issued_down(struct cst_chunk *chunk,
     }
 }
 
-void cst_chunk_update_comes(struct cst_chunk *chunk)
+void cst_chunk_update_copying_back(struct cst_chunk *chunk)
 {
-    chunk->update.where = CST_UPDATE_COMES;
+    chunk->update.where = CST_UPDATE_COPYING_BACK;
 }
 
-void cst_chunk_update_return(struct cst_chunk *chunk, uint64_t ticket)
+void cst_chunk_update_back_to_node(struct cst_chunk *chunk, uint64_t ticket)
 {
     if (chunk->update.weight_ticket == chunk->update.ticket) {
         chunk->update.weight_ticket = ticket;
@@ -57,7 +58,7 @@ void cst_chunk_update_return(struct cst_chunk *chunk, uint64_t ticket)
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         chunk->update.states_tickets[i] = 0;
     }
-    cst_chunk_update_place(chunk, CST_UPDATE_AT_HOME, CST_NONE);
+    cst_chunk_update_place(chunk, CST_UPDATE_BY_NODE, CST_NONE);
 }
 
 static bool replace(uint64_t *ticket, uint64_t from, uint64_t to)

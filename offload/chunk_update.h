@@ -23,16 +23,17 @@ struct cst_update {
 
 /* Where the last update of a chunk is, or was, made.
  *
- *   AT_HOME, TOO_LARGE or AWAY   chosen when the update is issued
- *   AWAY --the UPDATE is done, so its COPYs down overwrite the chunk's rows--> COMES
- *   AWAY --a command before the COPYs down fails--> AT_HOME: the update is issued there instead */
+ *   BY_NODE, TOO_LARGE or ON_DEVICE   chosen when the update is issued
+ *   ON_DEVICE --the UPDATE is done, so its COPYs down overwrite the chunk's rows--> COPYING_BACK
+ *   ON_DEVICE --a command before the COPYs down fails--> BY_NODE: the update is issued there
+ * instead */
 enum cst_update_where {
-    CST_UPDATE_AT_HOME, /* The engine of the chunk's node makes it in place. */
+    CST_UPDATE_BY_NODE, /* The engine of the chunk's node makes it in place. */
     /* The same, although by the interleaving it was to be a device update: the chunk fits into no
      * device reservation. */
     CST_UPDATE_TOO_LARGE,
-    CST_UPDATE_AWAY,  /* It is a device update, and nothing is known to be copied down. */
-    CST_UPDATE_COMES, /* It is a device update, and its results come down or have come. */
+    CST_UPDATE_ON_DEVICE,    /* It is a device update, and nothing is known to be copied down. */
+    CST_UPDATE_COPYING_BACK, /* It is a device update, and its results come down or have come. */
 };
 
 /* The last update of one chunk. */
@@ -45,9 +46,10 @@ struct cst_chunk_update {
     uint64_t states_tickets[CST_UPDATE_STATES];
     /* Command in flight that completes the weights that fetches read; else 0. */
     uint64_t weight_ticket;
-    uint32_t room;   /* Device reservation of the update; CST_NONE: it is not AWAY or COMES. */
-    uint32_t buffer; /* Buffer of the device reservation that the update used. */
-    struct cst_update what; /* AWAY, COMES: the update. */
+    uint32_t reservation;   /* Device reservation of the update; CST_NONE: it is not ON_DEVICE or
+                               COPYING_BACK. */
+    uint32_t buffer;        /* Buffer of the device reservation that the update used. */
+    struct cst_update what; /* ON_DEVICE, COPYING_BACK: the update. */
 };
 
 /* Fill in the fields of the command that do not depend on where @what is executed. */
@@ -65,9 +67,10 @@ static inline void cst_chunk_update_before(struct cst_command *command,
     }
 }
 
-/* The next update of the chunk is made there: in device reservation @room or, CST_NONE, by its
- * node. */
-void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where, uint32_t room);
+/* The next update of the chunk is made there: in device reservation @reservation or, CST_NONE, by
+ * its node. */
+void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where,
+                            uint32_t reservation);
 
 /* The update was issued to the chunk's node as the command @ticket. */
 void cst_chunk_update_issued(struct cst_chunk *chunk, uint64_t ticket);
@@ -79,9 +82,9 @@ void cst_chunk_update_begin_device(struct cst_chunk *chunk, const struct cst_upd
 void cst_chunk_update_issued_down(struct cst_chunk *chunk,
                                   const uint64_t tickets[1 + CST_UPDATE_STATES]);
 /* Its UPDATE is done: the COPYs down overwrite the chunk's rows. */
-void cst_chunk_update_comes(struct cst_chunk *chunk);
+void cst_chunk_update_copying_back(struct cst_chunk *chunk);
 /* The node makes it instead, as the command @ticket. */
-void cst_chunk_update_return(struct cst_chunk *chunk, uint64_t ticket);
+void cst_chunk_update_back_to_node(struct cst_chunk *chunk, uint64_t ticket);
 
 /* The command @from of the chunk's update is complete (@to = 0), or replaced by @to. True: it was
  * one of those that complete the update. */

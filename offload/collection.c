@@ -17,7 +17,7 @@
 
 /* -- contributions ---------------------------------------------------------------------------- */
 
-bool cst_collection_has_come(const struct cst_core *core, uint32_t c, uint32_t rank)
+bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_rank *r = &core->ranks[rank];
@@ -26,12 +26,12 @@ bool cst_collection_has_come(const struct cst_core *core, uint32_t c, uint32_t r
            r->micro > chunk->gradient.micro;
 }
 
-static bool all_came(const struct cst_core *core, uint32_t c)
+static bool all_are_known(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
     for (uint64_t rest = chunk->ranks & ~chunk->gradient.handed; rest != 0; rest &= rest - 1) {
-        if (!cst_collection_has_come(core, c, (uint32_t)__builtin_ctzll(rest))) {
+        if (!cst_collection_is_known(core, c, (uint32_t)__builtin_ctzll(rest))) {
             return false;
         }
     }
@@ -67,7 +67,7 @@ uint32_t cst_collection_only(const struct cst_core *core, uint32_t c)
 {
     uint32_t only = CST_NONE;
 
-    if (core->grad_fp32 || core->chunks[c].gradient.staged_rank != CST_NONE) {
+    if (core->grad_fp32 || core->chunks[c].gradient.spilled_rank != CST_NONE) {
         return CST_NONE;
     }
     for (uint64_t rest = core->chunks[c].ranks; rest != 0; rest &= rest - 1) {
@@ -128,10 +128,10 @@ struct cst_sources cst_collection_sources(const struct cst_core *core, uint32_t 
     for (uint64_t rest = chunk->ranks & ~chunk->gradient.added; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
 
-        if (!cst_collection_has_come(core, c, rank)) {
+        if (!cst_collection_is_known(core, c, rank)) {
             break;
         }
-        if (chunk->gradient.staged_rank == rank) {
+        if (chunk->gradient.spilled_rank == rank) {
             sources.spilled = rank;
         } else if (cst_collection_holds(core, c, rank)) {
             sources.blocks |= 1ull << rank;
@@ -175,29 +175,29 @@ void cst_collection_summed(struct cst_core *core, const struct cst_flight *fligh
     /* After a failure the contents of the row are unknown. */
     gradient->row = core->grad_fp32 || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     if (ok && flight->collection == core->collection.number) {
-        gradient->staged_rank = CST_NONE;
+        gradient->spilled_rank = CST_NONE;
     }
 }
 
 void cst_collection_spilling(struct cst_chunk *chunk, uint32_t rank, uint64_t ticket)
 {
-    chunk->gradient.stage_ticket = ticket;
-    chunk->gradient.staged_rank = rank;
+    chunk->gradient.spill_ticket = ticket;
+    chunk->gradient.spilled_rank = rank;
     chunk->gradient.row = CST_GRAD_ROW_PARTIAL;
     chunk->gradient.version++;
 }
 
 void cst_collection_spilled(struct cst_chunk *chunk, bool kept)
 {
-    chunk->gradient.stage_ticket = 0;
+    chunk->gradient.spill_ticket = 0;
     if (!kept) {
-        chunk->gradient.staged_rank = CST_NONE;
+        chunk->gradient.spilled_rank = CST_NONE;
     }
 }
 
 void cst_collection_spill_failed(struct cst_part *part)
 {
-    part->staging_failed = true;
+    part->spill_failed = true;
 }
 
 /* -- micro-batches --------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ void cst_collection_spill_failed(struct cst_part *part)
 
 /* The whole micro-batch is in the row: go on to the next one, and count what was already handed in
  * for it. */
-static void turn_to_next(struct cst_core *core, uint32_t c)
+static void begin_next_micro(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
@@ -243,7 +243,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
     struct cst_chunk *chunk = &core->chunks[c];
 
     if (!chunk->has_states || chunk->gradient.sum == CST_SUM_COMPLETE ||
-        chunk->gradient.reduce_ticket != 0 || chunk->gradient.stage_ticket != 0) {
+        chunk->gradient.reduce_ticket != 0 || chunk->gradient.spill_ticket != 0) {
         return CST_COLLECTION_WAITS;
     }
     if (chunk->weight.rows == CST_ROWS_CARRIED) {
@@ -253,7 +253,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
         return CST_COLLECTION_WAITS;
     }
     while (chunk->gradient.micro < core->micro_batches) {
-        if (!all_came(core, c)) {
+        if (!all_are_known(core, c)) {
             return CST_COLLECTION_WAITS;
         }
         if ((chunk->gradient.handed & ~chunk->gradient.added) != 0) {
@@ -262,7 +262,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
         if (!is_over(core, c)) {
             return CST_COLLECTION_WAITS;
         }
-        turn_to_next(core, c);
+        begin_next_micro(core, c);
     }
     return chunk->gradient.sum == CST_SUM_NOTHING ? CST_COLLECTION_ZERO : CST_COLLECTION_COMPLETE;
 }
@@ -280,11 +280,11 @@ static void drop_part(struct cst_pool *pool, struct cst_part *part)
 {
     uint32_t b;
 
-    part->staging_failed = false;
+    part->spill_failed = false;
     while ((b = part->head[CST_BLOCK_PENDING]) != CST_NONE) {
         cst_block_move(pool, b, CST_BLOCK_FREE);
     }
-    drop_moving(pool, part->head[CST_BLOCK_STAGING]);
+    drop_moving(pool, part->head[CST_BLOCK_SPILLING]);
     drop_moving(pool, part->head[CST_BLOCK_REDUCING]);
 }
 
@@ -318,7 +318,7 @@ void cst_collection_drop(struct cst_core *core)
         chunk->gradient.handed = 0;
         chunk->gradient.added = 0;
         chunk->gradient.sum = CST_SUM_NOTHING;
-        chunk->gradient.staged_rank = CST_NONE;
+        chunk->gradient.spilled_rank = CST_NONE;
         if (cst_weight_row_is_early(&chunk->weight)) {
             carry_on(core, c);
         }

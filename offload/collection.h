@@ -46,11 +46,11 @@ struct cst_gradient {
     /* Ranks in `handed` whose contributions a REDUCE has taken or skipped, one bit each. */
     uint64_t added;
     /* Rank whose contribution is spilled in the grad row; CST_NONE: none is. */
-    uint32_t staged_rank;
+    uint32_t spilled_rank;
     /* Command in flight that makes a sum, of this or an earlier collection; else 0. */
     uint64_t reduce_ticket;
     /* COPY into the grad row in flight, of this or an earlier collection; else 0. */
-    uint64_t stage_ticket;
+    uint64_t spill_ticket;
     uint64_t version; /* Incremented when a write to the grad row is issued. */
 };
 
@@ -104,7 +104,7 @@ uint32_t cst_collection_only(const struct cst_core *core, uint32_t chunk);
 
 /* True if it is known what @rank contributes to the micro-batch that @chunk collects: it has handed
  * in or gone on. */
-bool cst_collection_has_come(const struct cst_core *core, uint32_t chunk, uint32_t rank);
+bool cst_collection_is_known(const struct cst_core *core, uint32_t chunk, uint32_t rank);
 
 /* True if @rank has handed in its gradient for its current micro-batch, or cannot any more. */
 bool cst_collection_handed(const struct cst_core *core, uint32_t chunk, uint32_t rank);

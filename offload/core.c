@@ -119,7 +119,7 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
     uint32_t gpus = cst_multi_gpu_load_most(core);
     int status = cst_requests_reserve(&core->requests);
 
-    if (core->device_updates.n_rooms > 0) {
+    if (core->device_updates.n_reservations > 0) {
         fixed += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
         in_flight += CST_DEVICE_UPDATE_COMMANDS * (size_t)core->n_chunks;
     }
@@ -164,7 +164,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         cst_multi_gpu_load_done(core, flight.peer, flight.peer_block, event);
         cst_multi_gpu_load_done(core, flight.rank, flight.block, event);
         break;
-    case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_SPILL:
         cst_spill_done(core, &flight, event);
         break;
     case CST_FLIGHT_LANDING:
@@ -178,11 +178,11 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_FLIGHT_UPDATE:
     case CST_FLIGHT_STATES:
-    case CST_FLIGHT_AWAY:
+    case CST_FLIGHT_UPDATE_ON_DEVICE:
     case CST_FLIGHT_DEVICE_UPDATE:
         cst_update_end(core, &flight, event);
         break;
-    case CST_FLIGHT_HELD:
+    case CST_FLIGHT_KEEP:
         cst_update_end_kept(core, &flight, event);
         break;
     /* The WRITE that waits for the part fails with it. */
@@ -353,9 +353,9 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .n_device_updates = core->updates_done.n_device,
     };
     cst_exposure_stats(core, out);
-    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
-        out->n_room_failures += core->device_updates.rooms[r].n_failures;
-        out->n_rooms_given_up += core->device_updates.rooms[r].given_up;
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        out->n_reservation_failures += core->device_updates.reservations[r].n_failures;
+        out->n_reservations_given_up += core->device_updates.reservations[r].given_up;
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_chunk *chunk = &core->chunks[c];

@@ -189,7 +189,7 @@ struct cst_core_policy {
 
 /* Device reservation: an accelerator's memory for device updates. The states of a chunk are copied
  * there, updated, and copied back. */
-struct cst_core_room {
+struct cst_core_device_reservation {
     uint32_t engine;  /* The accelerator's engine, numbered as in cst_command.node. */
     uint32_t segment; /* Id of the segment that is this memory. */
     uint64_t bytes;   /* Size of the memory. */
@@ -211,8 +211,8 @@ struct cst_core_config {
     /* Maximum number of micro-batches of a step; 0 and 1 mean one. More than one needs
      * layout->grad_bytes == 4. */
     uint32_t micro_batches;
-    const struct cst_core_room *rooms; /* Copied. */
-    uint32_t n_rooms;                  /* 0..CST_CORE_MAX_UPDATE_DEVICES. */
+    const struct cst_core_device_reservation *reservations; /* Copied. */
+    uint32_t n_reservations;                                /* 0..CST_CORE_MAX_UPDATE_DEVICES. */
     /* Initial k: one of every k chunks of a node gets a device update; 0: none. See
      * cst_core_set_interleave. */
     uint32_t interleave;
@@ -545,10 +545,10 @@ struct cst_core_stats {
     /* Completed updates of chunks that were made on accelerators, in device reservations or on
      * device states. */
     uint64_t n_device_updates;
-    uint64_t n_room_failures; /* Commands of device updates that failed and were replaced. */
+    uint64_t n_reservation_failures; /* Commands of device updates that failed and were replaced. */
     /* Device reservations that had too many failures or whose engine is lost. Only chunks whose
      * states are there are still updated in them. */
-    uint32_t n_rooms_given_up;
+    uint32_t n_reservations_given_up;
     /* Steps whose updates are complete, or were cut off by those of the next step. */
     uint64_t n_rounds;
     /* k of the last step counted in n_rounds; 0: none. `interleave` can already belong to the next

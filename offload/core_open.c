@@ -111,8 +111,8 @@ static void open_chunks(struct cst_core *core)
 
         core->chunks[c].ranks = at->ranks & core->everybody;
         core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
-        core->chunks[c].gradient.staged_rank = CST_NONE;
-        core->chunks[c].update.room = CST_NONE;
+        core->chunks[c].gradient.spilled_rank = CST_NONE;
+        core->chunks[c].update.reservation = CST_NONE;
         core->chunks[c].device = at->device;
         core->chunks[c].kept = CST_NONE;
         core->chunks[c].evicted.rank = CST_NONE;

@@ -51,8 +51,8 @@ struct cst_chunk {
     struct cst_weight_row weight;
     struct cst_gradient gradient;
     struct cst_chunk_update update;
-    /* Slot of the device reservation `update.room` that holds the chunk's gradient; CST_NONE: none
-     * does. Changed by kept_gradients.c. */
+    /* Slot of the device reservation `update.reservation` that holds the chunk's gradient;
+     * CST_NONE: none does. Changed by kept_gradients.c. */
     uint32_t kept;
     struct cst_chunk_writes writes;
     struct cst_chunk_times times;

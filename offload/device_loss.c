@@ -4,9 +4,9 @@
  * after a rank's death:
  *
  *   RUNNING, LOAD fails            at once
- *   RUNNING, REDUCE, STAGE fails   at once: a contribution is lost
+ *   RUNNING, REDUCE, SPILL fails   at once: a contribution is lost
  *   closing, LOAD fails            after the commit, for which everything was handed in
- *   closing, REDUCE, STAGE fails   at once, and the step is not committed
+ *   closing, REDUCE, SPILL fails   at once, and the step is not committed
  *   command of a void collection   has no effect
  *
  * Early updates of the step are completed by the next attempt: they were issued when their sums

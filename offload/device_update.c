@@ -45,7 +45,7 @@ static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_E
 
 static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
 {
-    const struct cst_buffers *buffers = &core->device_updates.rooms[r].buffers;
+    const struct cst_buffers *buffers = &core->device_updates.reservations[r].buffers;
 
     return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
 }
@@ -54,8 +54,8 @@ static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
  * reservation that fits. */
 static uint32_t find_own(const struct cst_core *core, uint32_t c)
 {
-    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
-        if (core->device_updates.rooms[r].engine == core->layout->chunks[c].device &&
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        if (core->device_updates.reservations[r].engine == core->layout->chunks[c].device &&
             holds(core, r, c)) {
             return r;
         }
@@ -82,18 +82,19 @@ static int check_devices(const struct cst_core *core, struct cst_err *err)
 int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
                             struct cst_err *err)
 {
-    if (config->n_rooms > CST_CORE_MAX_UPDATE_DEVICES) {
+    if (config->n_reservations > CST_CORE_MAX_UPDATE_DEVICES) {
         return cst_err_set(err, CST_EINVAL,
                            "%" PRIu32 " device reservations: at most %d are allowed",
-                           config->n_rooms, CST_CORE_MAX_UPDATE_DEVICES);
+                           config->n_reservations, CST_CORE_MAX_UPDATE_DEVICES);
     }
-    for (uint32_t i = 0; i < config->n_rooms; i++) {
-        struct cst_room *room = &core->device_updates.rooms[core->device_updates.n_rooms++];
+    for (uint32_t i = 0; i < config->n_reservations; i++) {
+        struct cst_device_reservation *reservation =
+            &core->device_updates.reservations[core->device_updates.n_reservations++];
 
-        room->engine = config->rooms[i].engine;
-        room->segment = config->rooms[i].segment;
-        cst_buffers_divide(&room->buffers, core->layout, config->rooms[i].bytes);
-        if (cst_kept_gradients_open(room) != CST_OK) {
+        reservation->engine = config->reservations[i].engine;
+        reservation->segment = config->reservations[i].segment;
+        cst_buffers_divide(&reservation->buffers, core->layout, config->reservations[i].bytes);
+        if (cst_kept_gradients_open(reservation) != CST_OK) {
             return cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
         }
     }
@@ -108,8 +109,8 @@ int cst_device_updates_open(struct cst_core *core, const struct cst_core_config 
 
 void cst_device_updates_close(struct cst_core *core)
 {
-    for (uint32_t i = 0; i < core->device_updates.n_rooms; i++) {
-        cst_kept_gradients_close(&core->device_updates.rooms[i]);
+    for (uint32_t i = 0; i < core->device_updates.n_reservations; i++) {
+        cst_kept_gradients_close(&core->device_updates.reservations[i]);
     }
     free(core->device_updates.in_order);
 }
@@ -127,21 +128,21 @@ void cst_device_updates_end(struct cst_core *core)
 }
 
 /* True if a device reservation is in use. */
-static bool has_rooms(const struct cst_core *core)
+static bool has_reservations(const struct cst_core *core)
 {
     bool any = false;
 
-    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
-        any = any || !core->device_updates.rooms[r].given_up;
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        any = any || !core->device_updates.reservations[r].given_up;
     }
     return any;
 }
 
 void cst_device_update_give_up(struct cst_core *core, uint32_t r)
 {
-    core->device_updates.rooms[r].given_up = true;
+    core->device_updates.reservations[r].given_up = true;
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].update.room == r) {
+        if (core->chunks[c].update.reservation == r) {
             cst_kept_gradients_drop(core, c);
         }
     }
@@ -150,18 +151,20 @@ void cst_device_update_give_up(struct cst_core *core, uint32_t r)
 /* Begin a new order of updates, with the k that is set now. */
 static void begin_order(struct cst_core *core)
 {
-    core->device_updates.interleave_now = has_rooms(core) ? core->device_updates.interleave : 0;
+    core->device_updates.interleave_now =
+        has_reservations(core) ? core->device_updates.interleave : 0;
     memset(core->device_updates.in_order, 0, core->n_nodes * sizeof *core->device_updates.in_order);
     core->device_updates.order_ended = false;
 }
 
 /* The next usable device reservation in turn whose buffers fit the chunk; CST_NONE: none. */
-static uint32_t find_room(const struct cst_core *core, uint32_t c)
+static uint32_t find_reservation(const struct cst_core *core, uint32_t c)
 {
-    for (uint32_t i = 0; i < core->device_updates.n_rooms; i++) {
-        uint32_t r = (core->device_updates.next_room + i) % core->device_updates.n_rooms;
+    for (uint32_t i = 0; i < core->device_updates.n_reservations; i++) {
+        uint32_t r =
+            (core->device_updates.next_reservation + i) % core->device_updates.n_reservations;
 
-        if (!core->device_updates.rooms[r].given_up && holds(core, r, c)) {
+        if (!core->device_updates.reservations[r].given_up && holds(core, r, c)) {
             return r;
         }
     }
@@ -169,7 +172,7 @@ static uint32_t find_room(const struct cst_core *core, uint32_t c)
 }
 
 /* True if chunk @c, as the next one to be updated, is the k-th of its node. */
-static bool is_turn(struct cst_core *core, uint32_t c)
+static bool is_kth(struct cst_core *core, uint32_t c)
 {
     if (core->device_updates.order_ended) {
         begin_order(core);
@@ -188,41 +191,41 @@ static void count(struct cst_core *core, uint32_t c)
 bool cst_device_update_pass(struct cst_core *core, uint32_t c)
 {
     /* States on an accelerator are updated there, whatever the order says. */
-    if (core->chunks[c].device != 0 || (is_turn(core, c) && find_room(core, c) != CST_NONE)) {
+    if (core->chunks[c].device != 0 || (is_kth(core, c) && find_reservation(core, c) != CST_NONE)) {
         return false;
     }
     count(core, c);
     cst_kept_gradients_drop(core, c);
-    cst_chunk_update_place(&core->chunks[c], CST_UPDATE_AT_HOME, CST_NONE);
+    cst_chunk_update_place(&core->chunks[c], CST_UPDATE_BY_NODE, CST_NONE);
     return true;
 }
 
 uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
-    uint32_t room = chunk->update.room;
-    bool turn;
+    uint32_t reservation = chunk->update.reservation;
+    bool kth;
 
     if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
-        cst_chunk_update_place(chunk, CST_UPDATE_AWAY, find_own(core, c));
-        return chunk->update.room;
+        cst_chunk_update_place(chunk, CST_UPDATE_ON_DEVICE, find_own(core, c));
+        return chunk->update.reservation;
     }
-    turn = is_turn(core, c);
+    kth = is_kth(core, c);
     count(core, c);
     /* A chunk with a kept gradient must go to the device reservation that has it. */
-    if (!turn || chunk->kept == CST_NONE) {
+    if (!kth || chunk->kept == CST_NONE) {
         cst_kept_gradients_drop(core, c);
-        room = turn ? find_room(core, c) : CST_NONE;
+        reservation = kth ? find_reservation(core, c) : CST_NONE;
     }
     cst_chunk_update_place(chunk,
-                           room != CST_NONE ? CST_UPDATE_AWAY
-                           : turn           ? CST_UPDATE_TOO_LARGE
-                                            : CST_UPDATE_AT_HOME,
-                           room);
-    if (room != CST_NONE) {
-        core->device_updates.next_room = room + 1;
+                           reservation != CST_NONE ? CST_UPDATE_ON_DEVICE
+                           : kth                   ? CST_UPDATE_TOO_LARGE
+                                                   : CST_UPDATE_BY_NODE,
+                           reservation);
+    if (reservation != CST_NONE) {
+        core->device_updates.next_reservation = reservation + 1;
     }
-    return room;
+    return reservation;
 }
 
 /* -- commands ---------------------------------------------------------------------------------- */
@@ -240,49 +243,53 @@ static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row 
                                : cst_layout_row_bytes(&core->layout->states, 0, (int)row, n_elems);
 }
 
-static struct cst_place place_in(const struct cst_room *room, enum cst_row row)
+static struct cst_place place_in(const struct cst_device_reservation *reservation, enum cst_row row)
 {
-    return (struct cst_place){.segment = room->segment,
-                              .offset = room->next * room->buffers.bytes + room->buffers.in[row]};
+    return (struct cst_place){.segment = reservation->segment,
+                              .offset = reservation->next * reservation->buffers.bytes +
+                                        reservation->buffers.in[row]};
 }
 
-static struct cst_place place_out(const struct cst_room *room, uint32_t buffer, enum cst_row row)
+static struct cst_place place_out(const struct cst_device_reservation *reservation, uint32_t buffer,
+                                  enum cst_row row)
 {
-    return (struct cst_place){.segment = room->segment,
-                              .offset = buffer * room->buffers.bytes + room->buffers.out[row]};
+    return (struct cst_place){.segment = reservation->segment,
+                              .offset = buffer * reservation->buffers.bytes +
+                                        reservation->buffers.out[row]};
 }
 
-static struct cst_command *command_of(struct cst_core *core, const struct cst_room *room,
+static struct cst_command *command_of(struct cst_core *core,
+                                      const struct cst_device_reservation *reservation,
                                       enum cst_command_kind kind, struct cst_flight flight)
 {
-    flight.rank = (uint32_t)(room - core->device_updates.rooms);
-    return cst_core_command(core, kind, room->engine, &flight);
+    flight.rank = (uint32_t)(reservation - core->device_updates.reservations);
+    return cst_core_command(core, kind, reservation->engine, &flight);
 }
 
 /* Make @command the first one that uses the next buffer. It waits until the last chunk has left the
  * buffer and the chunk's own last update is complete, both as seen by the daemon. */
-static void enter(const struct cst_core *core, const struct cst_room *room, uint32_t c,
-                  struct cst_command *command)
+static void enter(const struct cst_core *core, const struct cst_device_reservation *reservation,
+                  uint32_t c, struct cst_command *command)
 {
     command->after_ack = true;
     for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
-        cst_command_after(command, room->down[room->next][i]);
+        cst_command_after(command, reservation->down[reservation->next][i]);
     }
     cst_chunk_update_before(command, &core->chunks[c].update);
 }
 
 /* Copy the row up to the next buffer. Returns the ticket. */
-static uint64_t copy_up(struct cst_core *core, const struct cst_room *room, uint32_t c,
-                        enum cst_row row)
+static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
+                        uint32_t c, enum cst_row row)
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE, .chunk = c, .block = CST_NONE};
-    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
+    struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
 
     copy->priority = CST_PRIORITY_PREFETCH;
     copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
-    copy->dst[copy->n_dst++] = place_in(room, row);
+    copy->dst[copy->n_dst++] = place_in(reservation, row);
     copy->bytes = row_bytes(core, c, row);
-    enter(core, room, c, copy);
+    enter(core, reservation, c, copy);
     return copy->ticket;
 }
 
@@ -293,54 +300,57 @@ static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row
 }
 
 /* The place of the gradient for the update: kept in the device reservation, or copied up now. */
-static struct cst_place bring_grad(struct cst_core *core, const struct cst_room *room, uint32_t c,
+static struct cst_place bring_grad(struct cst_core *core,
+                                   const struct cst_device_reservation *reservation, uint32_t c,
                                    uint64_t *ticket)
 {
     if (core->chunks[c].kept != CST_NONE) {
         *ticket = 0;
         return cst_kept_gradients_use(core, c);
     }
-    *ticket = copy_up(core, room, c, CST_ROW_GRAD);
-    return place_in(room, CST_ROW_GRAD);
+    *ticket = copy_up(core, reservation, c, CST_ROW_GRAD);
+    return place_in(reservation, CST_ROW_GRAD);
 }
 
-static uint64_t update_there(struct cst_core *core, const struct cst_room *room,
+static uint64_t update_there(struct cst_core *core,
+                             const struct cst_device_reservation *reservation,
                              const struct cst_update *what)
 {
-    struct cst_flight flight = {
-        .kind = CST_FLIGHT_AWAY, .chunk = what->chunk, .block = core->chunks[what->chunk].kept};
+    struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE_ON_DEVICE,
+                                .chunk = what->chunk,
+                                .block = core->chunks[what->chunk].kept};
     uint64_t up[1 + N_STATES] = {0};
-    struct cst_place grad = bring_grad(core, room, what->chunk, &up[N_STATES]);
+    struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[N_STATES]);
     struct cst_command *update;
 
     for (uint32_t i = 0; i < N_STATES; i++) {
         if (core->chunks[what->chunk].device == 0 && has_row(core, what->chunk, states[i])) {
-            up[i] = copy_up(core, room, what->chunk, states[i]);
+            up[i] = copy_up(core, reservation, what->chunk, states[i]);
         }
     }
-    update = command_of(core, room, CST_COMMAND_UPDATE, flight);
+    update = command_of(core, reservation, CST_COMMAND_UPDATE, flight);
     cst_chunk_update_fill(core, update, what);
     update->after_ack = true;
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
     name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
-             place_out(room, room->next, CST_ROW_WEIGHT));
+             place_out(reservation, reservation->next, CST_ROW_WEIGHT));
     for (uint32_t i = 0; i <= N_STATES; i++) {
         cst_command_after(update, up[i]);
     }
     /* Everything is already on the accelerator, so UPDATE itself is the first command that uses the
      * buffer. */
     if (update->n_after == 0) {
-        enter(core, room, what->chunk, update);
+        enter(core, reservation, what->chunk, update);
     }
     for (uint32_t i = 0; i < N_STATES; i++) {
         /* Otherwise the table names the row's place: it is on this accelerator, or does not
          * exist. */
         if (up[i] != 0) {
-            name_row(update->in, &update->n_in, states[i], place_in(room, states[i]));
+            name_row(update->in, &update->n_in, states[i], place_in(reservation, states[i]));
         }
         if (has_row(core, what->chunk, states[i])) {
             name_row(update->out, &update->n_out, states[i],
-                     place_out(room, room->next, states[i]));
+                     place_out(reservation, reservation->next, states[i]));
         }
     }
     return update->ticket;
@@ -352,16 +362,17 @@ static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst
                                      uint32_t tries)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    const struct cst_room *room = &core->device_updates.rooms[chunk->update.room];
+    const struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[chunk->update.reservation];
     bool weight = row == CST_ROW_WEIGHT;
     struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
                                 .chunk = c,
                                 .down = true,
                                 .tries = tries};
-    struct cst_command *copy = command_of(core, room, CST_COMMAND_COPY, flight);
+    struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
 
     copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
-    copy->src[copy->n_src++] = place_out(room, chunk->update.buffer, row);
+    copy->src[copy->n_src++] = place_out(reservation, chunk->update.buffer, row);
     copy->dst[copy->n_dst++] =
         weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
     copy->bytes = row_bytes(core, c, row);
@@ -382,12 +393,12 @@ static uint64_t copy_down_after(struct cst_core *core, uint32_t c, enum cst_row 
 
 void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
 {
-    struct cst_room *room = &core->device_updates.rooms[r];
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
     struct cst_chunk *chunk = &core->chunks[what->chunk];
-    uint64_t update = update_there(core, room, what);
-    uint64_t *down = room->down[room->next];
+    uint64_t update = update_there(core, reservation, what);
+    uint64_t *down = reservation->down[reservation->next];
 
-    cst_chunk_update_begin_device(chunk, what, room->next);
+    cst_chunk_update_begin_device(chunk, what, reservation->next);
     down[0] = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
     for (uint32_t i = 0; i < N_STATES; i++) {
         down[i + 1] = has_row(core, what->chunk, states[i])
@@ -395,36 +406,38 @@ void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cs
                           : 0;
     }
     cst_chunk_update_issued_down(chunk, down);
-    room->next = (room->next + 1) % room->buffers.n;
+    reservation->next = (reservation->next + 1) % reservation->buffers.n;
 }
 
 /* -- failures --------------------------------------------------------------------------------- */
 
 /* In the list of commands that the next user of @buffer waits for, replace @from by @to; 0: by
  * nothing. */
-static void rename_down(struct cst_room *room, uint32_t buffer, uint64_t from, uint64_t to)
+static void rename_down(struct cst_device_reservation *reservation, uint32_t buffer, uint64_t from,
+                        uint64_t to)
 {
     for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
-        if (room->down[buffer][i] == from) {
-            room->down[buffer][i] = to;
+        if (reservation->down[buffer][i] == from) {
+            reservation->down[buffer][i] = to;
         }
     }
 }
 
 void cst_device_update_count_failure(struct cst_core *core, uint32_t r)
 {
-    core->device_updates.rooms[r].n_failures++;
+    core->device_updates.reservations[r].n_failures++;
 }
 
-void cst_device_update_leave(struct cst_core *core, uint32_t c)
+void cst_device_update_vacate(struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_room *room = &core->device_updates.rooms[chunk->update.room];
+    struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[chunk->update.reservation];
 
-    assert(chunk->update.room != CST_NONE);
-    rename_down(room, chunk->update.buffer, chunk->update.ticket, 0);
+    assert(chunk->update.reservation != CST_NONE);
+    rename_down(reservation, chunk->update.buffer, chunk->update.ticket, 0);
     for (uint32_t i = 0; i < N_STATES; i++) {
-        rename_down(room, chunk->update.buffer, chunk->update.states_tickets[i], 0);
+        rename_down(reservation, chunk->update.buffer, chunk->update.states_tickets[i], 0);
     }
 }
 
@@ -434,7 +447,7 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
     enum cst_row row = CST_ROW_WEIGHT;
     struct cst_command *copy;
 
-    assert(chunk->update.room != CST_NONE);
+    assert(chunk->update.reservation != CST_NONE);
     for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
         if (chunk->update.states_tickets[i] == flight->ticket) {
             row = states[i];
@@ -442,7 +455,7 @@ void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight
     }
     copy = copy_down(core, flight->chunk, row, flight->tries + 1);
     copy->replaces[copy->n_instead++] = flight->ticket;
-    rename_down(&core->device_updates.rooms[chunk->update.room], chunk->update.buffer,
+    rename_down(&core->device_updates.reservations[chunk->update.reservation], chunk->update.buffer,
                 flight->ticket, copy->ticket);
     (void)cst_chunk_update_replace(chunk, flight->ticket, copy->ticket);
     cst_residency_replaced(core, flight->chunk, flight->ticket, copy->ticket);

@@ -21,11 +21,11 @@ struct cst_core;
 #define CST_DEVICE_UPDATE_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_DEVICE_UPDATE_COPIES_DOWN)
 
 /* An accelerator's memory for updates. Its buffers are used in turn. */
-struct cst_room {
+struct cst_device_reservation {
     uint32_t engine;
     uint32_t segment;
     struct cst_buffers buffers;
-    struct cst_held held;
+    struct cst_kept_gradients kept;
     uint32_t n_failures; /* Failed commands of device updates. */
     /* The device reservation is not used any more: it had too many failures, or its engine is
      * lost. */
@@ -36,10 +36,11 @@ struct cst_room {
 };
 
 struct cst_device_updates {
-    struct cst_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    uint32_t n_rooms;
-    uint32_t next_room;  /* Device reservation at which the search for the next update begins. */
-    uint32_t interleave; /* k as set by the configuration or cst_core_set_interleave. */
+    struct cst_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n_reservations;
+    uint32_t
+        next_reservation; /* Device reservation at which the search for the next update begins. */
+    uint32_t interleave;  /* k as set by the configuration or cst_core_set_interleave. */
     uint32_t interleave_now; /* k of the last issued updates; 0: none is a device update. */
     /* Per node: updates of its chunks issued since the current order of updates began; owned. */
     uint32_t *in_order;
@@ -67,18 +68,19 @@ uint32_t cst_device_update_choose(struct cst_core *core, uint32_t chunk);
  * is to be a device update. */
 bool cst_device_update_pass(struct cst_core *core, uint32_t chunk);
 
-/* Issue the device update @what in the device reservation @room. */
-void cst_device_update_update(struct cst_core *core, uint32_t room, const struct cst_update *what);
+/* Issue the device update @what in the device reservation @reservation. */
+void cst_device_update_update(struct cst_core *core, uint32_t reservation,
+                              const struct cst_update *what);
 
 /* The device update of @chunk failed and nothing has been copied down: the next update in its
  * buffer waits for nothing. */
-void cst_device_update_leave(struct cst_core *core, uint32_t chunk);
+void cst_device_update_vacate(struct cst_core *core, uint32_t chunk);
 
-/* A command of a device update failed in the device reservation @room. */
-void cst_device_update_count_failure(struct cst_core *core, uint32_t room);
+/* A command of a device update failed in the device reservation @reservation. */
+void cst_device_update_count_failure(struct cst_core *core, uint32_t reservation);
 
-/* Use the device reservation @room for no further updates. */
-void cst_device_update_give_up(struct cst_core *core, uint32_t room);
+/* Use the device reservation @reservation for no further updates. */
+void cst_device_update_give_up(struct cst_core *core, uint32_t reservation);
 
 /* Issue again the COPY down after a device update that @flight was and that failed. */
 void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight);

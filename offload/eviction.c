@@ -62,7 +62,7 @@ static bool is_worth_waiting(const struct cst_core *core, const struct cst_part 
                              uint32_t victim, bool ahead)
 {
     return (ahead || core->world == 1) &&
-           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_STAGING] > 0 &&
+           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 &&
            part->victims.v[victim - part->first_block].next != CST_TRACE_NEVER;
 }
 
@@ -90,7 +90,7 @@ uint32_t cst_eviction_take_expected(struct cst_core *core, uint32_t rank, uint32
     uint32_t b;
 
     if (time == CST_TRACE_NEVER || cst_waiting_for_block(r) ||
-        !cst_lookahead_has_room(cst_pool_part(&r->pool, chunk))) {
+        !cst_lookahead_can_load(cst_pool_part(&r->pool, chunk))) {
         return CST_NONE;
     }
     b = cst_eviction_take(core, rank, CST_BLOCK_LOADING, chunk, time);

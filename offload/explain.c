@@ -100,17 +100,17 @@ static void explain_update(const struct cst_core *core, uint32_t c, struct page 
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    if (core->device_updates.n_rooms == 0 || core->updates_done.n == 0) {
+    if (core->device_updates.n_reservations == 0 || core->updates_done.n == 0) {
         return;
     }
     if (chunk->device != 0) {
         say(page, "updated on the accelerator of engine %" PRIu32 ", which has its states",
             chunk->device);
-    } else if (chunk->update.room != CST_NONE) {
+    } else if (chunk->update.reservation != CST_NONE) {
         say(page,
             "updated on the accelerator of engine %" PRIu32 ": of each %" PRIu32
             " chunks of node %" PRIu32 ", in the order of updates, the last one is updated there",
-            core->device_updates.rooms[chunk->update.room].engine,
+            core->device_updates.reservations[chunk->update.reservation].engine,
             core->device_updates.interleave_now, core->layout->chunks[c].node);
     } else if (chunk->update.where == CST_UPDATE_TOO_LARGE) {
         say(page,
@@ -143,7 +143,7 @@ static void explain_group(const struct cst_core *core, uint32_t c, struct page *
     }
 }
 
-static void explain_over(const struct cst_core *core, uint32_t c, struct page *page)
+static void explain_grad_in_weight(const struct cst_core *core, uint32_t c, struct page *page)
 {
     if (core->chunks[c].weight.holds != CST_HOLDS_WEIGHTS) {
         say(page,
@@ -181,7 +181,7 @@ static void explain_loads(const struct cst_core *core, struct page *page)
 }
 
 /* Describe the current sum or, if none is being made, the one that is expected. */
-static void explain_way(const struct cst_core *core, uint32_t c, struct page *page)
+static void explain_sum_site(const struct cst_core *core, uint32_t c, struct page *page)
 {
     bool now = core->chunks[c].gradient.reduce_ticket != 0;
     struct cst_reduce_site site = cst_sum_site(core, c, !now);
@@ -217,7 +217,7 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
 
     for (uint64_t rest = chunk->ranks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);
-        bool came = cst_collection_has_come(core, c, rank);
+        bool came = cst_collection_is_known(core, c, rank);
 
         n += came;
         missing = came || missing != CST_NONE ? missing : rank;
@@ -246,9 +246,9 @@ static void explain_gradient(const struct cst_core *core, uint32_t c, struct pag
         say(page, "%d of its ranks' contributions were added early to free their blocks",
             __builtin_popcountll(chunk->gradient.added));
     }
-    if (chunk->gradient.staged_rank != CST_NONE) {
+    if (chunk->gradient.spilled_rank != CST_NONE) {
         say(page, "rank %" PRIu32 "'s contribution was moved to the gradient row to free its block",
-            chunk->gradient.staged_rank);
+            chunk->gradient.spilled_rank);
     }
 }
 
@@ -322,11 +322,11 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
         explain_rows(core, chunk, &page);
         explain_update(core, chunk, &page);
         explain_gradient(core, chunk, &page);
-        explain_over(core, chunk, &page);
+        explain_grad_in_weight(core, chunk, &page);
     }
     if (has_gpu(core) && core->chunks[chunk].has_states &&
         core->chunks[chunk].gradient.sum != CST_SUM_COMPLETE) {
-        explain_way(core, chunk, &page);
+        explain_sum_site(core, chunk, &page);
     }
     explain_loads(core, &page);
     for (uint64_t rest = core->chunks[chunk].ranks; rest != 0; rest &= rest - 1) {

@@ -140,7 +140,7 @@ static uint32_t serve(struct cst_core *core, struct cst_queue *queue, uint32_t n
 /* Number of blocks that will become free or cached without a request. */
 static uint32_t count_coming(const struct cst_part *part)
 {
-    return part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] +
+    return part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] +
            part->count[CST_BLOCK_LOADING] - part->n_awaited;
 }
 

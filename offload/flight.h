@@ -16,7 +16,7 @@ struct cst_moment {
 enum cst_flight_kind {
     CST_FLIGHT_LOAD,  /* COPY of a weight row, or of this rank's piece of it, to a block. */
     CST_FLIGHT_PIECE, /* COPY of a peer's piece from the peer's block to this rank's block. */
-    CST_FLIGHT_STAGE, /* COPY of a gradient from its block to the grad row. */
+    CST_FLIGHT_SPILL, /* COPY of a gradient from its block to the grad row. */
     /* COPY of a gradient from its block to a landing, from which a REDUCE reads it. */
     CST_FLIGHT_LANDING,
     /* Sum of contributions to a gradient. */
@@ -26,11 +26,11 @@ enum cst_flight_kind {
     /* The command that completes the weights of an update: UPDATE in place, or COPY down after a
      * device update. */
     CST_FLIGHT_UPDATE,
-    CST_FLIGHT_STATES,        /* COPY of states down after a device update. */
-    CST_FLIGHT_AWAY,          /* UPDATE on an accelerator. */
-    CST_FLIGHT_DEVICE_UPDATE, /* Any other command of a device update. */
+    CST_FLIGHT_STATES,           /* COPY of states down after a device update. */
+    CST_FLIGHT_UPDATE_ON_DEVICE, /* UPDATE on an accelerator. */
+    CST_FLIGHT_DEVICE_UPDATE,    /* Any other command of a device update. */
     /* COPY of a gradient from its block to a device reservation, in addition to its sum. */
-    CST_FLIGHT_HELD,
+    CST_FLIGHT_KEEP,
     CST_FLIGHT_READ,  /* READ: row to staging segment. */
     CST_FLIGHT_WRITE, /* WRITE: staging segment to rows. */
     CST_FLIGHT_PART,  /* Part of a WRITE, which waits for it. */
@@ -39,11 +39,11 @@ enum cst_flight_kind {
 struct cst_flight {
     uint64_t ticket; /* 0: the slot is empty. */
     enum cst_flight_kind kind;
-    /* LOAD, PIECE, STAGE, LANDING: the rank. AWAY, DEVICE_UPDATE, HELD, and UPDATE and STATES with
-     * `down`: number of the device reservation. */
+    /* LOAD, PIECE, SPILL, LANDING: the rank. ON_DEVICE, DEVICE_UPDATE, KEEP, and UPDATE and STATES
+     * with `down`: number of the device reservation. */
     uint32_t rank;
-    /* LOAD, PIECE, STAGE: the block. HELD: slot of the kept gradient. AWAY, DEVICE_UPDATE: slot of
-     * the kept gradient, or CST_NONE. */
+    /* LOAD, PIECE, SPILL: the block. KEEP: slot of the kept gradient. ON_DEVICE, DEVICE_UPDATE:
+     * slot of the kept gradient, or CST_NONE. */
     uint32_t block;
     bool down;           /* UPDATE, STATES: the command is a COPY down after a device update. */
     uint32_t tries;      /* With `down`: number of failed copies of the same row before this one. */
@@ -56,7 +56,7 @@ struct cst_flight {
     /* REDUCE: value of its engine's idle_ns (struct cst_clock) when it was issued, in ns; see
      * instant.c. */
     uint64_t idle;
-    /* STAGE, LANDING, REDUCE, NORM: collection of gradients that the command belongs to. */
+    /* SPILL, LANDING, REDUCE, NORM: collection of gradients that the command belongs to. */
     uint64_t collection;
 };
 

@@ -242,8 +242,8 @@ void cst_instant_granted(struct cst_core *core, uint32_t rank, uint32_t b, bool 
 static bool is_update(const struct cst_flight *flight)
 {
     return flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES ||
-           flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE ||
-           flight->kind == CST_FLIGHT_HELD;
+           flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE ||
+           flight->kind == CST_FLIGHT_DEVICE_UPDATE || flight->kind == CST_FLIGHT_KEEP;
 }
 
 /* The lane of a command. An engine executes the commands of a lane one after the other. The copies
@@ -253,19 +253,19 @@ static enum cst_clock_lane lane_of(const struct cst_core *core, const struct cst
     switch (flight->kind) {
     case CST_FLIGHT_REDUCE:
     case CST_FLIGHT_NORM:
-    case CST_FLIGHT_AWAY:
+    case CST_FLIGHT_UPDATE_ON_DEVICE:
         return CST_CLOCK_TEAM;
     case CST_FLIGHT_UPDATE:
     case CST_FLIGHT_STATES:
         return flight->down ? CST_CLOCK_DOWN : CST_CLOCK_TEAM;
     case CST_FLIGHT_LANDING:
         return CST_CLOCK_DOWN;
-    case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_SPILL:
         return flight->engine < core->n_nodes ? CST_CLOCK_UP : CST_CLOCK_DOWN;
     case CST_FLIGHT_LOAD:
     case CST_FLIGHT_PIECE:
     case CST_FLIGHT_DEVICE_UPDATE:
-    case CST_FLIGHT_HELD:
+    case CST_FLIGHT_KEEP:
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:
@@ -316,13 +316,13 @@ static struct cst_moment before(const struct cst_core *core, const struct cst_fl
         return chunk->times.sum_end;
     case CST_FLIGHT_PIECE:
         return core->ranks[flight->peer].pool.blocks[flight->peer_block].last;
-    case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_SPILL:
     case CST_FLIGHT_LANDING:
     case CST_FLIGHT_NORM:
     case CST_FLIGHT_STATES:
-    case CST_FLIGHT_AWAY:
+    case CST_FLIGHT_UPDATE_ON_DEVICE:
     case CST_FLIGHT_DEVICE_UPDATE:
-    case CST_FLIGHT_HELD:
+    case CST_FLIGHT_KEEP:
     case CST_FLIGHT_READ:
     case CST_FLIGHT_WRITE:
     case CST_FLIGHT_PART:

@@ -15,41 +15,42 @@
 
 #include <stdlib.h>
 
-int cst_kept_gradients_open(struct cst_room *room)
+int cst_kept_gradients_open(struct cst_device_reservation *reservation)
 {
-    struct cst_held *held = &room->held;
+    struct cst_kept_gradients *kept = &reservation->kept;
 
-    held->n_free = room->buffers.n_held;
-    held->slots = calloc(held->n_free + 1u, sizeof *held->slots);
-    held->free = calloc(held->n_free + 1u, sizeof *held->free);
-    if (held->slots == NULL || held->free == NULL) {
+    kept->n_free = reservation->buffers.n_kept;
+    kept->slots = calloc(kept->n_free + 1u, sizeof *kept->slots);
+    kept->free = calloc(kept->n_free + 1u, sizeof *kept->free);
+    if (kept->slots == NULL || kept->free == NULL) {
         return CST_ENOMEM;
     }
-    for (uint32_t i = 0; i < held->n_free; i++) {
-        held->slots[i].chunk = CST_NONE;
-        held->free[i] = i;
+    for (uint32_t i = 0; i < kept->n_free; i++) {
+        kept->slots[i].chunk = CST_NONE;
+        kept->free[i] = i;
     }
     return CST_OK;
 }
 
-void cst_kept_gradients_close(struct cst_room *room)
+void cst_kept_gradients_close(struct cst_device_reservation *reservation)
 {
-    free(room->held.slots);
-    free(room->held.free);
+    free(reservation->kept.slots);
+    free(reservation->kept.free);
 }
 
-static struct cst_place place_of(const struct cst_room *room, uint32_t slot)
+static struct cst_place place_of(const struct cst_device_reservation *reservation, uint32_t slot)
 {
-    return (struct cst_place){.segment = room->segment,
-                              .offset = room->buffers.held_first + slot * room->buffers.held_bytes};
+    return (struct cst_place){.segment = reservation->segment,
+                              .offset = reservation->buffers.kept_first +
+                                        slot * reservation->buffers.kept_bytes};
 }
 
-static void settle(struct cst_room *room, uint32_t slot)
+static void settle(struct cst_device_reservation *reservation, uint32_t slot)
 {
-    struct cst_held *held = &room->held;
+    struct cst_kept_gradients *kept = &reservation->kept;
 
-    if (held->slots[slot].chunk == CST_NONE && held->slots[slot].n_commands == 0) {
-        held->free[held->n_free++] = slot;
+    if (kept->slots[slot].chunk == CST_NONE && kept->slots[slot].n_commands == 0) {
+        kept->free[kept->n_free++] = slot;
     }
 }
 
@@ -59,35 +60,38 @@ static bool is_expected(const struct cst_core *core, uint32_t c)
     const struct cst_chunk *chunk = &core->chunks[c];
 
     /* With a new k the chunk can belong to its node. */
-    return chunk->update.room != CST_NONE &&
-           !core->device_updates.rooms[chunk->update.room].given_up &&
+    return chunk->update.reservation != CST_NONE &&
+           !core->device_updates.reservations[chunk->update.reservation].given_up &&
            core->device_updates.interleave == core->device_updates.interleave_now &&
            chunk->kept == CST_NONE;
 }
 
 uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    struct cst_room *room = rank != CST_NONE && is_expected(core, c)
-                                ? &core->device_updates.rooms[core->chunks[c].update.room]
-                                : NULL;
+    struct cst_device_reservation *reservation =
+        rank != CST_NONE && is_expected(core, c)
+            ? &core->device_updates.reservations[core->chunks[c].update.reservation]
+            : NULL;
     struct cst_flight flight = {
-        .kind = CST_FLIGHT_HELD, .chunk = c, .rank = core->chunks[c].update.room};
+        .kind = CST_FLIGHT_KEEP, .chunk = c, .rank = core->chunks[c].update.reservation};
     const struct cst_pool *pool;
     struct cst_command *copy;
 
-    if (room == NULL || room->held.n_free == 0 || core->ranks[rank].pool.engine != room->engine ||
-        core->layout->chunks[c].n_elems > room->buffers.max_elems) {
+    if (reservation == NULL || reservation->kept.n_free == 0 ||
+        core->ranks[rank].pool.engine != reservation->engine ||
+        core->layout->chunks[c].n_elems > reservation->buffers.max_elems) {
         return 0;
     }
     pool = &core->ranks[rank].pool;
-    flight.block = room->held.free[--room->held.n_free];
-    room->held.slots[flight.block] = (struct cst_kept_gradients_slot){.chunk = c, .n_commands = 1};
+    flight.block = reservation->kept.free[--reservation->kept.n_free];
+    reservation->kept.slots[flight.block] =
+        (struct cst_kept_gradients_slot){.chunk = c, .n_commands = 1};
     core->chunks[c].kept = flight.block;
-    copy = cst_core_command(core, CST_COMMAND_COPY, room->engine, &flight);
+    copy = cst_core_command(core, CST_COMMAND_COPY, reservation->engine, &flight);
     copy->may_fail = true;
     copy->priority = CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
-    copy->dst[copy->n_dst++] = place_of(room, flight.block);
+    copy->dst[copy->n_dst++] = place_of(reservation, flight.block);
     copy->bytes = 2 * core->layout->chunks[c].n_elems;
     return copy->ticket;
 }
@@ -95,9 +99,10 @@ uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t ran
 struct cst_place cst_kept_gradients_use(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
-    struct cst_room *room = &core->device_updates.rooms[chunk->update.room];
-    struct cst_kept_gradients_slot *slot = &room->held.slots[chunk->kept];
-    struct cst_place place = place_of(room, chunk->kept);
+    struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[chunk->update.reservation];
+    struct cst_kept_gradients_slot *slot = &reservation->kept.slots[chunk->kept];
+    struct cst_place place = place_of(reservation, chunk->kept);
 
     slot->chunk = CST_NONE;
     slot->n_commands++;
@@ -111,36 +116,37 @@ void cst_kept_gradients_drop(struct cst_core *core, uint32_t c)
     uint32_t slot = chunk->kept;
 
     if (slot != CST_NONE) {
-        core->device_updates.rooms[chunk->update.room].held.slots[slot].chunk = CST_NONE;
-        settle(&core->device_updates.rooms[chunk->update.room], slot);
+        core->device_updates.reservations[chunk->update.reservation].kept.slots[slot].chunk =
+            CST_NONE;
+        settle(&core->device_updates.reservations[chunk->update.reservation], slot);
         chunk->kept = CST_NONE;
     }
 }
 
 void cst_kept_gradients_done(struct cst_core *core, const struct cst_flight *flight)
 {
-    struct cst_room *room = &core->device_updates.rooms[flight->rank];
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[flight->rank];
 
-    room->held.slots[flight->block].n_commands--;
-    settle(room, flight->block);
+    reservation->kept.slots[flight->block].n_commands--;
+    settle(reservation, flight->block);
 }
 
 const char *cst_kept_gradients_check(const struct cst_core *core)
 {
-    for (uint32_t r = 0; r < core->device_updates.n_rooms; r++) {
-        const struct cst_room *room = &core->device_updates.rooms[r];
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
         uint32_t n_free = 0;
 
-        for (uint32_t i = 0; i < room->buffers.n_held; i++) {
-            const struct cst_kept_gradients_slot *slot = &room->held.slots[i];
+        for (uint32_t i = 0; i < reservation->buffers.n_kept; i++) {
+            const struct cst_kept_gradients_slot *slot = &reservation->kept.slots[i];
 
             n_free += slot->chunk == CST_NONE && slot->n_commands == 0;
             if (slot->chunk != CST_NONE && (core->chunks[slot->chunk].kept != i ||
-                                            core->chunks[slot->chunk].update.room != r)) {
+                                            core->chunks[slot->chunk].update.reservation != r)) {
                 return "a gradient that is kept up is its chunk's";
             }
         }
-        if (n_free != room->held.n_free) {
+        if (n_free != reservation->kept.n_free) {
             return "places for gradients that are kept up are counted";
         }
     }

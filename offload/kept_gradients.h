@@ -8,7 +8,7 @@
 #include "offload/flight.h"
 
 struct cst_core;
-struct cst_room;
+struct cst_device_reservation;
 
 /* Place in a device reservation for one gradient. */
 struct cst_kept_gradients_slot {
@@ -17,16 +17,16 @@ struct cst_kept_gradients_slot {
     uint32_t n_commands; /* Commands in flight that write or read the slot. */
 };
 
-struct cst_held {
+struct cst_kept_gradients {
     struct cst_kept_gradients_slot *slots; /* Owned, like `free`. */
     uint32_t *free;                        /* Numbers of the free slots. */
     uint32_t n_free;
 };
 
 /* CST_ENOMEM: the caller calls cst_kept_gradients_close nevertheless. */
-int cst_kept_gradients_open(struct cst_room *room);
+int cst_kept_gradients_open(struct cst_device_reservation *reservation);
 
-void cst_kept_gradients_close(struct cst_room *room);
+void cst_kept_gradients_close(struct cst_device_reservation *reservation);
 
 /* The sum of @chunk is about to be issued. If @rank's contribution, in a block, is the whole sum,
  * keep a copy of it on the accelerator if possible; @rank CST_NONE: there is no such rank. Returns

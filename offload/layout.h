@@ -228,9 +228,9 @@ struct cst_layout_device {
     uint32_t engine; /* Engine of the accelerator, n_nodes or more. */
     uint64_t bytes;  /* Maximum number of bytes to use. */
     uint64_t grain;  /* Segments are multiples of this; 0: 4096. */
-    /* Size of the device reservation (cst_core_room). Chunks that do not fit its buffers have their
-     * states in host memory. */
-    uint64_t room_bytes;
+    /* Size of the device reservation (cst_core_device_reservation). Chunks that do not fit its
+     * buffers have their states in host memory. */
+    uint64_t reservation_bytes;
 };
 
 struct cst_layout_config {

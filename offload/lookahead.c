@@ -149,7 +149,7 @@ void cst_lookahead_evicted(struct cst_pool *pool, uint32_t part, uint64_t next)
     retreat(pool, &pool->parts[part], next);
 }
 
-/* -- room for loads -------------------------------------------------------------------------- */
+/* -- loads that can begin --------------------------------------------------------------------- */
 
 uint32_t cst_lookahead_most_in_flight(const struct cst_part *part)
 {
@@ -160,7 +160,7 @@ uint32_t cst_lookahead_most_in_flight(const struct cst_part *part)
                                         : (uint32_t)n;
 }
 
-bool cst_lookahead_has_room(const struct cst_part *part)
+bool cst_lookahead_can_load(const struct cst_part *part)
 {
     uint32_t available = part->count[CST_BLOCK_FREE] + part->victims.n - part->victims.n_inside;
 

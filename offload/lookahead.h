@@ -30,7 +30,7 @@ bool cst_lookahead_catch_up(struct cst_pool *pool);
 /* Maximum number of unrequested loads of the part in flight. */
 uint32_t cst_lookahead_most_in_flight(const struct cst_part *part);
 /* True if one more load can begin and leaves the claims their blocks. */
-bool cst_lookahead_has_room(const struct cst_part *part);
+bool cst_lookahead_can_load(const struct cst_part *part);
 
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_lookahead_check(const struct cst_rank *rank);

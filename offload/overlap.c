@@ -2,13 +2,13 @@
 /* Where a chunk's update writes its weights, and when it is issued.
  *
  * A job with early or delayed updates has two weight rows. Fetches read one of them, the chunk's
- * weight side; an update always writes the other one. A turn makes that row the weight side.
+ * weight side; an update always writes the other one. A switch makes that row the weight side.
  *
- *   COMMIT, or EARLY if not allowed early     commit i: UPDATE i, turn
- *   EARLY      gradient complete: UPDATE i;   commit i: turn
- *   DELAYED                                   commit i: turn to the row of UPDATE i - 1; UPDATE i
+ *   COMMIT, or EARLY if not allowed early     commit i: UPDATE i, switch
+ *   EARLY      gradient complete: UPDATE i;   commit i: switch
+ *   DELAYED                                   commit i: switch to the row of UPDATE i - 1; UPDATE i
  *
- * With one row there is no turn: the update writes the row that is read, and fetches wait for it.
+ * With one row there is no switch: the update writes the row that is read, and fetches wait for it.
  *
  * EARLY. An update may be issued before the commit if all ranks have announced the hyper-parameters
  * of their STEP by PREPARE, and nothing is clipped. Its chunk is then AHEAD: master weights and
@@ -77,7 +77,7 @@ int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
 /* -- updates ---------------------------------------------------------------------------------- */
 
 /* Let fetches read the row of the last update, which may still be in flight. */
-static void turn(struct cst_core *core, uint32_t c)
+static void switch_rows(struct cst_core *core, uint32_t c)
 {
     cst_weight_row_go(core, c, CST_ROWS_CURRENT);
     cst_chunk_update_read(&core->chunks[c]);
@@ -96,7 +96,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
     const struct cst_chunk *chunk = &core->chunks[c];
 
     if (chunk->weight.rows == CST_ROWS_DELAYED) {
-        turn(core, c);
+        switch_rows(core, c);
     }
     if (update == NULL) {
         return;
@@ -112,7 +112,7 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
     if (is_delayed(core)) {
         cst_weight_row_go(core, c, CST_ROWS_DELAYED);
     } else {
-        turn(core, c);
+        switch_rows(core, c);
     }
 }
 
@@ -120,7 +120,7 @@ void cst_overlap_flush(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         if (core->chunks[c].weight.rows == CST_ROWS_DELAYED) {
-            turn(core, c);
+            switch_rows(core, c);
         }
     }
 }
@@ -203,13 +203,13 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_update what;
 
-    if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.staged_rank != CST_NONE ||
+    if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.spilled_rank != CST_NONE ||
         !may_be_early(core, chunk) || !has_few_sources(core, c) ||
         !cst_chunk_update_is_over(&chunk->update) || !engines_keep_up(core) ||
         !cst_device_update_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);
-    cst_sum_fuse(core, c, cst_update_at_home(core, &what));
+    cst_sum_fuse(core, c, cst_update_by_node(core, &what));
     return true;
 }

@@ -39,7 +39,7 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     if (core->chunks[chunk].writes.n > 0) {
         return true;
     }
-    return cst_lookahead_has_room(part) && cst_load_ahead(core, rank, chunk, time);
+    return cst_lookahead_can_load(part) && cst_load_ahead(core, rank, chunk, time);
 }
 
 /* Move the edge past one entry. False: it must wait. */
@@ -75,14 +75,14 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
 
 /* Weights that are used soon have no block, and a fetch would find none: spill a gradient that
  * waits for other ranks now, not only then. */
-static void make_room(struct cst_core *core, uint32_t rank, uint32_t k)
+static void spill_early(struct cst_core *core, uint32_t rank, uint32_t k)
 {
     const struct cst_pool *pool = &core->ranks[rank].pool;
     const struct cst_part *part = &pool->parts[k];
     struct cst_trace_entry entry;
 
-    if (part->count[CST_BLOCK_PENDING] > 0 && !part->staging_failed &&
-        part->count[CST_BLOCK_STAGING] + part->count[CST_BLOCK_REDUCING] == 0 &&
+    if (part->count[CST_BLOCK_PENDING] > 0 && !part->spill_failed &&
+        part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] == 0 &&
         part->n_foreseen < cst_lookahead_most_in_flight(part) &&
         cst_trace_at(pool->trace, part->victims.edge, &entry)) {
         (void)cst_spill_begin(core, rank, k);
@@ -104,7 +104,7 @@ void cst_prefetch_look_ahead(struct cst_core *core, uint32_t rank)
         while ((depth == 0 || part->n_ahead < depth) && advance(core, rank, part)) {
         }
         if (part->n_ahead < SOON && (depth == 0 || part->n_ahead < depth)) {
-            make_room(core, rank, k);
+            spill_early(core, rank, k);
         }
     }
 }

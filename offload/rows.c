@@ -204,7 +204,7 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
     for (uint32_t i = 0; i < config->n_devices; i++) {
         struct cst_buffers buffers;
 
-        cst_buffers_divide(&buffers, layout, config->devices[i].room_bytes);
+        cst_buffers_divide(&buffers, layout, config->devices[i].reservation_bytes);
         left[i] = usable(&config->devices[i]);
         most[i] = buffers.max_elems;
     }

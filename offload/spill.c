@@ -21,9 +21,9 @@
 
 #include <inttypes.h>
 
-static bool can_stage(const struct cst_chunk *chunk)
+static bool can_spill(const struct cst_chunk *chunk)
 {
-    return chunk->gradient.staged_rank == CST_NONE && chunk->gradient.stage_ticket == 0 &&
+    return chunk->gradient.spilled_rank == CST_NONE && chunk->gradient.spill_ticket == 0 &&
            chunk->gradient.reduce_ticket == 0;
 }
 
@@ -37,7 +37,7 @@ static bool can_add(const struct cst_core *core, uint32_t c, uint32_t rank)
         return false;
     }
     for (; before != 0; before &= before - 1) {
-        if (!cst_collection_has_come(core, c, (uint32_t)__builtin_ctzll(before))) {
+        if (!cst_collection_is_known(core, c, (uint32_t)__builtin_ctzll(before))) {
             return false;
         }
     }
@@ -54,17 +54,17 @@ static uint32_t find_pending(const struct cst_core *core, uint32_t rank, uint32_
     for (; b != CST_NONE; b = pool->blocks[b].next) {
         uint32_t c = pool->blocks[b].chunk;
 
-        if (core->grad_fp32 ? can_add(core, c, rank) : can_stage(&core->chunks[c])) {
+        if (core->grad_fp32 ? can_add(core, c, rank) : can_spill(&core->chunks[c])) {
             break;
         }
     }
     return b;
 }
 
-static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
+static void spill(struct cst_core *core, uint32_t rank, uint32_t b)
 {
     struct cst_rank *r = &core->ranks[rank];
-    struct cst_flight flight = {.kind = CST_FLIGHT_STAGE,
+    struct cst_flight flight = {.kind = CST_FLIGHT_SPILL,
                                 .rank = rank,
                                 .block = b,
                                 .chunk = r->pool.blocks[b].chunk,
@@ -78,7 +78,7 @@ static void stage(struct cst_core *core, uint32_t rank, uint32_t b)
     copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
     cst_chunk_update_before(copy, &chunk->update);
     cst_weight_row_begin_gradient(core, flight.chunk, copy);
-    copy->src[copy->n_src++] = cst_block_read_by(&r->pool, b, CST_BLOCK_STAGING, copy->ticket);
+    copy->src[copy->n_src++] = cst_block_read_by(&r->pool, b, CST_BLOCK_SPILLING, copy->ticket);
     r->bytes_down += copy->bytes;
     cst_collection_spilling(chunk, rank, copy->ticket);
 }
@@ -95,7 +95,7 @@ bool cst_spill_begin(struct cst_core *core, uint32_t rank, uint32_t part)
     if (core->grad_fp32) {
         cst_sum_add(core, r->pool.blocks[b].chunk);
     } else {
-        stage(core, rank, b);
+        spill(core, rank, b);
     }
     return true;
 }

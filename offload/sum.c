@@ -56,7 +56,7 @@ struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, boo
     bool in_host = lands(core, c);
 
     return all ? site_of(core, c, chunk->ranks, CST_NONE, in_host)
-               : site_of(core, c, find_readers(core, c), chunk->gradient.staged_rank, in_host);
+               : site_of(core, c, find_readers(core, c), chunk->gradient.spilled_rank, in_host);
 }
 
 /* Make @command read @sources, which also frees their blocks. */
@@ -82,7 +82,7 @@ static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sou
 /* The COPY that keeps the gradient, if it is worth keeping. Returns its ticket; 0: none. */
 static uint64_t keep(struct cst_core *core, uint32_t c)
 {
-    return core->chunks[c].update.room == CST_NONE
+    return core->chunks[c].update.reservation == CST_NONE
                ? 0
                : cst_kept_gradients_keep(core, c, cst_collection_only(core, c));
 }

@@ -38,7 +38,7 @@ static struct cst_command *update_in_place(struct cst_core *core, const struct c
     return update;
 }
 
-struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what)
+struct cst_command *cst_update_by_node(struct cst_core *core, const struct cst_update *what)
 {
     struct cst_chunk *chunk = &core->chunks[what->chunk];
     struct cst_command *update = update_in_place(core, what);
@@ -65,7 +65,7 @@ static void replace(struct cst_core *core, struct cst_command *command, uint64_t
     }
 }
 
-void cst_update_return(struct cst_core *core, uint32_t c)
+void cst_update_back_to_node(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
     struct cst_command *update = update_in_place(core, &chunk->update.what);
@@ -78,16 +78,16 @@ void cst_update_return(struct cst_core *core, uint32_t c)
     cst_exposure_replaced(core, update->n_instead);
     cst_residency_replaced(core, c, weight, update->ticket);
     cst_kept_gradients_drop(core, c); /* The kept gradient can already belong to the next step. */
-    cst_chunk_update_return(chunk, update->ticket);
+    cst_chunk_update_back_to_node(chunk, update->ticket);
 }
 
 void cst_update_issue(struct cst_core *core, const struct cst_update *what)
 {
     struct cst_chunk *chunk = &core->chunks[what->chunk];
-    uint32_t room = cst_device_update_choose(core, what->chunk);
+    uint32_t reservation = cst_device_update_choose(core, what->chunk);
 
-    if (room == CST_NONE) {
-        struct cst_command *update = cst_update_at_home(core, what);
+    if (reservation == CST_NONE) {
+        struct cst_command *update = cst_update_by_node(core, what);
 
         /* The commit waits for sums and the norm, but not for an early update. The next forward
          * pass begins with what this backward pass ends with. */
@@ -96,6 +96,6 @@ void cst_update_issue(struct cst_core *core, const struct cst_update *what)
         update->newest_first = cst_weight_row_is_early(&chunk->weight);
         return;
     }
-    cst_device_update_update(core, room, what);
+    cst_device_update_update(core, reservation, what);
     cst_weight_row_end_gradient(chunk);
 }

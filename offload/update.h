@@ -16,10 +16,10 @@ struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
 void cst_update_issue(struct cst_core *core, const struct cst_update *what);
 
 /* Issue the update @what to the node's engine. Returns the command, which the caller may extend. */
-struct cst_command *cst_update_at_home(struct cst_core *core, const struct cst_update *what);
+struct cst_command *cst_update_by_node(struct cst_core *core, const struct cst_update *what);
 
 /* Issue the last update of @chunk to the node's engine. Replaces a device update of which nothing
  * has been copied down. */
-void cst_update_return(struct cst_core *core, uint32_t chunk);
+void cst_update_back_to_node(struct cst_core *core, uint32_t chunk);
 
 #endif

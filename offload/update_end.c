@@ -33,24 +33,24 @@
 static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cst_event *event,
                   const char *then)
 {
-    const struct cst_room *room = &core->device_updates.rooms[r];
+    const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
     cst_device_update_count_failure(core, r);
-    if (room->given_up) {
+    if (reservation->given_up) {
         return;
     }
-    cst_core_log(core, event->status,
-                 "step %" PRIu64 ": the update of chunk %" PRIu32
-                 " on the accelerator of engine %" PRIu32 " failed (failure %" PRIu32
-                 " there): %s; %s",
-                 core->step, c, room->engine, room->n_failures, cst_event_words(event), then);
-    if (room->n_failures == CST_DEVICE_UPDATE_MAX_FAILURES) {
+    cst_core_log(
+        core, event->status,
+        "step %" PRIu64 ": the update of chunk %" PRIu32 " on the accelerator of engine %" PRIu32
+        " failed (failure %" PRIu32 " there): %s; %s",
+        core->step, c, reservation->engine, reservation->n_failures, cst_event_words(event), then);
+    if (reservation->n_failures == CST_DEVICE_UPDATE_MAX_FAILURES) {
         cst_device_update_give_up(core, r);
         cst_core_log(core, CST_OK,
                      "the accelerator of engine %" PRIu32
                      " is no longer used for updates, after %d failures: of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     room->engine, CST_DEVICE_UPDATE_MAX_FAILURES, core->updates_done.n,
+                     reservation->engine, CST_DEVICE_UPDATE_MAX_FAILURES, core->updates_done.n,
                      core->updates_done.n_device);
     }
 }
@@ -59,15 +59,15 @@ static void count(struct cst_core *core, uint32_t r, uint32_t c, const struct cs
  * engines make the updates of which nothing has been copied down. */
 static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *event)
 {
-    struct cst_room *room = &core->device_updates.rooms[r];
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
 
-    if (cst_event_engine_lost(event) && !room->given_up) {
+    if (cst_event_engine_lost(event) && !reservation->given_up) {
         cst_device_update_give_up(core, r);
         cst_core_log(core, event->status,
                      "step %" PRIu64 ": the accelerator of engine %" PRIu32
                      " is lost, and is no longer used for updates: %s; of %" PRIu64
                      " updates so far %" PRIu64 " were made on accelerators",
-                     core->step, room->engine, cst_event_words(event), core->updates_done.n,
+                     core->step, reservation->engine, cst_event_words(event), core->updates_done.n,
                      core->updates_done.n_device);
     }
 }
@@ -75,15 +75,15 @@ static void see_gone(struct cst_core *core, uint32_t r, const struct cst_event *
 /* True if the command is that of a device update. */
 static bool is_there(const struct cst_flight *flight)
 {
-    return flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE ||
-           flight->down;
+    return flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE ||
+           flight->kind == CST_FLIGHT_DEVICE_UPDATE || flight->down;
 }
 
 static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
                       const struct cst_event *event)
 {
     const struct cst_chunk *chunk = &core->chunks[flight->chunk];
-    bool away = flight->kind == CST_FLIGHT_AWAY;
+    bool on_device = flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE;
 
     if (core->attempt.phase == CST_PHASE_FAILED || chunk->device != 0) {
         return false;
@@ -94,10 +94,10 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
     if (flight->kind == CST_FLIGHT_DEVICE_UPDATE) {
         return true; /* The UPDATE of the chunk fails with this command, or has failed. */
     }
-    if (away) {
+    if (on_device) {
         count(core, flight->rank, flight->chunk, event, "the engine of its node makes the update");
-        cst_device_update_leave(core, flight->chunk);
-        cst_update_return(core, flight->chunk);
+        cst_device_update_vacate(core, flight->chunk);
+        cst_update_back_to_node(core, flight->chunk);
         return true;
     }
     if (flight->down && !cst_event_engine_lost(event) &&
@@ -115,11 +115,12 @@ static bool fall_back(struct cst_core *core, const struct cst_flight *flight,
 static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool comes =
-        chunk->update.where == CST_UPDATE_COMES && !cst_chunk_update_is_over(&chunk->update);
+    bool copying =
+        chunk->update.where == CST_UPDATE_COPYING_BACK && !cst_chunk_update_is_over(&chunk->update);
 
     return chunk->device == engine ||
-           (comes && core->device_updates.rooms[chunk->update.room].engine == engine);
+           (copying &&
+            core->device_updates.reservations[chunk->update.reservation].engine == engine);
 }
 
 static void break_lost(struct cst_core *core, uint32_t engine)
@@ -134,7 +135,7 @@ static void break_lost(struct cst_core *core, uint32_t engine)
 static void name_lost(const struct cst_core *core, const struct cst_flight *flight, char *text,
                       size_t size)
 {
-    uint32_t engine = core->device_updates.rooms[flight->rank].engine;
+    uint32_t engine = core->device_updates.reservations[flight->rank].engine;
     size_t n = 0;
 
     text[0] = '\0';
@@ -170,7 +171,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
         cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
     }
-    break_lost(core, core->device_updates.rooms[flight->rank].engine);
+    break_lost(core, core->device_updates.reservations[flight->rank].engine);
     name_lost(core, flight, lost, sizeof lost);
     (void)cst_err_set(&why, event->status,
                       "update of chunk %" PRIu32 " failed in step %" PRIu64
@@ -185,7 +186,8 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
 /* Free the slot of the kept gradient that a device update has read. */
 static void end_use(struct cst_core *core, const struct cst_flight *flight)
 {
-    bool there = flight->kind == CST_FLIGHT_AWAY || flight->kind == CST_FLIGHT_DEVICE_UPDATE;
+    bool there =
+        flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE || flight->kind == CST_FLIGHT_DEVICE_UPDATE;
 
     if (there && flight->block != CST_NONE) {
         cst_kept_gradients_done(core, flight);
@@ -201,13 +203,13 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
         end_use(core, flight);
         return;
     }
-    if (flight->kind == CST_FLIGHT_AWAY && event->status == CST_OK) {
-        cst_chunk_update_comes(chunk);
+    if (flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE && event->status == CST_OK) {
+        cst_chunk_update_copying_back(chunk);
     }
     if (cst_chunk_update_replace(chunk, flight->ticket, 0) &&
         cst_chunk_update_is_over(&chunk->update)) {
         core->updates_done.n++;
-        core->updates_done.n_device += chunk->update.room != CST_NONE;
+        core->updates_done.n_device += chunk->update.reservation != CST_NONE;
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
         cst_exposure_done(core);
@@ -231,7 +233,8 @@ void cst_update_end_kept(struct cst_core *core, const struct cst_flight *flight,
         cst_kept_gradients_done(core, flight);
         return;
     }
-    if (core->device_updates.rooms[flight->rank].held.slots[flight->block].chunk == flight->chunk) {
+    if (core->device_updates.reservations[flight->rank].kept.slots[flight->block].chunk ==
+        flight->chunk) {
         cst_kept_gradients_drop(core, flight->chunk);
     }
     if (core->attempt.phase != CST_PHASE_FAILED) {

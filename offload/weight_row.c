@@ -3,7 +3,7 @@
  * or a contribution that leaves its pool early, is written to the weight row.
  *
  *            first REDUCE or spill is issued
- *   WEIGHTS ---------------------------------------> GRADIENT --WRITE of master weights--> DEBRIS
+ *   WEIGHTS ---------------------------------------> GRADIENT --WRITE of master weights--> STALE
  *      ^                                                 |                                    |
  *      +---------------------- UPDATE is issued ---------+------------------------------------+
  *
@@ -122,7 +122,7 @@ int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst
         return CST_OK;
     }
     if (row == CST_ROW_MASTER &&
-        (chunk->gradient.reduce_ticket != 0 || chunk->gradient.stage_ticket != 0)) {
+        (chunk->gradient.reduce_ticket != 0 || chunk->gradient.spill_ticket != 0)) {
         return cst_err_set(err, CST_EBUSY,
                            "a gradient of chunk %" PRIu32
                            ", of an attempt that is over, is still being moved to the weights' row",

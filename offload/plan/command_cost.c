@@ -76,7 +76,7 @@ static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
                       const struct cst_command *command)
 {
     const struct cst_sim_engine *engine = &sim->engines[c->engine];
-    bool up = c->kind != CST_FLIGHT_STAGE && c->kind != CST_FLIGHT_LANDING;
+    bool up = c->kind != CST_FLIGHT_SPILL && c->kind != CST_FLIGHT_LANDING;
     double bytes = (double)copied_bytes(command);
     uint32_t owner = cst_sim_owner(sim, c->chunk);
 
@@ -237,7 +237,7 @@ static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
 /* True if the copy stays within the accelerator: a kept gradient, or states whose home it is. */
 static bool stays_there(const struct cst_sim *sim, const struct cst_sim_command *c)
 {
-    return c->kind == CST_FLIGHT_HELD || (c->kind == CST_FLIGHT_STATES &&
+    return c->kind == CST_FLIGHT_KEEP || (c->kind == CST_FLIGHT_STATES &&
                                           sim->config->core->layout->chunks[c->chunk].device != 0);
 }
 
@@ -272,7 +272,7 @@ static void cost_room_update(struct cst_sim *sim, struct cst_sim_command *c)
 static bool is_of_room(const struct cst_sim_command *c)
 {
     return c->kind == CST_FLIGHT_DEVICE_UPDATE || c->kind == CST_FLIGHT_UPDATE ||
-           c->kind == CST_FLIGHT_STATES || c->kind == CST_FLIGHT_HELD;
+           c->kind == CST_FLIGHT_STATES || c->kind == CST_FLIGHT_KEEP;
 }
 
 /* -- kinds of commands ------------------------------------------------------------------------ */
@@ -294,7 +294,7 @@ void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct c
         cost_reduce(sim, c, command);
         break;
     case CST_COMMAND_UPDATE:
-        if (c->kind == CST_FLIGHT_AWAY) {
+        if (c->kind == CST_FLIGHT_UPDATE_ON_DEVICE) {
             cost_room_update(sim, c);
         } else {
             cost_update(sim, c, command);
@@ -326,7 +326,7 @@ void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
 
     if (c->kind == CST_FLIGHT_LOAD) {
         sim->moved_up += copied_bytes(command) * (uint64_t)sim->workers[c->rank].stands_for;
-    } else if (c->kind == CST_FLIGHT_STAGE || c->kind == CST_FLIGHT_LANDING) {
+    } else if (c->kind == CST_FLIGHT_SPILL || c->kind == CST_FLIGHT_LANDING) {
         sim->moved_down += command->bytes * (uint64_t)sim->workers[c->rank].stands_for;
     }
     if (command->kind == CST_COMMAND_COPY && is_of_room(c) && !stays_there(sim, c)) {

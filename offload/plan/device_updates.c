@@ -32,7 +32,7 @@ static void count_chunks(struct cst_interleave *m, const struct cst_layout *layo
 }
 
 void cst_device_updates_describe(struct cst_interleave *m, const struct cst_layout *layout,
-                                 const struct cst_core_room *rooms, uint32_t n_rooms,
+                                 const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
                                  const struct cst_core_pool *pools, uint32_t world)
 {
     double states = bytes_per_elem(layout, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ);

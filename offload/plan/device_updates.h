@@ -18,7 +18,7 @@
  * between nodes and accelerators. @rooms are the @n_rooms device reservations, and @pools the pools
  * of the @world ranks. */
 void cst_device_updates_describe(struct cst_interleave *out, const struct cst_layout *layout,
-                                 const struct cst_core_room *rooms, uint32_t n_rooms,
+                                 const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
                                  const struct cst_core_pool *pools, uint32_t world);
 
 /* Fill in the rates of *out. Of @rates only the nodes count: node_elems is the sum of their rates.

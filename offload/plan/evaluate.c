@@ -27,7 +27,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
 {
     uint32_t world = s->stands_for > 1 ? 1 : s->world;
     struct cst_core_pool *pools = calloc(world, sizeof *pools);
-    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_core_config core = {.model = s->config->model,
                                    .layout = layout,
                                    .world = world,
@@ -35,7 +35,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
                                    .policy = {.prefetch_depth = point->depth,
                                               .eviction = point->eviction,
                                               .overlap = s->config->overlap},
-                                   .rooms = rooms,
+                                   .reservations = rooms,
                                    .micro_batches = point->once ? 1 : s->config->micro_batches};
     int rc;
 
@@ -43,7 +43,7 @@ int cst_search_simulate(const struct cst_search *s, const struct cst_plan_point 
         return cst_err_set(err, CST_ENOMEM, "no memory to replay a plan");
     }
     fill_pools(s, point, layout, world, pools);
-    core.n_rooms = cst_reservation_list(s, point, layout, rooms, &core.interleave);
+    core.n_reservations = cst_reservation_list(s, point, layout, rooms, &core.interleave);
     replay->core = &core;
     replay->rates = &s->rates;
     replay->micro_batches = s->config->micro_batches;

@@ -30,7 +30,7 @@ static void describe_least(const struct cst_search *s, const struct cst_layout *
 static void describe_reservation(const struct cst_search *s, const struct cst_plan_point *point,
                                  const struct cst_layout *layout, struct cst_plan_choice *choice)
 {
-    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_buffers buffers;
 
     describe_least(s, layout, choice);

@@ -297,24 +297,25 @@ static void play_all(struct cst_sim *sim)
 
 /* Check that the rates say how fast accelerators with device reservations update. */
 static int open_rooms(const struct cst_sim *sim,
-                      struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES], struct cst_err *err)
+                      struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES],
+                      struct cst_err *err)
 {
     const struct cst_core_config *core = sim->config->core;
 
-    for (uint32_t i = 0; i < core->n_rooms && i < CST_CORE_MAX_UPDATE_DEVICES; i++) {
+    for (uint32_t i = 0; i < core->n_reservations && i < CST_CORE_MAX_UPDATE_DEVICES; i++) {
         const struct cst_rates_device *device;
 
-        if (core->rooms[i].engine < sim->n_nodes) {
+        if (core->reservations[i].engine < sim->n_nodes) {
             return cst_err_set(err, CST_EINVAL,
                                "a device reservation on engine %" PRIu32 ", which is a node's",
-                               core->rooms[i].engine);
+                               core->reservations[i].engine);
         }
-        device = sim->engines[core->rooms[i].engine].rates;
+        device = sim->engines[core->reservations[i].engine].rates;
         if (device->update <= 0) {
             return cst_err_set(err, CST_EINVAL, "rates: device '%s': update is not known",
                                device->name);
         }
-        rooms[i] = core->rooms[i];
+        rooms[i] = core->reservations[i];
         rooms[i].segment = CST_SIM_ROOM_SEGMENT + i;
     }
     return CST_OK;
@@ -323,7 +324,7 @@ static int open_rooms(const struct cst_sim *sim,
 static int open_core(struct cst_sim *sim, struct cst_err *err)
 {
     struct cst_core_config core = *sim->config->core;
-    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_core_pool *pools = calloc(core.world, sizeof *pools);
     int rc = CST_ENOMEM;
 
@@ -352,7 +353,7 @@ static int open_core(struct cst_sim *sim, struct cst_err *err)
     }
     core.arena_segments = sim->arena_segments;
     core.pools = pools;
-    core.rooms = rooms;
+    core.reservations = rooms;
     core.table_segment = 0;
     core.first_ticket = 1;
     core.peer_timeout_ns = CST_CORE_NEVER;
@@ -403,8 +404,8 @@ static void count_engines(struct cst_sim *sim)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         need_engine(sim, core->pools[rank].engine);
     }
-    for (uint32_t i = 0; i < core->n_rooms; i++) {
-        need_engine(sim, core->rooms[i].engine);
+    for (uint32_t i = 0; i < core->n_reservations; i++) {
+        need_engine(sim, core->reservations[i].engine);
     }
 }
 

@@ -175,7 +175,7 @@ void cst_reservation_devices(const struct cst_search *s, const struct cst_plan_p
             (struct cst_layout_device){.engine = engine_of(s, i),
                                        .bytes = cst_reservation_of_each(s, point->device_states),
                                        .grain = s->grain,
-                                       .room_bytes = reservation_of_each(s, point)};
+                                       .reservation_bytes = reservation_of_each(s, point)};
     }
 }
 
@@ -192,7 +192,7 @@ static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
 
         n += cst_pattern(chunk->pattern)->has_states && chunk->n_elems <= buffers.max_elems;
     }
-    return bytes + n * buffers.held_bytes;
+    return bytes + n * buffers.kept_bytes;
 }
 
 uint64_t cst_reservation_bytes(const struct cst_search *s, const struct cst_plan_point *point,
@@ -224,7 +224,7 @@ static uint64_t without_held(const struct cst_layout *layout, uint64_t bytes)
 
 uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_point *point,
                               const struct cst_layout *layout,
-                              struct cst_core_room list[CST_CORE_MAX_UPDATE_DEVICES],
+                              struct cst_core_device_reservation list[CST_CORE_MAX_UPDATE_DEVICES],
                               uint32_t *interleave)
 {
     const struct cst_core_pool pool = {.engine = s->host ? 0 : engine_of(s, 0)};
@@ -234,9 +234,9 @@ uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_
     for (uint32_t i = 0; i < n; i++) {
         uint64_t bytes = reservation_of_each(s, point);
 
-        list[i] = (struct cst_core_room){.engine = engine_of(s, i),
-                                         .bytes = s->stands_for > 1 ? without_held(layout, bytes)
-                                                                    : bytes};
+        list[i] = (struct cst_core_device_reservation){
+            .engine = engine_of(s, i),
+            .bytes = s->stands_for > 1 ? without_held(layout, bytes) : bytes};
     }
     cst_device_updates_describe(&machine, layout, list, n, &pool, 1);
     cst_device_updates_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);

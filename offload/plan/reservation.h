@@ -34,7 +34,7 @@ void cst_reservation_devices(const struct cst_search *search, const struct cst_p
 /* The device reservations of the point: returns their number, and k in *interleave. */
 uint32_t cst_reservation_list(const struct cst_search *search, const struct cst_plan_point *point,
                               const struct cst_layout *layout,
-                              struct cst_core_room list[CST_CORE_MAX_UPDATE_DEVICES],
+                              struct cst_core_device_reservation list[CST_CORE_MAX_UPDATE_DEVICES],
                               uint32_t *interleave);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Commands at engines. A command waits for its message and for the commands in its `after`. Then it
  * is in the queue of its lane and priority. A more urgent command interrupts a less urgent one,
- * like the pieces in kernels/engine/thread_pool.h. A node's engine has a thread pool that copies and a
- * team that computes. A GPU's engine has a thread pool for each direction, a team whose sums use
- * the link down, and a lane for device updates. */
+ * like the pieces in kernels/engine/thread_pool.h. A node's engine has a thread pool that copies
+ * and a team that computes. A GPU's engine has a thread pool for each direction, a team whose sums
+ * use the link down, and a lane for device updates. */
 #include "offload/plan/simulate.h"
 
 #include <assert.h>
@@ -165,15 +165,15 @@ static enum cst_lane_kind lane_of(const struct cst_sim_command *c)
         return CST_LANE_REDUCE;
     case CST_FLIGHT_UPDATE:
     case CST_FLIGHT_STATES:
-    case CST_FLIGHT_AWAY:
+    case CST_FLIGHT_UPDATE_ON_DEVICE:
     case CST_FLIGHT_DEVICE_UPDATE:
-    case CST_FLIGHT_HELD:
+    case CST_FLIGHT_KEEP:
         return c->lane == CST_SIM_UP     ? CST_LANE_STATES_UP
                : c->lane == CST_SIM_DOWN ? CST_LANE_STATES_DOWN
                                          : CST_LANE_UPDATE;
     case CST_FLIGHT_LOAD:
     case CST_FLIGHT_PIECE:
-    case CST_FLIGHT_STAGE:
+    case CST_FLIGHT_SPILL:
     case CST_FLIGHT_LANDING:
     case CST_FLIGHT_NORM:
     case CST_FLIGHT_READ:

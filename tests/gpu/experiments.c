@@ -145,7 +145,7 @@ static int survive(struct answer *answer, struct cst_err *err)
         return rc;
     }
     (void)snprintf(figures, sizeof figures,
-                   "\"words_lost\": %.0f, \"held_bytes\": %.0f, \"returned_bytes\": %.0f", others,
+                   "\"words_lost\": %.0f, \"kept_bytes\": %.0f, \"returned_bytes\": %.0f", others,
                    before - held, after - held);
     say(answer,
         others == 0

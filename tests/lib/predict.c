@@ -38,7 +38,7 @@ struct prediction {
     bool grad_over_weight;
     uint64_t device_update_bytes, device_states; /* bytes of each rank's accelerator */
     uint32_t interleave;
-    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     double flops;         /* 0: as in the rates */
     const char *job_path; /* statistics of the job; NULL: it has not run */
     json_t *job;
@@ -78,13 +78,13 @@ static struct cst_layout_states states_of(const struct prediction *p)
 static void add_rooms(struct prediction *p, struct cst_layout_config *config)
 {
     for (uint32_t i = 0; p->device_update_bytes > 0 && i < p->model.world; i++) {
-        p->rooms[i] =
-            (struct cst_core_room){.engine = p->rates.n_nodes + i, .bytes = p->device_update_bytes};
+        p->rooms[i] = (struct cst_core_device_reservation){.engine = p->rates.n_nodes + i,
+                                                           .bytes = p->device_update_bytes};
         if (p->device_states > 0) {
             config->devices[config->n_devices++] =
                 (struct cst_layout_device){.engine = p->rooms[i].engine,
                                            .bytes = p->device_states,
-                                           .room_bytes = p->device_update_bytes};
+                                           .reservation_bytes = p->device_update_bytes};
         }
     }
 }
@@ -129,8 +129,9 @@ static int play(const struct prediction *p, uint32_t n_steps, struct cst_replay_
                                          .world = p->model.world,
                                          .pools = p->pools,
                                          .policy = {.overlap = (enum cst_overlap)p->overlap},
-                                         .rooms = p->rooms,
-                                         .n_rooms = p->device_update_bytes > 0 ? p->model.world : 0,
+                                         .reservations = p->rooms,
+                                         .n_reservations =
+                                             p->device_update_bytes > 0 ? p->model.world : 0,
                                          .interleave = p->interleave,
                                          .micro_batches = p->micro_batches};
     const struct cst_replay_config config = {

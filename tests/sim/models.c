@@ -202,8 +202,8 @@ void model_open(struct sim *sim)
                 (struct cst_layout_device){.engine = sim->n_nodes + i,
                                            .bytes = sim_below(sim, 400000),
                                            .grain = 8192,
-                                           .room_bytes = 100000 + sim_below(sim, 1000000)};
-            sim->device_rooms[i] = config.devices[i].room_bytes;
+                                           .reservation_bytes = 100000 + sim_below(sim, 1000000)};
+            sim->device_rooms[i] = config.devices[i].reservation_bytes;
         }
     }
     if (cst_layout_build(&sim->layout, &sim->model, &config, &err) != CST_OK) {

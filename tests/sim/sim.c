@@ -303,9 +303,9 @@ static void require_rooms(struct sim *sim)
             wanted = wanted || sim->layout.chunks[c].device == engine;
         }
         if (wanted) {
-            sim->rooms[e] = (struct cst_core_room){.engine = engine,
-                                                   .segment = MEMORY_ROOM_SEGMENT + e,
-                                                   .bytes = sim->device_rooms[e]};
+            sim->rooms[e] = (struct cst_core_device_reservation){.engine = engine,
+                                                                 .segment = MEMORY_ROOM_SEGMENT + e,
+                                                                 .bytes = sim->device_rooms[e]};
             sim->n_rooms = sim->n_rooms > e + 1 ? sim->n_rooms : e + 1;
             sim->has_devices = true;
         }
@@ -323,9 +323,10 @@ static void choose_rooms(struct sim *sim)
     for (uint32_t i = 0; i < SIM_MAX_ROOMS; i++) {
         uint32_t tenths = 1 + sim_below(sim, 15);
 
-        sim->rooms[i] = (struct cst_core_room){.engine = sim->n_nodes + sim_below(sim, 2),
-                                               .segment = MEMORY_ROOM_SEGMENT + i,
-                                               .bytes = want / 10 * tenths};
+        sim->rooms[i] =
+            (struct cst_core_device_reservation){.engine = sim->n_nodes + sim_below(sim, 2),
+                                                 .segment = MEMORY_ROOM_SEGMENT + i,
+                                                 .bytes = want / 10 * tenths};
     }
     require_rooms(sim);
 }
@@ -387,8 +388,8 @@ static void open_sim(struct sim *sim)
                                       .peer_timeout_ns = sim->timeout,
                                       .micro_batches = sim->micro_batches,
                                       .policy = choose_policy(sim),
-                                      .rooms = sim->rooms,
-                                      .n_rooms = sim->n_rooms,
+                                      .reservations = sim->rooms,
+                                      .n_reservations = sim->n_rooms,
                                       .interleave = sim_below(sim, 5)};
     if (cst_core_open(&sim->core, &config, &err) != CST_OK) {
         sim_fail(sim, "open: %s", err.text);

@@ -209,7 +209,7 @@ struct sim {
     uint64_t n_gathered; /* parts of weights that were copied into gathered blocks */
     uint64_t n_early;    /* sums that began before all ranks of the group had handed in */
     uint64_t n_made;     /* loads of weights that were made from master weights */
-    struct cst_core_room rooms[SIM_MAX_ROOMS];
+    struct cst_core_device_reservation rooms[SIM_MAX_ROOMS];
     uint32_t n_rooms;
     bool has_devices; /* an accelerator holds states of chunks */
     /* Bytes of each accelerator's room, if the accelerator may hold states. */

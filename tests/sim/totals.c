@@ -47,7 +47,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->lost_sums += sim->n_lost_sums;
     totals->lost_ranks += sim->n_lost_ranks;
     totals->moved += sim->n_moved;
-    totals->given_up += stats->n_rooms_given_up;
+    totals->given_up += stats->n_reservations_given_up;
     totals->ahead += sim->n_ahead;
     totals->fused += sim->n_fused;
     totals->dropped += stats->n_dropped;

@@ -27,8 +27,8 @@ START_TEST(depth)
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.bytes, one);
     ck_assert_uint_eq(b.max_elems, 8192);
-    ck_assert_uint_eq(b.n_held, 2);
-    ck_assert_uint_eq(b.held_first, 3 * one);
+    ck_assert_uint_eq(b.n_kept, 2);
+    ck_assert_uint_eq(b.kept_first, 3 * one);
     divide(&b, &layout, chunks, 2, 3 * one - 1);
     ck_assert_uint_eq(b.n, 2);
     divide(&b, &layout, chunks, 2, 2 * one - 1); /* 3 x 4096 elements, or 1 x (4096 + 8192) */

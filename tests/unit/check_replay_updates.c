@@ -131,7 +131,7 @@ static struct cst_interleave machine(void)
 {
     struct cst_interleave m = {0};
 
-    cst_device_updates_describe(&m, &rig.layout, rig.rooms, rig.core.n_rooms, rig.pools,
+    cst_device_updates_describe(&m, &rig.layout, rig.rooms, rig.core.n_reservations, rig.pools,
                                 rig.core.world);
     cst_device_updates_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
     return m;

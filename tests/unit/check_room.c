@@ -17,7 +17,8 @@ static void teardown(void)
 
 static void open_room(uint32_t n_chunks, uint64_t bytes, uint32_t k)
 {
-    struct cst_core_room room = {.engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = bytes};
+    struct cst_core_device_reservation room = {
+        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = bytes};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
                                          .world = 1,
@@ -50,7 +51,7 @@ END_TEST
  * engines have equally many left. */
 START_TEST(every_kth_per_node)
 {
-    struct cst_core_room room = {
+    struct cst_core_device_reservation room = {
         .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
     uint32_t k = (uint32_t)_i;
 
@@ -131,7 +132,7 @@ END_TEST
 /* Rooms are used in turn. */
 START_TEST(rooms_take_turns)
 {
-    struct cst_core_room rooms[] = {
+    struct cst_core_device_reservation rooms[] = {
         {.engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = ROOM_BUFFER},
         {.engine = ROOM_ENGINE + 1, .segment = ROOM_SEGMENT + 1, .bytes = ROOM_BUFFER}};
 
@@ -287,7 +288,7 @@ END_TEST
  * updates count. */
 START_TEST(early_behind_states)
 {
-    struct cst_core_room room = {
+    struct cst_core_device_reservation room = {
         .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
     uint64_t state, lease;
 

@@ -21,9 +21,10 @@ static void teardown(void)
 static void open_room(struct rig_job job, uint32_t n_chunks, uint32_t n_held)
 {
     static const uint32_t engines[] = {ROOM_ENGINE};
-    struct cst_core_room room = {.engine = ROOM_ENGINE,
-                                 .segment = ROOM_SEGMENT,
-                                 .bytes = 3 * ROOM_BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
+    struct cst_core_device_reservation room = {.engine = ROOM_ENGINE,
+                                               .segment = ROOM_SEGMENT,
+                                               .bytes = 3 * ROOM_BUFFER +
+                                                        n_held * 2ull * RIG_CHUNK_ELEMS};
 
     job.n_chunks = n_chunks;
     job.world = 1;
@@ -177,7 +178,7 @@ START_TEST(nothing_came_down)
     ck_assert_int_eq(rig_stats(&rig).phase, CST_PHASE_RUNNING);
     ck_assert_uint_eq(rig_stats(&rig).n_updates, 1);
     ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 0);
-    ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 1);
     ck_assert_uint_eq(rig.n_logs, 1);
 }
 END_TEST
@@ -251,7 +252,7 @@ START_TEST(copied_again)
     drain_in_order();
     ck_assert_int_eq(rig_status(&rig, fetch), CST_OK);
     ck_assert_uint_eq(rig_stats(&rig).n_device_updates, 1);
-    ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 1);
 }
 END_TEST
 
@@ -287,11 +288,11 @@ START_TEST(given_up)
         while (rig_command(&rig, CST_COMMAND_UPDATE, i)->node != ROOM_ENGINE) {
             i++;
         }
-        ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 0);
+        ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 0);
         give_back(ticket_of(CST_COMMAND_UPDATE, i), CST_EIO);
-        ck_assert_uint_eq(rig_stats(&rig).n_room_failures, n);
+        ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, n);
     }
-    ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 1);
     ck_assert_uint_eq(rig.n_logs, MAX_FAILURES + 1);
     drain_in_order();
     ck_assert_uint_eq(rig_stats(&rig).n_updates, 4);
@@ -320,7 +321,7 @@ START_TEST(gone)
     for (unsigned i = 0; i < rig.n_commands;) { /* all commands that the engine has and receives */
         if (rig.commands[i].node == ROOM_ENGINE) {
             give_back(rig.commands[i].ticket, status);
-            ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
+            ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 1);
             i = 0;
         } else {
             i++;
@@ -386,7 +387,7 @@ START_TEST(fatal)
     struct cst_layout_device device = {.engine = ROOM_ENGINE,
                                        .bytes = 12ull * RIG_CHUNK_ELEMS + 8191,
                                        .grain = 8192,
-                                       .room_bytes = 3 * ROOM_BUFFER};
+                                       .reservation_bytes = 3 * ROOM_BUFFER};
     static const int status[] = {CST_ELOST, CST_EENGINE, CST_EIO};
 
     open_room((struct rig_job){.device = &device}, 1, 0);
@@ -458,7 +459,7 @@ START_TEST(not_kept)
     drain_in_order();
     room_commit(&rig, 1);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->n_after, 4);
-    ck_assert_uint_eq(rig_stats(&rig).n_room_failures, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_reservation_failures, 1);
     drain_in_order();
 }
 END_TEST
@@ -468,7 +469,7 @@ END_TEST
 START_TEST(keeps_nothing)
 {
     static const uint32_t engines[] = {ROOM_ENGINE};
-    struct cst_core_room rooms[] = {
+    struct cst_core_device_reservation rooms[] = {
         {.engine = ROOM_ENGINE,
          .segment = ROOM_SEGMENT,
          .bytes = 3 * ROOM_BUFFER + 2ull * RIG_CHUNK_ELEMS},
@@ -493,7 +494,7 @@ START_TEST(keeps_nothing)
         }
         give_back(rig.commands[i].ticket, CST_EIO);
     }
-    ck_assert_uint_eq(rig_stats(&rig).n_rooms_given_up, 1);
+    ck_assert_uint_eq(rig_stats(&rig).n_reservations_given_up, 1);
     drain_in_order();
     ck_assert_int_eq(rig_status(&rig, rig_hand_in(&rig, 0, 0, rig_get_grad(&rig, 0, 0))), CST_OK);
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 0);

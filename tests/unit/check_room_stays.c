@@ -21,9 +21,10 @@ static void teardown(void)
 static void open_device(uint32_t n_chunks, uint32_t world, uint32_t n_held, uint32_t k)
 {
     static const uint32_t engines[] = {ROOM_ENGINE, ROOM_ENGINE};
-    struct cst_core_room room = {.engine = ROOM_ENGINE,
-                                 .segment = ROOM_SEGMENT,
-                                 .bytes = 3 * ROOM_BUFFER + n_held * 2ull * RIG_CHUNK_ELEMS};
+    struct cst_core_device_reservation room = {.engine = ROOM_ENGINE,
+                                               .segment = ROOM_SEGMENT,
+                                               .bytes = 3 * ROOM_BUFFER +
+                                                        n_held * 2ull * RIG_CHUNK_ELEMS};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = n_chunks,
                                          .world = world,
@@ -133,10 +134,10 @@ END_TEST
 
 static void open_states(uint64_t bytes, uint32_t k)
 {
-    struct cst_core_room room = {
+    struct cst_core_device_reservation room = {
         .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
     struct cst_layout_device device = {
-        .engine = ROOM_ENGINE, .bytes = bytes, .grain = 8192, .room_bytes = room.bytes};
+        .engine = ROOM_ENGINE, .bytes = bytes, .grain = 8192, .reservation_bytes = room.bytes};
 
     rig_open_job(&rig, &(struct rig_job){.n_chunks = 3,
                                          .world = 1,

@@ -121,8 +121,8 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
                                       .first_ticket = job->first_ticket,
                                       .peer_timeout_ns = 1000000000,
                                       .micro_batches = job->micro_batches,
-                                      .rooms = job->rooms,
-                                      .n_rooms = job->n_rooms,
+                                      .reservations = job->rooms,
+                                      .n_reservations = job->n_rooms,
                                       .interleave = job->interleave,
                                       .policy = policy};
     cst_actions_init(&rig->actions);

@@ -25,7 +25,7 @@ struct rig_job {
     uint32_t micro_batches;   /* micro-batches of a step; with more than one, grad rows are fp32 */
     bool grad_fp32;
     bool landings; /* lay out landings on the nodes */
-    const struct cst_core_room *rooms;
+    const struct cst_core_device_reservation *rooms;
     uint32_t n_rooms;
     uint32_t interleave;
     const struct cst_layout_device *device; /* accelerator that holds states; NULL: none */

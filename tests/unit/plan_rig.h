@@ -13,7 +13,7 @@ struct plan_rig {
     struct cst_layout_config layout_config;
     struct cst_core_config core;
     struct cst_core_pool pools[CST_CORE_MAX_WORLD];
-    struct cst_core_room rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_rates rates;
     struct cst_replay_config replay;
 };
