@@ -60,7 +60,8 @@ static uint32_t engines_of(const struct cstd_session *session)
     const struct cstd_job *job = session->job;
     uint32_t engines = (UINT32_C(1) << session->daemon->engines.n_nodes) - 1;
 
-    for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments; s++) {
+    for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments;
+         s++) {
         engines |= UINT32_C(1) << job->layout.segments[s].node;
     }
     return engines;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choices of how a job's states are stored and updated. kernels/math/update.h has the formulas. This
- * header is installed. The numbers are part of the wire protocol. */
+/* Choices of how a job's states are stored and updated. kernels/math/update.h has the formulas.
+ * This header is installed. The numbers are part of the wire protocol. */
 #ifndef CST_PROTO_OPTIMIZER_H
 #define CST_PROTO_OPTIMIZER_H
 

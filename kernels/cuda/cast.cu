@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/math/cast.h on a GPU: 6 bytes per element. A block converts CST_CUDA_CAST_ELEMS elements, and
- * a thread four at a time: 16 bytes of fp32 and 8 of bf16. The accesses of a warp are contiguous on
- * both sides. */
+/* kernels/math/cast.h on a GPU: 6 bytes per element. A block converts CST_CUDA_CAST_ELEMS elements,
+ * and a thread four at a time: 16 bytes of fp32 and 8 of bf16. The accesses of a warp are
+ * contiguous on both sides. */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/bf16.cuh"
 

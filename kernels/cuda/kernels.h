@@ -35,9 +35,9 @@ int cst_cuda_kernels_open(struct cst_cuda_kernels *kernels, const struct cst_cud
 /* Unload the kernels. The context into which they were loaded is current. */
 void cst_cuda_kernels_close(struct cst_cuda_kernels *kernels);
 
-/* Update each of @n_tiles tiles as kernels/math/update.h says: update->rows (device addresses of the
- * rows of a chunk) with the scalars spans[tile.span]. Rows that are written may be rows that are
- * read. @tiles and @spans are device addresses. CST_EINVAL: there is no such format.
+/* Update each of @n_tiles tiles as kernels/math/update.h says: update->rows (device addresses of
+ * the rows of a chunk) with the scalars spans[tile.span]. Rows that are written may be rows that
+ * are read. @tiles and @spans are device addresses. CST_EINVAL: there is no such format.
  *
  *   cst_update_fp32_kernel and the kernels of the other formats (kernels.c):
  *   (const struct cst_cuda_tile *, const struct cst_update_scalars *, struct cst_cuda_update) */
@@ -55,8 +55,8 @@ int cst_cuda_reduce(const struct cst_cuda_kernels *kernels, CUstream stream, uin
                     CUdeviceptr tiles, const struct cst_cuda_sources *sources, CUdeviceptr dst,
                     CUdeviceptr sums, struct cst_err *err);
 
-/* Make the first sum of kernels/math/accumulate.h for each of @n_tiles tiles: dst[..] := sum in rank
- * order, fp32. A NaN stays as the additions return it.
+/* Make the first sum of kernels/math/accumulate.h for each of @n_tiles tiles: dst[..] := sum in
+ * rank order, fp32. A NaN stays as the additions return it.
  *
  *   cst_sum_kernel(uint64_t n_tiles, const struct cst_cuda_tile *, struct cst_cuda_sources,
  *                  float *dst) */

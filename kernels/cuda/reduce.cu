@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/math/reduce.h on a GPU, with CST_CUDA_BLOCK_TILES tiles per block of threads, and the fp32 sum
- * that kernels/math/accumulate.h stores in a row.
+/* kernels/math/reduce.h on a GPU, with CST_CUDA_BLOCK_TILES tiles per block of threads, and the
+ * fp32 sum that kernels/math/accumulate.h stores in a row.
  *
  * - Step 1: CST_CUDA_TILE_THREADS threads per tile sum the contributions, 16 bytes of each at a
  *   time. They write the result and leave its magnitude (bf16 without sign) in shared memory.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* kernels/math/update.h on a GPU, with a block of threads per tile. The formulas, formats and roundings
- * are those of the processor, over the vectors of vec.cuh; the bits are therefore the same. Half a
- * warp processes two groups of 32 elements at a time, whose loads are all under way before the
- * first store. There is a kernel for each format and rounding of the moments. The optimizer and the
- * format of the gradient (bf16 or fp32) are branches that all threads take alike. */
+/* kernels/math/update.h on a GPU, with a block of threads per tile. The formulas, formats and
+ * roundings are those of the processor, over the vectors of vec.cuh; the bits are therefore the
+ * same. Half a warp processes two groups of 32 elements at a time, whose loads are all under way
+ * before the first store. There is a kernel for each format and rounding of the moments. The
+ * optimizer and the format of the gradient (bf16 or fp32) are branches that all threads take alike.
+ */
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/math/formats.h"

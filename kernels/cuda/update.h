@@ -8,9 +8,9 @@
 
 #include "kernels/cuda/gpu.h"
 
-/* cste_device_update on a GPU, with the contract of kernels/engine/device.h. @thread belongs to the team.
- * CST_EUNSUPPORTED: an update in place, or contributions that are to be summed; CST_EINVAL: a row
- * in host memory. */
+/* cste_device_update on a GPU, with the contract of kernels/engine/device.h. @thread belongs to the
+ * team. CST_EUNSUPPORTED: an update in place, or contributions that are to be summed; CST_EINVAL: a
+ * row in host memory. */
 int cste_gpu_update(void *state, unsigned thread, const struct cste_device_update *update,
                     uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                     struct cst_tile_done *done, struct cst_err *err);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The vectors of kernels/math/formulas.h and kernels/math/formats.h on a GPU. kernels/math/vec_ref.h defines the
- * meaning of each operation. Half a warp processes a group of 32 elements: the first vector of lane
- * i is element i, the second vector is element i + 16. Pointers point to the first element of the
- * lane. */
+/* The vectors of kernels/math/formulas.h and kernels/math/formats.h on a GPU.
+ * kernels/math/vec_ref.h defines the meaning of each operation. Half a warp processes a group of 32
+ * elements: the first vector of lane i is element i, the second vector is element i + 16. Pointers
+ * point to the first element of the lane. */
 #ifndef CST_CUDA_VEC_CUH
 #define CST_CUDA_VEC_CUH
 

@@ -250,12 +250,12 @@ int cste_device_convert(struct cste_device *device, unsigned thread,
 void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,
                       const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems);
 
-/* Sum the gradients of tiles [@first, @first + @count) of a checked chunk (kernels/engine/chunk.h) whose
- * grad row is host memory, as cst_tile_reduce_range does. Each of @src is the start of a source row
- * in host or device memory. @undo is the slot of the calling thread. The device chooses its kernels
- * and ignores work->kernels. *done receives what was done, also on failure; tiles that were not
- * done do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, an invalid mark, a
- * missing row, or an addition to a bf16 row. */
+/* Sum the gradients of tiles [@first, @first + @count) of a checked chunk (kernels/engine/chunk.h)
+ * whose grad row is host memory, as cst_tile_reduce_range does. Each of @src is the start of a
+ * source row in host or device memory. @undo is the slot of the calling thread. The device chooses
+ * its kernels and ignores work->kernels. *done receives what was done, also on failure; tiles that
+ * were not done do not carry the mark. CST_EINVAL: more than CST_TILE_MAX_SRC sources, an invalid
+ * mark, a missing row, or an addition to a bf16 row. */
 int cste_device_reduce(struct cste_device *device, unsigned thread,
                        const struct cst_tile_work *work, uint32_t n_src,
                        const struct cste_addr *src, uint64_t first, uint64_t count,

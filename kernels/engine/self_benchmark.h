@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trials, with which an engine program measures itself (kernels/engine/rates.h). A trial is a task on a
- * thread pool, timed from its submission to its end and repeated. The result is the median. An
+/* Trials, with which an engine program measures itself (kernels/engine/rates.h). A trial is a task
+ * on a thread pool, timed from its submission to its end and repeated. The result is the median. An
  * engine that serves the daemon does not use this module. */
 #ifndef CSTE_SELF_BENCHMARK_H
 #define CSTE_SELF_BENCHMARK_H

@@ -6,8 +6,8 @@
 
 #include "kernels/engine/device.h"
 
-/* cste_device_convert on the host, with the contract of kernels/engine/device.h, after its checks. Any
- * thread. */
+/* cste_device_convert on the host, with the contract of kernels/engine/device.h, after its checks.
+ * Any thread. */
 void cste_host_convert(const struct cst_kernels *kernels,
                        const struct cste_device_convert *convert);
 

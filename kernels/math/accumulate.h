@@ -17,10 +17,10 @@
  * Another device (a GPU) may have made the first sum of a step. cst_accumulate_sum_fn then stores
  * the sum in the row.
  *
- * The sum of squares is taken over x = dst as in kernels/math/reduce.h: in double, in 16 lanes, lane[i
- * mod 16] = fma(x, x, lane), followed by the tree. The square of an fp32 value is exact in a double
- * and neither overflows nor underflows (2^-298 to 2^256). The sum is therefore finite exactly when
- * every gradient is finite. */
+ * The sum of squares is taken over x = dst as in kernels/math/reduce.h: in double, in 16 lanes,
+ * lane[i mod 16] = fma(x, x, lane), followed by the tree. The square of an fp32 value is exact in a
+ * double and neither overflows nor underflows (2^-298 to 2^256). The sum is therefore finite
+ * exactly when every gradient is finite. */
 #ifndef CST_ACCUMULATE_H
 #define CST_ACCUMULATE_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The formulas of kernels/math/update.h, written over vectors. Included after one of kernels/math/vec_*.h (by
- * CUDA after its own vectors) and compiled for each. Private to kernels/. A new formula is a
- * function here and an entry of CST_FORMULAS. */
+/* The formulas of kernels/math/update.h, written over vectors. Included after one of
+ * kernels/math/vec_*.h (by CUDA after its own vectors) and compiled for each. Private to kernels/.
+ * A new formula is a function here and an entry of CST_FORMULAS. */
 #ifndef CST_FORMULAS_H
 #define CST_FORMULAS_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One element of kernels/math/reduce.h and of kernels/math/accumulate.h, and the tree that ends a sum of
- * squares. For the reference variants, and for the last elements of the others. Private to
+/* One element of kernels/math/reduce.h and of kernels/math/accumulate.h, and the tree that ends a
+ * sum of squares. For the reference variants, and for the last elements of the others. Private to
  * kernels/. */
 #ifndef CST_SUM_ELEMENT_H
 #define CST_SUM_ELEMENT_H

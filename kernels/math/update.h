@@ -35,16 +35,17 @@
  *   of m: max(|m| / 2^3, M / 2^16.9)    of v: max(v / 2^3, V / 2^31.9)
  *
  * An element whose gradients are 10^-5 of the largest can therefore get M / 2^16.9 as its m. Its v
- * is not zero; it is at least the smallest code (kernels/math/mx8.h), which is not below V / 2^32.9. For
- * all elements with the smallest codes, |m| / sqrt(v) is hence at most 0.74 M / sqrt(V). (If v
- * could become zero, the next step would be |m| / (sqrt(1 - beta2) |g|), which has no bound.) For
- * elements between these and the largest, and while v grows, a quotient can be wrong by a small
- * factor. The limit stops these quotients. It also shortens the steps that a rare gradient makes
- * with fp32 moments, which are at most lr (1 - beta1) / sqrt(1 - beta2).
+ * is not zero; it is at least the smallest code (kernels/math/mx8.h), which is not below V /
+ * 2^32.9. For all elements with the smallest codes, |m| / sqrt(v) is hence at most 0.74 M /
+ * sqrt(V). (If v could become zero, the next step would be |m| / (sqrt(1 - beta2) |g|), which has
+ * no bound.) For elements between these and the largest, and while v grows, a quotient can be wrong
+ * by a small factor. The limit stops these quotients. It also shortens the steps that a rare
+ * gradient makes with fp32 moments, which are at most lr (1 - beta1) / sqrt(1 - beta2).
  *
  * Moments are read exactly. Moments are rounded when they are stored, after all other uses: p
- * depends on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/math/mx8.h). The random numbers of
- * stochastic rounding (kernels/math/philox.h) are determined by (seed, t, element of the job) alone.
+ * depends on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/math/mx8.h). The random
+ * numbers of stochastic rounding (kernels/math/philox.h) are determined by (seed, t, element of the
+ * job) alone.
  *
  * Bytes per element: gradient 2 (fp32: 4) + master 8 + weight 2 + two moments, each read and
  * written: 16 (fp32), 8 (bf16) or 4 1/8 (mx8), and half of that with one moment. For ADAMW with

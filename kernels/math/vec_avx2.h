@@ -203,7 +203,8 @@ CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CS
     }
 }
 
-/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i. */
+/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i.
+ */
 struct cst_vec_squares {
     __m256d x[4];
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vectors of kernels/math/vec_ref.h in AVX-512, with 16 lanes. The bf16 conversion instruction of
- * the processor is not used because it flushes subnormals to zero. */
+/* The vectors of kernels/math/vec_ref.h in AVX-512, with 16 lanes. The bf16 conversion instruction
+ * of the processor is not used because it flushes subnormals to zero. */
 #ifndef CST_VEC_AVX512_H
 #define CST_VEC_AVX512_H
 
@@ -201,7 +201,8 @@ CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CS
     }
 }
 
-/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i. */
+/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i.
+ */
 struct cst_vec_squares {
     __m512d x[2];
 };

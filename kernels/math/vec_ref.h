@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vectors of kernels/math/formulas.h and kernels/math/formats.h in plain C, with one lane. This file
- * defines the meaning of each operation. vec_avx2.h, vec_avx512.h and vec.cuh of CUDA provide the
- * same operations. Private to kernels/. A file includes only one of these headers. */
+/* The vectors of kernels/math/formulas.h and kernels/math/formats.h in plain C, with one lane. This
+ * file defines the meaning of each operation. vec_avx2.h, vec_avx512.h and vec.cuh of CUDA provide
+ * the same operations. Private to kernels/. A file includes only one of these headers. */
 #ifndef CST_VEC_REF_H
 #define CST_VEC_REF_H
 
@@ -184,8 +184,8 @@ CST_INLINE struct cst_vec cst_vec_from_half(uint32_t half)
     return cst_vec_from_bits(cst_vec_set_bits(sign | exponent << 23 | fraction << 13));
 }
 
-/* Load codes of mx8 (kernels/math/mx8.h) without the exponent of the block: signed codes of exp_avg, and
- * unsigned codes of exp_avg_sq. */
+/* Load codes of mx8 (kernels/math/mx8.h) without the exponent of the block: signed codes of
+ * exp_avg, and unsigned codes of exp_avg_sq. */
 CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
 {
     return cst_vec_from_half((*codes & 0x80u) << 8 | (*codes & 0x7fu) << 7);
