@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/daemon.h"
 
-#include "daemon/commit.h"
-#include "daemon/core_driver.h"
-#include "daemon/log.h"
-#include "daemon/staging.h"
-#include "daemon/worker.h"
+#include "daemon/job/commit.h"
+#include "daemon/job/core_driver.h"
+#include "daemon/report/log.h"
+#include "daemon/memory/staging.h"
+#include "daemon/job/worker.h"
 #include "proto/size.h"
 #include "proto/sched_slice.h"
 

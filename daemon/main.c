@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cisternd: the memory daemon. Errors at the start are reported in one line, with exit status 1. */
 #include "daemon/daemon.h"
-#include "daemon/log.h"
+#include "daemon/report/log.h"
 #include "daemon/options.h"
 #include "proto/isa.h"
 

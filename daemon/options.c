@@ -4,7 +4,7 @@
 #endif
 #include "daemon/options.h"
 
-#include "daemon/host_memory.h"
+#include "daemon/memory/host_memory.h"
 #include "dirs.h"
 #include "proto/options.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/settings.h"
 
-#include "daemon/gpu_list.h"
-#include "daemon/log.h"
+#include "daemon/engine/gpu_list.h"
+#include "daemon/report/log.h"
 #include "proto/size.h"
 #include "proto/value.h"
 

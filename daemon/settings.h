@@ -5,8 +5,8 @@
 #ifndef CSTD_SETTINGS_H
 #define CSTD_SETTINGS_H
 
-#include "daemon/access.h"
-#include "daemon/quota_rules.h"
+#include "daemon/wire/access.h"
+#include "daemon/memory/quota_rules.h"
 #include "cistern/status.h"
 
 #include <stdbool.h>

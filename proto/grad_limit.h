@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limit of the gradients that an update accepts. The same test is used for whole steps
- * (offload/clip.h) and for tiles (`guard` of UPDATE), on hosts and GPUs. It only compares; it does
- * not change gradients.
+ * (offload/core/clip.h) and for tiles (`guard` of UPDATE), on hosts and GPUs. It only compares; it
+ * does not change gradients.
  *
  * A single gradient is no larger than the norm of a set that contains it. Hence the limit of the
  * norm also limits each scaled gradient g: |g| <= 2^63. Everything that kernels/math/update.h

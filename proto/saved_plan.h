@@ -23,7 +23,7 @@ struct json_t; /* Defined by jansson. */
 
 struct cst_saved_plan {
     /* What the plan was made for. */
-    /* Fingerprint of the model's tensors, groups and operators (offload/digest.h). */
+    /* Fingerprint of the model's tensors, groups and operators (offload/layout/digest.h). */
     uint64_t fingerprint;
     uint64_t n_params;         /* Sum of the elements of all tensors. */
     uint32_t n_tensors;        /* Number of declared tensors. */

@@ -34,7 +34,7 @@
 #ifndef CLI_MODEL_JSON_H
 #define CLI_MODEL_JSON_H
 
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 
 #include <jansson.h>
 

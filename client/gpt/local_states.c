@@ -2,7 +2,7 @@
 #include "client/gpt/local.h"
 
 #include "client/gpt/memory.h"
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
 #ifndef CST_DECLARE_MESSAGE_H
 #define CST_DECLARE_MESSAGE_H
 
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 #include "proto/cistern.pb-c.h"
 
 /* Progress of packing. Begins with zeros. */

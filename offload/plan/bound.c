@@ -73,7 +73,8 @@ struct elements {
     /* Elements that each pass uses: without experts, which may be idle, and without what no
      * operator uses. */
     double trained, frozen;
-    double landed; /* Elements counted in `trained` whose gradients land (offload/landing.h). */
+    double
+        landed; /* Elements counted in `trained` whose gradients land (offload/update/landing.h). */
 };
 
 static bool is_in_each_pass(const struct cst_layout_chunk *chunk)

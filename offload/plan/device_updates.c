@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/plan/device_updates.h"
 
-#include "offload/buffers.h"
+#include "offload/update/buffers.h"
 
 static double bytes_per_elem(const struct cst_layout *layout, int first, int last)
 {

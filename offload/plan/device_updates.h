@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The description of a machine by which offload/interleave.h chooses which chunks get device
+/* The description of a machine by which offload/update/interleave.h chooses which chunks get device
  * updates. The chunks and bytes are counted in a layout, device reservations and pools; the rates
- * are measured ones. The searches for plans and daemon/updates.c call these functions.
+ * are measured ones. The searches for plans and daemon/job/updates.c call these functions.
  *
  * The functions are pure: they write only *out, keep no pointers and may be called by any thread.
  * Despite the common prefix, the functions that issue device updates are elsewhere
- * (offload/device_update.h). */
+ * (offload/update/device_update.h). */
 #ifndef CST_PLAN_DEVICE_UPDATES_H
 #define CST_PLAN_DEVICE_UPDATES_H
 
-#include "offload/core.h"
-#include "offload/interleave.h"
+#include "offload/core/core.h"
+#include "offload/update/interleave.h"
 #include "proto/rates.h"
 
 /* Fill in all members of *out except the rates and `shared`, which stay as they are. Counted are

@@ -2,7 +2,7 @@
 /* Blocks and bytes of a point. */
 #include "offload/plan/reservation.h"
 
-#include "offload/packing.h"
+#include "offload/layout/packing.h"
 #include "proto/size.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
  * `runtime_only`. */
 #include "offload/plan/knobs.h"
 
-#include "offload/packing.h"
+#include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
 
 #include <math.h>

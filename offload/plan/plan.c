@@ -2,8 +2,8 @@
 /* The search from begin to end: without states on accelerators, with them, and the answer. */
 #include "offload/plan/knobs.h"
 
-#include "offload/buffers.h"
-#include "offload/packing.h"
+#include "offload/update/buffers.h"
+#include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
 
 #include <inttypes.h>

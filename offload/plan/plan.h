@@ -34,17 +34,17 @@
  *
  * With CST_PLAN_DEVICE_UPDATE_AUTO there is a device reservation of three buffers if steps are
  * shorter with it. One of every k chunks is updated there, with the k that a daemon starts with
- * (offload/interleave.h). The part of a device that the smallest pool and the device reservation
- * leave is divided between blocks and states in a few ways, and the fastest is kept. The first
- * search is made without states on accelerators, so the plan is never slower because of this
- * choice. Neither device reservations nor such states are combined with what the daemon cannot do
- * yet.
+ * (offload/update/interleave.h). The part of a device that the smallest pool and the device
+ * reservation leave is divided between blocks and states in a few ways, and the fastest is kept.
+ * The first search is made without states on accelerators, so the plan is never slower because of
+ * this choice. Neither device reservations nor such states are combined with what the daemon cannot
+ * do yet.
  *
  * Used by the daemon at the commit of a model, by `cistern plan`, and by tests. */
 #ifndef CST_PLAN_H
 #define CST_PLAN_H
 
-#include "offload/plan/replay.h"
+#include "offload/simulate/replay.h"
 
 #define CST_PLAN_RUNNERS_UP 3
 #define CST_PLAN_NOISE                                                                             \

@@ -3,7 +3,7 @@
  * only in what does not change the layout. */
 #include "offload/plan/search.h"
 
-#include "offload/packing.h"
+#include "offload/layout/packing.h"
 #include "offload/plan/reservation.h"
 
 #include <string.h>

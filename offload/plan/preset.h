@@ -20,7 +20,7 @@
 #ifndef CST_PRESET_H
 #define CST_PRESET_H
 
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 
 struct cst_preset {
     const char *name; /* "opt-30b" for example. */

@@ -4,8 +4,8 @@
  * of its own. */
 #include "offload/plan/reservation.h"
 
-#include "offload/buffers.h"
-#include "offload/packing.h"
+#include "offload/update/buffers.h"
+#include "offload/layout/packing.h"
 #include "offload/plan/device_updates.h"
 #include "proto/size.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/plan/saved.h"
 
-#include "offload/digest.h"
+#include "offload/layout/digest.h"
 
 _Static_assert(CST_SAVED_PLAN_CLASSES == CST_LAYOUT_MAX_CLASSES, "a saved plan has all classes");
 

@@ -19,7 +19,7 @@
  *
  * At any time the rank has leases on the weights of the operator's chunks, on the open gradients,
  * and on the weights of one chunk ahead. The smallest pool has blocks for this: cst_layout_need
- * (offload/layout.h). Blocks are counted per size class. */
+ * (offload/layout/layout.h). Blocks are counted per size class. */
 #ifndef CST_LEASE_H
 #define CST_LEASE_H
 

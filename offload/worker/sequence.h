@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order in which a worker asks for weights and gradients, and gives them back. The client
- * library and the simulator of offload/plan/ both run this code, so that a plan plays what a worker
+ * library and offload/simulate/ both run this code, so that a plan plays what a worker
  * does. This module decides; the functions of struct cst_sequence_calls act. No I/O and no clock,
  * like lease.c and fence.c, which it uses.
  *

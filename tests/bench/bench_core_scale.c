@@ -6,7 +6,7 @@
  * steps; the two sizes take turns.
  *
  * Usage: bench_core_scale --json FILE */
-#include "offload/core.h"
+#include "offload/core/core.h"
 
 #include <stdio.h>
 #include <stdlib.h>

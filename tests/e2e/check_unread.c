@@ -195,7 +195,8 @@ START_TEST(what_the_disconnected_leave_unread_counts)
     while (raw_stat(&witness)->n_sessions > 1) {
         (void)usleep(10000); /* they are disconnected after ten seconds without reading */
     }
-    /* There is also a descriptor for each staging file that the client keeps; see daemon/remains.
+    /* There is also a descriptor for each staging file that the client keeps; see
+     * daemon/memory/remains.
      */
     ck_assert_uint_ge(n_in_flight(), N * EACH);
     for (unsigned i = 0; i < N; i++) {

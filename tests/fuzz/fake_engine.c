@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fuzz/fake_engine.h"
 
-#include "daemon/process.h"
+#include "daemon/engine/process.h"
 #include "proto/engine.pb-c.h"
 
 #include <stdlib.h>

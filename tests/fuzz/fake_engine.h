@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replaces daemon/process.c: engines without processes. They complete commands only when the target
- * says so, and compute nothing. */
+/* Replaces daemon/engine/process.c: engines without processes. They complete commands only when the
+ * target says so, and compute nothing. */
 #ifndef FAKE_ENGINE_H
 #define FAKE_ENGINE_H
 

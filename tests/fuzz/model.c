@@ -2,7 +2,7 @@
 /* Fuzzes descriptions of models as `cistern plan` reads them, and the layouts of accepted ones. An
  * input is the JSON text. */
 #include "client/cli/model_json.h"
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 
 #include "tests/fuzz/fuzz.h"
 

@@ -3,7 +3,7 @@
 #include "tests/lib/adamw.h"
 
 #include "kernels/math/kernels.h"
-#include "offload/clip.h"
+#include "offload/core/clip.h"
 
 #include <check.h>
 #include <stdio.h>

@@ -13,8 +13,8 @@
  * job
  * --json` when nothing is under way, has other numbers. */
 #include "client/cli/model_json.h"
-#include "daemon/pools.h"
-#include "offload/plan/replay.h"
+#include "daemon/memory/pools.h"
+#include "offload/simulate/replay.h"
 #include "proto/optimizers.h"
 #include "proto/rates_json.h"
 
@@ -74,7 +74,7 @@ static struct cst_layout_states states_of(const struct prediction *p)
 }
 
 /* Add an accelerator for each rank, with engine numbers after those of the nodes, as
- * daemon/device_reservation.c does. */
+ * daemon/memory/device_reservation.c does. */
 static void add_rooms(struct prediction *p, struct cst_layout_config *config)
 {
     for (uint32_t i = 0; p->device_update_bytes > 0 && i < p->model.world; i++) {
@@ -89,8 +89,8 @@ static void add_rooms(struct prediction *p, struct cst_layout_config *config)
     }
 }
 
-/* Lay out as daemon/commit.c does, and divide what each rank has asked for as daemon/pool_share.c
- * does. */
+/* Lay out as daemon/job/commit.c does, and divide what each rank has asked for as
+ * daemon/memory/pool_share.c does. */
 static int lay_out(struct prediction *p, struct cst_err *err)
 {
     struct cst_layout_config config = {.chunk_elems = p->chunk_elems,

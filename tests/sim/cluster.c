@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/sim/cluster.h"
 
-#include "offload/core.h"
+#include "offload/core/core.h"
 #include "tests/sim/cluster_engine.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/moments.h"

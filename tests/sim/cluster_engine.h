@@ -4,7 +4,7 @@
 #ifndef SIM_CLUSTER_ENGINE_H
 #define SIM_CLUSTER_ENGINE_H
 
-#include "offload/core.h"
+#include "offload/core/core.h"
 
 struct ending; /* private to cluster_engine.c */
 

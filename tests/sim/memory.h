@@ -5,7 +5,7 @@
 #ifndef SIM_MEMORY_H
 #define SIM_MEMORY_H
 
-#include "offload/core.h"
+#include "offload/core/core.h"
 
 #define MEMORY_GARBAGE 0xdeadull
 #define MEMORY_ZERO_SUM 0x5eedull /* the sum of no contributions */

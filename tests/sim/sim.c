@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/sim/sim.h"
 
-#include "offload/buffers.h"
+#include "offload/update/buffers.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/server while connections cannot be accepted: they stay in the queue, and the
+/* Tests of daemon/wire/server while connections cannot be accepted: they stay in the queue, and the
  * daemon sleeps between its tries. */
 #include "daemon/daemon.h"
 #include "tests/lib/suite.h"

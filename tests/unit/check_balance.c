@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/interleave_tuner: the choice of k in each step, from scripted rates and durations
- * of update phases. */
-#include "daemon/interleave_tuner.h"
+/* Tests of daemon/job/interleave_tuner: the choice of k in each step, from scripted rates and
+ * durations of update phases. */
+#include "daemon/job/interleave_tuner.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/batch: the hand-written code for Batch and BatchDone agrees with protobuf-c. */
-#include "daemon/batch.h"
+/* Tests of daemon/wire/batch: the hand-written code for Batch and BatchDone agrees with protobuf-c.
+ */
+#include "daemon/wire/batch.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
 #include "tests/lib/suite.h"

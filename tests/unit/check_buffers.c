@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/buffers: the division of a room's memory. */
-#include "offload/buffers.h"
+/* Tests of offload/update/buffers: the division of a room's memory. */
+#include "offload/update/buffers.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the choice of chunk capacities: the padding of GPT-2, OPT and LLaMA, outliers and their
  * size classes, given capacities, and missing bytes. */
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
 

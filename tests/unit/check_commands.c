@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/commands: an engine's commands that are not completed are packed into messages,
- * found by ticket, sent again after the engine's death,
- * and held while they wait for commands of other engines. */
-#include "daemon/commands.h"
+/* Tests of daemon/engine/commands: an engine's commands that are not completed are packed into
+ * messages, found by ticket, sent again after the engine's death, and held while they wait for
+ * commands of other engines. */
+#include "daemon/engine/commands.h"
 #include "proto/engine.pb-c.h"
 #include "proto/frame.h"
 #include "tests/lib/suite.h"

@@ -2,7 +2,7 @@
 /* Tests of daemon/settings: defaults, the file, the command line, sizes, times and rules of
  * access. */
 #include "daemon/settings.h"
-#include "daemon/log.h"
+#include "daemon/report/log.h"
 #include "proto/size.h"
 #include "tests/lib/suite.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/deaths: when an engine that dies repeatedly is given up. */
-#include "daemon/deaths.h"
+/* Tests of daemon/engine/deaths: when an engine that dies repeatedly is given up. */
+#include "daemon/engine/deaths.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

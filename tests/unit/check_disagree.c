@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/declare: what ranks are told when they disagree, and that they can declare
+/* Tests of daemon/job/declare: what ranks are told when they disagree, and that they can declare
  * again. */
-#include "daemon/declare.h"
+#include "daemon/job/declare.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -16,7 +16,7 @@ static struct cstd_pending waiting; /* stands for a Commit that waits for the ot
 static struct cst_err err, broken;
 static unsigned n_broken;
 
-/* Do what daemon/commit.c does after a disagreement: the Commits that wait fail. */
+/* Do what daemon/job/commit.c does after a disagreement: the Commits that wait fail. */
 static void disagree(struct cstd_worker *worker, const struct cst_err *why)
 {
     if (!cstd_declare_drop(&job, worker, why)) {

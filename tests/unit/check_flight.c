@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of offload/flight: commands under way are found by ticket after any insertions and
+/* Tests of offload/core/flight: commands under way are found by ticket after any insertions and
  * removals, in little time. */
-#include "offload/flight.h"
+#include "offload/core/flight.h"
 #include "cistern/status.h"
 #include "tests/lib/suite.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the layout: tensors in chunks, capacity, the smallest pool, rows in segments. */
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the layout of models with groups and patterns: tensors that share a chunk, rows of
  * frozen chunks, needs of ranks, chunks of a base job. */
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
 

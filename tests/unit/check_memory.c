@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/memory: what is counted as populated. The engines are replaced by the test, which
- * keeps the segments that they are to map. */
+/* Tests of daemon/memory/memory: what is counted as populated. The engines are replaced by the
+ * test, which keeps the segments that they are to map. */
 #include "daemon/daemon.h"
 #include "tests/lib/suite.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of declarations: what is accepted, what is refused with which message, and how ranks can
  * disagree. */
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

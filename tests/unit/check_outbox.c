@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/outbox: frames that wait for a full socket. */
-#include "daemon/outbox.h"
+/* Tests of daemon/wire/outbox: frames that wait for a full socket. */
+#include "daemon/wire/outbox.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

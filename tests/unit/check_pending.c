@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/pending: requests that wait, and the tags that find them. */
-#include "daemon/pending.h"
+/* Tests of daemon/wire/pending: requests that wait, and the tags that find them. */
+#include "daemon/wire/pending.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of plans for all kinds of updates: early and delayed updates, device updates with and
  * without states in device memory, other optimizers and formats. */
-#include "offload/buffers.h"
+#include "offload/update/buffers.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 #include "tests/unit/search_rig.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/pools: the division of a pool's bytes between size classes. */
-#include "daemon/pools.h"
+/* Tests of daemon/memory/pools: the division of a pool's bytes between size classes. */
+#include "daemon/memory/pools.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

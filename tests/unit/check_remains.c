@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of memory that was dropped, but that processes may still hold. */
-#include "daemon/remains.h"
+#include "daemon/memory/remains.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of updates in the simulator: early and delayed updates, device updates, states in device
  * memory, formats of moments. */
-#include "offload/buffers.h"
+#include "offload/update/buffers.h"
 #include "offload/plan/device_updates.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
@@ -148,7 +148,7 @@ static void open_accelerated(uint32_t world, uint32_t n_rooms, uint32_t k)
     plan_rig_rooms(&rig, n_rooms, cst_buffers_want(&rig.layout), k, 0);
 }
 
-/* For each k the update phase takes the time that offload/interleave.h predicts. */
+/* For each k the update phase takes the time that offload/update/interleave.h predicts. */
 START_TEST(as_interleave_says)
 {
     uint32_t n_rooms = _i < 8 ? 1 : 2, k = (uint32_t)_i % 8;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of plans in files: a plan is read as it was written. An invalid plan, or a plan of another
  * job, is refused with the field and its values. */
-#include "offload/digest.h"
+#include "offload/layout/digest.h"
 #include "offload/plan/saved.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/search_rig.h"

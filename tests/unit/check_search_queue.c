@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the order of plan searches. */
-#include "daemon/search_queue.h"
+#include "daemon/job/search_queue.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

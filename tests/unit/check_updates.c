@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/updates: when the daemon chooses another k for a job. */
-#include "daemon/updates.h"
+/* Tests of daemon/job/updates: when the daemon chooses another k for a job. */
+#include "daemon/job/updates.h"
 
 #include "daemon/daemon.h"
-#include "daemon/job.h"
+#include "daemon/job/job.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

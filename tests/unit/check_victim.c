@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the choice of the block to evict, and of the count of blocks that are used before an
  * edge. */
-#include "offload/trace.h"
-#include "offload/victim.h"
+#include "offload/residency/trace.h"
+#include "offload/residency/victim.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>

@@ -5,7 +5,7 @@
 #ifndef CORE_RIG_H
 #define CORE_RIG_H
 
-#include "offload/core.h"
+#include "offload/core/core.h"
 
 #define RIG_CHUNK_ELEMS 4096
 #define RIG_MAX 512

@@ -4,7 +4,7 @@
 #ifndef LAYOUT_RIG_H
 #define LAYOUT_RIG_H
 
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 
 /* Check that each tensor lies whole and aligned in one chunk of its kind and size class, apart from
  * other tensors; that each chunk has the rows that its pattern needs, apart from other rows, in

@@ -6,7 +6,7 @@
 #define LEASE_RIG_H
 
 #include "offload/worker/lease.h"
-#include "offload/layout.h"
+#include "offload/layout/layout.h"
 
 #define RIG_MAX_CHUNKS 512
 

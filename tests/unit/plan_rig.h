@@ -4,7 +4,7 @@
 #define PLAN_RIG_H
 
 #include "offload/plan/preset.h"
-#include "offload/plan/replay.h"
+#include "offload/simulate/replay.h"
 
 /* A model with a layout, pools, rates and the configuration of its replay. */
 struct plan_rig {

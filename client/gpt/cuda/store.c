@@ -3,8 +3,8 @@
 
 #include "kernels/math/cast.h"
 #include "kernels/math/update.h"
-#include "offload/clip.h"
-#include "offload/layout.h"
+#include "offload/core/clip.h"
+#include "offload/layout/layout.h"
 #include "proto/table.h"
 
 #include <stdlib.h>

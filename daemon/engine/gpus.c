@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifdef HAVE_CONFIG_H
+#include <config.h>
+#endif
+#include "daemon/engine/gpus.h"
+
+#include "daemon/daemon.h"
+#include "daemon/wire/serve.h"
+#include "daemon/report/log.h"
+#include "daemon/engine/simulated.h"
+#include "daemon/engine/probe.h"
+#include "proto/size.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cstd_gpus_request {
+    TAILQ_ENTRY(cstd_gpus_request) link;
+    uint64_t tag;        /* Tag of the JobOpen request, which may be gone. */
+    cstd_serve_fn serve; /* Serves the request when it no longer has to wait. */
+    size_t n;            /* Length of body. */
+    uint8_t body[];      /* Encoded JobOpen. */
+};
+
+/* -- waiting requests ------------------------------------------------------------------------- */
+
+int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
+                   cstd_serve_fn serve, struct cst_err *err)
+{
+    struct cstd_gpus_request *asked = malloc(sizeof *asked + n);
+
+    if (asked == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a request that waits");
+    }
+    asked->tag = cstd_pending_tag(request, 0);
+    asked->n = n;
+    asked->serve = serve;
+    memcpy(asked->body, body, n);
+    TAILQ_INSERT_TAIL(&gpus->wishes, asked, link);
+    return CST_OK;
+}
+
+/* Serve a waiting JobOpen. Its connection may be closed or closing. */
+static void serve(struct cstd_daemon *daemon, const struct cstd_gpus_request *asked)
+{
+    uint32_t item;
+    struct cstd_pending *request = cstd_pending_find(&daemon->requests, asked->tag, &item);
+    struct cstd_session *session = request != NULL ? request->session : NULL;
+    struct cst_err err = {0};
+    uint64_t id;
+    void *body;
+
+    if (session == NULL) {
+        return;
+    }
+    id = request->id;
+    cstd_session_drop(daemon, request);
+    /* A session that is closing must not attach to a job. */
+    if (session->state == CSTD_SESSION_DOOMED) {
+        return;
+    }
+    if (cstd_unpack_message(&daemon->unpack, &cistern__job_open__descriptor, asked->body,
+                            (uint32_t)asked->n, &body, &err) == CST_OK) {
+        asked->serve(session, id, body);
+    } else {
+        cstd_session_error(session, id, &err);
+    }
+}
+
+static void serve_wishes(struct cstd_gpus *gpus)
+{
+    struct cstd_gpus_request *asked;
+
+    while ((asked = TAILQ_FIRST(&gpus->wishes)) != NULL) {
+        TAILQ_REMOVE(&gpus->wishes, asked, link);
+        serve(gpus->daemon, asked);
+        free(asked);
+    }
+}
+
+/* -- probe ------------------------------------------------------------------------------------ */
+
+static void end_without(struct cstd_gpus *gpus, enum cstd_log_level level, const char *why)
+{
+    gpus->state = CSTD_GPUS_NONE;
+    gpus->list.n = 0;
+    (void)snprintf(gpus->why, sizeof gpus->why, "%s", why);
+    cstd_log(level, "no GPU: %s", gpus->why);
+}
+
+static int add_engines(struct cstd_gpus *gpus, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (unsigned i = 0; i < gpus->list.n && rc == CST_OK; i++) {
+        struct cstd_gpu *gpu = &gpus->list.v[i];
+
+        rc = cstd_engines_add_gpu(&gpus->daemon->engines, gpu->uuid, gpu->os_node, &gpu->engine,
+                                  err);
+    }
+    return rc;
+}
+
+_Static_assert(1 + CSTD_SETTINGS_MAX_PACED + CSTD_GPU_MAX <= CSTD_QUOTA_MAX_POOLS,
+               "each device that has pools is a resource");
+
+/* Register the budget of each accelerator in the list with the users' quotas. */
+static void count_pools(struct cstd_gpus *gpus, struct cstd_gpu_list *list)
+{
+    for (unsigned i = 0; i < list->n; i++) {
+        struct cstd_budget *pool = &list->v[i].pool;
+
+        pool->resource = cstd_quota_add_pool(&gpus->daemon->quota, pool->name, pool->limit);
+        pool->remains = &gpus->daemon->remains;
+    }
+}
+
+static void log_list(const struct cstd_gpus *gpus)
+{
+    char memory[CST_SIZE_TEXT], pool[CST_SIZE_TEXT];
+
+    for (unsigned i = 0; i < gpus->list.n; i++) {
+        const struct cstd_gpu *gpu = &gpus->list.v[i];
+
+        cstd_log(CSTD_LOG_NOTICE, "cuda:%u is %s, %s, %s, of which %s are for pools", gpu->index,
+                 gpu->uuid, gpu->name, cst_size_text(gpu->memory_bytes, memory),
+                 cst_size_text(gpu->pool.limit, pool));
+    }
+}
+
+static void take_list(struct cstd_gpus *gpus, const char *text, size_t n)
+{
+    const struct cstd_settings *config = gpus->daemon->config;
+    struct cst_err err = {0};
+
+    if (cstd_gpu_list_parse(text, n, &gpus->list, &err) != CST_OK) {
+        end_without(gpus, err.status == CST_EUNSUPPORTED ? CSTD_LOG_INFO : CSTD_LOG_WARNING,
+                    err.text);
+        return;
+    }
+    gpus->why[0] = '\0';
+    if (cstd_gpu_list_select(&gpus->list, config->gpu_devices, config->gpu_pool, &err) != CST_OK) {
+        (void)snprintf(gpus->why, sizeof gpus->why, "devices in [gpu]: %.360s", err.text);
+        cstd_log(CSTD_LOG_ERROR, "%s", gpus->why);
+    }
+    if (gpus->list.n == 0) {
+        /* A copy, because end_without writes to gpus->why. */
+        char why[sizeof gpus->why];
+
+        (void)snprintf(why, sizeof why, "%s", gpus->why);
+        end_without(gpus, CSTD_LOG_WARNING, why);
+    } else if (add_engines(gpus, &err) != CST_OK) {
+        end_without(gpus, CSTD_LOG_ERROR, err.text);
+    } else {
+        gpus->state = CSTD_GPUS_FOUND;
+        count_pools(gpus, &gpus->list);
+        log_list(gpus);
+    }
+}
+
+static void on_probe(void *arg, const char *text, size_t n, const struct cst_err *why)
+{
+    struct cstd_gpus *gpus = arg;
+    char words[sizeof gpus->why];
+
+    gpus->probe = NULL;
+    if (why == NULL) {
+        take_list(gpus, text, n);
+    } else {
+        (void)snprintf(words, sizeof words, "%.200s --probe: %.150s",
+                       gpus->daemon->engines.gpu_program, why->text);
+        end_without(gpus, CSTD_LOG_WARNING, words);
+    }
+    serve_wishes(gpus);
+}
+
+void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon)
+{
+    struct cst_err err = {0};
+
+    *gpus = (struct cstd_gpus){.daemon = daemon, .state = CSTD_GPUS_NONE};
+    TAILQ_INIT(&gpus->wishes);
+    if (cstd_simulated_init(&gpus->paced, &daemon->engines, daemon->config, &err) != CST_OK) {
+        cstd_log(CSTD_LOG_ERROR, "devices in [paced]: %s", err.text);
+    }
+    count_pools(gpus, &gpus->paced);
+    if (strcmp(daemon->config->gpu_devices, "none") == 0) {
+        end_without(gpus, CSTD_LOG_DEBUG, "'devices = none' in [gpu]");
+    } else if (daemon->engines.gpu_program[0] == '\0') {
+#ifdef HAVE_CUDA
+        end_without(
+            gpus, CSTD_LOG_INFO,
+            "no engine program cistern-engine-cuda: use --engine-cuda or CISTERN_ENGINE_CUDA");
+#else
+        end_without(gpus, CSTD_LOG_DEBUG, "built without CUDA");
+#endif
+    } else if (cstd_probe_start(&gpus->probe, &daemon->loop, daemon->engines.gpu_program, on_probe,
+                                gpus, &err) != CST_OK) {
+        end_without(gpus, CSTD_LOG_WARNING, err.text);
+    } else {
+        gpus->state = CSTD_GPUS_LOOKING;
+    }
+}
+
+void cstd_gpus_stop(struct cstd_gpus *gpus)
+{
+    struct cstd_gpus_request *asked;
+
+    if (gpus->probe != NULL) {
+        cstd_probe_cancel(gpus->probe);
+        gpus->probe = NULL;
+        gpus->state = CSTD_GPUS_NONE;
+    }
+    while ((asked = TAILQ_FIRST(&gpus->wishes)) != NULL) {
+        TAILQ_REMOVE(&gpus->wishes, asked, link);
+        free(asked);
+    }
+}
+
+struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine)
+{
+    struct cstd_gpu_list *const lists[] = {&gpus->paced, &gpus->list};
+
+    for (unsigned k = 0; k < 2; k++) {
+        for (unsigned i = 0; i < lists[k]->n; i++) {
+            if (lists[k]->v[i].engine == engine) {
+                return &lists[k]->v[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+/* -- choice of a device ----------------------------------------------------------------------- */
+
+int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
+                     struct cstd_gpu **out, struct cst_err *err)
+{
+    if (device == NULL || strcmp(device, "auto") == 0 || strcmp(device, "host") == 0) {
+        *out = NULL;
+        return CST_OK;
+    }
+    /* Simulated accelerators are known before the probe has ended. */
+    if (cstd_simulated_is(device)) {
+        return cstd_simulated_find(&gpus->paced, device, rank, out, err);
+    }
+    if (strncmp(device, "cuda", 4) != 0 && strncasecmp(device, "GPU-", 4) != 0 &&
+        strncasecmp(device, "MIG-", 4) != 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "device '%.63s' is none of auto, host, cuda, cuda:N, GPU-..., "
+                           "MIG-..., paced and paced:N",
+                           device);
+    }
+    if (gpus->state == CSTD_GPUS_LOOKING) {
+        return CST_EAGAIN;
+    }
+    if (gpus->state == CSTD_GPUS_NONE) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "device '%.63s': this daemon has only 'host', no GPU: %s", device,
+                           gpus->why);
+    }
+    return cstd_gpu_list_find(&gpus->list, device, rank, out, err);
+}

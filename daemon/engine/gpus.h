@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The GPUs of the machine. The daemon looks for them when it starts, and only requests for a GPU
+ * wait for the result. Afterwards the list is constant, and each GPU has a budget and an engine.
+ *
+ *   start: devices = none, or no engine program --> NONE (why)
+ *      \--> LOOKING --probe ends--> FOUND (list), or NONE (why) */
+#ifndef CST_GPUS_H
+#define CST_GPUS_H
+
+#include "daemon/engine/gpu_list.h"
+#include "daemon/wire/serve.h"
+
+#include <stddef.h>
+#include <sys/queue.h>
+
+struct cstd_daemon;
+struct cstd_pending;
+struct cstd_probe;
+struct cstd_gpus_request; /* Private to gpus.c. */
+
+enum cstd_gpus_state { CSTD_GPUS_NONE, CSTD_GPUS_LOOKING, CSTD_GPUS_FOUND };
+
+struct cstd_gpus {
+    struct cstd_daemon *daemon;
+    enum cstd_gpus_state state;
+    /* NONE: the reason. FOUND: the configured GPUs that do not exist, or empty. */
+    char why[384];
+    struct cstd_gpu_list list; /* FOUND: the GPUs. */
+    /* From [paced]: simulated accelerators, always available whatever the probe finds. */
+    struct cstd_gpu_list paced;
+    struct cstd_probe *probe;               /* LOOKING: the running probe. */
+    TAILQ_HEAD(, cstd_gpus_request) wishes; /* JobOpen requests that wait for the list. */
+};
+
+/* Make the simulated accelerators and start to look for GPUs. The nodes' engines must exist
+ * already, because engines of accelerators follow them. The function cannot fail: problems are
+ * stored in why or written to the log. */
+void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon);
+
+/* Returns the accelerator whose engine has the index @engine, or NULL. */
+struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine);
+
+/* Cancel the probe if it runs, and forget the waiting requests. */
+void cstd_gpus_stop(struct cstd_gpus *gpus);
+
+/* Find the device that JobOpen.device @device (NULL: "auto") names for @rank. *out is NULL for the
+ * host. CST_EAGAIN: the probe has not ended yet; CST_EUNSUPPORTED: no GPU or simulated accelerator
+ * is available, with the reason; CST_ENOTFOUND, CST_EINVAL: as cstd_gpu_list_find. */
+int cstd_gpus_choose(struct cstd_gpus *gpus, const char *device, uint32_t rank,
+                     struct cstd_gpu **out, struct cst_err *err);
+
+/* Keep the JobOpen @request with its encoded body until the probe has ended. @serve is then called
+ * for it, as if the request had just arrived. CST_ENOMEM: out of memory, and @request remains the
+ * caller's. */
+int cstd_gpus_wait(struct cstd_gpus *gpus, struct cstd_pending *request, const void *body, size_t n,
+                   cstd_serve_fn serve, struct cst_err *err);
+
+#endif

@@ -1,0 +1,599 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/commit.h"
+
+#include "daemon/job/core_driver.h"
+#include "daemon/daemon.h"
+#include "daemon/job/declare.h"
+#include "daemon/memory/device_reservation.h"
+#include "daemon/job/done.h"
+#include "daemon/job/given.h"
+#include "daemon/job/job_core.h"
+#include "daemon/job/layout_work.h"
+#include "daemon/report/log.h"
+#include "daemon/report/pool_info.h"
+#include "daemon/memory/pool_share.h"
+#include "daemon/memory/rank_devices.h"
+#include "daemon/job/relocate.h"
+#include "daemon/wire/serve.h"
+#include "proto/cistern.pb-c.h"
+#include "proto/size.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static int collect_ranks(struct cstd_job *job, struct cst_err *err);
+static int await_engines(struct cstd_job *job, struct cst_err *err);
+static int make_plan(struct cstd_job *job, struct cst_err *err);
+static int lay_out(struct cstd_job *job, struct cst_err *err);
+static int make_memory(struct cstd_job *job, struct cst_err *err);
+static int open_core(struct cstd_job *job, struct cst_err *err);
+static int attach_ranks(struct cstd_job *job, struct cst_err *err);
+static int answer_ranks(struct cstd_job *job, struct cst_err *err);
+static int cancel_plan(struct cstd_job *job);
+static int drop_layout(struct cstd_job *job);
+static int close_memory(struct cstd_job *job);
+static int close_core(struct cstd_job *job);
+
+/* A phase of a commit.
+ *
+ *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> ATTACH -> ANSWER -> DONE
+ *      ^________________________________________________________|                  ^_________|
+ *         an error, or a rank that leaves in DECLARING                 a Commit of a worker that
+ *                                                                      has opened the job again */
+struct phase {
+    const char *name; /* For users. */
+    /* State of the job in this phase.
+     * DECLARING: a rank that leaves or hangs up ends the commit, because the model needs all ranks;
+     * a cancelled Commit makes the other ranks wait again.
+     * POPULATING and READY: the commit goes on without ranks that leave, because the job and its
+     * memory outlive its workers. */
+    enum cstd_job_state state;
+    /* Does the work of the phase. CST_OK: the next phase follows. CST_EAGAIN: the phase takes time,
+     * and end_phase or end_layout is called at its end. Another status: the phase has failed and
+     * has left nothing to undo. NULL: there is nothing to do. */
+    int (*enter)(struct cstd_job *job, struct cst_err *err);
+    /* Gives back what the phase has made, or cancels its work. CST_EAGAIN: this takes time, and
+     * cstd_commit_memory_gone is called at its end. NULL: there is nothing to give back. */
+    int (*undo)(struct cstd_job *job);
+    /* If the phase fails when it is entered, the commit goes back to LAYOUT and is tried again with
+     * a smaller plan (cstd_planner_forgo). A pool that is one slab larger than the plan assumed, or
+     * an accelerator whose memory another job has taken meanwhile, must not fail the job. */
+    bool may_replan;
+};
+
+static const struct phase phases[] = {
+    [CSTD_COMMIT_COLLECT] = {"declaring", CSTD_JOB_DECLARING, collect_ranks, NULL, false},
+    [CSTD_COMMIT_ENGINES] = {"starting", CSTD_JOB_DECLARING, await_engines, NULL, false},
+    [CSTD_COMMIT_PLAN] = {"planning", CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
+    [CSTD_COMMIT_LAYOUT] = {"populating", CSTD_JOB_POPULATING, lay_out, drop_layout, true},
+    [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, cstd_pool_share_divide, NULL, true},
+    [CSTD_COMMIT_MEMORY] = {"populating", CSTD_JOB_POPULATING, make_memory, close_memory, true},
+    [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
+    [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
+    [CSTD_COMMIT_ANSWER] = {"ready", CSTD_JOB_READY, answer_ranks, NULL, false},
+    [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, NULL, NULL, false},
+};
+
+/* -- forward and back ------------------------------------------------------------------------- */
+
+static void set_phase(struct cstd_job *job, enum cstd_commit_phase phase)
+{
+    job->phase = phase;
+    job->state = phases[phase].state;
+}
+
+/* Undo the phases that @job has entered after phase @to, the last one first. Returns false if the
+ * memory is among them, because giving it back takes time: cstd_commit_memory_gone goes on later.
+ */
+static bool undo_to(struct cstd_job *job, enum cstd_commit_phase to)
+{
+    while (job->phase > to) {
+        const struct phase *phase = &phases[job->phase];
+
+        if (phase->undo != NULL && phase->undo(job) == CST_EAGAIN) {
+            return false;
+        }
+        set_phase(job, job->phase - 1);
+    }
+    return true;
+}
+
+/* Go back to COLLECT, and answer the waiting Commits with job->failure. If undoing takes time,
+ * cstd_commit_memory_gone calls this again, and the Commits are answered then. */
+static void go_back(struct cstd_job *job)
+{
+    if (!undo_to(job, CSTD_COMMIT_COLLECT)) {
+        return;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cstd_pending *commit = job->workers[r].commit;
+
+        job->workers[r].commit = NULL;
+        if (commit != NULL) {
+            cstd_session_fail(job->daemon, commit, &job->failure);
+        }
+    }
+    (void)collect_ranks(job, NULL);
+}
+
+/* The commit of @job has failed because of @why: undo it. */
+static void fail(struct cstd_job *job, const struct cst_err *why)
+{
+    cstd_log_about(job->phase < CSTD_COMMIT_MEMORY ? CSTD_LOG_WARNING : CSTD_LOG_ERROR,
+                   CSTD_JOB_ABOUT(job), "%s", why->text);
+    job->failure = *why;
+    go_back(job);
+}
+
+/* Enter phase @next and the phases after it, up to one that takes time. COLLECT and ANSWER are
+ * entered again to check whether they still have to wait. */
+static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
+{
+    struct cst_err err = {0};
+    int rc = CST_OK;
+
+    while (rc == CST_OK && next <= CSTD_COMMIT_DONE) {
+        set_phase(job, next);
+        rc = phases[next].enter != NULL ? phases[next].enter(job, &err) : CST_OK;
+        if (job->state == CSTD_JOB_CLOSING) { /* An action of the core has removed the job. */
+            return;
+        }
+        if (rc == CST_OK) {
+            next++;
+        } else if (rc != CST_EAGAIN) {
+            set_phase(job, next - 1);
+            if (phases[next].may_replan && cstd_planner_forgo(job, &err)) {
+                (void)undo_to(job, CSTD_COMMIT_PLAN);
+                next = CSTD_COMMIT_LAYOUT;
+                rc = CST_OK;
+            }
+        }
+    }
+    if (rc != CST_OK && rc != CST_EAGAIN) {
+        fail(job, &err);
+    }
+}
+
+/* The current phase of @job took time and has now ended with @err. */
+static void end_phase(struct cstd_job *job, const struct cst_err *err)
+{
+    if (err->status == CST_OK) {
+        enter_from(job, job->phase + 1);
+    } else {
+        fail(job, err);
+    }
+}
+
+/* -- COLLECT ---------------------------------------------------------------------------------- */
+
+/* Return the number of ranks whose Commits wait. */
+static uint32_t count(const struct cstd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        n += job->workers[r].commit != NULL;
+    }
+    return n;
+}
+
+void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size)
+{
+    bool waits = count(job) > 0;
+
+    text[0] = '\0';
+    /* If no rank has committed, nobody waits. */
+    for (uint32_t r = 0; waits && r < job->world; r++) {
+        size_t used = strlen(text);
+
+        if (job->workers[r].commit == NULL) {
+            (void)snprintf(text + used, size - used, "%s%u%s", used > 0 ? ", " : "", r,
+                           job->workers[r].present ? "" : " (absent)");
+        }
+    }
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cstd_job *job = timer->data;
+    char missing[160];
+    struct cst_err why = {0};
+
+    cstd_commit_missing(job, missing, sizeof missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of rank %s",
+                      job->timeout_ms, missing);
+    cstd_commit_break(job, &why);
+}
+
+/* Wait until all ranks have sent Commit. The job's time limit begins with the first Commit. */
+static int collect_ranks(struct cstd_job *job, struct cst_err *err)
+{
+    uint32_t n_waiting = count(job);
+
+    (void)err;
+    if (n_waiting == 0 || n_waiting == job->world) {
+        (void)uv_timer_stop(&job->deadline);
+    } else if (!uv_is_active((uv_handle_t *)&job->deadline)) {
+        (void)uv_timer_start(&job->deadline, on_deadline, job->timeout_ms, 0);
+    }
+    return n_waiting == job->world ? CST_OK : CST_EAGAIN;
+}
+
+void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)
+{
+    job->failure = *why;
+    go_back(job);
+}
+
+void cstd_commit_disagree(struct cstd_job *job, struct cstd_worker *worker,
+                          const struct cst_err *why)
+{
+    if (cstd_declare_drop(job, worker, why)) {
+        cstd_commit_break(job, why);
+    }
+}
+
+void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
+{
+    job->workers[rank].commit = NULL;
+    if (job->state == CSTD_JOB_DECLARING) {
+        (void)undo_to(job, CSTD_COMMIT_COLLECT);
+        (void)collect_ranks(job, NULL);
+    }
+}
+
+/* -- ENGINES and PLAN ------------------------------------------------------------------------- */
+
+/* Wait until the engines of all accelerators of the job have reported the granularity of their
+ * memory. */
+static int await_engines(struct cstd_job *job, struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        cstd_rank_devices_need(&job->workers[r]);
+    }
+    return cstd_rank_devices_await(job, err);
+}
+
+/* This function does not call await_engines, which would start an engine again that was given up.
+ */
+void cstd_commit_resume(void *arg)
+{
+    struct cstd_daemon *daemon = arg;
+    struct cstd_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        struct cst_err err = {0};
+
+        if (job->phase == CSTD_COMMIT_ENGINES && cstd_rank_devices_await(job, &err) != CST_EAGAIN) {
+            end_phase(job, &err);
+        }
+    }
+}
+
+static void on_planned(struct cstd_job *job)
+{
+    /* If no plan was found, this is no error. */
+    end_phase(job, &(struct cst_err){.status = CST_OK});
+}
+
+/* Take the plan that the job was opened with, or else start a search for one. If there is no plan
+ * in the end, cst_layout_build chooses the sizes by itself. */
+static int make_plan(struct cstd_job *job, struct cst_err *err)
+{
+    if (cstd_job_has_given_plan(job)) {
+        return cstd_given_take(job, err);
+    }
+    return cstd_planner_start(job, on_planned) ? CST_EAGAIN : CST_OK;
+}
+
+static int cancel_plan(struct cstd_job *job)
+{
+    cstd_planner_cancel(job);
+    return CST_OK;
+}
+
+/* -- LAYOUT and MEMORY ------------------------------------------------------------------------ */
+
+static int drop_layout(struct cstd_job *job)
+{
+    cst_layout_close(&job->layout);
+    return CST_OK;
+}
+
+/* The layout is built, or @err says why not. Without a layout, or if it is not that of the given
+ * plan, the commit goes on with a smaller plan or fails (cstd_planner_forgo). */
+static void end_layout(struct cstd_job *job, struct cst_err *err)
+{
+    if (err->status == CST_OK && cstd_given_check(job, err) != CST_OK) {
+        (void)drop_layout(job);
+    }
+    if (err->status == CST_OK) {
+        enter_from(job, CSTD_COMMIT_LAYOUT + 1);
+        return;
+    }
+    set_phase(job, CSTD_COMMIT_LAYOUT - 1);
+    if (cstd_planner_forgo(job, err)) {
+        enter_from(job, CSTD_COMMIT_LAYOUT);
+    } else {
+        fail(job, err);
+        cstd_job_check_idle(job); /* All workers may have left meanwhile. */
+    }
+}
+
+/* The thread has finished building the layout, with @err. Until now only this thread could use
+ * job->layout. If the job is removed meanwhile, the removal goes on from here. */
+static void on_layout(struct cstd_job *job, struct cst_err *err)
+{
+    if (job->state != CSTD_JOB_CLOSING) {
+        end_layout(job, err);
+        return;
+    }
+    if (err->status != CST_OK) {
+        job->phase = CSTD_COMMIT_LAYOUT - 1;
+    }
+    cstd_deferred_add(&job->daemon->later, &job->close); /* The removal waited for the layout. */
+}
+
+static int lay_out(struct cstd_job *job, struct cst_err *err)
+{
+    int rc;
+
+    cstd_device_reservation_settle(job);
+    rc = cstd_layout_work_start(job, on_layout, err);
+    return rc == CST_OK ? CST_EAGAIN : rc;
+}
+
+static int make_memory(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    const struct cstd_memory_request request = {.layout = &job->layout,
+                                                .world = job->world,
+                                                .account = job->account,
+                                                .pools = pools,
+                                                .rooms = rooms,
+                                                .n_rooms = cstd_device_reservation_list(job, rooms),
+                                                .base =
+                                                    job->base != NULL ? &job->base->memory : NULL};
+    char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
+    int rc;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        pools[r] = job->workers[r].pool;
+    }
+    rc = cstd_memory_open(&job->memory, &request, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                   "%" PRIu64 " parameters in %u chunks of %" PRIu64 ", arenas %s, pools %s",
+                   job->model.n_params, job->layout.n_chunks, job->layout.capacity,
+                   cst_size_text(job->memory.arena_bytes, arenas),
+                   cst_size_text(job->memory.pool_bytes, slabs));
+    return CST_EAGAIN; /* The engines populate the memory; cstd_commit_memory_ready follows. */
+}
+
+static int close_memory(struct cstd_job *job)
+{
+    cstd_memory_close(&job->memory);
+    return CST_EAGAIN;
+}
+
+void cstd_commit_memory_ready(struct cstd_memory *memory)
+{
+    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
+
+    if (job->state == CSTD_JOB_READY) { /* Pools of a committed job were made again. */
+        cstd_relocate_end(job, &memory->err);
+        cstd_commit_settled(job);
+        cstd_done_look(job); /* All workers may have left again meanwhile. */
+    } else if (job->phase == CSTD_COMMIT_MEMORY && job->state == CSTD_JOB_POPULATING) {
+        end_phase(job, &memory->err);
+    }
+}
+
+void cstd_commit_memory_gone(struct cstd_job *job)
+{
+    set_phase(job, CSTD_COMMIT_MEMORY - 1);
+    go_back(job);
+}
+
+/* -- CORE and ATTACH -------------------------------------------------------------------------- */
+
+/* Log that the memory of @job is populated. */
+static void tell_populated(struct cstd_job *job)
+{
+    const struct cstd_memory *memory = &job->memory;
+    bool locked = cstd_memory_is_locked(memory);
+    char bytes[CST_SIZE_TEXT];
+
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job), "%s populated in %.2f s%s",
+                   cst_size_text(memory->populated, bytes),
+                   (double)(uv_hrtime() - memory->started_ns) * 1e-9, locked ? ", locked" : "");
+    if (job->daemon->config->lock == CSTD_LOCK_TRY && !locked) {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+                       "its states are not locked in memory (raise LimitMEMLOCK)");
+    }
+}
+
+static int open_core(struct cstd_job *job, struct cst_err *err)
+{
+    int rc = cstd_job_core_open(job, err);
+
+    if (rc == CST_OK) {
+        tell_populated(job);
+    }
+    return rc;
+}
+
+static int close_core(struct cstd_job *job)
+{
+    cstd_job_core_close(job);
+    return CST_OK;
+}
+
+/* Tell the core about the workers that attached before the core existed. */
+static int attach_ranks(struct cstd_job *job, struct cst_err *err)
+{
+    (void)err;
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cst_event event = {.kind = CST_EV_ATTACH, .rank = r};
+
+        if (job->workers[r].session != NULL) {
+            cstd_job_feed(job, &event);
+        }
+    }
+    return CST_OK;
+}
+
+/* -- ANSWER ----------------------------------------------------------------------------------- */
+
+/* A Committed message and the storage of its parts. */
+struct committed {
+    Cistern__Committed message;
+    struct cstd_pool_info pool;
+};
+
+/* Fill in the pool of @rank by size class. */
+static void fill_pool(const struct cstd_job *job, uint32_t rank, struct committed *out)
+{
+    cstd_pool_info(job, rank, &out->pool);
+    out->message.n_classes = job->layout.n_classes;
+    out->message.classes = out->pool.pointers;
+    for (uint32_t c = 0; c < job->layout.n_classes; c++) {
+        out->message.pool_bytes +=
+            out->pool.classes[c].n_blocks * out->pool.classes[c].chunk_elems * 2;
+    }
+}
+
+static void fill_committed(const struct cstd_job *job, uint32_t rank,
+                           const struct cst_core_stats *stats, struct committed *out)
+{
+    const struct cst_core_pool *pool = &job->memory.pools[rank];
+    Cistern__Committed *message = &out->message;
+
+    cistern__committed__init(message);
+    fill_pool(job, rank, out);
+    message->n_chunks = job->layout.n_chunks;
+    message->n_slabs = cstd_memory_n_slabs(&job->memory, rank);
+    message->n_params = job->model.n_params;
+    message->arena_bytes = job->memory.arena_bytes;
+    message->step = stats->step;
+    message->has_n_arenas = pool->worker_copies;
+    message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
+}
+
+/* Answer all waiting Commits, unless a step is closing or a pool is being made again. */
+static int answer_ranks(struct cstd_job *job, struct cst_err *err)
+{
+    struct cst_core_stats stats;
+    struct committed committed;
+
+    (void)err;
+    cst_core_stats(job->core, &stats);
+    if (stats.closing || cstd_relocate_is_under_way(job)) {
+        return CST_EAGAIN;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cstd_pending *commit = job->workers[r].commit;
+
+        job->workers[r].commit = NULL;
+        if (commit != NULL) {
+            fill_committed(job, r, &stats, &committed);
+            cstd_session_answer(job->daemon, commit, CISTERN__MSG_TYPE__MSG_COMMITTED,
+                                &committed.message.base, NULL, 0);
+        }
+    }
+    job->daemon->status_changed = true;
+    return CST_OK;
+}
+
+void cstd_commit_settled(struct cstd_job *job)
+{
+    if (job->phase == CSTD_COMMIT_ANSWER) {
+        enter_from(job, CSTD_COMMIT_ANSWER);
+    }
+}
+
+void cstd_commit_close(struct cstd_job *job)
+{
+    for (; job->phase > CSTD_COMMIT_COLLECT; job->phase--) {
+        if (phases[job->phase].undo != NULL) {
+            (void)phases[job->phase].undo(job); /* job.c waits until the memory is gone. */
+        }
+    }
+}
+
+const char *cstd_commit_name(const struct cstd_job *job)
+{
+    return phases[job->phase].name;
+}
+
+/* -- requests --------------------------------------------------------------------------------- */
+
+/* Refuse a worker that cannot copy weights itself although the configuration requires this. */
+static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
+{
+    const struct cst_layout_states states = cstd_job_options_states(&worker->job->options);
+
+    if (copies || !cstd_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EUNSUPPORTED,
+                       "the worker of rank %u cannot copy weights to %s, which this daemon "
+                       "requires ('copies = worker' in [gpu])",
+                       worker->rank, cstd_rank_devices_name(worker));
+}
+
+/* Check the Commit of @worker. */
+static int check_commit(const struct cstd_worker *worker, const Cistern__Commit *commit,
+                        struct cst_err *err)
+{
+    bool ready = worker->job->state == CSTD_JOB_READY;
+    int rc = cstd_declare_check(worker, commit->n_tensors, commit->n_operators, err);
+
+    if (rc == CST_OK && worker->commit != NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "rank %u is committing already", worker->rank);
+    }
+    rc = rc == CST_OK ? check_copies(worker, commit->has_copies && commit->copies, err) : rc;
+    /* The rank's pool could not be made again on another device. The worker must open the job
+     * anew. */
+    if (rc == CST_OK && ready && worker->relocate_err.status != CST_OK) {
+        *err = worker->relocate_err;
+        rc = err->status;
+    }
+    /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
+     * that exists. */
+    return rc == CST_OK && ready ? cstd_pool_share_check(worker, err) : rc;
+}
+
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
+{
+    struct cstd_job *job = session->job;
+    struct cstd_worker *worker = &job->workers[session->rank];
+    struct cstd_pending *request;
+    struct cst_err err = {0};
+    int rc = check_commit(worker, body, &err);
+
+    if (rc == CST_OK) {
+        rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
+    }
+    if (rc != CST_OK) {
+        /* The worker is answered before cstd_commit_disagree tells the other ranks and drops the
+         * model. */
+        cstd_session_error(session, id, &err);
+        if (rc == CST_EMISMATCH) {
+            cstd_commit_disagree(job, worker, &err);
+        }
+        return;
+    }
+    request->waits_commit = true;
+    worker->commit = request;
+    if (job->phase == CSTD_COMMIT_COLLECT) {
+        enter_from(job, CSTD_COMMIT_COLLECT);
+    } else if (job->state == CSTD_JOB_READY) {
+        enter_from(job, CSTD_COMMIT_ANSWER);
+    }
+}

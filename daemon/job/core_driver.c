@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/core_driver.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/done.h"
+#include "daemon/report/log.h"
+#include "daemon/wire/session.h"
+#include "daemon/job/updates.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* -- replies -------------------------------------------------------------------------------- */
+
+static void put_item(struct cstd_pending_item *item, const struct cst_reply *reply)
+{
+    item->done = true;
+    item->status = reply->status;
+    item->hit = reply->hit;
+    item->slab = reply->slab;
+    item->offset = reply->offset;
+    item->generation = reply->generation;
+    item->home = reply->home;
+    item->home_bytes = reply->home_bytes;
+    if (reply->status != CST_OK) {
+        item->text = strdup(reply->err.text); /* If this is NULL the status alone is sent. */
+    }
+}
+
+/* Returns the record, which is created at the first use. NULL: out of memory; the job works without
+ * a record. */
+static struct cstd_record *record_of(struct cstd_job *job)
+{
+    if (job->record == NULL) {
+        job->record = cstd_record_open();
+    }
+    return job->record;
+}
+
+static void answer_sync(struct cstd_daemon *daemon, struct cstd_pending *request,
+                        const struct cst_reply *reply)
+{
+    Cistern__Synced synced = CISTERN__SYNCED__INIT;
+
+    if (request->job != NULL) {
+        cstd_record_begin(record_of(request->job), reply->step, uv_hrtime());
+    }
+    synced.attempt = reply->attempt;
+    synced.step = reply->step;
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
+}
+
+/* Account for a committed step. Every rank's reply reports it; the first one counts. */
+static void on_commit(struct cstd_job *job, uint64_t step)
+{
+    struct cstd_drift *drift = &job->drift;
+    enum cstd_drift_news news;
+    uint64_t ns;
+
+    cstd_record_commit(job->record, step, uv_hrtime(), &ns);
+    /* The step was reported by another rank already, or its start is unknown. */
+    if (ns == 0) {
+        return;
+    }
+    cstd_updates_step(job);
+    news = cstd_drift_step(drift, (double)ns * 1e-9);
+    if (news != CSTD_DRIFT_NONE) {
+        cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
+                       "%s: the last %d steps took %.4g s each, %s %.4g s (%+.0f %%)",
+                       news == CSTD_DRIFT_OFF ? "its steps differ from the expected time"
+                                              : "its steps take the expected time again",
+                       CSTD_DRIFT_STEPS, drift->mean_s,
+                       drift->learned ? "the first ones took" : "the plan says", drift->predicted_s,
+                       100 * (drift->mean_s / drift->predicted_s - 1));
+        cstd_planner_drifted(job);
+    }
+}
+
+static void answer_step(struct cstd_daemon *daemon, struct cstd_pending *request,
+                        const struct cst_reply *reply)
+{
+    Cistern__Stepped stepped = CISTERN__STEPPED__INIT;
+
+    if (request->job != NULL) {
+        on_commit(request->job, reply->step);
+    }
+    stepped.step = reply->step;
+    stepped.skipped = reply->skipped;
+    stepped.grad_norm = reply->grad_norm;
+    stepped.clip = reply->clip;
+    stepped.loss = reply->loss;
+    stepped.n_skipped = reply->n_skipped;
+    stepped.has_overflow = 1;
+    stepped.overflow = reply->overflow;
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
+}
+
+/* Answer a Leave. The core has released the rank; the job must release it before the worker gets
+ * the reply. */
+static void answer_leave(struct cstd_daemon *daemon, struct cstd_pending *request)
+{
+    struct cstd_session *session = request->session;
+
+    if (session != NULL && session->job != NULL) {
+        daemon->core_ops->left(session->job, session->rank);
+    }
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
+static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *request,
+                          const struct cst_reply *reply)
+{
+    if (reply->status != CST_OK) {
+        cstd_session_fail(daemon, request, &reply->err);
+        return;
+    }
+    switch (request->type) {
+    case CISTERN__MSG_TYPE__MSG_SYNC:
+        answer_sync(daemon, request, reply);
+        break;
+    case CISTERN__MSG_TYPE__MSG_STEP:
+        answer_step(daemon, request, reply);
+        break;
+    case CISTERN__MSG_TYPE__MSG_LEAVE:
+        answer_leave(daemon, request);
+        break;
+    default: /* Tensor reads and writes. */
+        cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        break;
+    }
+}
+
+/* Add a fetch that had to wait and has its result now to the record. */
+static void record_wait(const struct cstd_pending *request, const struct cstd_pending_item *item)
+{
+    if (item->asked_ns != 0 && request->job != NULL) {
+        cstd_record_wait(request->job->record, item->rank, item->chunk, item->grad, item->ahead,
+                         item->asked_ns, uv_hrtime());
+    }
+}
+
+static void on_reply(struct cstd_daemon *daemon, const struct cst_reply *reply)
+{
+    uint32_t i;
+    struct cstd_pending *request = cstd_pending_find(&daemon->requests, reply->tag, &i);
+
+    if (request == NULL || request->items[i].done) {
+        return; /* The request was answered already, because its job is being removed. */
+    }
+    if (request->type == CISTERN__MSG_TYPE__MSG_BATCH) {
+        put_item(&request->items[i], reply);
+        record_wait(request, &request->items[i]);
+        if (--request->n_left == 0) {
+            cstd_session_answer_batch(daemon, request);
+        }
+    } else if (request->type == CISTERN__MSG_TYPE__MSG_CANCEL) {
+        request->items[i].done = true;
+        if (--request->n_left == 0) {
+            cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        }
+    } else {
+        answer_single(daemon, request, reply);
+    }
+}
+
+/* -- actions -------------------------------------------------------------------------------- */
+
+/* Submit a command. If that fails the core would wait for the command forever; the job is removed,
+ * because an error is better than a job that hangs. */
+static void submit(struct cstd_job *job, const struct cst_command *command)
+{
+    const struct cstd_memory *memory = &job->memory;
+    const struct cstd_record_ids ids = {.v = memory->ids,
+                                        .n = memory->n_segments,
+                                        .n_arenas = memory->n_arenas,
+                                        .n_rooms = memory->n_rooms};
+    struct cst_err err = {0};
+
+    cstd_record_issue(record_of(job), cstd_record_kind_of(command, &ids), command, uv_hrtime());
+    if (cstd_engines_submit(&job->daemon->engines, command, &err) != CST_OK) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "removed: %s", err.text);
+        job->daemon->core_ops->lost(job, &err);
+    }
+}
+
+static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
+{
+    for (size_t i = 0; i < actions->n; i++) {
+        const struct cst_action *action = &actions->v[i];
+
+        switch (action->kind) {
+        case CST_ACT_COMMAND:
+            submit(job, &action->command);
+            break;
+        case CST_ACT_REPLY:
+            on_reply(job->daemon, &action->reply);
+            break;
+        case CST_ACT_LOG:
+            cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
+            break;
+        }
+    }
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cstd_job *job = timer->data;
+    struct cst_event event = {.kind = CST_EV_TICK};
+
+    job->deadline_ns = CST_CORE_NEVER;
+    cstd_job_feed(job, &event);
+}
+
+/* Set the timer for the core's deadline. The time is rounded up, because a tick before the deadline
+ * would have to be repeated. */
+static void arm(struct cstd_job *job, uint64_t now)
+{
+    uint64_t deadline = cst_core_deadline(job->core);
+
+    if (deadline == job->deadline_ns) {
+        return;
+    }
+    job->deadline_ns = deadline;
+    if (deadline == CST_CORE_NEVER) {
+        (void)uv_timer_stop(&job->deadline);
+    } else {
+        (void)uv_timer_start(&job->deadline, on_deadline,
+                             deadline > now ? (deadline - now) / 1000000 + 1 : 1, 0);
+    }
+}
+
+/* If @event is a fetch that has no result yet, note its start for the record. */
+static void note_wait(struct cstd_daemon *daemon, const struct cst_event *event)
+{
+    struct cstd_pending *request;
+    uint32_t i;
+
+    if (event->kind != CST_EV_FETCH_WEIGHT && event->kind != CST_EV_FETCH_GRAD) {
+        return;
+    }
+    request = cstd_pending_find(&daemon->requests, event->tag, &i);
+    if (request != NULL && !request->items[i].done) {
+        request->items[i].asked_ns = event->now;
+        request->items[i].rank = event->rank;
+        request->items[i].chunk = event->chunk;
+        request->items[i].grad = event->kind == CST_EV_FETCH_GRAD;
+        request->items[i].ahead = event->ahead;
+    }
+}
+
+void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
+{
+    struct cstd_daemon *daemon = job->daemon;
+
+    event->now = uv_hrtime();
+    cst_core_step(job->core, event, &daemon->actions);
+    carry_out(job, &daemon->actions);
+    note_wait(daemon, event);
+    /* An action may have removed the job. */
+    if (job->state == CSTD_JOB_READY) {
+        daemon->core_ops->settled(job);
+        arm(job, event->now);
+        cstd_done_look(job);
+    }
+}
+
+static struct cstd_job *find_by_serial(struct cstd_daemon *daemon, uint64_t serial)
+{
+    struct cstd_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->serial == serial) {
+            return job->core != NULL ? job : NULL;
+        }
+    }
+    return NULL;
+}
+
+void cstd_core_driver_done(void *arg, uint64_t ticket, int status, double value, const char *text)
+{
+    struct cstd_daemon *daemon = arg;
+    struct cstd_job *job = find_by_serial(daemon, ticket >> CSTD_JOB_TICKET_SHIFT);
+    struct cst_event event = {
+        .kind = CST_EV_DONE, .ticket = ticket, .status = status, .value = value, .text = text};
+
+    if (job != NULL) {
+        cstd_record_over(job->record, ticket, uv_hrtime());
+        cstd_job_feed(job, &event);
+    }
+}
+
+void cstd_core_driver_timed(void *arg, uint64_t ticket, unsigned engine, uint64_t began_ns,
+                            uint64_t ended_ns)
+{
+    struct cstd_job *job = find_by_serial(arg, ticket >> CSTD_JOB_TICKET_SHIFT);
+
+    if (job != NULL) {
+        cstd_record_done(job->record, ticket, engine, began_ns, ended_ns);
+    }
+}
+
+/* Returns the living job with the next serial number after @serial; NULL: none. The list is ordered
+ * by serial number. */
+static struct cstd_job *next_made(const struct cstd_daemon *daemon, uint64_t serial)
+{
+    struct cstd_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->serial > serial) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+/* Iterates by serial number, because handling the event may remove this job and others from the
+ * list. */
+void cstd_core_driver_given_up(void *arg, unsigned engine, const char *why)
+{
+    struct cstd_daemon *daemon = arg;
+    const struct cstd_commands *commands = &daemon->engines.v[engine].commands;
+    struct cstd_job *job;
+
+    for (uint64_t serial = 0; (job = next_made(daemon, serial)) != NULL;) {
+        serial = job->serial;
+        if (job->core != NULL &&
+            cstd_commands_has_any(commands, CSTD_JOB_TICKET_SHIFT, job->serial)) {
+            struct cst_event event = {.kind = CST_EV_NODE_DOWN, .text = why};
+
+            cstd_job_feed(job, &event);
+        }
+    }
+}

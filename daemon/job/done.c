@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/done.h"
+
+#include "daemon/job/base_job.h"
+#include "daemon/daemon.h"
+#include "daemon/report/log.h"
+#include "proto/size.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SUGGESTIONS = 3 };
+
+static bool all_left(const struct cstd_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (!job->workers[r].left) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* True if no worker uses a block and no command that could use one is in flight. */
+static bool is_at_rest(const struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+    struct cst_err err;
+
+    cst_core_stats(job->core, &stats);
+    if (stats.phase != CST_PHASE_IDLE || stats.commands_in_flight > 0) {
+        return false;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        /* A pool that may move is used by no lease and no transfer. */
+        if (cst_core_may_move(job->core, r, false, &err) != CST_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cstd_done_look(struct cstd_job *job)
+{
+    char pools[CST_SIZE_TEXT], arenas[CST_SIZE_TEXT];
+    uint64_t before = job->memory.pool_bytes;
+
+    if (job->state != CSTD_JOB_READY || job->core == NULL || !all_left(job) || job->memory.parked ||
+        job->memory.n_waiting > 0 || !is_at_rest(job)) {
+        return;
+    }
+    cstd_memory_park(&job->memory);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
+                   "done: its pools (%s) are freed, its states (%s) are kept for %u s",
+                   cst_size_text(before - job->memory.pool_bytes, pools),
+                   cst_size_text(job->memory.arena_bytes, arenas), job->ttl_s);
+    job->daemon->status_changed = true;
+}
+
+int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_gpu *gpus[CST_CORE_MAX_WORLD];
+    int rc;
+
+    if (!job->memory.parked) {
+        return CST_OK;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        gpus[r] = job->workers[r].gpu;
+    }
+    rc = cstd_memory_unpark(&job->memory, &job->layout, gpus, err);
+    if (rc != CST_OK) {
+        return cst_err_prefix(
+            err, "job '%s' was done and its pools were freed, they cannot be allocated again",
+            job->name);
+    }
+    job->resumes = job->memory.n_waiting > 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        cst_core_move_pool(job->core, r, &job->memory.pools[r]);
+        job->workers[r].moves = job->resumes;
+        job->workers[r].relocate_err.status = CST_OK;
+    }
+    return CST_OK;
+}
+
+/* -- suggestions of jobs to remove ---------------------------------------------------------- */
+
+/* Returns the next job after @last (NULL: the first) among those that @asker could remove to free
+ * memory, in the order of the size of their arenas, the largest first. NULL: there is none. */
+static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid_t asker,
+                                           bool manager, const struct cstd_job *last)
+{
+    const struct cstd_job *job, *best = NULL;
+    bool passed = false;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        uint64_t bytes = job->memory.arena_bytes;
+        bool eligible = job->memory.parked && (manager || job->uid == asker) &&
+                        cstd_base_job_user(job, NULL) == NULL;
+        bool later = last == NULL || bytes < last->memory.arena_bytes ||
+                     (bytes == last->memory.arena_bytes && passed);
+
+        passed = passed || job == last;
+        if (eligible && later && (best == NULL || bytes > best->memory.arena_bytes)) {
+            best = job;
+        }
+    }
+    return best;
+}
+
+void cstd_done_suggest(struct cstd_daemon *daemon, uid_t asker, bool manager, struct cst_err *err)
+{
+    const struct cstd_job *job = NULL;
+
+    for (int i = 0; i < SUGGESTIONS; i++) {
+        size_t used = strlen(err->text);
+        char text[160], bytes[CST_SIZE_TEXT], uid[32] = "";
+
+        job = next_largest(daemon, asker, manager, job);
+        if (job == NULL) {
+            return;
+        }
+        if (job->uid != asker) {
+            (void)snprintf(uid, sizeof uid, " --uid %u", (unsigned)job->uid);
+        }
+        (void)snprintf(text, sizeof text, "%s 'cistern rm %s%s' frees %s", i == 0 ? ";" : ",",
+                       job->name, uid, cst_size_text(job->memory.arena_bytes, bytes));
+        /* A command that was cut off would be worse than none. */
+        if (used + strlen(text) >= sizeof err->text) {
+            return;
+        }
+        (void)snprintf(err->text + used, sizeof err->text - used, "%s", text);
+    }
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/job.h"
+
+#include "daemon/job/base_job.h"
+#include "daemon/job/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/memory/rank_devices.h"
+#include "daemon/job/done.h"
+#include "daemon/report/log.h"
+#include "daemon/wire/session.h"
+#include "daemon/job/worker.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void on_close(struct cstd_deferred *later);
+static void on_memory_gone(struct cstd_memory *memory);
+
+/* -- creation and removal ------------------------------------------------------------------- */
+
+static void on_ttl(uv_timer_t *timer)
+{
+    struct cstd_job *job = timer->data;
+    struct cst_err why = {0};
+
+    if (cstd_base_job_user(job, NULL) != NULL) { /* The base job lives on for its users. */
+        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
+        return;
+    }
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "removed, because it had no worker for %u s", job->ttl_s);
+    (void)cst_err_set(&why, CST_ENOTFOUND, "job '%s': its time to live is over", job->name);
+    cstd_job_remove(job, 0, &why);
+}
+
+/* Charge a job to @account and determine its time to live. A job that asks for no time gets the
+ * configured one, or the longest time that its owner may have if this is shorter. */
+static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *account,
+                    const struct cstd_job_request *request, uint32_t *ttl_s, struct cst_err *err)
+{
+    const struct cstd_settings *config = daemon->config;
+    uint64_t longest = cstd_quota_left(account, CSTD_QUOTA_TTL);
+    char what[80];
+    int rc;
+
+    if (daemon->jobs.n >= config->max_jobs) {
+        return cst_err_set(err, CST_EBUDGET, "%u jobs, the limit is %u (max_jobs in [job])",
+                           daemon->jobs.n, config->max_jobs);
+    }
+    (void)snprintf(what, sizeof what, "job '%s'", request->name);
+    rc = cstd_quota_check(account, CSTD_QUOTA_TTL, request->ttl_s, what, err);
+    if (rc == CST_OK) {
+        *ttl_s = request->ttl_s > 0 ? request->ttl_s : config->ttl_s;
+        *ttl_s = *ttl_s > longest ? (uint32_t)longest : *ttl_s;
+        rc = cstd_quota_take(account, CSTD_QUOTA_JOBS, 1, what, err);
+    }
+    return rc;
+}
+
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
+                  struct cstd_job **out, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = session->daemon;
+    const struct cstd_settings *config = daemon->config;
+    struct cstd_job *job, *base = NULL;
+    uid_t uid = session->peer.uid;
+    uint32_t ttl_s = 0;
+    int rc = request->base != NULL
+                 ? cstd_base_job_find(daemon, uid, request->name, request->base, &base, err)
+                 : CST_OK;
+
+    if (rc == CST_OK) {
+        rc = take_job(daemon, session->account, request, &ttl_s, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    job = calloc(1, sizeof *job);
+    if (job != NULL) {
+        job->workers = calloc(request->world, sizeof *job->workers);
+    }
+    if (job == NULL || job->workers == NULL) {
+        free(job);
+        cstd_quota_give(session->account, CSTD_QUOTA_JOBS, 1);
+        return cst_err_set(err, CST_ENOMEM, "no memory for a job");
+    }
+    job->daemon = daemon;
+    job->serial = ++daemon->jobs.serial;
+    (void)snprintf(job->name, sizeof job->name, "%s", request->name);
+    job->uid = uid;
+    job->account = cstd_quota_ref(session->account);
+    job->world = request->world;
+    job->chunk_elems = request->chunk_elems;
+    job->micro_batches = request->micro_batches;
+    job->recompute = request->recompute;
+    job->options = request->options;
+    job->base = base;
+    job->given = request->plan;
+    job->timeout_ms = request->timeout_ms > 0 ? request->timeout_ms : config->timeout_s * 1000;
+    job->ttl_s = ttl_s;
+    for (uint32_t r = 0; r < job->world; r++) {
+        job->workers[r].job = job;
+        job->workers[r].rank = r;
+    }
+    cst_model_init(&job->model);
+    cstd_memory_init(&job->memory, daemon, job->name);
+    job->memory.on_ready = cstd_commit_memory_ready;
+    job->memory.on_gone = on_memory_gone;
+    TAILQ_INIT(&job->requests);
+    (void)uv_timer_init(&daemon->loop, &job->deadline);
+    (void)uv_timer_init(&daemon->loop, &job->ttl);
+    job->deadline.data = job->ttl.data = job;
+    job->deadline_ns = CST_CORE_NEVER;
+    job->n_holds = 3; /* Two timers and the memory. */
+    job->created_ns = job->idle_since_ns = uv_hrtime();
+    job->close.fn = on_close;
+    TAILQ_INSERT_TAIL(&daemon->jobs.living, job, link);
+    daemon->jobs.n++;
+    *out = job;
+    return CST_OK;
+}
+
+static void release_hold(struct cstd_job *job)
+{
+    struct cstd_daemon *daemon = job->daemon;
+
+    if (--job->n_holds > 0) {
+        return;
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        cstd_rank_devices_drop(&job->workers[r]);
+    }
+    TAILQ_REMOVE(&daemon->jobs.closing, job, link);
+    cst_model_close(&job->model);
+    cstd_quota_unref(job->account);
+    free(job->workers);
+    free(job);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    release_hold(handle->data);
+}
+
+/* All memory of @job is given back. Answer the JobRemove request, or return to DECLARING after a
+ * failed commit. */
+static void on_memory_gone(struct cstd_memory *memory)
+{
+    struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
+    struct cstd_daemon *daemon = job->daemon;
+    struct cstd_pending *remover;
+    uint32_t item;
+
+    if (job->state != CSTD_JOB_CLOSING) {
+        cstd_commit_memory_gone(job);
+        cstd_job_check_idle(job);
+        return;
+    }
+    /* The base job may be removed now, before this job is freed. */
+    job->base = NULL;
+    remover = cstd_pending_find(&daemon->requests, job->remover, &item);
+    if (remover != NULL) { /* Otherwise the requester has disconnected. */
+        cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    }
+    daemon->status_changed = true;
+    release_hold(job);
+}
+
+static void detach_all(struct cstd_job *job)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cstd_worker *worker = &job->workers[r];
+
+        if (worker->session != NULL) {
+            worker->session->job = NULL;
+            worker->session->job_removed = true;
+            worker->session = NULL;
+        }
+        worker->commit = NULL;
+        cstd_watch_close(worker->watch);
+        worker->watch = NULL;
+        worker->present = false;
+    }
+}
+
+static void on_close(struct cstd_deferred *later)
+{
+    struct cstd_job *job = cstd_owner_of(later, struct cstd_job, close);
+    struct cstd_daemon *daemon = job->daemon;
+
+    detach_all(job);
+    while (!TAILQ_EMPTY(&job->requests)) {
+        cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
+    }
+    if (job->layout_work != NULL) {
+        return; /* Called again when the layout is built. */
+    }
+    cstd_commit_close(job);
+    cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
+    uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
+    uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
+}
+
+static struct cstd_job *next_living_user(const struct cstd_job *job)
+{
+    struct cstd_job *user = cstd_base_job_user(job, NULL);
+
+    while (user != NULL && user->state == CSTD_JOB_CLOSING) {
+        user = cstd_base_job_user(job, user);
+    }
+    return user;
+}
+
+void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why)
+{
+    struct cstd_job *user;
+
+    if (job->state == CSTD_JOB_CLOSING) {
+        return;
+    }
+    /* Jobs that use @job as their base cannot exist without its weights. */
+    while ((user = next_living_user(job)) != NULL) {
+        cstd_job_remove(user, 0, why);
+    }
+    job->state = CSTD_JOB_CLOSING;
+    job->closing = *why;
+    job->remover = remover;
+    cstd_planner_cancel(job);
+    TAILQ_REMOVE(&job->daemon->jobs.living, job, link);
+    job->daemon->jobs.n--;
+    cstd_quota_give(job->account, CSTD_QUOTA_JOBS, 1);
+    TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
+    cstd_deferred_add(&job->daemon->later, &job->close);
+}
+
+void cstd_job_check_idle(struct cstd_job *job)
+{
+    bool present = false;
+    struct cst_err why = {0};
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        if (job->workers[r].session != NULL) {
+            return;
+        }
+        present = present || job->workers[r].present;
+    }
+    /* Otherwise the time runs since the last worker hung up. */
+    if (job->idle_since_ns == 0) {
+        job->idle_since_ns = uv_hrtime();
+    }
+    /* A process that has hung up may connect again and commit. */
+    if (job->state == CSTD_JOB_DECLARING && !present) {
+        (void)cst_err_set(
+            &why, CST_ENOTFOUND,
+            "job '%s' was removed, because it was not committed and no worker is attached",
+            job->name);
+        cstd_job_remove(job, 0, &why);
+    } else if (job->state != CSTD_JOB_CLOSING && job->state != CSTD_JOB_DECLARING &&
+               !uv_is_active((uv_handle_t *)&job->ttl)) {
+        (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
+    }
+    cstd_done_look(job);
+}

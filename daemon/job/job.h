@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A job: the declared model, its memory, its core, and the workers that are attached as its ranks.
+ * A job outlives its workers. The states of a rank are in worker.h. The phases of a commit
+ * (commit.c) lead through the first three states.
+ *
+ *   DECLARING --all ranks committed--> POPULATING --engines done--> READY
+ *      ^   \ last worker gone             | no memory: all ranks get the error
+ *      |    \--> CLOSING                  |
+ *      +----------------------------------+
+ *   any of these --removed, time to live, drain--> CLOSING --memory given back--> freed */
+#ifndef CST_JOB_H
+#define CST_JOB_H
+
+#include "daemon/job/interleave_tuner.h"
+#include "daemon/job/job_options.h"
+#include "daemon/report/log.h"
+#include "daemon/memory/memory.h"
+#include "daemon/wire/peer.h"
+#include "daemon/wire/pending.h"
+#include "daemon/job/planner.h"
+#include "daemon/report/rates.h"
+#include "daemon/report/record.h"
+#include "offload/core/core.h"
+#include "proto/saved_plan.h"
+
+#include <uv.h>
+
+#define CSTD_JOB_TOKEN_BYTES 16
+/* Tickets of a job start at serial << CSTD_JOB_TICKET_SHIFT. */
+#define CSTD_JOB_TICKET_SHIFT 40
+
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_job_request;
+struct cstd_quota_account;
+struct cstd_session;
+
+/* Argument for cstd_log_about: an event of a job or of one of its ranks. */
+#define CSTD_JOB_ABOUT(job_)                                                                       \
+    (&(struct cstd_log_about){.job = (job_)->name, .rank = CSTD_LOG_NONE, .uid = (job_)->uid})
+#define CSTD_JOB_ABOUT_RANK(job_, rank_)                                                           \
+    (&(struct cstd_log_about){.job = (job_)->name, .rank = (rank_), .uid = (job_)->uid})
+
+enum cstd_job_state { CSTD_JOB_DECLARING, CSTD_JOB_POPULATING, CSTD_JOB_READY, CSTD_JOB_CLOSING };
+
+/* Phases of a job's commit in their order. The table in commit.c says what each one does. */
+enum cstd_commit_phase {
+    CSTD_COMMIT_COLLECT, /* Wait for the Commits of all ranks. */
+    CSTD_COMMIT_ENGINES, /* Start the engines of the job's accelerators. */
+    CSTD_COMMIT_PLAN,    /* Take the given plan, or search for one. */
+    CSTD_COMMIT_LAYOUT,  /* Compute chunks and rows, in a thread. */
+    CSTD_COMMIT_POOLS,   /* Size the pools, and check all budgets. */
+    CSTD_COMMIT_MEMORY,  /* Create the segments; the engines map and populate them. */
+    CSTD_COMMIT_CORE,    /* Open the core and write the job table. */
+    CSTD_COMMIT_ATTACH,  /* Tell the core about the attached ranks. */
+    CSTD_COMMIT_ANSWER,  /* Answer the Commits, when no step is closing and all pools exist. */
+    CSTD_COMMIT_DONE,    /* The job is committed, and no Commit waits. */
+};
+
+struct cstd_layout_work;
+
+/* One rank of a job, and the worker that occupies it. */
+struct cstd_worker {
+    struct cstd_job *job;
+    uint32_t rank;
+    /* A process occupies the rank; it is attached or has hung up. */
+    bool present;
+    struct cstd_session *session; /* The attached session; NULL: hung up or absent. */
+    /* The process that occupies the rank; valid while present. */
+    pid_t pid;
+    /* Watches the end of the process. NULL: the process cannot be watched, and a hang-up counts as
+     * its end. */
+    struct cstd_watch *watch;
+    uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
+    bool has_token;
+    bool left; /* The last worker left in good order. */
+    /* Size of the pool that the worker asked for, in bytes; 0: as large as is useful. */
+    uint64_t pool_bytes;
+    struct cstd_memory_pool pool; /* The rank's pool, from phase POOLS of the commit on. */
+    /* Requested values of device_update_bytes and device_states; CST_PLAN_DEVICE_UPDATE_AUTO: the
+     * plan decides. */
+    uint64_t room_asked, states_asked;
+    /* Bytes of the device reservation, in which chunks are updated. Fixed when the job's memory is
+     * decided. */
+    uint64_t device_update_bytes;
+    /* Bytes for states that stay on the accelerator. Fixed when the job's memory is decided. */
+    uint64_t device_states;
+    /* Device of the pool; NULL: the host. Its engine is in use until the job is freed. */
+    struct cstd_gpu *gpu;
+    /* Accelerator of device_update_bytes and device_states; NULL: none. Its engine is in use until
+     * the job is freed. */
+    struct cstd_gpu *accelerator;
+    /* Groups that the present worker has declared, without the predefined group 0. */
+    uint32_t n_groups;
+    /* Tensors and operators that the present worker has declared. */
+    uint32_t n_tensors, n_operators;
+    bool unheard; /* The worker still has to be told job->disagreement. */
+    /* The rank's pool is being made again, possibly on another device. */
+    bool moves;
+    /* Why the pool could not be made again on another device; status 0: it exists. */
+    struct cst_err relocate_err;
+    struct cstd_pending *commit; /* The worker's waiting Commit request; NULL: none. */
+};
+
+struct cstd_job {
+    TAILQ_ENTRY(cstd_job) link; /* In the list of living or of closing jobs. */
+    struct cstd_daemon *daemon;
+    uint64_t serial; /* Number of the job; unique during the life of the daemon. */
+    char name[64];
+    uid_t uid; /* Owner of the job. */
+    /* The owner's account, which is charged for memory; holds a reference. */
+    struct cstd_quota_account *account;
+    enum cstd_job_state state;
+    /* How far the commit is: the last phase that was entered. It may be under way. */
+    enum cstd_commit_phase phase;
+    struct cst_err failure; /* Why the commit failed last, and goes back. */
+    uint32_t world;         /* Number of ranks. */
+    uint64_t chunk_elems;   /* Requested chunk size in elements; 0: chosen by the daemon. */
+    uint32_t micro_batches; /* Micro-batches per step, at least 1. */
+    bool recompute;         /* Hint: workers repeat each forward pass before its backward pass. */
+    struct cstd_job_options options;
+    /* The base job, whose frozen tensors this job uses and which lives at least as long; NULL:
+     * none. */
+    struct cstd_job *base;
+    uint32_t timeout_ms;         /* Longest wait for other ranks, ms. */
+    uint32_t ttl_s;              /* Time to live without an attached worker, s. */
+    struct cstd_worker *workers; /* Array of world workers, by rank. */
+    struct cst_model model;
+    struct cst_err disagreement; /* DECLARING: why the model was dropped last. */
+    struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
+    /* The building of the layout in phase LAYOUT; NULL: not under way. */
+    struct cstd_layout_work *layout_work;
+    struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
+    struct cst_core *core;     /* Core of the job, from phase CORE on; else NULL. */
+    /* Plan that the workers brought; n_chunks is 0 if there is none. */
+    struct cst_saved_plan given;
+    /* Plan of the job: capacities, prefetch and others; see planner.h. */
+    struct cstd_job_plan plan;
+    struct cstd_drift drift; /* Deviation of the steps' duration from what is expected. */
+    /* Limits the rate of log lines about plans that were changed after a drift. */
+    struct cstd_log_pace replanned;
+    struct cstd_interleave_tuner balance; /* Choice of k, the share of device updates. */
+    /* Number of the record's intervals that updates.c has read. */
+    uint64_t updates_seen;
+    struct cstd_deferred balancing; /* Deferred search for a better k. */
+    bool resumes;                   /* The job was done, and its pools are being made again. */
+    /* Record of recent work for traces; NULL before the first command. */
+    struct cstd_record *record;
+    struct cst_pending_list requests; /* Requests that wait for this job. */
+    /* Tag of the JobRemove request that is answered when all memory is given back; 0: none. */
+    uint64_t remover;
+    /* DECLARING: time limit for the Commits of all ranks. READY: time of the core's next TICK. */
+    uv_timer_t deadline;
+    /* READY: monotonic time for which deadline is set; CST_CORE_NEVER: it is not set. */
+    uint64_t deadline_ns;
+    /* Time to live; runs while no worker is attached. A worker that has hung up is not attached. */
+    uv_timer_t ttl;
+    unsigned n_holds; /* Number of timers and memory objects that are not closed yet. */
+    uint64_t created_ns;
+    /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
+    uint64_t idle_since_ns;
+    struct cst_err closing;     /* CLOSING: error for the requests of the job. */
+    struct cstd_deferred close; /* CLOSING: deferred work that frees the job's parts. */
+};
+
+/* Create a job with @request's name for the user of @session, without workers. CST_ENOTFOUND:
+ * there is no such base job. CST_EINVAL: the base job cannot be used (see cstd_base_job_find), or
+ * the time to live exceeds the user's limit. CST_EBUDGET: too many jobs. CST_ENOMEM: out of memory.
+ */
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
+                  struct cstd_job **out, struct cst_err *err);
+
+/* True if the job's memory is decided: its pools exist or are being made. */
+static inline bool cstd_job_is_decided(const struct cstd_job *job)
+{
+    return job->state != CSTD_JOB_DECLARING;
+}
+
+/* True if the layout of @job exists. */
+static inline bool cstd_job_has_layout(const struct cstd_job *job)
+{
+    return job->phase > CSTD_COMMIT_LAYOUT;
+}
+
+/* Handle the end of a worker's presence.
+ * - A job that was never committed has no valuable states. It is removed when no rank is present.
+ * - Any other job lives for its time to live after the last worker left or hung up. A process that
+ *   occupies a rank without a connection does not prolong it. */
+void cstd_job_check_idle(struct cstd_job *job);
+
+/* Remove @job and the jobs that use it as their base. They are taken apart at the end of this turn
+ * of the loop; waiting requests fail with @why. The request with tag @remover (0: none) is answered
+ * with OK when the memory of @job is given back. */
+void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);
+
+/* True if @job was opened with a plan that a worker gave (given.h). */
+static inline bool cstd_job_has_given_plan(const struct cstd_job *job)
+{
+    return job->given.n_chunks > 0;
+}
+
+/* True if no worker is attached as @rank, or @job has no such rank. A process that claims the rank
+ * may then be the one for which the other ranks wait. A rank that has hung up is not awaited. */
+static inline bool cstd_job_awaits_rank(const struct cstd_job *job, uint32_t rank)
+{
+    return rank >= job->world || !job->workers[rank].present;
+}
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/job_core.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/updates.h"
+
+static struct cst_core_policy policy_of(const struct cstd_job *job)
+{
+    struct cst_core_policy policy = {.gather_bytes = job->daemon->config->gpu_gather,
+                                     .overlap = job->options.overlap,
+                                     .delay_from = job->options.delay_from};
+
+    if (job->plan.valid) {
+        policy.prefetch_depth = job->plan.choice.prefetch_depth;
+        policy.eviction = job->plan.choice.eviction;
+    }
+    return policy;
+}
+
+int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_memory *memory = &job->memory;
+    struct cst_core_config config = {
+        .model = &job->model,
+        .layout = &job->layout,
+        .world = job->world,
+        .arena_segments = memory->ids,
+        .table_segment = memory->ids[memory->n_arenas],
+        .pools = memory->pools,
+        /* The low 32 bits of a mark must not be 0 (proto/table.h). A REDUCE is marked with its
+         * ticket. */
+        .first_ticket = (job->serial << CSTD_JOB_TICKET_SHIFT) + 1,
+        .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
+        .policy = policy_of(job),
+        .micro_batches = job->micro_batches,
+        .seed = job->options.seed,
+        .rounding = job->options.rounding,
+        .reservations = memory->rooms,
+        .n_reservations = memory->n_rooms,
+        .interleave = cstd_updates_open(job),
+    };
+    int rc = cst_core_open(&job->core, &config, err);
+
+    if (rc == CST_OK) {
+        cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
+        cstd_memory_size_table(&job->layout, memory->table);
+        cst_core_write_table(&config, memory->table);
+    }
+    return rc;
+}
+
+void cstd_job_core_close(struct cstd_job *job)
+{
+    cst_core_close(job->core);
+    job->core = NULL;
+    cstd_updates_close(job);
+    cstd_record_close(job->record);
+    job->record = NULL;
+    /* Completions of the job's commands are ignored from now on. */
+    cstd_engines_forget(&job->daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);
+}

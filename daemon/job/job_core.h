@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opens the core of a job from the job's plan, layout and memory, and closes it. core_driver.h
+ * connects the core with the event loop. Loop thread only. */
+#ifndef CSTD_JOB_CORE_H
+#define CSTD_JOB_CORE_H
+
+#include "daemon/job/job.h"
+
+/* Open job->core and fill in the job table. @job must have its plan, layout and memory. CST_ENOMEM;
+ * CST_EINVAL, CST_EUNSUPPORTED: statuses of cst_core_open. */
+int cstd_job_core_open(struct cstd_job *job, struct cst_err *err);
+
+/* Close job->core, and free what was kept about its work. Commands in the engines are forgotten. */
+void cstd_job_core_close(struct cstd_job *job);
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/planner_rates.h"
+
+#include "daemon/daemon.h"
+#include "daemon/report/log.h"
+#include "proto/fingerprint.h"
+#include "proto/rates_json.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GPU_UPDATE 20e9 /* Assumed update rate of a GPU that was not measured, elements/s. */
+
+int cstd_planner_init(struct cstd_planner *planner, const struct cstd_daemon *daemon,
+                      struct cst_err *err)
+{
+    static const char standard[] = "/var/lib/cistern/rates.json";
+    const char *path = daemon->config->rates[0] != '\0' ? daemon->config->rates : standard;
+    char own[CST_FINGERPRINT_BYTES];
+    int rc;
+
+    *planner = (struct cstd_planner){.from = "built in"};
+    if (strcmp(path, standard) == 0 && access(path, R_OK) != 0) {
+        return CST_OK;
+    }
+    rc = cst_rates_read(&planner->rates, path, err);
+    if (rc == CST_OK) {
+        rc = cst_rates_check(&planner->rates, err);
+    }
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "[plan] rates");
+    }
+    planner->has_file = true;
+    (void)snprintf(planner->from, sizeof planner->from, "%s", path);
+    cst_fingerprint(NULL, 0, own);
+    if (planner->rates.fingerprint[0] != '\0' &&
+        !cst_fingerprint_same_host(planner->rates.fingerprint, own)) {
+        cstd_log(CSTD_LOG_WARNING, "%s: measured on another machine", path);
+    }
+    return CST_OK;
+}
+
+static double seen_or(const struct cstd_rates_median *median, double otherwise)
+{
+    double seen = cstd_rates_median_get(median);
+
+    return seen > 0 ? seen : otherwise;
+}
+
+/* Use what was seen of each engine, and conservative numbers for the rest. */
+static void build_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
+{
+    const struct cstd_engines *engines = &daemon->engines;
+
+    out->n_nodes = engines->n_nodes < CST_RATES_MAX_NODES ? engines->n_nodes : CST_RATES_MAX_NODES;
+    for (uint32_t i = 0; i < out->n_nodes; i++) {
+        const struct cstd_engine *engine = &engines->v[i];
+        uint32_t cores = engine->threads > 0 ? engine->threads : 1;
+
+        out->nodes[i] = (struct cst_rates_node){
+            .cores = cores,
+            .memory_bytes = daemon->config->memory_bytes / out->n_nodes,
+            .pass = 5e9 * cores < 50e9 ? 5e9 * cores : 50e9,
+            .update = seen_or(&engine->seen.update, 150e6 * cores),
+            .reduce = seen_or(&engine->seen.reduce, 500e6 * cores),
+            .copy = seen_or(&engine->seen.copy, 4e9),
+        };
+    }
+}
+
+void cstd_planner_rates_overlay(const struct cstd_daemon *daemon, struct cst_rates *rates)
+{
+    for (uint32_t i = 0; i < rates->n_nodes && i < daemon->engines.n_nodes; i++) {
+        const struct cstd_rates_seen *seen = &daemon->engines.v[i].seen;
+
+        rates->nodes[i].update = seen_or(&seen->update, rates->nodes[i].update);
+        rates->nodes[i].reduce = seen_or(&seen->reduce, rates->nodes[i].reduce);
+    }
+}
+
+static uint32_t find_device(const struct cst_rates *rates, const char *name)
+{
+    uint32_t i = 0;
+
+    while (i < rates->n_devices && strcmp(rates->devices[i].name, name) != 0) {
+        i++;
+    }
+    return i;
+}
+
+void cstd_planner_rates_nodes(const struct cstd_daemon *daemon, struct cst_rates *out)
+{
+    double limit = (double)daemon->config->update_rate;
+
+    if (daemon->planner.has_file) {
+        *out = daemon->planner.rates;
+    } else {
+        build_nodes(daemon, out);
+    }
+    for (uint32_t i = 0; limit > 0 && i < out->n_nodes; i++) {
+        out->nodes[i].update = out->nodes[i].update < limit ? out->nodes[i].update : limit;
+    }
+}
+
+double cstd_planner_node_update(const struct cstd_daemon *daemon)
+{
+    struct cst_rates rates = {0};
+    double sum = 0;
+
+    cstd_planner_rates_nodes(daemon, &rates);
+    for (uint32_t i = 0; i < rates.n_nodes; i++) {
+        sum += rates.nodes[i].update;
+    }
+    return sum;
+}
+
+static double limited(double rate, uint64_t limit)
+{
+    return limit > 0 ? (double)limit : rate;
+}
+
+/* A simulated accelerator keeps the rates that the configuration sets. */
+static struct cst_rates_device paced_device(const struct cstd_settings *config,
+                                            const struct cst_rates_node *node)
+{
+    return (struct cst_rates_device){.memory_bytes = config->paced_memory,
+                                     .up = limited(node->copy, config->paced_up),
+                                     .down = limited(node->copy, config->paced_down),
+                                     .update = limited(node->update, config->paced_update),
+                                     .memory = node->pass};
+}
+
+/* Guess the rates of the host as a device, or of a GPU on a slow link. */
+static struct cst_rates_device guess_device(const struct cstd_daemon *daemon,
+                                            const struct cstd_gpu *gpu,
+                                            const struct cst_rates_node *node)
+{
+    const struct cstd_rates_seen *seen = gpu != NULL ? &daemon->engines.v[gpu->engine].seen : NULL;
+    struct cst_rates_device out = {.name = "host",
+                                   .memory_bytes = daemon->config->memory_bytes,
+                                   .up = node->copy,
+                                   .down = node->copy,
+                                   .update = node->update,
+                                   .memory = node->pass};
+
+    if (gpu != NULL && gpu->paced) {
+        out = paced_device(daemon->config, node);
+        (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
+    } else if (gpu != NULL) {
+        out = (struct cst_rates_device){.memory_bytes = gpu->memory_bytes,
+                                        .up = seen_or(&seen->up, 10e9),
+                                        .down = seen_or(&seen->down, 10e9),
+                                        .copy_latency_s = 20e-6,
+                                        .update = seen_or(&seen->update, GPU_UPDATE),
+                                        .memory = 500e9};
+        (void)snprintf(out.name, sizeof out.name, "%s", gpu->name);
+    }
+    return out;
+}
+
+struct cst_rates_device cstd_planner_device(const struct cstd_daemon *daemon,
+                                            const struct cstd_gpu *gpu)
+{
+    struct cst_rates rates = {0};
+    uint32_t i;
+
+    cstd_planner_rates_nodes(daemon, &rates);
+    i = find_device(&rates, gpu != NULL ? gpu->name : "host");
+    return i < rates.n_devices && rates.devices[i].update > 0
+               ? rates.devices[i]
+               : guess_device(daemon, gpu, &rates.nodes[0]);
+}
+
+uint32_t cstd_planner_rates_add(const struct cstd_daemon *daemon, struct cst_rates *rates,
+                                const struct cstd_gpu *gpu)
+{
+    uint32_t i = find_device(rates, gpu != NULL ? gpu->name : "host");
+
+    /* If the list is full, its last device is replaced; the search needs only this one. */
+    if (i == rates->n_devices) {
+        i = i < CST_RATES_MAX_DEVICES ? i : CST_RATES_MAX_DEVICES - 1;
+        rates->devices[i] = guess_device(daemon, gpu, &rates->nodes[0]);
+        rates->n_devices = i + 1;
+    }
+    return i;
+}
+
+void cstd_planner_rates_guess_update(const struct cstd_daemon *daemon,
+                                     struct cst_rates_device *device, const struct cstd_gpu *gpu,
+                                     const struct cst_rates_node *node)
+{
+    if (device->update <= 0) {
+        device->update = guess_device(daemon, gpu, node).update;
+    }
+}

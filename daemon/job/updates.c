@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/updates.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/job.h"
+#include "daemon/report/log.h"
+#include "daemon/job/planner.h"
+#include "offload/plan/device_updates.h"
+#include "proto/busy_time.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* -- rates of the machine --------------------------------------------------------------------- */
+
+/* Return the accelerator of device reservation @i. */
+static const struct cstd_gpu *gpu_of(const struct cstd_job *job, uint32_t i)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_gpu *gpu = job->workers[r].accelerator;
+
+        if (gpu != NULL && gpu->engine == job->memory.rooms[i].engine) {
+            return gpu;
+        }
+    }
+    return NULL;
+}
+
+static bool is_room_engine(const struct cstd_job *job, uint32_t engine)
+{
+    for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
+        if (job->memory.rooms[i].engine == engine) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Fill in the known rates. The slowest accelerator represents all. */
+static void know(struct cstd_job *job)
+{
+    struct cstd_interleave_tuner *b = &job->balance;
+
+    b->node.known = cstd_planner_node_update(job->daemon);
+    for (uint32_t i = 0; i < job->memory.n_rooms; i++) {
+        struct cst_rates_device d = cstd_planner_device(job->daemon, gpu_of(job, i));
+        double up = d.up_both > 0 ? d.up_both : d.up;
+        double down = d.down_both > 0 ? d.down_both : d.down;
+
+        b->up.known = i == 0 || up < b->up.known ? up : b->up.known;
+        b->down.known = i == 0 || down < b->down.known ? down : b->down.known;
+        b->device.known = i == 0 || d.update < b->device.known ? d.update : b->device.known;
+    }
+}
+
+/* Return the description of the machine without its rates. */
+static struct cst_interleave machine_of(const struct cstd_job *job)
+{
+    const struct cstd_memory *memory = &job->memory;
+    struct cst_interleave m = {0};
+
+    cst_device_updates_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools,
+                                job->world);
+    return m;
+}
+
+/* -- measurements ----------------------------------------------------------------------------- */
+
+/* What one engine did of one kind of work, and the time it took. */
+struct done {
+    uint64_t amount;
+    struct cst_busy_time busy;
+};
+
+struct window {
+    struct done updates[CSTD_ARENA_MAX_ENGINES];
+    struct done up[CSTD_ARENA_MAX_ENGINES], down[CSTD_ARENA_MAX_ENGINES];
+};
+
+/* cst_busy_time_add needs the intervals in the order of their ends, and the record has them in this
+ * order. */
+static void add(struct done *done, uint64_t amount, const struct cstd_record_interval *i)
+{
+    done->amount += amount;
+    cst_busy_time_add(&done->busy, i->began, i->ended);
+}
+
+static void look(struct cstd_job *job, struct window *w)
+{
+    uint64_t first, end;
+
+    cstd_record_range(job->record, &first, &end);
+    first = job->updates_seen > first ? job->updates_seen : first;
+    for (uint64_t n = first; n < end; n++) {
+        const struct cstd_record_interval *i = cstd_record_get(job->record, n);
+
+        /* A chunk whose states stay on an accelerator is always updated there, whatever k is. */
+        if (i->chunk >= job->layout.n_chunks || i->number >= CSTD_ARENA_MAX_ENGINES ||
+            job->layout.chunks[i->chunk].device != 0) {
+            continue;
+        }
+        if (i->kind == CSTD_RECORD_UPDATE) {
+            add(&w->updates[i->number], job->layout.chunks[i->chunk].n_elems, i);
+        } else if (i->kind == CSTD_RECORD_STATES_UP) {
+            add(&w->up[i->number], i->bytes, i);
+        } else if (i->kind == CSTD_RECORD_STATES_DOWN) {
+            add(&w->down[i->number], i->bytes, i);
+        }
+    }
+    job->updates_seen = end;
+}
+
+/* Add what was seen to the medians. The rates of the nodes' engines are added up, because the nodes
+ * work at the same time; accelerators are measured singly. */
+static void see(struct cstd_job *job)
+{
+    struct cstd_interleave_tuner *b = &job->balance;
+    struct window w = {0};
+    double nodes = 0;
+
+    look(job, &w);
+    for (uint32_t e = 0; e < job->daemon->engines.n; e++) {
+        uint64_t ns = w.updates[e].busy.ns;
+
+        if (e < job->daemon->engines.n_nodes) {
+            nodes += ns > 0 ? (double)w.updates[e].amount / (double)ns * 1e9 : 0;
+        } else if (is_room_engine(job, e)) {
+            cstd_rates_median_add(&b->device.seen, w.updates[e].amount, ns);
+            cstd_rates_median_add(&b->up.seen, w.up[e].amount, w.up[e].busy.ns);
+            cstd_rates_median_add(&b->down.seen, w.down[e].amount, w.down[e].busy.ns);
+        }
+    }
+    /* The sum is a rate; added as the amount of one second it remains the same rate. */
+    cstd_rates_median_add(&b->node.seen, (uint64_t)nodes, nodes > 0 ? 1000000000 : 0);
+}
+
+/* -- decision --------------------------------------------------------------------------------- */
+
+static void tell(const struct cstd_job *job, enum cstd_log_level level,
+                 const struct cst_interleave *machine, const char *why)
+{
+    const struct cstd_interleave_tuner *b = &job->balance;
+    struct cst_interleave m = cstd_interleave_tuner_machine(b, machine);
+    char text[80];
+
+    if (b->k == CST_INTERLEAVE_NEVER) {
+        (void)snprintf(text, sizeof text, "no chunk is updated on an accelerator");
+    } else {
+        (void)snprintf(text, sizeof text,
+                       "one of %" PRIu32 " chunks of each node is updated on an accelerator", b->k);
+    }
+    cstd_log_about(level, CSTD_JOB_ABOUT(job),
+                   "%s (%s): nodes %.3g elements/s, accelerators %.3g, up %.3g bytes/s, down %.3g; "
+                   "predicted time of updates %.3g s, or %.3g s without accelerators",
+                   text, why, m.node_elems, m.device_elems, m.up, m.down,
+                   cstd_interleave_tuner_promise(b, machine, b->k),
+                   cstd_interleave_tuner_promise(b, machine, CST_INTERLEAVE_NEVER));
+}
+
+static bool is_fixed(const struct cstd_job *job)
+{
+    return job->daemon->config->interleave != CSTD_SETTINGS_INTERLEAVE_AUTO;
+}
+
+static void on_step(struct cstd_deferred *later)
+{
+    struct cstd_job *job = cstd_owner_of(later, struct cstd_job, balancing);
+    struct cst_interleave machine;
+    struct cstd_interleave_tuner_phase last;
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    if (stats.n_reservations_given_up == job->memory.n_rooms) {
+        return; /* All accelerators are lost, hence there is no choice. */
+    }
+    see(job);
+    machine = machine_of(job);
+    machine.n_links -=
+        stats.n_reservations_given_up < machine.n_links ? stats.n_reservations_given_up : 0;
+    last = (struct cstd_interleave_tuner_phase){
+        .number = stats.n_rounds, .k = stats.last_interleave, .ns = stats.last_update_ns};
+    if (cstd_interleave_tuner_step(&job->balance, &machine, &last)) {
+        tell(job, cstd_log_due(&job->replanned, uv_hrtime()) ? CSTD_LOG_NOTICE : CSTD_LOG_DEBUG,
+             &machine, "as measured");
+        cst_core_set_interleave(job->core, job->balance.k);
+    }
+}
+
+uint32_t cstd_updates_open(struct cstd_job *job)
+{
+    struct cst_interleave machine;
+
+    job->balance = (struct cstd_interleave_tuner){0};
+    job->updates_seen = 0;
+    job->balancing.fn = on_step;
+    if (job->memory.n_rooms == 0) {
+        return CST_INTERLEAVE_NEVER;
+    }
+    know(job);
+    machine = machine_of(job);
+    if (is_fixed(job)) {
+        job->balance.k = job->daemon->config->interleave;
+    } else {
+        cstd_interleave_tuner_begin(&job->balance, &machine);
+    }
+    tell(job, CSTD_LOG_NOTICE, &machine, is_fixed(job) ? "as configured" : "at first");
+    return job->balance.k;
+}
+
+void cstd_updates_step(struct cstd_job *job)
+{
+    if (job->memory.n_rooms > 0 && !is_fixed(job)) {
+        cstd_deferred_add(&job->daemon->idle_work, &job->balancing);
+    }
+}
+
+void cstd_updates_close(struct cstd_job *job)
+{
+    cstd_deferred_remove(&job->daemon->idle_work, &job->balancing);
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/worker.h"
+
+#include "daemon/job/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/job/declare.h"
+#include "daemon/memory/rank_devices.h"
+#include "daemon/job/core_driver.h"
+#include "daemon/job/given.h"
+#include "daemon/report/log.h"
+#include "daemon/job/relocate.h"
+#include "daemon/memory/device_reservation.h"
+#include "daemon/wire/session.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+/* -- leaving -------------------------------------------------------------------------------- */
+
+static void feed_worker(struct cstd_job *job, enum cst_event_kind kind, uint32_t rank)
+{
+    struct cst_event event = {.kind = kind, .rank = rank};
+
+    if (job->core != NULL) {
+        cstd_job_feed(job, &event);
+    }
+}
+
+/* Fail the Commits of the other ranks, which would wait for @worker for ever. */
+static void break_commit_of(struct cstd_job *job, const struct cstd_worker *worker,
+                            const char *what)
+{
+    struct cst_err why = {0};
+
+    if (job->state == CSTD_JOB_DECLARING) {
+        (void)cst_err_set(&why, CST_EPEERDIED, "rank %u (pid %d) %s before all ranks had committed",
+                          worker->rank, (int)worker->pid, what);
+        cstd_commit_break(job, &why);
+    }
+}
+
+static void vacate(struct cstd_worker *worker)
+{
+    struct cst_err err = {0};
+
+    if (worker->session != NULL) {
+        worker->session->job = NULL;
+        worker->session = NULL;
+    }
+    worker->commit = NULL;
+    worker->present = false;
+    if (cstd_declare_forget(worker, &err) != CST_OK) {
+        cstd_commit_break(worker->job, &err);
+    }
+    cstd_watch_close(worker->watch);
+    worker->watch = NULL;
+}
+
+static void worker_dead(struct cstd_worker *worker)
+{
+    struct cstd_job *job = worker->job;
+
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT_RANK(job, worker->rank),
+                   "rank %u (pid %d) ended without leaving the job", worker->rank,
+                   (int)worker->pid);
+    vacate(worker);
+    break_commit_of(job, worker, "died");
+    feed_worker(job, CST_EV_DEAD, worker->rank);
+    cstd_job_check_idle(job);
+}
+
+/* The worker's process has ended. Another process that still holds the socket (a child that
+ * inherited it) has no right to the rank. */
+static void on_process_gone(void *arg)
+{
+    struct cstd_worker *worker = arg;
+
+    if (worker->session != NULL) {
+        struct cstd_session *session = worker->session;
+
+        worker->session = NULL;
+        session->job = NULL;
+        cstd_session_doom(session, NULL);
+    }
+    worker_dead(worker);
+}
+
+void cstd_worker_hangup(struct cstd_job *job, uint32_t rank)
+{
+    struct cstd_worker *worker = &job->workers[rank];
+
+    worker->session->job = NULL;
+    worker->session = NULL;
+    worker->commit = NULL;
+    /* Without a core the worker never had a block that its process could still access. */
+    if (job->core == NULL || worker->watch == NULL || !cstd_watch_lives(worker->watch)) {
+        worker_dead(worker);
+        return;
+    }
+    feed_worker(job, CST_EV_HANGUP, rank);
+    cstd_job_check_idle(job);
+}
+
+void cstd_worker_left(struct cstd_job *job, uint32_t rank)
+{
+    struct cstd_worker *worker = &job->workers[rank];
+    struct cst_err why = {0};
+
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, rank), "rank %u (pid %d) left", rank,
+                   (int)worker->pid);
+    break_commit_of(job, worker, "left");
+    /* All ranks have committed, and the job's memory is being populated. */
+    if (worker->commit != NULL) {
+        (void)cst_err_set(&why, CST_ECANCELLED, "rank %u left before job '%s' was populated", rank,
+                          job->name);
+        cstd_session_fail(job->daemon, worker->commit, &why);
+    }
+    vacate(worker);
+    worker->left = true;
+    worker->has_token = false;
+    cstd_job_check_idle(job);
+}
+
+/* -- attaching ------------------------------------------------------------------------------- */
+
+static bool same_token(const struct cstd_worker *worker, const uint8_t *token)
+{
+    uint8_t difference = 0;
+
+    if (!worker->has_token || token == NULL) {
+        return false;
+    }
+    /* Compare all bytes, for the time not to depend on how many are equal. */
+    for (unsigned i = 0; i < CSTD_JOB_TOKEN_BYTES; i++) {
+        difference |= worker->token[i] ^ token[i];
+    }
+    return difference == 0;
+}
+
+/* Free the rank if its holder is gone or is the claimant itself. The claimant is the holder if it
+ * has the token, or if it is the same process and the holder's connection is closed. */
+static int claim_rank(struct cstd_worker *worker, const struct cstd_session *session,
+                      const uint8_t *token, struct cst_err *err)
+{
+    struct cstd_session *held = worker->session;
+    bool own = same_token(worker, token);
+
+    if (!worker->present) {
+        return CST_OK;
+    }
+    if (held != NULL && !own && !cstd_session_is_gone(held)) {
+        return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is used by pid %d", worker->rank,
+                           worker->job->name, (int)worker->pid);
+    }
+    own = own || (worker->pid != 0 && worker->pid == session->peer.pid);
+    if (!own && worker->watch != NULL && cstd_watch_lives(worker->watch)) {
+        return cst_err_set(err, CST_EBUSY,
+                           "rank %u of job '%s': pid %d has disconnected but still runs, and may "
+                           "still use the memory of the rank",
+                           worker->rank, worker->job->name, (int)worker->pid);
+    }
+    if (held != NULL) {
+        cstd_session_doom(held, "its rank was taken over");
+    }
+    worker_dead(worker);
+    return CST_OK;
+}
+
+/* Check a number of bytes on the accelerator that @request names. They are fixed once the job's
+ * memory is decided. */
+static int check_bytes(const struct cstd_job *job, const struct cstd_job_request *request,
+                       const char *what, uint64_t theirs, uint64_t mine, struct cst_err *err)
+{
+    if (!cstd_job_is_decided(job) || mine == 0 || mine == CST_PLAN_DEVICE_UPDATE_AUTO ||
+        mine == theirs) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EMISMATCH,
+                       "job '%s' was opened with %s %llu, not %llu as rank %u wants", job->name,
+                       what, (unsigned long long)theirs, (unsigned long long)mine, request->rank);
+}
+
+static int check_rooms(const struct cstd_job *job, const struct cstd_job_request *request,
+                       struct cst_err *err)
+{
+    const struct cstd_worker *worker = &job->workers[request->rank];
+    int rc = check_bytes(job, request, "device_update_bytes", worker->device_update_bytes,
+                         request->device_update_bytes, err);
+
+    return rc == CST_OK ? check_bytes(job, request, "device_states", worker->device_states,
+                                      request->device_states, err)
+                        : rc;
+}
+
+static int check_request(const struct cstd_job *job, const struct cstd_job_request *request,
+                         struct cst_err *err)
+{
+    int rc;
+
+    if (request->world != job->world) {
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants",
+                           job->name, job->world, request->world, request->rank);
+    }
+    if (request->chunk_elems != job->chunk_elems &&
+        (job->state != CSTD_JOB_READY || request->chunk_elems != job->layout.capacity)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with chunk_elems %llu, not %llu as rank %u wants",
+                           job->name, (unsigned long long)job->chunk_elems,
+                           (unsigned long long)request->chunk_elems, request->rank);
+    }
+    if (request->micro_batches != job->micro_batches) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with micro_batches %u, not %u as rank %u wants",
+                           job->name, job->micro_batches, request->micro_batches, request->rank);
+    }
+    if (cstd_job_options_same(&job->options, &request->options, job->name, request->rank, err) !=
+        CST_OK) {
+        return CST_EMISMATCH;
+    }
+    if ((request->base != NULL) != (job->base != NULL) ||
+        (request->base != NULL && strcmp(request->base, job->base->name) != 0)) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with base '%s', not '%s' as rank %u wants",
+                           job->name, job->base != NULL ? job->base->name : "",
+                           request->base != NULL ? request->base : "", request->rank);
+    }
+    rc = cstd_relocate_check(&job->workers[request->rank], request, err);
+    return rc == CST_OK ? check_rooms(job, request, err) : rc;
+}
+
+static void occupy(struct cstd_worker *worker, struct cstd_session *session,
+                   const struct cstd_job_request *request)
+{
+    struct cstd_job *job = worker->job;
+
+    worker->present = true;
+    worker->session = session;
+    worker->pid = session->peer.pid;
+    worker->watch =
+        cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
+    worker->left = false;
+    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+    worker->pool_bytes = request->pool_bytes;
+    /* A decided job's memory stays as it was made, whoever attaches. */
+    if (!cstd_job_is_decided(job)) {
+        worker->room_asked = request->device_update_bytes;
+        worker->states_asked = request->device_states;
+        cstd_device_reservation_settle(job);
+        cstd_rank_devices_set(worker, request->gpu);
+    } else {
+        cstd_rank_devices_need(worker);
+    }
+    session->job = job;
+    session->rank = worker->rank;
+    session->job_removed = false;
+    job->idle_since_ns = 0;
+    (void)uv_timer_stop(&job->ttl);
+    feed_worker(job, CST_EV_ATTACH, worker->rank);
+}
+
+/* Fill in what the given plan decides, and check what is left to a plan. @job NULL: the job does
+ * not exist yet. */
+static int settle_request(const struct cstd_job *job, struct cstd_job_request *request,
+                          struct cst_err *err)
+{
+    int rc = cstd_given_settle(job, request, err);
+
+    return rc == CST_OK ? cstd_device_reservation_check_request(request, err) : rc;
+}
+
+/* Check that @request fits @job and settle it, and free the rank. */
+static int join(struct cstd_job *job, const struct cstd_session *session,
+                struct cstd_job_request *request, struct cst_err *err)
+{
+    int rc = settle_request(job, request, err);
+
+    rc = rc == CST_OK ? check_request(job, request, err) : rc;
+    /* The other ranks may be waiting for this process, which cannot join: tell them now. */
+    if (rc == CST_EMISMATCH && cstd_job_awaits_rank(job, request->rank)) {
+        cstd_commit_disagree(job, NULL, err);
+    }
+    return rc == CST_OK ? claim_rank(&job->workers[request->rank], session, request->token, err)
+                        : rc;
+}
+
+/* Find the living job @name. A job that is not committed ends with its last connection. Connections
+ * that have ended are found out now, not at the end of this turn of the loop, because a request
+ * must not be compared with a dead job. */
+static struct cstd_job *find_living(const struct cstd_session *session, const char *name)
+{
+    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, name);
+
+    for (uint32_t r = 0; job != NULL && r < job->world && job->state == CSTD_JOB_DECLARING; r++) {
+        struct cstd_session *held = job->workers[r].session;
+
+        if (held != NULL && cstd_session_is_gone(held)) {
+            cstd_worker_hangup(job, r);
+        }
+    }
+    return job != NULL && job->state != CSTD_JOB_CLOSING ? job : NULL;
+}
+
+/* Find the job that @request names and free the rank, or make the job. @settled: @request with what
+ * the job's plan decides. */
+static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
+                        struct cstd_job_request *settled, bool *created, struct cstd_job **out,
+                        struct cst_err *err)
+{
+    struct cstd_job *job = find_living(session, request->name);
+    int rc;
+
+    *created = false;
+    *settled = *request;
+    if (job != NULL) {
+        rc = join(job, session, settled, err);
+        /* If claim_rank found the last worker of an uncommitted job dead, the job is closing: make
+         * a new one, for which the plan of the old job does not count. */
+        if (rc != CST_OK || job->state != CSTD_JOB_CLOSING) {
+            *out = job;
+            return rc;
+        }
+        *settled = *request;
+    }
+    *created = true;
+    rc = settle_request(NULL, settled, err);
+    return rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
+}
+
+int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *asked,
+                       bool *created, struct cst_err *err)
+{
+    struct cstd_job_request request;
+    struct cstd_job *job = NULL;
+    struct cstd_worker *worker;
+    uint8_t token[CSTD_JOB_TOKEN_BYTES];
+    int rc;
+
+    if (getrandom(token, sizeof token, 0) != (ssize_t)sizeof token) {
+        return cst_err_set(err, CST_EINTERNAL, "no random bytes for a token");
+    }
+    rc = find_or_make(session, asked, &request, created, &job, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    worker = &job->workers[request.rank];
+    if (cstd_relocate_begin(worker, &request, err) != CST_OK) {
+        return err->status;
+    }
+    memcpy(worker->token, token, sizeof token);
+    worker->has_token = true;
+    occupy(worker, session, &request);
+    cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT_RANK(job, request.rank),
+                   "rank %u of %u is pid %d on %s%s", request.rank, job->world,
+                   (int)session->peer.pid, cstd_rank_devices_name(worker),
+                   *created ? " (new job)" : "");
+    session->daemon->status_changed = true;
+    return CST_OK;
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena.h"
+
+#include "daemon/memory/quota.h"
+#include "daemon/memory/remains.h"
+#include "proto/size.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+void cstd_budget_words(const struct cstd_budget *budget, char *out, size_t n)
+{
+    char kept[96] = "", used[CST_SIZE_TEXT], limit[CST_SIZE_TEXT];
+
+    if (budget->kept > 0) {
+        (void)snprintf(kept, sizeof kept, " (%s by processes that keep memory of removed jobs)",
+                       cst_size_text(budget->kept, used));
+    }
+    (void)snprintf(out, n, "%s of %s are in use%s", cst_size_text(budget->used, used),
+                   cst_size_text(budget->limit, limit), kept);
+}
+
+int cstd_budget_check(const struct cstd_budget *budget, const struct cstd_quota_account *account,
+                      uint64_t bytes, const char *what, struct cst_err *err)
+{
+    uint64_t left = cstd_budget_unused(budget);
+    char use[CSTD_BUDGET_WORDS], wants[CST_SIZE_EXACT], lacks[CST_SIZE_EXACT];
+
+    if (bytes > left) {
+        cstd_budget_words(budget, use, sizeof use);
+        return cst_err_set(err, CST_EBUDGET, "%s: %s wants %s, %s: %s short%s%s%s", budget->name,
+                           what, cst_size_exact(bytes, wants), use,
+                           cst_size_exact(bytes - left, lacks), budget->key != NULL ? " (" : "",
+                           budget->key != NULL ? budget->key : "", budget->key != NULL ? ")" : "");
+    }
+    return cstd_quota_check(account, budget->resource, bytes, what, err);
+}
+
+int cstd_budget_take(struct cstd_budget *budget, struct cstd_quota_account *account, uint64_t bytes,
+                     const char *what, struct cst_err *err)
+{
+    int rc = cstd_budget_check(budget, account, bytes, what, err);
+
+    if (rc == CST_OK) {
+        cstd_budget_force(budget, account, bytes);
+    }
+    return rc;
+}
+
+void cstd_budget_give(struct cstd_budget *budget, struct cstd_quota_account *account,
+                      uint64_t bytes)
+{
+    budget->used -= bytes < budget->used ? bytes : budget->used;
+    cstd_quota_give(account, budget->resource, bytes);
+}
+
+void cstd_budget_force(struct cstd_budget *budget, struct cstd_quota_account *account,
+                       uint64_t bytes)
+{
+    budget->used += bytes;
+    cstd_quota_force(account, budget->resource, bytes);
+}
+
+uint64_t cstd_budget_unused(const struct cstd_budget *budget)
+{
+    /* cstd_budget_force may have charged more than the limit. */
+    return budget->used < budget->limit ? budget->limit - budget->used : 0;
+}
+
+uint64_t cstd_budget_left(const struct cstd_budget *budget,
+                          const struct cstd_quota_account *account)
+{
+    uint64_t left = cstd_budget_unused(budget),
+             allowed = cstd_quota_left(account, budget->resource);
+
+    return left < allowed ? left : allowed;
+}
+
+/* Create a memfd whose name, such as "cistern-12", appears in /proc/PID/maps. */
+static int make_memfd(uint32_t id)
+{
+    char name[32];
+    int fd;
+
+    (void)snprintf(name, sizeof name, "cistern-%u", id);
+    fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) { /* MFD_NOEXEC_SEAL needs Linux 6.3. */
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    }
+    return fd;
+}
+
+/* Create a sealed memfd of @bytes. F_SEAL_FUTURE_WRITE must not be set, because engines that
+ * start later must be able to map the file for writing. F_SEAL_SEAL prevents workers from adding
+ * seals. */
+static int make_sealed(uint32_t id, uint64_t bytes, int *out, struct cst_err *err)
+{
+    int fd = make_memfd(id), saved;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_ENOMEM, errno, "memfd_create");
+    }
+    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0600) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        saved = errno;
+        (void)close(fd);
+        return cst_err_errno(err, CST_ENOMEM, saved, "memfd of %llu bytes",
+                             (unsigned long long)bytes);
+    }
+    *out = fd;
+    return CST_OK;
+}
+
+static int charge(uint64_t bytes, struct cstd_budget *budget, struct cstd_quota_account *account,
+                  const char *what, struct cst_err *err)
+{
+    if (bytes == 0 || bytes > INT64_MAX) {
+        return cst_err_set(err, CST_EINVAL, "%s: a segment of %llu bytes", what,
+                           (unsigned long long)bytes);
+    }
+    return budget != NULL ? cstd_budget_take(budget, account, bytes, what, err) : CST_OK;
+}
+
+int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                             struct cstd_budget *budget, struct cstd_quota_account *account,
+                             unsigned engine, const char *what, struct cst_err *err)
+{
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
+    int rc;
+
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    rc = charge(bytes, budget, account, what, err);
+    if (rc != CST_OK) {
+        free(segment);
+        return rc;
+    }
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account),
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = -1,
+                                     .device = true,
+                                     .engines = UINT32_C(1) << engine,
+                                     .populate = (int)engine,
+                                     .bind = -1};
+    *out = segment;
+    return CST_OK;
+}
+
+int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
+                      struct cstd_budget *budget, struct cstd_quota_account *account,
+                      const char *what, struct cst_err *err)
+{
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
+    int fd = -1, rc;
+
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    rc = charge(bytes, budget, account, what, err);
+    if (rc != CST_OK) {
+        goto err_after_alloc;
+    }
+    rc = make_sealed(id, bytes, &fd, err);
+    if (rc != CST_OK) {
+        goto err_after_budget;
+    }
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account),
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = fd,
+                                     .populate = -1,
+                                     .bind = -1};
+    *out = segment;
+    return CST_OK;
+
+err_after_budget:
+    if (budget != NULL) {
+        cstd_budget_give(budget, account, bytes);
+    }
+err_after_alloc:
+    free(segment);
+    return rc;
+}
+
+int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
+                             const char *what, struct cst_err *err)
+{
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
+    int fd, saved;
+
+    if (segment == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory for a segment", what);
+    }
+    /* The base job closes its own descriptor when it ends. */
+    fd = fcntl(of->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) {
+        saved = errno;
+        free(segment);
+        return cst_err_errno(err, CST_ENOMEM, saved, "%s: a segment of its base", what);
+    }
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = of->bytes,
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = fd,
+                                     .made = true,
+                                     .populate = -1,
+                                     .bind = -1,
+                                     .locked = of->locked,
+                                     .populated = of->bytes,
+                                     .counted = of->bytes};
+    *out = segment;
+    return CST_OK;
+}
+
+/* True for a memfd of the daemon or of an engine, false for a driver's handle of GPU memory,
+ * whatever kind of file the handle is. Only memfds support seals. */
+static bool is_memfd(int fd)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+
+    return seals >= 0 && (seals & F_SEAL_GROW) != 0;
+}
+
+int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err)
+{
+    char path[40];
+
+    if (segment->worker_fd < 0 && is_memfd(segment->fd)) {
+        /* Opening the file creates a new file description. A duplicate would belong to the daemon's
+         * description, and a lease could not tell workers' descriptors from the daemon's
+         * (remains.h). */
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", segment->fd);
+        segment->worker_fd = open(path, O_RDWR | O_CLOEXEC);
+        if (segment->worker_fd < 0) {
+            return cst_err_errno(err, CST_ENOMEM, errno, "opening a segment for a worker: %s",
+                                 path);
+        }
+    }
+    *fd = segment->worker_fd >= 0 ? segment->worker_fd : segment->fd;
+    return CST_OK;
+}
+
+void cstd_segment_empty(struct cstd_segment *segment)
+{
+    cstd_remains_punch(segment->fd, segment->bytes);
+}
+
+/* Close the files and give the charge back. A memfd that workers may still hold is handed over to
+ * the budget's remains instead, together with its charge. */
+static void drop_memory(struct cstd_segment *segment)
+{
+    struct cstd_budget *budget = segment->budget;
+
+    if (segment->worker_fd >= 0) {
+        (void)close(segment->worker_fd);
+    }
+    if (budget != NULL && budget->remains != NULL && segment->fd >= 0 && is_memfd(segment->fd)) {
+        cstd_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
+        return;
+    }
+    if (segment->fd >= 0) {
+        (void)close(segment->fd);
+    }
+    if (budget != NULL) {
+        cstd_budget_give(budget, segment->account, segment->bytes);
+    }
+}
+
+void cstd_segment_unref(struct cstd_segment *segment)
+{
+    if (--segment->n_refs > 0) {
+        return;
+    }
+    drop_memory(segment);
+    cstd_quota_unref(segment->account);
+    if (segment->on_gone != NULL) {
+        segment->on_gone(segment);
+    }
+    free(segment);
+}

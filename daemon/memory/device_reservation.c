@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/device_reservation.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/worker.h"
+#include "proto/size.h"
+
+#include <inttypes.h>
+
+struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
+                                                     struct cstd_gpu *gpu, uint32_t rank)
+{
+    struct cstd_gpu_list *paced = &daemon->gpus.paced;
+
+    return gpu != NULL || paced->n == 0 ? gpu : &paced->v[rank % paced->n];
+}
+
+static bool is_room_open(const struct cstd_worker *worker)
+{
+    const struct cst_plan_config asked = {.device_update_bytes = worker->room_asked,
+                                          .device_states = worker->states_asked};
+
+    return cst_plan_chooses_reservation(&asked);
+}
+
+bool cstd_device_reservation_is_open(const struct cstd_worker *worker)
+{
+    return is_room_open(worker) || worker->states_asked == CST_PLAN_DEVICE_UPDATE_AUTO;
+}
+
+bool cstd_device_reservation_is_chosen(const struct cstd_worker *worker)
+{
+    return (worker->device_update_bytes > 0 && worker->device_update_bytes != worker->room_asked) ||
+           (worker->device_states > 0 && worker->device_states != worker->states_asked);
+}
+
+void cstd_device_reservation_settle(struct cstd_job *job)
+{
+    const struct cst_plan_choice *choice = job->plan.valid ? &job->plan.choice : NULL;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cstd_worker *worker = &job->workers[r];
+
+        worker->device_update_bytes = worker->room_asked;
+        worker->device_states = worker->states_asked;
+        if (is_room_open(worker)) {
+            worker->device_update_bytes = choice != NULL ? choice->device_update_bytes : 0;
+        }
+        if (worker->states_asked == CST_PLAN_DEVICE_UPDATE_AUTO) {
+            worker->device_states = choice != NULL ? choice->device_states : 0;
+        }
+    }
+}
+
+int cstd_device_reservation_check_request(const struct cstd_job_request *request,
+                                          struct cst_err *err)
+{
+    const struct cst_plan_config asked = {.device_update_bytes = request->device_update_bytes,
+                                          .device_states = request->device_states,
+                                          .states = cstd_job_options_states(&request->options)};
+    bool open = request->device_update_bytes == CST_PLAN_DEVICE_UPDATE_AUTO ||
+                request->device_states == CST_PLAN_DEVICE_UPDATE_AUTO;
+    int rc = open ? cst_plan_check_reservation(&asked, err) : CST_OK;
+    char pool[CST_SIZE_EXACT];
+
+    if (rc == CST_OK && open && request->gpu != NULL && request->pool_bytes > 0) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "a pool of %s cannot be combined with device_update_bytes or device_states that "
+            "the plan chooses (CST_DEVICE_UPDATE_AUTO): leave the pool to the plan too",
+            cst_size_exact(request->pool_bytes, pool));
+    }
+    return rc;
+}
+
+/* The ranks take turns, hence some accelerators may have one more rank than others. */
+uint64_t cstd_device_reservation_left(const struct cstd_job *job)
+{
+    const struct cstd_gpu_list *paced = &job->daemon->gpus.paced;
+    uint32_t n = job->world < paced->n ? job->world : paced->n;
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t left = cstd_budget_left(&paced->v[i].pool, job->account);
+
+        least = left < least ? left : least;
+    }
+    return n == 0 ? 0 : least / ((job->world + n - 1) / n);
+}
+
+/* Find the entry of @gpu, or add one of 0 bytes. NULL: there are CST_CORE_MAX_UPDATE_DEVICES
+ * entries already. */
+static struct cstd_device_reservation *find(struct cstd_device_reservation *rooms, uint32_t *n,
+                                            struct cstd_gpu *gpu)
+{
+    for (uint32_t i = 0; i < *n; i++) {
+        if (rooms[i].gpu == gpu) {
+            return &rooms[i];
+        }
+    }
+    if (*n == CST_CORE_MAX_UPDATE_DEVICES) {
+        return NULL;
+    }
+    rooms[*n] = (struct cstd_device_reservation){.gpu = gpu};
+    return &rooms[(*n)++];
+}
+
+uint32_t
+cstd_device_reservation_list(const struct cstd_job *job,
+                             struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES])
+{
+    uint32_t n = 0, kept = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_worker *worker = &job->workers[r];
+        struct cstd_device_reservation *room =
+            worker->accelerator != NULL ? find(rooms, &n, worker->accelerator) : NULL;
+
+        if (room != NULL) {
+            room->bytes += worker->device_update_bytes;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t grain = cstd_memory_grain(job->daemon, rooms[i].gpu);
+
+        rooms[i].bytes -= rooms[i].bytes % grain;
+        if (rooms[i].bytes > 0) {
+            rooms[kept++] = rooms[i];
+        }
+    }
+    return kept;
+}
+
+/* Return the bytes for states that stay on @gpu. */
+static uint64_t states_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        bytes += job->workers[r].accelerator == gpu ? job->workers[r].device_states : 0;
+    }
+    return bytes;
+}
+
+/* Refuse a device reservation that rounding down to the accelerator's granularity would make
+ * empty. */
+static int check_grain(const struct cstd_job *job, struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_worker *worker = &job->workers[r];
+        uint64_t grain = cstd_memory_grain(job->daemon, worker->accelerator), bytes = 0;
+        char request[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
+
+        for (uint32_t other = 0; other < job->world; other++) {
+            bytes += job->workers[other].accelerator == worker->accelerator
+                         ? job->workers[other].device_update_bytes
+                         : 0;
+        }
+        if (worker->accelerator != NULL && worker->device_update_bytes > 0 && bytes < grain) {
+            return cst_err_set(err, CST_EINVAL,
+                               "rank %" PRIu32
+                               ": device_update_bytes of %s is too small: its accelerator "
+                               "allocates memory in multiples of %s",
+                               r, cst_size_exact(worker->device_update_bytes, request),
+                               cst_size_exact(grain, least));
+        }
+    }
+    return CST_OK;
+}
+
+/* Refuse states on an accelerator without a device reservation. */
+static int check_devices(const struct cstd_job *job, const struct cstd_device_reservation *rooms,
+                         uint32_t n, struct cst_err *err)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_worker *worker = &job->workers[r];
+        bool found = worker->device_states == 0;
+        char states[CST_SIZE_EXACT];
+
+        for (uint32_t i = 0; i < n; i++) {
+            found = found || rooms[i].gpu == worker->accelerator;
+        }
+        if (!found) {
+            return cst_err_set(err, CST_EINVAL,
+                               "rank %" PRIu32 ": device_states of %s need memory there in which "
+                               "they are updated: set device_update_bytes too",
+                               r, cst_size_exact(worker->device_states, states));
+        }
+    }
+    return CST_OK;
+}
+
+int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layout_config *config,
+                                    struct cst_err *err)
+{
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n = cstd_device_reservation_list(job, rooms);
+    int rc = check_grain(job, err);
+
+    rc = rc == CST_OK ? check_devices(job, rooms, n, err) : rc;
+    config->n_devices = 0;
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        uint64_t bytes = states_on(job, rooms[i].gpu);
+
+        if (bytes > 0 && config->n_devices == CST_LAYOUT_MAX_DEVICES) {
+            return cst_err_set(err, CST_EUNSUPPORTED, "states on more than %d accelerators",
+                               CST_LAYOUT_MAX_DEVICES);
+        }
+        if (bytes > 0) {
+            config->devices[config->n_devices++] =
+                (struct cst_layout_device){.engine = rooms[i].gpu->engine,
+                                           .bytes = bytes,
+                                           .grain = cstd_memory_grain(job->daemon, rooms[i].gpu),
+                                           .reservation_bytes = rooms[i].bytes};
+        }
+    }
+    return rc;
+}
+
+uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu)
+{
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n = cstd_device_reservation_list(job, rooms);
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        bytes += rooms[i].gpu == gpu ? rooms[i].bytes : 0;
+    }
+    return bytes + (gpu != NULL ? states_on(job, gpu) : 0);
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device reservations: memory of accelerators, in addition to the ranks' pools, in which chunks can
+ * be updated (offload/core/core.h). This module decides which of them a job wants. They are part of
+ * the job's memory: made with it (daemon/memory/memory.h), charged to the accelerator's budget for
+ * pools, and freed with the job. Loop thread only. */
+#ifndef CSTD_DEVICE_RESERVATION_H
+#define CSTD_DEVICE_RESERVATION_H
+
+#include "offload/core/core.h"
+
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_job;
+struct cstd_job_request;
+struct cstd_worker;
+
+/* A device reservation that is to be made. */
+struct cstd_device_reservation {
+    struct cstd_gpu *gpu; /* The accelerator: a GPU or a simulated one. */
+    uint64_t bytes;       /* Size, a multiple of the accelerator's granularity. */
+};
+
+/* Return the accelerator for the device updates of @rank: its own device @gpu or, if that is the
+ * host (NULL), simulated accelerator number @rank modulo their number. NULL: there is none. */
+struct cstd_gpu *cstd_device_reservation_accelerator(struct cstd_daemon *daemon,
+                                                     struct cstd_gpu *gpu, uint32_t rank);
+
+/* Decide what @job's ranks reserve on their accelerators: what they ask for or, if they leave it to
+ * the plan, what the plan says; nothing if there is no plan. */
+void cstd_device_reservation_settle(struct cstd_job *job);
+
+/* Return whether @worker leaves its device reservation or its states on the accelerator to the
+ * plan. */
+bool cstd_device_reservation_is_open(const struct cstd_worker *worker);
+
+/* Return whether @worker has a device reservation, or states on the accelerator, that the plan
+ * chose. */
+bool cstd_device_reservation_is_chosen(const struct cstd_worker *worker);
+
+/* CST_EINVAL: @request leaves something to the plan that the plan cannot choose. */
+int cstd_device_reservation_check_request(const struct cstd_job_request *request,
+                                          struct cst_err *err);
+
+/* Return the bytes of simulated accelerators that are left for each rank of @job, whose ranks have
+ * their pools on the host. The plan gives each rank as much, hence the fullest accelerator
+ * decides. */
+uint64_t cstd_device_reservation_left(const struct cstd_job *job);
+
+/* Fill in the device reservations that @job's ranks ask for: one per accelerator, the sum of the
+ * ranks' wishes, rounded down to the accelerator's granularity. Accelerators beyond
+ * CST_CORE_MAX_UPDATE_DEVICES get none. Returns the number of reservations. */
+uint32_t
+cstd_device_reservation_list(const struct cstd_job *job,
+                             struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES]);
+
+/* Fill in config->devices: where states of @job's chunks stay on accelerators, as its ranks want
+ * it. CST_EINVAL: a device reservation smaller than the accelerator's granularity, or states on an
+ * accelerator without a reservation, in which they would be updated. CST_EUNSUPPORTED: states on
+ * too many accelerators. */
+int cstd_device_reservation_devices(const struct cstd_job *job, struct cst_layout_config *config,
+                                    struct cst_err *err);
+
+/* Return the most bytes that device reservations and states of @job take of @gpu (NULL, the host:
+ * 0). */
+uint64_t cstd_device_reservation_bytes(const struct cstd_job *job, const struct cstd_gpu *gpu);
+
+#endif

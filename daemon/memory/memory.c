@@ -1,0 +1,614 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/memory.h"
+
+#include "daemon/daemon.h"
+#include "daemon/report/log.h"
+#include "proto/size.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* Largest number of bytes between two progress lines in the log. */
+static const uint64_t log_step_bytes = UINT64_C(1) << 30;
+
+static void on_ready_later(struct cstd_deferred *later)
+{
+    struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, ready);
+
+    memory->on_ready(memory);
+}
+
+static void on_gone_later(struct cstd_deferred *later)
+{
+    struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, gone);
+
+    memory->on_gone(memory);
+}
+
+void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, const char *name)
+{
+    *memory = (struct cstd_memory){
+        .daemon = daemon, .name = name, .ready.fn = on_ready_later, .gone.fn = on_gone_later};
+}
+
+/* -- progress of the engines ---------------------------------------------------------------- */
+
+static void count(struct cstd_memory *memory, struct cstd_segment *segment)
+{
+    /* The difference wraps if a new engine populates the segment again. */
+    memory->populated += segment->populated - segment->counted;
+    segment->counted = segment->populated;
+}
+
+static void on_progress(struct cstd_segment *segment)
+{
+    struct cstd_memory *memory = segment->arg;
+    uint64_t total = memory->arena_bytes + memory->pool_bytes, step = total / 4;
+    char done[CST_SIZE_TEXT], all[CST_SIZE_TEXT];
+
+    count(memory, segment);
+    step = step > log_step_bytes ? log_step_bytes : step;
+    /* No lines for small jobs, which are populated in a moment. */
+    if (memory->populated >= memory->logged + step && memory->populated < total &&
+        step >= log_step_bytes / 16) {
+        memory->logged = memory->populated;
+        cstd_log_about(CSTD_LOG_INFO,
+                       &(struct cstd_log_about){
+                           .job = memory->name, .rank = CSTD_LOG_NONE, .uid = CSTD_LOG_NONE},
+                       "populated %s of %s", cst_size_text(memory->populated, done),
+                       cst_size_text(total, all));
+    }
+}
+
+static void on_mounted(struct cstd_segment *segment)
+{
+    struct cstd_memory *memory = segment->arg;
+
+    if (segment->err.status != 0 && memory->err.status == 0) {
+        memory->err = segment->err;
+    }
+    /* Accelerator memory is allocated without reports of progress. Of a segment that failed nothing
+     * is of use, whatever was reported. */
+    segment->populated = segment->err.status == 0 ? segment->bytes : 0;
+    count(memory, segment);
+    if (--memory->n_waiting == 0) {
+        cstd_deferred_add(&memory->daemon->later, &memory->ready);
+    }
+}
+
+static void free_lists(struct cstd_memory *memory)
+{
+    free(memory->segments);
+    free(memory->ids);
+    free(memory->pools);
+    memory->segments = NULL;
+    memory->ids = NULL;
+    memory->pools = NULL;
+    memory->n_segments = memory->n_arenas = memory->world = 0;
+}
+
+static void on_segment_gone(struct cstd_segment *segment)
+{
+    struct cstd_memory *memory = segment->arg;
+
+    if (--memory->n_open == 0) {
+        cstd_deferred_add(&memory->daemon->later, &memory->gone);
+    }
+}
+
+/* -- open ----------------------------------------------------------------------------------- */
+
+static void enter(struct cstd_memory *memory, struct cstd_segment *segment)
+{
+    segment->arg = memory;
+    segment->on_mounted = on_mounted;
+    segment->on_progress = on_progress;
+    memory->ids[memory->n_segments] = segment->id;
+    memory->segments[memory->n_segments++] = segment;
+}
+
+/* Add a segment of host memory for the engines in @host_engines (one bit each) and all
+ * accelerators' engines of the job. Engine @populate populates it. */
+static int add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
+                       uint32_t host_engines, int populate, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = memory->daemon;
+    struct cstd_engines *engines = &daemon->engines;
+    struct cstd_segment *segment;
+    int rc = cstd_segment_open(&segment, cstd_engines_segment_id(engines), bytes, budget,
+                               memory->account, memory->name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    segment->engines = host_engines | memory->gpu_engines;
+    segment->populate = populate;
+    segment->population = &memory->population;
+    /* With one node there is nothing to bind. */
+    segment->bind = engines->n_nodes > 1 ? (int)engines->v[populate].os_node : -1;
+    segment->lock = daemon->config->lock != CSTD_LOCK_NO;
+    segment->lock_required = daemon->config->lock == CSTD_LOCK_YES;
+    enter(memory, segment);
+    return CST_OK;
+}
+
+/* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). */
+static int add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
+                              uint32_t others, struct cst_err *err)
+{
+    struct cstd_segment *segment;
+    int rc =
+        cstd_segment_open_device(&segment, cstd_engines_segment_id(&memory->daemon->engines), bytes,
+                                 &gpu->pool, memory->account, gpu->engine, memory->name, err);
+
+    if (rc == CST_OK) {
+        segment->engines |= others;
+        enter(memory, segment);
+    }
+    return rc;
+}
+
+static uint32_t all_nodes(const struct cstd_memory *memory)
+{
+    return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
+}
+
+/* Add a segment that maps the memory of segment @of of the base job. */
+static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of, uint32_t node,
+                      struct cst_err *err)
+{
+    struct cstd_segment *segment;
+    int rc = cstd_segment_open_shared(&segment, cstd_engines_segment_id(&memory->daemon->engines),
+                                      of, memory->name, err);
+
+    if (rc == CST_OK) {
+        segment->engines = UINT32_C(1) << node | memory->gpu_engines;
+        memory->base_bytes += segment->bytes;
+        enter(memory, segment);
+    }
+    return rc;
+}
+
+static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                      struct cst_err *err)
+{
+    const struct cst_layout *layout = request->layout;
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < layout->n_segments && rc == CST_OK; i++) {
+        const struct cst_layout_segment *s = &layout->segments[i];
+
+        if (s->node >= memory->daemon->engines.n_nodes) {
+            /* States on an accelerator are used by its own engine alone. */
+            rc = add_device_segment(memory, s->bytes,
+                                    cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
+            continue;
+        }
+        rc = s->is_base ? add_shared(memory, request->base->segments[s->base_segment], s->node, err)
+                        : add_segment(memory, s->bytes, &memory->daemon->host,
+                                      UINT32_C(1) << s->node, (int)s->node, err);
+    }
+    memory->n_arenas = memory->n_segments;
+    return rc;
+}
+
+void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
+{
+    cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
+}
+
+uint64_t cstd_memory_host_bytes(const struct cst_layout *layout)
+{
+    struct cst_table_header header;
+
+    cstd_memory_size_table(layout, &header);
+    return layout->arena_bytes + header.total_bytes;
+}
+
+static int add_table(struct cstd_memory *memory, const struct cst_layout *layout,
+                     struct cst_err *err)
+{
+    struct cst_table_header header;
+    struct cstd_segment *segment;
+    int rc;
+
+    cstd_memory_size_table(layout, &header);
+    rc = add_segment(memory, header.total_bytes, &memory->daemon->host, all_nodes(memory), 0, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    segment = memory->segments[memory->n_segments - 1];
+    memory->table =
+        mmap(NULL, header.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
+    if (memory->table == MAP_FAILED) {
+        memory->table = NULL;
+        return cst_err_errno(err, CST_ENOMEM, errno, "mmap of the job table");
+    }
+    memory->table_bytes = header.total_bytes;
+    return CST_OK;
+}
+
+/* -- pools ---------------------------------------------------------------------------------- */
+
+uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu)
+{
+    return gpu != NULL ? daemon->engines.v[gpu->engine].granularity : 1;
+}
+
+bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                               const struct cst_layout_states *states)
+{
+    return gpu != NULL && !gpu->paced && !states->grad_over_weight &&
+           daemon->config->gpu_copies == CSTD_COPIES_WORKER;
+}
+
+struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
+{
+    return gpu != NULL ? &gpu->pool : &daemon->pool;
+}
+
+/* Add the slabs of one size class. */
+static int add_part(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cstd_memory_pool *pool, uint32_t class, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = memory->daemon;
+    uint32_t per_slab = cstd_pools_per_slab(layout, class), left = pool->blocks.n[class];
+    uint64_t grain = cstd_memory_grain(daemon, pool->gpu);
+    /* Pools in host memory are spread over the nodes by rank. */
+    int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
+
+    while (left > 0 && rc == CST_OK) {
+        uint32_t n = left < per_slab ? left : per_slab;
+        uint64_t bytes = cstd_pools_slab_bytes(layout, class, n, grain);
+
+        rc = pool->gpu != NULL
+                 ? add_device_segment(memory, bytes, pool->gpu, memory->pool_engines, err)
+                 : add_segment(memory, bytes, &daemon->pool, all_nodes(memory), node, err);
+        left -= n;
+    }
+    return rc;
+}
+
+static int add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cstd_memory_pool *pool, struct cst_err *err)
+{
+    struct cst_core_pool *to = &memory->pools[rank];
+    uint32_t first = memory->n_segments;
+    int rc = CST_OK;
+
+    *to = (struct cst_core_pool){
+        .segments = memory->ids + first,
+        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
+        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
+    for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
+        to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
+                                              .blocks_per_slab = cstd_pools_per_slab(layout, c),
+                                              .first_slab = memory->n_segments - first};
+        rc = add_part(memory, layout, rank, pool, c, err);
+    }
+    return rc;
+}
+
+static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                     struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < request->n_rooms && rc == CST_OK; i++) {
+        const struct cstd_device_reservation *room = &request->rooms[i];
+
+        rc = add_device_segment(memory, room->bytes, room->gpu, 0, err);
+        if (rc == CST_OK) {
+            memory->rooms[memory->n_rooms++] =
+                (struct cst_core_device_reservation){.engine = room->gpu->engine,
+                                                     .segment = memory->ids[memory->n_segments - 1],
+                                                     .bytes = room->bytes};
+        }
+    }
+    return rc;
+}
+
+static int make_lists(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                      struct cst_err *err)
+{
+    uint32_t n = request->layout->n_segments + 1 + request->n_rooms;
+
+    for (uint32_t r = 0; r < request->world; r++) {
+        for (uint32_t c = 0; c < request->layout->n_classes; c++) {
+            n += cstd_pools_slabs(request->layout, c, request->pools[r].blocks.n[c]);
+        }
+    }
+    memory->segments = calloc(n, sizeof(struct cstd_segment *));
+    memory->ids = calloc(n, sizeof *memory->ids);
+    memory->pools = calloc(request->world, sizeof *memory->pools);
+    memory->world = request->world;
+    if (memory->segments == NULL || memory->ids == NULL || memory->pools == NULL) {
+        free_lists(memory);
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
+    }
+    return CST_OK;
+}
+
+/* Compute the sizes of the memory to be created, and the engines that use it. */
+static void count_request(struct cstd_memory *memory, const struct cstd_memory_request *request)
+{
+    memory->arena_bytes = cstd_memory_host_bytes(request->layout);
+    memory->base_bytes = memory->populated = memory->logged = 0;
+    memory->pool_bytes = request->layout->device_bytes;
+    memory->err = (struct cst_err){0};
+    memory->population = (struct cstd_population){0};
+    memory->parked = false;
+    memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
+    for (uint32_t r = 0; r < request->world; r++) {
+        const struct cstd_memory_pool *pool = &request->pools[r];
+
+        memory->pool_bytes += pool->bytes;
+        memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
+    }
+    memory->gpu_engines = memory->pool_engines;
+    for (uint32_t i = 0; i < request->n_rooms; i++) {
+        memory->pool_bytes += request->rooms[i].bytes;
+        memory->gpu_engines |= UINT32_C(1) << request->rooms[i].gpu->engine;
+    }
+}
+
+/* Create all segments. After a failure the caller releases those that were created. */
+static int add_all(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                   struct cst_err *err)
+{
+    int rc = add_arenas(memory, request, err);
+
+    if (rc == CST_OK) {
+        rc = add_table(memory, request->layout, err);
+    }
+    for (uint32_t r = 0; r < request->world && rc == CST_OK; r++) {
+        rc = add_pool(memory, request->layout, r, &request->pools[r], err);
+    }
+    return rc == CST_OK ? add_rooms(memory, request, err) : rc;
+}
+
+static void unmap_table(struct cstd_memory *memory)
+{
+    if (memory->table != NULL) {
+        (void)munmap(memory->table, memory->table_bytes);
+        memory->table = NULL;
+    }
+}
+
+int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                     struct cst_err *err)
+{
+    int rc;
+
+    memory->account = request->account;
+    count_request(memory, request);
+    rc = make_lists(memory, request, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = add_all(memory, request, err);
+    if (rc != CST_OK) {
+        goto err_after_segments;
+    }
+    memory->started_ns = uv_hrtime();
+    memory->n_open = memory->n_waiting = memory->n_segments;
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        /* Set only now, because after a failure above nobody waits for on_gone. */
+        memory->segments[i]->on_gone = on_segment_gone;
+        cstd_engines_mount(&memory->daemon->engines, memory->segments[i]);
+    }
+    return CST_OK;
+
+err_after_segments:
+    unmap_table(memory);
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        cstd_segment_unref(memory->segments[i]);
+    }
+    free_lists(memory);
+    return rc;
+}
+
+/* -- moving a pool -------------------------------------------------------------------------- */
+
+/* Replace the new slabs of a pool by the @n old ones again. */
+static void undo_move(struct cstd_memory *memory, uint32_t first, uint32_t n_made,
+                      struct cstd_segment *const *old, uint32_t n)
+{
+    for (uint32_t i = 0; i < n_made; i++) {
+        cstd_segment_unref(memory->segments[first + i]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        memory->segments[first + i] = old[i];
+        memory->ids[first + i] = old[i]->id;
+    }
+}
+
+static uint64_t release(struct cstd_memory *memory, struct cstd_segment *segment)
+{
+    uint64_t bytes = segment->bytes;
+
+    memory->populated -= segment->counted;
+    /* The answers of engines do not matter any more; on_gone is still counted. */
+    segment->on_mounted = segment->on_progress = NULL;
+    cstd_engines_unmount(&memory->daemon->engines, segment);
+    cstd_segment_unref(segment);
+    return bytes;
+}
+
+static void mount(struct cstd_memory *memory, struct cstd_segment *segment)
+{
+    memory->n_open++;
+    memory->n_waiting++;
+    memory->pool_bytes += segment->bytes;
+    segment->on_gone = on_segment_gone;
+    cstd_engines_mount(&memory->daemon->engines, segment);
+}
+
+int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err)
+{
+    struct cst_core_pool was = memory->pools[rank];
+    uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
+             n_all = memory->n_segments, pool_engines = memory->pool_engines,
+             gpu_engines = memory->gpu_engines;
+    struct cstd_memory_pool pool = {.gpu = gpu};
+    struct cstd_segment **old;
+    int rc;
+
+    if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
+                           "the job has a pool on; %s is neither",
+                           rank, memory->name, gpu->uuid);
+    }
+    /* n may be 0, and calloc(0) may return NULL. */
+    old = calloc(n + 1u, sizeof(struct cstd_segment *));
+    if (old == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
+    }
+    memcpy(old, memory->segments + first, n * sizeof(struct cstd_segment *));
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        pool.blocks.n[c] = was.parts[c].n_blocks;
+    }
+    memory->pool_engines &= ~lost;
+    /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
+     * which is set to the first place for the call. */
+    memory->gpu_engines &= ~lost;
+    memory->n_segments = first;
+    rc = add_pool(memory, layout, rank, &pool, err);
+    if (rc != CST_OK) {
+        undo_move(memory, first, memory->n_segments - first, old, n);
+        memory->pools[rank] = was;
+        memory->pool_engines = pool_engines;
+        memory->gpu_engines = gpu_engines;
+    }
+    memory->n_segments = n_all;
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        memory->pool_bytes -= release(memory, old[i]);
+    }
+    memory->err = (struct cst_err){0};
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        mount(memory, memory->segments[first + i]);
+    }
+    free(old);
+    return rc;
+}
+
+/* -- parking of pools ------------------------------------------------------------------------- */
+
+/* Find the slabs of all pools in segments: [*first, *end). */
+static void find_slabs(const struct cstd_memory *memory, uint32_t *first, uint32_t *end)
+{
+    *first = (uint32_t)(memory->pools[0].segments - memory->ids);
+    *end = *first;
+    for (uint32_t r = 0; r < memory->world; r++) {
+        *end += cstd_memory_n_slabs(memory, r);
+    }
+}
+
+void cstd_memory_park(struct cstd_memory *memory)
+{
+    uint32_t first, end;
+
+    find_slabs(memory, &first, &end);
+    memory->parked = true;
+    for (uint32_t i = first; i < end; i++) {
+        memory->pool_bytes -= release(memory, memory->segments[i]);
+        memory->segments[i] = NULL;
+    }
+}
+
+int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
+                       struct cstd_gpu *const *gpus, struct cst_err *err)
+{
+    uint32_t first, end, n_all = memory->n_segments;
+    int rc = CST_OK;
+
+    find_slabs(memory, &first, &end);
+    memory->n_segments = first;
+    for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
+        struct cstd_memory_pool pool = {.gpu = gpus[r]};
+        struct cst_core_pool was = memory->pools[r];
+
+        for (uint32_t c = 0; c < layout->n_classes; c++) {
+            pool.blocks.n[c] = was.parts[c].n_blocks;
+        }
+        rc = add_pool(memory, layout, r, &pool, err);
+        if (rc != CST_OK) {
+            memory->pools[r] = was;
+        }
+    }
+    for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
+        cstd_segment_unref(memory->segments[i]);
+        memory->segments[i] = NULL;
+    }
+    memory->n_segments = n_all;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    memory->parked = false;
+    memory->err = (struct cst_err){0};
+    /* Deaths during an earlier population do not count against this one. */
+    memory->population = (struct cstd_population){0};
+    for (uint32_t i = first; i < end; i++) {
+        mount(memory, memory->segments[i]);
+    }
+    return CST_OK;
+}
+
+/* -- close ---------------------------------------------------------------------------------- */
+
+void cstd_memory_close(struct cstd_memory *memory)
+{
+    struct cstd_segment **segments = memory->segments;
+    uint32_t n = memory->n_segments;
+
+    unmap_table(memory);
+    /* on_ready must not be called any more. */
+    cstd_deferred_remove(&memory->daemon->later, &memory->ready);
+    memory->segments = NULL;
+    memory->n_segments = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (segments[i] != NULL) { /* The slabs of parked pools are NULL. */
+            (void)release(memory, segments[i]);
+        }
+    }
+    free(segments);
+    free_lists(memory);
+    /* Otherwise on_segment_gone of the last segment does it. */
+    if (n == 0 && memory->n_open == 0) {
+        cstd_deferred_add(&memory->daemon->later, &memory->gone);
+    }
+}
+
+/* -- queries -------------------------------------------------------------------------------- */
+
+uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank)
+{
+    const struct cst_core_pool *pool = &memory->pools[rank];
+    uint32_t n = 0;
+
+    for (uint32_t c = 0; c < CST_LAYOUT_MAX_CLASSES && pool->parts[c].blocks_per_slab > 0; c++) {
+        const struct cst_core_part *part = &pool->parts[c];
+
+        n += (part->n_blocks + part->blocks_per_slab - 1) / part->blocks_per_slab;
+    }
+    return n;
+}
+
+struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t rank, uint32_t i)
+{
+    return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
+}
+
+bool cstd_memory_is_locked(const struct cstd_memory *memory)
+{
+    bool locked = memory->n_arenas > 0;
+
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        locked = locked && memory->segments[i]->locked;
+    }
+    return locked;
+}

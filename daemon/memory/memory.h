@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory of one job: arenas, job table, slabs of each rank's pool, and device reservations. It
+ * is created as a whole, populated by the engines, and given back as a whole. Arenas of a base job
+ * are mapped into this job too, with ids of their own; they remain the memory of the base job.
+ *
+ *   closed --open--> populating --on_ready--> ready --close--> leaving --on_gone--> closed
+ *                        \------------ close ------------------/
+ *
+ * While the memory is ready, all pools can be given back and made again, and a pool whose
+ * accelerator was lost can be made again on another device. on_ready reports the completion of
+ * both. */
+#ifndef CST_MEMORY_H
+#define CST_MEMORY_H
+
+#include "daemon/memory/arena.h"
+#include "daemon/deferred.h"
+#include "daemon/memory/pools.h"
+#include "daemon/memory/device_reservation.h"
+#include "offload/core/core.h"
+
+struct cstd_daemon;
+struct cstd_gpu;
+struct cstd_memory;
+typedef void (*cstd_memory_cb)(struct cstd_memory *memory);
+
+struct cstd_memory {
+    struct cstd_daemon *daemon;
+    const char *name; /* Name of the job in messages. */
+    /* Account of the job's owner, which everything is charged to. The job holds the reference. */
+    struct cstd_quota_account *account;
+    /* All segments: arenas by index in the layout, then the job table, then slabs rank by rank,
+     * then device reservations. */
+    struct cstd_segment **segments;
+    uint32_t n_segments;
+    /* Segments that still exist; a segment stays in the books until the last engine has released
+     * it. */
+    uint32_t n_open;
+    uint32_t n_waiting; /* Segments that the engines have not all answered for. */
+    uint32_t *ids;      /* Segment ids in the order of segments, for the core. */
+    /* Number of arenas, which are the first of segments; includes arenas of the base. */
+    uint32_t n_arenas;
+    /* Engines of accelerators with pools, one bit each. They read each other's gradients. */
+    uint32_t pool_engines;
+    uint32_t gpu_engines;        /* Engines of all accelerators that the job uses, one bit each. */
+    struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
+    uint32_t world;              /* Number of ranks. */
+    /* Device reservations in the form that the core needs. */
+    struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n_rooms;               /* Number of device reservations. */
+    struct cst_table_header *table; /* The job table, mapped. */
+    uint64_t table_bytes;           /* Size of the job table. */
+    /* Bytes of arenas in host memory and of the job table, without the base's arenas. */
+    uint64_t arena_bytes;
+    /* Bytes of the base's arenas that are mapped here. */
+    uint64_t base_bytes;
+    /* Charged bytes of all slabs, device reservations and states on accelerators. */
+    uint64_t pool_bytes;
+    uint64_t populated;  /* Populated bytes of arena_bytes + pool_bytes. */
+    uint64_t logged;     /* Value of populated at the last progress line in the log. */
+    uint64_t started_ns; /* Monotonic time of cstd_memory_open. */
+    /* Engine deaths while host memory segments of the job were populated. */
+    struct cstd_population population;
+    struct cst_err err; /* The first error of populating; status 0: none. */
+    /* The pools are given back: they have numbers of blocks but no slabs. */
+    bool parked;
+    /* All segments are populated, or err has the reason why not. Never called inside a function of
+     * this module. */
+    cstd_memory_cb on_ready;
+    /* All memory is given back. Never called inside a function of this module. */
+    cstd_memory_cb on_gone;
+    struct cstd_deferred ready, gone;
+};
+
+/* Initialise closed memory. @name is the job's name and must stay valid. The caller sets on_ready
+ * and on_gone. */
+void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, const char *name);
+
+/* The planned pool of a rank. */
+struct cstd_memory_pool {
+    struct cstd_gpu *gpu; /* Device of the pool; NULL: the host. */
+    struct cstd_pools_blocks blocks;
+    uint64_t bytes; /* What its slabs are charged with. */
+};
+
+/* Description of a job's memory, for cstd_memory_open. */
+struct cstd_memory_request {
+    const struct cst_layout *layout;
+    uint32_t world; /* Number of ranks. */
+    /* Account of the job's owner, which everything is charged to. */
+    struct cstd_quota_account *account;
+    const struct cstd_memory_pool *pools; /* One pool per rank. */
+    const struct cstd_device_reservation
+        *rooms;       /* Device reservations, each on another accelerator. */
+    uint32_t n_rooms; /* At most CST_CORE_MAX_UPDATE_DEVICES. */
+    /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
+     * base. */
+    const struct cstd_memory *base;
+};
+
+/* Create the memory that @request describes and have it populated. The engines of its accelerators
+ * must be up. on_ready follows. The caller has checked the sums
+ * (pool_share.h). CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM: out of memory.
+ * After a failure there is nothing to close. */
+int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
+                     struct cst_err *err);
+
+/* Return the bytes of host memory that a job of @layout takes without pools: arenas and job table.
+ */
+uint64_t cstd_memory_host_bytes(const struct cst_layout *layout);
+
+/* Fill @header with the sizes of the job table of @layout; total_bytes is its size. */
+void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header);
+
+/* cstd_memory_grain returns the number of bytes that slabs on @gpu (NULL: the host) must be
+ * multiples of. cstd_memory_budget returns the budget that they are charged to. */
+uint64_t cstd_memory_grain(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu);
+struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu);
+
+/* True if workers of ranks on @gpu (NULL: the host) copy weights into their pools themselves.
+ * @states: the rows of the job. If gradients may be in the weights' places, engines must copy. */
+bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cstd_gpu *gpu,
+                               const struct cst_layout_states *states);
+
+/* Make the pool of @rank again on @gpu (NULL: the host), with as many blocks as before. @lost:
+ * engines, one bit each, whose accelerators are gone; new segments are not mapped in them. on_ready
+ * follows, and then err has the outcome; n_waiting > 0 until then. CST_EBUDGET, CST_ENOMEM: nothing
+ * was changed. CST_EMISMATCH: no rank's pool was on @gpu before, and its engine therefore does not
+ * map the arenas. */
+int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err);
+
+/* Give the slabs of all pools back and keep all other memory. Nobody may be using the pools. */
+void cstd_memory_park(struct cstd_memory *memory);
+
+/* Make the parked pools again, with as many blocks as before, rank r's on @gpus[r] (NULL: the
+ * host), its previous device. on_ready follows, and then err has the outcome; n_waiting > 0 until
+ * then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
+int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
+                       struct cstd_gpu *const *gpus, struct cst_err *err);
+
+/* Give all memory back, if there is any. on_gone follows, also for closed memory; once, if it is
+ * called again before that. */
+void cstd_memory_close(struct cstd_memory *memory);
+
+/* Returns slab number @i of @rank's pool. */
+struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t rank, uint32_t i);
+
+/* Returns the number of slabs in @rank's pool. */
+uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank);
+
+/* True if all arenas are locked. */
+bool cstd_memory_is_locked(const struct cstd_memory *memory);
+
+#endif

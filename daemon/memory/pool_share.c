@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/pool_share.h"
+
+#include "daemon/daemon.h"
+#include "daemon/memory/device_reservation.h"
+#include "daemon/job/done.h"
+#include "daemon/memory/host_memory.h"
+#include "daemon/wire/session.h"
+#include "proto/size.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+uint64_t cstd_pool_share_smallest(const struct cstd_job *job)
+{
+    uint64_t least = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        uint64_t bytes = job->workers[r].pool_bytes;
+
+        if (bytes != 0 && (least == 0 || bytes < least)) {
+            least = bytes;
+        }
+    }
+    return least;
+}
+
+/* Copy the numbers of blocks of @job's plan to *out. NULL: there is no plan for this layout. */
+static const struct cstd_pools_blocks *planned_blocks(const struct cstd_job *job,
+                                                      struct cstd_pools_blocks *out)
+{
+    const struct cst_plan_choice *choice = &job->plan.choice;
+
+    if (!job->plan.valid || choice->n_classes != job->layout.n_classes) {
+        return NULL;
+    }
+    memcpy(out->n, choice->n_blocks, sizeof out->n);
+    return out;
+}
+
+/* -- sizes ------------------------------------------------------------------------------------ */
+
+/* Return what the budget of @gpu (NULL: the host device) has left for the ranks that asked for no
+ * size. *n_open: the number of these ranks. */
+static uint64_t left_for_open(const struct cstd_job *job, struct cstd_gpu *gpu, uint32_t *n_open)
+{
+    const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
+    uint64_t left = cstd_budget_left(budget, job->account),
+             rooms = cstd_device_reservation_bytes(job, gpu);
+
+    left -= rooms < left ? rooms : left;
+    *n_open = 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        const struct cstd_worker *worker = &job->workers[r];
+
+        if (worker->gpu == gpu && worker->pool_bytes == 0) {
+            ++*n_open;
+        } else if (worker->gpu == gpu) {
+            left -= worker->pool.bytes < left ? worker->pool.bytes : left;
+        }
+    }
+    return left;
+}
+
+/* Write what is in use of the budget of @gpu's pools, or of the owner's quota for them, whichever
+ * leaves less. */
+static void words_of_use(const struct cstd_job *job, struct cstd_gpu *gpu, char *out, size_t n)
+{
+    const struct cstd_budget *budget = cstd_memory_budget(job->daemon, gpu);
+    char words[CSTD_BUDGET_WORDS];
+
+    if (cstd_budget_left(budget, job->account) < cstd_budget_unused(budget)) {
+        cstd_quota_words(job->account, budget->resource, out, n);
+    } else {
+        cstd_budget_words(budget, words, sizeof words);
+        (void)snprintf(out, n, "%s: %s", budget->name, words);
+    }
+}
+
+/* Only the ranks that asked for a size are subtracted from the budget, hence all shares are equal,
+ * whatever their order. */
+static int give_share(const struct cstd_job *job, const struct cstd_worker *worker, uint64_t grain,
+                      struct cstd_pools_blocks *out, struct cst_err *err)
+{
+    char use[CSTD_QUOTA_WORDS];
+    struct cstd_pools_blocks planned;
+    struct cst_err why = {0};
+    uint32_t n_open;
+    uint64_t left = left_for_open(job, worker->gpu, &n_open);
+    int rc = cstd_pools_divide(&job->layout, &job->model, worker->rank, left / n_open, grain,
+                               planned_blocks(job, &planned), out, &why);
+
+    if (rc != CST_OK) {
+        words_of_use(job, worker->gpu, use, sizeof use);
+        rc = cst_err_set(err, CST_EBUDGET,
+                         "%.180s; the share that is left for rank %u is too small: %.150s", use,
+                         worker->rank, why.text);
+    }
+    return rc;
+}
+
+/* Divide the pool of @worker, which asked for a size, between the size classes. The size counts the
+ * bytes of blocks, as plans, `--pool` and the Committed reply do. Hence the grain is 1: with the
+ * granularity of an accelerator, a pool of exactly the planned blocks could not hold them. The
+ * bytes by which slabs are rounded up are charged in addition. */
+static int divide_requested(const struct cstd_worker *worker, struct cstd_pools_blocks *out,
+                            struct cst_err *err)
+{
+    const struct cstd_job *job = worker->job;
+    struct cstd_pools_blocks planned;
+
+    return cstd_pools_divide(&job->layout, &job->model, worker->rank, worker->pool_bytes, 1,
+                             planned_blocks(job, &planned), out, err);
+}
+
+/* Size the pool of @worker, if it is time: first the pools of a given size, then the shares. */
+static int size_pool(struct cstd_worker *worker, bool shares, struct cst_err *err)
+{
+    const struct cstd_job *job = worker->job;
+    struct cstd_memory_pool *pool = &worker->pool;
+    uint64_t grain = cstd_memory_grain(job->daemon, worker->gpu);
+    int rc;
+
+    if (shares != (worker->pool_bytes == 0)) {
+        return CST_OK;
+    }
+    *pool = (struct cstd_memory_pool){.gpu = worker->gpu};
+    rc = shares ? give_share(job, worker, grain, &pool->blocks, err)
+                : divide_requested(worker, &pool->blocks, err);
+    if (rc == CST_OK) {
+        pool->bytes = cstd_pools_bytes(&job->layout, &pool->blocks, grain);
+    }
+    return rc;
+}
+
+/* -- budgets ---------------------------------------------------------------------------------- */
+
+/* Device reservations of a job. */
+struct rooms {
+    struct cstd_device_reservation v[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n;
+};
+
+/* Bytes of the device reservations on @gpu and of the states that stay there. */
+static uint64_t room_bytes(const struct cstd_job *job, const struct rooms *rooms,
+                           const struct cstd_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < rooms->n; i++) {
+        bytes += rooms->v[i].gpu == gpu ? rooms->v[i].bytes : 0;
+    }
+    for (uint32_t i = 0; gpu != NULL && i < job->layout.n_segments; i++) {
+        bytes += job->layout.segments[i].node == gpu->engine ? job->layout.segments[i].bytes : 0;
+    }
+    return bytes;
+}
+
+/* Bytes of all pools on @gpu; NULL: on the host. */
+static uint64_t pools_on(const struct cstd_job *job, const struct cstd_gpu *gpu)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        bytes += job->workers[r].gpu == gpu ? job->workers[r].pool.bytes : 0;
+    }
+    return bytes;
+}
+
+/* True if a rank below @rank has its pool on the same device. */
+static bool is_shared(const struct cstd_job *job, uint32_t rank)
+{
+    for (uint32_t r = 0; r < rank; r++) {
+        if (job->workers[r].gpu == job->workers[rank].gpu) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Check @bytes against the limit of the control group. The kernel would not refuse memory beyond
+ * the limit, but kill an engine. */
+static int check_machine(const struct cstd_daemon *daemon, uint64_t bytes, const char *name,
+                         struct cst_err *err)
+{
+    uint64_t used = daemon->host.used + daemon->pool.used;
+    struct cstd_host_memory_limit limit;
+    char wants[CST_SIZE_EXACT], in_use[CST_SIZE_EXACT], allowed[CST_SIZE_EXACT];
+
+    if (!cstd_host_memory_limit("", &limit) ||
+        (used <= limit.bytes && bytes <= limit.bytes - used)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_ENOMEM,
+                       "job '%s' wants %s of memory and %s are in use: the daemon's control group "
+                       "allows %s (%.100s)",
+                       name, cst_size_exact(bytes, wants), cst_size_exact(used, in_use),
+                       cst_size_exact(limit.bytes, allowed), limit.file);
+}
+
+/* True if one of the workers uses the manager socket. Refusals may then name jobs of other
+ * users. */
+static bool asks_as_manager(const struct cstd_job *job)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        any = any || (job->workers[r].session != NULL && job->workers[r].session->manager);
+    }
+    return any;
+}
+
+/* Check host memory: the budget of arenas, then the limit of the control group for everything. */
+static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = job->daemon;
+    int rc = all ? check_machine(daemon, bytes + pools_on(job, NULL), job->name, err)
+                 : cstd_budget_check(&daemon->host, job->account, bytes, job->name, err);
+
+    /* Removing jobs that are done frees host memory only; they have no pools. */
+    if (rc != CST_OK && job->account != NULL) {
+        cstd_done_suggest(daemon, job->account->uid, asks_as_manager(job), err);
+    }
+    return rc;
+}
+
+/* Check the sums first. Otherwise thousands of memfds would be created before a budget is
+ * exceeded. */
+static int check_budgets(const struct cstd_job *job, struct cst_err *err)
+{
+    struct rooms rooms = {.n = cstd_device_reservation_list(job, rooms.v)};
+    uint64_t host = cstd_memory_host_bytes(&job->layout);
+    int rc = check_host(job, host, false, err);
+
+    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+        struct cstd_gpu *gpu = job->workers[r].gpu;
+
+        if (!is_shared(job, r)) {
+            rc = cstd_budget_check(cstd_memory_budget(job->daemon, gpu), job->account,
+                                   room_bytes(job, &rooms, gpu) + pools_on(job, gpu), job->name,
+                                   err);
+        }
+    }
+    /* Accelerators without pools. For an accelerator with pools the sum above was at least as
+     * large. */
+    for (uint32_t i = 0; i < rooms.n && rc == CST_OK; i++) {
+        rc = cstd_budget_check(&rooms.v[i].gpu->pool, job->account,
+                               room_bytes(job, &rooms, rooms.v[i].gpu), job->name, err);
+    }
+    return rc == CST_OK ? check_host(job, host, true, err) : rc;
+}
+
+int cstd_pool_share_divide(struct cstd_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < 2 * job->world && rc == CST_OK; i++) {
+        rc = size_pool(&job->workers[i % job->world], i >= job->world, err);
+    }
+    return rc == CST_OK ? check_budgets(job, err) : rc;
+}
+
+/* -- workers that come back ------------------------------------------------------------------- */
+
+int cstd_pool_share_check(const struct cstd_worker *worker, struct cst_err *err)
+{
+    const struct cstd_job *job = worker->job;
+    const struct cst_core_pool *pool = &job->memory.pools[worker->rank];
+    struct cstd_pools_blocks now;
+    struct cst_err why = {0};
+    char block[CST_SIZE_TEXT], request[CST_SIZE_EXACT];
+    int rc;
+
+    if (worker->pool_bytes == 0) {
+        return CST_OK;
+    }
+    rc = divide_requested(worker, &now, &why);
+    if (rc != CST_OK) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "pool of rank %u: it was larger when the job was committed: %.250s",
+                         worker->rank, why.text);
+    }
+    for (uint32_t c = 0; c < job->layout.n_classes && rc == CST_OK; c++) {
+        if (now.n[c] != pool->parts[c].n_blocks) {
+            rc = cst_err_set(err, CST_EMISMATCH,
+                             "pool of rank %u: it has had %u blocks of %s since the job was "
+                             "committed; a pool of %s has %u",
+                             worker->rank, pool->parts[c].n_blocks,
+                             cst_size_text(job->layout.classes[c].capacity * 2, block),
+                             cst_size_exact(worker->pool_bytes, request), now.n[c]);
+        }
+    }
+    return rc;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The accelerators that a rank uses: one for its pool, and one for its device reservation and for
+ * states that stay on the accelerator. Often both are the same. Their engines keep running while
+ * they are in use. */
+#ifndef CSTD_RANK_DEVICES_H
+#define CSTD_RANK_DEVICES_H
+
+#include "daemon/job/job.h"
+
+/* Returns "host", or the UUID of the GPU or simulated accelerator of the rank's pool. */
+const char *cstd_rank_devices_name(const struct cstd_worker *worker);
+
+/* Set *@of, which is @worker's field gpu or accelerator, to @gpu (NULL: none). The engine of @gpu
+ * is started if necessary; the engine of the previous accelerator may end. */
+void cstd_rank_devices_use(struct cstd_worker *worker, struct cstd_gpu **of, struct cstd_gpu *gpu);
+
+/* Set the device of @worker's pool to @gpu (NULL: the host), and derive the accelerator of its
+ * device reservation and states. */
+void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu);
+
+/* Release both accelerators of @worker. */
+void cstd_rank_devices_drop(struct cstd_worker *worker);
+
+/* Start the engines again that were given up: those of the worker's accelerators, and those of all
+ * NUMA nodes, because each node may hold memory of any job. */
+void cstd_rank_devices_need(const struct cstd_worker *worker);
+
+/* Check that the engines of all ranks' accelerators have reported the granularity of their memory.
+ * CST_EAGAIN: some have not yet, and will; CST_EENGINE: one was given up. */
+int cstd_rank_devices_await(const struct cstd_job *job, struct cst_err *err);
+
+#endif

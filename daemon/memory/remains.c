@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/remains.h"
+
+#include "daemon/report/log.h"
+#include "daemon/memory/quota.h"
+#include "proto/size.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 500 };
+
+/* After this many bytes one check punches no more files, because freeing pages takes the loop's
+ * time. */
+static const uint64_t most_punched = UINT64_C(1) << 30;
+
+struct cstd_remain {
+    TAILQ_ENTRY(cstd_remain) link;
+    int fd;
+    uint64_t bytes; /* Length of the file. */
+    /* Bytes that are charged to budget and account: what the file held at the last check. */
+    uint64_t charged;
+    struct cstd_budget *budget;         /* Budget that the file is charged to. */
+    struct cstd_quota_account *account; /* The user's account, a reference; NULL: none. */
+};
+
+static void on_timer(uv_timer_t *timer)
+{
+    cstd_remains_look(timer->data);
+}
+
+void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop)
+{
+    TAILQ_INIT(&remains->files);
+    remains->n = 0;
+    (void)uv_timer_init(loop, &remains->timer);
+    remains->timer.data = remains;
+    uv_unref((uv_handle_t *)&remains->timer);
+}
+
+/* Return whether another process has the file open or mapped. If a process opens the file just
+ * while the kernel's lease is held, the daemon gets a signal. By default this is SIGIO, which would
+ * end the daemon; SIGURG, which is set here, is ignored. */
+static bool is_held(int fd)
+{
+    if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0) {
+        return errno == EAGAIN;
+    }
+    (void)fcntl(fd, F_SETLEASE, F_UNLCK);
+    return false;
+}
+
+void cstd_remains_punch(int fd, uint64_t bytes)
+{
+    char size[CST_SIZE_TEXT];
+
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0) {
+        cstd_log(CSTD_LOG_ERROR, "%s of memory that is no longer used cannot be freed: %s",
+                 cst_size_text(bytes, size), strerror(errno));
+    }
+}
+
+/* Return the bytes of memory that the file holds. */
+static uint64_t size_of(const struct cstd_remain *file)
+{
+    struct stat st;
+    uint64_t present = fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+
+    return present < file->bytes ? present : file->bytes;
+}
+
+/* Change the charge of @file to @bytes, and with it the budget's count of kept bytes. */
+static void recount(struct cstd_remain *file, uint64_t bytes)
+{
+    if (bytes > file->charged) {
+        cstd_budget_force(file->budget, file->account, bytes - file->charged);
+        file->budget->kept += bytes - file->charged;
+    } else {
+        cstd_budget_give(file->budget, file->account, file->charged - bytes);
+        file->budget->kept -= file->charged - bytes;
+    }
+    file->charged = bytes;
+}
+
+/* Close @file and give its charge back. */
+static void forget(struct cstd_remains *remains, struct cstd_remain *file)
+{
+    recount(file, 0);
+    cstd_quota_give(file->account, CSTD_QUOTA_DESCRIPTORS, 1);
+    cstd_quota_unref(file->account);
+    (void)close(file->fd);
+    TAILQ_REMOVE(&remains->files, file, link);
+    remains->n--;
+    free(file);
+}
+
+void cstd_remains_close(struct cstd_remains *remains)
+{
+    while (!TAILQ_EMPTY(&remains->files)) {
+        forget(remains, TAILQ_FIRST(&remains->files));
+    }
+    uv_close((uv_handle_t *)&remains->timer, NULL);
+}
+
+/* Make an entry for the file, with its whole length charged at first. NULL: out of memory. */
+static struct cstd_remain *keep(struct cstd_remains *remains, int fd, uint64_t bytes,
+                                struct cstd_budget *budget, struct cstd_quota_account *account)
+{
+    struct cstd_remain *file = calloc(1, sizeof *file);
+
+    if (file != NULL) {
+        *file = (struct cstd_remain){.fd = fd,
+                                     .bytes = bytes,
+                                     .charged = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account)};
+        budget->kept += bytes;
+        cstd_quota_force(account, CSTD_QUOTA_DESCRIPTORS, 1);
+        TAILQ_INSERT_TAIL(&remains->files, file, link);
+        remains->n++;
+    }
+    return file;
+}
+
+void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
+                       struct cstd_budget *budget, struct cstd_quota_account *account)
+{
+    struct cstd_remain *file = NULL;
+
+    cstd_remains_punch(fd, bytes);
+    if (is_held(fd)) {
+        file = keep(remains, fd, bytes, budget, account);
+    }
+    /* No other process holds the file, or there is no memory for an entry. */
+    if (file == NULL) {
+        (void)close(fd);
+        cstd_budget_give(budget, account, bytes);
+        return;
+    }
+    recount(file, size_of(file));
+    if (remains->n == 1) {
+        (void)uv_timer_start(&remains->timer, on_timer, LOOK_MS, LOOK_MS);
+    }
+}
+
+void cstd_remains_look(struct cstd_remains *remains)
+{
+    struct cstd_remain *file, *next;
+    uint64_t punched = 0;
+
+    for (file = TAILQ_FIRST(&remains->files); file != NULL; file = next) {
+        next = TAILQ_NEXT(file, link);
+        if (!is_held(file->fd)) {
+            forget(remains, file);
+            continue;
+        }
+        recount(file, size_of(file));
+        if (file->charged > 0 && punched < most_punched) {
+            punched += file->charged;
+            cstd_remains_punch(file->fd, file->bytes);
+        }
+    }
+    if (remains->n == 0) {
+        (void)uv_timer_stop(&remains->timer);
+    }
+}

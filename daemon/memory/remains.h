@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory files (memfds) that the daemon has dropped and that other processes may still hold: pools,
+ * staging and arenas that were handed to workers. arena.c drops them here, and this module then
+ * owns their descriptors and charges.
+ *
+ * When a file is dropped, its pages are punched out, hence a process that keeps the file keeps no
+ * memory. A process that writes through its old mapping fills the file again. The daemon therefore
+ * keeps a descriptor as long as any other process has the file. Twice a second it charges the
+ * memory that has come back to the budget and the user, and punches it out again.
+ *
+ * The kernel tells whether another process has a file: workers receive descriptors that are opened
+ * anew (see cstd_segment_share), and the kernel grants a read lease (F_SETLEASE in fcntl(2), no
+ * lease of a worker) on the daemon's own descriptor only if no such descriptor or mapping is left
+ * in any process. If the kernel supports no leases, the file is closed after it was punched.
+ *
+ * This check does not see pages that a process has pinned (io_uring's registered buffers); the
+ * process's RLIMIT_MEMLOCK limits them. Memory of GPUs is not a file and is not kept here. Loop
+ * thread only. */
+#ifndef CST_REMAINS_H
+#define CST_REMAINS_H
+
+#include "daemon/memory/arena.h"
+
+#include <uv.h>
+
+struct cstd_remain; /* private: one file */
+
+struct cstd_remains {
+    uv_timer_t timer; /* Active while there are files; does not keep the loop running. */
+    TAILQ_HEAD(, cstd_remain) files;
+    uint32_t n; /* Number of files. */
+};
+
+/* Free all memory of the memfd @fd of @bytes, for the daemon and for all processes that map it. */
+void cstd_remains_punch(int fd, uint64_t bytes);
+
+void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop);
+
+/* Close all files and give their charges back, even if other processes still hold them. The caller
+ * must run the loop once more, to close the timer's handle. */
+void cstd_remains_close(struct cstd_remains *remains);
+
+/* Drop the memfd @fd of @bytes, which is charged to @budget and @account (NULL: to no user). The
+ * function takes over the descriptor and the charge, and frees the memory. It gives the charge back
+ * at once, except for memory that another process has written again meanwhile. */
+void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
+                       struct cstd_budget *budget, struct cstd_quota_account *account);
+
+/* Check all files now: charge and punch the memory that has come back, and forget the files that no
+ * other process holds. */
+void cstd_remains_look(struct cstd_remains *remains);
+
+#endif

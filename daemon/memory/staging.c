@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/staging.h"
+
+#include "daemon/daemon.h"
+#include "daemon/wire/session.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdlib.h>
+
+static void answer(struct cstd_staging *staging)
+{
+    Cistern__StagingPart part = CISTERN__STAGING_PART__INIT;
+    struct cstd_pending *request = staging->request;
+    struct cst_err err = {0};
+    int fd;
+
+    staging->request = NULL;
+    if (cstd_segment_share(staging->segment, &fd, &err) != CST_OK) {
+        cstd_session_fail(staging->daemon, request, &err);
+        return;
+    }
+    part.bytes = staging->segment->bytes;
+    cstd_session_answer(staging->daemon, request, CISTERN__MSG_TYPE__MSG_STAGING_PART, &part.base,
+                        &fd, 1);
+}
+
+static void on_mounted_later(struct cstd_deferred *later)
+{
+    struct cstd_staging *staging = cstd_owner_of(later, struct cstd_staging, mounted);
+    struct cst_err err = staging->segment->err;
+
+    if (err.status == 0) {
+        staging->ready = true;
+        if (staging->request != NULL) {
+            answer(staging);
+        }
+        return;
+    }
+    if (staging->request != NULL) {
+        cstd_session_fail(staging->daemon, staging->request, &err);
+        staging->request = NULL;
+    }
+    if (staging->session != NULL) { /* Abandon the segment; the next request makes another one. */
+        staging->session->staging = NULL;
+        cstd_staging_abandon(staging);
+    }
+}
+
+static void on_mounted(struct cstd_segment *segment)
+{
+    struct cstd_staging *staging = segment->arg;
+
+    cstd_deferred_add(&staging->daemon->later, &staging->mounted);
+}
+
+/* Return a bit set of the engines that must map the segment: those of all nodes, and those of
+ * accelerators that hold states of the session's job. */
+static uint32_t engines_of(const struct cstd_session *session)
+{
+    const struct cstd_job *job = session->job;
+    uint32_t engines = (UINT32_C(1) << session->daemon->engines.n_nodes) - 1;
+
+    for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments;
+         s++) {
+        engines |= UINT32_C(1) << job->layout.segments[s].node;
+    }
+    return engines;
+}
+
+bool cstd_staging_serves(const struct cstd_session *session)
+{
+    const struct cstd_staging *staging = session->staging;
+
+    return staging != NULL && staging->ready &&
+           (engines_of(session) & ~staging->segment->engines) == 0;
+}
+
+static int make(struct cstd_session *session, uint64_t bytes, struct cstd_staging **out,
+                struct cst_err *err)
+{
+    struct cstd_daemon *daemon = session->daemon;
+    struct cstd_staging *staging = calloc(1, sizeof *staging);
+    int rc;
+
+    if (staging == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for staging");
+    }
+    bytes = bytes < CSTD_STAGING_MIN_BYTES ? CSTD_STAGING_MIN_BYTES : bytes;
+    bytes =
+        bytes > CSTD_STAGING_MAX_BYTES ? CSTD_STAGING_MAX_BYTES : (bytes + 4095) & ~UINT64_C(4095);
+    rc = cstd_segment_open(&staging->segment, cstd_engines_segment_id(&daemon->engines), bytes,
+                           &daemon->host, session->account, "staging", err);
+    if (rc != CST_OK) {
+        free(staging);
+        return rc;
+    }
+    staging->daemon = daemon;
+    staging->session = session;
+    staging->n_refs = 1;
+    staging->mounted.fn = on_mounted_later;
+    staging->segment->populate = 0;
+    staging->segment->population = &staging->population;
+    staging->segment->engines = engines_of(session);
+    staging->segment->arg = staging;
+    staging->segment->on_mounted = on_mounted;
+    *out = staging;
+    return CST_OK;
+}
+
+void cstd_staging_get(struct cstd_session *session, uint64_t id, uint64_t bytes)
+{
+    struct cstd_staging *staging = session->staging;
+    struct cstd_pending *request = NULL;
+    struct cst_err err = {0};
+    int rc = CST_OK;
+
+    /* The job has got a layout with states on accelerators since the segment was made: make another
+     * one that their engines map, too. */
+    if (staging != NULL && staging->ready && !cstd_staging_serves(session)) {
+        session->staging = NULL;
+        cstd_staging_abandon(staging);
+        staging = NULL;
+    }
+    if (staging != NULL && staging->request != NULL) {
+        rc = cst_err_set(&err, CST_EBUSY, "an earlier request for staging is not answered yet");
+    }
+    if (rc == CST_OK) {
+        rc = cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_STAGING, 1, &request,
+                                &err);
+    }
+    if (rc == CST_OK && staging == NULL) {
+        rc = make(session, bytes, &staging, &err);
+    }
+    if (rc != CST_OK) {
+        if (request != NULL) {
+            cstd_session_fail(session->daemon, request, &err);
+        } else {
+            cstd_session_error(session, id, &err);
+        }
+        return;
+    }
+    staging->request = request;
+    if (staging->ready) {
+        answer(staging);
+    } else {
+        session->staging = staging;
+        cstd_engines_mount(&session->daemon->engines, staging->segment);
+    }
+}
+
+void cstd_staging_abandon(struct cstd_staging *staging)
+{
+    staging->session = NULL;
+    staging->request = NULL; /* The request ends with the session. */
+    cstd_staging_unref(staging);
+}
+
+void cstd_staging_ref(struct cstd_staging *staging)
+{
+    staging->n_refs++;
+}
+
+void cstd_staging_unref(struct cstd_staging *staging)
+{
+    if (--staging->n_refs > 0) {
+        return;
+    }
+    cstd_deferred_remove(&staging->daemon->later, &staging->mounted);
+    staging->segment->on_mounted = NULL;
+    staging->segment->population = NULL;
+    cstd_engines_unmount(&staging->daemon->engines, staging->segment);
+    cstd_segment_unref(staging->segment);
+    free(staging);
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/report/record.h"
+
+#include <stdlib.h>
+
+/* Number of commands that are tracked, powers of two: at the beginning, and at most. The maximum is
+ * nine commands for each of 100 000 chunks with device updates. If more are under way, the oldest
+ * are lost. */
+enum { FEW = 1 << 12, MOST = 1 << 20 };
+
+struct issued {
+    uint64_t ticket; /* 0: the slot is free. */
+    uint64_t asked;  /* ns */
+    uint64_t bytes;
+    uint32_t chunk;
+    uint32_t kind;
+};
+
+struct cstd_record {
+    uint64_t n;    /* Number of intervals ever added. */
+    uint64_t step; /* Number of steps committed. */
+    /* ns: the last commit, or the sync if it was later; 0: neither has happened. */
+    uint64_t began;
+    /* Table of the commands under way; the low bits of the ticket are the slot; owned. */
+    struct issued *in_flight;
+    uint64_t n_slots; /* Length of in_flight. */
+    uint64_t n_used;  /* Number of slots of in_flight in use. */
+    struct cstd_record_interval ring[CSTD_RECORD_INTERVALS];
+};
+
+struct cstd_record *cstd_record_open(void)
+{
+    struct cstd_record *record = calloc(1, sizeof *record);
+
+    if (record != NULL) {
+        record->n_slots = FEW;
+        record->in_flight = calloc(record->n_slots, sizeof *record->in_flight);
+        if (record->in_flight == NULL) {
+            free(record);
+            record = NULL;
+        }
+    }
+    return record;
+}
+
+void cstd_record_close(struct cstd_record *record)
+{
+    if (record != NULL) {
+        free(record->in_flight);
+    }
+    free(record);
+}
+
+static struct issued *slot_of(const struct cstd_record *record, uint64_t ticket)
+{
+    return &record->in_flight[ticket & (record->n_slots - 1)];
+}
+
+/* Double the table. Tickets that are in different slots stay in different slots. False: the table
+ * has its maximum size, or there is no memory. */
+static bool grow(struct cstd_record *record)
+{
+    struct issued *old = record->in_flight;
+    uint64_t n_old = record->n_slots;
+    struct issued *more = n_old < MOST ? calloc(2 * n_old, sizeof *more) : NULL;
+
+    if (more == NULL) {
+        return false;
+    }
+    record->in_flight = more;
+    record->n_slots = 2 * n_old;
+    for (uint64_t i = 0; i < n_old; i++) {
+        if (old[i].ticket != 0) {
+            *slot_of(record, old[i].ticket) = old[i];
+        }
+    }
+    free(old);
+    return true;
+}
+
+static void add(struct cstd_record *record, const struct cstd_record_interval *interval)
+{
+    record->ring[record->n++ % CSTD_RECORD_INTERVALS] = *interval;
+}
+
+void cstd_record_issue(struct cstd_record *record, enum cstd_record_kind kind,
+                       const struct cst_command *command, uint64_t now)
+{
+    if (record == NULL) {
+        return;
+    }
+    /* A job's tickets are consecutive. Two of them meet in a slot only if one is still under way
+     * when the numbers have gone round the table. A few slow commands are no reason to grow. */
+    while (slot_of(record, command->ticket)->ticket != 0 && 2 * record->n_used > record->n_slots &&
+           grow(record)) {
+    }
+    record->n_used += slot_of(record, command->ticket)->ticket == 0;
+    *slot_of(record, command->ticket) =
+        (struct issued){.ticket = command->ticket,
+                        .asked = now,
+                        .bytes = command->bytes,
+                        .chunk = kind == CSTD_RECORD_NORM ? UINT32_MAX : command->chunk,
+                        .kind = kind};
+}
+
+void cstd_record_done(struct cstd_record *record, uint64_t ticket, uint32_t engine, uint64_t began,
+                      uint64_t ended)
+{
+    struct issued *issued = record != NULL ? slot_of(record, ticket) : NULL;
+
+    if (issued == NULL || issued->ticket != ticket) {
+        return;
+    }
+    add(record, &(struct cstd_record_interval){.kind = issued->kind,
+                                               .number = engine,
+                                               .chunk = issued->chunk,
+                                               .bytes = issued->bytes,
+                                               .step = record->step,
+                                               .asked = issued->asked,
+                                               .began = began,
+                                               .ended = ended > began ? ended : began});
+    issued->ticket = 0;
+    record->n_used--;
+}
+
+void cstd_record_over(struct cstd_record *record, uint64_t ticket, uint64_t now)
+{
+    if (record != NULL && slot_of(record, ticket)->ticket == ticket) {
+        cstd_record_done(record, ticket, 0, slot_of(record, ticket)->asked, now);
+    }
+}
+
+void cstd_record_wait(struct cstd_record *record, uint32_t rank, uint32_t chunk, bool grad,
+                      bool ahead, uint64_t asked, uint64_t now)
+{
+    if (record != NULL) {
+        add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_WAIT,
+                                                   .number = rank,
+                                                   .chunk = chunk,
+                                                   .ahead = ahead,
+                                                   .grad = grad,
+                                                   .step = record->step,
+                                                   .asked = asked,
+                                                   .began = asked,
+                                                   .ended = now});
+    }
+}
+
+void cstd_record_begin(struct cstd_record *record, uint64_t step, uint64_t now)
+{
+    if (record != NULL) {
+        record->step = step;
+        record->began = now;
+    }
+}
+
+void cstd_record_commit(struct cstd_record *record, uint64_t step, uint64_t now, uint64_t *ns)
+{
+    uint64_t took = 0;
+
+    if (record != NULL && step > record->step) {
+        took = record->began != 0 ? now - record->began : 0;
+        if (took != 0) {
+            add(record, &(struct cstd_record_interval){.kind = CSTD_RECORD_STEP,
+                                                       .chunk = UINT32_MAX,
+                                                       .step = step,
+                                                       .asked = record->began,
+                                                       .began = record->began,
+                                                       .ended = now});
+        }
+        record->step = step;
+        record->began = now;
+    }
+    if (ns != NULL) {
+        *ns = took;
+    }
+}
+
+void cstd_record_range(const struct cstd_record *record, uint64_t *first, uint64_t *end)
+{
+    *end = record != NULL ? record->n : 0;
+    *first = *end > CSTD_RECORD_INTERVALS ? *end - CSTD_RECORD_INTERVALS : 0;
+}
+
+const struct cstd_record_interval *cstd_record_get(const struct cstd_record *record, uint64_t i)
+{
+    return &record->ring[i % CSTD_RECORD_INTERVALS];
+}
+
+/* Return whether @id is one of the @n @ids, which ascend. */
+static bool has(const uint32_t *ids, uint32_t n, uint32_t id)
+{
+    uint32_t low = 0, high = n;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (ids[middle] < id) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < n && ids[low] == id;
+}
+
+/* Linear search: reads and writes of states are rare, device reservations are few, and the arenas
+ * of a base job are not in ascending order. */
+static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
+{
+    uint32_t i = 0;
+
+    while (i < n && ids[i] != id) {
+        i++;
+    }
+    return i < n;
+}
+
+static enum cstd_record_kind copy_kind(const struct cst_command *command,
+                                       const struct cstd_record_ids *ids)
+{
+    const uint32_t *slabs = ids->v + ids->n_arenas + 1, *rooms = ids->v + ids->n - ids->n_rooms;
+    uint32_t from = command->src[0].segment, to = command->dst[0].segment;
+    uint32_t n_slabs = rooms > slabs ? (uint32_t)(rooms - slabs) : 0;
+
+    if (has(slabs, n_slabs, to)) {
+        return CSTD_RECORD_LOAD;
+    }
+    if (is_among(rooms, ids->n_rooms, to)) {
+        return CSTD_RECORD_STATES_UP;
+    }
+    if (has(slabs, n_slabs, from)) {
+        return CSTD_RECORD_STAGE;
+    }
+    if (is_among(rooms, ids->n_rooms, from)) {
+        return CSTD_RECORD_STATES_DOWN;
+    }
+    return is_among(ids->v, ids->n_arenas, to) ? CSTD_RECORD_WRITE : CSTD_RECORD_READ;
+}
+
+enum cstd_record_kind cstd_record_kind_of(const struct cst_command *command,
+                                          const struct cstd_record_ids *ids)
+{
+    switch (command->kind) {
+    case CST_COMMAND_COPY:
+        return copy_kind(command, ids);
+    case CST_COMMAND_REDUCE:
+        return CSTD_RECORD_REDUCE;
+    case CST_COMMAND_NORM:
+        return CSTD_RECORD_NORM;
+    case CST_COMMAND_UPDATE:
+        return CSTD_RECORD_UPDATE;
+    case CST_COMMAND_FILL:
+        return CSTD_RECORD_FILL;
+    case CST_COMMAND_CONVERT:
+        return CSTD_RECORD_CONVERT;
+    }
+    return CSTD_RECORD_FILL;
+}

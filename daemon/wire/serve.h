@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The functions that serve requests, one per message type, and what they share. dispatch.c calls
+ * them. Loop thread only. */
+#ifndef CSTD_SERVE_H
+#define CSTD_SERVE_H
+
+#include "daemon/wire/session.h"
+
+struct cstd_job;
+
+/* Serve request @id with the decoded @body. */
+typedef void (*cstd_serve_fn)(struct cstd_session *session, uint64_t id, void *body);
+
+/* serve_job.c: a job as a whole. */
+void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body);
+
+/* commit.c: the request is answered with MSG_COMMITTED when all ranks have committed and the memory
+ * is populated (for a committed job at once, or after the closing step), or with an error. */
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
+
+/* serve_step.c: steps, and reading and writing of tensors. */
+void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_batch(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_accumulate(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body);
+
+/* job_info.c: descriptions of jobs. */
+void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body);
+
+/* serve_trace.c, stats.c, serve_quota.c. */
+void cstd_serve_trace(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_quota(struct cstd_session *session, uint64_t id, void *body);
+
+/* Answer request @id with the formatted error. */
+void cstd_serve_error(struct cstd_session *session, uint64_t id, int status, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Find the job that @name means in this session: a job of the session's user or, on the manager
+ * socket, of user @uid if @has_uid. Without @has_uid the manager socket finds jobs of all users.
+ * CST_ENOTFOUND: there is no such job; CST_EDENIED: @uid is another user and this is not the
+ * manager socket; CST_EINVAL: several users have a job of this name. */
+int cstd_serve_find_job(const struct cstd_session *session, const char *name, bool has_uid,
+                        uint32_t uid, struct cstd_job **out, struct cst_err *err);
+
+#endif

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests that concern a job as a whole: open, declare, commit, layout, pool, arena, leave,
+ * remove. */
+#include "daemon/job/base_job.h"
+#include "daemon/job/commit.h"
+#include "daemon/daemon.h"
+#include "daemon/job/declare.h"
+#include "daemon/memory/rank_devices.h"
+#include "daemon/wire/serve.h"
+#include "daemon/job/core_driver.h"
+#include "daemon/job/given.h"
+#include "daemon/report/log.h"
+#include "daemon/memory/device_reservation.h"
+#include "daemon/job/worker.h"
+#include "proto/cistern.pb-c.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    LAYOUT_PAGE = 4096, /* Most tensors in a LayoutPart; each takes at most 12 bytes. */
+    MAX_MICRO_BATCHES = 65536,
+};
+
+static bool is_name(const char *name)
+{
+    size_t n = strlen(name);
+
+    return n >= 1 && n < sizeof((struct cstd_job *)NULL)->name &&
+           strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n;
+}
+
+static int read_request(const Cistern__JobOpen *message, struct cstd_job_request *out,
+                        struct cst_err *err)
+{
+    struct cstd_job_options options;
+
+    if (!is_name(message->name)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job name '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
+                           message->name);
+    }
+    if (message->world < 1 || message->world > CST_CORE_MAX_WORLD ||
+        message->rank >= message->world) {
+        return cst_err_set(err, CST_EINVAL, "rank %u of %u: a job has 1 to %d ranks", message->rank,
+                           message->world, CST_CORE_MAX_WORLD);
+    }
+    if (message->micro_batches > MAX_MICRO_BATCHES) {
+        return cst_err_set(err, CST_EINVAL, "%u micro-batches in a step, at most %d",
+                           message->micro_batches, MAX_MICRO_BATCHES);
+    }
+    if (message->base_job != NULL && !is_name(message->base_job)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "name of a base job '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
+                           message->base_job);
+    }
+    if (message->has_token && message->token.len != CSTD_JOB_TOKEN_BYTES) {
+        return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
+                           message->token.len, CSTD_JOB_TOKEN_BYTES);
+    }
+    if (cstd_job_options_read(message, &options, err) != CST_OK) {
+        return CST_EINVAL;
+    }
+    *out = (struct cstd_job_request){
+        .name = message->name,
+        .rank = message->rank,
+        .world = message->world,
+        .pool_bytes = message->pool_bytes,
+        .chunk_elems = message->chunk_elems,
+        .device_update_bytes = message->device_update_bytes,
+        .device_states = message->device_states,
+        .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
+        .recompute = message->recompute,
+        .options = options,
+        .base = message->base_job,
+        .token = message->has_token ? message->token.data : NULL,
+        .timeout_ms = message->timeout_ms,
+        .ttl_s = message->ttl_s,
+        .any_device = message->device == NULL || strcmp(message->device, "auto") == 0,
+    };
+    return CST_OK;
+}
+
+static void reply_opened(struct cstd_session *session, uint64_t id, bool created)
+{
+    struct cstd_job *job = session->job;
+    struct cst_core_stats stats = {.step = 0};
+    Cistern__JobOpened opened = CISTERN__JOB_OPENED__INIT;
+
+    if (job->core != NULL) {
+        cst_core_stats(job->core, &stats);
+    }
+    opened.job = job->serial;
+    opened.token.data = job->workers[session->rank].token;
+    opened.token.len = CSTD_JOB_TOKEN_BYTES;
+    opened.step = stats.step;
+    opened.created = created;
+    opened.initialised = stats.initialised;
+    opened.device = (char *)(uintptr_t)cstd_rank_devices_name(&job->workers[session->rank]);
+    opened.committed = job->core != NULL;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_JOB_OPENED, &opened.base, NULL, 0);
+}
+
+/* Keep the JobOpen until the GPUs of this machine are known. */
+static void wait_for_gpus(struct cstd_session *session, uint64_t id,
+                          const Cistern__JobOpen *message)
+{
+    struct cstd_daemon *daemon = session->daemon;
+    size_t n = cistern__job_open__get_packed_size(message);
+    struct cstd_pending *request;
+    struct cst_err err = {0};
+
+    /* A list that came unpacked is packed now, and can be one or two bytes longer. */
+    if (n > sizeof daemon->out) {
+        cstd_serve_error(session, id, CST_EPROTO, "a JobOpen of %zu bytes, at most %zu are allowed",
+                         n, sizeof daemon->out);
+        return;
+    }
+    (void)cistern__job_open__pack(message, daemon->out);
+    if (cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_OPEN, 1, &request, &err) !=
+        CST_OK) {
+        cstd_session_error(session, id, &err);
+    } else if (cstd_gpus_wait(&daemon->gpus, request, daemon->out, n, cstd_serve_job_open, &err) !=
+               CST_OK) {
+        cstd_session_fail(daemon, request, &err);
+    }
+}
+
+void cstd_serve_job_open(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__JobOpen *message = body;
+    struct cstd_job_request asked;
+    struct cst_err err = {0};
+    bool created = false;
+    int rc;
+
+    if (session->job != NULL) {
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is open on this connection already",
+                         session->job->name);
+        return;
+    }
+    rc = read_request(body, &asked, &err);
+    if (rc == CST_OK) {
+        rc =
+            cstd_gpus_choose(&session->daemon->gpus, message->device, asked.rank, &asked.gpu, &err);
+    }
+    /* The GPUs of this machine are not known yet. */
+    if (rc == CST_EAGAIN) {
+        wait_for_gpus(session, id, message);
+        return;
+    }
+    if (rc == CST_OK && message->plan != NULL) {
+        rc = cstd_given_read(message->plan, &asked.plan, &err);
+    }
+    if (rc == CST_OK) {
+        rc = cstd_worker_attach(session, &asked, &created, &err);
+    }
+    if (rc == CST_OK) {
+        reply_opened(session, id, created);
+    } else {
+        cstd_session_error(session, id, &err);
+    }
+}
+
+void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body)
+{
+    struct cstd_job *job = session->job;
+    struct cstd_worker *worker = &job->workers[session->rank];
+    struct cst_err err = {0};
+    int rc = cstd_declare(worker, body, &err);
+
+    if (rc == CST_OK) {
+        cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        return;
+    }
+    cstd_session_error(session, id, &err);
+    /* The other ranks must be told, too; this one has its answer. */
+    if (rc == CST_EMISMATCH) {
+        cstd_commit_disagree(job, worker, &err);
+    }
+}
+
+static bool check_committed(struct cstd_session *session, uint64_t id)
+{
+    if (session->job->core == NULL) {
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
+                         session->job->name);
+        return false;
+    }
+    return true;
+}
+
+void cstd_serve_layout(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__LayoutGet *get = body;
+    const struct cst_model *model = &session->job->model;
+    Cistern__LayoutPart part = CISTERN__LAYOUT_PART__INIT;
+    uint32_t chunk[LAYOUT_PAGE], size_class[LAYOUT_PAGE], n;
+    uint64_t offset[LAYOUT_PAGE];
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    if (get->first >= model->n_tensors) {
+        cstd_serve_error(session, id, CST_EINVAL, "layout from tensor %u of %u", get->first,
+                         model->n_tensors);
+        return;
+    }
+    n = model->n_tensors - get->first;
+    n = n < LAYOUT_PAGE ? n : LAYOUT_PAGE;
+    for (uint32_t i = 0; i < n; i++) {
+        chunk[i] = model->tensors[get->first + i].chunk;
+        offset[i] = model->tensors[get->first + i].offset;
+        size_class[i] = session->job->layout.chunks[chunk[i]].size_class;
+    }
+    part.first = get->first;
+    part.n_chunk = part.n_offset = part.n_size_class = n;
+    part.size_class = size_class;
+    part.chunk = chunk;
+    part.offset = offset;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_LAYOUT_PART, &part.base, NULL, 0);
+}
+
+void cstd_serve_pool(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__PoolGet *get = body;
+    const struct cstd_memory *memory = &session->job->memory;
+    const struct cstd_gpu *gpu = session->job->workers[session->rank].gpu;
+    Cistern__PoolPart part = CISTERN__POOL_PART__INIT;
+    uint64_t bytes[CST_FRAME_MAX_FDS];
+    int fds[CST_FRAME_MAX_FDS];
+    uint32_t n_slabs, n = 0;
+    struct cst_err err = {0};
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    /* The pools of a parked job have no slabs. */
+    n_slabs = memory->parked ? 0 : cstd_memory_n_slabs(memory, session->rank);
+    if (get->first >= n_slabs) {
+        cstd_serve_error(session, id, CST_EINVAL, "pool from slab %u of %u", get->first, n_slabs);
+        return;
+    }
+    for (; n < CST_FRAME_MAX_FDS && get->first + n < n_slabs; n++) {
+        struct cstd_segment *slab = cstd_memory_slab(memory, session->rank, get->first + n);
+
+        bytes[n] = slab->bytes;
+        if (cstd_segment_share(slab, &fds[n], &err) != CST_OK) {
+            cstd_session_error(session, id, &err);
+            return;
+        }
+    }
+    part.first = get->first;
+    part.n_bytes = n;
+    part.bytes = bytes;
+    /* The memory of a simulated accelerator consists of memfds. */
+    part.has_device = part.device = gpu != NULL && !gpu->paced;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_POOL_PART, &part.base, fds, n);
+}
+
+void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__ArenaGet *get = body;
+    const struct cstd_memory *memory = &session->job->memory;
+    Cistern__ArenaPart part = CISTERN__ARENA_PART__INIT;
+    uint32_t segment[CST_FRAME_MAX_FDS], n = 0;
+    uint64_t bytes[CST_FRAME_MAX_FDS];
+    int fds[CST_FRAME_MAX_FDS];
+    struct cst_err err = {0};
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    if (!memory->pools[session->rank].worker_copies) {
+        cstd_serve_error(
+            session, id, CST_EDENIED,
+            "arenas are for workers that copy weights: an engine does that for rank %u",
+            session->rank);
+        return;
+    }
+    if (get->first >= memory->n_arenas) {
+        cstd_serve_error(session, id, CST_EINVAL, "arenas from %u of %u", get->first,
+                         memory->n_arenas);
+        return;
+    }
+    for (; n < CST_FRAME_MAX_FDS && get->first + n < memory->n_arenas; n++) {
+        struct cstd_segment *arena = memory->segments[get->first + n];
+
+        segment[n] = arena->id;
+        bytes[n] = arena->bytes;
+        if (cstd_segment_share(arena, &fds[n], &err) != CST_OK) {
+            cstd_session_error(session, id, &err);
+            return;
+        }
+    }
+    part.first = get->first;
+    part.n_segment = part.n_bytes = n;
+    part.segment = segment;
+    part.bytes = bytes;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ARENA_PART, &part.base, fds, n);
+}
+
+void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
+{
+    struct cst_event event = {.kind = CST_EV_LEAVE, .rank = session->rank};
+    struct cstd_pending *request;
+    struct cst_err err = {0};
+
+    (void)body;
+    /* Without a core there are no leases to give back, and nothing to wait for. */
+    if (session->job->core == NULL) {
+        cstd_worker_left(session->job, session->rank);
+        cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        return;
+    }
+    if (cstd_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_LEAVE, 1, &request,
+                           &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    event.tag = cstd_pending_tag(request, 0);
+    cstd_job_feed(session->job, &event);
+}
+
+void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__JobName *name = body;
+    struct cstd_job *job;
+    struct cstd_pending *request;
+    struct cst_err err = {0}, why = {0};
+    int rc = cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
+
+    if (rc == CST_OK) {
+        char what[96];
+
+        (void)snprintf(what, sizeof what, "job '%s' cannot be removed", job->name);
+        rc = cstd_base_job_check_unused(job, what, &err);
+    }
+    if (rc == CST_OK) {
+        rc = cstd_session_defer(session, NULL, id, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, 1, &request,
+                                &err);
+    }
+    if (rc != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "removed by pid %d (uid %u)",
+                   (int)session->peer.pid, (unsigned)session->peer.uid);
+    (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
+    cstd_job_remove(job, cstd_pending_tag(request, 0), &why);
+}

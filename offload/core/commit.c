@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ends of micro-batches and steps. All ranks have asked for the step and all chunks are reduced
+ * -> NORM -> commit -> UPDATE of each chunk that is not frozen and not already updated, in the
+ * order of the next forward pass. Until the commit a step can be lost. After it, only a failed
+ * engine can prevent the updates. */
+#include "offload/core/commit.h"
+
+#include "offload/core/clip.h"
+#include "offload/update/collection.h"
+#include "offload/core/core_state.h"
+#include "offload/update/device_update.h"
+#include "offload/update/exposure.h"
+#include "offload/core/hyper.h"
+#include "offload/core/instant.h"
+#include "offload/update/overlap.h"
+#include "offload/core/prepare.h"
+#include "offload/core/ranks.h"
+#include "offload/residency/waiting.h"
+
+#include <inttypes.h>
+
+/* -- commit ----------------------------------------------------------------------------------- */
+
+/* A bit for the first rank of each chunk's group. Together these ranks fetch everything. */
+static uint64_t find_leaders(const struct cst_core *core)
+{
+    uint64_t leaders = 0;
+
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        leaders |= core->chunks[c].ranks & (0 - core->chunks[c].ranks);
+    }
+    return leaders;
+}
+
+static void put_in_order(struct cst_core *core, uint32_t c, uint32_t *n)
+{
+    if (!core->chunks[c].ordered) {
+        core->chunks[c].ordered = true;
+        core->commit.order[(*n)++] = c;
+    }
+}
+
+/* Order the chunks as the groups' first ranks fetched their weights in the last step, taking one
+ * fetch of each rank in turn; then the remaining chunks. */
+static void order_updates(struct cst_core *core)
+{
+    uint64_t leaders = find_leaders(core);
+    uint32_t n = 0;
+
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        /* Frozen chunks are not updated: treat them as already listed. */
+        core->chunks[c].ordered = !core->chunks[c].has_states;
+    }
+    for (uint32_t i = 0; leaders != 0; i++) {
+        for (uint64_t rest = leaders; rest != 0; rest &= rest - 1) {
+            const struct cst_trace *trace = &core->ranks[__builtin_ctzll(rest)].trace;
+            uint32_t n_expected;
+            const uint32_t *expected = cst_trace_expected(trace, &n_expected);
+
+            if (i >= n_expected) {
+                leaders &= ~(rest & (0 - rest));
+            } else if ((expected[i] & 1) == 0) {
+                put_in_order(core, expected[i] >> 1, &n);
+            }
+        }
+    }
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        put_in_order(core, c, &n);
+    }
+}
+
+/* Issue the updates of a step that is not skipped. */
+static void issue_updates(struct cst_core *core, float factor, bool guard)
+{
+    struct cst_update update = {
+        .mark = core->commit.adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
+
+    update.hyper.grad_scale = factor;
+    order_updates(core);
+    for (uint32_t i = 0; i < core->n_trained; i++) {
+        cst_overlap_committed(core, core->commit.order[i], &update);
+    }
+    cst_device_updates_end(core);
+    cst_exposure_all_issued(core);
+}
+
+static double mean_loss(const struct cst_core *core)
+{
+    double sum = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        sum += core->ranks[rank].loss;
+    }
+    return sum / core->world;
+}
+
+static void answer_steps(struct cst_core *core, const struct cst_clip *clip, bool skipped,
+                         double loss)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_rank *r = &core->ranks[rank];
+        struct cst_reply *reply;
+
+        r->stepped = false;
+        r->prepared = false;
+        r->wants_prefetch = true;
+        cst_trace_end_step(&r->trace);
+        /* The rank's process is gone: nobody waits for the reply. */
+        if (r->step == CST_NO_REQUEST) {
+            continue;
+        }
+        reply = cst_core_reply(core, core->requests.v[r->step].tag);
+        cst_requests_remove(&core->requests, r->step);
+        r->step = CST_NO_REQUEST;
+        if (reply != NULL) {
+            reply->step = core->step;
+            reply->skipped = skipped;
+            reply->overflow = !clip->finite;
+            reply->grad_norm = clip->grad_norm;
+            reply->clip = clip->clip;
+            reply->loss = loss;
+            reply->n_skipped = core->commit.n_skipped;
+        }
+    }
+}
+
+static void log_not_finite(struct cst_core *core, bool skipped)
+{
+    if (skipped) {
+        cst_core_log(core, CST_OK,
+                     "step %" PRIu64 " skipped: the norm of the gradients is NaN, infinite or too "
+                     "large (%" PRIu64 " skipped so far)",
+                     core->step, core->commit.n_skipped);
+    } else {
+        cst_core_log(core, CST_OK,
+                     "step %" PRIu64 ": the norm of the gradients is NaN, infinite or too large; "
+                     "tiles of %d elements with such a norm keep their states",
+                     core->step, CST_TILE_ELEMS);
+    }
+}
+
+static void commit(struct cst_core *core, double sum_squares)
+{
+    const struct cst_hyper *hyper = &core->ranks[0].hyper;
+    struct cst_clip clip = cst_clip_factor(sum_squares, hyper->grad_scale, hyper->clip_norm);
+    bool guard = cst_overlap_guards(core);
+    bool skipped = !clip.finite && !guard;
+
+    core->step++;
+    core->commit.last_loss = mean_loss(core);
+    core->commit.last_grad_norm = clip.grad_norm;
+    core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
+    core->commit.last_ns = core->now;
+    cst_instant_committed(core);
+    cst_ranks_end_closing(core);
+    cst_rank_reset_begun(core);
+    core->commit.n_skipped += skipped;
+    core->commit.n_overflows += !clip.finite;
+    if (!clip.finite) {
+        log_not_finite(core, skipped);
+    }
+    answer_steps(core, &clip, skipped, core->commit.last_loss);
+    if (skipped) {
+        for (uint32_t c = 0; c < core->n_chunks; c++) {
+            cst_overlap_committed(core, c, NULL);
+        }
+    } else {
+        core->commit.adam_step++;
+        issue_updates(core, clip.factor, guard);
+    }
+    cst_collection_drop(core); /* No contribution is left: begin the next collection. */
+    cst_ranks_committed(core);
+}
+
+void cst_commit_close(struct cst_core *core)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_NORM, .collection = core->collection.number};
+
+    /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
+    if (!core->attempt.closing || core->commit.normed == core->collection.number + 1 ||
+        core->collection.n_reduced < core->n_trained || core->writes.n > 0) {
+        return;
+    }
+    cst_core_command(core, CST_COMMAND_NORM, 0, &flight)->table = core->table_segment;
+    core->commit.normed = core->collection.number + 1;
+}
+
+void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
+                       const struct cst_event *event)
+{
+    if (event->status != CST_OK) {
+        struct cst_err why;
+
+        (void)cst_err_set(&why, event->status == CST_ELOST ? CST_ELOST : CST_EENGINE,
+                          "the norm of step %" PRIu64 " failed: %s", core->step,
+                          cst_event_words(event));
+        cst_ranks_fail(core, &why);
+    } else if (core->attempt.closing && flight->collection == core->collection.number) {
+        commit(core, event->value);
+    }
+}
+
+/* -- step ------------------------------------------------------------------------------------ */
+
+static bool all_stepped(const struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (!core->ranks[rank].stepped) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cst_commit_step(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+    struct cst_err err;
+
+    if (r->stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+        return;
+    }
+    if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &err);
+        return;
+    }
+    r->step = cst_requests_add(&core->requests, event, CST_REQUEST_STEP);
+    cst_requests_time(&core->requests, r->step, cst_waiting_deadline(core));
+    r->stepped = true;
+    r->hyper = event->hyper;
+    r->loss = event->loss;
+    if (cst_prepare_check_step(core, event->rank, &err) != CST_OK) {
+        cst_ranks_interrupt(core, &err);
+        return;
+    }
+    cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
+    cst_waiting_cancel_fetches(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
+    if (all_stepped(core)) {
+        if (cst_prepare_compare_steps(core, &err) != CST_OK) {
+            cst_ranks_interrupt(core, &err);
+            return;
+        }
+        cst_ranks_begin_closing(core);
+    }
+    cst_fact_rank_went_on(&core->facts);
+    if (core->grad_fp32) {
+        /* Contributions after this rank's in rank order may now be added. */
+        cst_collection_wake(core);
+    }
+    cst_commit_close(core);
+}
+
+void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    if (r->stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+        return;
+    }
+    if (r->micro + 1 >= core->micro_batches) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " is in micro-batch %" PRIu32 " of %" PRIu32
+                        " of step %" PRIu64 ": the step ends it",
+                        event->rank, r->micro + 1, core->micro_batches, core->step);
+        return;
+    }
+    cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
+    cst_waiting_cancel_grads(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
+    cst_collection_next_micro(core, event->rank);
+    r->wants_prefetch = true;
+    (void)cst_core_reply(core, event->tag);
+    cst_fact_rank_went_on(&core->facts);
+    cst_collection_wake(core);
+}

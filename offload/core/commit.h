@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ends of micro-batches and of steps: norm, commit, order of updates. Owns the step. Called by
+ * core.c and states. */
+#ifndef CST_COMMIT_H
+#define CST_COMMIT_H
+
+#include "offload/core/core.h"
+#include "offload/core/flight.h"
+
+struct cst_core;
+
+struct cst_commit {
+    /* Collection whose NORM was issued last, counted from 1; 0: none was. */
+    uint64_t normed;
+    uint64_t n_skipped;
+    uint64_t n_overflows;
+    uint64_t adam_step;
+    uint64_t last_ns; /* Time of the last commit, in ns; 0: none yet. */
+    uint64_t last_step_ns;
+    double last_loss, last_grad_norm;
+    uint32_t *order; /* Scratch: chunks in the order of their updates; owned. */
+};
+
+/* Handle CST_EV_ACCUMULATE and STEP. */
+void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event);
+void cst_commit_step(struct cst_core *core, const struct cst_event *event);
+
+/* Issue the NORM if all gradients are reduced and no WRITE is in flight. */
+void cst_commit_close(struct cst_core *core);
+
+/* Handle the completion of the NORM: commit. */
+void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
+                       const struct cst_event *event);
+
+#endif

@@ -1,0 +1,585 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state machine of one job. It takes an event and fills a list of actions. It does no I/O,
+ * starts no threads and reads no clock: the daemon drives it with real engines, tests/sim and the
+ * planner drive it with a virtual clock. Only one thread may use a core at a time.
+ *
+ *   event (request, completion, death, tick) -> cst_core_step() -> actions (commands, replies)
+ *
+ * Engines. Which engine executes a command:
+ *
+ *   - UPDATE, CONVERT and copies between arenas and staging segments: the engine of the chunk's
+ *     node.
+ *   - NORM: engine 0.
+ *   - Copies between a pool and an arena: the engine of the pool's GPU; for a pool in host memory,
+ *     the engine of the chunk's node.
+ *   - REDUCE: the engine that offload/update/reduce_site.h chooses.
+ *
+ * Therefore a command's `after` can name tickets of other engines. The driver gives the command to
+ * its engine only when those tickets are complete. If a command fails, the commands that wait for
+ * it fail with CST_ECANCELLED, unless it is `may_fail`. A ticket that is not in flight counts as
+ * complete.
+ *
+ * Replies and completions. Each request carries a tag, which gets exactly one CST_ACT_REPLY, from
+ * the same call or from a later one. Each command carries a ticket; tickets increase. The driver
+ * must send exactly one CST_EV_DONE for each ticket, whatever happens to the engine in the
+ * meantime.
+ *
+ * The phases of a job, as the core sees them:
+ *
+ *   all ranks SYNC --> RUNNING (attempt a, step s) --all ranks STEP--> commit: step s + 1
+ *        ^                |                                            (same attempt)
+ *        |                |
+ *        +- INTERRUPTED <-+  A rank dies or leaves during a step, the accelerator of its pool is
+ *        |                |  lost, a deadline passes, or the ranks' hyper-parameters differ:
+ *        |                |  waiting requests are answered, contributions are dropped, updates of
+ *        |                |  committed steps go on.
+ *        |                |
+ *        +- IDLE <--------+  A rank leaves before any other rank has begun the next step: nothing
+ *                            is lost. INTERRUPTED becomes IDLE when all ranks have left in good
+ *                            order and no gradient was lost.
+ *
+ * Loss of an accelerator. The engine of a lost accelerator returns its commands with EENGINE or
+ * ELOST. The pools and the device reservation in its memory are lost; states in host memory are
+ * not.
+ *
+ *   - Any command that was to read or write a lost pool interrupts the attempt. If all ranks have
+ *     asked for the step, it is committed first, unless a sum or a contribution to it is lost.
+ *   - The ranks with pools there get the accelerator's name and the cause as the answer to every
+ *     request, until they leave or die and attach again. Their pools may be elsewhere by then
+ *     (cst_core_move_pool). The other ranks wait for them in SYNC.
+ *   - Updates that were begun go on, including early updates of the current step.
+ *   - The job fails if states were on the accelerator or on their way from it
+ * (offload/update/update_end.c).
+ *
+ * Loss of a node's engine (CST_EV_NODE_DOWN): the engine died too often to be restarted at once.
+ * Everything that it works on lies in host memory, and the driver keeps its commands. An engine
+ * that is started later first restores what was half changed and then executes these commands, so
+ * no state is lost.
+ *
+ *   - The attempt is interrupted, whether or not all ranks have asked for the step.
+ *   - All attached ranks get the cause as the answer to every request, until they attach again.
+ *   - Commands to and from staging segments (`io`) are not kept, because their requests are
+ *     answered: these commands fail.
+ *   - A failed WRITE of master weights fails the job, and so does a command that the driver has
+ *     kept too often.
+ *
+ * A failed job does not train any more. Its rows can still be READ, except those of chunks for
+ * which a command failed that was to change them.
+ *
+ * Copies of weights into a pool. An engine makes them with COPY commands, unless the pool has
+ * worker_copies: then the rank's worker makes them. In such a pool a FETCH_WEIGHT is answered as
+ * soon as a block is free and the chunk's update and writes are done. The reply says where the row
+ * is (`home`).
+ *
+ *   - The row is not written while the worker reads it. Updates are issued at a commit (early
+ *     updates are issued before, and write the other weight row), a commit needs the STEP of every
+ *     rank, and a worker sends STEP when all its copies are done. WRITEs are refused from the first
+ *     fetch to the commit. A worker that breaks this rule, or an attempt that is interrupted, can
+ *     leave torn weights only in blocks leased by that worker. These blocks are then STALE and are
+ *     granted to nobody.
+ *   - The block is leased until its release, so it cannot be evicted. If the rank fetches the chunk
+ *     again before, the reply has `home` again and is not a hit.
+ *   - RELEASE means that the weights are in the block: from then on the block is cached as if an
+ *     engine had filled it.
+ *   - A lease that ends by death, leave or sync does not mean that: its block becomes free. A
+ *     worker that goes on sends SYNC after its copies have ended. The blocks of a worker that hung
+ *     up stay in quarantine until it is dead.
+ *   - Such a pool is loaded by fetches only. PREFETCH does nothing and the trace is not followed:
+ *     the worker fetches ahead itself.
+ *
+ * Groups. The sum of a chunk waits only for the ranks in its group (chunk.ranks of the layout).
+ * Other ranks can neither fetch the chunk nor hand in its gradient (CST_EINVAL). SYNC and STEP
+ * concern all ranks. A frozen chunk has no gradient (CST_EINVAL), no sum and no update. Its MASTER,
+ * moments and GRAD cannot be read (CST_EUNSUPPORTED); a WRITE of its MASTER sets the weights. A
+ * chunk of a base job cannot be written (CST_EDENIED).
+ *
+ * Micro-batches. Each rank counts its own: ACCUMULATE ends a micro-batch, STEP ends the last one. A
+ * chunk collects one micro-batch at a time: what a rank hands in during its micro-batch m is added
+ * when the group's contributions to micro-batch m - 1 are all in the row. A rank that ends
+ * micro-batch m without handing in contributes zero. A rank that is ahead and opens the gradient
+ * again waits until its previous contribution is in the row.
+ *
+ * An fp32 row takes contributions as they come, in the order of micro-batches and, in each
+ * micro-batch, of ranks. Each addition is rounded to fp32, whether it has a command of its own or
+ * not. Therefore, if a pool is short of blocks, the contributions of the first ranks can be added
+ * before the last ones have come, with the same bits. (They cannot be spilled like a contribution
+ * to a bf16 row, because an fp32 row holds the sum so far.) No rank can be blocked by this: of the
+ * ranks in the earliest micro-batch, the lowest one can always empty its pool.
+ *
+ * Gradients in the weight row (layout's states.grad_over_weight). A chunk's sum, or a contribution
+ * that leaves a pool, is written to the weight row. From then until the chunk's UPDATE is issued,
+ * weights are made from the master weights, of which they are the bf16 rounding, by a CONVERT into
+ * the block or staging segment in place of a COPY. This stays so after an interrupted attempt or a
+ * skipped step, until the next update. READ of GRAD gets CST_EUNSUPPORTED unless the row holds the
+ * gradient. WRITE of WEIGHT gets CST_EUNSUPPORTED: a WRITE of MASTER sets the weights. WRITE of
+ * MASTER gets CST_EBUSY while a gradient is being moved to the row.
+ *
+ * Two weight rows (policy.overlap EARLY or DELAYED; layout->states.two_weights). Fetches read one
+ * row, an update writes the other, and a commit switches the rows:
+ *
+ *   - EARLY. By PREPARE a rank announces the hyper-parameters of its STEP. If all ranks have
+ *     announced the same ones and do not clip, a chunk is updated as soon as its gradient is
+ *     complete. All other updates are issued at the commit. Fetches read the old row until the
+ *     commit. If the attempt is interrupted before it, the step must be repeated with the same
+ *     hyper-parameters (else EMISMATCH). The repetition reads the same weights, and gradients of
+ *     chunks that are already updated are dropped (n_dropped). So the step has the same bits as in
+ *     the first attempt, provided that the gradients have. Until the commit, MASTER and moments of
+ *     an updated chunk cannot be read, and no state can be written (EBUSY). If the sum was made
+ *     within the update, GRAD cannot be read (EUNSUPPORTED). A step that all ranks prepared is not
+ *     skipped because of a gradient beyond proto/grad_limit.h: its tile keeps its states.
+ *   - DELAYED, from step delay_from on (the number of steps committed before it). Commit i switches
+ *     to the row that update i - 1 wrote, then update i is issued: step i + 1 reads weights without
+ *     it. READ returns the newest weights. A WRITE of weights or master weights ends the delay
+ *     once: all chunks switch to their last updates.
+ *
+ * In INTERRUPTED and IDLE, requests of the old attempt get EPEERDIED. Before the first SYNC they
+ * get EINVAL ("sync first"). The blocks of a surviving rank stay leased until its SYNC, because
+ * only then is it known that the worker no longer uses them. */
+#ifndef CST_CORE_H
+#define CST_CORE_H
+
+#include "offload/layout/layout.h"
+#include "cistern/status.h"
+#include "proto/table.h"
+
+#define CST_CORE_MAX_WORLD 64
+#define CST_CORE_NEVER UINT64_MAX
+#define CST_CORE_NO_PREFETCH UINT32_MAX /* Value of prefetch_depth: no prefetch. */
+
+struct cst_core;
+
+/* Blocks of one size class in a rank's pool. Slabs are numbered through all classes; each slab has
+ * blocks of one class only. */
+struct cst_core_part {
+    uint32_t n_blocks; /* 0 if the layout has no such class. */
+    /* Block i of the class is in slab first_slab + i / blocks_per_slab. */
+    uint32_t blocks_per_slab;
+    uint32_t first_slab;
+};
+
+struct cst_core_pool {
+    struct cst_core_part parts[CST_LAYOUT_MAX_CLASSES]; /* One for each size class of the layout. */
+    /* Segment id of each slab. Borrowed for the core's life; changed only by cst_core_move_pool. */
+    const uint32_t *segments;
+    /* Engine of the GPU whose memory the pool is. 0: host memory, which is served by the engine of
+     * each chunk's node. */
+    uint32_t engine;
+    bool worker_copies; /* The rank's worker copies weights into the pool itself. */
+};
+
+enum cst_core_eviction {
+    /* Evict the block that is used again last, weighted by the cost to bring it back. */
+    CST_EVICT_NEXT_USE,
+    CST_EVICT_LRU, /* Evict the least recently used block; for comparisons. */
+};
+
+/* Eviction, prefetch and times of updates. */
+struct cst_core_policy {
+    /* Number of expected weights to load before they are asked for. 0: as many as blocks allow. */
+    uint32_t prefetch_depth;
+    enum cst_core_eviction eviction;
+    enum cst_overlap overlap; /* EARLY and DELAYED need layout->states.two_weights. */
+    uint64_t delay_from; /* DELAYED: the first step, counted from 0, whose update is delayed. */
+    /* GPUs that want the same weights load one piece each, of at least this many bytes, and
+     * exchange the pieces. 0: each GPU loads everything itself. */
+    uint64_t gather_bytes;
+};
+
+#define CST_CORE_MAX_UPDATE_DEVICES 8
+
+/* Device reservation: an accelerator's memory for device updates. The states of a chunk are copied
+ * there, updated, and copied back. */
+struct cst_core_device_reservation {
+    uint32_t engine;  /* The accelerator's engine, numbered as in cst_command.node. */
+    uint32_t segment; /* Id of the segment that is this memory. */
+    uint64_t bytes;   /* Size of the memory. */
+};
+
+struct cst_core_config {
+    const struct cst_model *model; /* Borrowed for the core's life, like layout. */
+    const struct cst_layout *layout;
+    uint32_t world;                    /* Number of ranks, 1..CST_CORE_MAX_WORLD. */
+    const uint32_t *arena_segments;    /* Segment id of each segment of the layout; borrowed. */
+    uint32_t table_segment;            /* Segment id of the job table. */
+    const struct cst_core_pool *pools; /* One for each rank; copied. */
+    uint64_t first_ticket;             /* Tickets count up from this one. */
+    /* How long SYNC, STEP and a fetch that lacks a block wait for other ranks. CST_CORE_NEVER:
+     * forever. */
+    uint64_t peer_timeout_ns;
+    uint64_t step; /* Number of steps committed before; 0 for a new job. */
+    struct cst_core_policy policy;
+    /* Maximum number of micro-batches of a step; 0 and 1 mean one. More than one needs
+     * layout->grad_bytes == 4. */
+    uint32_t micro_batches;
+    const struct cst_core_device_reservation *reservations; /* Copied. */
+    uint32_t n_reservations;                                /* 0..CST_CORE_MAX_UPDATE_DEVICES. */
+    /* Initial k: one of every k chunks of a node gets a device update; 0: none. See
+     * cst_core_set_interleave. */
+    uint32_t interleave;
+    uint64_t seed;              /* Seed of stochastic rounding, for the job table. */
+    enum cst_rounding rounding; /* Rounding of weights, for the job table. */
+};
+
+struct cst_hyper {
+    float lr, beta1, beta2, eps, weight_decay;
+    float clip_norm;  /* Maximum norm of the gradients; 0: no clipping. */
+    float grad_scale; /* Factor for all gradients; 1 leaves them as they are. */
+};
+
+/* -- commands to engines -------------------------------------------------------------------- */
+
+enum cst_command_kind {
+    CST_COMMAND_COPY = 1, /* The numbers are those in proto/engine.proto. */
+    CST_COMMAND_REDUCE = 2,
+    CST_COMMAND_NORM = 3,
+    CST_COMMAND_UPDATE = 4,
+    CST_COMMAND_FILL = 5,
+    CST_COMMAND_CONVERT = 6,
+};
+
+enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
+
+#define CST_COMMAND_MAX_AFTER 8
+#define CST_COMMAND_MAX_ROWS 4
+#define CST_COMMAND_MAX_REPLACES 4
+
+struct cst_command_row {
+    enum cst_row row;
+    struct cst_place place;
+};
+
+struct cst_command {
+    enum cst_command_kind kind;
+    enum cst_priority priority;
+    /* Queue the command before the commands of its priority that its engine has received earlier
+     * and not begun. */
+    bool newest_first;
+    uint64_t ticket;
+    uint64_t after[CST_COMMAND_MAX_AFTER]; /* Tickets, of any engine, that must complete first. */
+    uint32_t n_after;
+    /* Hold the command until the daemon has seen the completions of all of `after`, even those of
+     * the same engine. Reason: this command overwrites what they would read again after an engine
+     * restart; or it must fail if they failed, which a restarted engine does not remember. */
+    bool after_ack;
+    /* A failure of this command does not cancel the commands that wait for it. These go on, or wait
+     * for a command that has come `replaces`. Therefore even commands of the same engine that wait
+     * for it are sent only after the driver has seen its completion. */
+    bool may_fail;
+    /* Tickets in flight of commands that have failed or will fail, and that this command replaces:
+     * what waits for one of these tickets waits for this command instead. */
+    uint64_t replaces[CST_COMMAND_MAX_REPLACES];
+    uint32_t n_instead;
+    /* The command reads or writes a staging segment, which may be gone once the request is
+     * answered. */
+    bool io;
+    /* The engine that executes the command: that of a chunk's node, of a pool or of a device
+     * reservation. */
+    uint32_t node;
+    /* COPY, CONVERT: one source. REDUCE and an UPDATE that also makes the sum: contributions in
+     * rank order. */
+    struct cst_place src[CST_CORE_MAX_WORLD];
+    uint32_t n_src;
+    /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
+     * optimizer has it). */
+    struct cst_place dst[4];
+    uint32_t n_dst;
+    uint64_t bytes;   /* COPY, FILL: number of bytes. */
+    uint64_t n_elems; /* CONVERT: number of elements. */
+    uint32_t table;   /* REDUCE, NORM, UPDATE: segment id of the job table. */
+    uint32_t chunk;   /* All but NORM. Engines are told the chunk with REDUCE and UPDATE only. */
+    uint64_t mark;    /* REDUCE: number of the reduction. UPDATE: Adam step t, from 1. */
+    /* REDUCE into an fp32 row: add the sources in order to the contents of the row. */
+    bool accumulate;
+    /* UPDATE: rows to read that are not where the table says; as in engine.proto. */
+    struct cst_command_row in[CST_COMMAND_MAX_ROWS];
+    /* UPDATE: rows to write that are not where the table says; as in engine.proto. */
+    struct cst_command_row out[CST_COMMAND_MAX_ROWS];
+    uint32_t n_in, n_out;
+    bool guard; /* UPDATE: tiles beyond proto/grad_limit.h keep their states; as in engine.proto. */
+    enum cst_row row; /* CONVERT with encode or decode: the moments row. */
+    /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
+    bool encode, decode;
+    /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
+     * weights are written). */
+    enum cst_moments moments;
+    /* CONVERT of moments that are not fp32: first element and number of elements of the row. Both
+     * 0: clear n_elems elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
+    uint64_t first, row_elems;
+    struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor. */
+};
+
+/* -- events --------------------------------------------------------------------------------- */
+
+/* Each comment names the fields of struct cst_event that the event uses in addition to kind and
+ * now, and special statuses of its reply. */
+enum cst_event_kind {
+    /* rank. The rank has a worker (again). After HANGUP without DEAD it is the same process, whose
+     * quarantine lasts until its SYNC. */
+    CST_EV_ATTACH,
+    /* rank. The rank's connection is closed, but its process may still run: grant nothing more and
+     * quarantine its blocks. */
+    CST_EV_HANGUP,
+    /* rank. The rank's process is dead: reclaim its blocks. Comes after HANGUP or alone. */
+    CST_EV_DEAD,
+    CST_EV_LEAVE,        /* rank, tag. The rank leaves in good order. */
+    CST_EV_SYNC,         /* rank, tag. The rank is ready for the next attempt. */
+    CST_EV_FETCH_WEIGHT, /* rank, tag, attempt, chunk, ahead. */
+    CST_EV_FETCH_GRAD,   /* rank, tag, attempt, chunk, ahead. */
+    /* rank, tag, attempt, chunk, generation. The release of a gradient changes nothing, because its
+     * lease lasts until it is handed in. */
+    CST_EV_RELEASE,
+    CST_EV_HAND_IN, /* rank, tag, attempt, chunk, generation. The request REDUCE_SCATTER. */
+    /* rank, tag, attempt. Ends the rank's micro-batch, its waiting gradient fetches and its open
+     * gradients. EINVAL: it is the last micro-batch of the step. */
+    CST_EV_ACCUMULATE,
+    /* rank, tag, attempt, chunk. The worker now waits for weights that it fetched ahead. */
+    CST_EV_WANT,
+    CST_EV_PREFETCH, /* rank, tag, attempt, chunk. */
+    CST_EV_EVICT,    /* rank, tag, attempt, chunk. */
+    /* rank, tag, attempt, hyper. Announces the hyper-parameters of the next STEP; has an effect
+     * with EARLY only. EMISMATCH, and the attempt is over: another rank has announced other ones,
+     * or updates were begun with other ones. */
+    CST_EV_PREPARE,
+    /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing
+     * more of the step is granted to it. */
+    CST_EV_STEP,
+    /* tag, tensor, row, first, n_elems, place (staging segment). Allowed at any time. EBUSY: the
+     * grad row holds a contribution, not a sum. */
+    CST_EV_READ,
+    /* The fields of READ. EBUSY from the first fetch, hand-in or STEP of any rank until the commit
+     * or the end of the attempt. */
+    CST_EV_WRITE,
+    /* rank, tag, cancel (the tag to cancel). The cancelled request is answered first, then this
+     * one. */
+    CST_EV_CANCEL,
+    CST_EV_DONE, /* ticket, status, value, text. A command is complete. */
+    CST_EV_TICK, /* Only the time has changed. */
+    /* text. The engine of a node with commands of this job was given up. The driver keeps those
+     * commands that are not io. */
+    CST_EV_NODE_DOWN,
+};
+
+struct cst_event {
+    enum cst_event_kind kind;
+    uint64_t now; /* Monotonic time in ns; never decreases. */
+    uint64_t tag; /* Tag of the request; not 0 if a reply is wanted. */
+    uint32_t rank;
+    uint64_t attempt;
+    uint32_t chunk;
+    uint64_t generation;
+    bool ahead;
+    struct cst_hyper hyper;
+    double loss;
+    uint32_t tensor;
+    enum cst_row row;
+    uint64_t first, n_elems; /* Range of elements of the tensor. */
+    struct cst_place place;
+    uint64_t cancel;
+    uint64_t ticket;
+    int status;
+    double value;
+    const char *text; /* DONE with a status: the engine's message, or NULL. */
+};
+
+/* -- actions -------------------------------------------------------------------------------- */
+
+enum cst_action_kind { CST_ACT_COMMAND, CST_ACT_REPLY, CST_ACT_LOG };
+
+/* Final reply to a tag. The request determines which fields are valid; the comments name it. */
+struct cst_reply {
+    uint64_t tag;
+    int status;
+    uint32_t slab;       /* FETCH: number of the slab (not its segment id). */
+    uint64_t offset;     /* FETCH: offset of the block in the slab, in bytes. */
+    uint64_t generation; /* FETCH: generation of the lease. */
+    /* FETCH_WEIGHT: no copy was needed. FETCH_GRAD: the block already holds gradients of an earlier
+     * lease. */
+    bool hit;
+    /* FETCH_WEIGHT with home_bytes != 0: the row that the worker must copy into the block. */
+    struct cst_place home;
+    /* FETCH_WEIGHT: bytes at `home` to copy; 0: the weights are in the block. */
+    uint64_t home_bytes;
+    uint64_t attempt, step; /* SYNC: both. STEP: step only. */
+    bool skipped;           /* STEP: the updates of the step were skipped. */
+    double grad_norm, loss; /* STEP. */
+    float clip;             /* STEP: the clip factor. */
+    uint64_t n_skipped;     /* STEP: number of steps skipped so far. */
+    /* STEP: gradients were beyond proto/grad_limit.h: the step was skipped, or the tiles kept their
+     * states. */
+    bool overflow;
+    /* Error message, if status != 0. It is the last field because most of it is not cleared for
+     * each reply. */
+    struct cst_err err;
+};
+
+struct cst_action {
+    enum cst_action_kind kind;
+    union {
+        struct cst_command command;
+        struct cst_reply reply;
+        struct cst_err log; /* One line for the daemon's log. */
+    };
+};
+
+struct cst_actions {
+    struct cst_action *v;
+    size_t n, capacity;
+};
+
+/* Initialise an empty list. */
+void cst_actions_init(struct cst_actions *actions);
+/* Free the list. The actions own nothing. */
+void cst_actions_close(struct cst_actions *actions);
+
+/* -- the core ------------------------------------------------------------------------------- */
+
+/* Open a core. The caller closes *out with cst_core_close. Statuses:
+ *
+ *   - CST_EINVAL: too many ranks or device reservations, or no rank; micro-batches without fp32
+ *     grad rows; early or delayed updates without a second weight row; a pool smaller than
+ *     min_blocks of a size class; gradients in weight rows with a pool whose worker copies; a chunk
+ *     with states on an accelerator without a device reservation that fits it.
+ *   - CST_ENOMEM. */
+int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err);
+/* Free the core; NULL is allowed. Commands in flight are forgotten. */
+void cst_core_close(struct cst_core *core);
+
+/* Process @event and replace the contents of @actions by the resulting actions, which the caller
+ * must carry out in order. Never fails: errors of a request are in its reply. Use the same @actions
+ * for all calls: its capacity covers what is in flight, so only a new request can run out of memory
+ * (CST_ENOMEM).
+ *
+ * How waits end: a command by its CST_EV_DONE; all others after peer_timeout_ns at the latest. Then
+ * a SYNC is answered with the missing ranks; a STEP is, too, and the attempt ends; a fetch that
+ * waits for a block is answered with the states of the blocks.
+ *
+ * That last deadline can end a step in one case: bf16 grad rows, groups of three or more ranks,
+ * pools near min_blocks, and ranks that open different gradients (an expert without tokens in some
+ * ranks). A bf16 row takes only one contribution before its sum. Groups of one or two ranks are
+ * safe, and so are all groups with fp32 rows. */
+void cst_core_step(struct cst_core *core, const struct cst_event *event,
+                   struct cst_actions *actions);
+
+/* CST_OK if @rank's pool can be moved. CST_EBUSY: the rank is attached; a block of the pool is in
+ * use or being copied; or its accelerator is lost (@gone) and another attached rank has a pool
+ * there and has not been told. */
+int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, struct cst_err *err);
+
+/* Replace the place of @rank's pool by that of @pool: memory of another accelerator or of the host.
+ * The blocks and slabs stay the same. The caller has changed the ids in the array `segments`. */
+void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_core_pool *pool);
+
+/* Set prefetch_depth of cst_core_policy, from the next look ahead on. */
+void cst_core_set_prefetch(struct cst_core *core, uint32_t depth);
+
+/* Set k of device updates, from the next commit on: the last of every @k consecutive chunks of a
+ * node, in the order of updates, gets a device update. 0: none (k = infinity); 1: all. Has no
+ * effect without device reservations. A chunk that fits no device reservation is updated by its
+ * node. Results do not depend on k. */
+void cst_core_set_interleave(struct cst_core *core, uint32_t k);
+
+/* The latest time at which the core needs a TICK, in ns; or CST_CORE_NEVER. */
+uint64_t cst_core_deadline(const struct cst_core *core);
+
+/* Check all invariants: NULL, or the name of one that does not hold. For tests; slow. */
+const char *cst_core_check(const struct cst_core *core);
+
+/* Number of a pool's blocks in each state; the states sum up to capacity. */
+struct cst_books {
+    uint32_t capacity, free, cached, leased, moving, pending, quarantined;
+};
+
+enum cst_rank_state {
+    CST_RANK_ABSENT,
+    CST_RANK_ATTACHED,
+    CST_RANK_LEFT,
+    CST_RANK_HUNG_UP,
+    CST_RANK_DEAD
+};
+
+struct cst_rank_stats {
+    enum cst_rank_state state;
+    struct cst_books books;                               /* All size classes together. */
+    struct cst_books class_books[CST_LAYOUT_MAX_CLASSES]; /* Each size class. */
+    /* Fetches of weights; each fetch counts in one of hits, late and misses. */
+    uint64_t hits; /* The weights were in a block before the worker waited for them. */
+    /* The weights were on their way when the worker asked, and it waited for the rest of the
+     * copy. */
+    uint64_t late;
+    uint64_t misses; /* The weights were neither in a block nor on their way. */
+    /* Time for which the worker waited for weights, hits, late and misses together. */
+    uint64_t weight_wait_ns;
+    uint64_t prefetches, evictions, surprises, waits;
+    uint64_t bytes_up, bytes_down;
+    uint64_t bytes_peer; /* Bytes copied from peers' pools; not included in bytes_up. */
+    uint32_t micro;      /* Current micro-batch of the step, from 0. */
+};
+
+enum cst_core_phase {
+    CST_PHASE_READY,
+    CST_PHASE_RUNNING,
+    CST_PHASE_IDLE,
+    CST_PHASE_INTERRUPTED,
+    CST_PHASE_FAILED
+};
+
+struct cst_core_stats {
+    enum cst_core_phase phase;
+    bool initialised; /* A SYNC has completed. */
+    /* All ranks have asked for the step, which is committed as soon as the engines are done. */
+    bool closing;
+    uint64_t attempt, step, n_skipped;
+    /* Steps with gradients beyond proto/grad_limit.h, including the skipped ones. */
+    uint64_t n_overflows;
+    uint64_t adam_step; /* Number of optimizer steps that were applied. */
+    uint32_t chunks_clean, chunks_updating, chunks_reducing;
+    uint32_t chunks_ahead; /* EARLY: chunks whose update of the uncommitted step was issued. */
+    /* EARLY: gradients that were handed in again for chunks that were updated before the
+     * interruption. */
+    uint64_t n_dropped;
+    uint64_t commands_in_flight;
+    double last_loss, last_grad_norm;
+    uint64_t last_step_ns; /* Time between the last two commits. */
+    uint32_t interleave;   /* k that is in use; 0: no chunk gets a device update. */
+    uint64_t n_updates;    /* Completed updates of chunks. */
+    /* Completed updates of chunks that were made on accelerators, in device reservations or on
+     * device states. */
+    uint64_t n_device_updates;
+    uint64_t n_reservation_failures; /* Commands of device updates that failed and were replaced. */
+    /* Device reservations that had too many failures or whose engine is lost. Only chunks whose
+     * states are there are still updated in them. */
+    uint32_t n_reservations_given_up;
+    /* Steps whose updates are complete, or were cut off by those of the next step. */
+    uint64_t n_rounds;
+    /* k of the last step counted in n_rounds; 0: none. `interleave` can already belong to the next
+     * step. */
+    uint32_t last_interleave;
+    /* Time during which at least one update was in flight, for the last step counted in
+     * n_rounds. */
+    uint64_t last_update_ns;
+    /* By how much the last committed step would have been shorter if updates took no time; see
+     * instant.c. */
+    uint64_t last_exposed_ns;
+    uint64_t update_ns, exposed_ns; /* last_update_ns and last_exposed_ns, summed over all steps. */
+};
+
+/* Statistics of a rank, and of the job. */
+void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
+void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
+
+/* Write the ranks into @text for which others wait in SYNC or STEP: "rank 1 (died in step 4), rank
+ * 3 (never attached)". Empty if no rank waits for another. */
+void cst_core_waits(const struct cst_core *core, char *text, size_t size);
+
+/* Write sentences for people into @lines, each NUL-terminated, at most @max: where chunk @chunk is
+ * in host memory and in each rank, in which state, and why (next use, waiting fetches, last
+ * eviction). Returns the number of lines. */
+unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char lines[][192],
+                          unsigned max);
+
+/* Fill the chunks, the spans and grad_bytes of the job table from the layout. Spans are the tensors
+ * that are not frozen. cst_table_size has set the counts in the header. @table has
+ * header->total_bytes. */
+void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table);
+
+#endif

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opens and closes a core, moves a pool, and writes the job table. */
+#include "offload/core/core_state.h"
+#include "offload/update/device_update.h"
+#include "offload/update/landing.h"
+#include "offload/residency/weight_row.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+static int open_rank(struct cst_core *core, const struct cst_core_config *config, uint32_t rank,
+                     struct cst_err *err)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    const struct cst_core_pool *pool = &config->pools[rank];
+
+    r->sync = CST_NO_REQUEST;
+    r->step = CST_NO_REQUEST;
+    for (uint32_t k = 0; k < core->layout->n_classes; k++) {
+        const struct cst_core_part *part = &pool->parts[k];
+        const struct cst_layout_class *class = &core->layout->classes[k];
+        uint32_t least = core->layout->needs[rank].min_blocks[k];
+
+        if (part->n_blocks < least || (part->n_blocks > 0 && part->blocks_per_slab == 0)) {
+            return cst_err_set(err, CST_EINVAL,
+                               "pool of rank %" PRIu32 ": %" PRIu32 " blocks of %" PRIu64
+                               " bytes in slabs of %" PRIu32 ", the model needs %" PRIu32,
+                               rank, part->n_blocks, 2 * class->capacity, part->blocks_per_slab,
+                               least);
+        }
+    }
+    if (cst_trace_init(&r->trace, core->layout, core->model, rank) != CST_OK ||
+        cst_pool_init(&r->pool, pool, core->layout, &r->trace, core->policy.eviction) != CST_OK) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for the pool of rank %" PRIu32, rank);
+    }
+    core->everybody |= 1ull << rank;
+    core->n_blocks += r->pool.n_blocks;
+    return CST_OK;
+}
+
+/* True if the rank's pool is on a GPU into which engines load weights, and on no GPU of a lower
+ * rank. */
+static bool has_new_gpu(const struct cst_core *core, uint32_t rank)
+{
+    const struct cst_pool *pool = &core->ranks[rank].pool;
+
+    for (uint32_t before = 0; before < rank; before++) {
+        const struct cst_pool *other = &core->ranks[before].pool;
+
+        if (other->engine == pool->engine && !other->worker_copies) {
+            return false;
+        }
+    }
+    return pool->engine != 0 && !pool->worker_copies;
+}
+
+static uint32_t count_gpus(const struct cst_core *core)
+{
+    uint32_t n = 0;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        n += has_new_gpu(core, rank);
+    }
+    return n;
+}
+
+int cst_core_may_move(const struct cst_core *core, uint32_t rank, bool gone, struct cst_err *err)
+{
+    const struct cst_rank *r = &core->ranks[rank];
+
+    if (r->state == CST_RANK_ATTACHED ||
+        cst_pool_count(&r->pool, CST_BLOCK_FREE) < r->pool.n_blocks) {
+        return cst_err_set(err, CST_EBUSY, "the pool of rank %" PRIu32 " is still in use", rank);
+    }
+    for (uint32_t other = 0; gone && other < core->world; other++) {
+        if (core->ranks[other].pool.engine == r->pool.engine &&
+            core->ranks[other].state == CST_RANK_ATTACHED &&
+            core->ranks[other].gone.status == CST_OK) {
+            return cst_err_set(err, CST_EBUSY,
+                               "the pool of rank %" PRIu32
+                               " is on the same accelerator as that of rank %" PRIu32
+                               ", which is attached",
+                               rank, other);
+        }
+    }
+    return CST_OK;
+}
+
+void cst_core_move_pool(struct cst_core *core, uint32_t rank, const struct cst_core_pool *pool)
+{
+    core->ranks[rank].pool.engine = pool->engine;
+    core->ranks[rank].pool.worker_copies = pool->worker_copies;
+    core->n_gpus = count_gpus(core);
+}
+
+/* Number of nodes whose engines have chunks. */
+static uint32_t count_nodes(const struct cst_layout *layout)
+{
+    uint32_t n = 1;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        n = layout->chunks[c].node < n ? n : layout->chunks[c].node + 1;
+    }
+    return n;
+}
+
+static void open_chunks(struct cst_core *core)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        const struct cst_layout_chunk *at = &core->layout->chunks[c];
+
+        core->chunks[c].ranks = at->ranks & core->everybody;
+        core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
+        core->chunks[c].gradient.spilled_rank = CST_NONE;
+        core->chunks[c].update.reservation = CST_NONE;
+        core->chunks[c].device = at->device;
+        core->chunks[c].kept = CST_NONE;
+        core->chunks[c].evicted.rank = CST_NONE;
+        core->n_trained += core->chunks[c].has_states;
+    }
+}
+
+/* Check that a job can be as @config says. */
+static int check_config(const struct cst_core_config *config, struct cst_err *err)
+{
+    if (config->world == 0 || config->world > CST_CORE_MAX_WORLD) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: 1..%d are allowed", config->world,
+                           CST_CORE_MAX_WORLD);
+    }
+    if (config->micro_batches > 1 && config->layout->grad_bytes != 4) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%" PRIu32 " micro-batches a step need grad rows of fp32",
+                           config->micro_batches);
+    }
+    if (config->policy.overlap != CST_OVERLAP_COMMIT && !config->layout->states.two_weights) {
+        return cst_err_set(err, CST_EINVAL,
+                           "early and delayed updates need a second weight row in the layout");
+    }
+    return cst_weight_row_admit(config, err);
+}
+
+int cst_core_open(struct cst_core **out, const struct cst_core_config *config, struct cst_err *err)
+{
+    struct cst_core *core;
+    int status = check_config(config, err);
+
+    if (status != CST_OK) {
+        return status;
+    }
+    core = calloc(1, sizeof *core);
+    if (core == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a job");
+    }
+    core->model = config->model;
+    core->layout = config->layout;
+    core->arena_segments = config->arena_segments;
+    core->table_segment = config->table_segment;
+    core->world = config->world;
+    core->n_chunks = config->layout->n_chunks;
+    core->peer_timeout_ns = config->peer_timeout_ns;
+    core->policy = config->policy;
+    core->micro_batches = config->micro_batches == 0 ? 1 : config->micro_batches;
+    core->grad_fp32 = config->layout->grad_bytes == 4;
+    core->two_weights = config->layout->states.two_weights;
+    core->step = config->step;
+    core->commit.adam_step = config->step;
+    core->out.last_ticket = config->first_ticket == 0 ? 0 : config->first_ticket - 1;
+    cst_requests_init(&core->requests);
+    cst_flights_init(&core->flights);
+    core->ranks = calloc(core->world, sizeof *core->ranks);
+    core->chunks = calloc(core->n_chunks, sizeof *core->chunks);
+    core->commit.order = calloc(core->n_chunks, sizeof *core->commit.order);
+    core->n_nodes = count_nodes(core->layout);
+    if (core->ranks == NULL || core->chunks == NULL || core->commit.order == NULL) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " chunks", core->n_chunks);
+    }
+    for (uint32_t rank = 0; rank < core->world && status == CST_OK; rank++) {
+        status = open_rank(core, config, rank, err);
+    }
+    if (status == CST_OK) {
+        core->n_gpus = count_gpus(core);
+        status = cst_device_updates_open(core, config, err);
+    }
+    if (status == CST_OK && cst_landing_open(core) != CST_OK) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for landings");
+    }
+    if (status != CST_OK) {
+        cst_core_close(core);
+        return status;
+    }
+    open_chunks(core);
+
+    *out = core;
+    return CST_OK;
+}
+
+void cst_core_close(struct cst_core *core)
+{
+    if (core == NULL) {
+        return;
+    }
+    for (uint32_t rank = 0; core->ranks != NULL && rank < core->world; rank++) {
+        cst_pool_close(&core->ranks[rank].pool);
+        cst_trace_close(&core->ranks[rank].trace);
+    }
+    cst_device_updates_close(core);
+    cst_requests_close(&core->requests);
+    cst_flights_close(&core->flights);
+    free(core->ranks);
+    free(core->chunks);
+    free(core->commit.order);
+    cst_landing_close(core);
+    free(core);
+}
+
+/* -- job table -------------------------------------------------------------------------------- */
+
+static void write_chunk(const struct cst_core_config *config, uint32_t c,
+                        struct cst_table_chunk *to)
+{
+    const struct cst_layout_chunk *from = &config->layout->chunks[c];
+
+    to->n_elems = from->n_elems;
+    for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
+        const struct cst_layout_row *row = &from->rows[r];
+
+        if (row->segment != CST_LAYOUT_NO_ROW) {
+            to->rows[r].segment = config->arena_segments[row->segment];
+            to->rows[r].offset = row->offset;
+        }
+    }
+    if (from->other_weight.segment != CST_LAYOUT_NO_ROW) {
+        to->other_weight.segment = config->arena_segments[from->other_weight.segment];
+        to->other_weight.offset = from->other_weight.offset;
+    }
+}
+
+void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table)
+{
+    const struct cst_layout *layout = config->layout;
+    struct cst_table_chunk *chunks = cst_table_chunks(table);
+    struct cst_table_span *spans = cst_table_spans(table);
+    uint32_t n_spans = 0;
+
+    table->grad_bytes = layout->grad_bytes;
+    table->optimizer = (uint32_t)layout->states.optimizer;
+    table->moments = (uint32_t)layout->states.moments;
+    table->rounding = (uint32_t)config->rounding;
+    table->seed = config->seed;
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *from = &layout->chunks[c];
+
+        chunks[c] = (struct cst_table_chunk){.first_span = n_spans};
+        write_chunk(config, c, &chunks[c]);
+        if (!cst_pattern(from->pattern)->has_states) {
+            continue;
+        }
+        chunks[c].n_spans = from->n_tensors;
+        for (uint32_t i = from->first_tensor; i < from->first_tensor + from->n_tensors; i++) {
+            const struct cst_layout_tensor *t = &config->model->tensors[layout->order[i]];
+
+            spans[n_spans++] = (struct cst_table_span){.start = t->offset,
+                                                       .n_elems = t->n_elems,
+                                                       .first_tile = t->first_tile,
+                                                       .lr_scale = t->lr_scale,
+                                                       .decay_scale = t->decay_scale};
+        }
+    }
+}

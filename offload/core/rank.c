@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How far each rank is in the step that is not committed yet. */
+#include "offload/core/rank.h"
+
+#include "offload/core/core_state.h"
+
+enum cst_rank_begun cst_rank_furthest(const struct cst_core *core)
+{
+    enum cst_rank_begun most = CST_BEGUN_NOTHING;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        most = core->ranks[rank].begun > most ? core->ranks[rank].begun : most;
+    }
+    return most;
+}
+
+void cst_rank_reset_begun(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].begun = CST_BEGUN_NOTHING;
+    }
+}

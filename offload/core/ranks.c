@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks and attempts: attach, sync, leave, death, deadlines; begin and end of attempts. */
+#include "offload/core/ranks.h"
+
+#include "offload/update/collection.h"
+#include "offload/core/core_state.h"
+#include "offload/residency/residency.h"
+#include "offload/residency/waiting.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* -- attempts --------------------------------------------------------------------------------- */
+
+bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
+{
+    const struct cst_rank *rank = &core->ranks[event->rank];
+
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, event->tag, &core->attempt.why);
+    } else if (rank->state != CST_RANK_ATTACHED) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
+                        event->rank);
+    } else if (rank->gone.status != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &rank->gone);
+    } else if (core->attempt.phase == CST_PHASE_READY) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "sync first: no attempt at step %" PRIu64 " runs", core->step);
+    } else if (event->attempt > core->attempt.number) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "attempt %" PRIu64 " was never begun, the last one is %" PRIu64,
+                        event->attempt, core->attempt.number);
+    } else if (core->attempt.phase == CST_PHASE_INTERRUPTED ||
+               core->attempt.phase == CST_PHASE_IDLE) {
+        cst_core_refuse_err(core, event->tag, &core->attempt.why);
+    } else if (event->attempt < core->attempt.number || !rank->joined) {
+        cst_core_refuse(core, event->tag, CST_EPEERDIED,
+                        "attempt %" PRIu64 " is over, rank %" PRIu32 " must sync", event->attempt,
+                        event->rank);
+    } else {
+        return true;
+    }
+    return false;
+}
+
+/* INTERRUPTED becomes IDLE if all ranks have left in good order and no gradient was lost. Then
+ * nothing remains of a death that was made good, or of ranks that did not leave at the same
+ * time. */
+static void settle(struct cst_core *core)
+{
+    if (core->attempt.phase != CST_PHASE_INTERRUPTED || core->attempt.lost) {
+        return;
+    }
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].state != CST_RANK_LEFT) {
+            return;
+        }
+    }
+    core->attempt.phase = CST_PHASE_IDLE;
+}
+
+/* End the attempt. Its waiting and later requests are answered with @why. */
+static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
+{
+    core->attempt.phase = phase;
+    core->attempt.lost = cst_rank_furthest(core) == CST_BEGUN_WRITING;
+    core->attempt.why = *why;
+    core->attempt.why.status = CST_EPEERDIED;
+    /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
+    cst_waiting_refuse_step(core, &core->attempt.why, why);
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].stepped = false;
+        core->ranks[rank].prepared = false;
+        core->ranks[rank].joined = false;
+    }
+    cst_collection_drop(core);
+}
+
+void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
+{
+    if (core->attempt.closing) {
+        /* Keep the first cause. */
+        if (!core->attempt.interrupt_later) {
+            core->attempt.interrupt_later = true;
+            core->attempt.why = *why;
+        }
+        return;
+    }
+    end_attempt(core, CST_PHASE_INTERRUPTED, why);
+    settle(core);
+    if (core->attempt.phase == CST_PHASE_INTERRUPTED) {
+        cst_core_log(core, why->status, "attempt %" PRIu64 " interrupted: %s", core->attempt.number,
+                     why->text);
+    }
+}
+
+void cst_ranks_interrupt_idle(struct cst_core *core, const struct cst_err *why)
+{
+    core->attempt.phase = CST_PHASE_INTERRUPTED;
+    core->attempt.why = *why;
+    cst_core_log(core, why->status, "interrupted: %s", why->text);
+}
+
+/* Stop the deadlines of the waiting STEPs. */
+void cst_ranks_begin_closing(struct cst_core *core)
+{
+    core->attempt.closing = true;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].step != CST_NO_REQUEST) {
+            cst_requests_untime(&core->requests, core->ranks[rank].step);
+        }
+    }
+}
+
+void cst_ranks_end_closing(struct cst_core *core)
+{
+    core->attempt.closing = false;
+}
+
+void cst_ranks_committed(struct cst_core *core)
+{
+    struct cst_err why = core->attempt.why;
+
+    if (core->attempt.interrupt_later) {
+        core->attempt.interrupt_later = false;
+        cst_ranks_interrupt(core, &why);
+    }
+}
+
+void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
+{
+    core->attempt.closing = false;
+    core->attempt.interrupt_later = false;
+    cst_ranks_interrupt(core, why);
+}
+
+void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
+{
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        return;
+    }
+    core->attempt.phase = CST_PHASE_FAILED;
+    core->attempt.closing = false;
+    core->attempt.interrupt_later = false;
+    core->attempt.why = *why;
+    cst_waiting_refuse_all(core, why);
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        core->ranks[rank].stepped = false;
+        core->ranks[rank].prepared = false;
+        core->ranks[rank].joined = false;
+    }
+    cst_collection_drop(core);
+    cst_core_log(core, why->status, "job failed: %s", why->text);
+}
+
+void cst_ranks_start(struct cst_core *core)
+{
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        return;
+    }
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].sync == CST_NO_REQUEST) {
+            return;
+        }
+    }
+    core->attempt.phase = CST_PHASE_RUNNING;
+    core->attempt.initialised = true;
+    cst_rank_reset_begun(core);
+    core->attempt.number++;
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        struct cst_rank *r = &core->ranks[rank];
+        struct cst_reply *reply = cst_core_reply(core, core->requests.v[r->sync].tag);
+
+        if (reply != NULL) {
+            reply->attempt = core->attempt.number;
+            reply->step = core->step;
+        }
+        cst_requests_remove(&core->requests, r->sync);
+        r->sync = CST_NO_REQUEST;
+        r->joined = true;
+        r->wants_prefetch = true;
+        cst_trace_restart(&r->trace);
+    }
+}
+
+/* -- events of ranks -------------------------------------------------------------------------- */
+
+static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state state)
+{
+    core->ranks[rank].state = state;
+    core->ranks[rank].state_step = core->step;
+    core->ranks[rank].joined = false;
+}
+
+/* End the part of a rank that does nothing more ("rank 1 hung up in step 12"): cancel its requests,
+ * and end the attempt for all ranks. @phase is the phase that follows. */
+static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst_core_phase phase)
+{
+    struct cst_err why;
+
+    (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " %s %" PRIu64, rank, how, core->step);
+    cst_waiting_refuse_rank(core, rank, &why);
+    if (core->attempt.phase == CST_PHASE_RUNNING) {
+        why.status = CST_EPEERDIED;
+        if (phase == CST_PHASE_IDLE) {
+            end_attempt(core, phase, &why);
+        } else {
+            cst_ranks_interrupt(core, &why);
+        }
+    }
+}
+
+/* Quarantined blocks stay so until the rank's first SYNC: before its death only the process that
+ * had these blocks may attach. */
+void cst_ranks_attach(struct cst_core *core, const struct cst_event *event)
+{
+    if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
+        set_state(core, event->rank, CST_RANK_ATTACHED);
+        core->ranks[event->rank].gone.status = CST_OK; /* The accelerator may be back. */
+    }
+}
+
+void cst_ranks_hangup(struct cst_core *core, const struct cst_event *event)
+{
+    if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
+        return;
+    }
+    cst_residency_end_leases(core, event->rank, true);
+    set_state(core, event->rank, CST_RANK_HUNG_UP);
+    lose(core, event->rank, "disconnected in step", CST_PHASE_INTERRUPTED);
+}
+
+void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
+{
+    enum cst_rank_state before = core->ranks[event->rank].state;
+
+    if (before != CST_RANK_ATTACHED && before != CST_RANK_HUNG_UP) {
+        return;
+    }
+    cst_residency_reclaim(core, event->rank);
+    set_state(core, event->rank, CST_RANK_DEAD);
+    if (before == CST_RANK_ATTACHED) {
+        lose(core, event->rank, "died in step", CST_PHASE_INTERRUPTED);
+    }
+}
+
+/* True if no rank has begun the next step, except that @leaver may have fetched weights. */
+static bool leaves_between_steps(const struct cst_core *core, uint32_t leaver)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].begun > (rank == leaver ? CST_BEGUN_READING : CST_BEGUN_NOTHING)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void cst_ranks_leave(struct cst_core *core, const struct cst_event *event)
+{
+    bool between;
+
+    if (core->ranks[event->rank].state != CST_RANK_ATTACHED) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " is not attached",
+                        event->rank);
+        return;
+    }
+    between = leaves_between_steps(core, event->rank);
+    cst_residency_reclaim(core, event->rank);
+    set_state(core, event->rank, CST_RANK_LEFT);
+    lose(core, event->rank, "left after step", between ? CST_PHASE_IDLE : CST_PHASE_INTERRUPTED);
+    settle(core);
+    (void)cst_core_reply(core, event->tag);
+}
+
+void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *rank = &core->ranks[event->rank];
+    struct cst_err why;
+
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        cst_core_refuse_err(core, event->tag, &core->attempt.why);
+        return;
+    }
+    if (rank->state != CST_RANK_ATTACHED || rank->sync != CST_NO_REQUEST) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " %s", event->rank,
+                        rank->state != CST_RANK_ATTACHED ? "is not attached"
+                                                         : "is already waiting in a sync");
+        return;
+    }
+    if (rank->gone.status != CST_OK) {
+        cst_core_refuse_err(core, event->tag, &rank->gone);
+        return;
+    }
+    /* A rank that syncs during an attempt has given the attempt up. */
+    if (core->attempt.phase == CST_PHASE_RUNNING) {
+        (void)cst_err_set(&why, CST_EPEERDIED,
+                          "rank %" PRIu32 " gave up step %" PRIu64 " and synced", event->rank,
+                          core->step);
+        cst_ranks_interrupt(core, &why);
+    }
+    cst_residency_end_leases(core, event->rank, false);
+    rank->sync = cst_requests_add(&core->requests, event, CST_REQUEST_SYNC);
+    cst_requests_time(&core->requests, rank->sync, cst_waiting_deadline(core));
+}
+
+/* -- deadlines -------------------------------------------------------------------------------- */
+
+static const char *absence(const struct cst_rank *rank)
+{
+    switch (rank->state) {
+    case CST_RANK_ABSENT:
+        return "never attached";
+    case CST_RANK_ATTACHED:
+        return rank->gone.status != CST_OK ? "has lost an engine" : "has not asked";
+    case CST_RANK_LEFT:
+        return "left";
+    case CST_RANK_HUNG_UP:
+        return "hung up";
+    case CST_RANK_DEAD:
+        return "died";
+    }
+    return "?";
+}
+
+/* List the ranks that have not asked for the step or the sync: "rank 1 (died in step 4), rank 3
+ * (never attached)". */
+static void name_missing(const struct cst_core *core, bool step, char *text, size_t size)
+{
+    size_t n = 0;
+
+    text[0] = '\0';
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_rank *r = &core->ranks[rank];
+        bool gone = r->state != CST_RANK_ABSENT && r->state != CST_RANK_ATTACHED;
+
+        if ((step ? r->stepped : r->sync != CST_NO_REQUEST) || n >= size) {
+            continue;
+        }
+        n += (size_t)snprintf(text + n, size - n, "%srank %" PRIu32 " (%s", n == 0 ? "" : ", ",
+                              rank, absence(r));
+        if (gone && n < size) {
+            n += (size_t)snprintf(text + n, size - n, " in step %" PRIu64, r->state_step);
+        }
+        if (n < size) {
+            n += (size_t)snprintf(text + n, size - n, ")");
+        }
+    }
+}
+
+void cst_core_waits(const struct cst_core *core, char *text, size_t size)
+{
+    bool syncs = false, steps = false;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        syncs = syncs || core->ranks[rank].sync != CST_NO_REQUEST;
+        steps = steps || core->ranks[rank].stepped;
+    }
+    text[0] = '\0';
+    if (syncs || steps) {
+        name_missing(core, !syncs, text, size);
+    }
+}
+
+static void expire_step(struct cst_core *core)
+{
+    struct cst_err why;
+    char missing[256];
+
+    name_missing(core, true, missing, sizeof missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "step %" PRIu64 " waited %" PRIu64 " ms for %s",
+                      core->step, core->peer_timeout_ns / 1000000, missing);
+    cst_ranks_interrupt(core, &why);
+}
+
+static void expire_sync(struct cst_core *core, uint32_t i)
+{
+    struct cst_err why;
+    char missing[256];
+
+    name_missing(core, false, missing, sizeof missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "sync waited %" PRIu64 " ms for %s",
+                      core->peer_timeout_ns / 1000000, missing);
+    cst_waiting_refuse(core, i, &why);
+}
+
+static void expire_fetch(struct cst_core *core, uint32_t i)
+{
+    const struct cst_request *request = &core->requests.v[i];
+    const struct cst_rank *rank = &core->ranks[request->rank];
+    struct cst_books books;
+    struct cst_err why;
+
+    if (request->kind == CST_EV_FETCH_GRAD && rank->pool.grad_of[request->chunk] != CST_NONE) {
+        (void)cst_err_set(&why, CST_ETIMEDOUT,
+                          "the gradient of chunk %" PRIu32 " waited %" PRIu64
+                          " ms: what rank %" PRIu32 " handed in before, in micro-batch %" PRIu32
+                          ", is not summed yet, because its group is in micro-batch %" PRIu32,
+                          request->chunk, core->peer_timeout_ns / 1000000, request->rank,
+                          rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
+                          core->chunks[request->chunk].gradient.micro + 1);
+        cst_waiting_refuse(core, i, &why);
+        return;
+    }
+    cst_pool_books(&rank->pool, &books);
+    (void)cst_err_set(&why, CST_ETIMEDOUT,
+                      "chunk %" PRIu32 " waited %" PRIu64 " ms for a block of rank %" PRIu32
+                      ": of its %" PRIu32 " blocks %" PRIu32 " are leased, %" PRIu32
+                      " are being copied, and %" PRIu32 " hold gradients that wait for other ranks",
+                      request->chunk, core->peer_timeout_ns / 1000000, request->rank,
+                      books.capacity, books.leased, books.moving, books.pending);
+    cst_waiting_refuse(core, i, &why);
+}
+
+void cst_ranks_expire(struct cst_core *core)
+{
+    uint32_t i;
+
+    while ((i = cst_requests_next_late(&core->requests)) != CST_NO_REQUEST &&
+           core->requests.v[i].deadline <= core->now) {
+        if (core->requests.v[i].where == CST_REQUEST_STEP) {
+            expire_step(core);
+        } else if (core->requests.v[i].where == CST_REQUEST_SYNC) {
+            expire_sync(core, i);
+        } else {
+            expire_fetch(core, i);
+        }
+    }
+}
+
+uint64_t cst_core_deadline(const struct cst_core *core)
+{
+    uint32_t i = cst_requests_next_late(&core->requests);
+
+    return i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
+}
+
+/* -- cancel ----------------------------------------------------------------------------------- */
+
+void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
+{
+    uint32_t i = cst_requests_find(&core->requests, event->cancel);
+    struct cst_err why;
+
+    if (i == CST_NO_REQUEST ||
+        (core->requests.v[i].where != CST_REQUEST_IO && core->requests.v[i].rank != event->rank)) {
+        cst_core_refuse(core, event->tag, CST_ENOTFOUND,
+                        "rank %" PRIu32 " has nothing to cancel: the request has its answer",
+                        event->rank);
+        return;
+    }
+    /* An engine executes the command, or the norm: the request will be answered soon. */
+    if (core->requests.v[i].where == CST_REQUEST_IO ||
+        (core->requests.v[i].where == CST_REQUEST_STEP && core->attempt.closing)) {
+        cst_core_refuse(core, event->tag, CST_EBUSY,
+                        "too late to cancel: the request ends by itself");
+        return;
+    }
+    if (core->requests.v[i].where == CST_REQUEST_STEP) {
+        core->ranks[event->rank].stepped = false;
+    }
+    (void)cst_err_set(&why, CST_ECANCELLED, "cancelled by rank %" PRIu32, event->rank);
+    cst_waiting_refuse(core, i, &why);
+    (void)cst_core_reply(core, event->tag);
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/layout/digest.h"
+
+#include "cistern/pattern.h"
+
+#include <string.h>
+
+/* FNV-1a, 64 bits. */
+static uint64_t add(uint64_t hash, const void *bytes, size_t n)
+{
+    const unsigned char *at = bytes;
+
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ at[i]) * UINT64_C(1099511628211);
+    }
+    return hash;
+}
+
+static uint64_t add_number(uint64_t hash, uint64_t number)
+{
+    return add(hash, &number, sizeof number);
+}
+
+static uint64_t add_text(uint64_t hash, const char *text)
+{
+    return add(hash, text, strlen(text) + 1);
+}
+
+static uint64_t add_dims(uint64_t hash, const int64_t *dims, uint32_t n)
+{
+    return dims != NULL ? add(hash, dims, n * sizeof *dims) : hash;
+}
+
+static uint64_t add_tensor(uint64_t hash, const struct cst_model *model, uint32_t i, uint64_t ranks)
+{
+    struct cst_tensor_words words = cst_model_words(model, i);
+
+    hash = add_text(hash, words.name);
+    hash = add_number(hash, words.n_dims);
+    hash = add_dims(hash, words.shape, words.n_dims);
+    hash = add_number(hash, model->groups[words.group] & ranks);
+    hash = add_number(hash, words.pattern);
+    hash = add_dims(hash, words.whole, words.n_dims);
+    return add_dims(hash, words.first, words.n_dims);
+}
+
+static uint64_t add_operator(uint64_t hash, const struct cst_layout_operator *op)
+{
+    hash = add_text(hash, op->name);
+    hash = add_number(hash, op->n_tensors);
+    return add(hash, op->tensors, op->n_tensors * sizeof *op->tensors);
+}
+
+uint64_t cst_model_digest(const struct cst_model *model, uint32_t world)
+{
+    uint64_t hash = UINT64_C(14695981039346656037);
+    uint64_t ranks = world >= 64 ? UINT64_MAX : (UINT64_C(1) << world) - 1;
+
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        hash = add_tensor(hash, model, i, ranks);
+    }
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        hash = add_operator(hash, &model->operators[i]);
+    }
+    /* Keep 53 bits, which a JSON number represents exactly. */
+    return hash >> 11;
+}

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Builds a layout from a packing: chunks with their tensors and uses. (The places of rows:
+ * rows.c.) */
+#include "offload/layout/capacity.h"
+#include "offload/layout/layout.h"
+#include "offload/layout/min_blocks.h"
+#include "offload/layout/packing.h"
+#include "offload/layout/rows.h"
+#include "proto/table.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool has_states(const struct cst_layout_chunk *chunk)
+{
+    return cst_pattern(chunk->pattern)->has_states;
+}
+
+static bool is_own(const struct cst_layout_chunk *chunk)
+{
+    return chunk->base_chunk == CST_LAYOUT_OWN;
+}
+
+/* -- chunks and their tensors --------------------------------------------------------------- */
+
+static void fill_chunks(struct cst_layout *layout, const struct cst_packing *packing)
+{
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_packed *from = &packing->chunks[c];
+        const struct cst_kind *kind = &packing->kinds[from->kind];
+
+        layout->chunks[c] = (struct cst_layout_chunk){.n_elems = from->n_elems,
+                                                      .ranks = kind->ranks,
+                                                      .pattern = kind->pattern,
+                                                      .size_class = from->size_class,
+                                                      .base_chunk = from->base_chunk};
+    }
+}
+
+static void place_tensor(struct cst_layout *layout, const struct cst_packing *packing, uint32_t t,
+                         struct cst_layout_tensor *tensor)
+{
+    uint32_t item = packing->item_of[t];
+    struct cst_layout_chunk *chunk;
+
+    tensor->chunk = packing->chunk_of[item];
+    tensor->offset = packing->offset[item];
+    chunk = &layout->chunks[tensor->chunk];
+    if (!is_own(chunk)) {
+        uint32_t i = cst_model_find(packing->base_model, tensor->name);
+
+        tensor->offset = packing->base_model->tensors[i].offset;
+    }
+    chunk->n_tensors++;
+    chunk->n_uses += tensor->n_uses;
+}
+
+/* List the tensors chunk by chunk, in each chunk by offset. The job's own chunks were filled in
+ * that order. */
+static void order_tensors(struct cst_layout *layout, const struct cst_model *model,
+                          const struct cst_packing *packing)
+{
+    uint32_t at = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        layout->chunks[c].first_tensor = at;
+        layout->chunks[c].first_span = layout->n_spans;
+        at += layout->chunks[c].n_tensors;
+        layout->n_spans += has_states(&layout->chunks[c]) ? layout->chunks[c].n_tensors : 0;
+        layout->chunks[c].n_tensors = 0;
+    }
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        uint32_t t = packing->order[i];
+        struct cst_layout_chunk *chunk = &layout->chunks[model->tensors[t].chunk];
+
+        layout->order[chunk->first_tensor + chunk->n_tensors++] = t;
+    }
+}
+
+struct placed {
+    uint64_t offset;
+    uint32_t tensor;
+};
+
+static int by_offset(const void *a, const void *b)
+{
+    const struct placed *x = a;
+    const struct placed *y = b;
+
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* Sort the tensors of shared chunks by offset, because the base job's order of first use can
+ * differ. */
+static int order_shared(struct cst_layout *layout, const struct cst_model *model)
+{
+    struct placed *list = calloc(model->n_tensors, sizeof *list);
+
+    if (list == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint32_t *order = layout->order + chunk->first_tensor;
+
+        if (is_own(chunk)) {
+            continue;
+        }
+        for (uint32_t i = 0; i < chunk->n_tensors; i++) {
+            list[i] =
+                (struct placed){.offset = model->tensors[order[i]].offset, .tensor = order[i]};
+        }
+        qsort(list, chunk->n_tensors, sizeof *list, by_offset);
+        for (uint32_t i = 0; i < chunk->n_tensors; i++) {
+            order[i] = list[i].tensor;
+        }
+    }
+    free(list);
+    return CST_OK;
+}
+
+static void number_tiles(struct cst_layout *layout, struct cst_model *model)
+{
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        struct cst_layout_tensor *tensor = &model->tensors[t];
+
+        tensor->first_tile = layout->n_tiles;
+        if (cst_pattern(tensor->pattern)->has_states) {
+            layout->n_tiles += cst_table_n_tiles(tensor->n_elems);
+        }
+    }
+}
+
+static int place_tensors(struct cst_layout *layout, struct cst_model *model,
+                         const struct cst_packing *packing)
+{
+    fill_chunks(layout, packing);
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        place_tensor(layout, packing, t, &model->tensors[t]);
+    }
+    order_tensors(layout, model, packing);
+    number_tiles(layout, model);
+    return packing->base != NULL ? order_shared(layout, model) : CST_OK;
+}
+
+/* -- uses ----------------------------------------------------------------------------------- */
+
+/* List the chunks of each operator. All lists are in one array, which begins at uses[0].chunks. */
+static int list_uses(struct cst_layout *layout, const struct cst_model *model)
+{
+    uint32_t *seen = calloc(layout->n_chunks, sizeof *seen);
+    uint32_t *at;
+
+    layout->uses = calloc(model->n_operators + 1u, sizeof *layout->uses);
+    at = calloc(model->n_uses + 1u, sizeof *at);
+    if (seen == NULL || layout->uses == NULL || at == NULL) {
+        free(seen);
+        free(at);
+        return CST_ENOMEM;
+    }
+    layout->uses[0].chunks = at;
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        struct cst_layout_use *use = &layout->uses[i];
+
+        use->chunks = at;
+        for (uint32_t k = 0; k < model->operators[i].n_tensors; k++) {
+            uint32_t chunk = model->tensors[model->operators[i].tensors[k]].chunk;
+
+            if (seen[chunk] != i + 1) {
+                seen[chunk] = i + 1;
+                *at++ = chunk;
+                use->n_chunks++;
+            }
+        }
+    }
+    free(seen);
+    return CST_OK;
+}
+
+static void fill_classes(struct cst_layout *layout, const struct cst_sizes *sizes,
+                         struct cst_packing *packing)
+{
+    struct cst_layout_need most = cst_min_blocks_of_all(packing);
+
+    layout->n_classes = sizes->n;
+    for (uint32_t k = 0; k < sizes->n; k++) {
+        layout->classes[k] = (struct cst_layout_class){.capacity = sizes->v[k],
+                                                       .n_chunks = packing->class_chunks[k],
+                                                       .min_blocks = most.min_blocks[k],
+                                                       .min_operator = most.min_operator[k],
+                                                       .max_blocks = most.max_blocks[k]};
+    }
+    layout->capacity = layout->classes[0].capacity;
+    layout->min_blocks = layout->classes[0].min_blocks;
+    layout->min_operator = layout->classes[0].min_operator;
+    layout->max_blocks = layout->classes[0].max_blocks;
+    for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD && (packing->world >> r & 1) != 0; r++) {
+        layout->needs[r] = packing->leader_of[r] == r ? cst_min_blocks_of_rank(packing, r)
+                                                      : layout->needs[packing->leader_of[r]];
+    }
+}
+
+static int build(struct cst_layout *layout, struct cst_model *model, struct cst_packing *packing,
+                 const struct cst_layout_config *config, struct cst_err *err)
+{
+    int status;
+
+    layout->grad_bytes = config->grad_bytes == 4 ? 4 : 2;
+    layout->states = config->states;
+    layout->n_chunks = packing->n_chunks;
+    layout->chunks = calloc(layout->n_chunks, sizeof *layout->chunks);
+    layout->order = calloc(model->n_tensors, sizeof *layout->order);
+    status = layout->chunks != NULL && layout->order != NULL ? place_tensors(layout, model, packing)
+                                                             : CST_ENOMEM;
+    if (status == CST_OK) {
+        status = cst_rows_place_nodes(layout, config, err);
+    }
+    if (status == CST_OK) {
+        cst_rows_place_on_devices(layout, config);
+        status = cst_rows_place(layout, config);
+    }
+    if (status == CST_OK) {
+        status = list_uses(layout, model);
+    }
+    if (status == CST_ENOMEM) {
+        (void)cst_err_set(err, status, "no memory to lay the model out");
+    }
+    return status;
+}
+
+static int check_config(const struct cst_model *model, const struct cst_layout_config *config,
+                        struct cst_err *err)
+{
+    if (model->n_tensors == 0) {
+        return cst_err_set(err, CST_EINVAL, "the model has no tensors");
+    }
+    if (config->n_nodes == 0) {
+        return cst_err_set(err, CST_EINVAL, "a layout needs at least one node");
+    }
+    if (config->world > CST_LAYOUT_MAX_WORLD) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " ranks: at most %d are allowed",
+                           config->world, CST_LAYOUT_MAX_WORLD);
+    }
+    if (config->grad_bytes != 0 && config->grad_bytes != 2 && config->grad_bytes != 4) {
+        return cst_err_set(err, CST_EINVAL, "gradients of %" PRIu32 " bytes: 2 or 4 are allowed",
+                           config->grad_bytes);
+    }
+    if (config->states.optimizer >= CST_OPTIMIZER_COUNT ||
+        config->states.moments >= CST_MOMENTS_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "there is no optimizer %d with moments %d",
+                           (int)config->states.optimizer, (int)config->states.moments);
+    }
+    if (config->states.grad_over_weight &&
+        (config->states.two_weights || config->grad_bytes == 4)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
+            config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
+    }
+    if (config->n_devices > CST_LAYOUT_MAX_DEVICES) {
+        return cst_err_set(err, CST_EINVAL, "states on %" PRIu32 " accelerators: at most %d",
+                           config->n_devices, CST_LAYOUT_MAX_DEVICES);
+    }
+    if (config->n_devices > 0 &&
+        (config->states.moments != CST_MOMENTS_FP32 || config->states.grad_over_weight)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "states on accelerators (device_states) cannot be combined with %s",
+                           config->states.grad_over_weight ? "gradients in the place of weights"
+                                                           : "moments that are not fp32");
+    }
+    if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {
+        return cst_err_set(err, CST_EINVAL, "%" PRIu32 " classes of chunks: at most %d are allowed",
+                           config->max_classes, CST_LAYOUT_MAX_CLASSES);
+    }
+    return CST_OK;
+}
+
+int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
+                     const struct cst_layout_config *config, struct cst_err *err)
+{
+    struct cst_layout built = {0};
+    struct cst_packing packing;
+    struct cst_sizes sizes;
+    int status = check_config(model, config, err);
+
+    if (status != CST_OK) {
+        return status;
+    }
+    status = cst_packing_init(&packing, model, config, err);
+    if (status != CST_OK) {
+        return status;
+    }
+    status = cst_capacity_choose(&packing, config, &sizes, err);
+    if (status != CST_OK) {
+        goto out_packing;
+    }
+    fill_classes(&built, &sizes, &packing);
+    status = build(&built, model, &packing, config, err);
+    if (status != CST_OK) {
+        cst_layout_close(&built);
+        goto out_packing;
+    }
+    *layout = built;
+out_packing:
+    cst_packing_close(&packing);
+    return status;
+}
+
+int cst_layout_candidates(const struct cst_model *model, const struct cst_layout_config *config,
+                          struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES],
+                          uint32_t *n_out, struct cst_err *err)
+{
+    struct cst_packing packing;
+    int status = check_config(model, config, err);
+
+    if (status == CST_OK) {
+        status = cst_packing_init(&packing, model, config, err);
+    }
+    if (status != CST_OK) {
+        return status;
+    }
+    status = cst_capacity_list(&packing, config, list, CST_LAYOUT_MAX_CANDIDATES, n_out, err);
+    cst_packing_close(&packing);
+    return status;
+}
+
+uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes)
+{
+    const uint64_t weights = 2 * model->n_params;
+
+    return weights == 0 ? 0
+                        : bytes / weights * 100 + (bytes % weights * 100 + weights - 1) / weights;
+}
+
+uint64_t cst_layout_host_bytes(const struct cst_layout *layout)
+{
+    struct cst_table_header table;
+
+    cst_table_size(&table, layout->n_chunks, layout->n_spans, layout->n_tiles);
+    return layout->arena_bytes + table.total_bytes;
+}
+
+void cst_layout_close(struct cst_layout *layout)
+{
+    if (layout->uses != NULL) {
+        free(layout->uses[0].chunks);
+    }
+    free(layout->uses);
+    free(layout->landings);
+    free(layout->segments);
+    free(layout->order);
+    free(layout->chunks);
+    memset(layout, 0, sizeof *layout);
+}

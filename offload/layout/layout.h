@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layout of a model: which tensor lies in which chunk at which element, how large a chunk is,
+ * how many blocks a pool must have, and where each chunk's rows are in the arenas. Pure; only
+ * allocates memory.
+ *
+ *   operators in order of declaration -> tensors in order of first use
+ *     -> packed next-fit into chunks of up to C elements
+ *
+ * A tensor is never split. Tensors that no operator uses follow at the end, in order of
+ * declaration.
+ *
+ * Not here: which rank holds which block at run time (residency.c), and what is done when
+ * (collection.h). */
+#ifndef CST_LAYOUT_H
+#define CST_LAYOUT_H
+
+#include "proto/patterns.h"
+#include "cistern/status.h"
+#include "proto/table.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CST_LAYOUT_ALIGN_ELEMS 64 /* A tensor starts at a multiple of this: 128 bytes of bf16. */
+/* Capacities are multiples of this, so that rows are whole pages. */
+#define CST_LAYOUT_CAPACITY_STEP 4096
+#define CST_LAYOUT_SEGMENT_BYTES                                                                   \
+    (256u << 20) /* Maximum size of an arena segment, unless it has only one row. */
+#define CST_LAYOUT_MAX_CHUNK_ELEMS (1u << 30)
+#define CST_LAYOUT_MAX_TENSORS 65536 /* Maximum for one job. */
+#define CST_LAYOUT_MAX_OPERATORS 65536
+#define CST_LAYOUT_MAX_USES 262144 /* Tensors of all operators together. */
+#define CST_LAYOUT_NAME_BYTES 64   /* Size of a name, including the NUL. */
+#define CST_LAYOUT_MAX_CLASSES 4   /* Size classes of chunks. */
+#define CST_LAYOUT_MAX_DIMS 8
+#define CST_LAYOUT_MAX_WORLD 64
+#define CST_LAYOUT_MAX_GROUPS 256 /* Including group 0, the group of all ranks. */
+
+/* The box of a larger tensor that a rank of a tensor-parallel group holds. */
+struct cst_layout_box {
+    int64_t whole[CST_LAYOUT_MAX_DIMS]; /* Shape of the whole tensor. */
+    /* Where the box begins in the whole tensor; first + shape <= whole. */
+    int64_t first[CST_LAYOUT_MAX_DIMS];
+};
+
+struct cst_layout_tensor {
+    char name[CST_LAYOUT_NAME_BYTES];
+    int64_t shape[CST_LAYOUT_MAX_DIMS];
+    uint32_t n_dims;
+    uint64_t n_elems;  /* Product of shape. */
+    float lr_scale;    /* Factor for the learning rate. */
+    float decay_scale; /* Factor for the weight decay. */
+    /* Index into cst_model.groups: the ranks that hold the tensor and sum its gradient. */
+    uint32_t group;
+    enum cst_pattern_kind pattern;
+    struct cst_layout_box *box; /* If the pattern wants a box; else NULL. Owned by the model. */
+    uint32_t n_uses;            /* Number of operators that use the tensor. */
+    uint32_t chunk;             /* Set by cst_layout_build: the tensor's chunk. */
+    uint64_t offset;            /* Set by cst_layout_build: position in the chunk, in elements. */
+    /* Set by cst_layout_build: number of tiles of all tensors with states declared before this
+     * one. */
+    uint64_t first_tile;
+};
+
+struct cst_layout_operator {
+    char name[CST_LAYOUT_NAME_BYTES];
+    uint32_t *tensors; /* Numbers of its tensors; owned by the model. */
+    uint32_t n_tensors;
+    /* Ranks that run the operator, one bit each: those in the groups of all its tensors. Never 0.
+     * Can contain ranks beyond the world. */
+    uint64_t ranks;
+    /* Hints about costs, for plans; 0: not given. They are not compared between ranks; those of the
+     * first rank are used. */
+    double flops; /* Floating-point operations of the forward pass, per micro-batch and rank. */
+    /* Bytes kept from the forward to the backward pass, per micro-batch and rank. */
+    uint64_t activation_bytes;
+    /* Forward passes per micro-batch; 1 unless given. For an expert: the share of micro-batches in
+     * which it gets tokens. Values above 1 count as 1. */
+    float expected_uses;
+};
+
+/* What the workers declared. Grows while they declare and is constant afterwards. */
+struct cst_model {
+    struct cst_layout_tensor *tensors;
+    uint32_t n_tensors;
+    struct cst_layout_operator *operators; /* In the order of the forward pass. */
+    uint32_t n_operators;
+    /* Ranks of each group, one bit each. groups[0] has all bits set: every rank of the job. */
+    uint64_t groups[CST_LAYOUT_MAX_GROUPS];
+    uint32_t n_groups; /* At least 1. */
+    /* Limit for tensors and for operators: CST_LAYOUT_MAX_TENSORS, unless the owner of the model
+     * sets more. The limit for uses is four times as high. */
+    uint32_t max_entries;
+    uint32_t n_uses;   /* Sum of n_tensors over all operators. */
+    uint64_t n_params; /* Sum of n_elems over all tensors. */
+    void *index;       /* Private: index from names to numbers. */
+};
+
+#define CST_LAYOUT_NO_ROW UINT32_MAX
+
+struct cst_layout_row {
+    /* Index into cst_layout.segments. CST_LAYOUT_NO_ROW: the chunk has no such row. */
+    uint32_t segment;
+    uint64_t offset; /* In bytes; a multiple of 4096. */
+};
+
+#define CST_LAYOUT_OWN UINT32_MAX
+
+struct cst_layout_chunk {
+    /* Used elements: a multiple of CST_LAYOUT_ALIGN_ELEMS, at most the capacity. */
+    uint64_t n_elems;
+    uint32_t first_tensor; /* Index into cst_layout.order. */
+    uint32_t n_tensors;
+    /* Number of the chunk's first span in the job table. Spans are the tensors with states, in the
+     * order of cst_layout.order. */
+    uint32_t first_span;
+    /* NUMA node, 0..n_nodes - 1, of the rows and of the engine that works on the chunk. */
+    uint32_t node;
+    struct cst_layout_row rows[CST_ROW_COUNT];
+    /* The second weight row; segment CST_LAYOUT_NO_ROW: there is none. */
+    struct cst_layout_row other_weight;
+    /* Engine of the accelerator whose memory holds the rows master, exp_avg and exp_avg_sq; 0: they
+     * are in host memory. */
+    uint32_t device;
+    uint32_t n_uses; /* Operator uses of all its tensors, by any rank. */
+    /* Ranks in the group of its tensors, one bit each; none beyond the job's world. */
+    uint64_t ranks;
+    enum cst_pattern_kind pattern; /* Pattern of all its tensors. */
+    /* Index into cst_layout.classes: the class of the blocks that hold the chunk. */
+    uint32_t size_class;
+    /* Chunk of the base job's layout whose rows this chunk uses. CST_LAYOUT_OWN: the rows are this
+     * job's. */
+    uint32_t base_chunk;
+};
+
+/* A size class: chunks of one capacity, and the blocks of a pool that hold them. A huge embedding
+ * has a class of its own, so that other chunks need no such large blocks. */
+struct cst_layout_class {
+    uint64_t capacity; /* In elements; a block has 2 x capacity bytes. */
+    uint32_t n_chunks;
+    /* Blocks of this class that the smallest usable pool has, in the rank that needs most. */
+    uint32_t min_blocks;
+    uint32_t min_operator; /* The operator that needs min_blocks. */
+    /* More blocks would never be used: the weights and gradients of all chunks that a rank
+     * holds. */
+    uint32_t max_blocks;
+};
+
+/* Blocks of each class in the pool of one rank. cst_layout_class has the maxima of all ranks. */
+struct cst_layout_need {
+    uint32_t min_blocks[CST_LAYOUT_MAX_CLASSES];
+    uint32_t min_operator[CST_LAYOUT_MAX_CLASSES];
+    uint32_t max_blocks[CST_LAYOUT_MAX_CLASSES];
+};
+
+struct cst_layout_segment {
+    /* Host memory: a multiple of 4096, at most CST_LAYOUT_SEGMENT_BYTES or the size of its only
+     * row. Accelerator memory: a multiple of its grain. */
+    uint64_t bytes;
+    /* Below n_nodes: NUMA node. Else: number of the engine of the accelerator whose memory it
+     * is. */
+    uint32_t node;
+    /* The segment is segment base_segment of the base job's layout: another job's memory,
+     * read-only. */
+    bool is_base;
+    uint32_t base_segment;
+};
+
+/* The chunks of one operator, each once, in the order of its tensors. */
+struct cst_layout_use {
+    uint32_t *chunks;
+    uint32_t n_chunks;
+};
+
+/* Which rows a chunk with states has, and in which format. */
+struct cst_layout_states {
+    enum cst_optimizer optimizer; /* LION and SGD have no exp_avg_sq. */
+    enum cst_moments moments;     /* Format of exp_avg and exp_avg_sq. */
+    bool two_weights;             /* There is a second weight row, for early or delayed updates. */
+    /* The gradient uses the weight row, which saves 2 bytes per parameter; see core.h. Not possible
+     * with two_weights or fp32 grad rows. */
+    bool grad_over_weight;
+};
+
+/* Bytes of @n_elems elements of row @row (CST_ROW_WEIGHT_OTHER is allowed). 0: there is no such
+ * row, or the gradient has none of its own. MX8: the result is for whole blocks of CST_MX8_BLOCK
+ * elements. It is not the position of element @n_elems: the code of that element is n_elems bytes
+ * into the row. */
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
+                              uint64_t n_elems);
+
+/* Bytes that the update of one element reads and writes: 28 with two fp32 moments and a bf16
+ * gradient. */
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes);
+
+struct cst_layout {
+    uint64_t capacity; /* Capacity of classes[0]. */
+    struct cst_layout_class classes[CST_LAYOUT_MAX_CLASSES];
+    uint32_t n_classes;
+    struct cst_layout_need needs[CST_LAYOUT_MAX_WORLD]; /* One for each rank. */
+    struct cst_layout_chunk *chunks;
+    uint32_t n_chunks;
+    uint32_t *order;             /* Numbers of all n_tensors tensors, chunk by chunk. */
+    struct cst_layout_use *uses; /* One for each operator. */
+    struct cst_layout_segment *segments;
+    uint32_t n_segments;
+    /* CST_LAYOUT_LANDINGS per node, each as large as the bf16 gradient of the node's largest chunk
+     * that uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL: no chunk
+     * does. */
+    struct cst_layout_row *landings;
+    uint64_t arena_bytes;  /* Sum of the segments in host memory, without those of the base job. */
+    uint64_t device_bytes; /* Sum of the segments on accelerators. */
+    uint64_t n_tiles;      /* Tiles of all tensors with states. */
+    uint32_t n_spans;      /* Number of tensors with states. */
+    uint32_t grad_bytes;   /* Bytes of an element of the grad rows: 2 or 4. */
+    struct cst_layout_states states; /* As configured. */
+    uint32_t min_blocks;             /* min_blocks, min_operator and max_blocks of classes[0]. */
+    uint32_t min_operator;
+    uint32_t max_blocks;
+};
+
+#define CST_LAYOUT_LANDINGS 2 /* Landings per node: one is filled while the other is read. */
+#define CST_LAYOUT_MAX_DEVICES 8
+
+/* Memory of an accelerator for states that stay there. */
+struct cst_layout_device {
+    uint32_t engine; /* Engine of the accelerator, n_nodes or more. */
+    uint64_t bytes;  /* Maximum number of bytes to use. */
+    uint64_t grain;  /* Segments are multiples of this; 0: 4096. */
+    /* Size of the device reservation (cst_core_device_reservation). Chunks that do not fit its
+     * buffers have their states in host memory. */
+    uint64_t reservation_bytes;
+};
+
+struct cst_layout_config {
+    uint64_t chunk_elems; /* Capacity of the first class; 0: to be chosen. */
+    uint64_t pool_bytes;  /* Size of the smallest pool among the ranks; 0: unlimited. */
+    uint32_t n_nodes;     /* Number of NUMA nodes, at least 1. */
+    uint32_t world;       /* Number of ranks; 0: 1. */
+    /* Bytes of an element of the grad rows: 2 or 0 (bf16), or 4 (fp32, for micro-batches). */
+    uint32_t grad_bytes;
+    /* All fields 0: AdamW, fp32 moments, 16 bytes per parameter. */
+    struct cst_layout_states states;
+    /* With chunk_elems: capacities of further classes, ascending, terminated by 0. All 0: to be
+     * chosen. */
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
+    /* Maximum number of classes to choose; 0 and 1: one class, which holds everything. */
+    uint32_t max_classes;
+    /* Accelerators for states, each engine once. The states of the last chunks go there, of as many
+     * as fit. Only with fp32 moments. */
+    struct cst_layout_device devices[CST_LAYOUT_MAX_DEVICES];
+    /* Ranks compute on accelerators. With fp32 grad rows, nodes then have landings
+     * (offload/update/landing.h) for chunks that only one rank holds. */
+    bool landings;
+    uint32_t n_devices; /* Number of devices. */
+    /* Model of the base job, whose frozen tensors are shared; NULL: there is no base job. Set
+     * together with `base`. Borrowed during the call. */
+    const struct cst_model *base_model;
+    const struct cst_layout *base;
+};
+
+/* Initialise an empty model with group 0, all ranks. cst_model_close frees all declarations. */
+void cst_model_init(struct cst_model *model);
+void cst_model_close(struct cst_model *model);
+
+/* Declare a group of ranks, one bit each. Its number is the value of n_groups before the call.
+ * CST_EINVAL: no ranks, or too many groups. */
+int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err);
+
+/* Everything that a declaration says about a tensor. */
+struct cst_tensor_words {
+    const char *name;
+    const int64_t *shape; /* n_dims numbers. */
+    uint32_t n_dims;
+    float lr_scale;
+    float decay_scale;
+    uint32_t group;   /* Number of a declared group; 0: all ranks. */
+    uint32_t pattern; /* enum cst_pattern_kind. */
+    /* n_dims numbers: shape of the whole tensor, if the pattern wants a box; else NULL. */
+    const int64_t *whole;
+    /* n_dims numbers: where the box begins, if the pattern wants a box; else NULL. */
+    const int64_t *first;
+};
+
+/* Declare a tensor. Its number is the value of n_tensors before the call. The model is unchanged on
+ * failure. Statuses:
+ *
+ *   - CST_EINVAL: a name that is empty, too long or not printable; no dimensions, or more than 8; a
+ *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group or
+ *     pattern; a box that is missing, not wanted, or not within the whole tensor; too many tensors.
+ *   - CST_EEXIST: the name is in use.
+ *   - CST_ENOMEM. */
+int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
+                        struct cst_err *err);
+
+/* Declare a tensor of all ranks with the pattern CST_PATTERN_SHARD. */
+int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
+                     uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err);
+
+/* What is known about an operator's cost; the hints in cst_layout_operator. */
+struct cst_operator_hints {
+    double flops;
+    uint64_t activation_bytes;
+    float expected_uses; /* 0 means 1. */
+};
+
+/* Declare an operator over declared tensors. @hints may be NULL. Statuses:
+ *
+ *   - CST_EINVAL: an unknown tensor, a tensor named twice, no tensors, a bad name, no rank that
+ *     holds all tensors, hints that are negative or not finite, too many operators or uses.
+ *   - CST_EEXIST: the name is in use.
+ *   - CST_ENOMEM. */
+int cst_model_operator_as(struct cst_model *model, const char *name, const uint32_t *tensors,
+                          uint32_t n_tensors, const struct cst_operator_hints *hints,
+                          struct cst_err *err);
+/* Declare an operator without hints. */
+int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
+                       uint32_t n_tensors, struct cst_err *err);
+
+/* The declaration of tensor @i. Its pointers point into @model. */
+struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t i);
+
+/* Number of the tensor with the name @name, or UINT32_MAX. O(1). */
+uint32_t cst_model_find(const struct cst_model *model, const char *name);
+
+/* CST_OK if tensor @i is declared like @other, which was declared into another model. Else
+ * CST_EMISMATCH, with the tensor, the difference and both values in the message. @mine and @theirs
+ * name the declarers of @other and of the model ("rank 1", "ranks 0, 2"). The other two functions
+ * do this for operators, without hints, and for the ranks of group @i. */
+int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
+                          const struct cst_layout_tensor *other, const char *mine,
+                          const char *theirs, struct cst_err *err);
+int cst_model_same_operator(const struct cst_model *model, uint32_t i,
+                            const struct cst_layout_operator *other, const char *mine,
+                            const char *theirs, struct cst_err *err);
+int cst_model_same_group(const struct cst_model *model, uint32_t i, uint64_t other,
+                         const char *mine, const char *theirs, struct cst_err *err);
+
+/* Copy the first @n groups of @from, including group 0, to @model, which must only have group 0. */
+void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from, uint32_t n);
+
+/* Lay out @model: fill *layout, and chunk, offset and first_tile of the model's tensors. The caller
+ * closes the layout with cst_layout_close.
+ *
+ * Packing. All tensors of a chunk have the same ranks, the same pattern and the same size class.
+ * With a sparse pattern they are also first used by the same operator. Each kind is packed next-fit
+ * in order of first use.
+ *
+ * Capacities, if chunk_elems is 0: they are chosen among cst_layout_candidates. Candidates for
+ * which the smallest pool holds the further classes' min_blocks and max(min_blocks, 8) blocks of
+ * the first class go before candidates for which it only holds all min_blocks. Among these, if any
+ * candidate loses at most 1.5 % of the parameters (a further class counts as half a percent), the
+ * capacity nearest to 8 Mi elements, as a factor, is taken. If none does, the one that loses least
+ * is taken, then the smaller one. With pool_bytes 0 the pool counts as large enough for all weights
+ * and gradients, and is never too small.
+ *
+ * Capacities that are given are rounded up to CST_LAYOUT_CAPACITY_STEP. Without class_elems, but
+ * with max_classes > 1, tensors that are too large for the first class get the further classes with
+ * the least waste.
+ *
+ * Base job. Frozen tensors that @config's base also has, frozen, with the same name and shape, use
+ * the rows of the base, chunk by chunk.
+ *
+ * min_blocks is the maximum number of blocks that are used at once in forward and backward passes
+ * in declared order: the operator's weights, the open gradients (begun and not complete, including
+ * the operator's own), and one more chunk of weights of each class, if there is one, to fetch
+ * ahead. It is at least 1 in the first class. Operators of sparse tensors may be left out: a
+ * gradient that such an operator shares with another one counts as open until the step.
+ *
+ * Statuses:
+ *
+ *   - CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k
+ *     bytes short (--pool q%)". A pool of P + k bytes, or of q % of the weights, is accepted.
+ *   - CST_EINVAL: given capacities smaller than the largest tensor, a first one smaller than the
+ *     smallest tensor, too large, or not ascending; a tensor larger than the maximum of a chunk; a
+ *     group with ranks beyond the world; a contradiction in @config.
+ *   - CST_ENOMEM. */
+int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
+                     const struct cst_layout_config *config, struct cst_err *err);
+
+/* @bytes of a pool as a percentage of the bf16 weights of @model, rounded up, for the option
+ * --pool. */
+uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes);
+
+/* Bytes of host memory that a job with @layout takes in addition to its pools: arenas and job
+ * table. */
+uint64_t cst_layout_host_bytes(const struct cst_layout *layout);
+
+/* The least `bytes` of @device with which @layout, which was built with more, would be the same. 0:
+ * the layout has nothing on the device. */
+uint64_t cst_layout_device_want(const struct cst_layout *layout,
+                                const struct cst_layout_device *device);
+/* The least `bytes` of @device that hold the states of the smallest chunk. 0: no chunk has
+ * states. */
+uint64_t cst_layout_device_least(const struct cst_layout *layout,
+                                 const struct cst_layout_device *device);
+/* Free the layout's arrays. A zeroed layout is allowed. */
+void cst_layout_close(struct cst_layout *layout);
+
+#define CST_LAYOUT_MAX_CANDIDATES 200
+
+/* Capacities to choose from. */
+struct cst_layout_candidate {
+    /* One for each class, to be given as chunk_elems and class_elems. */
+    uint64_t capacity[CST_LAYOUT_MAX_CLASSES];
+    uint32_t n_classes;
+    uint64_t waste;     /* Elements of all chunks, at full capacity, minus those of the tensors. */
+    uint64_t min_bytes; /* Size of a pool with min_blocks of each class. */
+};
+
+/* List capacities that may be good for @model, whatever the pool: at most CST_LAYOUT_MAX_CANDIDATES
+ * (fewer for models of more than 80000 tensors and uses), ordered by the capacity of the first
+ * class. It ranges from the largest tensor up to 64 Mi elements or twice that tensor, and is cut
+ * down to what the fullest chunk needs. With @config's max_classes > 1 the range begins lower,
+ * where the tensors that fit the first class have a tenth of all elements. Larger tensors get
+ * further classes, as many as save half a percent of the parameters each. CST_EINVAL, CST_ENOMEM as
+ * cst_layout_build. */
+int cst_layout_candidates(const struct cst_model *model, const struct cst_layout_config *config,
+                          struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES],
+                          uint32_t *n_out, struct cst_err *err);
+
+#endif

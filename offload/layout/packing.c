@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/layout/packing.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_CHUNK UINT32_MAX
+#define NO_ITEM UINT32_MAX
+#define NO_KIND UINT32_MAX
+
+/* -- groups and kinds ----------------------------------------------------------------------- */
+
+static uint64_t world_ranks(uint32_t world)
+{
+    return world >= 64 ? UINT64_MAX : (UINT64_C(1) << (world == 0 ? 1 : world)) - 1;
+}
+
+static int check_groups(const struct cst_packing *p, struct cst_err *err)
+{
+    const struct cst_model *model = p->model;
+
+    for (uint32_t g = 1; g < model->n_groups; g++) {
+        if ((model->groups[g] & ~p->world) != 0) {
+            return cst_err_set(
+                err, CST_EINVAL, "group %" PRIu32 " has rank %d, the job has ranks 0..%d", g,
+                63 - __builtin_clzll(model->groups[g]), 63 - __builtin_clzll(p->world));
+        }
+    }
+    return CST_OK;
+}
+
+/* True if both ranks are in the same groups, and therefore run the same operators. */
+static bool same_groups(const struct cst_model *model, uint32_t a, uint32_t b)
+{
+    for (uint32_t g = 0; g < model->n_groups; g++) {
+        if ((model->groups[g] >> a & 1) != (model->groups[g] >> b & 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void find_leaders(struct cst_packing *p)
+{
+    for (uint8_t r = 0; r < CST_LAYOUT_MAX_WORLD && (p->world >> r & 1) != 0; r++) {
+        p->leader_of[r] = r;
+        for (uint8_t q = 0; q < r && p->leader_of[r] == r; q++) {
+            if ((p->leaders >> q & 1) != 0 && same_groups(p->model, q, r)) {
+                p->leader_of[r] = q;
+            }
+        }
+        p->leaders |= (uint64_t)(p->leader_of[r] == r) << r;
+    }
+}
+
+/* The kind of tensor @t. @known: per group and pattern, the kind that was found before. */
+static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
+{
+    const struct cst_layout_tensor *tensor = &p->model->tensors[t];
+    uint32_t *at = &known[tensor->group * CST_PATTERN_COUNT + tensor->pattern];
+    const struct cst_pattern *pattern = cst_pattern(tensor->pattern);
+    struct cst_kind kind = {.ranks = p->model->groups[tensor->group] & p->world,
+                            .pattern = tensor->pattern,
+                            .has_states = pattern->has_states,
+                            .sparse = pattern->sparse};
+
+    if (*at != NO_KIND) {
+        return *at;
+    }
+    /* Another group with the same ranks is not another kind. */
+    for (*at = 0; *at < p->n_kinds; ++*at) {
+        if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern) {
+            return *at;
+        }
+    }
+    p->kinds[p->n_kinds++] = kind;
+    return *at;
+}
+
+/* -- items ---------------------------------------------------------------------------------- */
+
+static void order_by_first_use(struct cst_packing *p)
+{
+    const struct cst_model *model = p->model;
+    uint32_t n = 0;
+
+    memset(p->item_of, 0, model->n_tensors * sizeof *p->item_of);
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        for (uint32_t k = 0; k < model->operators[i].n_tensors; k++) {
+            uint32_t t = model->operators[i].tensors[k];
+
+            if (p->item_of[t] == 0) {
+                /* Temporarily: 1 + the first operator that uses the tensor. */
+                p->item_of[t] = i + 1;
+                p->order[n++] = t;
+            }
+        }
+    }
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        if (p->item_of[t] == 0) {
+            p->item_of[t] = model->n_operators + 1;
+            p->order[n++] = t;
+        }
+    }
+}
+
+/* Chunk of the base job's layout that holds tensor @t, if it is frozen here and there;
+ * CST_PACKING_OWN: there is none. */
+static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
+{
+    const struct cst_layout_tensor *mine = &p->model->tensors[t];
+    const struct cst_layout_tensor *theirs;
+    uint32_t i;
+
+    if (p->base == NULL || cst_pattern(mine->pattern)->has_states) {
+        return CST_PACKING_OWN;
+    }
+    i = cst_model_find(p->base_model, mine->name);
+    if (i == UINT32_MAX) {
+        return CST_PACKING_OWN;
+    }
+    theirs = &p->base_model->tensors[i];
+    if (cst_pattern(theirs->pattern)->has_states || theirs->n_dims != mine->n_dims ||
+        memcmp(theirs->shape, mine->shape, mine->n_dims * sizeof *mine->shape) != 0) {
+        return CST_PACKING_OWN;
+    }
+    return theirs->chunk;
+}
+
+/* The item of this kind that represents chunk @base_chunk of the base. @last: per chunk of the
+ * base, the last item made for it. */
+static uint32_t find_item(const struct cst_packing *p, const uint32_t *last, uint32_t base_chunk,
+                          uint32_t kind)
+{
+    if (base_chunk == CST_PACKING_OWN || last[base_chunk] == NO_ITEM ||
+        p->items[last[base_chunk]].kind != kind) {
+        return NO_ITEM;
+    }
+    return last[base_chunk];
+}
+
+static void add_item(struct cst_packing *p, const struct cst_item *item)
+{
+    uint64_t elems = cst_align_up(item->n_elems, CST_LAYOUT_ALIGN_ELEMS);
+
+    p->items[p->n_items++] = *item;
+    p->n_elems += item->n_elems;
+    p->largest = elems > p->largest ? elems : p->largest;
+    p->smallest = elems < p->smallest ? elems : p->smallest;
+}
+
+static void list_items(struct cst_packing *p, uint32_t *known, uint32_t *last)
+{
+    p->smallest = UINT64_MAX;
+    for (uint32_t i = 0; i < p->model->n_tensors; i++) {
+        uint32_t t = p->order[i];
+        uint32_t base_chunk = find_in_base(p, t);
+        struct cst_item item = {.n_elems = p->model->tensors[t].n_elems,
+                                .kind = find_kind(p, known, t),
+                                .op = p->item_of[t] - 1,
+                                .base_chunk = base_chunk};
+        uint32_t found = find_item(p, last, base_chunk, item.kind);
+
+        if (found != NO_ITEM) {
+            p->item_of[t] = found;
+            continue;
+        }
+        p->item_of[t] = p->n_items;
+        if (base_chunk != CST_PACKING_OWN) {
+            item.n_elems = p->base->chunks[base_chunk].n_elems;
+            last[base_chunk] = p->n_items;
+        }
+        add_item(p, &item);
+    }
+}
+
+static int find_items(struct cst_packing *p)
+{
+    size_t n_known = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
+    size_t n_last = p->base != NULL ? p->base->n_chunks : 0;
+    uint32_t *known = malloc((n_known + n_last) * sizeof *known);
+
+    if (known == NULL) {
+        return CST_ENOMEM;
+    }
+    memset(known, 0xff, (n_known + n_last) * sizeof *known);
+    order_by_first_use(p);
+    list_items(p, known, known + n_known);
+    free(known);
+    return CST_OK;
+}
+
+static void list_op_items(struct cst_packing *p)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < p->model->n_operators; i++) {
+        const struct cst_layout_operator *op = &p->model->operators[i];
+
+        p->op_first[i] = at;
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            uint32_t item = p->item_of[op->tensors[k]];
+
+            p->op_items[at++] = item;
+            p->op_sparse[i] = p->op_sparse[i] || p->kinds[p->items[item].kind].sparse;
+        }
+    }
+    p->op_first[p->model->n_operators] = at;
+}
+
+/* -- open and close --------------------------------------------------------------------------- */
+
+static int allocate(struct cst_packing *p)
+{
+    size_t n = p->model->n_tensors; /* Upper limit for the numbers of items and of chunks. */
+    size_t n_ops = p->model->n_operators;
+    size_t n_kinds = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
+
+    p->order = calloc(n, sizeof *p->order);
+    p->item_of = calloc(n, sizeof *p->item_of);
+    p->items = calloc(n, sizeof *p->items);
+    p->chunk_of = calloc(n, sizeof *p->chunk_of);
+    p->offset = calloc(n, sizeof *p->offset);
+    p->chunks = calloc(n, sizeof *p->chunks);
+    p->swept = calloc(n, sizeof *p->swept);
+    p->op_first = calloc(n_ops + 1, sizeof *p->op_first);
+    p->op_items = calloc(p->model->n_uses + 1u, sizeof *p->op_items);
+    p->op_sparse = calloc(n_ops + 1, sizeof *p->op_sparse);
+    p->kinds = calloc(n_kinds, sizeof *p->kinds);
+    p->slots = calloc(n_kinds * CST_LAYOUT_MAX_CLASSES, sizeof *p->slots);
+    return p->order != NULL && p->item_of != NULL && p->items != NULL && p->chunk_of != NULL &&
+                   p->offset != NULL && p->chunks != NULL && p->swept != NULL &&
+                   p->op_first != NULL && p->op_items != NULL && p->op_sparse != NULL &&
+                   p->kinds != NULL && p->slots != NULL
+               ? CST_OK
+               : CST_ENOMEM;
+}
+
+int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
+                     const struct cst_layout_config *config, struct cst_err *err)
+{
+    int status;
+
+    *packing = (struct cst_packing){.model = model,
+                                    .base_model = config->base_model,
+                                    .base = config->base,
+                                    .world = world_ranks(config->world)};
+    status = check_groups(packing, err);
+    if (status != CST_OK) {
+        return status;
+    }
+    find_leaders(packing);
+    status = allocate(packing);
+    if (status == CST_OK) {
+        status = find_items(packing);
+    }
+    if (status != CST_OK) {
+        cst_packing_close(packing);
+        return cst_err_set(err, status, "no memory to lay the model out");
+    }
+    list_op_items(packing);
+    return CST_OK;
+}
+
+void cst_packing_close(struct cst_packing *packing)
+{
+    free(packing->order);
+    free(packing->item_of);
+    free(packing->items);
+    free(packing->chunk_of);
+    free(packing->offset);
+    free(packing->chunks);
+    free(packing->swept);
+    free(packing->op_first);
+    free(packing->op_items);
+    free(packing->op_sparse);
+    free(packing->kinds);
+    free(packing->slots);
+    memset(packing, 0, sizeof *packing);
+}
+
+/* -- packing -------------------------------------------------------------------------------- */
+
+static uint32_t class_of(const struct cst_sizes *sizes, uint64_t n_elems)
+{
+    uint32_t c = 0;
+
+    while (c + 1 < sizes->n && n_elems > sizes->v[c]) {
+        c++;
+    }
+    return c;
+}
+
+static uint32_t open_chunk(struct cst_packing *p, const struct cst_item *item, uint32_t size_class)
+{
+    p->chunks[p->n_chunks] = (struct cst_packed){
+        .kind = item->kind, .size_class = size_class, .base_chunk = item->base_chunk};
+    p->class_chunks[size_class]++;
+    return p->n_chunks++;
+}
+
+/* The chunk where @item is placed. */
+static uint32_t find_chunk(struct cst_packing *p, const struct cst_item *item, uint32_t size_class,
+                           uint64_t capacity)
+{
+    struct cst_slot *slot = &p->slots[item->kind * CST_LAYOUT_MAX_CLASSES + size_class];
+
+    if (item->base_chunk != CST_PACKING_OWN) {
+        return open_chunk(p, item, size_class);
+    }
+    if (slot->chunk == NO_CHUNK || p->chunks[slot->chunk].n_elems + item->n_elems > capacity ||
+        (p->kinds[item->kind].sparse && slot->op != item->op)) {
+        slot->chunk = open_chunk(p, item, size_class);
+        slot->op = item->op;
+    }
+    return slot->chunk;
+}
+
+void cst_packing_pack(struct cst_packing *packing, const struct cst_sizes *sizes)
+{
+    struct cst_packing *p = packing;
+
+    p->n_chunks = 0;
+    memset(p->slots, 0xff, (size_t)p->n_kinds * CST_LAYOUT_MAX_CLASSES * sizeof *p->slots);
+    memset(p->class_chunks, 0, sizeof p->class_chunks);
+    memset(p->class_elems, 0, sizeof p->class_elems);
+    for (uint32_t i = 0; i < p->n_items; i++) {
+        const struct cst_item *item = &p->items[i];
+        uint32_t k = class_of(sizes, item->n_elems);
+        uint32_t c = find_chunk(p, item, k, sizes->v[k]);
+        struct cst_packed *chunk = &p->chunks[c];
+
+        p->chunk_of[i] = c;
+        p->offset[i] = chunk->n_elems;
+        chunk->n_elems = cst_align_up(chunk->n_elems + item->n_elems, CST_LAYOUT_ALIGN_ELEMS);
+        if (chunk->n_elems > p->class_elems[k]) {
+            p->class_elems[k] = chunk->n_elems;
+        }
+    }
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing of tensors into chunks of given capacities: next-fit in order of first use, for each kind
+ * separately. Fast enough to try many capacities. Private to layout.c, capacity.c, min_blocks.c.
+ *
+ *   tensors -> items (a tensor, or all tensors in one chunk of the base job) -> chunks
+ *
+ * A kind is what the tensors of a chunk have in common: the ranks and the pattern. */
+#ifndef CST_PACKING_H
+#define CST_PACKING_H
+
+#include "offload/layout/layout.h"
+
+struct cst_kind {
+    uint64_t ranks; /* Ranks of the kind, one bit each; none beyond the world. */
+    enum cst_pattern_kind pattern;
+    bool has_states; /* Property of the pattern. */
+    bool sparse; /* Property of the pattern: items of different operators do not share a chunk. */
+};
+
+/* An indivisible unit of packing. */
+struct cst_item {
+    uint64_t n_elems;
+    uint32_t kind;
+    uint32_t op; /* First operator that uses the item; n_operators: none does. */
+    /* Chunk of the base job's layout that the item is; CST_PACKING_OWN: it is a tensor of this
+     * job. */
+    uint32_t base_chunk;
+};
+
+#define CST_PACKING_OWN UINT32_MAX
+
+/* Capacities of the size classes, ascending. Given and final ones are multiples of
+ * CST_LAYOUT_CAPACITY_STEP. */
+struct cst_sizes {
+    uint64_t v[CST_LAYOUT_MAX_CLASSES];
+    uint32_t n;
+};
+
+struct cst_packed {
+    /* Elements up to the end of the last item; a multiple of CST_LAYOUT_ALIGN_ELEMS. */
+    uint64_t n_elems;
+    uint32_t kind;
+    uint32_t size_class;
+    uint32_t base_chunk; /* Value of its first item. */
+};
+
+/* Where the next item of a kind and class may be placed. */
+struct cst_slot {
+    uint32_t chunk; /* The open chunk; UINT32_MAX: there is none yet. */
+    uint32_t op;    /* For sparse kinds: the operator of the chunk's items. */
+};
+
+/* State of a chunk in a sweep through the operators of one rank. */
+struct cst_swept {
+    uint32_t seen;      /* 1 + the last operator that was seen to use the chunk. */
+    uint32_t uses_left; /* Uses of its items whose backward pass has not ended. */
+    uint32_t n_ops;     /* Number of operators that use the chunk. */
+    bool sparse;        /* One of these operators may be left out of a step. */
+    bool open;          /* The gradient is begun and not complete. */
+};
+
+struct cst_packing {
+    const struct cst_model *model;      /* Borrowed, like base_model and base. */
+    const struct cst_model *base_model; /* NULL: there is no base job. */
+    const struct cst_layout *base;
+    uint64_t world; /* Ranks of the job, one bit each. */
+    /* The first rank of each set of ranks that are in the same groups, one bit each. */
+    uint64_t leaders;
+    uint8_t leader_of[CST_LAYOUT_MAX_WORLD]; /* Per rank: the leader of its set. */
+    /* Tensor numbers in order of first use, unused ones last. Owned, like all arrays here. */
+    uint32_t *order;
+    uint32_t *item_of;      /* Per tensor: its item. */
+    struct cst_item *items; /* In order of first use. */
+    uint32_t n_items;
+    uint32_t *op_first; /* Per operator and one more: start of its items in op_items. */
+    uint32_t *op_items; /* One for each tensor of each operator. */
+    bool *op_sparse;    /* Per operator: it uses a tensor of a sparse kind. */
+    struct cst_kind *kinds;
+    uint32_t n_kinds;
+    struct cst_slot *slots;  /* Scratch, CST_LAYOUT_MAX_CLASSES per kind. */
+    struct cst_swept *swept; /* Scratch, per chunk. */
+    uint64_t largest;        /* Elements of the largest item, rounded up to the alignment. */
+    uint64_t smallest;       /* Elements of the smallest item, rounded up to the alignment. */
+    uint64_t n_elems;        /* Elements of all items. */
+
+    /* The fields from here on are results of the last cst_packing_pack. */
+
+    uint32_t *chunk_of;        /* Per item: its chunk. */
+    uint64_t *offset;          /* Per item: offset in its chunk, in elements. */
+    struct cst_packed *chunks; /* In order of their first items. */
+    uint32_t n_chunks;
+    uint32_t class_chunks[CST_LAYOUT_MAX_CLASSES]; /* Number of chunks of each class. */
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];  /* n_elems of the largest chunk of each class. */
+};
+
+static inline uint64_t cst_align_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* Find items, kinds and the order of first use. CST_EINVAL: a group has ranks beyond @config's
+ * world. CST_ENOMEM. On failure nothing is owned. */
+int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
+                     const struct cst_layout_config *config, struct cst_err *err);
+/* Free all arrays. */
+void cst_packing_close(struct cst_packing *packing);
+
+/* Pack the items into chunks of the classes in @sizes, the last of which must hold the largest
+ * item. Each item goes to the smallest class that holds it. */
+void cst_packing_pack(struct cst_packing *packing, const struct cst_sizes *sizes);
+
+#endif

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/layout/rows.h"
+
+#include "offload/update/buffers.h"
+#include "offload/layout/packing.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE_BYTES 4096
+#define N_ROWS (CST_ROW_COUNT + 1) /* Including the second weight row. */
+
+static bool has_states(const struct cst_layout_chunk *chunk)
+{
+    return cst_pattern(chunk->pattern)->has_states;
+}
+
+static bool is_own(const struct cst_layout_chunk *chunk)
+{
+    return chunk->base_chunk == CST_LAYOUT_OWN;
+}
+
+/* -- bytes ---------------------------------------------------------------------------------- */
+
+/* True if a chunk with states has this row, separate from all others. */
+static bool has_row(const struct cst_layout_states *states, int row)
+{
+    return row == CST_ROW_GRAD           ? !states->grad_over_weight
+           : row == CST_ROW_EXP_AVG_SQ   ? cst_table_has_second(states->optimizer)
+           : row == CST_ROW_WEIGHT_OTHER ? states->two_weights
+                                         : true;
+}
+
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
+                              uint64_t n_elems)
+{
+    const struct cst_table_header header = {.moments = (uint32_t)states->moments,
+                                            .grad_bytes = grad_bytes};
+
+    return has_row(states, row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
+}
+
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes)
+{
+    uint64_t group = CST_MX8_BLOCK, bytes = (grad_bytes + 2) * group;
+
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        bytes += 2 * cst_layout_row_bytes(states, grad_bytes, row, group);
+    }
+    return (double)bytes / (double)group;
+}
+
+/* Bytes of a row of the chunk, in whole pages; 0: the chunk has no such row of its own. */
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          uint32_t row)
+{
+    if (row != CST_ROW_WEIGHT && !has_states(chunk)) {
+        return 0;
+    }
+    return cst_align_up(
+        cst_layout_row_bytes(&layout->states, layout->grad_bytes, (int)row, chunk->n_elems),
+        PAGE_BYTES);
+}
+
+static struct cst_layout_row *row_of(struct cst_layout_chunk *chunk, uint32_t row)
+{
+    return row == CST_ROW_WEIGHT_OTHER ? &chunk->other_weight : &chunk->rows[row];
+}
+
+static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+        bytes += row_bytes(layout, chunk, r);
+    }
+    return bytes;
+}
+
+/* The node with the fewest bytes so far, of several the lowest. So consecutive chunks, in updates
+ * and in the next forward pass, belong to different nodes, and all nodes work at any time. */
+static uint32_t next_node(const uint64_t *bytes, uint32_t n_nodes)
+{
+    uint32_t least = 0;
+
+    for (uint32_t node = 1; node < n_nodes; node++) {
+        least = bytes[node] < bytes[least] ? node : least;
+    }
+    return least;
+}
+
+/* A chunk of the base job stays on its node. */
+int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
+                         struct cst_err *err)
+{
+    uint64_t *dealt = calloc(config->n_nodes, sizeof *dealt);
+    int rc = CST_OK;
+
+    if (dealt == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t c = 0; c < layout->n_chunks && rc == CST_OK; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (is_own(chunk)) {
+            chunk->node = next_node(dealt, config->n_nodes);
+            dealt[chunk->node] += chunk_bytes(layout, chunk);
+        } else {
+            chunk->node = config->base->chunks[chunk->base_chunk].node;
+        }
+        if (chunk->node >= config->n_nodes) {
+            rc = cst_err_set(err, CST_EINVAL,
+                             "a chunk of the base is on node %" PRIu32 " of %" PRIu32, chunk->node,
+                             config->n_nodes);
+        }
+    }
+    free(dealt);
+    return rc;
+}
+
+/* -- rows on accelerators --------------------------------------------------------------------- */
+
+/* True if the row stays on the accelerator that has the chunk's states. */
+static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
+{
+    return chunk->device != 0 &&
+           (row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+}
+
+static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
+{
+    return row_bytes(layout, chunk, CST_ROW_MASTER) + row_bytes(layout, chunk, CST_ROW_EXP_AVG) +
+           row_bytes(layout, chunk, CST_ROW_EXP_AVG_SQ);
+}
+
+static uint64_t grain_of(const struct cst_layout_device *device)
+{
+    return device->grain > PAGE_BYTES ? device->grain : PAGE_BYTES;
+}
+
+/* Bytes that can be lost because segments are rounded up to the grain. All segments but the last
+ * one are at least half full. */
+static uint64_t lost_to_grain(const struct cst_layout_device *device, uint64_t bytes)
+{
+    return (bytes / (CST_LAYOUT_SEGMENT_BYTES / 2) + 1) * (grain_of(device) - 1);
+}
+
+static uint64_t usable(const struct cst_layout_device *device)
+{
+    uint64_t lost = lost_to_grain(device, device->bytes);
+
+    return device->bytes > lost ? device->bytes - lost : 0;
+}
+
+/* Bytes of @device that are necessary to use @sum of them. */
+static uint64_t with_lost(const struct cst_layout_device *device, uint64_t sum)
+{
+    uint64_t want = 0, before = 1;
+
+    /* What is lost depends on the result, so iterate until it does not change. */
+    while (sum > 0 && want != before) {
+        before = want;
+        want = sum + lost_to_grain(device, want);
+    }
+    return want;
+}
+
+uint64_t cst_layout_device_want(const struct cst_layout *layout,
+                                const struct cst_layout_device *device)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        sum += chunk->device == device->engine ? state_bytes(layout, chunk) : 0;
+    }
+    return with_lost(device, sum);
+}
+
+uint64_t cst_layout_device_least(const struct cst_layout *layout,
+                                 const struct cst_layout_device *device)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (is_own(chunk) && has_states(chunk) && state_bytes(layout, chunk) < least) {
+            least = state_bytes(layout, chunk);
+        }
+    }
+    return least == UINT64_MAX ? 0 : with_lost(device, least);
+}
+
+/* The last chunks go to accelerators first, because the next forward pass uses them last.
+ * Accelerators take turns, as long as they have memory. */
+void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layout_config *config)
+{
+    uint64_t left[CST_LAYOUT_MAX_DEVICES], most[CST_LAYOUT_MAX_DEVICES];
+    uint32_t turn = 0;
+
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        struct cst_buffers buffers;
+
+        cst_buffers_divide(&buffers, layout, config->devices[i].reservation_bytes);
+        left[i] = usable(&config->devices[i]);
+        most[i] = buffers.max_elems;
+    }
+    for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = state_bytes(layout, chunk);
+
+        for (uint32_t i = 0; i < config->n_devices && is_own(chunk) && has_states(chunk); i++) {
+            uint32_t d = (turn + i) % config->n_devices;
+
+            if (left[d] >= bytes && chunk->n_elems <= most[d]) {
+                left[d] -= bytes;
+                chunk->device = config->devices[d].engine;
+                turn = d + 1;
+                break;
+            }
+        }
+    }
+}
+
+static struct cst_layout_segment *add_segment(struct cst_layout *layout, uint32_t node)
+{
+    struct cst_layout_segment *segment = &layout->segments[layout->n_segments++];
+
+    segment->node = node;
+    return segment;
+}
+
+/* Place the rows of the chunks whose states are on @device, in the order of chunks. */
+static void place_device_rows(struct cst_layout *layout, const struct cst_layout_device *device)
+{
+    struct cst_layout_segment *segment = NULL;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (uint32_t r = 0; r < CST_ROW_COUNT && chunk->device == device->engine; r++) {
+            uint64_t bytes = is_on_device(chunk, r) ? row_bytes(layout, chunk, r) : 0;
+
+            if (bytes == 0) {
+                continue;
+            }
+            if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+                segment = add_segment(layout, device->engine);
+            }
+            chunk->rows[r] = (struct cst_layout_row){.segment = layout->n_segments - 1,
+                                                     .offset = segment->bytes};
+            segment->bytes += bytes;
+        }
+    }
+    for (uint32_t i = 0; i < layout->n_segments; i++) {
+        struct cst_layout_segment *s = &layout->segments[i];
+
+        if (s->node == device->engine) {
+            s->bytes = cst_align_up(s->bytes, grain_of(device));
+            layout->device_bytes += s->bytes;
+        }
+    }
+}
+
+/* Place the rows of the node's chunks one after the other. A new segment begins if the next row
+ * does not fit. */
+static void place_node_rows(struct cst_layout *layout, uint32_t node)
+{
+    struct cst_layout_segment *segment = NULL;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        bool here = is_own(chunk) && chunk->node == node;
+
+        for (uint32_t r = 0; r < N_ROWS && here; r++) {
+            uint64_t bytes = row_bytes(layout, chunk, r);
+
+            if (bytes == 0) {
+                row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
+                continue;
+            }
+            if (is_on_device(chunk, r)) {
+                continue;
+            }
+            if (segment == NULL || segment->bytes + bytes > CST_LAYOUT_SEGMENT_BYTES) {
+                segment = add_segment(layout, node);
+            }
+            *row_of(chunk, r) = (struct cst_layout_row){.segment = layout->n_segments - 1,
+                                                        .offset = segment->bytes};
+            segment->bytes += bytes;
+            layout->arena_bytes += bytes;
+        }
+        if (layout->states.grad_over_weight && here && has_states(chunk)) {
+            chunk->rows[CST_ROW_GRAD] = chunk->rows[CST_ROW_WEIGHT];
+        }
+    }
+}
+
+/* Add the segments of the base job that hold chunks used here, after this job's own. @known: per
+ * segment of the base its number here. */
+static void place_base_rows(struct cst_layout *layout, const struct cst_layout *base,
+                            uint32_t *known)
+{
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        const struct cst_layout_row *row;
+
+        if (is_own(chunk)) {
+            continue;
+        }
+        row = &base->chunks[chunk->base_chunk].rows[CST_ROW_WEIGHT];
+        if (known[row->segment] == UINT32_MAX) {
+            struct cst_layout_segment *segment = add_segment(layout, chunk->node);
+
+            segment->bytes = base->segments[row->segment].bytes;
+            segment->is_base = true;
+            segment->base_segment = row->segment;
+            known[row->segment] = layout->n_segments - 1;
+        }
+        for (uint32_t r = 0; r < N_ROWS; r++) {
+            row_of(chunk, r)->segment = CST_LAYOUT_NO_ROW;
+        }
+        chunk->rows[CST_ROW_WEIGHT] =
+            (struct cst_layout_row){.segment = known[row->segment], .offset = row->offset};
+    }
+}
+
+/* Bytes of the largest gradient on @node that lands: of the chunks to which only one rank
+ * contributes. */
+static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
+{
+    uint64_t most = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (chunk->node == node && has_states(chunk) && __builtin_popcountll(chunk->ranks) == 1) {
+            most = 2 * chunk->n_elems > most ? 2 * chunk->n_elems : most;
+        }
+    }
+    return cst_align_up(most, PAGE_BYTES);
+}
+
+/* Each landing is in a segment of its own. */
+static int place_landings(struct cst_layout *layout, uint32_t n_nodes)
+{
+    bool any = false;
+
+    layout->landings = calloc((size_t)n_nodes * CST_LAYOUT_LANDINGS, sizeof *layout->landings);
+    if (layout->landings == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t i = 0; i < n_nodes * CST_LAYOUT_LANDINGS; i++) {
+        uint32_t node = i / CST_LAYOUT_LANDINGS;
+        uint64_t bytes = landing_bytes(layout, node);
+
+        layout->landings[i].segment = CST_LAYOUT_NO_ROW;
+        if (bytes > 0) {
+            add_segment(layout, node)->bytes = bytes;
+            layout->landings[i].segment = layout->n_segments - 1;
+            layout->arena_bytes += bytes;
+            any = true;
+        }
+    }
+    if (!any) {
+        free(layout->landings);
+        layout->landings = NULL;
+    }
+    return CST_OK;
+}
+
+int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *config)
+{
+    const struct cst_layout *base = config->base;
+    size_t n_base = base != NULL ? base->n_segments : 0;
+    uint32_t *known = malloc((n_base + 1) * sizeof *known);
+
+    layout->segments =
+        calloc((size_t)layout->n_chunks * N_ROWS + (size_t)config->n_nodes * CST_LAYOUT_LANDINGS,
+               sizeof *layout->segments);
+    if (known == NULL || layout->segments == NULL) {
+        free(known);
+        return CST_ENOMEM;
+    }
+    memset(known, 0xff, n_base * sizeof *known);
+    for (uint32_t node = 0; node < config->n_nodes; node++) {
+        place_node_rows(layout, node);
+    }
+    for (uint32_t i = 0; i < config->n_devices; i++) {
+        place_device_rows(layout, &config->devices[i]);
+    }
+    place_base_rows(layout, base, known);
+    free(known);
+    return config->landings && layout->grad_bytes == 4 ? place_landings(layout, config->n_nodes)
+                                                       : CST_OK;
+}

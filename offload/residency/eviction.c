@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which block is taken for new contents, and which weights are evicted for them.
+ *
+ * A block is chosen in this order: a free one; clean weights that are not expected any more; a
+ * block that an engine is about to empty; the clean weights that are best to cst_eviction_evict
+ * (victim.h); a gradient that was handed in, once it is spilled. Open gradients are never evicted,
+ * nor are gradients that wait for other ranks if the grad row is taken. */
+#include "offload/residency/eviction.h"
+
+#include "offload/core/core_state.h"
+#include "offload/residency/lookahead.h"
+#include "offload/residency/waiting.h"
+
+#define MAX_REVIEWS 4 /* Maximum number of victims to look at if their next use has changed. */
+
+void cst_eviction_evict(struct cst_core *core, uint32_t rank, uint32_t b, uint32_t wanted_by)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    const struct cst_block *block = &pool->blocks[b];
+    struct cst_chunk *chunk = &core->chunks[block->chunk];
+    uint64_t next = cst_trace_next_use(pool->trace, block->chunk);
+
+    chunk->evicted.rank = rank;
+    chunk->evicted.step = core->step;
+    chunk->evicted.wanted_by = wanted_by;
+    core->ranks[rank].evictions++;
+    cst_block_move(pool, b, CST_BLOCK_FREE);
+    cst_lookahead_evicted(pool, block->part, next);
+}
+
+/* The best block of @part to cst_eviction_evict; CST_NONE: there is none. A victim's time of next
+ * use can be out of date, so it is reviewed first. */
+static uint32_t find_victim(struct cst_pool *pool, struct cst_part *part, uint64_t limit)
+{
+    uint32_t id = CST_NONE;
+
+    for (int i = 0; i < MAX_REVIEWS; i++) {
+        uint64_t next;
+
+        id = cst_victims_choose(&part->victims, cst_trace_now(pool->trace), limit);
+        if (id == CST_NONE) {
+            return CST_NONE;
+        }
+        next = part->victims.v[id].next;
+        cst_block_review(pool, part->first_block + id);
+        if (part->victims.v[id].next == next) {
+            break;
+        }
+    }
+    return part->first_block + id;
+}
+
+/* True if waiting for a block that an engine is about to empty is better than evicting @victim.
+ *
+ * Look-ahead waits, unless the victim's weights are not expected any more. To load expected weights
+ * again costs more than the wait. Also, the loads then do not depend on the speed of engines: if
+ * the block had been free already, it would have been taken.
+ *
+ * A fetch waits only if there is one rank. With several ranks, whether a sum is in flight or still
+ * waits for contributions depends on other ranks, and a rank that waited would be slower. */
+static bool is_worth_waiting(const struct cst_core *core, const struct cst_part *part,
+                             uint32_t victim, bool ahead)
+{
+    return (ahead || core->world == 1) &&
+           part->count[CST_BLOCK_REDUCING] + part->count[CST_BLOCK_SPILLING] > 0 &&
+           part->victims.v[victim - part->first_block].next != CST_TRACE_NEVER;
+}
+
+uint32_t cst_eviction_take(struct cst_core *core, uint32_t rank, enum cst_block_state state,
+                           uint32_t chunk, uint64_t limit)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+    struct cst_part *part = cst_pool_part(pool, chunk);
+
+    if (part->count[CST_BLOCK_FREE] == 0) {
+        uint32_t victim = find_victim(pool, part, limit);
+
+        if (victim == CST_NONE || is_worth_waiting(core, part, victim, limit != CST_VICTIM_ANY)) {
+            return CST_NONE;
+        }
+        cst_eviction_evict(core, rank, victim, chunk);
+    }
+    return cst_pool_take(pool, state, chunk);
+}
+
+uint32_t cst_eviction_take_expected(struct cst_core *core, uint32_t rank, uint32_t chunk)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    uint64_t time = cst_trace_next_use(&r->trace, chunk);
+    uint32_t b;
+
+    if (time == CST_TRACE_NEVER || cst_waiting_for_block(r) ||
+        !cst_lookahead_can_load(cst_pool_part(&r->pool, chunk))) {
+        return CST_NONE;
+    }
+    b = cst_eviction_take(core, rank, CST_BLOCK_LOADING, chunk, time);
+    if (b != CST_NONE) {
+        cst_block_foresee(&r->pool, b);
+        r->prefetches++;
+    }
+    return b;
+}

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The work of a command: what it moves, which lane and link it uses, and which cores and memory.
+ * The rates of updates are those of the machine's engines and devices; everything else follows from
+ * bytes. Device updates take their time on the accelerator, whatever else it computes. */
+#include "offload/simulate/simulate.h"
+
+/* Bytes per element of the sum for which `reduce` is measured: two contributions and the result. */
+#define REDUCE_BYTES 6
+#define SOURCE_BYTES 2 /* Bytes per element of a contribution. */
+#define TILE_BYTES 16  /* Bytes per tile of the table that a norm reads. */
+#define COPY_THREADS 4 /* Maximum number of threads of a node's copy thread pool. */
+
+static const struct cst_rates_node *node_rates(const struct cst_sim *sim, uint32_t node)
+{
+    const struct cst_rates *rates = sim->config->rates;
+
+    return &rates->nodes[node < rates->n_nodes ? node : rates->n_nodes - 1];
+}
+
+static double ns(double amount, double per_s)
+{
+    return per_s > 0 ? amount / per_s * 1e9 : 0;
+}
+
+/* Bytes that a copy writes. Weights that are made on the way are read as fp32. */
+static uint64_t copied_bytes(const struct cst_command *command)
+{
+    return command->kind == CST_COMMAND_CONVERT ? 2 * command->n_elems : command->bytes;
+}
+
+/* Set the memory traffic of the effort to @bytes in effort->left, limited to what the node can
+ * do. */
+static void use_memory(const struct cst_sim *sim, struct cst_effort *effort, double bytes)
+{
+    double pass = node_rates(sim, effort->node)->pass / 1e9;
+
+    effort->bytes = effort->left > 0 ? bytes / effort->left : 0;
+    effort->bytes = pass > 0 && effort->bytes > pass ? pass : effort->bytes;
+}
+
+static double lane_cores(const struct cst_sim *sim, uint32_t node)
+{
+    uint32_t cores = node_rates(sim, node)->cores;
+
+    return cores == 0 ? 1 : cores < COPY_THREADS ? cores : COPY_THREADS;
+}
+
+static uint32_t slab_rank(const struct cst_place *place)
+{
+    return place->segment < CST_SIM_POOL_SEGMENT
+               ? CST_NONE
+               : (place->segment - CST_SIM_POOL_SEGMENT) / CST_SIM_POOL_STRIDE;
+}
+
+/* Cost of a copy between two ranks' devices or within one: for the represented ranks that do not
+ * have the chunk at home. */
+static void cost_peer_copy(struct cst_sim *sim, struct cst_sim_command *c, double bytes,
+                           uint32_t owner)
+{
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+    const struct cst_sim_worker *worker = &sim->workers[c->rank];
+    double remote = owner == c->rank ? 1 - 1 / worker->stands_for : 1;
+    const struct cst_rates_device *d = engine->rates;
+
+    c->copied_to = (uint64_t)(remote * bytes * worker->stands_for);
+    c->effort.left = ns((1 - remote) * 2 * bytes, d->memory) + d->copy_latency_s * 1e9;
+    if (d->peer > 0) {
+        c->effort.left += ns(remote * bytes, d->peer);
+    } else if (remote > 0) { /* Down one link and up the other one. */
+        c->effort.left += ns(remote * bytes, d->up);
+        c->effort.link = CST_LINK_UP;
+    }
+}
+
+static void cost_copy(struct cst_sim *sim, struct cst_sim_command *c,
+                      const struct cst_command *command)
+{
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+    bool up = c->kind != CST_FLIGHT_SPILL && c->kind != CST_FLIGHT_LANDING;
+    double bytes = (double)copied_bytes(command);
+    uint32_t owner = cst_sim_owner(sim, c->chunk);
+
+    c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
+    if (engine->rates == NULL) {
+        const struct cst_rates_node *n = node_rates(sim, engine->node);
+
+        c->lane = CST_SIM_UP;
+        bytes *=
+            sim->workers[c->rank].stands_for * (command->kind == CST_COMMAND_CONVERT ? 1.5 : 1);
+        c->effort.left = ns(bytes, n->copy > 0 ? n->copy : n->pass / 2);
+        c->effort.cores = lane_cores(sim, engine->node);
+        use_memory(sim, &c->effort, 2 * bytes);
+        return;
+    }
+    if (c->kind == CST_FLIGHT_PIECE) {
+        owner = slab_rank(&command->src[0]);
+    }
+    if (owner != CST_NONE) {
+        cost_peer_copy(sim, c, bytes, owner);
+        return;
+    }
+    c->effort.device = engine->device;
+    c->effort.link = up ? CST_LINK_UP : CST_LINK_DOWN;
+    c->effort.left = ns(bytes, up ? engine->rates->up : engine->rates->down) +
+                     engine->rates->copy_latency_s * 1e9;
+    c->effort.bytes = bytes * sim->workers[c->rank].stands_for / c->effort.left;
+}
+
+/* Number of contributions; *peers and *host: those on other GPUs and in host memory. */
+static double count_sources(const struct cst_sim *sim, const struct cst_sim_engine *engine,
+                            const struct cst_command *command, double *peers, double *host)
+{
+    double n = 0;
+
+    *peers = 0;
+    *host = 0;
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        uint32_t rank = slab_rank(&command->src[i]);
+        double ranks = rank == CST_NONE ? 1 : sim->workers[rank].stands_for;
+
+        n += ranks;
+        if (rank == CST_NONE || sim->workers[rank].device == CST_NONE) {
+            *host += ranks;
+        } else {
+            bool own = sim->workers[rank].device == engine->device;
+
+            /* The other ranks that it represents have devices of their own. */
+            *peers += own ? ranks - 1 : ranks;
+        }
+    }
+    return n;
+}
+
+static void cost_reduce(struct cst_sim *sim, struct cst_sim_command *c,
+                        const struct cst_command *command)
+{
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+    double elems = (double)sim->config->core->layout->chunks[c->chunk].n_elems;
+    double grad = sim->config->core->layout->grad_bytes;
+    double sum = grad * (command->accumulate ? 2 : 1); /* Accumulating also reads the sum. */
+    double peers, host, n = count_sources(sim, engine, command, &peers, &host);
+    const struct cst_rates_node *node = node_rates(sim, engine->node);
+    double bytes = elems * (2 * n + sum), up, down;
+
+    c->lane = CST_SIM_TEAM;
+    if (engine->rates == NULL) {
+        c->effort.left =
+            node->reduce > 0 ? ns(bytes / REDUCE_BYTES, node->reduce) : ns(bytes, node->pass);
+        c->effort.cores = node->cores;
+        use_memory(sim, &c->effort, bytes);
+        return;
+    }
+    /* Reads and writes use both directions of the link at the same time. */
+    down = ns(elems * grad, engine->rates->down);
+    up = ns(elems * (sum - grad + 2 * host), engine->rates->up) +
+         ns(2 * elems * peers, engine->rates->peer > 0 ? engine->rates->peer : engine->rates->up);
+    c->effort.device = engine->device;
+    c->effort.link = CST_LINK_DOWN;
+    c->effort.left = (up > down ? up : down) + engine->rates->copy_latency_s * 1e9;
+    if (cst_sim_owner(sim, c->chunk) != CST_NONE) {
+        c->effort.link = CST_LINK_NONE;
+        c->effort.left = up + ns(bytes, engine->rates->memory);
+    }
+    c->copied_to = (uint64_t)(2 * elems * peers);
+    use_memory(sim, &c->effort, elems * (sum + 2 * host));
+    if (engine->lanes[CST_SIM_TEAM].width >
+        1) { /* The represented ranks have links of their own. */
+        c->effort.link = CST_LINK_NONE;
+    }
+}
+
+/* Bytes per element on disk. */
+static double disk_bytes(const struct cst_sim *sim, uint32_t chunk)
+{
+    const struct cst_layout *layout = sim->config->core->layout;
+    const struct cst_what_if *what_if = &sim->config->what_if;
+    uint32_t from_end = layout->n_chunks - chunk;
+    uint64_t bytes = 0;
+
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        if (from_end <= (row == CST_ROW_MASTER ? what_if->n_masters : what_if->n_moments)) {
+            bytes += cst_layout_row_bytes(&layout->states, 2, row, CST_MX8_BLOCK);
+        }
+    }
+    return (double)bytes / CST_MX8_BLOCK;
+}
+
+/* Additional work of an update that makes the sum, as a share: it reads the first contribution
+ * instead of the gradient. */
+static double sum_share(const struct cst_sim *sim, const struct cst_command *command, double bytes)
+{
+    double n = 0;
+
+    for (uint32_t i = 0; i < command->n_src; i++) {
+        uint32_t rank = slab_rank(&command->src[i]);
+
+        n += rank == CST_NONE ? 1 : sim->workers[rank].stands_for;
+    }
+    return n > 1 ? SOURCE_BYTES * (n - 1) / bytes : 0;
+}
+
+static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
+                        const struct cst_command *command)
+{
+    const struct cst_rates *rates = sim->config->rates;
+    const struct cst_layout *layout = sim->config->core->layout;
+    uint32_t owner = cst_sim_owner(sim, c->chunk);
+    double elems = (double)layout->chunks[c->chunk].n_elems;
+    double disk = disk_bytes(sim, c->chunk);
+    double bytes = cst_layout_update_bytes(&layout->states, layout->grad_bytes);
+    double sums = sum_share(sim, command, bytes);
+
+    c->lane = CST_SIM_TEAM;
+    if (owner != CST_NONE) {
+        const struct cst_sim_worker *w = &sim->workers[owner];
+
+        /* The owner's device updates the chunk, although the core has sent the command to the
+         * node. */
+        c->engine = sim->n_nodes + w->device;
+        c->effort.left = ns(elems, w->rates->update);
+        return;
+    }
+    c->effort.left = ns(elems * (1 + sums), node_rates(sim, c->effort.node)->update);
+    c->effort.cores = node_rates(sim, c->effort.node)->cores;
+    use_memory(sim, &c->effort, elems * bytes * (1 + sums));
+    /* The rows are read and written while other chunks are updated, so only the slower one
+     * counts. */
+    if (disk > 0) {
+        double io = ns(elems * disk, rates->disk_read) + ns(elems * disk, rates->disk_write);
+
+        c->effort.left = io > c->effort.left ? io : c->effort.left;
+    }
+}
+
+/* -- device updates --------------------------------------------------------------------------- */
+
+/* True if the copy stays within the accelerator: a kept gradient, or states whose home it is. */
+static bool stays_there(const struct cst_sim *sim, const struct cst_sim_command *c)
+{
+    return c->kind == CST_FLIGHT_KEEP || (c->kind == CST_FLIGHT_STATES &&
+                                          sim->config->core->layout->chunks[c->chunk].device != 0);
+}
+
+static void cost_room_copy(struct cst_sim *sim, struct cst_sim_command *c,
+                           const struct cst_command *command)
+{
+    const struct cst_sim_engine *engine = &sim->engines[c->engine];
+    bool up = c->kind == CST_FLIGHT_DEVICE_UPDATE;
+    double bytes = (double)command->bytes;
+
+    c->lane = up ? CST_SIM_UP : CST_SIM_DOWN;
+    c->effort.left = engine->rates->copy_latency_s * 1e9;
+    if (stays_there(sim, c)) {
+        c->lane = CST_SIM_UP; /* The same lane as in cste_device_lane. */
+        c->effort.left += ns(2 * bytes, engine->rates->memory);
+        return;
+    }
+    c->effort.device = engine->device;
+    c->effort.link = up ? CST_LINK_UP : CST_LINK_DOWN;
+    c->effort.left += ns(bytes, up ? engine->rates->up : engine->rates->down);
+    use_memory(sim, &c->effort, bytes);
+}
+
+static void cost_room_update(struct cst_sim *sim, struct cst_sim_command *c)
+{
+    double elems = (double)sim->config->core->layout->chunks[c->chunk].n_elems;
+
+    c->lane = CST_SIM_ROOM;
+    c->effort.left = ns(elems, sim->engines[c->engine].rates->update);
+}
+
+static bool is_of_room(const struct cst_sim_command *c)
+{
+    return c->kind == CST_FLIGHT_DEVICE_UPDATE || c->kind == CST_FLIGHT_UPDATE ||
+           c->kind == CST_FLIGHT_STATES || c->kind == CST_FLIGHT_KEEP;
+}
+
+/* -- kinds of commands ------------------------------------------------------------------------ */
+
+void cst_sim_cost(struct cst_sim *sim, struct cst_sim_command *c, const struct cst_command *command)
+{
+    c->effort.node = sim->engines[c->engine].node;
+    c->effort.owner = c;
+    switch (command->kind) {
+    case CST_COMMAND_COPY:
+    case CST_COMMAND_CONVERT: /* CONVERT of weights, into a block. */
+        if (is_of_room(c)) {
+            cost_room_copy(sim, c, command);
+        } else {
+            cost_copy(sim, c, command);
+        }
+        break;
+    case CST_COMMAND_REDUCE:
+        cost_reduce(sim, c, command);
+        break;
+    case CST_COMMAND_UPDATE:
+        if (c->kind == CST_FLIGHT_UPDATE_ON_DEVICE) {
+            cost_room_update(sim, c);
+        } else {
+            cost_update(sim, c, command);
+        }
+        break;
+    case CST_COMMAND_NORM:
+        c->lane = CST_SIM_TEAM;
+        c->effort.cores = 1;
+        c->effort.left =
+            ns((double)sim->config->core->layout->n_tiles * TILE_BYTES * node_rates(sim, 0)->cores,
+               node_rates(sim, 0)->pass);
+        break;
+    case CST_COMMAND_FILL:
+        break;
+    }
+}
+
+/* True if the command makes a sum; an update can, too. */
+static bool is_sum(const struct cst_sim_command *c, const struct cst_command *command)
+{
+    return c->kind == CST_FLIGHT_REDUCE || command->kind == CST_COMMAND_UPDATE;
+}
+
+void cst_sim_count(struct cst_sim *sim, const struct cst_sim_command *c,
+                   const struct cst_command *command)
+{
+    uint64_t row = 2 * sim->config->core->layout->chunks[c->chunk].n_elems;
+    uint64_t up = sim->moved_up, down = sim->moved_down;
+
+    if (c->kind == CST_FLIGHT_LOAD) {
+        sim->moved_up += copied_bytes(command) * (uint64_t)sim->workers[c->rank].stands_for;
+    } else if (c->kind == CST_FLIGHT_SPILL || c->kind == CST_FLIGHT_LANDING) {
+        sim->moved_down += command->bytes * (uint64_t)sim->workers[c->rank].stands_for;
+    }
+    if (command->kind == CST_COMMAND_COPY && is_of_room(c) && !stays_there(sim, c)) {
+        *(c->kind == CST_FLIGHT_DEVICE_UPDATE ? &sim->states_up : &sim->states_down) +=
+            command->bytes;
+    }
+    for (uint32_t i = 0; is_sum(c, command) && i < command->n_src; i++) {
+        uint32_t rank = slab_rank(&command->src[i]);
+
+        sim->moved_down += rank == CST_NONE ? 0 : row * (uint64_t)sim->workers[rank].stands_for;
+    }
+    if (c->kind != CST_FLIGHT_NORM && cst_sim_owner(sim, c->chunk) == CST_NONE) {
+        sim->host_up += sim->moved_up - up;
+        sim->host_down += sim->moved_down - down;
+    }
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Division of a device reservation, an accelerator's memory for updates. Pure.
+ *
+ *   buffer 0                                       buffer 1   buffer 2   kept gradients
+ *   | in:  grad, master, exp_avg, exp_avg_sq    |  | ...      | ...      | 0 | 1 | ...
+ *   | out: weight, master, exp_avg, exp_avg_sq  |
+ *
+ * A buffer serves the update of one chunk at a time: the chunk's states are copied to `in`, updated
+ * from there into `out`, and copied back. With three buffers one chunk is copied up while another
+ * one is updated and a third one is copied down. The rest of the device reservation holds
+ * gradients, which then need not be copied up again. */
+#ifndef CST_BUFFERS_H
+#define CST_BUFFERS_H
+
+#include "offload/layout/layout.h"
+
+#define CST_BUFFERS_MAX 3
+
+struct cst_buffers {
+    /* Offset in a buffer of each row that is read, in bytes; WEIGHT is not used. */
+    uint64_t in[CST_ROW_COUNT];
+    /* Offset in a buffer of each row that is written, in bytes; GRAD is not used. */
+    uint64_t out[CST_ROW_COUNT];
+    uint64_t bytes; /* Size of a buffer. */
+    /* Number of buffers, 0..CST_BUFFERS_MAX; 0: the device reservation is too small for any
+     * chunk. */
+    uint32_t n;
+    uint64_t max_elems; /* Elements of the largest chunk that fits a buffer. */
+    /* Offset in the device reservation of the first kept gradient, in bytes. */
+    uint64_t kept_first;
+    uint64_t kept_bytes; /* Size of a kept gradient. */
+    /* Number of gradients that can be kept. */
+    uint32_t n_kept;
+};
+
+/* Divide @reservation_bytes into one, two or three buffers of one size for the chunks of @layout
+ * with states. More buffers overlap more copies and updates. Larger buffers take larger chunks; a
+ * chunk that is larger than a buffer is never updated in the device reservation. The number is
+ * chosen that takes the most elements per time: three buffers only if they fit chunks with two
+ * thirds of the elements that fit two. The rest keeps gradients. *buffers has n = 0 if no chunk
+ * fits. */
+void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
+                        uint64_t reservation_bytes);
+
+/* Bytes of three buffers for the largest chunk with states, of all size classes or of the first
+ * @n_classes. 0: there is no chunk with states. */
+uint64_t cst_buffers_want(const struct cst_layout *layout);
+uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes);
+/* Bytes of one buffer for the smallest chunk: the smallest useful device reservation. 0: no chunk
+ * has states. */
+uint64_t cst_buffers_least(const struct cst_layout *layout);
+
+#endif

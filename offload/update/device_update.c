@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device updates (Deep Optimizer States): updates on accelerators. Every k-th chunk of each node,
+ * in the order of updates, gets a device update in a buffer of a device reservation, while the
+ * engines of the nodes update the others. Chunks are counted per node; if they were counted
+ * together, all chunks with device updates could belong to one node.
+ *
+ *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
+ *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
+ *   exp_avg(_sq)
+ *
+ * All commands are issued at once; `after` makes their order. An engine that dies repeats the
+ * commands whose completion the daemon has not seen, so nothing may overwrite what such a command
+ * would read:
+ *
+ *   - COPY up into a buffer overwrites `in` of the UPDATE before, and lets the next UPDATE
+ *     overwrite `out` of the COPYs down before. So it waits until the daemon has seen the
+ *     completions of these COPYs.
+ *   - COPY down overwrites the rows that COPY up has read. So it waits until the daemon has seen
+ *     the completion of UPDATE, and therefore of the COPYs up.
+ *   - For the same reason the gradient's row is free for the next sum after the last COPY down.
+ *   - If states and gradient are already on the accelerator, there is no COPY up, and UPDATE waits
+ *     instead.
+ *   - UPDATE must not read what a failed COPY up did not bring. After a restart an engine does not
+ *     know of the failure. So UPDATE waits until the daemon has seen the completions of the COPYs
+ *     up.
+ *
+ * UPDATE writes to `out` and does not change what it reads. So until its COPYs down have begun, the
+ * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
+#include "offload/update/device_update.h"
+
+#include "offload/update/buffers.h"
+#include "offload/update/chunk_update.h"
+#include "offload/core/core_state.h"
+#include "offload/update/exposure.h"
+#include "offload/update/kept_gradients.h"
+#include "offload/residency/residency.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
+#define N_STATES (sizeof states / sizeof states[0])
+
+static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
+{
+    const struct cst_buffers *buffers = &core->device_updates.reservations[r].buffers;
+
+    return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
+}
+
+/* The device reservation on the accelerator that has the chunk's states; CST_NONE: it has no device
+ * reservation that fits. */
+static uint32_t find_own(const struct cst_core *core, uint32_t c)
+{
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        if (core->device_updates.reservations[r].engine == core->layout->chunks[c].device &&
+            holds(core, r, c)) {
+            return r;
+        }
+    }
+    return CST_NONE;
+}
+
+static int check_devices(const struct cst_core *core, struct cst_err *err)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        uint32_t device = core->layout->chunks[c].device;
+
+        if (device != 0 && find_own(core, c) == CST_NONE) {
+            return cst_err_set(err, CST_EINVAL,
+                               "chunk %" PRIu32 " of %" PRIu64
+                               " elements has its states on the accelerator of engine %" PRIu32
+                               ", which has no memory to update it (device_update_bytes)",
+                               c, core->layout->chunks[c].n_elems, device);
+        }
+    }
+    return CST_OK;
+}
+
+int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
+                            struct cst_err *err)
+{
+    if (config->n_reservations > CST_CORE_MAX_UPDATE_DEVICES) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%" PRIu32 " device reservations: at most %d are allowed",
+                           config->n_reservations, CST_CORE_MAX_UPDATE_DEVICES);
+    }
+    for (uint32_t i = 0; i < config->n_reservations; i++) {
+        struct cst_device_reservation *reservation =
+            &core->device_updates.reservations[core->device_updates.n_reservations++];
+
+        reservation->engine = config->reservations[i].engine;
+        reservation->segment = config->reservations[i].segment;
+        cst_buffers_divide(&reservation->buffers, core->layout, config->reservations[i].bytes);
+        if (cst_kept_gradients_open(reservation) != CST_OK) {
+            return cst_err_set(err, CST_ENOMEM, "no memory for the books of a device reservation");
+        }
+    }
+    core->device_updates.in_order = calloc(core->n_nodes, sizeof *core->device_updates.in_order);
+    if (core->device_updates.in_order == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " chunks", core->n_chunks);
+    }
+    core->device_updates.interleave = config->interleave;
+    core->device_updates.order_ended = true;
+    return check_devices(core, err);
+}
+
+void cst_device_updates_close(struct cst_core *core)
+{
+    for (uint32_t i = 0; i < core->device_updates.n_reservations; i++) {
+        cst_kept_gradients_close(&core->device_updates.reservations[i]);
+    }
+    free(core->device_updates.in_order);
+}
+
+void cst_core_set_interleave(struct cst_core *core, uint32_t k)
+{
+    core->device_updates.interleave = k;
+}
+
+/* -- choice of device reservation ------------------------------------------------------------- */
+
+void cst_device_updates_end(struct cst_core *core)
+{
+    core->device_updates.order_ended = true;
+}
+
+/* True if a device reservation is in use. */
+static bool has_reservations(const struct cst_core *core)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < core->device_updates.n_reservations; r++) {
+        any = any || !core->device_updates.reservations[r].given_up;
+    }
+    return any;
+}
+
+void cst_device_update_give_up(struct cst_core *core, uint32_t r)
+{
+    core->device_updates.reservations[r].given_up = true;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].update.reservation == r) {
+            cst_kept_gradients_drop(core, c);
+        }
+    }
+}
+
+/* Begin a new order of updates, with the k that is set now. */
+static void begin_order(struct cst_core *core)
+{
+    core->device_updates.interleave_now =
+        has_reservations(core) ? core->device_updates.interleave : 0;
+    memset(core->device_updates.in_order, 0, core->n_nodes * sizeof *core->device_updates.in_order);
+    core->device_updates.order_ended = false;
+}
+
+/* The next usable device reservation in turn whose buffers fit the chunk; CST_NONE: none. */
+static uint32_t find_reservation(const struct cst_core *core, uint32_t c)
+{
+    for (uint32_t i = 0; i < core->device_updates.n_reservations; i++) {
+        uint32_t r =
+            (core->device_updates.next_reservation + i) % core->device_updates.n_reservations;
+
+        if (!core->device_updates.reservations[r].given_up && holds(core, r, c)) {
+            return r;
+        }
+    }
+    return CST_NONE;
+}
+
+/* True if chunk @c, as the next one to be updated, is the k-th of its node. */
+static bool is_kth(struct cst_core *core, uint32_t c)
+{
+    if (core->device_updates.order_ended) {
+        begin_order(core);
+    }
+    return core->device_updates.interleave_now > 0 &&
+           (core->device_updates.in_order[core->layout->chunks[c].node] + 1) %
+                   core->device_updates.interleave_now ==
+               0;
+}
+
+static void count(struct cst_core *core, uint32_t c)
+{
+    core->device_updates.in_order[core->layout->chunks[c].node]++;
+}
+
+bool cst_device_update_pass(struct cst_core *core, uint32_t c)
+{
+    /* States on an accelerator are updated there, whatever the order says. */
+    if (core->chunks[c].device != 0 || (is_kth(core, c) && find_reservation(core, c) != CST_NONE)) {
+        return false;
+    }
+    count(core, c);
+    cst_kept_gradients_drop(core, c);
+    cst_chunk_update_place(&core->chunks[c], CST_UPDATE_BY_NODE, CST_NONE);
+    return true;
+}
+
+uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+    uint32_t reservation = chunk->update.reservation;
+    bool kth;
+
+    if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
+        cst_chunk_update_place(chunk, CST_UPDATE_ON_DEVICE, find_own(core, c));
+        return chunk->update.reservation;
+    }
+    kth = is_kth(core, c);
+    count(core, c);
+    /* A chunk with a kept gradient must go to the device reservation that has it. */
+    if (!kth || chunk->kept == CST_NONE) {
+        cst_kept_gradients_drop(core, c);
+        reservation = kth ? find_reservation(core, c) : CST_NONE;
+    }
+    cst_chunk_update_place(chunk,
+                           reservation != CST_NONE ? CST_UPDATE_ON_DEVICE
+                           : kth                   ? CST_UPDATE_TOO_LARGE
+                                                   : CST_UPDATE_BY_NODE,
+                           reservation);
+    if (reservation != CST_NONE) {
+        core->device_updates.next_reservation = reservation + 1;
+    }
+    return reservation;
+}
+
+/* -- commands ---------------------------------------------------------------------------------- */
+
+static bool has_row(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    return core->layout->chunks[c].rows[row].segment != CST_LAYOUT_NO_ROW;
+}
+
+static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    uint64_t n_elems = core->layout->chunks[c].n_elems;
+
+    return row == CST_ROW_GRAD ? core->layout->grad_bytes * n_elems
+                               : cst_layout_row_bytes(&core->layout->states, 0, (int)row, n_elems);
+}
+
+static struct cst_place place_in(const struct cst_device_reservation *reservation, enum cst_row row)
+{
+    return (struct cst_place){.segment = reservation->segment,
+                              .offset = reservation->next * reservation->buffers.bytes +
+                                        reservation->buffers.in[row]};
+}
+
+static struct cst_place place_out(const struct cst_device_reservation *reservation, uint32_t buffer,
+                                  enum cst_row row)
+{
+    return (struct cst_place){.segment = reservation->segment,
+                              .offset = buffer * reservation->buffers.bytes +
+                                        reservation->buffers.out[row]};
+}
+
+static struct cst_command *command_of(struct cst_core *core,
+                                      const struct cst_device_reservation *reservation,
+                                      enum cst_command_kind kind, struct cst_flight flight)
+{
+    flight.rank = (uint32_t)(reservation - core->device_updates.reservations);
+    return cst_core_command(core, kind, reservation->engine, &flight);
+}
+
+/* Make @command the first one that uses the next buffer. It waits until the last chunk has left the
+ * buffer and the chunk's own last update is complete, both as seen by the daemon. */
+static void enter(const struct cst_core *core, const struct cst_device_reservation *reservation,
+                  uint32_t c, struct cst_command *command)
+{
+    command->after_ack = true;
+    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+        cst_command_after(command, reservation->down[reservation->next][i]);
+    }
+    cst_chunk_update_before(command, &core->chunks[c].update);
+}
+
+/* Copy the row up to the next buffer. Returns the ticket. */
+static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
+                        uint32_t c, enum cst_row row)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE, .chunk = c, .block = CST_NONE};
+    struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
+
+    copy->priority = CST_PRIORITY_PREFETCH;
+    copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
+    copy->dst[copy->n_dst++] = place_in(reservation, row);
+    copy->bytes = row_bytes(core, c, row);
+    enter(core, reservation, c, copy);
+    return copy->ticket;
+}
+
+static void name_row(struct cst_command_row *rows, uint32_t *n, enum cst_row row,
+                     struct cst_place place)
+{
+    rows[(*n)++] = (struct cst_command_row){.row = row, .place = place};
+}
+
+/* The place of the gradient for the update: kept in the device reservation, or copied up now. */
+static struct cst_place bring_grad(struct cst_core *core,
+                                   const struct cst_device_reservation *reservation, uint32_t c,
+                                   uint64_t *ticket)
+{
+    if (core->chunks[c].kept != CST_NONE) {
+        *ticket = 0;
+        return cst_kept_gradients_use(core, c);
+    }
+    *ticket = copy_up(core, reservation, c, CST_ROW_GRAD);
+    return place_in(reservation, CST_ROW_GRAD);
+}
+
+static uint64_t update_there(struct cst_core *core,
+                             const struct cst_device_reservation *reservation,
+                             const struct cst_update *what)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE_ON_DEVICE,
+                                .chunk = what->chunk,
+                                .block = core->chunks[what->chunk].kept};
+    uint64_t up[1 + N_STATES] = {0};
+    struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[N_STATES]);
+    struct cst_command *update;
+
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        if (core->chunks[what->chunk].device == 0 && has_row(core, what->chunk, states[i])) {
+            up[i] = copy_up(core, reservation, what->chunk, states[i]);
+        }
+    }
+    update = command_of(core, reservation, CST_COMMAND_UPDATE, flight);
+    cst_chunk_update_fill(core, update, what);
+    update->after_ack = true;
+    name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
+    name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
+             place_out(reservation, reservation->next, CST_ROW_WEIGHT));
+    for (uint32_t i = 0; i <= N_STATES; i++) {
+        cst_command_after(update, up[i]);
+    }
+    /* Everything is already on the accelerator, so UPDATE itself is the first command that uses the
+     * buffer. */
+    if (update->n_after == 0) {
+        enter(core, reservation, what->chunk, update);
+    }
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        /* Otherwise the table names the row's place: it is on this accelerator, or does not
+         * exist. */
+        if (up[i] != 0) {
+            name_row(update->in, &update->n_in, states[i], place_in(reservation, states[i]));
+        }
+        if (has_row(core, what->chunk, states[i])) {
+            name_row(update->out, &update->n_out, states[i],
+                     place_out(reservation, reservation->next, states[i]));
+        }
+    }
+    return update->ticket;
+}
+
+/* Copy a row of the chunk down from its buffer; the caller adds the commands to wait for. A failure
+ * is may_fail if the copy can be repeated. */
+static struct cst_command *copy_down(struct cst_core *core, uint32_t c, enum cst_row row,
+                                     uint32_t tries)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    const struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[chunk->update.reservation];
+    bool weight = row == CST_ROW_WEIGHT;
+    struct cst_flight flight = {.kind = weight ? CST_FLIGHT_UPDATE : CST_FLIGHT_STATES,
+                                .chunk = c,
+                                .down = true,
+                                .tries = tries};
+    struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
+
+    copy->priority = weight ? CST_PRIORITY_DEMAND : CST_PRIORITY_EVICTION;
+    copy->src[copy->n_src++] = place_out(reservation, chunk->update.buffer, row);
+    copy->dst[copy->n_dst++] =
+        weight ? chunk->update.what.weight : cst_core_row_place(core, c, row, 0);
+    copy->bytes = row_bytes(core, c, row);
+    copy->after_ack = true;
+    copy->may_fail = chunk->device == 0 && tries + 1 < CST_DEVICE_UPDATE_MAX_TRIES;
+    return copy;
+}
+
+static uint64_t copy_down_after(struct cst_core *core, uint32_t c, enum cst_row row,
+                                uint64_t update)
+{
+    struct cst_command *copy = copy_down(core, c, row, 0);
+
+    cst_command_after(copy, update);
+    cst_exposure_issued(core);
+    return copy->ticket;
+}
+
+void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
+{
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    uint64_t update = update_there(core, reservation, what);
+    uint64_t *down = reservation->down[reservation->next];
+
+    cst_chunk_update_begin_device(chunk, what, reservation->next);
+    down[0] = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        down[i + 1] = has_row(core, what->chunk, states[i])
+                          ? copy_down_after(core, what->chunk, states[i], update)
+                          : 0;
+    }
+    cst_chunk_update_issued_down(chunk, down);
+    reservation->next = (reservation->next + 1) % reservation->buffers.n;
+}
+
+/* -- failures --------------------------------------------------------------------------------- */
+
+/* In the list of commands that the next user of @buffer waits for, replace @from by @to; 0: by
+ * nothing. */
+static void rename_down(struct cst_device_reservation *reservation, uint32_t buffer, uint64_t from,
+                        uint64_t to)
+{
+    for (uint32_t i = 0; i < CST_DEVICE_UPDATE_COPIES_DOWN; i++) {
+        if (reservation->down[buffer][i] == from) {
+            reservation->down[buffer][i] = to;
+        }
+    }
+}
+
+void cst_device_update_count_failure(struct cst_core *core, uint32_t r)
+{
+    core->device_updates.reservations[r].n_failures++;
+}
+
+void cst_device_update_vacate(struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_device_reservation *reservation =
+        &core->device_updates.reservations[chunk->update.reservation];
+
+    assert(chunk->update.reservation != CST_NONE);
+    rename_down(reservation, chunk->update.buffer, chunk->update.ticket, 0);
+    for (uint32_t i = 0; i < N_STATES; i++) {
+        rename_down(reservation, chunk->update.buffer, chunk->update.states_tickets[i], 0);
+    }
+}
+
+void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight)
+{
+    struct cst_chunk *chunk = &core->chunks[flight->chunk];
+    enum cst_row row = CST_ROW_WEIGHT;
+    struct cst_command *copy;
+
+    assert(chunk->update.reservation != CST_NONE);
+    for (uint32_t i = 0; i < N_STATES && flight->kind == CST_FLIGHT_STATES; i++) {
+        if (chunk->update.states_tickets[i] == flight->ticket) {
+            row = states[i];
+        }
+    }
+    copy = copy_down(core, flight->chunk, row, flight->tries + 1);
+    copy->replaces[copy->n_instead++] = flight->ticket;
+    rename_down(&core->device_updates.reservations[chunk->update.reservation], chunk->update.buffer,
+                flight->ticket, copy->ticket);
+    (void)cst_chunk_update_replace(chunk, flight->ticket, copy->ticket);
+    cst_residency_replaced(core, flight->chunk, flight->ticket, copy->ticket);
+    cst_exposure_replaced(core, 1);
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Updates on accelerators (device_update.c). Owns the device reservations, and the order in which
+ * chunks get them. Called by core.c, update, update_end, overlap and commit. */
+#ifndef CST_DEVICE_UPDATE_H
+#define CST_DEVICE_UPDATE_H
+
+#include "offload/update/buffers.h"
+#include "offload/update/chunk_update.h"
+#include "offload/core/core.h"
+#include "offload/core/flight.h"
+#include "offload/update/kept_gradients.h"
+
+struct cst_core;
+
+/* A device reservation is given up after this many failures. */
+#define CST_DEVICE_UPDATE_MAX_FAILURES 3
+/* A COPY down after a device update is tried this many times. */
+#define CST_DEVICE_UPDATE_MAX_TRIES 3
+#define CST_DEVICE_UPDATE_COPIES_DOWN (1 + CST_UPDATE_STATES)
+/* Commands of one device update. */
+#define CST_DEVICE_UPDATE_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_DEVICE_UPDATE_COPIES_DOWN)
+
+/* An accelerator's memory for updates. Its buffers are used in turn. */
+struct cst_device_reservation {
+    uint32_t engine;
+    uint32_t segment;
+    struct cst_buffers buffers;
+    struct cst_kept_gradients kept;
+    uint32_t n_failures; /* Failed commands of device updates. */
+    /* The device reservation is not used any more: it had too many failures, or its engine is
+     * lost. */
+    bool given_up;
+    uint32_t next; /* Buffer that the next update uses. */
+    /* Per buffer: the last COPYs out of it; 0: none. */
+    uint64_t down[CST_BUFFERS_MAX][CST_DEVICE_UPDATE_COPIES_DOWN];
+};
+
+struct cst_device_updates {
+    struct cst_device_reservation reservations[CST_CORE_MAX_UPDATE_DEVICES];
+    uint32_t n_reservations;
+    uint32_t
+        next_reservation; /* Device reservation at which the search for the next update begins. */
+    uint32_t interleave;  /* k as set by the configuration or cst_core_set_interleave. */
+    uint32_t interleave_now; /* k of the last issued updates; 0: none is a device update. */
+    /* Per node: updates of its chunks issued since the current order of updates began; owned. */
+    uint32_t *in_order;
+    bool order_ended; /* The order of updates has ended: the next update begins a new one. */
+};
+
+/* CST_EINVAL: too many device reservations; or a chunk has its states on an accelerator without a
+ * device reservation that fits it. CST_ENOMEM. The caller calls cst_device_updates_close in any
+ * case. */
+int cst_device_updates_open(struct cst_core *core, const struct cst_core_config *config,
+                            struct cst_err *err);
+
+/* Free the books of all device reservations. */
+void cst_device_updates_close(struct cst_core *core);
+
+/* All updates of a step are issued: the next update is number 1 of a new order, with the k that is
+ * set then. */
+void cst_device_updates_end(struct cst_core *core);
+
+/* The device reservation for the next update, which is that of @chunk; CST_NONE: none. Counts the
+ * update. */
+uint32_t cst_device_update_choose(struct cst_core *core, uint32_t chunk);
+
+/* True if the next update, that of @chunk, is to be made by its node; it is then counted. False: it
+ * is to be a device update. */
+bool cst_device_update_pass(struct cst_core *core, uint32_t chunk);
+
+/* Issue the device update @what in the device reservation @reservation. */
+void cst_device_update_update(struct cst_core *core, uint32_t reservation,
+                              const struct cst_update *what);
+
+/* The device update of @chunk failed and nothing has been copied down: the next update in its
+ * buffer waits for nothing. */
+void cst_device_update_vacate(struct cst_core *core, uint32_t chunk);
+
+/* A command of a device update failed in the device reservation @reservation. */
+void cst_device_update_count_failure(struct cst_core *core, uint32_t reservation);
+
+/* Use the device reservation @reservation for no further updates. */
+void cst_device_update_give_up(struct cst_core *core, uint32_t reservation);
+
+/* Issue again the COPY down after a device update that @flight was and that failed. */
+void cst_device_update_copy_again(struct cst_core *core, const struct cst_flight *flight);
+
+#endif

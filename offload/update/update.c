@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One update of one chunk: by its node's engine in place, or on an accelerator (device_update.c).
+ * Also what waits for an update, and when it is complete. */
+#include "offload/update/update.h"
+
+#include "offload/update/chunk_update.h"
+#include "offload/core/core_state.h"
+#include "offload/update/device_update.h"
+#include "offload/update/exposure.h"
+#include "offload/update/kept_gradients.h"
+#include "offload/residency/residency.h"
+#include "offload/residency/weight_row.h"
+
+struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
+{
+    return cst_core_row_place(core, c, cst_weight_row_target(core, c), 0);
+}
+
+/* True if @what writes the weights to the first weight row, as the table says. */
+static bool is_first_row(const struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_place first = cst_core_row_place(core, what->chunk, CST_ROW_WEIGHT, 0);
+
+    return what->weight.segment == first.segment && what->weight.offset == first.offset;
+}
+
+static struct cst_command *update_in_place(struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE, .chunk = what->chunk};
+    struct cst_command *update =
+        cst_core_command(core, CST_COMMAND_UPDATE, core->layout->chunks[what->chunk].node, &flight);
+
+    cst_chunk_update_fill(core, update, what);
+    if (!is_first_row(core, what)) {
+        update->out[update->n_out++] =
+            (struct cst_command_row){.row = CST_ROW_WEIGHT, .place = what->weight};
+    }
+    return update;
+}
+
+struct cst_command *cst_update_by_node(struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    struct cst_command *update = update_in_place(core, what);
+
+    /* The previous update is done, but the daemon may not have seen its completion yet. */
+    cst_chunk_update_before(update, &chunk->update);
+    cst_chunk_update_issued(chunk, update->ticket);
+    cst_exposure_issued(core);
+    cst_weight_row_end_gradient(chunk);
+    return update;
+}
+
+/* The command @ticket of the chunk will have no effect; @command replaces it. */
+static void replace(struct cst_core *core, struct cst_command *command, uint64_t ticket)
+{
+    struct cst_flight flight;
+
+    if (cst_flights_take(&core->flights, ticket, &flight)) {
+        /* Its completion must not count as the end of an update. */
+        flight.kind = CST_FLIGHT_DEVICE_UPDATE;
+        flight.block = CST_NONE;
+        cst_flights_add(&core->flights, &flight);
+        command->replaces[command->n_instead++] = ticket;
+    }
+}
+
+void cst_update_back_to_node(struct cst_core *core, uint32_t c)
+{
+    struct cst_chunk *chunk = &core->chunks[c];
+    struct cst_command *update = update_in_place(core, &chunk->update.what);
+    uint64_t weight = chunk->update.ticket;
+
+    replace(core, update, weight);
+    for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
+        replace(core, update, chunk->update.states_tickets[i]);
+    }
+    cst_exposure_replaced(core, update->n_instead);
+    cst_residency_replaced(core, c, weight, update->ticket);
+    cst_kept_gradients_drop(core, c); /* The kept gradient can already belong to the next step. */
+    cst_chunk_update_back_to_node(chunk, update->ticket);
+}
+
+void cst_update_issue(struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_chunk *chunk = &core->chunks[what->chunk];
+    uint32_t reservation = cst_device_update_choose(core, what->chunk);
+
+    if (reservation == CST_NONE) {
+        struct cst_command *update = cst_update_by_node(core, what);
+
+        /* The commit waits for sums and the norm, but not for an early update. The next forward
+         * pass begins with what this backward pass ends with. */
+        update->priority =
+            cst_weight_row_is_early(&chunk->weight) ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND;
+        update->newest_first = cst_weight_row_is_early(&chunk->weight);
+        return;
+    }
+    cst_device_update_update(core, reservation, what);
+    cst_weight_row_end_gradient(chunk);
+}

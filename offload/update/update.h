@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Issues one update of one chunk, to its node's engine or to an accelerator. Owns nothing: the
+ * state is in offload/update/chunk_update.h. Called by overlap and update_end. */
+#ifndef CST_UPDATE_H
+#define CST_UPDATE_H
+
+#include "offload/update/chunk_update.h"
+#include "offload/core/core.h"
+
+struct cst_core;
+
+/* Where the next update of @chunk writes its weights. */
+struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);
+
+/* Issue the update @what, as a device update if it is the chunk's turn. */
+void cst_update_issue(struct cst_core *core, const struct cst_update *what);
+
+/* Issue the update @what to the node's engine. Returns the command, which the caller may extend. */
+struct cst_command *cst_update_by_node(struct cst_core *core, const struct cst_update *what);
+
+/* Issue the last update of @chunk to the node's engine. Replaces a device update of which nothing
+ * has been copied down. */
+void cst_update_back_to_node(struct cst_core *core, uint32_t chunk);
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Completions of the commands of updates, and what happens when one fails. Owns the number of
+ * completed updates. Called by core.c. */
+#ifndef CST_UPDATE_END_H
+#define CST_UPDATE_END_H
+
+#include "offload/core/core.h"
+#include "offload/core/flight.h"
+
+struct cst_core;
+
+/* Completed updates of chunks, and those of them made on accelerators. */
+struct cst_updates_done {
+    uint64_t n, n_device;
+};
+
+/* Handle the completion of any command of an update. */
+void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
+                    const struct cst_event *event);
+
+/* Handle the completion of a COPY of a gradient that is to be kept in a device reservation. If it
+ * failed the gradient is not kept; nothing else depends on it. */
+void cst_update_end_kept(struct cst_core *core, const struct cst_flight *flight,
+                         const struct cst_event *event);
+
+#endif
