@@ -118,6 +118,9 @@ static void send_drop(struct cstd_engine *engine, struct cstd_segment *segment)
     engine->n_asked++;
     cstd_engines_watch(engine->engines);
     drop.id = segment->id;
+    /* Returning many pages takes milliseconds, so the engine does it, not the loop. */
+    drop.has_discard = drop.discard =
+        is_first(engine, segment) && !segment->device && cstd_segment_is_ours(segment);
     set_mount(engine, segment, CSTD_MOUNT_DROPPING);
     (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP,
                            segment->id * 4ull + DROP_REQUEST, &drop.base, -1);

@@ -272,7 +272,7 @@ static void drop_memory(struct cstd_segment *segment)
     if (segment->worker_fd >= 0) {
         (void)close(segment->worker_fd);
     }
-    if (budget != NULL && budget->remains != NULL && segment->fd >= 0 && is_memfd(segment->fd)) {
+    if (cstd_segment_is_ours(segment) && segment->fd >= 0 && is_memfd(segment->fd)) {
         cstd_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
         return;
     }

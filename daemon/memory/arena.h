@@ -180,6 +180,13 @@ int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struc
  * still has it (remains.h). CST_ENOMEM: too many open files. */
 int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err);
 
+/* Returns whether the file is dropped with the segment, so that its contents are not needed after
+ * the engines have unmapped it. False for a segment that shares the file of another one. */
+static inline bool cstd_segment_is_ours(const struct cstd_segment *segment)
+{
+    return segment->budget != NULL && segment->budget->remains != NULL;
+}
+
 /* Return all memory of the memfd that has been populated so far to the system. */
 void cstd_segment_empty(struct cstd_segment *segment);
 

@@ -174,6 +174,7 @@ int cste_engine_drop_segment(struct cste_engine *engine, const struct cst_frame 
         answer(engine, frame->request, drop->id, CST_ENOTFOUND, &what);
     } else {
         mapping->drop = true;
+        mapping->discard = drop->discard && !mapping->import;
         mapping->drop_request = frame->request;
         mapping->drop_after = engine->n_submitted;
         engine->n_drops++;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/engine/mapping.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define CLASS_BACKGROUND (CSTE_THREAD_POOL_CLASSES - 1)
@@ -88,12 +89,24 @@ static void import_piece(struct cste_task *task, uint64_t piece, unsigned thread
     (void)atomic_fetch_add(mapping->progress, 1);
 }
 
+/* Return the pages to the system. If this fails, the daemon does it, on its loop. */
+static void discard(struct cste_mem *mem)
+{
+    if (mem->locked) {
+        (void)munlock(mem->base, mem->bytes); /* Locked pages cannot be removed. */
+    }
+    (void)madvise(mem->base, mem->bytes, MADV_REMOVE);
+}
+
 static void unmap_piece(struct cste_task *task, uint64_t piece, unsigned thread)
 {
     struct cste_mapping *mapping = mapping_of(task);
 
     (void)piece;
     (void)thread;
+    if (mapping->discard) {
+        discard(&mapping->segment.mem);
+    }
     cste_device_unmap(mapping->device, &mapping->segment.mem);
 }
 

@@ -36,7 +36,8 @@ struct cste_mapping {
     /* Number of commands that were submitted before the SEGMENT_DROP. These commands have to end
      * first. */
     uint64_t drop_after;
-    bool drop; /* A SEGMENT_DROP was received. */
+    bool drop;    /* A SEGMENT_DROP was received. */
+    bool discard; /* The pages are returned to the system when the segment is unmapped. */
     /* The segment is device memory, which is neither populated nor locked. */
     bool import;
     bool made;     /* The memory was created here, and fd is its handle. */

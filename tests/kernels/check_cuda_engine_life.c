@@ -301,8 +301,8 @@ START_TEST(test_drop)
         ck_assert_int_eq(done.status == CST_OK, done.fd >= 0);
         if (done.status == CST_OK) {
             (void)close(done.fd);
-            ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, 1)).status,
-                             CST_OK);
+            ck_assert_int_eq(
+                engine_proc_segment_done(&proc, engine_proc_drop(&proc, 1, false)).status, CST_OK);
         }
         ck_assert_uint_eq(fake_gpu_used(), used);
     }

@@ -168,8 +168,8 @@ START_TEST(test_drop)
     /* The engine finds all three messages at once. */
     ck_assert_int_eq(kill(proc.pid, SIGSTOP), 0);
     engine_proc_submit(&proc, fills, 8);
-    request = engine_proc_drop(&proc, 1);
-    again = engine_proc_drop(&proc, 1);
+    request = engine_proc_drop(&proc, 1, false);
+    again = engine_proc_drop(&proc, 1, false);
     ck_assert_int_eq(kill(proc.pid, SIGCONT), 0);
     ck_assert_int_eq(engine_proc_segment_done(&proc, again).status, CST_ENOTFOUND);
     ck_assert_int_eq(engine_proc_segment_done(&proc, request).status, CST_OK);
@@ -178,9 +178,30 @@ START_TEST(test_drop)
         ck_assert_int_eq(engine_proc_find(&proc, i + 1)->status, CST_OK);
     }
     ck_assert_int_eq(run(fill(20, 1, 1)), CST_ENOTFOUND);
-    ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, 77)).status,
+    ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, 77, false)).status,
                      CST_ENOTFOUND);
     engine_proc_must_add(&proc, 1, fd, bytes);
+    ck_assert_int_eq(engine_proc_close(&proc), 0);
+}
+END_TEST
+
+/* A drop with `discard` returns the pages, also locked ones, and a drop without it keeps them. */
+START_TEST(test_discard)
+{
+    uint64_t bytes = 8u << 20;
+    struct stat st;
+    int fd;
+
+    open_engine();
+    for (int i = 0; i < 3; i++) {
+        fd = engine_proc_memfd(bytes, NULL);
+        ck_assert_int_eq(engine_proc_add(&proc, 1, fd, bytes, -1, true, i == 2).status, CST_OK);
+        ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, 1, i > 0)).status,
+                         CST_OK);
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        ck_assert_uint_eq((uint64_t)st.st_blocks * 512, i > 0 ? 0 : bytes);
+        ck_assert_int_eq(close(fd), 0);
+    }
     ck_assert_int_eq(engine_proc_close(&proc), 0);
 }
 END_TEST
@@ -200,7 +221,7 @@ START_TEST(test_drop_early)
     add.populate = 1;
     added = engine_proc_send(&proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD, &add.base,
                              engine_proc_memfd(bytes, NULL));
-    dropped = engine_proc_drop(&proc, 1);
+    dropped = engine_proc_drop(&proc, 1, false);
     done = engine_proc_segment_done(&proc, added);
     ck_assert(done.status == CST_ECANCELLED || done.status == CST_OK);
     ck_assert_int_eq(engine_proc_segment_done(&proc, dropped).status, CST_OK);
@@ -567,6 +588,7 @@ int main(void)
     tcase_add_test(segments, test_no_node);
     tcase_add_test(segments, test_bad_segments);
     tcase_add_test(segments, test_drop);
+    tcase_add_test(segments, test_discard);
     tcase_add_test(segments, test_drop_early);
     tcase_add_test(segments, test_ping_while_populating);
     tcase_add_test(segments, test_whole_before_commands);

@@ -447,7 +447,8 @@ START_TEST(test_border)
         engine_rig_must(engine_command_copy(host, block, n));
         ck_assert_mem_eq(engine_rig_at(block), base + host.offset, n);
     }
-    ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, HOST)).status, CST_OK);
+    ck_assert_int_eq(engine_proc_segment_done(&proc, engine_proc_drop(&proc, HOST, false)).status,
+                     CST_OK);
     (void)munmap(base, bytes);
 }
 END_TEST

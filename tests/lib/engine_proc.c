@@ -308,11 +308,13 @@ void engine_proc_must_add(struct engine_proc *proc, uint32_t id, int fd, uint64_
     must(done.status == CST_OK, done.text);
 }
 
-uint64_t engine_proc_drop(struct engine_proc *proc, uint32_t id)
+uint64_t engine_proc_drop(struct engine_proc *proc, uint32_t id, bool discard)
 {
     Engine__SegmentDrop drop = ENGINE__SEGMENT_DROP__INIT;
 
     drop.id = id;
+    drop.has_discard = 1;
+    drop.discard = discard;
     return engine_proc_send(proc, ENGINE__MSG_TYPE__ENGINE_SEGMENT_DROP, &drop.base, -1);
 }
 

@@ -147,7 +147,7 @@ struct engine_segment_done engine_proc_add_device(struct engine_proc *proc, uint
 void engine_proc_must_add(struct engine_proc *proc, uint32_t id, int fd, uint64_t bytes);
 
 /* Send a SEGMENT_DROP. Returns the request id, for engine_proc_segment_done. */
-uint64_t engine_proc_drop(struct engine_proc *proc, uint32_t id);
+uint64_t engine_proc_drop(struct engine_proc *proc, uint32_t id, bool discard);
 
 /* Wait for the SEGMENT_DONE that answers @request. */
 struct engine_segment_done engine_proc_segment_done(struct engine_proc *proc, uint64_t request);
