@@ -5,7 +5,7 @@
 #include "daemon/job/job.h"
 #include "daemon/report/log.h"
 #include "daemon/job/planner.h"
-#include "offload/plan/device_updates.h"
+#include "offload/plan/pipeline.h"
 #include "proto/busy_time.h"
 
 #include <inttypes.h>
@@ -59,8 +59,8 @@ static struct cst_interleave machine_of(const struct cstd_job *job)
     const struct cstd_memory *memory = &job->memory;
     struct cst_interleave m = {0};
 
-    cst_device_updates_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools,
-                                job->world);
+    cst_pipeline_describe(&m, &job->layout, memory->rooms, memory->n_rooms, memory->pools,
+                          job->world);
     return m;
 }
 

@@ -6,7 +6,7 @@
 
 #include "offload/update/buffers.h"
 #include "offload/layout/packing.h"
-#include "offload/plan/device_updates.h"
+#include "offload/plan/pipeline.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -238,8 +238,8 @@ uint32_t cst_reservation_list(const struct cst_search *s, const struct cst_plan_
             .engine = engine_of(s, i),
             .bytes = s->stands_for > 1 ? without_held(layout, bytes) : bytes};
     }
-    cst_device_updates_describe(&machine, layout, list, n, &pool, 1);
-    cst_device_updates_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
+    cst_pipeline_describe(&machine, layout, list, n, &pool, 1);
+    cst_pipeline_rates(&machine, &s->rates, &s->rates.devices[s->accelerator]);
     *interleave =
         s->config->interleave_given ? s->config->interleave : cst_interleave_choose(&machine);
     return n;

@@ -2,7 +2,7 @@
 /* Tests of updates in the simulator: early and delayed updates, device updates, states in device
  * memory, formats of moments. */
 #include "offload/update/buffers.h"
-#include "offload/plan/device_updates.h"
+#include "offload/plan/pipeline.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 
@@ -131,9 +131,9 @@ static struct cst_interleave machine(void)
 {
     struct cst_interleave m = {0};
 
-    cst_device_updates_describe(&m, &rig.layout, rig.rooms, rig.core.n_reservations, rig.pools,
-                                rig.core.world);
-    cst_device_updates_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
+    cst_pipeline_describe(&m, &rig.layout, rig.rooms, rig.core.n_reservations, rig.pools,
+                          rig.core.world);
+    cst_pipeline_rates(&m, &rig.rates, &rig.rates.devices[rig.rates.n_devices - 1]);
     return m;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/plan/device_updates.h"
+#include "offload/plan/pipeline.h"
 
 #include "offload/update/buffers.h"
 
@@ -31,9 +31,9 @@ static void count_chunks(struct cst_interleave *m, const struct cst_layout *layo
     m->chunk_elems = m->n_chunks > 0 ? (double)elems / m->n_chunks : 0;
 }
 
-void cst_device_updates_describe(struct cst_interleave *m, const struct cst_layout *layout,
-                                 const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
-                                 const struct cst_core_pool *pools, uint32_t world)
+void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *layout,
+                           const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
+                           const struct cst_core_pool *pools, uint32_t world)
 {
     double states = bytes_per_elem(layout, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ);
 
@@ -58,8 +58,8 @@ void cst_device_updates_describe(struct cst_interleave *m, const struct cst_layo
     }
 }
 
-void cst_device_updates_rates(struct cst_interleave *m, const struct cst_rates *rates,
-                              const struct cst_rates_device *accelerator)
+void cst_pipeline_rates(struct cst_interleave *m, const struct cst_rates *rates,
+                        const struct cst_rates_device *accelerator)
 {
     m->node_elems = 0;
     for (uint32_t i = 0; i < rates->n_nodes; i++) {
