@@ -42,14 +42,14 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
     m->down_bytes = states + 2;
     m->fetch_bytes = 0;
     m->n_links = 0;
-    m->buffers = CST_BUFFERS_MAX;
+    m->buffers = 0;
     for (uint32_t i = 0; i < n_rooms; i++) {
         struct cst_buffers buffers;
 
         cst_buffers_divide(&buffers, layout, rooms[i].bytes);
         if (buffers.n > 0) {
+            m->buffers = m->n_links == 0 || buffers.n < m->buffers ? buffers.n : m->buffers;
             m->n_links++;
-            m->buffers = buffers.n < m->buffers ? buffers.n : m->buffers;
         }
         for (uint32_t r = 0; r < world; r++) {
             /* A pool on the accelerator fetches its weights over the same link. */

@@ -30,7 +30,8 @@ struct cst_interleave {
     bool shared;         /* Both directions share the link: only one is used at a time. */
     /* Number of accelerators, each with a link of its own; they take turns. 0: none. */
     uint32_t n_links;
-    /* Number of chunks that each device reservation holds at a time; 0: no device reservation. */
+    /* Number of chunks that each device reservation holds at a time; 0: there is no device
+     * reservation, and no chunk is updated on an accelerator. */
     uint32_t buffers;
     /* Bytes per element that are copied up: 14 for AdamW in fp32, 12 if the gradient is on the
      * accelerator. */

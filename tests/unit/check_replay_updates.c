@@ -219,6 +219,33 @@ START_TEST(bytes_are_the_layouts)
 }
 END_TEST
 
+/* Device reservations without buffers count neither as links nor in the number of buffers, which is
+ * the least of the others. Without any buffer there are no device updates. */
+START_TEST(only_buffers_count)
+{
+    struct cst_interleave m;
+    uint64_t three;
+
+    open_accelerated(1, 2, 1);
+    three = cst_buffers_want(&rig.layout);
+    ck_assert_uint_eq(machine().n_links, 2);
+    ck_assert_uint_eq(machine().buffers, 3);
+    rig.rooms[0].bytes = 1;
+    ck_assert_uint_eq(machine().n_links, 1);
+    ck_assert_uint_eq(machine().buffers, 3);
+    rig.rooms[0].bytes = three / 3;
+    ck_assert_uint_eq(machine().n_links, 2);
+    ck_assert_uint_eq(machine().buffers, 1);
+    rig.rooms[0].bytes = rig.rooms[1].bytes = 1;
+    m = machine();
+    ck_assert_uint_eq(m.n_links, 0);
+    ck_assert_uint_eq(m.buffers, 0);
+    ck_assert_uint_eq(cst_interleave_choose(&m), CST_INTERLEAVE_NEVER);
+    rig.core.n_reservations = 0;
+    ck_assert_uint_eq(machine().buffers, 0);
+}
+END_TEST
+
 static uint32_t drawn[CST_LANE_WAIT + 1];
 
 static void draw(void *arg, const struct cst_interval *interval)
@@ -252,6 +279,7 @@ int main(void)
     tc = suite_case(suite, "rooms", NULL, teardown);
     tcase_add_loop_test(tc, as_interleave_says, 0, 16);
     tcase_add_loop_test(tc, bytes_are_the_layouts, 0, 30);
+    tcase_add_test(tc, only_buffers_count);
     tcase_add_test(tc, rooms_are_drawn);
     return suite_run(suite);
 }
