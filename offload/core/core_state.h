@@ -45,8 +45,6 @@ struct cst_chunk {
     /* Engine of the accelerator that has the chunk's states and makes all its updates; 0: the
      * states are in host memory. */
     uint32_t device;
-    /* A command failed that was to change the weights or states, so their contents are unknown. */
-    bool broken;
     bool ordered; /* Scratch of commit.c for the order of updates. */
     struct cst_weight_row weight;
     struct cst_gradient gradient;

@@ -79,7 +79,7 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            CST_ROW_COUNT);
     }
     tensor = &core->model->tensors[event->tensor];
-    if (core->chunks[tensor->chunk].broken) {
+    if (core->chunks[tensor->chunk].weight.broken) {
         *err = core->attempt.why;
         return err->status;
     }
@@ -188,7 +188,7 @@ void cst_states_read_done(struct cst_core *core, const struct cst_flight *flight
     const struct cst_request *request = &core->requests.v[flight->request];
     struct cst_err err;
 
-    if (core->chunks[request->chunk].broken) {
+    if (core->chunks[request->chunk].weight.broken) {
         cst_core_refuse_err(core, request->tag, &core->attempt.why);
     } else if (event->status != CST_OK) {
         cst_core_refuse(core, request->tag, event->status, "read failed: %s",
@@ -390,7 +390,7 @@ void cst_states_written(struct cst_core *core, const struct cst_flight *flight,
     }
     cst_requests_remove(&core->requests, flight->request);
     if (event->status != CST_OK && master) {
-        chunk->broken = true;
+        cst_weight_row_break(chunk);
         why.status = event->status == CST_ELOST ? CST_ELOST : CST_EENGINE;
         cst_ranks_fail(core, &why);
         return;

@@ -66,6 +66,11 @@ void cst_weight_row_write(struct cst_chunk *chunk, bool weights)
     }
 }
 
+void cst_weight_row_break(struct cst_chunk *chunk)
+{
+    chunk->weight.broken = true;
+}
+
 void cst_weight_row_end_gradient(struct cst_chunk *chunk)
 {
     chunk->weight.version++;

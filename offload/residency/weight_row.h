@@ -38,6 +38,8 @@ struct cst_weight_row {
     enum cst_weight_rows rows;
     bool second;      /* Fetches read the second weight row. */
     uint64_t version; /* Incremented when a write to the weights or states is issued. */
+    /* A command failed that was to change the weights or states, so their contents are unknown. */
+    bool broken;
 };
 
 /* True if the chunk's update of the uncommitted step was issued. */
@@ -65,6 +67,9 @@ void cst_weight_row_end_gradient(struct cst_chunk *chunk);
 /* A write of weights or states was issued. @weights: it writes some master weights, and these
  * weights with them, or weights alone. */
 void cst_weight_row_write(struct cst_chunk *chunk, bool weights);
+
+/* The contents of the chunk's weights or states are unknown from now on. */
+void cst_weight_row_break(struct cst_chunk *chunk);
 
 /* Change the state of the chunk's rows to @state, which must follow the present one in the table
  * above. CURRENT: fetches read the row of the last update, which may still be in flight. */

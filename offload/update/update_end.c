@@ -126,7 +126,9 @@ static bool is_lost(const struct cst_core *core, uint32_t c, uint32_t engine)
 static void break_lost(struct cst_core *core, uint32_t engine)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        core->chunks[c].broken = core->chunks[c].broken || is_lost(core, c, engine);
+        if (is_lost(core, c, engine)) {
+            cst_weight_row_break(&core->chunks[c]);
+        }
     }
 }
 
@@ -166,7 +168,7 @@ static void fail(struct cst_core *core, const struct cst_flight *flight,
     char lost[128];
     struct cst_err why;
 
-    core->chunks[flight->chunk].broken = true;
+    cst_weight_row_break(&core->chunks[flight->chunk]);
     if (!is_there(flight) || !cst_event_engine_lost(event)) {
         cst_fact_command_failed(&core->facts, event, core->step, "update", flight->chunk);
         return;
