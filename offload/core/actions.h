@@ -33,9 +33,6 @@ static inline void cst_command_after(struct cst_command *command, uint64_t ticke
 
 /* Append a reply with status CST_OK. NULL if @tag is 0: nobody wants a reply. */
 struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag);
-
-/* Append a reply with status CST_OK. NULL if @tag is 0: nobody wants a reply. */
-struct cst_reply *cst_core_reply(struct cst_core *core, uint64_t tag);
 /* Append an error reply, or a line for the daemon's log. */
 void cst_core_refuse(struct cst_core *core, uint64_t tag, int status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));

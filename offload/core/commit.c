@@ -101,9 +101,8 @@ static void answer_steps(struct cst_core *core, const struct cst_clip *clip, boo
         struct cst_rank *r = &core->ranks[rank];
         struct cst_reply *reply;
 
-        r->stepped = false;
-        r->prepared = false;
-        r->wants_prefetch = true;
+        cst_rank_end_step(r);
+        cst_rank_want_prefetch(r);
         cst_trace_end_step(&r->trace);
         /* The rank's process is gone: nobody waits for the reply. */
         if (r->step == CST_NO_REQUEST) {
@@ -217,10 +216,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *r = &core->ranks[event->rank];
     struct cst_err err;
 
-    if (r->stepped) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
-                        core->step);
+    if (!cst_ranks_admit_before_step(core, event)) {
         return;
     }
     if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
@@ -229,9 +225,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     }
     r->step = cst_requests_add(&core->requests, event, CST_REQUEST_STEP);
     cst_requests_time(&core->requests, r->step, cst_waiting_deadline(core));
-    r->stepped = true;
-    r->hyper = event->hyper;
-    r->loss = event->loss;
+    cst_rank_ask_step(r, event);
     if (cst_prepare_check_step(core, event->rank, &err) != CST_OK) {
         cst_ranks_interrupt(core, &err);
         return;
@@ -258,10 +252,7 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *r = &core->ranks[event->rank];
 
-    if (r->stepped) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
-                        core->step);
+    if (!cst_ranks_admit_before_step(core, event)) {
         return;
     }
     if (r->micro + 1 >= core->micro_batches) {
@@ -275,7 +266,7 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
     cst_waiting_cancel_grads(core, event->rank);
     cst_collection_drop_open(core, event->rank);
     cst_collection_next_micro(core, event->rank);
-    r->wants_prefetch = true;
+    cst_rank_want_prefetch(r);
     (void)cst_core_reply(core, event->tag);
     cst_fact_rank_went_on(&core->facts);
     cst_collection_wake(core);

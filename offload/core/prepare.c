@@ -68,11 +68,10 @@ void cst_prepare(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *r = &core->ranks[event->rank];
     struct cst_err err;
 
-    if (r->stepped) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
-                        core->step);
-    } else if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
+    if (!cst_ranks_admit_before_step(core, event)) {
+        return;
+    }
+    if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
     } else if (r->prepared && cst_hyper_same(&r->promised, &event->hyper, "what was prepared",
                                              "what is prepared now", &err) != CST_OK) {
@@ -86,8 +85,9 @@ void cst_prepare(struct cst_core *core, const struct cst_event *event)
         cst_ranks_interrupt(core, &err);
     } else {
         /* Without EARLY a PREPARE is accepted and has no effect. */
-        r->prepared = core->policy.overlap == CST_OVERLAP_EARLY;
-        r->promised = event->hyper;
+        if (core->policy.overlap == CST_OVERLAP_EARLY) {
+            cst_rank_promise(r, &event->hyper);
+        }
         (void)cst_core_reply(core, event->tag);
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hyper-parameters that ranks announce by PREPARE and repeat in STEP. Owns the announcements in
- * struct cst_rank. Called by core.c and commit. */
+/* Hyper-parameters that ranks announce by PREPARE and repeat in STEP. The
+ * announcements are kept by rank.h. Called by core.c and commit. */
 #ifndef CST_PREPARE_H
 #define CST_PREPARE_H
 

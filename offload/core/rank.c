@@ -4,6 +4,30 @@
 
 #include "offload/core/core_state.h"
 
+void cst_rank_promise(struct cst_rank *rank, const struct cst_hyper *hyper)
+{
+    rank->prepared = true;
+    rank->promised = *hyper;
+}
+
+void cst_rank_ask_step(struct cst_rank *rank, const struct cst_event *event)
+{
+    rank->stepped = true;
+    rank->hyper = event->hyper;
+    rank->loss = event->loss;
+}
+
+void cst_rank_withdraw_step(struct cst_rank *rank)
+{
+    rank->stepped = false;
+}
+
+void cst_rank_end_step(struct cst_rank *rank)
+{
+    rank->stepped = false;
+    rank->prepared = false;
+}
+
 enum cst_rank_begun cst_rank_furthest(const struct cst_core *core)
 {
     enum cst_rank_begun most = CST_BEGUN_NOTHING;

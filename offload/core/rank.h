@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank as the core sees it, and how far it is in the step that is not committed yet. Each field
- * belongs to the part that its comment names; `begun` belongs to rank.c. Every part of the core may
- * call this. */
+/* A rank as the core sees it, and how far it is in the step that is not committed yet. What the
+ * rank has done and announced in this step, and `wants_prefetch`, are changed only by the functions
+ * below. Every part of the core may call them. */
 #ifndef CST_RANK_H
 #define CST_RANK_H
 
@@ -24,14 +24,18 @@ struct cst_rank {
     /* If status != 0: an engine that the rank depends on is lost, and why. Cleared when the rank
      * attaches. */
     struct cst_err gone;
-    enum cst_rank_begun begun; /* What the rank has done in the current step. */
-    uint32_t micro;            /* Current micro-batch of the step, from 0. */
-    bool stepped; /* The rank has asked for the step, whether or not the request still waits. */
-    bool wants_prefetch;       /* Look for something to load at the end of this event. */
-    bool prepared;             /* EARLY: the rank has announced the hyper-parameters of its STEP. */
+    uint32_t micro; /* Current micro-batch of the step, from 0; changed by collection.c. */
+
+    /* What the rank has done in the current step; changed by the functions of rank.h. */
+
+    enum cst_rank_begun begun;
+    bool stepped;  /* The rank has asked for the step, whether or not the request still waits. */
+    bool prepared; /* EARLY: the rank has announced the hyper-parameters of its STEP. */
     struct cst_hyper promised; /* The announced hyper-parameters, if `prepared`. */
     struct cst_hyper hyper;    /* Hyper-parameters of the rank's STEP. */
     double loss;               /* Loss of the rank's STEP. */
+    bool wants_prefetch;       /* Look for something to load at the end of this event. */
+
     struct cst_pool pool;
     struct cst_trace trace;
     /* hits, misses, late, waits: fetches. prefetches: loads. evictions: blocks. */
@@ -57,6 +61,34 @@ struct cst_rank {
 static inline void cst_rank_begin(struct cst_rank *rank, enum cst_rank_begun begun)
 {
     rank->begun = rank->begun > begun ? rank->begun : begun;
+}
+
+/* @rank announces the hyper-parameters of its STEP. */
+void cst_rank_promise(struct cst_rank *rank, const struct cst_hyper *hyper);
+
+/* @rank asks for the step by @event. */
+void cst_rank_ask_step(struct cst_rank *rank, const struct cst_event *event);
+
+/* @rank takes back that it asked for the step. */
+void cst_rank_withdraw_step(struct cst_rank *rank);
+
+/* The step is committed or the attempt has ended: @rank has neither announced nor asked for the
+ * next step. */
+void cst_rank_end_step(struct cst_rank *rank);
+
+/* Look for something to load for @rank at the end of this event. */
+static inline void cst_rank_want_prefetch(struct cst_rank *rank)
+{
+    rank->wants_prefetch = true;
+}
+
+/* True if something to load is to be looked for; the wish is then fulfilled. */
+static inline bool cst_rank_take_wants_prefetch(struct cst_rank *rank)
+{
+    bool wants = rank->wants_prefetch;
+
+    rank->wants_prefetch = false;
+    return wants;
 }
 
 /* How far the ranks are into the step: the maximum of all. */

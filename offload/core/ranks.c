@@ -44,6 +44,17 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
     return false;
 }
 
+bool cst_ranks_admit_before_step(struct cst_core *core, const struct cst_event *event)
+{
+    if (core->ranks[event->rank].stepped) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has asked for step %" PRIu64 " already", event->rank,
+                        core->step);
+        return false;
+    }
+    return true;
+}
+
 /* INTERRUPTED becomes IDLE if all ranks have left in good order and no gradient was lost. Then
  * nothing remains of a death that was made good, or of ranks that did not leave at the same
  * time. */
@@ -60,6 +71,16 @@ static void settle(struct cst_core *core)
     core->attempt.phase = CST_PHASE_IDLE;
 }
 
+/* End the part that each rank has in the attempt, and forget all contributions. */
+static void end_parts(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        cst_rank_end_step(&core->ranks[rank]);
+        core->ranks[rank].joined = false;
+    }
+    cst_collection_drop(core);
+}
+
 /* End the attempt. Its waiting and later requests are answered with @why. */
 static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const struct cst_err *why)
 {
@@ -69,12 +90,7 @@ static void end_attempt(struct cst_core *core, enum cst_core_phase phase, const 
     core->attempt.why.status = CST_EPEERDIED;
     /* A STEP gets the status of the cause, a fetch gets CST_EPEERDIED with its message. */
     cst_waiting_refuse_step(core, &core->attempt.why, why);
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        core->ranks[rank].stepped = false;
-        core->ranks[rank].prepared = false;
-        core->ranks[rank].joined = false;
-    }
-    cst_collection_drop(core);
+    end_parts(core);
 }
 
 void cst_ranks_interrupt(struct cst_core *core, const struct cst_err *why)
@@ -145,12 +161,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
     core->attempt.interrupt_later = false;
     core->attempt.why = *why;
     cst_waiting_refuse_all(core, why);
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        core->ranks[rank].stepped = false;
-        core->ranks[rank].prepared = false;
-        core->ranks[rank].joined = false;
-    }
-    cst_collection_drop(core);
+    end_parts(core);
     cst_core_log(core, why->status, "job failed: %s", why->text);
 }
 
@@ -179,7 +190,7 @@ void cst_ranks_start(struct cst_core *core)
         cst_requests_remove(&core->requests, r->sync);
         r->sync = CST_NO_REQUEST;
         r->joined = true;
-        r->wants_prefetch = true;
+        cst_rank_want_prefetch(r);
         cst_trace_restart(&r->trace);
     }
 }
@@ -457,7 +468,7 @@ void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event)
         return;
     }
     if (core->requests.v[i].where == CST_REQUEST_STEP) {
-        core->ranks[event->rank].stepped = false;
+        cst_rank_withdraw_step(&core->ranks[event->rank]);
     }
     (void)cst_err_set(&why, CST_ECANCELLED, "cancelled by rank %" PRIu32, event->rank);
     cst_waiting_refuse(core, i, &why);

@@ -31,6 +31,9 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event);
  * refused. */
 bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event);
 
+/* True if the rank of @event has not asked for the step. Else the request is refused. */
+bool cst_ranks_admit_before_step(struct cst_core *core, const struct cst_event *event);
+
 /* All ranks have asked for the step: from now on it waits only for engines, and has no deadline. */
 void cst_ranks_begin_closing(struct cst_core *core);
 /* The step is committed. */

@@ -189,7 +189,7 @@ static bool admit_fetch(struct cst_core *core, const struct cst_event *event,
         return false;
     }
     cst_rank_begin(&core->ranks[event->rank], begun);
-    rank->wants_prefetch = true;
+    cst_rank_want_prefetch(rank);
     return true;
 }
 
@@ -283,9 +283,8 @@ void cst_fetch_pump(struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
         bool changed = cst_pool_take_change(&r->pool);
-        bool look = r->wants_prefetch || changed;
+        bool look = cst_rank_take_wants_prefetch(r) || changed;
 
-        r->wants_prefetch = false;
         if (changed) {
             pump_rank(core, rank);
         }
