@@ -38,7 +38,7 @@ struct command_line {
 static const struct cst_option table[] = {
     KEY(0, "socket", "PATH", "socket for workers (default: /run/cistern/cistern.sock)"),
     KEY(1, "manager-socket", "PATH",
-        "socket for managers (default: manager.sock in the same directory)"),
+        "socket for other users' jobs (default: manager.sock in the same directory)"),
     KEY(2, "host-memory", "SIZE", "budget for model states: 24G, 75% (default: 60%)"),
     KEY(3, "pool-memory", "SIZE", "budget for pools in host memory (default: 25%)"),
     KEY(4, "gpus", "LIST", "GPUs to use: all, none, or numbers and UUIDs (default: all)"),

@@ -39,7 +39,7 @@ static const struct command commands[] = {
     {"trace", "JOB", "write what a job did recently, for Perfetto", 1, 0,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
     {"rm", "NAME", "remove a job and free its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},
-    {"quota", "", "show your limits and use (all with --manager-socket)", 0, 0,
+    {"quota", "", "show your limits and use (--manager-socket: all users)", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
     {"ping", "", "measure round trips to the daemon: p50 and p99", 0, 0,
      CLI_USES_JSON | CLI_USES_COUNT, DAEMON, cli_ping},

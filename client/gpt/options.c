@@ -70,7 +70,7 @@ static const struct cst_option table[] = {
         "keep only the input of each block, and compute the rest again in the backward pass (only "
         "on a GPU, without --experts)",
         CST_FLAG(AT(recompute))),
-    ROW("steps", "N", "steps of the job, with those that it has made already (100)",
+    ROW("steps", "N", "steps of the job, including those already made (100)",
         CST_U64(AT(steps), 0, 1e15)),
     ROW("lr", "X", "highest learning rate (0.001)", CST_REAL(AT(lr), 0, 1e3)),
     ROW("min-lr", "X", "learning rate at the end of the cosine schedule (a tenth of --lr)",
@@ -99,7 +99,7 @@ static const struct cst_option table[] = {
     ROW("overlap", "WHEN",
         "when updates run (commit):\ncommit: during the next forward pass\nearly: during the "
         "backward pass (needs --clip 0)\ndelayed: during the next step, which uses older weights; "
-        "other training, and worse with AdamW where it was compared, see cistern-optimizer(7)",
+        "this changes the training, and was worse with AdamW: see cistern-optimizer(7)",
         CST_NAME(AT(overlap), 0, cst_overlap_names)),
     ROW("delay-from", "N", "first step whose update is delayed (0)",
         CST_U64(AT(delay_from), 0, 1e15)),
@@ -109,7 +109,7 @@ static const struct cst_option table[] = {
     ROW("rank", "N", "rank of this worker, 0..world-1 (0)", CST_U32(AT(rank), 0, 63)),
     ROW("world", "N", "number of workers (1)", CST_U32(AT(world), 1, 64)),
     ROW("store", "WHAT",
-        "where states are: daemon, or local: in this process, whose threads are all ranks (daemon)",
+        "where states are: daemon, or local: in this process, with a thread for each rank (daemon)",
         CST_NAME(AT(store), 0, store_names)),
     ROW("device", "WHAT",
         "where the model is computed: host, cuda, cuda:N or a GPU's UUID (host); paced, paced:N: "
@@ -140,8 +140,8 @@ static const struct cst_option table[] = {
     ROW("engine-threads", "N", "threads for updates with --store local (all cores)",
         CST_U32(AT(engine_threads), 1, 1024)),
     ROW("matmul", "WHAT",
-        "bf16, fp32 or auto: bf16 if the CPU multiplies it in hardware (auto); on a GPU always "
-        "bf16, by cuBLASLt, or plain: a slow product without it",
+        "on the CPU: bf16, fp32, or auto: bf16 if the CPU has bf16 products, else fp32; on a GPU, "
+        "always in bf16: auto or bf16 with cuBLASLt, or plain, slow, without it (auto)",
         CST_NAME(AT(matmul), 0, matmul_names)),
     CST_OPTION_HEADING("output:"),
     ROW("sample", "N",

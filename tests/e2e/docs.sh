@@ -41,7 +41,7 @@ differ=$(comm -3 "$tmp/exported" "$tmp/described" | tr -d '\t' | tr '\n' ' ')
 [ -z "$differ" ] || fail "libcistern(3) and the exported functions differ: $differ"
 
 # The user is warned of delayed updates.
-[ ! -x ./cistern-gpt ] || ./cistern-gpt --help | tr -s ' \n' ' ' | has 'other training, and worse with AdamW' ||
+[ ! -x ./cistern-gpt ] || ./cistern-gpt --help | tr -s ' \n' ' ' | has 'this changes the training, and was worse with AdamW' ||
     fail "cistern-gpt --help does not warn of --overlap delayed"
 
 # The daemon accepts every key of the example with its default, and each key is in cistern.conf(5).
