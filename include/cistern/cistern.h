@@ -11,8 +11,8 @@
  *
  * Terms.
  *   - A job is one model in training. Its ranks are numbered processes, the workers.
- *   - A step consists of a forward and a backward pass (of several, with micro-batches), the commit
- *     and the updates. A committed step is never repeated.
+ *   - A step consists of the forward and backward passes of its micro-batches (by default one), the
+ *     commit and the updates. cst_step commits a step. A committed step is never repeated.
  *   - A step that is void is not committed, and must be done again. Each try at it is an attempt.
  *   - An operator is a part of the model that uses certain tensors, such as a layer.
  *   - The states of a tensor are its weights, gradient, master weights and moments.
@@ -21,12 +21,13 @@
  *   - A row is an array with one state of a chunk, such as its weights.
  *   - A pool is a rank's memory for the weights and gradients in use, on its device. It consists of
  *     blocks. Each block holds the weights or the gradient of one chunk.
- *   - A plan is the choice of sizes for a job: chunks, pools, device updates, and how far weights
- *     are prefetched.
+ *   - A plan is the choice of sizes for a job: chunks, pools, device updates, and how far ahead
+ *     weights are prefetched.
  *   - A lease is a rank's right to use a block.
  *   - A rank hands in a gradient when it gives the block with the gradient to the daemon.
  *   - An engine is a process of the daemon that copies and computes, for one NUMA node or one
- *     accelerator. If its process dies repeatedly, the daemon gives the engine up (cisternd(8)).
+ *     accelerator. If it dies repeatedly, the daemon does not start it again, but gives it up
+ *     (cisternd(8)).
  *   - A device update is the update of a chunk on an accelerator, not on the processor.
  *
  * Threads. A client and its job must be used by one thread at a time. Different clients are
@@ -98,7 +99,7 @@ void cst_disconnect(struct cst_client *client);
 /* Return the file descriptor to poll for POLLIN after a cst_try_... call returned CST_EAGAIN, or a
  * negative status if the connection is over. The descriptor belongs to the client, and stays
  * the same until cst_disconnect. It also polls readable when a request that could not be sent at
- * once should be sent again, which the repeated call does. */
+ * once can be sent. The repeated call sends it. */
 int cst_client_fd(const struct cst_client *client);
 
 /* Make one round trip to the daemon. *ns_out is its duration in nanoseconds; @ns_out may be NULL.
@@ -119,11 +120,12 @@ enum cst_group { CST_GROUP_ALL = 0 };
  * between the pool, device updates and states, so that steps are as short as possible. If
  * device_states is CST_DEVICE_UPDATE_AUTO and device_update_bytes is 0, the plan chooses both.
  *
- * The plan's choice is 0 bytes in each of these cases (`cistern explain` gives the reason):
- *   - The daemon makes no plan, because chunk_elems or base is set.
- *   - The daemon makes no plan, because the ranks are on devices of different kinds.
- *   - The daemon makes no plan, because `search` is no in [plan] of cistern.conf(5).
- *   - No other division makes a step shorter.
+ * The choice is 0 bytes in each of these cases (`cistern explain` gives the reason for
+ * device_states):
+ *   - The daemon does not search for a plan, because chunk_elems or base is set.
+ *   - The daemon does not search for a plan, because the ranks are on devices of different kinds.
+ *   - The daemon does not search for a plan, because `search` is no in [plan] of cistern.conf(5).
+ *   - Steps are shortest if the pool gets all the memory.
  *   - Other jobs use the memory of the device already, or take it before the plan is finished.
  *
  * cst_job_open returns CST_EINVAL in each of these cases:
@@ -168,7 +170,8 @@ struct cst_job_spec {
     uint32_t micro_batches;
     /* Name of a base job, whose frozen tensors this job uses instead of storing its own. NULL: no
      * base. Equal in all ranks. Conditions:
-     *   - The base job belongs to the same user, is initialised, and has no base itself.
+     *   - The base job belongs to the same user, is initialised (cst_job_initialised), and has no
+     *     base itself.
      *   - Every frozen tensor of this job is a frozen tensor of the base job, with the same name
      *     and shape.
      * While this job exists, the base job cannot be removed, and none of its frozen tensors can be
@@ -187,8 +190,8 @@ struct cst_job_spec {
     /* CST_OVERLAP_DELAYED: number of the first step whose update is delayed, counted from 0. Must
      * be 0 with any other overlap (CST_EINVAL). Equal in all ranks. */
     uint64_t delay_from;
-    /* Gradients are stored in place of their weights in host memory: 14 bytes per parameter instead
-     * of 16. If a chunk is fetched again after its gradient was handed in, its weights are made
+    /* Gradients are stored in place of their weights in host memory, which saves 2 bytes per
+     * parameter. If a chunk is fetched again after its gradient was handed in, its weights are made
      * from its master weights. Equal in all ranks. CST_EINVAL: there is more than one
      * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED. */
     bool grad_over_weight;
@@ -259,7 +262,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
  *
  * All ranks should leave after the same step. Otherwise the ranks that go on with steps get
  * CST_EPEERDIED, and their cst_sync waits for a new worker of this rank. A rank that waits in
- * cst_commit gets CST_EPEERDIED, too. Reading states needs no other rank.
+ * cst_commit gets CST_EPEERDIED, too.
  *
  * If the pool is on a GPU, this call waits for the work on the rank's stream first. Statuses:
  *   - CST_EBUSY: a cst_try_... call is pending.
@@ -313,8 +316,8 @@ struct cst_tensor_spec {
     enum cst_pattern_kind pattern; /* How the ranks hold the tensor. */
     float lr_scale;                /* Factor on the learning rate. 0 is 0, not the default. */
     float decay_scale;             /* Factor on the weight decay. 0 is 0, not the default. */
-    /* CST_PATTERN_TENSOR: n_dims numbers, the shape of the larger tensor of which this tensor is a
-     * part, the box. Other patterns: NULL. */
+    /* CST_PATTERN_TENSOR: n_dims numbers, the shape of the larger tensor. This tensor is a part
+     * (box) of the larger tensor. Other patterns: NULL. */
     const int64_t *whole_shape;
     /* CST_PATTERN_TENSOR: n_dims numbers, the index of the box's first element in the larger
      * tensor. Other patterns: NULL. */
@@ -442,14 +445,15 @@ uint64_t cst_job_steps(const struct cst_job *job);
  * Statuses:
  *   - CST_ETIMEDOUT: ranks are missing after timeout_ms; the error names them.
  *   - CST_EENGINE, CST_ELOST: the device of this rank's pool is lost. The error names the device
- *     and the cause. The step is void. The states are not lost, and can be read and written.
+ *     and the cause. The step is void. Unless the error names chunks, the states are not lost, and
+ *     can be read and written.
  *   - CST_EENGINE: the daemon gave up the engine of a NUMA node. All ranks get this status. All
  *     ranks then leave and open the job again, and the daemon starts the engine again.
  *   - CST_EINVAL: the job is not committed.
  *   - CST_EBUSY: another call is pending.
  *
- * After the loss of its device, this worker (or a new process) leaves and opens the job again. The
- * other ranks wait for it in cst_sync. When it opens the job, it names one of these devices:
+ * After the loss of its device, this worker leaves the job. Then it, or a new process, opens the
+ * job as the same rank. The other ranks wait for that in cst_sync. The device is one of these:
  *   - the lost device, which the daemon then tries again;
  *   - "host";
  *   - a GPU that has a pool of this job.
@@ -477,10 +481,10 @@ struct cst_io {
     uint64_t n_elems; /* Number of elements of the tensor. */
 };
 
-/* Begin the operator @op: wait until all its tensors are in memory. @io has @n_io entries, as many
- * as the operator has tensors. io[i] receives the i-th tensor of the declaration. Only one operator
- * can be begun at a time. In CST_BACKWARD the worker must write every io[i].grad that is not NULL
- * before cst_op_end. Statuses:
+/* Begin the operator @op: wait until the weights of all its tensors are in the pool. @io has @n_io
+ * entries, as many as the operator has tensors. io[i] receives the i-th tensor of the declaration.
+ * Only one operator can be begun at a time. In CST_BACKWARD the worker must write every io[i].grad
+ * that is not NULL before cst_op_end. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EINVAL: the operator's gradient was already handed in during this micro-batch.
  *   - CST_EINVAL: there is no such operator, or this rank does not run it.
@@ -575,7 +579,8 @@ struct cst_hyper_params {
  *   - Gradients that are handed in again for chunks that were already updated are ignored.
  *     (`cistern job` shows how many these were.) Therefore each rank should compute the same batch
  *     again.
- *   - The alternative is to remove the job (`cistern rm`) and to begin from the last checkpoint.
+ *   - The alternative is to remove the job (`cistern rm`), and to begin again from states that the
+ *     program saved itself (cst_tensor_read).
  *
  * Statuses:
  *   - CST_EINVAL: a parameter is out of range, or the call was made before in this step with other

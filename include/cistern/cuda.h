@@ -7,12 +7,12 @@
  *   ... declare, commit and sync as on the host ...
  *   cst_op_begin(job, op, CST_FORWARD, io, n_io, &err);      // io[0].weight: a device address
  *   kernel<<<..., stream>>>(io[0].weight, ...);              // enqueued, not waited for
- *   cst_op_end(job, op, &err);                               // leases end when the stream is here
+ *   cst_op_end(job, op, &err);                               // the stream gives the blocks back
  *
  * Order of the work:
  *   - Work that is enqueued on the stream between cst_op_begin and cst_op_end finds the operator's
  *     weights in place, and may write its gradients.
- *   - The program orders work on other streams with the stream by events.
+ *   - The program orders work on other streams with work on this stream by CUDA events.
  *   - Within a step the worker waits for the GPU in two calls only: in cst_step, and in
  *     cst_op_begin if every block is still used by work that the stream has not done.
  *

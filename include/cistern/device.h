@@ -14,7 +14,7 @@
  *                 to the daemon. A waiting release is cancelled if its chunk is wanted again.
  *   waiting call  A call that waits for the daemon also polls fd. A fetch can therefore get the
  *                 block that a passed mark makes free.
- *   cst_step      Waits until all marks are passed, sends what waited for them, then the Step.
+ *   cst_step      Waits until all marks are passed, sends what waited for them, then commits.
  *
  * Fetches are sent at once. They are answered when the bytes are in the pool, so that work that is
  * enqueued after cst_op_begin finds them there.
@@ -22,9 +22,9 @@
  * If the daemon is configured so ([gpu] copies = worker), the worker copies weights into the pool
  * itself, with the last four functions:
  *
- *   cst_commit    map_host() for each arena of the job.
- *   any call      If a fetch was answered with the place of a row in an arena: copy() from there to
- *                 the block.
+ *   cst_commit    map_host() for each piece of the host memory that holds the job's states.
+ *   any call      If a fetch was answered with the place of a row in this memory: copy() from there
+ *                 to the block.
  *   cst_op_begin  await() for the copies of the operator's weights, so that the operator's work,
  *                 which is enqueued afterwards, finds the weights.
  *   cst_op_end    If weights are released that were copied but not used: await() before fence(), so

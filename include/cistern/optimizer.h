@@ -30,8 +30,8 @@ enum cst_rounding {
     /* Up or down at random, with the probabilities that keep the mean. The random numbers come from
      * a counter and are the same on every device. */
     CST_ROUNDING_STOCHASTIC = 0,
-    /* To the nearest, ties to even. A step that would change exp_avg_sq by less than half of its
-     * last bit then does not change it. */
+    /* To the nearest, ties to even. A step that would change exp_avg_sq by less than half a
+     * unit in the last place then does not change it. */
     CST_ROUNDING_NEAREST = 1,
     CST_ROUNDING_COUNT
 };
@@ -41,7 +41,7 @@ enum cst_overlap {
     /* After the commit of the step, during the next forward pass. */
     CST_OVERLAP_COMMIT = 0,
     /* As soon as the chunk's gradient is complete, during the backward pass. Conditions: the worker
-     * has called cst_prepare_step, and its parameters do not clip. Otherwise as CST_OVERLAP_COMMIT.
+     * has called cst_prepare_step, with clip_norm 0. Otherwise as CST_OVERLAP_COMMIT.
      * Needs a second weight row: 2 bytes more per parameter. */
     CST_OVERLAP_EARLY = 1,
     /* During the whole next step, which still uses the weights from before the update (one-step
