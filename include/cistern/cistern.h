@@ -486,7 +486,7 @@ struct cst_io {
  * Only one operator can be begun at a time. In CST_BACKWARD the worker must write every io[i].grad
  * that is not NULL before cst_op_end. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
- *   - CST_EINVAL: the operator's gradient was already handed in during this micro-batch.
+ *   - CST_EINVAL: a gradient of the operator was already handed in during this micro-batch.
  *   - CST_EINVAL: there is no such operator, or this rank does not run it.
  *   - CST_EINVAL: another operator is begun.
  *   - CST_EINVAL: @n_io is wrong.
@@ -512,7 +512,7 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
 
 enum cst_hint {
     CST_PREFETCH = 1, /* Weights are wanted soon: fetch them, if a block can be spared. */
-    CST_EVICT = 2,    /* Weights are not wanted soon: other weights may have their blocks. */
+    CST_EVICT = 2,    /* Weights are not wanted soon: other weights may take their blocks. */
 };
 
 /* Tell the daemon whether this rank will want the weights of the operator @op, or of one tensor,
@@ -608,10 +608,10 @@ struct cst_step_result {
     bool overflow;
 };
 
-/* Commit the step. Hands in all gradients that are left. A tensor without a gradient has a gradient
- * of zeros. Waits until every rank has called cst_step with equal parameters and the norm
- * is known. After CST_OK the step cannot be lost. Updates run at the time that the job's `overlap`
- * says. @result may be NULL. Statuses:
+/* Commit the step. Hands in all gradients that are left. A tensor whose gradient was not written
+ * in this step has a gradient of zeros. Waits until every rank has called cst_step with equal
+ * parameters and the norm is known. After CST_OK the step cannot be lost. Updates run at the time
+ * that the job's `overlap` says. @result may be NULL. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EMISMATCH: the parameters differ between ranks.
  *   - CST_ETIMEDOUT: not all ranks have called cst_step in timeout_ms.
