@@ -58,45 +58,50 @@ static int read_node(const json_t *object, const char *place, struct cst_rates_n
     return rc == CST_OK ? read_fields(object, place, cst_rates_node_fields, out, err) : rc;
 }
 
-static int add_devices(struct cst_rates *rates, const json_t *root, struct cst_err *err)
+static int append_device(struct cst_rates *rates, const json_t *object, const char *place,
+                         struct cst_err *err)
 {
-    const json_t *list = NULL;
-    char place[CST_JSON_PLACE_BYTES];
-    int rc = cst_json_array(root, "", "devices", CST_JSON_OPTIONAL, 0,
-                            CST_RATES_MAX_DEVICES - rates->n_devices, &list, err);
+    struct cst_rates_device device = {.name = ""};
+    int rc = rates->n_devices < CST_RATES_MAX_DEVICES
+                 ? read_device(object, place, &device, err)
+                 : cst_err_set(err, CST_EINVAL, "more than %d devices", CST_RATES_MAX_DEVICES);
 
-    for (size_t i = 0; rc == CST_OK && list != NULL && i < json_array_size(list); i++) {
-        struct cst_rates_device device = {.name = ""};
-
-        (void)cst_json_place(place, "", "devices", (long)i);
-        rc = cst_json_object(json_array_get(list, i), place, device_keys, err);
-        if (rc == CST_OK) {
-            rc = read_device(json_array_get(list, i), place, &device, err);
-        }
-        if (rc == CST_OK) {
-            rates->devices[rates->n_devices++] = device;
-        }
+    if (rc == CST_OK) {
+        rates->devices[rates->n_devices++] = device;
     }
     return rc;
 }
 
-static int add_nodes(struct cst_rates *rates, const json_t *root, struct cst_err *err)
+static int append_node(struct cst_rates *rates, const json_t *object, const char *place,
+                       struct cst_err *err)
+{
+    struct cst_rates_node node = {0};
+    int rc = rates->n_nodes < CST_RATES_MAX_NODES
+                 ? read_node(object, place, &node, err)
+                 : cst_err_set(err, CST_EINVAL, "more than %d NUMA nodes", CST_RATES_MAX_NODES);
+
+    if (rc == CST_OK) {
+        rates->nodes[rates->n_nodes++] = node;
+    }
+    return rc;
+}
+
+/* Append all entries of the list @name, at most @max. An entry has no other keys than @keys. */
+static int append_all(struct cst_rates *rates, const json_t *root, const char *name, size_t max,
+                      const char *const *keys,
+                      int (*append)(struct cst_rates *rates, const json_t *object,
+                                    const char *place, struct cst_err *err),
+                      struct cst_err *err)
 {
     const json_t *list = NULL;
     char place[CST_JSON_PLACE_BYTES];
-    int rc = cst_json_array(root, "", "nodes", CST_JSON_OPTIONAL, 0,
-                            CST_RATES_MAX_NODES - rates->n_nodes, &list, err);
+    int rc = cst_json_array(root, "", name, CST_JSON_OPTIONAL, 0, max, &list, err);
 
     for (size_t i = 0; rc == CST_OK && list != NULL && i < json_array_size(list); i++) {
-        struct cst_rates_node node = {0};
-
-        (void)cst_json_place(place, "", "nodes", (long)i);
-        rc = cst_json_object(json_array_get(list, i), place, node_keys, err);
+        (void)cst_json_place(place, "", name, (long)i);
+        rc = cst_json_object(json_array_get(list, i), place, keys, err);
         if (rc == CST_OK) {
-            rc = read_node(json_array_get(list, i), place, &node, err);
-        }
-        if (rc == CST_OK) {
-            rates->nodes[rates->n_nodes++] = node;
+            rc = append(rates, json_array_get(list, i), place, err);
         }
     }
     return rc;
@@ -115,9 +120,12 @@ static int add(struct cst_rates *rates, const json_t *root, struct cst_err *err)
         rc = read_fields(root, "", cst_rates_machine_fields, rates, err);
     }
     if (rc == CST_OK) {
-        rc = add_devices(rates, root, err);
+        rc = append_all(rates, root, "devices", CST_RATES_MAX_DEVICES - rates->n_devices,
+                        device_keys, append_device, err);
     }
-    return rc == CST_OK ? add_nodes(rates, root, err) : rc;
+    return rc == CST_OK ? append_all(rates, root, "nodes", CST_RATES_MAX_NODES - rates->n_nodes,
+                                     node_keys, append_node, err)
+                        : rc;
 }
 
 int cst_rates_add_json(struct cst_rates *rates, const json_t *root, struct cst_err *err)
@@ -133,28 +141,12 @@ int cst_rates_add_json(struct cst_rates *rates, const json_t *root, struct cst_e
 
 int cst_rates_add_node(struct cst_rates *rates, const json_t *engine, struct cst_err *err)
 {
-    struct cst_rates_node node = {0};
-    int rc = rates->n_nodes < CST_RATES_MAX_NODES
-                 ? read_node(engine, "node", &node, err)
-                 : cst_err_set(err, CST_EINVAL, "more than %d NUMA nodes", CST_RATES_MAX_NODES);
-
-    if (rc == CST_OK) {
-        rates->nodes[rates->n_nodes++] = node;
-    }
-    return rc;
+    return append_node(rates, engine, "node", err);
 }
 
 int cst_rates_add_device(struct cst_rates *rates, const json_t *engine, struct cst_err *err)
 {
-    struct cst_rates_device device = {.name = ""};
-    int rc = rates->n_devices < CST_RATES_MAX_DEVICES
-                 ? read_device(engine, "device", &device, err)
-                 : cst_err_set(err, CST_EINVAL, "more than %d devices", CST_RATES_MAX_DEVICES);
-
-    if (rc == CST_OK) {
-        rates->devices[rates->n_devices++] = device;
-    }
-    return rc;
+    return append_device(rates, engine, "device", err);
 }
 
 int cst_rates_read(struct cst_rates *out, const char *path, struct cst_err *err)
