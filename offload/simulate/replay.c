@@ -471,31 +471,3 @@ int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_res
     close_play(&sim);
     return rc;
 }
-
-/* -- comparison ------------------------------------------------------------------------------- */
-
-unsigned cst_replay_differs(const struct cst_replay_counts *predicted,
-                            const struct cst_replay_counts *counted, double tolerance,
-                            char words[160])
-{
-    const struct {
-        const char *name;
-        uint64_t predicted, counted;
-    } pairs[] = {{"up", predicted->bytes_up, counted->bytes_up},
-                 {"down", predicted->bytes_down, counted->bytes_down}};
-    unsigned n = 0;
-    size_t at = 0;
-
-    words[0] = '\0';
-    for (unsigned i = 0; i < 2; i++) {
-        double p = (double)pairs[i].predicted, c = (double)pairs[i].counted;
-
-        if (fabs(p - c) > tolerance * p) {
-            n++;
-            at += (size_t)snprintf(
-                words + at, 160 - at, "%s%s: %" PRIu64 " bytes predicted, %" PRIu64 " counted",
-                at > 0 ? "; " : "", pairs[i].name, pairs[i].predicted, pairs[i].counted);
-        }
-    }
-    return n;
-}

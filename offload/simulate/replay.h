@@ -137,12 +137,4 @@ struct cst_replay_result {
 int cst_replay_run(const struct cst_replay_config *config, struct cst_replay_result *out,
                    struct cst_err *err);
 
-/* Compare the bytes that a real job counted with the predicted total. @counted: sums over the job's
- * ranks (cst_rank_stats) after n_steps, with nothing in flight. Returns how many of bytes_up and
- * bytes_down differ by more than @tolerance of the prediction (0: at all), with both values in
- * @words. Other counters are not compared, because they depend on the speed of engines. */
-unsigned cst_replay_differs(const struct cst_replay_counts *predicted,
-                            const struct cst_replay_counts *counted, double tolerance,
-                            char words[160]);
-
 #endif
