@@ -126,17 +126,3 @@ uint32_t cst_interleave_choose(const struct cst_interleave *machine)
     }
     return best;
 }
-
-uint32_t cst_interleave_formula(const struct cst_interleave *machine)
-{
-    /* Bytes per element of master weights and moments, copied up; on a shared link also those
-     * copied down. */
-    double states = machine->shared ? 24 : 12;
-    double link = states / machine->up + 1 / machine->device_elems;
-    double gain = 1 / machine->node_elems - 2 / machine->up;
-
-    if (!(gain > 0) || link / gain > UINT32_MAX / 2) {
-        return CST_INTERLEAVE_NEVER;
-    }
-    return 1 + (uint32_t)ceil(link / gain);
-}

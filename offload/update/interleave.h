@@ -52,17 +52,4 @@ double cst_interleave_seconds(const struct cst_interleave *machine, uint32_t k);
  * rate is not positive. */
 uint32_t cst_interleave_choose(const struct cst_interleave *machine);
 
-/* The closed formula of the paper, for an endless sequence of chunks whose gradients are on the
- * accelerator and whose weights stay there. While one chunk is copied up and another one down, k -
- * 1 chunks are updated by the nodes and their weights are copied up:
- *
- *   (k - 1) / node_elems >= 12 / up + 1 / device_elems + (k - 1) 2 / up
- *   k = 1 + ceil((12 / up + 1 / device_elems) / (1 / node_elems - 2 / up))
- *
- * The result is the smallest k with which the nodes are the bottleneck. If both directions share
- * the link, 24 replaces 12. CST_INTERLEAVE_NEVER: the link cannot even copy the weights up as fast
- * as the nodes update them. Uses node_elems, device_elems, up and shared. For checks of
- * cst_interleave_choose. */
-uint32_t cst_interleave_formula(const struct cst_interleave *machine);
-
 #endif
