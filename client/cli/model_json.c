@@ -211,7 +211,7 @@ static int read_tensors(struct cst_model *model, const json_t *root, struct cst_
 
         (void)cst_json_place(place, "", "tensors", (long)i);
         rc = read_tensor(json_array_get(list, i), place, model->n_groups, &tensor, err);
-        if (rc == CST_OK && cst_model_tensor_as(model, &tensor.words, err) != CST_OK) {
+        if (rc == CST_OK && cst_model_tensor(model, &tensor.words, err) != CST_OK) {
             rc = cst_err_prefix(err, "%s", place);
         }
     }
@@ -279,9 +279,8 @@ static int read_operator(struct cst_model *model, const json_t *object, const ch
     if (rc == CST_OK) {
         rc = read_hints(object, place, &hints, err);
     }
-    if (rc == CST_OK &&
-        cst_model_operator_as(model, name, numbers, (uint32_t)json_array_size(names), &hints,
-                              err) != CST_OK) {
+    if (rc == CST_OK && cst_model_operator(model, name, numbers, (uint32_t)json_array_size(names),
+                                           &hints, err) != CST_OK) {
         rc = cst_err_prefix(err, "%s", place);
     }
     return rc;

@@ -101,7 +101,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                                                .whole = spec->whole_shape,
                                                .first = spec->first};
 
-        rc = cst_model_tensor_as(&job->model, &words, &job->declare_err);
+        rc = cst_model_tensor(&job->model, &words, &job->declare_err);
     }
     return rc == CST_OK ? (int)job->model.n_tensors - 1 : rc;
 }
@@ -169,8 +169,8 @@ int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, u
         rc = check_operator(job, name, tensors, n_tensors);
     }
     if (rc == CST_OK) {
-        rc = cst_model_operator_as(&job->model, name, (const uint32_t *)tensors, n_tensors, &hints,
-                                   &job->declare_err);
+        rc = cst_model_operator(&job->model, name, (const uint32_t *)tensors, n_tensors, &hints,
+                                &job->declare_err);
     }
     return rc == CST_OK ? (int)job->model.n_operators - 1 : rc;
 }

@@ -172,7 +172,7 @@ static int compare_tensor(const struct cstd_worker *worker, const struct cst_ten
 
     cst_model_init(&scratch);
     cst_model_copy_groups(&scratch, &worker->job->model, worker->job->model.n_groups);
-    rc = cst_model_tensor_as(&scratch, words, err);
+    rc = cst_model_tensor(&scratch, words, err);
     if (rc == CST_OK) {
         rc = cst_model_same_tensor(&worker->job->model, i, &scratch.tensors[0],
                                    name_me(worker, mine),
@@ -200,7 +200,7 @@ static int declare_tensor(struct cstd_worker *worker, const Cistern__TensorDecl 
                         worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
                         model->n_tensors);
     } else if (rc == CST_OK) {
-        rc = cst_model_tensor_as(model, &words, err);
+        rc = cst_model_tensor(model, &words, err);
     }
     worker->n_tensors += rc == CST_OK;
     return rc;
@@ -244,8 +244,8 @@ static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorD
             worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
             model->n_operators);
     } else {
-        rc = cst_model_operator_as(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors,
-                                   &hints, err);
+        rc = cst_model_operator(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors, &hints,
+                                err);
     }
     worker->n_operators += rc == CST_OK;
     return rc;
@@ -380,7 +380,7 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
     for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 
-        rc = cst_model_tensor_as(out, &words, err);
+        rc = cst_model_tensor(out, &words, err);
     }
     for (uint32_t i = 0; i < much->n_operators && rc == CST_OK; i++) {
         const struct cst_layout_operator *op = &from->operators[i];
@@ -388,7 +388,7 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
                                                  .activation_bytes = op->activation_bytes,
                                                  .expected_uses = op->expected_uses};
 
-        rc = cst_model_operator_as(out, op->name, op->tensors, op->n_tensors, &hints, err);
+        rc = cst_model_operator(out, op->name, op->tensors, op->n_tensors, &hints, err);
     }
     if (rc != CST_OK) {
         cst_model_close(out);

@@ -17,8 +17,8 @@
  * - CST_EMISMATCH: another rank declared something different; @err names the group, tensor or
  *   operator, the difference, both values and the ranks. The caller must reply and then call
  *   cstd_commit_disagree.
- * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_tensor_as and
- *   cst_model_operator_as, and a group with ranks that the job does not have.
+ * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_tensor and
+ *   cst_model_operator, and a group with ranks that the job does not have.
  * - CST_EUNSUPPORTED: this version does not support the dtype. */
 int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err);
 

@@ -15,15 +15,6 @@ enum {
     MIN_CANDIDATES = 16,
 };
 
-/* Capacities and their costs. */
-struct candidate {
-    struct cst_sizes sizes;
-    struct cst_layout_need need;
-    uint64_t waste;   /* Elements that the chunks do not fill. */
-    uint64_t further; /* Bytes of the necessary blocks of the classes after the first. */
-    uint64_t bytes;   /* Bytes of all necessary blocks. */
-};
-
 static uint64_t block_bytes(uint64_t capacity)
 {
     return 2 * capacity;
@@ -35,7 +26,7 @@ static const char *op_name(const struct cst_packing *packing, uint32_t op)
 }
 
 static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
-                     const struct candidate *s, struct cst_err *err)
+                     const struct cst_capacity *s, struct cst_err *err)
 {
     char further[120] = "", pool[CST_SIZE_EXACT], block[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
     size_t used = 0;
@@ -57,7 +48,7 @@ static int too_small(const struct cst_packing *packing, uint64_t pool_bytes,
 
 /* Compute the costs of @c's capacities. With @cut they are first reduced to what the fullest chunks
  * need, which does not change the chunks. */
-static void cost(struct cst_packing *packing, bool cut, struct candidate *c)
+static void cost(struct cst_packing *packing, bool cut, struct cst_capacity *c)
 {
     struct cst_sizes *sizes = &c->sizes;
 
@@ -146,7 +137,7 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
 {
     struct cst_sizes sizes = {.v = {cst_align_up(config->chunk_elems, CST_LAYOUT_CAPACITY_STEP)},
                               .n = 1};
-    struct candidate c;
+    struct cst_capacity c;
     int status = check_limit(config->chunk_elems, err);
 
     if (status == CST_OK && config->class_elems[0] != 0) {
@@ -171,17 +162,6 @@ static int check_given(struct cst_packing *packing, const struct cst_layout_conf
 
 /* -- chosen capacities ------------------------------------------------------------------------ */
 
-/* The state of a choice between candidates. */
-struct choice {
-    struct cst_packing *packing;
-    struct cst_size_classes outliers; /* Sizes above `low`. */
-    struct candidate *list;           /* Ordered by the capacity of the first class; owned. */
-    uint32_t n;
-    uint32_t max_classes;
-    uint64_t low, high; /* Range of capacities of the first class. */
-    uint64_t price;     /* Elements that a further class must save. */
-};
-
 /* The time of a candidate is proportional to the items and to the uses of each leader, and the
  * daemon waits for it. So large models get fewer candidates. */
 static uint32_t max_candidates(const struct cst_packing *packing)
@@ -200,9 +180,9 @@ static bool same_sizes(const struct cst_sizes *a, const struct cst_sizes *b)
 }
 
 /* Add the candidate with capacity @first, unless it is equal to the one before. */
-static void add_candidate(struct choice *choice, uint64_t first)
+static void add_candidate(struct cst_capacities *choice, uint64_t first)
 {
-    struct candidate *c = &choice->list[choice->n];
+    struct cst_capacity *c = &choice->list[choice->n];
 
     cst_size_classes_fit(&choice->outliers, first, choice->max_classes, choice->price, &c->sizes);
     cost(choice->packing, true, c);
@@ -211,7 +191,7 @@ static void add_candidate(struct choice *choice, uint64_t first)
 
 /* Each capacity is larger than the one before by the same factor, and by at least one step. As (1 +
  * 1/d)^d >= 2, d capacities for each doubling are enough. */
-static void list_candidates(struct choice *choice)
+static void list_candidates(struct cst_capacities *choice)
 {
     uint32_t max = max_candidates(choice->packing), n_doublings = 1, n_tried = 0;
     uint64_t d;
@@ -226,15 +206,16 @@ static void list_candidates(struct choice *choice)
     }
 }
 
-static int open_choice(struct choice *choice, struct cst_packing *packing, uint32_t max_classes)
+int cst_capacities_open(struct cst_capacities *choice, struct cst_packing *packing,
+                        uint32_t max_classes)
 {
     uint64_t largest = cst_align_up(packing->largest, CST_LAYOUT_CAPACITY_STEP);
     uint64_t all = cst_align_up(packing->n_elems, CST_LAYOUT_CAPACITY_STEP), good;
 
-    *choice = (struct choice){.packing = packing,
-                              .max_classes = max_classes,
-                              .low = largest,
-                              .price = packing->n_elems / CST_CAPACITY_CLASS_PRICE};
+    *choice = (struct cst_capacities){.packing = packing,
+                                      .max_classes = max_classes,
+                                      .low = largest,
+                                      .price = packing->n_elems / CST_CAPACITY_CLASS_PRICE};
     if (max_classes > 1 && cst_size_classes_least(packing, &choice->low) != CST_OK) {
         return CST_ENOMEM;
     }
@@ -254,7 +235,7 @@ static int open_choice(struct choice *choice, struct cst_packing *packing, uint3
 
 /* Elements lost, including the price of further classes. A small loss counts as none, so that it
  * does not decide against a better capacity. */
-static uint64_t loss(const struct choice *choice, const struct candidate *c)
+static uint64_t loss(const struct cst_capacities *choice, const struct cst_capacity *c)
 {
     uint64_t lost = c->waste + (c->sizes.n - 1) * choice->price;
 
@@ -262,7 +243,7 @@ static uint64_t loss(const struct choice *choice, const struct candidate *c)
 }
 
 /* How far the capacity is from the best one, as a factor. */
-static double distance(const struct candidate *c)
+static double distance(const struct cst_capacity *c)
 {
     double factor = (double)c->sizes.v[0] / (double)CST_CAPACITY_GOOD_ELEMS;
 
@@ -270,8 +251,8 @@ static double distance(const struct candidate *c)
 }
 
 /* True if @b is better than @a, or if @a is NULL. */
-static bool is_better(const struct choice *choice, const struct candidate *a,
-                      const struct candidate *b, uint64_t pool_bytes)
+static bool is_better(const struct cst_capacities *choice, const struct cst_capacity *a,
+                      const struct cst_capacity *b, uint64_t pool_bytes)
 {
     const uint64_t good = CST_CAPACITY_GOOD_BLOCKS;
     bool a_roomy, b_roomy;
@@ -290,12 +271,12 @@ static bool is_better(const struct choice *choice, const struct candidate *a,
     return loss(choice, a) > 0 ? b->sizes.v[0] < a->sizes.v[0] : distance(b) < distance(a);
 }
 
-static const struct candidate *pick(const struct choice *choice, uint64_t pool_bytes)
+static const struct cst_capacity *pick(const struct cst_capacities *choice, uint64_t pool_bytes)
 {
-    const struct candidate *best = NULL;
+    const struct cst_capacity *best = NULL;
 
     for (uint32_t i = 0; i < choice->n; i++) {
-        const struct candidate *c = &choice->list[i];
+        const struct cst_capacity *c = &choice->list[i];
 
         if (c->bytes <= pool_bytes && is_better(choice, best, c, pool_bytes)) {
             best = c;
@@ -304,9 +285,9 @@ static const struct candidate *pick(const struct choice *choice, uint64_t pool_b
     return best;
 }
 
-static const struct candidate *find_least(const struct choice *choice)
+static const struct cst_capacity *find_least(const struct cst_capacities *choice)
 {
-    const struct candidate *least = &choice->list[0];
+    const struct cst_capacity *least = &choice->list[0];
 
     for (uint32_t i = 1; i < choice->n; i++) {
         least = choice->list[i].bytes < least->bytes ? &choice->list[i] : least;
@@ -320,9 +301,9 @@ static int choose(struct cst_packing *packing, const struct cst_layout_config *c
                   struct cst_sizes *sizes_out, struct cst_err *err)
 {
     uint64_t pool_bytes = config->pool_bytes;
-    const struct candidate *chosen;
-    struct choice choice;
-    int status = open_choice(&choice, packing, config->max_classes);
+    const struct cst_capacity *chosen;
+    struct cst_capacities choice;
+    int status = cst_capacities_open(&choice, packing, config->max_classes);
 
     if (status != CST_OK) {
         return cst_err_set(err, status, "no memory to choose a chunk capacity");
@@ -347,32 +328,6 @@ static int check_largest(const struct cst_packing *packing, struct cst_err *err)
                            "the largest tensor has %" PRIu64 " elements, a chunk can have %u",
                            packing->largest, CST_LAYOUT_MAX_CHUNK_ELEMS);
     }
-    return CST_OK;
-}
-
-int cst_capacity_list(struct cst_packing *packing, const struct cst_layout_config *config,
-                      struct cst_layout_candidate *list, uint32_t max, uint32_t *n_out,
-                      struct cst_err *err)
-{
-    struct choice choice;
-    int status = check_largest(packing, err);
-
-    if (status != CST_OK) {
-        return status;
-    }
-    status = open_choice(&choice, packing, config->max_classes);
-    if (status != CST_OK) {
-        return cst_err_set(err, status, "no memory for candidates of chunk capacities");
-    }
-    for (uint32_t i = 0; i < choice.n && i < max; i++) {
-        const struct candidate *c = &choice.list[i];
-
-        list[i] = (struct cst_layout_candidate){
-            .n_classes = c->sizes.n, .waste = c->waste, .min_bytes = c->bytes};
-        memcpy(list[i].capacity, c->sizes.v, c->sizes.n * sizeof *c->sizes.v);
-    }
-    *n_out = choice.n < max ? choice.n : max;
-    free(choice.list);
     return CST_OK;
 }
 

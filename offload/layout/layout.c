@@ -6,21 +6,10 @@
 #include "offload/layout/min_blocks.h"
 #include "offload/layout/packing.h"
 #include "offload/layout/rows.h"
-#include "proto/table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-static bool has_states(const struct cst_layout_chunk *chunk)
-{
-    return cst_pattern(chunk->pattern)->has_states;
-}
-
-static bool is_own(const struct cst_layout_chunk *chunk)
-{
-    return chunk->base_chunk == CST_LAYOUT_OWN;
-}
 
 /* -- chunks and their tensors --------------------------------------------------------------- */
 
@@ -47,7 +36,7 @@ static void place_tensor(struct cst_layout *layout, const struct cst_packing *pa
     tensor->chunk = packing->chunk_of[item];
     tensor->offset = packing->offset[item];
     chunk = &layout->chunks[tensor->chunk];
-    if (!is_own(chunk)) {
+    if (!cst_layout_is_own(chunk)) {
         uint32_t i = cst_model_find(packing->base_model, tensor->name);
 
         tensor->offset = packing->base_model->tensors[i].offset;
@@ -67,7 +56,8 @@ static void order_tensors(struct cst_layout *layout, const struct cst_model *mod
         layout->chunks[c].first_tensor = at;
         layout->chunks[c].first_span = layout->n_spans;
         at += layout->chunks[c].n_tensors;
-        layout->n_spans += has_states(&layout->chunks[c]) ? layout->chunks[c].n_tensors : 0;
+        layout->n_spans +=
+            cst_layout_has_states(&layout->chunks[c]) ? layout->chunks[c].n_tensors : 0;
         layout->chunks[c].n_tensors = 0;
     }
     for (uint32_t i = 0; i < model->n_tensors; i++) {
@@ -104,7 +94,7 @@ static int order_shared(struct cst_layout *layout, const struct cst_model *model
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         uint32_t *order = layout->order + chunk->first_tensor;
 
-        if (is_own(chunk)) {
+        if (cst_layout_is_own(chunk)) {
             continue;
         }
         for (uint32_t i = 0; i < chunk->n_tensors; i++) {
@@ -192,9 +182,6 @@ static void fill_classes(struct cst_layout *layout, const struct cst_sizes *size
                                                        .max_blocks = most.max_blocks[k]};
     }
     layout->capacity = layout->classes[0].capacity;
-    layout->min_blocks = layout->classes[0].min_blocks;
-    layout->min_operator = layout->classes[0].min_operator;
-    layout->max_blocks = layout->classes[0].max_blocks;
     for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD && (packing->world >> r & 1) != 0; r++) {
         layout->needs[r] = packing->leader_of[r] == r ? cst_min_blocks_of_rank(packing, r)
                                                       : layout->needs[packing->leader_of[r]];
@@ -303,24 +290,6 @@ int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
     }
     *layout = built;
 out_packing:
-    cst_packing_close(&packing);
-    return status;
-}
-
-int cst_layout_candidates(const struct cst_model *model, const struct cst_layout_config *config,
-                          struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES],
-                          uint32_t *n_out, struct cst_err *err)
-{
-    struct cst_packing packing;
-    int status = check_config(model, config, err);
-
-    if (status == CST_OK) {
-        status = cst_packing_init(&packing, model, config, err);
-    }
-    if (status != CST_OK) {
-        return status;
-    }
-    status = cst_capacity_list(&packing, config, list, CST_LAYOUT_MAX_CANDIDATES, n_out, err);
     cst_packing_close(&packing);
     return status;
 }

@@ -134,6 +134,18 @@ struct cst_layout_chunk {
     uint32_t base_chunk;
 };
 
+/* False: the chunk is frozen, and has weights only. */
+static inline bool cst_layout_has_states(const struct cst_layout_chunk *chunk)
+{
+    return cst_pattern(chunk->pattern)->has_states;
+}
+
+/* False: the rows are the base job's. */
+static inline bool cst_layout_is_own(const struct cst_layout_chunk *chunk)
+{
+    return chunk->base_chunk == CST_LAYOUT_OWN;
+}
+
 /* A size class: chunks of one capacity, and the blocks of a pool that hold them. A huge embedding
  * has a class of its own, so that other chunks need no such large blocks. */
 struct cst_layout_class {
@@ -215,9 +227,6 @@ struct cst_layout {
     uint32_t n_spans;      /* Number of tensors with states. */
     uint32_t grad_bytes;   /* Bytes of an element of the grad rows: 2 or 4. */
     struct cst_layout_states states; /* As configured. */
-    uint32_t min_blocks;             /* min_blocks, min_operator and max_blocks of classes[0]. */
-    uint32_t min_operator;
-    uint32_t max_blocks;
 };
 
 #define CST_LAYOUT_LANDINGS 2 /* Landings per node: one is filled while the other is read. */
@@ -291,12 +300,8 @@ struct cst_tensor_words {
  *     pattern; a box that is missing, not wanted, or not within the whole tensor; too many tensors.
  *   - CST_EEXIST: the name is in use.
  *   - CST_ENOMEM. */
-int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
-                        struct cst_err *err);
-
-/* Declare a tensor of all ranks with the pattern CST_PATTERN_SHARD. */
-int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
-                     uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err);
+int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
+                     struct cst_err *err);
 
 /* What is known about an operator's cost; the hints in cst_layout_operator. */
 struct cst_operator_hints {
@@ -311,12 +316,9 @@ struct cst_operator_hints {
  *     holds all tensors, hints that are negative or not finite, too many operators or uses.
  *   - CST_EEXIST: the name is in use.
  *   - CST_ENOMEM. */
-int cst_model_operator_as(struct cst_model *model, const char *name, const uint32_t *tensors,
-                          uint32_t n_tensors, const struct cst_operator_hints *hints,
-                          struct cst_err *err);
-/* Declare an operator without hints. */
 int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
-                       uint32_t n_tensors, struct cst_err *err);
+                       uint32_t n_tensors, const struct cst_operator_hints *hints,
+                       struct cst_err *err);
 
 /* The declaration of tensor @i. Its pointers point into @model. */
 struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t i);
@@ -347,13 +349,13 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * With a sparse pattern they are also first used by the same operator. Each kind is packed next-fit
  * in order of first use.
  *
- * Capacities, if chunk_elems is 0: they are chosen among cst_layout_candidates. Candidates for
- * which the smallest pool holds the further classes' min_blocks and max(min_blocks, 8) blocks of
- * the first class go before candidates for which it only holds all min_blocks. Among these, if any
- * candidate loses at most 1.5 % of the parameters (a further class counts as half a percent), the
- * capacity nearest to 8 Mi elements, as a factor, is taken. If none does, the one that loses least
- * is taken, then the smaller one. With pool_bytes 0 the pool counts as large enough for all weights
- * and gradients, and is never too small.
+ * Capacities, if chunk_elems is 0: they are chosen among those of cst_capacities_open. Candidates
+ * for which the smallest pool holds the further classes' min_blocks and max(min_blocks, 8) blocks
+ * of the first class go before candidates for which it only holds all min_blocks. Among these, if
+ * any candidate loses at most 1.5 % of the parameters (a further class counts as half a percent),
+ * the capacity nearest to 8 Mi elements, as a factor, is taken. If none does, the one that loses
+ * least is taken, then the smaller one. With pool_bytes 0 the pool counts as large enough for all
+ * weights and gradients, and is never too small.
  *
  * Capacities that are given are rounded up to CST_LAYOUT_CAPACITY_STEP. Without class_elems, but
  * with max_classes > 1, tensors that are too large for the first class get the further classes with
@@ -397,27 +399,5 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
                                  const struct cst_layout_device *device);
 /* Free the layout's arrays. A zeroed layout is allowed. */
 void cst_layout_close(struct cst_layout *layout);
-
-#define CST_LAYOUT_MAX_CANDIDATES 200
-
-/* Capacities to choose from. */
-struct cst_layout_candidate {
-    /* One for each class, to be given as chunk_elems and class_elems. */
-    uint64_t capacity[CST_LAYOUT_MAX_CLASSES];
-    uint32_t n_classes;
-    uint64_t waste;     /* Elements of all chunks, at full capacity, minus those of the tensors. */
-    uint64_t min_bytes; /* Size of a pool with min_blocks of each class. */
-};
-
-/* List capacities that may be good for @model, whatever the pool: at most CST_LAYOUT_MAX_CANDIDATES
- * (fewer for models of more than 80000 tensors and uses), ordered by the capacity of the first
- * class. It ranges from the largest tensor up to 64 Mi elements or twice that tensor, and is cut
- * down to what the fullest chunk needs. With @config's max_classes > 1 the range begins lower,
- * where the tensors that fit the first class have a tenth of all elements. Larger tensors get
- * further classes, as many as save half a percent of the parameters each. CST_EINVAL, CST_ENOMEM as
- * cst_layout_build. */
-int cst_layout_candidates(const struct cst_model *model, const struct cst_layout_config *config,
-                          struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES],
-                          uint32_t *n_out, struct cst_err *err);
 
 #endif

@@ -294,8 +294,8 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     model->n_tensors++;
 }
 
-int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
-                        struct cst_err *err)
+int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
+                     struct cst_err *err)
 {
     struct index *index = get_index(model);
     struct cst_layout_box *box = NULL;
@@ -321,18 +321,6 @@ int cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *
     }
     add_tensor(model, words, n_elems, box);
     return CST_OK;
-}
-
-int cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
-                     uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err)
-{
-    return cst_model_tensor_as(model,
-                               &(struct cst_tensor_words){.name = name,
-                                                          .shape = shape,
-                                                          .n_dims = n_dims,
-                                                          .lr_scale = lr_scale,
-                                                          .decay_scale = decay_scale},
-                               err);
 }
 
 struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t i)
@@ -462,9 +450,9 @@ static void add_operator(struct cst_model *model, const char *name, uint32_t *te
     model->n_operators++;
 }
 
-int cst_model_operator_as(struct cst_model *model, const char *name, const uint32_t *tensors,
-                          uint32_t n_tensors, const struct cst_operator_hints *hints,
-                          struct cst_err *err)
+int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
+                       uint32_t n_tensors, const struct cst_operator_hints *hints,
+                       struct cst_err *err)
 {
     struct index *index = get_index(model);
     uint64_t ranks = 0;
@@ -494,12 +482,6 @@ int cst_model_operator_as(struct cst_model *model, const char *name, const uint3
     memcpy(copy, tensors, n_tensors * sizeof *copy);
     add_operator(model, name, copy, n_tensors, ranks, hints);
     return CST_OK;
-}
-
-int cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
-                       uint32_t n_tensors, struct cst_err *err)
-{
-    return cst_model_operator_as(model, name, tensors, n_tensors, NULL, err);
 }
 
 uint32_t cst_model_find(const struct cst_model *model, const char *name)

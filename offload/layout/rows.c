@@ -11,16 +11,6 @@
 #define PAGE_BYTES 4096
 #define N_ROWS (CST_ROW_COUNT + 1) /* Including the second weight row. */
 
-static bool has_states(const struct cst_layout_chunk *chunk)
-{
-    return cst_pattern(chunk->pattern)->has_states;
-}
-
-static bool is_own(const struct cst_layout_chunk *chunk)
-{
-    return chunk->base_chunk == CST_LAYOUT_OWN;
-}
-
 /* -- bytes ---------------------------------------------------------------------------------- */
 
 /* True if a chunk with states has this row, separate from all others. */
@@ -55,7 +45,7 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row)
 {
-    if (row != CST_ROW_WEIGHT && !has_states(chunk)) {
+    if (row != CST_ROW_WEIGHT && !cst_layout_has_states(chunk)) {
         return 0;
     }
     return cst_align_up(
@@ -72,7 +62,7 @@ static uint64_t chunk_bytes(const struct cst_layout *layout, const struct cst_la
 {
     uint64_t bytes = 0;
 
-    for (uint32_t r = 0; r < N_ROWS && is_own(chunk); r++) {
+    for (uint32_t r = 0; r < N_ROWS && cst_layout_is_own(chunk); r++) {
         bytes += row_bytes(layout, chunk, r);
     }
     return bytes;
@@ -103,7 +93,7 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
     for (uint32_t c = 0; c < layout->n_chunks && rc == CST_OK; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (is_own(chunk)) {
+        if (cst_layout_is_own(chunk)) {
             chunk->node = next_node(dealt, config->n_nodes);
             dealt[chunk->node] += chunk_bytes(layout, chunk);
         } else {
@@ -187,7 +177,8 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (is_own(chunk) && has_states(chunk) && state_bytes(layout, chunk) < least) {
+        if (cst_layout_is_own(chunk) && cst_layout_has_states(chunk) &&
+            state_bytes(layout, chunk) < least) {
             least = state_bytes(layout, chunk);
         }
     }
@@ -212,7 +203,9 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
         struct cst_layout_chunk *chunk = &layout->chunks[c];
         uint64_t bytes = state_bytes(layout, chunk);
 
-        for (uint32_t i = 0; i < config->n_devices && is_own(chunk) && has_states(chunk); i++) {
+        for (uint32_t i = 0;
+             i < config->n_devices && cst_layout_is_own(chunk) && cst_layout_has_states(chunk);
+             i++) {
             uint32_t d = (turn + i) % config->n_devices;
 
             if (left[d] >= bytes && chunk->n_elems <= most[d]) {
@@ -273,7 +266,7 @@ static void place_node_rows(struct cst_layout *layout, uint32_t node)
 
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
-        bool here = is_own(chunk) && chunk->node == node;
+        bool here = cst_layout_is_own(chunk) && chunk->node == node;
 
         for (uint32_t r = 0; r < N_ROWS && here; r++) {
             uint64_t bytes = row_bytes(layout, chunk, r);
@@ -293,7 +286,7 @@ static void place_node_rows(struct cst_layout *layout, uint32_t node)
             segment->bytes += bytes;
             layout->arena_bytes += bytes;
         }
-        if (layout->states.grad_over_weight && here && has_states(chunk)) {
+        if (layout->states.grad_over_weight && here && cst_layout_has_states(chunk)) {
             chunk->rows[CST_ROW_GRAD] = chunk->rows[CST_ROW_WEIGHT];
         }
     }
@@ -308,7 +301,7 @@ static void place_base_rows(struct cst_layout *layout, const struct cst_layout *
         struct cst_layout_chunk *chunk = &layout->chunks[c];
         const struct cst_layout_row *row;
 
-        if (is_own(chunk)) {
+        if (cst_layout_is_own(chunk)) {
             continue;
         }
         row = &base->chunks[chunk->base_chunk].rows[CST_ROW_WEIGHT];
@@ -337,7 +330,8 @@ static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (chunk->node == node && has_states(chunk) && __builtin_popcountll(chunk->ranks) == 1) {
+        if (chunk->node == node && cst_layout_has_states(chunk) &&
+            __builtin_popcountll(chunk->ranks) == 1) {
             most = 2 * chunk->n_elems > most ? 2 * chunk->n_elems : most;
         }
     }

@@ -10,11 +10,6 @@
 
 #define PAGE_BYTES 4096 /* Rows are a multiple of this. */
 
-static bool trains(const struct cst_layout_chunk *chunk)
-{
-    return cst_pattern(chunk->pattern)->has_states;
-}
-
 /* -- shortages -------------------------------------------------------------------------------- */
 
 /* Bytes of the ranks' own devices that updates use. */
@@ -75,8 +70,9 @@ static void describe_device(const struct cst_search *s, const struct cst_layout 
         "%s): %s short",
         cst_size_text(limit, device), cst_size_text(s->activation_bytes, kept), updates,
         cst_size_text(needed - for_updates(s, point), pool),
-        s->config->model->n_operators == 0 ? ""
-                                           : s->config->model->operators[layout->min_operator].name,
+        s->config->model->n_operators == 0
+            ? ""
+            : s->config->model->operators[layout->classes[0].min_operator].name,
         blocks, cst_size_exact(needed - s->device_left + beyond, lacks));
 }
 
@@ -153,7 +149,7 @@ static void note_shortage(struct cst_search *s, const struct cst_layout *layout,
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           int row)
 {
-    return trains(chunk) || row == CST_ROW_WEIGHT
+    return cst_layout_has_states(chunk) || row == CST_ROW_WEIGHT
                ? cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems)
                : 0;
 }

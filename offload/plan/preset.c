@@ -123,7 +123,7 @@ static uint32_t tensor(struct maker *m, const char *name, uint32_t rows, uint32_
                                            .pattern = m->pattern};
 
     if (m->status == CST_OK) {
-        m->status = cst_model_tensor_as(m->model, &words, m->err);
+        m->status = cst_model_tensor(m->model, &words, m->err);
     }
     use(m, number, matrix);
     return number;
@@ -140,8 +140,8 @@ static void add_operator(struct maker *m, const char *name, double more_flops, d
                                              .expected_uses = 1};
 
     if (m->status == CST_OK) {
-        m->status = cst_model_operator_as(m->model, named(m, name, full, sizeof full), m->tensors,
-                                          m->n_tensors, &hints, m->err);
+        m->status = cst_model_operator(m->model, named(m, name, full, sizeof full), m->tensors,
+                                       m->n_tensors, &hints, m->err);
     }
     m->n_tensors = 0;
     m->flops = 0;

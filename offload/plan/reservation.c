@@ -61,7 +61,8 @@ bool cst_reservation_may_keep(const struct cst_search *s)
     return cst_reservation_may_split(s) && is_auto(s) && s->stands_for == 1 && !s->host;
 }
 
-uint64_t cst_reservation_of_each(const struct cst_search *s, uint64_t bytes)
+/* Bytes of an accelerator if each of its ranks has @bytes. */
+static uint64_t of_each(const struct cst_search *s, uint64_t bytes)
 {
     return bytes / s->n_reservations * s->world +
            bytes % s->n_reservations * s->world / s->n_reservations;
@@ -87,7 +88,7 @@ static int check_grain(const struct cst_search *s, struct cst_err *err)
 {
     char wish[CST_SIZE_EXACT], least[CST_SIZE_EXACT];
 
-    if (is_auto(s) || cst_reservation_of_each(s, s->update_request) >= s->grain) {
+    if (is_auto(s) || of_each(s, s->update_request) >= s->grain) {
         return CST_OK;
     }
     return cst_err_set(
@@ -101,9 +102,9 @@ static int check_grain(const struct cst_search *s, struct cst_err *err)
 static int check_memory(const struct cst_search *s, struct cst_err *err)
 {
     uint64_t memory = cst_reservation_memory(s);
-    uint64_t reserved = is_auto(s) ? 0 : cst_reservation_of_each(s, s->update_request);
+    uint64_t reserved = is_auto(s) ? 0 : of_each(s, s->update_request);
     uint64_t wish = s->config->device_states;
-    uint64_t states = wish == CST_PLAN_DEVICE_UPDATE_AUTO ? 0 : cst_reservation_of_each(s, wish);
+    uint64_t states = wish == CST_PLAN_DEVICE_UPDATE_AUTO ? 0 : of_each(s, wish);
     char all[CST_SIZE_TEXT], updates[CST_SIZE_TEXT], stay[CST_SIZE_TEXT], lacks[CST_SIZE_EXACT];
 
     if (reserved + states <= memory) {
@@ -162,7 +163,7 @@ static uint32_t engine_of(const struct cst_search *s, uint32_t i)
  * granularity. */
 static uint64_t reservation_of_each(const struct cst_search *s, const struct cst_plan_point *point)
 {
-    uint64_t bytes = cst_reservation_of_each(s, point->device_update_bytes);
+    uint64_t bytes = of_each(s, point->device_update_bytes);
 
     return bytes - bytes % s->grain;
 }
@@ -173,7 +174,7 @@ void cst_reservation_devices(const struct cst_search *s, const struct cst_plan_p
     for (uint32_t i = 0; point->device_states > 0 && i < s->n_reservations; i++) {
         config->devices[config->n_devices++] =
             (struct cst_layout_device){.engine = engine_of(s, i),
-                                       .bytes = cst_reservation_of_each(s, point->device_states),
+                                       .bytes = of_each(s, point->device_states),
                                        .grain = s->grain,
                                        .reservation_bytes = reservation_of_each(s, point)};
     }
@@ -190,7 +191,7 @@ static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        n += cst_pattern(chunk->pattern)->has_states && chunk->n_elems <= buffers.max_elems;
+        n += cst_layout_has_states(chunk) && chunk->n_elems <= buffers.max_elems;
     }
     return bytes + n * buffers.kept_bytes;
 }
@@ -206,10 +207,10 @@ uint64_t cst_reservation_bytes(const struct cst_search *s, const struct cst_plan
     if (!is_auto(s)) {
         return s->update_request;
     }
-    want = cst_buffers_want_of(layout, point->update_classes);
+    want = cst_buffers_want(layout, point->update_classes);
     want = point->keeps_gradients ? with_held(layout, want) : want;
     want = cst_align_up(cst_reservation_of_rank(s, want), CST_SEARCH_GRAIN);
-    return cst_reservation_of_each(s, want) <= cst_reservation_memory(s) ? want : 0;
+    return of_each(s, want) <= cst_reservation_memory(s) ? want : 0;
 }
 
 /* Bytes of the device reservation without places for gradients. A gradient is kept only if it is

@@ -18,9 +18,7 @@ bool cst_reservation_may_split(const struct cst_search *search);
 /* True if the planner can choose a device reservation that keeps gradients: each is the only
  * contribution. */
 bool cst_reservation_may_keep(const struct cst_search *search);
-/* Bytes of an accelerator if each of its ranks has @bytes, and the share of a rank if each
- * accelerator has @bytes; the latter is rounded up. */
-uint64_t cst_reservation_of_each(const struct cst_search *search, uint64_t bytes);
+/* The share of a rank if each accelerator has @bytes, rounded up. */
 uint64_t cst_reservation_of_rank(const struct cst_search *search, uint64_t bytes);
 /* Memory of an accelerator if ranks compute on the processor. UINT64_MAX: they do not, or it is not
  * known. */

@@ -40,7 +40,7 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_pattern(chunk->pattern)->has_states && chunk->n_elems > most &&
+        if (cst_layout_has_states(chunk) && chunk->n_elems > most &&
             layout->classes[chunk->size_class].capacity < limit) {
             most = chunk->n_elems;
         }
@@ -59,7 +59,7 @@ static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, 
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         struct cst_buffers b;
 
-        if (cst_pattern(chunk->pattern)->has_states) {
+        if (cst_layout_has_states(chunk)) {
             lay_out(&b, layout, chunk->n_elems);
             if (b.bytes <= bytes) {
                 most = chunk->n_elems > most ? chunk->n_elems : most;
@@ -111,7 +111,7 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
     *buffers = b;
 }
 
-uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes)
+uint64_t cst_buffers_want(const struct cst_layout *layout, uint32_t n_classes)
 {
     uint64_t limit =
         n_classes < layout->n_classes ? layout->classes[n_classes].capacity : UINT64_MAX;
@@ -119,11 +119,6 @@ uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes
 
     lay_out(&b, layout, largest_below(layout, limit));
     return CST_BUFFERS_MAX * b.bytes;
-}
-
-uint64_t cst_buffers_want(const struct cst_layout *layout)
-{
-    return cst_buffers_want_of(layout, layout->n_classes);
 }
 
 uint64_t cst_buffers_least(const struct cst_layout *layout)
@@ -134,7 +129,7 @@ uint64_t cst_buffers_least(const struct cst_layout *layout)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_pattern(chunk->pattern)->has_states && chunk->n_elems < least) {
+        if (cst_layout_has_states(chunk) && chunk->n_elems < least) {
             least = chunk->n_elems;
         }
     }

@@ -42,10 +42,9 @@ struct cst_buffers {
 void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *layout,
                         uint64_t reservation_bytes);
 
-/* Bytes of three buffers for the largest chunk with states, of all size classes or of the first
- * @n_classes. 0: there is no chunk with states. */
-uint64_t cst_buffers_want(const struct cst_layout *layout);
-uint64_t cst_buffers_want_of(const struct cst_layout *layout, uint32_t n_classes);
+/* Bytes of three buffers for the largest chunk with states of the first @n_classes size classes. 0:
+ * they have no chunk with states. */
+uint64_t cst_buffers_want(const struct cst_layout *layout, uint32_t n_classes);
 /* Bytes of one buffer for the smallest chunk: the smallest useful device reservation. 0: no chunk
  * has states. */
 uint64_t cst_buffers_least(const struct cst_layout *layout);

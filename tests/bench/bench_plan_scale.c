@@ -6,6 +6,7 @@
  * Usage: bench_plan_scale [--json FILE] */
 #include "offload/plan/plan.h"
 #include "offload/plan/preset.h"
+#include "tests/lib/declare.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -85,8 +86,8 @@ static double plan_many(void)
         char name[32];
 
         (void)snprintf(name, sizeof name, "t%" PRIu32, t);
-        if (cst_model_tensor(&model, name, &sizes[t % 4], 1, 1, 1, &err) != CST_OK ||
-            cst_model_operator(&model, name, &t, 1, &err) != CST_OK) {
+        if (declare_tensor(&model, name, &sizes[t % 4], 1, 1, 1, &err) != CST_OK ||
+            cst_model_operator(&model, name, &t, 1, NULL, &err) != CST_OK) {
             die(err.text);
         }
     }

@@ -204,7 +204,7 @@ static int weigh(const struct cst_plan_config *config, uint64_t room, struct cap
     }
     c->elems = layout.capacity;
     fit = room / (2 * layout.capacity);
-    if (fit < layout.min_blocks + 2) {
+    if (fit < layout.classes[0].min_blocks + 2) {
         cst_layout_close(&layout);
         return CST_EPOOL;
     }
@@ -281,7 +281,7 @@ int rule_elixir(const struct cst_plan_config *config, struct cst_plan_choice *ou
     describe(config, &layout, &choice);
     rule_elixir_worth(config, &i_ns, &j_ns);
     block = 2 * layout.capacity;
-    least = (layout.min_blocks > 4 ? layout.min_blocks : 4) + 2;
+    least = (layout.classes[0].min_blocks > 4 ? layout.classes[0].min_blocks : 4) + 2;
     first = block * (i_ns > j_ns ? c.blocks + 2 : least);
     first = first < least * block ? least * block : first;
     first = first < room ? first : room;

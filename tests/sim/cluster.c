@@ -455,8 +455,8 @@ static void declare(struct cluster *cl)
         words.pattern = i % 8 == 6   ? CST_PATTERN_EXPERT
                         : i % 8 == 7 ? CST_PATTERN_FROZEN
                                      : CST_PATTERN_SHARD;
-        if (cst_model_tensor_as(&cl->model, &words, NULL) != CST_OK ||
-            cst_model_operator(&cl->model, name, &i, 1, NULL) != CST_OK) {
+        if (cst_model_tensor(&cl->model, &words, NULL) != CST_OK ||
+            cst_model_operator(&cl->model, name, &i, 1, NULL, NULL) != CST_OK) {
             fail(cl, "a tensor was refused");
         }
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chooses the job of a run: groups, patterns, sizes, operators, micro-batches, and a base job that
  * holds some of the frozen tensors. */
+#include "tests/lib/declare.h"
 #include "tests/sim/sim.h"
 
 #include <stdio.h>
@@ -52,7 +53,7 @@ bool model_is_sparse(const struct sim *sim, uint32_t op)
     return false;
 }
 
-static void declare_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t columns)
+static void add_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t columns)
 {
     static const int64_t first[2];
     int64_t shape[2] = {rows, columns};
@@ -72,7 +73,7 @@ static void declare_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t co
         words.whole = whole;
         words.first = first;
     }
-    if (cst_model_tensor_as(&sim->model, &words, NULL) != CST_OK) {
+    if (cst_model_tensor(&sim->model, &words, NULL) != CST_OK) {
         sim_fail(sim, "a tensor was refused");
     }
 }
@@ -97,7 +98,7 @@ static void declare_operator(struct sim *sim, uint32_t i, const uint32_t *tensor
         }
     }
     (void)snprintf(name, sizeof name, "op%u", i);
-    if (cst_model_operator(&sim->model, name, chosen, n_chosen, NULL) != CST_OK) {
+    if (cst_model_operator(&sim->model, name, chosen, n_chosen, NULL, NULL) != CST_OK) {
         sim_fail(sim, "an operator was refused");
     }
 }
@@ -111,7 +112,7 @@ static void declare_plain(struct sim *sim)
     for (uint32_t i = 0; i < n; i++) {
         bool big = i > 0 && sim_chance(sim, sim->p_big);
 
-        declare_tensor(sim, i, 1, big ? 8300 + sim_below(sim, 8000) : 2100 + sim_below(sim, 1900));
+        add_tensor(sim, i, 1, big ? 8300 + sim_below(sim, 8000) : 2100 + sim_below(sim, 1900));
         declare_operator(sim, i, &i, 1);
     }
 }
@@ -124,7 +125,7 @@ static void declare(struct sim *sim)
     for (uint32_t i = 0; i < n_tensors; i++) {
         uint32_t most = i > 0 && sim_chance(sim, sim->p_big) ? 128 : 64;
 
-        declare_tensor(sim, i, 1 + sim_below(sim, most), 1 + sim_below(sim, most));
+        add_tensor(sim, i, 1 + sim_below(sim, most), 1 + sim_below(sim, most));
     }
     for (uint32_t i = 0; i < n_ops; i++) {
         uint32_t first = i * n_tensors / n_ops;
@@ -146,7 +147,7 @@ static void declare_base(struct sim *sim)
 {
     int64_t shape = 64;
 
-    if (cst_model_tensor(&sim->base_model, "its own", &shape, 1, 1, 1, NULL) != CST_OK) {
+    if (declare_tensor(&sim->base_model, "its own", &shape, 1, 1, 1, NULL) != CST_OK) {
         sim_fail(sim, "a base's tensor was refused");
     }
     for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
@@ -154,7 +155,7 @@ static void declare_base(struct sim *sim)
 
         words.group = 0;
         if (words.pattern == CST_PATTERN_FROZEN && sim_chance(sim, 7000) &&
-            cst_model_tensor_as(&sim->base_model, &words, NULL) != CST_OK) {
+            cst_model_tensor(&sim->base_model, &words, NULL) != CST_OK) {
             sim_fail(sim, "a base's tensor was refused");
         }
     }

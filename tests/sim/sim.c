@@ -315,7 +315,7 @@ static void require_rooms(struct sim *sim)
 /* Choose rooms from too small for any chunk to 1.5 times what the core could use. */
 static void choose_rooms(struct sim *sim)
 {
-    uint64_t want = cst_buffers_want(&sim->layout);
+    uint64_t want = cst_buffers_want(&sim->layout, sim->layout.n_classes);
 
     sim->n_rooms = sim_chance(sim, 5000) ? 0 : 1 + sim_below(sim, SIM_MAX_ROOMS);
     sim->p_interleave = sim_chance(sim, 5000) ? sim_below(sim, 100) : 0;

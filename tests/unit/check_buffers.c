@@ -42,7 +42,7 @@ START_TEST(depth)
     ck_assert_uint_eq(b.max_elems, 4096);
     divide(&b, &layout, chunks, 2, one / 2 - 1);
     ck_assert_uint_eq(b.n, 0);
-    ck_assert_uint_eq(cst_buffers_want(&layout), 3 * one);
+    ck_assert_uint_eq(cst_buffers_want(&layout, layout.n_classes), 3 * one);
 }
 END_TEST
 
@@ -62,12 +62,12 @@ START_TEST(outlier)
     divide(&b, &layout, chunks, 21, 28ull * 32768);
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.max_elems, 8000);
-    ck_assert_uint_ge(cst_buffers_want_of(&layout, 1), 3 * 28ull * 8000);
-    divide(&b, &layout, chunks, 21, cst_buffers_want_of(&layout, 1));
+    ck_assert_uint_ge(cst_buffers_want(&layout, 1), 3 * 28ull * 8000);
+    divide(&b, &layout, chunks, 21, cst_buffers_want(&layout, 1));
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.max_elems, 8000);
-    ck_assert_uint_eq(cst_buffers_want_of(&layout, 0), 0);
-    ck_assert_uint_eq(cst_buffers_want_of(&layout, 2), 84ull * 32768);
+    ck_assert_uint_eq(cst_buffers_want(&layout, 0), 0);
+    ck_assert_uint_eq(cst_buffers_want(&layout, 2), 84ull * 32768);
     divide(&b, &layout, chunks, 21, 84ull * 32768);
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.max_elems, 32768);

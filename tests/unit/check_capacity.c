@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the choice of chunk capacities: the padding of GPT-2, OPT and LLaMA, outliers and their
  * size classes, given capacities, and missing bytes. */
-#include "offload/layout/layout.h"
+#include "offload/layout/capacity.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
 
@@ -34,7 +35,7 @@ static uint32_t tensor(int64_t n_elems)
     char name[32];
 
     (void)snprintf(name, sizeof name, "t%u", model.n_tensors);
-    ck_assert_int_eq(cst_model_tensor(&model, name, &n_elems, 1, 1, 1, &err), CST_OK);
+    ck_assert_int_eq(declare_tensor(&model, name, &n_elems, 1, 1, 1, &err), CST_OK);
     return model.n_tensors - 1;
 }
 
@@ -43,7 +44,7 @@ static void use(uint32_t n, const uint32_t *tensors)
     char name[32];
 
     (void)snprintf(name, sizeof name, "op%u", model.n_operators);
-    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, NULL, &err), CST_OK);
 }
 
 /* Declare tensors of @sizes and one operator that uses them. */
@@ -387,32 +388,36 @@ END_TEST
  * capacity. _i: seed. */
 START_TEST(candidates)
 {
-    static struct cst_layout_candidate list[CST_LAYOUT_MAX_CANDIDATES];
-    uint32_t n;
+    struct cst_packing packing;
+    struct cst_capacities all;
 
     srand((unsigned)_i);
     config.world = 1 + rig_below(4);
     rig_random_model(&model, config.world);
-    ck_assert_int_eq(cst_layout_candidates(&model, &config, list, &n, &err), CST_OK);
-    ck_assert_uint_gt(n, 0);
-    for (uint32_t i = 0; i < n; i++) {
+    ck_assert_int_eq(cst_packing_init(&packing, &model, &config, &err), CST_OK);
+    ck_assert_int_eq(cst_capacities_open(&all, &packing, config.max_classes), CST_OK);
+    cst_packing_close(&packing);
+    ck_assert_uint_gt(all.n, 0);
+    for (uint32_t i = 0; i < all.n; i++) {
+        const struct cst_sizes *sizes = &all.list[i].sizes;
         uint64_t elems = 0;
 
-        ck_assert(i == 0 || list[i].capacity[0] >= list[i - 1].capacity[0]);
-        config.chunk_elems = list[i].capacity[0];
-        for (uint32_t k = 1; k <= list[i].n_classes; k++) {
-            config.class_elems[k - 1] = k < list[i].n_classes ? list[i].capacity[k] : 0;
+        ck_assert(i == 0 || sizes->v[0] >= all.list[i - 1].sizes.v[0]);
+        config.chunk_elems = sizes->v[0];
+        for (uint32_t k = 1; k <= sizes->n; k++) {
+            config.class_elems[k - 1] = k < sizes->n ? sizes->v[k] : 0;
         }
         config.max_classes = 0;
         build();
         for (uint32_t k = 0; k < layout.n_classes; k++) {
             elems += layout.classes[k].n_chunks * layout.classes[k].capacity;
         }
-        ck_assert_uint_eq(layout.n_classes, list[i].n_classes);
-        ck_assert_uint_eq(elems - model.n_params, list[i].waste);
-        ck_assert_uint_eq(need_bytes(), list[i].min_bytes);
+        ck_assert_uint_eq(layout.n_classes, sizes->n);
+        ck_assert_uint_eq(elems - model.n_params, all.list[i].waste);
+        ck_assert_uint_eq(need_bytes(), all.list[i].bytes);
         cst_layout_close(&layout);
     }
+    free(all.list);
 }
 END_TEST
 
@@ -447,17 +452,16 @@ START_TEST(many_experts)
     }
     for (uint32_t i = 0; i < 64000; i++) {
         (void)snprintf(name, sizeof name, "expert%u", i);
-        ck_assert_int_eq(
-            cst_model_tensor_as(&model,
-                                &(struct cst_tensor_words){.name = name,
-                                                           .shape = &n_elems,
-                                                           .n_dims = 1,
-                                                           .lr_scale = 1,
-                                                           .decay_scale = 1,
-                                                           .group = 1 + i % 64,
-                                                           .pattern = CST_PATTERN_EXPERT},
-                                &err),
-            CST_OK);
+        ck_assert_int_eq(cst_model_tensor(&model,
+                                          &(struct cst_tensor_words){.name = name,
+                                                                     .shape = &n_elems,
+                                                                     .n_dims = 1,
+                                                                     .lr_scale = 1,
+                                                                     .decay_scale = 1,
+                                                                     .group = 1 + i % 64,
+                                                                     .pattern = CST_PATTERN_EXPERT},
+                                          &err),
+                         CST_OK);
         use(1, &i);
     }
     ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_OK);
@@ -477,9 +481,10 @@ START_TEST(many_chunks)
     config.chunk_elems = 4096;
     ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_OK);
     ck_assert_uint_eq(layout.n_chunks, 100000);
-    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 3);
     ck_assert_uint_eq(layout.arena_bytes, 16ull * 4096 * 100000);
-    ck_assert_int_eq(cst_model_operator(&model, "more", (uint32_t[]){0}, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "more", (uint32_t[]){0}, 1, NULL, &err),
+                     CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "more than 100000 operators"));
 }
 END_TEST

@@ -2,6 +2,7 @@
 /* Compares the core's exposed time of updates with steps whose updates take no time. Both run in
  * virtual time, with models, machines and policies that are chosen from a seed. */
 #include "offload/update/buffers.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 
@@ -35,8 +36,8 @@ static void open_chain(uint32_t n_layers, int64_t elems, double flops, uint32_t 
         char name[16];
 
         (void)snprintf(name, sizeof name, "layer%u", i);
-        ck_assert_int_eq(cst_model_tensor(&model, name, shape, 1, 1, 1, &err), CST_OK);
-        ck_assert_int_eq(cst_model_operator_as(&model, name, &i, 1, &hints, &err), CST_OK);
+        ck_assert_int_eq(declare_tensor(&model, name, shape, 1, 1, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&model, name, &i, 1, &hints, &err), CST_OK);
     }
     plan_rig_open_model(&rig, &model, world, (uint64_t)elems, gpu, share);
 }
@@ -115,7 +116,8 @@ END_TEST
 START_TEST(rooms)
 {
     open_chain(48, 3 << 20, _i % 2 == 0 ? 1e10 : 1e11, 1, true, 0.5);
-    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout), (uint32_t)_i / 2 + 2, 0);
+    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout, rig.layout.n_classes),
+                   (uint32_t)_i / 2 + 2, 0);
     hold("rooms");
 }
 END_TEST

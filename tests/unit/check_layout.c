@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the layout: tensors in chunks, capacity, the smallest pool, rows in segments. */
 #include "offload/layout/layout.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/layout_rig.h"
 
@@ -31,7 +32,7 @@ static uint32_t tensor(int64_t n_elems)
     char name[32];
 
     (void)snprintf(name, sizeof name, "t%u", model.n_tensors);
-    ck_assert_int_eq(cst_model_tensor(&model, name, &n_elems, 1, 1, 1, &err), CST_OK);
+    ck_assert_int_eq(declare_tensor(&model, name, &n_elems, 1, 1, 1, &err), CST_OK);
     return model.n_tensors - 1;
 }
 
@@ -40,7 +41,7 @@ static void use(uint32_t n, const uint32_t *tensors)
     char name[32];
 
     (void)snprintf(name, sizeof name, "op%u", model.n_operators);
-    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, NULL, &err), CST_OK);
 }
 
 static int build(uint64_t chunk_elems, uint64_t pool_bytes, uint32_t n_nodes)
@@ -107,8 +108,8 @@ START_TEST(need_of_a_chain)
         use(1, (uint32_t[]){i});
     }
     ck_assert_int_eq(build(4096, 0, 1), CST_OK);
-    ck_assert_uint_eq(layout.min_blocks, 3);
-    ck_assert_uint_eq(layout.max_blocks, 12);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 3);
+    ck_assert_uint_eq(layout.classes[0].max_blocks, 12);
 }
 END_TEST
 
@@ -126,8 +127,8 @@ START_TEST(need_with_tied_tensors)
     use(2, (uint32_t[]){5, 0});
     ck_assert_int_eq(build(4096, 0, 1), CST_OK);
     /* op1 in backward: weights 1 and 2, gradients 1, 2 and 0, one prefetched chunk */
-    ck_assert_uint_eq(layout.min_blocks, 6);
-    ck_assert_uint_eq(layout.min_operator, 1);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 6);
+    ck_assert_uint_eq(layout.classes[0].min_operator, 1);
 }
 END_TEST
 
@@ -145,14 +146,14 @@ START_TEST(need_with_shared_chunks)
     use(1, (uint32_t[]){1});
     ck_assert_int_eq(build(8192, 0, 1), CST_OK); /* chunks: 0 | 2 | 3 | 1 */
     ck_assert_uint_eq(layout.n_chunks, 4);
-    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 3);
     cst_layout_close(&layout);
     /* Both tensors are used again at the end, so their gradients stay open throughout. */
     use(2, (uint32_t[]){0, 1});
     ck_assert_int_eq(build(8192, 0, 1), CST_OK);
     /* weights, 0 and 1, both gradients, one prefetched chunk. */
-    ck_assert_uint_eq(layout.min_blocks, 5);
-    ck_assert_uint_eq(layout.min_operator, 4);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 5);
+    ck_assert_uint_eq(layout.classes[0].min_operator, 4);
 }
 END_TEST
 
@@ -173,7 +174,7 @@ START_TEST(pool_too_small)
                                      "operator 'op3' needs 3: 100 bytes short"));
     }
     ck_assert_int_eq(build(0, enough, 1), CST_OK);
-    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 3);
     ck_assert_uint_eq(layout.capacity, 4096);
 }
 END_TEST
@@ -217,7 +218,7 @@ START_TEST(shortfall_is_exact)
     cst_layout_close(&layout);
     ck_assert_int_eq(build(0, (percent - 1) * 2 * model.n_params / 100, 1), CST_EPOOL);
     ck_assert_int_eq(build(0, least, 1), CST_OK);
-    ck_assert_uint_le(2 * layout.capacity * layout.min_blocks, least);
+    ck_assert_uint_le(2 * layout.capacity * layout.classes[0].min_blocks, least);
 }
 END_TEST
 
@@ -379,7 +380,7 @@ START_TEST(many_tensors)
     }
     ck_assert_int_eq(build(0, 64 << 20, 1), CST_OK);
     check_layout();
-    ck_assert_uint_ge((64u << 20) / (2 * layout.capacity), layout.min_blocks);
+    ck_assert_uint_ge((64u << 20) / (2 * layout.capacity), layout.classes[0].min_blocks);
 }
 END_TEST
 
@@ -410,8 +411,8 @@ START_TEST(tiny)
     ck_assert_int_eq(build(0, 0, 1), CST_OK);
     check_layout();
     ck_assert_uint_eq(layout.capacity, 4096);
-    ck_assert_uint_eq(layout.min_blocks, 2);
-    ck_assert_uint_eq(layout.max_blocks, 2);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 2);
+    ck_assert_uint_eq(layout.classes[0].max_blocks, 2);
 }
 END_TEST
 

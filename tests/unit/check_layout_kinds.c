@@ -39,7 +39,7 @@ static uint32_t declare(struct cst_model *to, const char *name, int64_t n_elems,
                                      .group = group,
                                      .pattern = pattern};
 
-    ck_assert_msg(cst_model_tensor_as(to, &words, &err) == CST_OK, "%s", err.text);
+    ck_assert_msg(cst_model_tensor(to, &words, &err) == CST_OK, "%s", err.text);
     return to->n_tensors - 1;
 }
 
@@ -56,7 +56,7 @@ static void use(uint32_t n, const uint32_t *tensors)
     char name[32];
 
     (void)snprintf(name, sizeof name, "op%u", model.n_operators);
-    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, name, tensors, n, NULL, &err), CST_OK);
 }
 
 static void build(void)
@@ -119,7 +119,7 @@ START_TEST(experts_apart)
     build();
     ck_assert_uint_eq(layout.n_chunks, 3);
     ck_assert_uint_eq(model.tensors[2].chunk, model.tensors[3].chunk);
-    ck_assert_uint_eq(layout.min_blocks, 3);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 3);
 }
 END_TEST
 
@@ -135,12 +135,13 @@ START_TEST(need_with_experts)
         use(2, (uint32_t[]){gate, expert});
     }
     build();
-    ck_assert_uint_eq(layout.min_blocks, 5); /* two weights, two gradients, one prefetched chunk */
+    ck_assert_uint_eq(layout.classes[0].min_blocks,
+                      5); /* two weights, two gradients, one prefetched chunk */
     cst_layout_close(&layout);
     use(1, (uint32_t[]){tensor(8000, 0, CST_PATTERN_SHARD)});
     use(1, (uint32_t[]){gate});
     build();
-    ck_assert_uint_eq(layout.min_blocks, 5);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 5);
 }
 END_TEST
 
@@ -152,8 +153,8 @@ START_TEST(frozen)
     }
     build();
     ck_assert_uint_eq(layout.arena_bytes, 4 * 2 * 8192);
-    ck_assert_uint_eq(layout.min_blocks, 2); /* its weights and one prefetched chunk */
-    ck_assert_uint_eq(layout.max_blocks, 4);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 2); /* its weights and one prefetched chunk */
+    ck_assert_uint_eq(layout.classes[0].max_blocks, 4);
     ck_assert_uint_eq(layout.n_tiles, 0);
     ck_assert_uint_eq(layout.n_spans, 0);
 }
@@ -190,9 +191,9 @@ START_TEST(needs_of_ranks)
     ck_assert_uint_eq(layout.needs[1].min_operator[0], 1);
     ck_assert_uint_eq(layout.needs[2].min_blocks[0], 1);
     ck_assert_uint_eq(layout.needs[2].max_blocks[0], 0);
-    ck_assert_uint_eq(layout.min_blocks, 6);
-    ck_assert_uint_eq(layout.min_operator, 1);
-    ck_assert_uint_eq(layout.max_blocks, 6);
+    ck_assert_uint_eq(layout.classes[0].min_blocks, 6);
+    ck_assert_uint_eq(layout.classes[0].min_operator, 1);
+    ck_assert_uint_eq(layout.classes[0].max_blocks, 6);
 }
 END_TEST
 

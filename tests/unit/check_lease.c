@@ -76,7 +76,7 @@ START_TEST(test_chain_messages)
     ck_assert_str_eq(w->said, "R0");
     lease_rig_step(w);
     ck_assert_str_eq(w->said, "r0");
-    ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
+    ck_assert_uint_le(w->most_leased, w->layout.classes[0].min_blocks);
     lease_rig_close(w);
 }
 END_TEST
@@ -131,7 +131,7 @@ START_TEST(test_tied_tensor)
     ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[middle]], 1);
     lease_rig_run(w, 0, true);
     ck_assert_uint_eq(w->n_handed_in[w->tensor_chunk[wte]], 1);
-    ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
+    ck_assert_uint_le(w->most_leased, w->layout.classes[0].min_blocks);
     lease_rig_step(w);
     lease_rig_close(w);
 }
@@ -299,11 +299,11 @@ START_TEST(test_pool_exhausted)
         lease_rig_add_operator(w, &t, 1);
     }
     lease_rig_open(w, 4096, 0);
-    ck_assert_uint_eq(w->layout.min_blocks, 3);
+    ck_assert_uint_eq(w->layout.classes[0].min_blocks, 3);
     lease_rig_run(w, 1, true);
     lease_rig_run(w, 3, true);
     ck_assert_int_eq(lease_rig_begin(w, 5, true), CST_EPOOL);
-    ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
+    ck_assert_uint_le(w->most_leased, w->layout.classes[0].min_blocks);
     lease_rig_close(w);
 }
 END_TEST
@@ -367,7 +367,7 @@ START_TEST(test_random_in_order)
         check_handed_in(w);
         lease_rig_step(w);
     }
-    ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
+    ck_assert_uint_le(w->most_leased, w->layout.classes[0].min_blocks);
     lease_rig_close(w);
 }
 END_TEST

@@ -50,7 +50,7 @@ START_TEST(each_rank_its_own)
     lease_rig_run(w, 0, true);
     ck_assert_uint_eq(w->n_handed_in[1], _i == 0 ? 1 : 0);
     ck_assert_uint_eq(w->n_handed_in[2], _i == 0 ? 0 : 1);
-    ck_assert_uint_le(w->most_leased, w->layout.min_blocks);
+    ck_assert_uint_le(w->most_leased, w->layout.classes[0].min_blocks);
     lease_rig_step(w);
     lease_rig_close(w);
 }

@@ -2,6 +2,7 @@
 /* Tests of daemon/memory/memory: what is counted as populated. The engines are replaced by the
  * test, which keeps the segments that they are to map. */
 #include "daemon/daemon.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -48,8 +49,8 @@ static void make_layout(void)
     cst_model_init(&model);
     for (uint32_t i = 0; i < TENSORS; i++) {
         (void)snprintf(name, sizeof name, "t%u", i);
-        ck_assert_int_eq(cst_model_tensor(&model, name, &shape, 1, 1, 1, &err), CST_OK);
-        ck_assert_int_eq(cst_model_operator(&model, name, &i, 1, &err), CST_OK);
+        ck_assert_int_eq(declare_tensor(&model, name, &shape, 1, 1, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&model, name, &i, 1, NULL, &err), CST_OK);
     }
     ck_assert_msg(cst_layout_build(&layout, &model, &config, &err) == CST_OK, "%s", err.text);
 }

@@ -2,6 +2,7 @@
 /* Tests of declarations: what is accepted, what is refused with which message, and how ranks can
  * disagree. */
 #include "offload/layout/layout.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -27,7 +28,7 @@ static int tensor(const char *name, int64_t rows, int64_t columns)
 {
     int64_t shape[2] = {rows, columns};
 
-    return cst_model_tensor(&model, name, shape, 2, 1.0f, 1.0f, &err);
+    return declare_tensor(&model, name, shape, 2, 1.0f, 1.0f, &err);
 }
 
 static void declare(uint32_t n)
@@ -70,9 +71,9 @@ START_TEST(duplicates)
     ck_assert_ptr_nonnull(strstr(err.text, "'wte'"));
     ck_assert_uint_eq(model.n_tensors, 1);
     ck_assert_uint_eq(model.n_params, 6);
-    ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, &err),
+    ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, NULL, &err),
                      CST_OK); /* operators have a name space of their own */
-    ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, &err), CST_EEXIST);
+    ck_assert_int_eq(cst_model_operator(&model, "wte", &number, 1, NULL, &err), CST_EEXIST);
     ck_assert_uint_eq(model.n_operators, 1);
     ck_assert_uint_eq(model.tensors[0].n_uses, 1);
 }
@@ -90,12 +91,12 @@ START_TEST(shapes)
     ck_assert_int_eq(tensor("a", 3, -1), CST_EINVAL);
     ck_assert_int_eq(tensor("a", INT64_C(1) << 20, (INT64_C(1) << 20) + 1), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "2^40"));
-    ck_assert_int_eq(cst_model_tensor(&model, "a", huge, 3, 1, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_model_tensor(&model, "a", ones, 0, 1, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_model_tensor(&model, "a", ones, 9, 1, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(declare_tensor(&model, "a", huge, 3, 1, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(declare_tensor(&model, "a", ones, 0, 1, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(declare_tensor(&model, "a", ones, 9, 1, 1, &err), CST_EINVAL);
     ck_assert_uint_eq(model.n_tensors, 0);
     ck_assert_int_eq(tensor("a", INT64_C(1) << 20, INT64_C(1) << 20), CST_OK);
-    ck_assert_int_eq(cst_model_tensor(&model, "b", ones, 8, 1, 1, &err), CST_OK);
+    ck_assert_int_eq(declare_tensor(&model, "b", ones, 8, 1, 1, &err), CST_OK);
 }
 END_TEST
 
@@ -121,9 +122,9 @@ START_TEST(factors)
 {
     int64_t shape = 4;
 
-    ck_assert_int_eq(cst_model_tensor(&model, "a", &shape, 1, NAN, 1, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_model_tensor(&model, "a", &shape, 1, 1, INFINITY, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_model_tensor(&model, "a", &shape, 1, 0, -1, &err), CST_OK);
+    ck_assert_int_eq(declare_tensor(&model, "a", &shape, 1, NAN, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(declare_tensor(&model, "a", &shape, 1, 1, INFINITY, &err), CST_EINVAL);
+    ck_assert_int_eq(declare_tensor(&model, "a", &shape, 1, 0, -1, &err), CST_OK);
 }
 END_TEST
 
@@ -135,13 +136,13 @@ START_TEST(operators)
     uint32_t unknown[] = {0, 3};
 
     declare(3);
-    ck_assert_int_eq(cst_model_operator(&model, "op", good, 0, &err), CST_EINVAL);
-    ck_assert_int_eq(cst_model_operator(&model, "op", twice, 3, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "op", good, 0, NULL, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "op", twice, 3, NULL, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "'tensor.1' twice"));
-    ck_assert_int_eq(cst_model_operator(&model, "op", unknown, 2, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "op", unknown, 2, NULL, &err), CST_EINVAL);
     ck_assert_uint_eq(model.n_operators, 0);
-    ck_assert_int_eq(cst_model_operator(&model, "op", good, 2, &err), CST_OK);
-    ck_assert_int_eq(cst_model_operator(&model, "op2", good, 2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "op", good, 2, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "op2", good, 2, NULL, &err), CST_OK);
     ck_assert_uint_eq(model.tensors[0].n_uses, 2);
     ck_assert_uint_eq(model.tensors[1].n_uses, 0);
     ck_assert_uint_eq(model.operators[0].tensors[0], 2);
@@ -158,10 +159,10 @@ START_TEST(limits)
     ck_assert_int_eq(tensor("one more", 1, 1), CST_EINVAL);
     for (number = 0; number < CST_LAYOUT_MAX_OPERATORS; number++) {
         (void)snprintf(name, sizeof name, "op.%u", number);
-        ck_assert_int_eq(cst_model_operator(&model, name, &number, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&model, name, &number, 1, NULL, &err), CST_OK);
     }
     number = 0;
-    ck_assert_int_eq(cst_model_operator(&model, "one more", &number, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "one more", &number, 1, NULL, &err), CST_EINVAL);
     ck_assert_uint_eq(cst_model_find(&model, "tensor.65535"), 65535);
 }
 END_TEST
@@ -179,10 +180,10 @@ START_TEST(uses_are_bounded)
     }
     for (uint32_t i = 0; i < n; i++) {
         (void)snprintf(name, sizeof name, "op.%u", i);
-        ck_assert_int_eq(cst_model_operator(&model, name, all, CST_LAYOUT_MAX_TENSORS, &err),
+        ck_assert_int_eq(cst_model_operator(&model, name, all, CST_LAYOUT_MAX_TENSORS, NULL, &err),
                          CST_OK);
     }
-    ck_assert_int_eq(cst_model_operator(&model, "more", all, 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "more", all, 1, NULL, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "262144"));
     ck_assert_uint_eq(model.n_operators, n);
 }
@@ -231,7 +232,7 @@ START_TEST(same_operator)
     struct cst_layout_operator other = {.name = "op", .tensors = mine, .n_tensors = 2};
 
     declare(3);
-    ck_assert_int_eq(cst_model_operator(&model, "op", mine, 2, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "op", mine, 2, NULL, &err), CST_OK);
     ck_assert_int_eq(cst_model_same_operator(&model, 0, &other, "rank 1", "rank 0", &err), CST_OK);
     ck_assert_int_eq(cst_model_same_operator(&model, 1, &other, "rank 1", "rank 0", &err),
                      CST_EMISMATCH);
@@ -254,17 +255,17 @@ static int tensor_as(const char *name, uint32_t group, uint32_t pattern, const i
 {
     int64_t shape[2] = {4, 6};
 
-    return cst_model_tensor_as(&model,
-                               &(struct cst_tensor_words){.name = name,
-                                                          .shape = shape,
-                                                          .n_dims = 2,
-                                                          .lr_scale = 1,
-                                                          .decay_scale = 1,
-                                                          .group = group,
-                                                          .pattern = pattern,
-                                                          .whole = whole,
-                                                          .first = first},
-                               &err);
+    return cst_model_tensor(&model,
+                            &(struct cst_tensor_words){.name = name,
+                                                       .shape = shape,
+                                                       .n_dims = 2,
+                                                       .lr_scale = 1,
+                                                       .decay_scale = 1,
+                                                       .group = group,
+                                                       .pattern = pattern,
+                                                       .whole = whole,
+                                                       .first = first},
+                            &err);
 }
 
 /* Groups are numbered from 1 and have ranks. A tensor names an existing group and a pattern. */
@@ -324,9 +325,10 @@ START_TEST(ranks_of_an_operator)
     ck_assert_int_eq(tensor_as("01", 1, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
     ck_assert_int_eq(tensor_as("12", 2, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
     ck_assert_int_eq(tensor_as("3", 3, CST_PATTERN_EXPERT, NULL, NULL), CST_OK);
-    ck_assert_int_eq(cst_model_operator(&model, "a", (uint32_t[]){0}, 1, &err), CST_OK);
-    ck_assert_int_eq(cst_model_operator(&model, "b", (uint32_t[]){0, 1, 2}, 3, &err), CST_OK);
-    ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0, 1, 3}, 3, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "a", (uint32_t[]){0}, 1, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "b", (uint32_t[]){0, 1, 2}, 3, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0, 1, 3}, 3, NULL, &err),
+                     CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "no rank holds tensor '3' and all those before it"));
     ck_assert_uint_eq(model.operators[0].ranks, UINT64_MAX);
     ck_assert_uint_eq(model.operators[1].ranks, 0x2);
@@ -341,21 +343,19 @@ START_TEST(hints_are_kept)
     struct cst_operator_hints hints = {.flops = 1e12, .activation_bytes = 77};
 
     declare(1);
-    ck_assert_int_eq(cst_model_operator_as(&model, "a", (uint32_t[]){0}, 1, &hints, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "a", (uint32_t[]){0}, 1, &hints, &err), CST_OK);
     ck_assert_double_eq(model.operators[0].flops, 1e12);
     ck_assert_uint_eq(model.operators[0].activation_bytes, 77);
     ck_assert_float_eq(model.operators[0].expected_uses, 1);
     hints.expected_uses = 0.25f;
-    ck_assert_int_eq(cst_model_operator_as(&model, "b", (uint32_t[]){0}, 1, &hints, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "b", (uint32_t[]){0}, 1, &hints, &err), CST_OK);
     ck_assert_float_eq(model.operators[1].expected_uses, 0.25f);
-    ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0}, 1, &err), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "c", (uint32_t[]){0}, 1, NULL, &err), CST_OK);
     ck_assert_float_eq(model.operators[2].expected_uses, 1);
     hints.flops = NAN;
-    ck_assert_int_eq(cst_model_operator_as(&model, "d", (uint32_t[]){0}, 1, &hints, &err),
-                     CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "d", (uint32_t[]){0}, 1, &hints, &err), CST_EINVAL);
     hints = (struct cst_operator_hints){.expected_uses = -1};
-    ck_assert_int_eq(cst_model_operator_as(&model, "d", (uint32_t[]){0}, 1, &hints, &err),
-                     CST_EINVAL);
+    ck_assert_int_eq(cst_model_operator(&model, "d", (uint32_t[]){0}, 1, &hints, &err), CST_EINVAL);
 }
 END_TEST
 
@@ -414,7 +414,7 @@ START_TEST(words_again)
     cst_model_copy_groups(&copy, &model, model.n_groups);
     for (uint32_t i = 0; i < 2; i++) {
         words = cst_model_words(&model, i);
-        ck_assert_int_eq(cst_model_tensor_as(&copy, &words, &err), CST_OK);
+        ck_assert_int_eq(cst_model_tensor(&copy, &words, &err), CST_OK);
         ck_assert_int_eq(cst_model_same_tensor(&model, i, &copy.tensors[i], "x", "y", &err),
                          CST_OK);
     }

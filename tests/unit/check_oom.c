@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of exhausted memory: in loops the n-th allocation fails. The status is CST_ENOMEM, nothing
  * leaks, and the failed call works when repeated. */
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/core_rig.h"
 
@@ -14,13 +15,11 @@
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
 void *__real_realloc(void *p, size_t size);
-int __real_cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
-                            uint32_t n_dims, float lr_scale, float decay_scale,
+int __real_cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
                             struct cst_err *err);
-int __real_cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
-                               struct cst_err *err);
 int __real_cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
-                              uint32_t n_tensors, struct cst_err *err);
+                              uint32_t n_tensors, const struct cst_operator_hints *hints,
+                              struct cst_err *err);
 int __real_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                             const struct cst_layout_config *config, struct cst_err *err);
 int __real_cst_core_open(struct cst_core **out, const struct cst_core_config *config,
@@ -30,13 +29,11 @@ void __real_cst_core_step(struct cst_core *core, const struct cst_event *event,
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t size);
-int __wrap_cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
-                            uint32_t n_dims, float lr_scale, float decay_scale,
+int __wrap_cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
                             struct cst_err *err);
-int __wrap_cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
-                               struct cst_err *err);
 int __wrap_cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
-                              uint32_t n_tensors, struct cst_err *err);
+                              uint32_t n_tensors, const struct cst_operator_hints *hints,
+                              struct cst_err *err);
 int __wrap_cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                             const struct cst_layout_config *config, struct cst_err *err);
 int __wrap_cst_core_open(struct cst_core **out, const struct cst_core_config *config,
@@ -67,35 +64,25 @@ void *__wrap_realloc(void *p, size_t size)
     return fails() ? NULL : __real_realloc(p, size);
 }
 
-int __wrap_cst_model_tensor(struct cst_model *model, const char *name, const int64_t *shape,
-                            uint32_t n_dims, float lr_scale, float decay_scale, struct cst_err *err)
+int __wrap_cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
+                            struct cst_err *err)
 {
     int status;
 
     inside = true;
-    status = __real_cst_model_tensor(model, name, shape, n_dims, lr_scale, decay_scale, err);
-    inside = false;
-    return status;
-}
-
-int __wrap_cst_model_tensor_as(struct cst_model *model, const struct cst_tensor_words *words,
-                               struct cst_err *err)
-{
-    int status;
-
-    inside = true;
-    status = __real_cst_model_tensor_as(model, words, err);
+    status = __real_cst_model_tensor(model, words, err);
     inside = false;
     return status;
 }
 
 int __wrap_cst_model_operator(struct cst_model *model, const char *name, const uint32_t *tensors,
-                              uint32_t n_tensors, struct cst_err *err)
+                              uint32_t n_tensors, const struct cst_operator_hints *hints,
+                              struct cst_err *err)
 {
     int status;
 
     inside = true;
-    status = __real_cst_model_operator(model, name, tensors, n_tensors, err);
+    status = __real_cst_model_operator(model, name, tensors, n_tensors, hints, err);
     inside = false;
     return status;
 }
@@ -148,12 +135,11 @@ START_TEST(declare)
         int status;
 
         (void)snprintf(name, sizeof name, "n%u", i);
-        while ((status = cst_model_tensor(&model, name, &shape, 1, 1, 1, &last_err)) ==
-               CST_ENOMEM) {
+        while ((status = declare_tensor(&model, name, &shape, 1, 1, 1, &last_err)) == CST_ENOMEM) {
             n_failed++;
         }
         ck_assert_int_eq(status, CST_OK);
-        while ((status = cst_model_operator(&model, name, &i, 1, &last_err)) == CST_ENOMEM) {
+        while ((status = cst_model_operator(&model, name, &i, 1, NULL, &last_err)) == CST_ENOMEM) {
             n_failed++;
         }
         ck_assert_int_eq(status, CST_OK);
@@ -186,7 +172,7 @@ START_TEST(declare_boxes)
     while (status == CST_ENOMEM) {
         cst_model_init(&model);
         fail_in = n++;
-        status = cst_model_tensor_as(&model, &words, &last_err);
+        status = cst_model_tensor(&model, &words, &last_err);
         ck_assert_uint_eq(model.n_tensors, status == CST_OK ? 1 : 0);
         cst_model_close(&model);
     }

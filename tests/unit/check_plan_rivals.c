@@ -54,7 +54,7 @@ static uint32_t add_tensor(double elems, bool frozen)
                                                frozen ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD};
 
     (void)snprintf(name, sizeof name, "t%" PRIu32, f.model.n_tensors);
-    ck_assert_int_eq(cst_model_tensor_as(&f.model, &words, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_tensor(&f.model, &words, NULL), CST_OK);
     return f.model.n_tensors - 1;
 }
 
@@ -67,7 +67,7 @@ static void add_operator(const uint32_t *tensors, uint32_t n, double tokens)
         hints.flops += 2 * tokens * (double)f.model.tensors[tensors[i]].n_elems;
     }
     (void)snprintf(name, sizeof name, "op%" PRIu32, f.model.n_operators);
-    ck_assert_int_eq(cst_model_operator_as(&f.model, name, tensors, n, &hints, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&f.model, name, tensors, n, &hints, NULL), CST_OK);
 }
 
 /* A model with equal or different layers, and an embedding that is large or small, tied or not. */

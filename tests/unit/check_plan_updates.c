@@ -2,6 +2,7 @@
 /* Tests of plans for all kinds of updates: early and delayed updates, device updates with and
  * without states in device memory, other optimizers and formats. */
 #include "offload/update/buffers.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 #include "tests/unit/search_rig.h"
@@ -408,8 +409,8 @@ START_TEST(layouts_are_bounded)
         char name[32];
 
         (void)snprintf(name, sizeof name, "t%" PRIu32, t);
-        ck_assert_int_eq(cst_model_tensor(&f.model, name, &sizes[t % 4], 1, 1, 1, &err), CST_OK);
-        ck_assert_int_eq(cst_model_operator(&f.model, name, &t, 1, &err), CST_OK);
+        ck_assert_int_eq(declare_tensor(&f.model, name, &sizes[t % 4], 1, 1, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&f.model, name, &t, 1, NULL, &err), CST_OK);
     }
     f.budget.device_bytes = 8000000000;
     f.rates.nodes[0].update = 2e9;

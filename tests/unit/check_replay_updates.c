@@ -3,6 +3,7 @@
  * memory, formats of moments. */
 #include "offload/update/buffers.h"
 #include "offload/plan/pipeline.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/plan_rig.h"
 
@@ -35,8 +36,8 @@ static void open_chain(uint32_t world, bool gpu, double share, double flops)
         char name[16];
 
         (void)snprintf(name, sizeof name, "layer%u", i);
-        ck_assert_int_eq(cst_model_tensor(&model, name, shape, 1, 1, 1, &err), CST_OK);
-        ck_assert_int_eq(cst_model_operator_as(&model, name, &i, 1, &hints, &err), CST_OK);
+        ck_assert_int_eq(declare_tensor(&model, name, shape, 1, 1, 1, &err), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&model, name, &i, 1, &hints, &err), CST_OK);
     }
     plan_rig_open_model(&rig, &model, world, LAYER, gpu, share);
     ck_assert_uint_eq(rig.layout.n_chunks, N_LAYERS);
@@ -145,7 +146,7 @@ static void open_accelerated(uint32_t world, uint32_t n_rooms, uint32_t k)
         .name = "accelerator", .up = 24e9, .down = 24e9, .update = 8e9, .memory = 1e12};
     rig.rates.nodes[0].cores = 1000; /* only links and updates take time */
     rig.rates.nodes[0].pass = rig.rates.nodes[0].copy = 1e13;
-    plan_rig_rooms(&rig, n_rooms, cst_buffers_want(&rig.layout), k, 0);
+    plan_rig_rooms(&rig, n_rooms, cst_buffers_want(&rig.layout, rig.layout.n_classes), k, 0);
 }
 
 /* For each k the update phase takes the time that offload/update/interleave.h predicts. */
@@ -201,7 +202,7 @@ START_TEST(bytes_are_the_layouts)
     }
     plan_rig_updates(&rig, &states[_i / 3 % 5], overlap);
     /* A room that keeps no gradients. */
-    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout), 1, 0);
+    plan_rig_rooms(&rig, 1, cst_buffers_want(&rig.layout, rig.layout.n_classes), 1, 0);
     rig.replay.n_steps = 4;
     r = plan_rig_run(&rig);
     for (uint32_t c = 0; c < rig.layout.n_chunks; c++) {
@@ -227,7 +228,7 @@ START_TEST(only_buffers_count)
     uint64_t three;
 
     open_accelerated(1, 2, 1);
-    three = cst_buffers_want(&rig.layout);
+    three = cst_buffers_want(&rig.layout, rig.layout.n_classes);
     ck_assert_uint_eq(machine().n_links, 2);
     ck_assert_uint_eq(machine().buffers, 3);
     rig.rooms[0].bytes = 1;

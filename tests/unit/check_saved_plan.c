@@ -3,6 +3,7 @@
  * job, is refused with the field and its values. */
 #include "offload/layout/digest.h"
 #include "offload/plan/saved.h"
+#include "tests/lib/declare.h"
 #include "tests/lib/suite.h"
 #include "tests/unit/search_rig.h"
 
@@ -188,11 +189,11 @@ START_TEST(digest)
         const int64_t other[] = {16, 8};
 
         cst_model_init(&models[i]);
-        ck_assert_int_eq(cst_model_tensor(&models[i], i == 1 ? "b" : "a", i == 2 ? other : shape, 2,
-                                          1, i == 4 ? 0 : 1, &err),
+        ck_assert_int_eq(declare_tensor(&models[i], i == 1 ? "b" : "a", i == 2 ? other : shape, 2,
+                                        1, i == 4 ? 0 : 1, &err),
                          CST_OK);
-        ck_assert_int_eq(cst_model_operator_as(&models[i], i == 3 ? "y" : "x", uses, 1,
-                                               i == 4 ? &hints : NULL, &err),
+        ck_assert_int_eq(cst_model_operator(&models[i], i == 3 ? "y" : "x", uses, 1,
+                                            i == 4 ? &hints : NULL, &err),
                          CST_OK);
     }
     for (uint32_t i = 1; i < 5; i++) {

@@ -34,10 +34,10 @@ static void declare_tensor(struct rig *rig, const struct rig_job *job, uint32_t 
         words.group = group_of(&rig->model, job->ranks[i]);
     }
     words.pattern = job->patterns != NULL ? job->patterns[i] : CST_PATTERN_SHARD;
-    ck_assert_int_eq(cst_model_tensor_as(&rig->model, &words, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_tensor(&rig->model, &words, NULL), CST_OK);
     words.group = 0;
     if (words.pattern == CST_PATTERN_FROZEN) {
-        ck_assert_int_eq(cst_model_tensor_as(&rig->base_model, &words, NULL), CST_OK);
+        ck_assert_int_eq(cst_model_tensor(&rig->base_model, &words, NULL), CST_OK);
     }
 }
 
@@ -50,7 +50,7 @@ static void declare(struct rig *rig, const struct rig_job *job)
     for (uint32_t i = 0; i < job->n_chunks; i++) {
         declare_tensor(rig, job, i);
         (void)snprintf(name, sizeof name, "op%u", i);
-        ck_assert_int_eq(cst_model_operator(&rig->model, name, &i, 1, NULL), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&rig->model, name, &i, 1, NULL, NULL), CST_OK);
     }
 }
 

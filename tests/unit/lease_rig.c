@@ -229,7 +229,7 @@ uint32_t lease_rig_add_tensor_as(struct lease_rig *w, int64_t n_elems, uint32_t 
                                            .pattern = pattern};
 
     (void)snprintf(name, sizeof name, "t%u", w->model.n_tensors);
-    ck_assert_int_eq(cst_model_tensor_as(&w->model, &words, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_tensor(&w->model, &words, NULL), CST_OK);
     return w->model.n_tensors - 1;
 }
 
@@ -243,5 +243,5 @@ void lease_rig_add_operator(struct lease_rig *w, const uint32_t *tensors, uint32
     char name[16];
 
     (void)snprintf(name, sizeof name, "o%u", w->model.n_operators);
-    ck_assert_int_eq(cst_model_operator(&w->model, name, tensors, n, NULL), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&w->model, name, tensors, n, NULL, NULL), CST_OK);
 }
