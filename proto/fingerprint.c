@@ -2,7 +2,6 @@
 #include "proto/fingerprint.h"
 
 #include <inttypes.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -4,7 +4,6 @@
 #include "proto/rates_fields.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #define MOST_SECONDS 60 /* Maximum time of a message or of the start of a copy. */

@@ -7,7 +7,6 @@
 #include "offload/core/instant.h"
 #include "proto/text.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -29,7 +29,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* What each kind of event requires before it is passed on. */
 enum needs {

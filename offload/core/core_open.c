@@ -110,7 +110,7 @@ static void open_chunks(struct cst_core *core)
         const struct cst_layout_chunk *at = &core->layout->chunks[c];
 
         core->chunks[c].ranks = at->ranks & core->everybody;
-        core->chunks[c].has_states = cst_pattern(at->pattern)->has_states;
+        core->chunks[c].has_states = cst_layout_has_states(at);
         core->chunks[c].gradient.spilled_rank = CST_NONE;
         core->chunks[c].update.reservation = CST_NONE;
         core->chunks[c].device = at->device;
@@ -252,7 +252,7 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
 
         chunks[c] = (struct cst_table_chunk){.first_span = n_spans};
         write_chunk(config, c, &chunks[c]);
-        if (!cst_pattern(from->pattern)->has_states) {
+        if (!cst_layout_has_states(from)) {
             continue;
         }
         chunks[c].n_spans = from->n_tensors;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/facts.h"
 
-#include "offload/core/core_state.h"
+#include "offload/core/actions.h"
 
-#include <assert.h>
 #include <inttypes.h>
 
 static struct cst_fact *add(struct cst_facts *facts, enum cst_fact_kind kind)

@@ -48,7 +48,6 @@ int cst_prepare_check_step(const struct cst_core *core, uint32_t rank, struct cs
                : cst_err_prefix(err, "step %" PRIu64 " of rank %" PRIu32, core->step, rank);
 }
 
-/* Check that all ranks' hyper-parameters have the same bits. */
 int cst_prepare_compare_steps(const struct cst_core *core, struct cst_err *err)
 {
     char name[32];

@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 void cst_requests_init(struct cst_requests *requests)
 {

@@ -56,7 +56,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
 
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         double elems = (double)layout->chunks[c].n_elems;
-        bool trains = cst_pattern(layout->chunks[c].pattern)->has_states;
+        bool trains = cst_layout_has_states(&layout->chunks[c]);
 
         staying += layout->chunks[c].device != 0 ? elems : 0;
         others += trains && layout->chunks[c].device == 0 ? elems : 0;
@@ -95,7 +95,7 @@ static struct elements count_elements(const struct cst_plan_point *point,
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         double elems = (double)chunk->n_elems;
-        bool trains = cst_pattern(chunk->pattern)->has_states;
+        bool trains = cst_layout_has_states(chunk);
 
         n.states += trains ? elems : 0;
         n.trained += trains && is_in_each_pass(chunk) ? elems : 0;
@@ -106,7 +106,7 @@ static struct elements count_elements(const struct cst_plan_point *point,
 }
 
 /* Least number of bytes of weights that are copied up in a step. A pass finds at most as many
- * weights in blocks as the pool keeps_gradients. The first pass of a step finds frozen weights
+ * weights in blocks as the pool keeps. The first pass of a step finds frozen weights
  * only, because the others are new. */
 static double loaded_bytes(const struct cst_search *s, const struct cst_plan_point *point,
                            const struct elements *n)
@@ -136,7 +136,7 @@ static double on_devices(const struct cst_plan_point *point, const struct cst_la
         double elems = (double)layout->chunks[c].n_elems;
 
         *weights += elems;
-        updated += cst_pattern(layout->chunks[c].pattern)->has_states ? elems : 0;
+        updated += cst_layout_has_states(&layout->chunks[c]) ? elems : 0;
     }
     return updated;
 }
@@ -150,7 +150,7 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
     double at_home, updated = on_devices(point, layout, &at_home);
     double loaded, n_down = point->once ? 1 : s->config->micro_batches;
 
-    /* What each rank keeps_gradients is not known here, so take the safe lower bound. */
+    /* What each rank keeps is not known here, so take the safe lower bound. */
     if (s->stands_for == 1 && s->world > 1) {
         elements.trained = elements.frozen = elements.landed = 0;
     }

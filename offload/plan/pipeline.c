@@ -21,7 +21,7 @@ static void count_chunks(struct cst_interleave *m, const struct cst_layout *layo
     m->n_chunks = 0;
     m->n_nodes = 1;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        if (cst_pattern(layout->chunks[c].pattern)->has_states && layout->chunks[c].device == 0) {
+        if (cst_layout_has_states(&layout->chunks[c]) && layout->chunks[c].device == 0) {
             m->n_chunks++;
             m->n_nodes =
                 layout->chunks[c].node < m->n_nodes ? m->n_nodes : layout->chunks[c].node + 1;

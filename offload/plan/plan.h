@@ -159,8 +159,7 @@ struct cst_plan_choice {
      * with which one chunk's states fit. */
     uint64_t least_room, least_states;
     uint32_t n_staying; /* Number of chunks whose states stay on accelerators. */
-    uint32_t
-        n_buffers; /* Number of chunks that each device reservation keeps_gradients at a time. */
+    uint32_t n_buffers; /* Number of chunks that each device reservation holds at a time. */
     /* One of this many chunks gets a device update; 0: none, or only those whose states are
      * there. */
     uint32_t interleave;

@@ -182,7 +182,7 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
         for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
             bytes += cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems);
         }
-        bytes = cst_pattern(chunk->pattern)->has_states ? bytes : 0;
+        bytes = cst_layout_has_states(chunk) ? bytes : 0;
         largest = bytes > largest ? bytes : largest;
         sum += bytes;
     }

@@ -9,8 +9,6 @@
  * Nothing here starts a load: prefetch.c moves the edge on. */
 #include "offload/residency/lookahead.h"
 
-#include "offload/core/core_state.h"
-
 /* Maximum number of bytes of unrequested loads in flight, unless fewer than IN_FLIGHT_LEAST
  * loads. */
 #define IN_FLIGHT_BYTES (16u << 20)
@@ -49,8 +47,6 @@ void cst_lookahead_passed(struct cst_pool *pool, uint32_t chunk)
 
 /* -- progress of the trace ------------------------------------------------------------------- */
 
-/* Adopt the times of the trace, if enough expected requests have paid for the review of all
- * victims. False: the pool's times are out of date. */
 bool cst_lookahead_catch_up(struct cst_pool *pool)
 {
     if (pool->epoch == pool->trace->epoch) {

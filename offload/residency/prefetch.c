@@ -57,8 +57,7 @@ static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
         cst_victims_pass(&part->victims, CST_NONE);
         return true;
     }
-    of_use = entry.likely &&
-             (!entry.later || !cst_pattern(pool->chunks[entry.chunk].pattern)->has_states);
+    of_use = entry.likely && (!entry.later || !cst_layout_has_states(&pool->chunks[entry.chunk]));
     if (entry.grad) {
         cst_victims_pass(&part->victims, CST_NONE);
         if (of_use) {

@@ -40,7 +40,7 @@ int cst_trace_init(struct cst_trace *trace, const struct cst_layout *layout,
         .n_chunks = layout->n_chunks, .chunks = layout->chunks, .base = BEGIN_OF_TIME};
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         trace->sparse = trace->sparse || cst_pattern(layout->chunks[c].pattern)->sparse;
-        trace->frozen = trace->frozen || !cst_pattern(layout->chunks[c].pattern)->has_states;
+        trace->frozen = trace->frozen || !cst_layout_has_states(&layout->chunks[c]);
     }
     status = cst_trace_declare(trace, layout, model, rank);
     if (status != CST_OK) {

@@ -59,7 +59,7 @@ static int visit(struct declaring *d, uint32_t op, bool backward)
     for (uint32_t k = 0; backward && k < use->n_chunks && status == CST_OK; k++) {
         uint32_t chunk = use->chunks[k];
 
-        if (!d->opened[chunk] && cst_pattern(d->layout->chunks[chunk].pattern)->has_states) {
+        if (!d->opened[chunk] && cst_layout_has_states(&d->layout->chunks[chunk])) {
             d->opened[chunk] = true;
             status = cst_trace_append(d->trace, CST_TRACE_ENTRY(chunk, true));
         }

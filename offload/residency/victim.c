@@ -43,7 +43,7 @@ void cst_victims_close(struct cst_victims *victims)
     *victims = (struct cst_victims){0};
 }
 
-bool cst_victims_have(const struct cst_victims *victims, uint32_t id)
+static bool have(const struct cst_victims *victims, uint32_t id)
 {
     return victims->at[id] != CST_HEAP_OUT;
 }
@@ -73,7 +73,7 @@ void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_
         key = (struct cst_heap_key){.major = oldest};
     }
     /* Within one heap the key can be changed in place. */
-    if (cst_victims_have(victims, id) && victims->v[id].cost == victim->cost) {
+    if (have(victims, id) && victims->v[id].cost == victim->cost) {
         uncount(victims, id);
     } else {
         cst_victims_remove(victims, id);
@@ -86,7 +86,7 @@ void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_
 
 void cst_victims_remove(struct cst_victims *victims, uint32_t id)
 {
-    if (cst_victims_have(victims, id)) {
+    if (have(victims, id)) {
         uncount(victims, id);
         victims->n -= victims->v[id].cost != CST_VICTIM_STAYS;
         cst_heap_remove(&victims->heaps[victims->v[id].cost], id);
@@ -149,7 +149,7 @@ void cst_victims_reset_edge(struct cst_victims *victims, uint64_t edge)
 void cst_victims_pass(struct cst_victims *victims, uint32_t id)
 {
     victims->edge++;
-    if (id != NONE && cst_victims_have(victims, id) && victims->counted[id] != victims->serial) {
+    if (id != NONE && have(victims, id) && victims->counted[id] != victims->serial) {
         count(victims, id);
     }
 }
@@ -187,7 +187,7 @@ const char *cst_victims_check(const struct cst_victims *victims, uint32_t n_bloc
         bool counted = victims->counted[id] == victims->serial;
 
         n_inside += counted;
-        if (counted && (!cst_victims_have(victims, id) || victims->v[id].next >= victims->edge)) {
+        if (counted && (!have(victims, id) || victims->v[id].next >= victims->edge)) {
             return "what is wanted before the edge is inside";
         }
     }

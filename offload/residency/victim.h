@@ -48,12 +48,10 @@ void cst_victims_close(struct cst_victims *victims);
 void cst_victims_put(struct cst_victims *victims, uint32_t id, const struct cst_victim *victim);
 /* Block @id may not be evicted. No effect if it is not there. */
 void cst_victims_remove(struct cst_victims *victims, uint32_t id);
-/* True if block @id may be evicted. */
-bool cst_victims_have(const struct cst_victims *victims, uint32_t id);
 
 /* The best block to evict at time @now; UINT32_MAX: none. Only the first block of each cost is
- * considered. @limit: only blocks that are used after
- * it and do not stay; CST_VICTIM_ANY: all blocks. */
+ * considered. @limit: only blocks that are used after it and do not stay; CST_VICTIM_ANY: all
+ * blocks. */
 #define CST_VICTIM_ANY UINT64_MAX
 uint32_t cst_victims_choose(const struct cst_victims *victims, uint64_t now, uint64_t limit);
 

@@ -111,8 +111,6 @@ static bool is_waiting(const struct cst_request *request)
     return request->where != CST_REQUEST_UNUSED && request->where != CST_REQUEST_IO;
 }
 
-/* Take the request out of its place and answer it with @err. Not for READ and WRITE, whose commands
- * are in flight. */
 void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err *err)
 {
     struct cst_request *request = &core->requests.v[i];

@@ -8,7 +8,6 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 static struct cst_sim_command *command_of(struct cst_ticket *ticket)
 {

@@ -22,7 +22,7 @@ static int describe(struct cst_sim_worker *w, struct cst_lease_model *books)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         w->traits[c] =
             (struct cst_lease_trait){.size_class = (uint8_t)layout->chunks[c].size_class,
-                                     .trains = cst_pattern(layout->chunks[c].pattern)->has_states};
+                                     .trains = cst_layout_has_states(&layout->chunks[c])};
     }
     for (uint32_t op = 0; op < model->n_operators; op++) {
         const struct cst_layout_operator *o = &model->operators[op];

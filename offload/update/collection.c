@@ -11,7 +11,6 @@
 
 #include "offload/core/core_state.h"
 #include "offload/update/kept_gradients.h"
-#include "offload/update/landing.h"
 
 #include <inttypes.h>
 

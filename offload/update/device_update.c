@@ -28,11 +28,8 @@
  * rows of the chunk are unchanged, and from then on the new rows are complete in `out`. */
 #include "offload/update/device_update.h"
 
-#include "offload/update/buffers.h"
-#include "offload/update/chunk_update.h"
 #include "offload/core/core_state.h"
 #include "offload/update/exposure.h"
-#include "offload/update/kept_gradients.h"
 #include "offload/residency/residency.h"
 
 #include <assert.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/update/landing.h"
 
-#include "offload/update/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/update/reduce_site.h"
 

@@ -29,8 +29,6 @@
  * first, because the next forward pass begins with it. */
 #include "offload/update/overlap.h"
 
-#include "offload/update/chunk_update.h"
-#include "offload/core/clip.h"
 #include "offload/update/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/update/device_update.h"

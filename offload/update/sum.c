@@ -7,7 +7,6 @@
 #include "offload/core/core_state.h"
 #include "offload/update/kept_gradients.h"
 #include "offload/update/landing.h"
-#include "offload/update/reduce_site.h"
 #include "offload/residency/weight_row.h"
 
 /* Most layouts have no landings. */

@@ -3,7 +3,6 @@
  * Also what waits for an update, and when it is complete. */
 #include "offload/update/update.h"
 
-#include "offload/update/chunk_update.h"
 #include "offload/core/core_state.h"
 #include "offload/update/device_update.h"
 #include "offload/update/exposure.h"
