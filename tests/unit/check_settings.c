@@ -319,8 +319,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("config");
-    TCase *tc = tcase_create("config");
+    Suite *suite = suite_create("settings");
+    TCase *tc = tcase_create("settings");
 
     suite_add_tcase(suite, tc);
     tcase_add_checked_fixture(tc, setup, teardown);

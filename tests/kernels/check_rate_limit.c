@@ -197,7 +197,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("pace");
+    Suite *suite = suite_create("rate_limit");
     TCase *tc = suite_case(suite, "pace", setup, teardown);
 
     tcase_add_test(tc, rest_is_not_saved_up);

@@ -213,7 +213,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("way");
+    Suite *suite = suite_create("reduce_site");
     TCase *choice = tcase_create("choice"), *core = tcase_create("core");
 
     tcase_add_test(choice, host_alone);

@@ -206,8 +206,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("budget");
-    TCase *tcase = tcase_create("budget");
+    Suite *suite = suite_create("bandwidth_share");
+    TCase *tcase = tcase_create("bandwidth_share");
 
     tcase_add_test(tcase, test_due);
     tcase_add_test(tcase, test_copy_comes_later);

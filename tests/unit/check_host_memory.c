@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char root[] = "/tmp/check_machine.XXXXXX";
+static char root[] = "/tmp/check_host_memory.XXXXXX";
 
 static void make_dir(const char *name)
 {
@@ -149,7 +149,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("machine");
+    Suite *suite = suite_create("host_memory");
     TCase *tc = tcase_create("memory");
 
     tcase_add_checked_fixture(tc, set_up, tear_down);

@@ -179,8 +179,8 @@ END_TEST
 
 static Suite *suite(void)
 {
-    Suite *s = suite_create("gather");
-    TCase *tc = tcase_create("gather");
+    Suite *s = suite_create("multi_gpu_load");
+    TCase *tc = tcase_create("multi_gpu_load");
 
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_loop_test(tc, gpus_are_counted, 0, sizeof machines / sizeof *machines);

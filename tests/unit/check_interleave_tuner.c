@@ -279,7 +279,7 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("balance");
+    Suite *suite = suite_create("interleave_tuner");
     TCase *start = suite_case(suite, "first", setup, NULL);
     TCase *stays = suite_case(suite, "stays", setup, NULL);
     TCase *changes = suite_case(suite, "changes", setup, NULL);
