@@ -227,7 +227,7 @@ int main(int argc, char **argv)
 {
     const char *lacks = user_lacks(argv);
     Suite *suite = suite_create("neighbour");
-    TCase *tc = tcase_create("neighbour");
+    TCase *tc = suite_case(suite, "neighbour", NULL, NULL);
 
     if (argc < 3 || strcmp(argv[1], "--json") != 0) {
         (void)fprintf(stderr, "usage: bench_neighbour --json FILE [ATTACK]\n");
@@ -245,6 +245,5 @@ int main(int argc, char **argv)
     }
     tcase_set_timeout(tc, 0);
     tcase_add_test(tc, neighbour);
-    suite_add_tcase(suite, tc);
     return suite_run(suite) + (fclose(out) == 0 ? 0 : 1);
 }

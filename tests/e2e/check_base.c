@@ -400,10 +400,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("base");
-    TCase *tcase = tcase_create("base");
+    TCase *tcase = suite_case(suite, "base", setup, teardown);
 
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, two_jobs_train_on_one_base);
     tcase_add_loop_test(tcase, an_engine_dies, 0, 6);
     tcase_add_test(tcase, bytes_are_counted_once);
@@ -414,6 +412,5 @@ int main(void)
     tcase_add_test(tcase, tensors_that_the_base_lacks);
     tcase_add_test(tcase, specs_that_cannot_be);
     tcase_add_test(tcase, ranks_that_disagree);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

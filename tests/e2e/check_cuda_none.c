@@ -227,16 +227,14 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_none");
-    TCase *tcase = tcase_create("none");
+    TCase *tcase = suite_case(suite, "none", NULL, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, test_none, 0, sizeof settings / sizeof *settings);
     tcase_add_test(tcase, test_no_driver);
     tcase_add_test(tcase, test_hidden);
     tcase_add_test(tcase, test_renumbered);
     tcase_add_test(tcase, test_wrong_device);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

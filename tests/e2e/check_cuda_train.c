@@ -292,65 +292,49 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_train");
-    TCase *plain = tcase_create("bits"), *late = tcase_create("late"),
-          *deaths = tcase_create("deaths"), *gather = tcase_create("gather"),
-          *copies = tcase_create("copies"), *late_copies = tcase_create("late_copies"),
-          *deaths_copies = tcase_create("deaths_copies"), *in_rooms = tcase_create("rooms");
+    TCase *plain = suite_case(suite, "bits", setup, cuda_rig_close);
+    TCase *late = suite_case(suite, "late", setup_late, cuda_rig_close);
+    TCase *deaths = suite_case(suite, "deaths", setup_gather, cuda_rig_close);
+    TCase *gather = suite_case(suite, "gather", setup_gather, cuda_rig_close);
+    TCase *copies = suite_case(suite, "copies", setup_copies, cuda_rig_close);
+    TCase *late_copies = suite_case(suite, "late_copies", setup_late_copies, cuda_rig_close);
+    TCase *deaths_copies = suite_case(suite, "deaths_copies", setup_copies, cuda_rig_close);
+    TCase *in_rooms = suite_case(suite, "rooms", setup_rooms, cuda_rig_close);
 
     (void)argc;
     fake_gpu_use(argv);
-    tcase_add_checked_fixture(plain, setup, cuda_rig_close);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batches, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, try_forms, 0, N_PLACEMENTS);
     tcase_add_test(plain, forks);
     tcase_add_loop_test(plain, bad_gradient, 0, 5);
     tcase_add_test(plain, come_back);
-    tcase_set_timeout(plain, 60);
-    suite_add_tcase(suite, plain);
-    tcase_add_checked_fixture(late, setup_late, cuda_rig_close);
     tcase_add_loop_test(late, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(late, try_forms, 0, N_PLACEMENTS);
     tcase_add_loop_test(late, worker_killed_late, 0, 4);
     tcase_set_timeout(late, 120);
-    suite_add_tcase(suite, late);
-    tcase_add_checked_fixture(gather, setup_gather, cuda_rig_close);
     tcase_add_loop_test(gather, bits, 0, N_PLACEMENTS);
     tcase_add_test(gather, gpus_exchange);
-    tcase_set_timeout(gather, 60);
-    suite_add_tcase(suite, gather);
-    tcase_add_checked_fixture(deaths, setup_gather, cuda_rig_close);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 4);
     tcase_add_loop_test(deaths, stream_fails, 0, 12);
     tcase_add_loop_test(deaths, call_fails, 0, 2);
     tcase_set_timeout(deaths, 180);
-    suite_add_tcase(suite, deaths);
-    tcase_add_checked_fixture(copies, setup_copies, cuda_rig_close);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(copies, try_forms, 0, N_PLACEMENTS);
     tcase_add_test(copies, no_engine_copies_up);
     tcase_add_test(copies, forks);
     tcase_add_test(copies, come_back);
     tcase_add_loop_test(copies, copy_fails, 0, 3);
-    tcase_set_timeout(copies, 60);
-    suite_add_tcase(suite, copies);
-    tcase_add_checked_fixture(deaths_copies, setup_copies, cuda_rig_close);
     tcase_add_loop_test(deaths_copies, engine_killed_anywhere, 1, 2);
     tcase_add_loop_test(deaths_copies, worker_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths_copies, stream_fails, 0, 6);
     tcase_set_timeout(deaths_copies, 180);
-    suite_add_tcase(suite, deaths_copies);
-    tcase_add_checked_fixture(late_copies, setup_late_copies, cuda_rig_close);
     tcase_add_loop_test(late_copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, micro_batches, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, try_forms, 0, N_PLACEMENTS);
     tcase_add_loop_test(late_copies, worker_killed_late, 0, 4);
     tcase_set_timeout(late_copies, 120);
-    suite_add_tcase(suite, late_copies);
-    tcase_add_checked_fixture(in_rooms, setup_rooms, cuda_rig_close);
     tcase_add_loop_test(in_rooms, rooms, 0, 2 * N_PLACEMENTS);
-    tcase_set_timeout(in_rooms, 60);
-    suite_add_tcase(suite, in_rooms);
     return suite_run(suite);
 }

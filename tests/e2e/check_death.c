@@ -313,11 +313,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("death");
-    TCase *tc = tcase_create("death");
+    TCase *tc = suite_case(suite, "death", job_rig_setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, job_rig_setup, teardown);
-    tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, a_successor_lives_on, 0, N_LIFE);
     tcase_add_loop_test(tc, the_job_can_be_removed, 0, N_LIFE);
     tcase_add_test(tc, the_remover_may_go);

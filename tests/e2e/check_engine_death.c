@@ -485,10 +485,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine death");
-    TCase *tc = tcase_create("killed in");
+    TCase *tc = suite_case(suite, "killed in", setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, the_bits_are_those_of_a_calm_run, 0, 2 * N_PHASES);
     tcase_add_test(tc, deaths_in_the_update);

@@ -410,64 +410,45 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("gpu_train");
-    TCase *plain = tcase_create("bits"), *slow = tcase_create("slow"),
-          *deaths = tcase_create("deaths"), *copies = tcase_create("copies"),
-          *slow_copies = tcase_create("slow_copies"), *over = tcase_create("over"),
-          *slow_over = tcase_create("slow_over"), *lost = tcase_create("lost"),
-          *fatal = tcase_create("fatal"), *lost_copies = tcase_create("lost_copies");
+    TCase *plain = suite_case(suite, "bits", setup, train_rig_stop);
+    TCase *slow = suite_case(suite, "slow", setup_slow, train_rig_stop);
+    TCase *deaths = suite_case(suite, "deaths", setup, train_rig_stop);
+    TCase *copies = suite_case(suite, "copies", setup_copies, train_rig_stop);
+    TCase *slow_copies = suite_case(suite, "slow_copies", setup_slow_copies, train_rig_stop);
+    TCase *over = suite_case(suite, "over", setup_over, train_rig_stop);
+    TCase *slow_over = suite_case(suite, "slow_over", setup_slow_over, train_rig_stop);
+    TCase *lost = suite_case(suite, "lost", setup_lost, teardown_lost);
+    TCase *fatal = suite_case(suite, "fatal", setup_lost_fatal, teardown_lost);
+    TCase *lost_copies = suite_case(suite, "lost_copies", setup_lost_copies, teardown_lost);
 
-    tcase_add_checked_fixture(plain, setup, train_rig_stop);
     tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_add_test(plain, a_base_elsewhere);
-    tcase_set_timeout(plain, 60);
-    suite_add_tcase(suite, plain);
-    tcase_add_checked_fixture(slow, setup_slow, train_rig_stop);
     tcase_add_loop_test(slow, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(slow, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow, 120);
-    suite_add_tcase(suite, slow);
-    tcase_add_checked_fixture(deaths, setup, train_rig_stop);
     tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(deaths, 180);
-    suite_add_tcase(suite, deaths);
-    tcase_add_checked_fixture(lost, setup_lost, teardown_lost);
     tcase_add_loop_test(lost, gpu_lost, 0, CST_OVERLAP_COUNT);
     tcase_add_loop_test(lost, gpu_left, 0, 2);
     tcase_add_test(lost, gpu_left_by_all);
-    tcase_set_timeout(lost, 60);
-    suite_add_tcase(suite, lost);
-    tcase_add_checked_fixture(fatal, setup_lost_fatal, teardown_lost);
     tcase_add_test(fatal, gpu_left_in_vain);
-    tcase_set_timeout(fatal, 60);
-    suite_add_tcase(suite, fatal);
-    tcase_add_checked_fixture(lost_copies, setup_lost_copies, teardown_lost);
     tcase_add_loop_test(lost_copies, gpu_left, 0, 2);
-    tcase_set_timeout(lost_copies, 60);
-    suite_add_tcase(suite, lost_copies);
-    tcase_add_checked_fixture(copies, setup_copies, train_rig_stop);
     tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
     tcase_add_test(copies, a_base_elsewhere);
     tcase_add_test(copies, workers_copy);
     tcase_add_loop_test(copies, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(copies, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(copies, 180);
-    suite_add_tcase(suite, copies);
-    tcase_add_checked_fixture(slow_copies, setup_slow_copies, train_rig_stop);
     tcase_add_loop_test(slow_copies, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(slow_copies, micro_batch_bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_copies, 120);
-    suite_add_tcase(suite, slow_copies);
-    tcase_add_checked_fixture(over, setup_over, train_rig_stop);
     tcase_add_loop_test(over, bits, 0, N_PLACEMENTS);
     tcase_add_loop_test(over, engine_killed_anywhere, 0, 3);
     tcase_add_loop_test(over, worker_killed_anywhere, 0, 2);
     tcase_set_timeout(over, 180);
-    suite_add_tcase(suite, over);
-    tcase_add_checked_fixture(slow_over, setup_slow_over, train_rig_stop);
     tcase_add_loop_test(slow_over, bits, 0, N_PLACEMENTS);
     tcase_set_timeout(slow_over, 120);
-    suite_add_tcase(suite, slow_over);
     return suite_run(suite);
 }

@@ -346,20 +346,17 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("mix");
-    TCase *bits = tcase_create("bits"), *calls = tcase_create("calls");
+    TCase *bits = suite_case(suite, "bits", setup, teardown);
+    TCase *calls = suite_case(suite, "calls", setup, teardown);
 
     tcase_set_timeout(bits, 120);
-    tcase_add_checked_fixture(bits, setup, teardown);
     tcase_add_loop_test(bits, test_worlds_and_micro_batches, 0, 9);
     tcase_add_test(bits, test_come_back);
     tcase_add_loop_test(bits, test_killed_anywhere, 0, 2 * STRIDE);
     tcase_add_loop_test(bits, test_engine_killed_anywhere, 0, STRIDE);
-    suite_add_tcase(suite, bits);
-    tcase_add_checked_fixture(calls, setup, teardown);
     tcase_add_test(calls, test_pool_too_small);
     tcase_add_test(calls, test_accumulate_in_its_place);
     tcase_add_test(calls, test_daemon_counts_micro_batches);
     tcase_add_test(calls, test_not_my_operator);
-    suite_add_tcase(suite, calls);
     return suite_run(suite);
 }

@@ -92,11 +92,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("notify");
-    TCase *tc = tcase_create("notify");
+    TCase *tc = suite_case(suite, "notify", NULL, teardown);
 
-    tcase_add_checked_fixture(tc, NULL, teardown);
-    tcase_set_timeout(tc, 60);
-    suite_add_tcase(suite, tc);
     tcase_add_test(tc, a_deaf_manager_is_not_waited_for);
     tcase_add_test(tc, ready_is_not_lost);
     tcase_add_test(tc, a_deaf_manager_does_not_hear_the_end);

@@ -246,15 +246,12 @@ static void teardown(void)
 int main(void)
 {
     Suite *suite = suite_create("over");
-    TCase *over = tcase_create("over");
+    TCase *over = suite_case(suite, "over", job_rig_setup, teardown);
 
-    tcase_add_checked_fixture(over, job_rig_setup, teardown);
-    tcase_set_timeout(over, 60);
     tcase_add_test(over, fourteen_bytes);
     tcase_add_test(over, weights_behind_gradients);
     tcase_add_test(over, weights_of_a_step_done_again);
     tcase_add_test(over, states);
     tcase_add_test(over, refused_together);
-    suite_add_tcase(suite, over);
     return suite_run(suite);
 }

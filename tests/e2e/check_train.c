@@ -547,12 +547,12 @@ static void add_overlapped(TCase *tcase)
 int main(void)
 {
     Suite *suite = suite_create("train");
-    TCase *bits = tcase_create("bits"), *faults = tcase_create("faults"),
-          *over = tcase_create("over"), *early = tcase_create("early"),
-          *delayed = tcase_create("delayed");
+    TCase *bits = suite_case(suite, "bits", setup, teardown);
+    TCase *faults = suite_case(suite, "faults", setup, teardown);
+    TCase *over = suite_case(suite, "over", setup_over, teardown);
+    TCase *early = suite_case(suite, "early", setup_early, teardown);
+    TCase *delayed = suite_case(suite, "delayed", setup_delayed, teardown);
 
-    tcase_add_checked_fixture(bits, setup, teardown);
-    tcase_set_timeout(bits, 60);
     tcase_add_loop_test(bits, test_worlds_and_pools, 0, 3);
     tcase_add_test(bits, test_micro_batches);
     tcase_add_test(bits, test_try_forms);
@@ -561,31 +561,20 @@ int main(void)
     tcase_add_test(bits, test_come_back);
     tcase_add_loop_test(bits, test_killed_anywhere, 0, 2);
     tcase_add_test(bits, test_engine_killed_anywhere);
-    tcase_add_checked_fixture(over, setup_over, teardown);
-    tcase_set_timeout(over, 60);
     tcase_add_loop_test(over, test_worlds_and_pools, 0, 3);
     tcase_add_loop_test(over, test_bad_gradient, 0, 6);
     tcase_add_test(over, test_come_back);
     tcase_add_loop_test(over, test_killed_anywhere, 0, 2);
     tcase_add_test(over, test_engine_killed_anywhere);
-    tcase_add_checked_fixture(early, setup_early, teardown);
     add_overlapped(early);
     tcase_add_loop_test(early, test_bad_tile, 0, 3);
-    tcase_add_checked_fixture(delayed, setup_delayed, teardown);
     add_overlapped(delayed);
     tcase_add_loop_test(delayed, test_bad_gradient, 0, 6);
-    tcase_add_checked_fixture(faults, setup, teardown);
-    tcase_set_timeout(faults, 60);
     tcase_add_test(faults, test_pool_too_small);
     tcase_add_test(faults, test_params_differ);
     tcase_add_loop_test(faults, test_declarations_differ, 0, 2);
     tcase_add_test(faults, test_lost_in_the_last_step);
     tcase_add_test(faults, test_rank_taken);
     tcase_add_test(faults, test_write_in_step);
-    suite_add_tcase(suite, bits);
-    suite_add_tcase(suite, over);
-    suite_add_tcase(suite, early);
-    suite_add_tcase(suite, delayed);
-    suite_add_tcase(suite, faults);
     return suite_run(suite);
 }

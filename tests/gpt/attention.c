@@ -233,17 +233,15 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("attention");
-    TCase *tcase = tcase_create("attention");
+    TCase *tcase = suite_case(suite, "attention", NULL, NULL);
     int n;
 
     n_isas = test_isas(isas);
     n = (int)n_isas;
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, attention_is_the_plain_formula, 0, n * N_SHAPES);
     tcase_add_loop_test(tcase, large_scores_do_not_overflow, 0, n);
     tcase_add_loop_test(tcase, attention_is_causal, 0, n);
     tcase_add_loop_test(tcase, gradients_agree_with_finite_differences, 0, n);
     tcase_add_loop_test(tcase, threads_do_not_change_bits, 0, n);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -89,8 +89,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("cuda");
-    TCase *kernels = tcase_create("kernels"), *models = tcase_create("models");
-    TCase *refusals = tcase_create("refusals");
+    TCase *kernels = suite_case(suite, "kernels", NULL, NULL);
+    TCase *models = suite_case(suite, "models", NULL, NULL);
+    TCase *refusals = suite_case(suite, "refusals", NULL, NULL);
     unsigned n;
 
     (void)cuda_cases_all(&n);
@@ -100,8 +101,5 @@ int main(void)
     tcase_add_loop_test(models, models_are_as_they_should, 0, (int)n);
     tcase_set_timeout(models, 120);
     tcase_add_loop_test(refusals, refusals_have_words, 0, 4);
-    suite_add_tcase(suite, kernels);
-    suite_add_tcase(suite, models);
-    suite_add_tcase(suite, refusals);
     return suite_run(suite);
 }

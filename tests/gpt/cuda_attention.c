@@ -378,14 +378,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("cuda_attention");
-    TCase *tcase = tcase_create("cuda_attention");
+    TCase *tcase = suite_case(suite, "cuda_attention", open_kernels, NULL);
 
     if (getenv("CST_SEED") != NULL) {
         seed = strtoull(getenv("CST_SEED"), NULL, 0);
     }
     printf("seed %llu (CST_SEED)\n", (unsigned long long)seed);
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, open_kernels, NULL);
     tcase_add_loop_test(tcase, attention_is_the_formula, 0, N_SHAPES);
     tcase_add_loop_test(tcase, attention_is_the_hosts, 0, N_SHAPES);
     tcase_add_loop_test(tcase, large_scores_do_not_overflow, 0, 4);
@@ -394,6 +392,5 @@ int main(void)
     tcase_add_loop_test(tcase, nans_show, 0, 4);
     tcase_add_test(tcase, shapes_are_checked);
     tcase_add_test(tcase, kernels_are_looked_up);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -134,12 +134,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("describe");
-    TCase *tcase = tcase_create("describe");
+    TCase *tcase = suite_case(suite, "describe", NULL, NULL);
 
     tcase_add_loop_test(tcase, what_is_written_is_the_model, 0, N_LINES);
     tcase_add_loop_test(tcase, operations_follow_the_formula, 0, N_LINES);
     tcase_add_test(tcase, bytes_kept_are_those_of_the_pass);
     tcase_add_test(tcase, unwritable_files_are_told);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

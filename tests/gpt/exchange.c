@@ -394,10 +394,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("exchange");
-    TCase *tcase = tcase_create("exchange");
+    TCase *tcase = suite_case(suite, "exchange", setup, NULL);
 
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, alone_meets_itself);
     tcase_add_test(tcase, threads_meet);
     tcase_add_test(tcase, meetings_look_while_they_wait);
@@ -407,6 +405,5 @@ int main(void)
     tcase_add_loop_test(tcase, leaving_is_told, 0, 2);
     tcase_add_test(tcase, other_sizes_are_refused);
     tcase_add_test(tcase, long_names_are_refused);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -273,7 +273,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("input");
-    TCase *tcase = tcase_create("input");
+    TCase *tcase = suite_case(suite, "input", NULL, NULL);
 
     tcase_add_loop_test(tcase, host_refuses_what_it_cannot, 0, 2);
     tcase_add_loop_test(tcase, bad_options_are_told, 0,
@@ -286,6 +286,5 @@ int main(void)
     tcase_add_test(tcase, batches_are_a_function_of_seed_and_number);
     tcase_add_test(tcase, normal_numbers_are_normal);
     tcase_add_test(tcase, initial_weights_do_not_depend_on_order);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -566,7 +566,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("kinds");
-    TCase *tcase = tcase_create("kinds");
+    TCase *tcase = suite_case(suite, "kinds", NULL, NULL);
 
     tcase_set_timeout(tcase, 120);
     tcase_add_loop_test(tcase, ranks_do_not_change_a_mixture, 0,
@@ -579,6 +579,5 @@ int main(void)
     tcase_add_test(tcase, gradients_of_adapters_are_slopes);
     tcase_add_test(tcase, fresh_adapters_change_nothing);
     tcase_add_test(tcase, frozen_base_has_no_states);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

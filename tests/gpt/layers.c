@@ -429,12 +429,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("layers");
-    TCase *tcase = tcase_create("layers");
+    TCase *tcase = suite_case(suite, "layers", NULL, NULL);
     int n;
 
     find_isas();
     n = (int)n_isas;
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, layernorm_is_its_formula, 0, n);
     tcase_add_loop_test(tcase, gelu_is_its_formula, 0, n);
     tcase_add_loop_test(tcase, gelu_has_its_limits, 0, n);
@@ -445,6 +444,5 @@ int main(void)
     tcase_add_loop_test(tcase, put_rounds_and_accumulates, 0, n);
     tcase_add_loop_test(tcase, embedding_and_its_gradient, 0, n);
     tcase_add_loop_test(tcase, threads_do_not_change_bits, 0, n);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -166,12 +166,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("matmul");
-    TCase *tcase = tcase_create("matmul");
+    TCase *tcase = suite_case(suite, "matmul", NULL, NULL);
 
-    tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, fp32_products);
     tcase_add_test(tcase, bf16_products);
     tcase_add_test(tcase, threads_have_contexts_of_their_own);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -74,11 +74,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("progress");
-    TCase *tcase = tcase_create("progress");
+    TCase *tcase = suite_case(suite, "progress", NULL, NULL);
 
     tcase_add_loop_test(tcase, line_fits_the_terminal, 0, 3);
     tcase_add_loop_test(tcase, line_is_whole, 0, 2);
     tcase_add_test(tcase, line_tells_an_overflow);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

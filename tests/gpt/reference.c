@@ -143,11 +143,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("reference");
-    TCase *tcase = tcase_create("pytorch");
+    TCase *tcase = suite_case(suite, "pytorch", NULL, NULL);
 
-    tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, fp32_products_agree_with_pytorch);
     tcase_add_test(tcase, bf16_products_agree_with_pytorch);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

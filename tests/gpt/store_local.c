@@ -524,10 +524,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("store_local");
-    TCase *tcase = tcase_create("store_local");
+    TCase *tcase = suite_case(suite, "store_local", setup, teardown);
 
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, team_does_not_change_bits, 1, MAX_WORLD + 1);
     tcase_add_test(tcase, step_is_reduce_clip_and_adamw);
     tcase_add_test(tcase, nan_skips_the_step);
@@ -536,6 +534,5 @@ int main(void)
     tcase_add_test(tcase, micro_batches_are_summed_in_fp32);
     tcase_add_test(tcase, second_use_accumulates);
     tcase_add_test(tcase, states_are_read_and_written);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -288,7 +288,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("training");
-    TCase *tcase = tcase_create("training");
+    TCase *tcase = suite_case(suite, "training", NULL, NULL);
 
     tcase_set_timeout(tcase, 120);
     tcase_add_test(tcase, runs_are_equal_bit_for_bit);
@@ -296,6 +296,5 @@ int main(void)
     tcase_add_test(tcase, loss_falls_and_is_logged);
     tcase_add_test(tcase, unwritable_files_are_told);
     tcase_add_test(tcase, void_steps_are_done_again);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -201,13 +201,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("accumulate");
-    TCase *accumulate = tcase_create("accumulate");
+    TCase *accumulate = suite_case(suite, "accumulate", NULL, NULL);
 
     tcase_add_loop_test(accumulate, test_variants_agree, 0, hostile_n_rows());
     tcase_add_loop_test(accumulate, test_order, 0, hostile_n_rows());
     tcase_add_loop_test(accumulate, test_special_values, 0, hostile_n_rows());
     tcase_add_loop_test(accumulate, test_micro_batches, 0, hostile_n_rows());
     tcase_add_loop_test(accumulate, test_golden_bits, 0, hostile_n_rows());
-    suite_add_tcase(suite, accumulate);
     return hostile_main(suite);
 }

@@ -207,7 +207,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("bandwidth_share");
-    TCase *tcase = tcase_create("bandwidth_share");
+    TCase *tcase = suite_case(suite, "bandwidth_share", NULL, NULL);
 
     tcase_add_test(tcase, test_due);
     tcase_add_test(tcase, test_copy_comes_later);
@@ -218,6 +218,5 @@ int main(void)
     tcase_add_test(tcase, test_held);
     tcase_add_test(tcase, test_others);
     tcase_add_test(tcase, test_shares_that_cannot_be);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -168,15 +168,13 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("cast");
-    TCase *cast = tcase_create("cast");
-    TCase *kernels = tcase_create("kernels");
+    TCase *cast = suite_case(suite, "cast", NULL, NULL);
+    TCase *kernels = suite_case(suite, "kernels", NULL, NULL);
 
     tcase_add_loop_test(cast, test_cast_rounds_to_nearest_even, 0, hostile_n_rows());
     tcase_add_loop_test(cast, test_upcast_is_exact, 0, hostile_n_rows());
     tcase_add_loop_test(cast, test_variants_agree, 0, hostile_n_rows());
     tcase_add_test(kernels, test_get_finds_rows);
     tcase_add_test(kernels, test_isa_is_limited);
-    suite_add_tcase(suite, cast);
-    suite_add_tcase(suite, kernels);
     return hostile_main(suite);
 }

@@ -370,21 +370,18 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_device");
-    TCase *faults = tcase_create("faults"), *memory = tcase_create("memory");
+    TCase *faults = suite_case(suite, "faults", set_up, tear_down);
+    TCase *memory = suite_case(suite, "memory", set_up, tear_down);
 
     (void)argc;
     fake_gpu_use(argv);
     tcase_set_timeout(faults, 120);
-    tcase_add_checked_fixture(faults, set_up, tear_down);
     tcase_add_test(faults, test_whole);
     tcase_add_test(faults, test_nth_call);
     tcase_add_loop_test(faults, test_nth_operation, 0, 3);
-    tcase_add_checked_fixture(memory, set_up, tear_down);
     tcase_add_test(memory, test_all_or_nothing);
     tcase_add_test(memory, test_out_of_memory);
     tcase_add_test(memory, test_no_handle);
     tcase_add_test(memory, test_unable);
-    suite_add_tcase(suite, faults);
-    suite_add_tcase(suite, memory);
     return suite_run(suite);
 }

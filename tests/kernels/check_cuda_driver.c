@@ -211,7 +211,7 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_driver");
-    TCase *tcase = tcase_create("driver");
+    TCase *tcase = suite_case(suite, "driver", NULL, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
@@ -226,6 +226,5 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_probe);
     tcase_add_test(tcase, test_probe_fails);
     tcase_add_test(tcase, test_check);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

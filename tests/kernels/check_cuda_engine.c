@@ -37,20 +37,15 @@ int main(int argc, char **argv)
 {
     const char *text = getenv("CST_FAKECUDA_SEED");
     Suite *suite = suite_create("cuda_engine");
-    TCase *plain = tcase_create("plain"), *slow = tcase_create("slow");
+    TCase *plain = suite_case(suite, "plain", set_up, engine_rig_teardown);
+    TCase *slow = suite_case(suite, "slow", set_up_slow, engine_rig_teardown);
 
     (void)argc;
     seed = text != NULL ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
     fake_gpu_use(argv);
     printf("seed: CST_FAKECUDA_SEED=%" PRIu64 "\n", seed);
-    tcase_set_timeout(plain, 60);
-    tcase_add_checked_fixture(plain, set_up, engine_rig_teardown);
     device_cases_add(plain);
     device_cases_add_borders(plain);
-    tcase_set_timeout(slow, 60);
-    tcase_add_checked_fixture(slow, set_up_slow, engine_rig_teardown);
     device_cases_add_slow(slow);
-    suite_add_tcase(suite, plain);
-    suite_add_tcase(suite, slow);
     return suite_run(suite);
 }

@@ -132,12 +132,11 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_engine_kill");
-    TCase *tcase = tcase_create("kill");
+    TCase *tcase = suite_case(suite, "kill", NULL, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
     tcase_set_timeout(tcase, 600);
     tcase_add_loop_test(tcase, test_kill, 0, N_WAYS);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

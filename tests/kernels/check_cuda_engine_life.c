@@ -409,12 +409,10 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_engine_life");
-    TCase *tcase = tcase_create("life");
+    TCase *tcase = suite_case(suite, "life", set_up, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, NULL);
     tcase_add_test(tcase, test_ready);
     tcase_add_loop_test(tcase, test_bad_start, 0, N_BAD_STARTS);
     tcase_add_test(tcase, test_pool);
@@ -425,6 +423,5 @@ int main(int argc, char **argv)
     tcase_add_loop_test(tcase, test_lock, 0, 3);
     tcase_add_test(tcase, test_one_command);
     tcase_add_loop_test(tcase, test_sticky, 0, 3);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -23,12 +23,11 @@ int main(int argc, char **argv)
 {
     static const struct room_device gpu = {.use = use, .use_host = use_host};
     Suite *suite = suite_create("cuda_engine_update");
-    TCase *tcase = tcase_create("update");
+    TCase *tcase = suite_case(suite, "update", NULL, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
     tcase_set_timeout(tcase, 300);
     room_cases_add(tcase, &gpu);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -143,16 +143,13 @@ int main(int argc, char **argv)
 {
     const char *text = getenv("CST_FAKECUDA_SEED");
     Suite *suite = suite_create("cuda_engine_wide");
-    TCase *wide = tcase_create("wide");
+    TCase *wide = suite_case(suite, "wide", set_up_wide, engine_rig_teardown);
 
     (void)argc;
     seed = text != NULL ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
     fake_gpu_use(argv);
     printf("seed: CST_FAKECUDA_SEED=%" PRIu64 "\n", seed);
-    tcase_set_timeout(wide, 60);
-    tcase_add_checked_fixture(wide, set_up_wide, engine_rig_teardown);
     tcase_add_loop_test(wide, test_wide_reduce, 0, N_MIXES);
     tcase_add_loop_test(wide, test_wide_border, 2, 4);
-    suite_add_tcase(suite, wide);
     return suite_run(suite);
 }

@@ -223,16 +223,14 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("cuda_kernels");
-    TCase *kernels = tcase_create("kernels");
+    TCase *kernels = suite_case(suite, "kernels", NULL, NULL);
     unsigned n;
 
     (void)cases_all(&n);
     printf("seed %llu (CST_SEED)\n", (unsigned long long)seed());
-    tcase_set_timeout(kernels, 60);
     tcase_add_loop_test(kernels, test_bits, 0, (int)n);
     tcase_add_loop_test(kernels, test_any_order, 0, (int)n);
     tcase_add_test(kernels, test_unknown_kernel);
     tcase_add_test(kernels, test_parameter_sizes);
-    suite_add_tcase(suite, kernels);
     return suite_run(suite);
 }

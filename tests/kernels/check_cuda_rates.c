@@ -91,7 +91,7 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("cuda_rates");
-    TCase *tcase = tcase_create("rates");
+    TCase *tcase = suite_case(suite, "rates", NULL, NULL);
 
     (void)argc;
     fake_gpu_use(argv);
@@ -99,6 +99,5 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_one);
     tcase_add_loop_test(tcase, test_peer, 0, 2);
     tcase_add_loop_test(tcase, test_failures, 0, 5);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

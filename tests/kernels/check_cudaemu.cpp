@@ -412,17 +412,15 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("cudaemu");
-    TCase *right = tcase_create("right");
-    TCase *broken = tcase_create("broken");
+    TCase *right = suite_case(suite, "right", NULL, NULL);
+    TCase *broken = suite_case(suite, "broken", NULL, NULL);
 
-    tcase_set_timeout(right, 60);
     tcase_add_test(right, test_indices);
     tcase_add_test(right, test_barrier);
     tcase_add_test(right, test_missing_barrier_shows);
     tcase_add_test(right, test_collectives);
     tcase_add_test(right, test_returned_threads);
     tcase_add_test(right, test_mma);
-    suite_add_tcase(suite, right);
     tcase_add_test_raise_signal(broken, test_other_barrier, SIGABRT);
     tcase_add_test_raise_signal(broken, test_deadlock, SIGABRT);
     tcase_add_test_raise_signal(broken, test_absent_lane, SIGABRT);
@@ -435,6 +433,5 @@ int main(void)
     tcase_add_test_raise_signal(broken, test_unawaited_copy, SIGABRT);
     tcase_add_test_raise_signal(broken, test_block_too_large, SIGABRT);
     tcase_add_test_raise_signal(broken, test_empty_grid, SIGABRT);
-    suite_add_tcase(suite, broken);
     return suite_run(suite);
 }

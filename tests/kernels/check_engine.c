@@ -544,10 +544,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine");
-    TCase *tcase = tcase_create("commands");
+    TCase *tcase = suite_case(suite, "commands", set_up, engine_rig_teardown);
 
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
     tcase_add_loop_test(tcase, test_copy, 0, 5);
     tcase_add_test(tcase, test_copy_large);
     tcase_add_test(tcase, test_fill);
@@ -565,6 +563,5 @@ int main(void)
     tcase_add_test(tcase, test_wrong_table);
     tcase_add_test(tcase, test_no_reading);
     tcase_add_test(tcase, test_counters);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

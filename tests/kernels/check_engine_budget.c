@@ -91,12 +91,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine_budget");
-    TCase *tcase = tcase_create("budget");
+    TCase *tcase = suite_case(suite, "budget", set_up, engine_rig_teardown);
 
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
     tcase_add_test(tcase, test_stands_back);
-    suite_add_tcase(suite, tcase);
     tcase = suite_case(suite, "traffic", set_up_with_traffic, engine_rig_teardown);
     tcase_add_test(tcase, test_stands_back_for_others);
     return suite_run(suite);

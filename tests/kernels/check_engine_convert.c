@@ -219,14 +219,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine_convert");
-    TCase *tcase = tcase_create("convert");
+    TCase *tcase = suite_case(suite, "convert", set_up, engine_rig_teardown);
 
-    tcase_set_timeout(tcase, 60);
-    tcase_add_checked_fixture(tcase, set_up, engine_rig_teardown);
     tcase_add_loop_test(tcase, test_encode, 0, N_RANGES);
     tcase_add_loop_test(tcase, test_decode, 0, N_RANGES);
     tcase_add_loop_test(tcase, test_clear, 0, N_RANGES);
     tcase_add_test(tcase, test_lies);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

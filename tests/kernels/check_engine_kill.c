@@ -275,10 +275,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine_kill");
-    TCase *tcase = tcase_create("kill");
+    TCase *tcase = suite_case(suite, "kill", NULL, NULL);
 
     tcase_set_timeout(tcase, 600);
     tcase_add_loop_test(tcase, test_kill, 0, N_KINDS);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -580,9 +580,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine_life");
-    TCase *segments = tcase_create("segments"), *life = tcase_create("life");
+    TCase *segments = suite_case(suite, "segments", NULL, NULL);
+    TCase *life = suite_case(suite, "life", NULL, NULL);
 
-    tcase_set_timeout(segments, 60);
     tcase_add_test(segments, test_populate);
     tcase_add_test(segments, test_lock);
     tcase_add_test(segments, test_no_node);
@@ -592,7 +592,6 @@ int main(void)
     tcase_add_test(segments, test_drop_early);
     tcase_add_test(segments, test_ping_while_populating);
     tcase_add_test(segments, test_whole_before_commands);
-    tcase_set_timeout(life, 60);
     tcase_add_test(life, test_threads);
     tcase_add_test(life, test_idle);
     tcase_add_test(life, test_hang_up);
@@ -600,7 +599,5 @@ int main(void)
     tcase_add_loop_test(life, test_malformed, 0, N_MALFORMED);
     tcase_add_test(life, test_broken_frame);
     tcase_add_test(life, test_no_socket);
-    suite_add_tcase(suite, segments);
-    suite_add_tcase(suite, life);
     return suite_run(suite);
 }

@@ -582,9 +582,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine_update");
-    TCase *tcase = tcase_create("update");
+    TCase *tcase = suite_case(suite, "update", NULL, NULL);
 
-    tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, test_elsewhere, 0, N_KINDS);
     tcase_add_loop_test(tcase, test_fused, 0, N_KINDS);
     tcase_add_loop_test(tcase, test_same_number, 0, N_KINDS);
@@ -595,6 +594,5 @@ int main(void)
     tcase_add_test(tcase, test_lies);
     tcase_add_test(tcase, test_no_second);
     tcase_add_loop_test(tcase, test_bytes, 0, N_KINDS);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

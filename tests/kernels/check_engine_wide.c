@@ -163,14 +163,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine_wide");
-    TCase *wide = tcase_create("wide");
+    TCase *wide = suite_case(suite, "wide", set_up_wide, engine_rig_teardown);
 
-    tcase_set_timeout(wide, 60);
-    tcase_add_checked_fixture(wide, set_up_wide, engine_rig_teardown);
     tcase_add_test(wide, test_micro_batches);
     tcase_add_test(wide, test_wide_update);
     tcase_add_test(wide, test_wide_lies);
     tcase_add_loop_test(wide, test_large_segment, 0, 2);
-    suite_add_tcase(suite, wide);
     return suite_run(suite);
 }

@@ -281,9 +281,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("mapping");
-    TCase *tcase = tcase_create("mapping"), *machines = tcase_create("machines");
+    TCase *tcase = suite_case(suite, "mapping", set_up, tear_down);
+    TCase *machines = suite_case(suite, "machines", NULL, NULL);
 
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_loop_test(tcase, test_fault, 1, N_PIECES + 1);
     tcase_add_test(tcase, test_no_fault);
     tcase_add_test(tcase, test_cancel);
@@ -292,7 +292,5 @@ int main(void)
     tcase_add_test(machines, test_node);
     tcase_add_test(machines, test_absent_node);
     tcase_add_test(machines, test_no_cores);
-    suite_add_tcase(suite, tcase);
-    suite_add_tcase(suite, machines);
     return suite_run(suite);
 }

@@ -43,11 +43,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("rates");
-    TCase *host = tcase_create("host");
+    TCase *host = suite_case(suite, "host", NULL, NULL);
 
     tcase_set_timeout(host, 120);
     tcase_add_test(host, test_host);
     tcase_add_loop_test(host, test_host_refuses, 0, 6);
-    suite_add_tcase(suite, host);
     return suite_run(suite);
 }

@@ -157,13 +157,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("recovery");
-    TCase *tcase = tcase_create("recovery");
+    TCase *tcase = suite_case(suite, "recovery", set_up, tear_down);
 
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, test_waits);
     tcase_add_test(tcase, test_whole);
     tcase_add_loop_test(tcase, test_wrong, 0, 5);
     tcase_add_test(tcase, test_forget);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -187,7 +187,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("reduce");
-    TCase *reduce = tcase_create("reduce");
+    TCase *reduce = suite_case(suite, "reduce", NULL, NULL);
 
     tcase_add_loop_test(reduce, test_variants_agree, 0, hostile_n_rows());
     tcase_add_loop_test(reduce, test_in_place, 0, hostile_n_rows());
@@ -195,6 +195,5 @@ int main(void)
     tcase_add_loop_test(reduce, test_special_values, 0, hostile_n_rows());
     tcase_add_loop_test(reduce, test_norm_against_long_double, 0, hostile_n_rows());
     tcase_add_loop_test(reduce, test_golden_bits, 0, hostile_n_rows());
-    suite_add_tcase(suite, reduce);
     return hostile_main(suite);
 }

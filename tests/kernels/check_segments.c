@@ -443,13 +443,13 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("segments");
-    TCase *set = tcase_create("segments"), *chunks = tcase_create("chunks");
+    TCase *set = suite_case(suite, "segments", NULL, NULL);
+    TCase *chunks = suite_case(suite, "chunks", set_up_chunks, tear_down_chunks);
 
     tcase_add_test(set, test_set);
     tcase_add_test(set, test_bad_ids);
     tcase_add_test(set, test_find);
     tcase_add_test(set, test_check_fd);
-    tcase_add_checked_fixture(chunks, set_up_chunks, tear_down_chunks);
     tcase_add_test(chunks, test_chunk);
     tcase_add_test(chunks, test_wide);
     tcase_add_test(chunks, test_one_moment);
@@ -460,7 +460,5 @@ int main(void)
     tcase_add_test(chunks, test_no_chunk);
     tcase_add_test(chunks, test_lies);
     tcase_add_test(chunks, test_fuzz);
-    suite_add_tcase(suite, set);
-    suite_add_tcase(suite, chunks);
     return suite_run(suite);
 }

@@ -290,7 +290,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("thread_pool");
-    TCase *tcase = tcase_create("thread_pool");
+    TCase *tcase = suite_case(suite, "thread_pool", NULL, NULL);
 
     tcase_add_loop_test(tcase, test_all_pieces, 1, 6);
     tcase_add_test(tcase, test_classes);
@@ -299,6 +299,5 @@ int main(void)
     tcase_add_test(tcase, test_from_done);
     tcase_add_test(tcase, test_close);
     tcase_add_test(tcase, test_bad_number);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -233,7 +233,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("tile");
-    TCase *tile = tcase_create("tile");
+    TCase *tile = suite_case(suite, "tile", NULL, NULL);
 
     tcase_add_test(tile, test_update_is_adamw_over_spans);
     tcase_add_test(tile, test_reduce_fills_tiles);
@@ -241,6 +241,5 @@ int main(void)
     tcase_add_test(tile, test_sum_made_elsewhere);
     tcase_add_test(tile, test_marks_skip_what_is_done);
     tcase_add_loop_test(tile, test_ranges_and_threads_give_the_same_bits, 0, hostile_n_rows());
-    suite_add_tcase(suite, tile);
     return hostile_main(suite);
 }

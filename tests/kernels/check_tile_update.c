@@ -315,12 +315,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("tile_update");
-    TCase *tile = tcase_create("update");
+    TCase *tile = suite_case(suite, "update", NULL, NULL);
     int n = N_TURNS * hostile_n_rows();
 
     tcase_add_loop_test(tile, test_ways, 0, n);
     tcase_add_loop_test(tile, test_guard, 0, 2 * n);
     tcase_add_loop_test(tile, test_any_division, 0, n);
-    suite_add_tcase(suite, tile);
     return hostile_main(suite);
 }

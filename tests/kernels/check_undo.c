@@ -529,8 +529,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("undo");
-    TCase *restore_case = tcase_create("restore");
-    TCase *kill_case = tcase_create("kill");
+    TCase *restore_case = suite_case(suite, "restore", NULL, NULL);
+    TCase *kill_case = suite_case(suite, "kill", NULL, NULL);
 
     tcase_add_loop_test(restore_case, test_restore_finishes_a_torn_update, 0, hostile_n_rows());
     tcase_add_test(restore_case, test_restore_puts_a_torn_reduction_back);
@@ -541,7 +541,5 @@ int main(void)
                         N_STEPPED * hostile_n_rows());
     tcase_add_loop_test(kill_case, test_killed_at_any_moment, 0, N_WAYS * hostile_n_rows());
     tcase_set_timeout(kill_case, 120);
-    suite_add_tcase(suite, restore_case);
-    suite_add_tcase(suite, kill_case);
     return hostile_main(suite);
 }

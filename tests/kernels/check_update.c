@@ -531,8 +531,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("update");
-    TCase *update = tcase_create("update");
-    TCase *adamw = tcase_create("adamw");
+    TCase *update = suite_case(suite, "update", NULL, NULL);
+    TCase *adamw = suite_case(suite, "adamw", NULL, NULL);
     int n_rows = hostile_n_rows(), n = n_rows * N_HOWS;
 
     tcase_add_loop_test(update, test_variants_agree, 0, n);
@@ -547,8 +547,5 @@ int main(void)
     tcase_add_loop_test(adamw, test_golden_bits, 0, n_rows);
     tcase_add_loop_test(adamw, test_golden_bits_mx8, 0, n_rows);
     tcase_add_test(adamw, test_prepare);
-    tcase_set_timeout(update, 60);
-    suite_add_tcase(suite, update);
-    suite_add_tcase(suite, adamw);
     return hostile_main(suite);
 }

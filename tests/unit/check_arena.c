@@ -132,10 +132,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("arena");
-    TCase *tc = tcase_create("arena");
+    TCase *tc = suite_case(suite, "arena", setup, NULL);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_test(tc, a_budget_is_kept_to_the_byte);
     tcase_add_test(tc, a_segment_is_sealed);
     tcase_add_test(tc, a_segment_can_be_mapped_again);

@@ -223,10 +223,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("batch");
-    TCase *tc = tcase_create("batch");
+    TCase *tc = suite_case(suite, "batch", NULL, NULL);
 
-    suite_add_tcase(suite, tc);
-    tcase_set_timeout(tc, 60);
     tcase_add_test(tc, what_is_packed_is_read);
     tcase_add_test(tc, damage_is_refused_or_read_alike);
     tcase_add_test(tc, unknown_fields_are_skipped);

@@ -492,9 +492,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("capacity");
-    TCase *tc = tcase_create("choose");
+    TCase *tc = suite_case(s, "choose", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_loop_test(tc, presets_waste_little, 0, N_PRESETS);
     tcase_add_test(tc, an_outlier_has_its_class);
     tcase_add_test(tc, classes_for_a_given_capacity);
@@ -506,7 +505,6 @@ static Suite *suite(void)
     tcase_add_test(tc, the_largest_tensor);
     tcase_add_test(tc, many_experts);
     tcase_add_test(tc, many_chunks);
-    suite_add_tcase(s, tc);
     return s;
 }
 

@@ -112,12 +112,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("cli");
-    TCase *tcase = tcase_create("cli");
+    TCase *tcase = suite_case(suite, "cli", NULL, NULL);
 
     tcase_add_test(tcase, test_numbers);
     tcase_add_test(tcase, test_table);
     tcase_add_test(tcase, test_json);
     tcase_add_test(tcase, test_json_large);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -526,7 +526,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("client");
-    TCase *tcase = tcase_create("client");
+    TCase *tcase = suite_case(suite, "client", NULL, NULL);
 
     tcase_add_test(tcase, test_no_daemon);
     tcase_add_test(tcase, test_long_path);
@@ -541,6 +541,5 @@ int main(void)
     tcase_add_loop_test(tcase, test_bad_layout, 0, 7);
     tcase_add_test(tcase, test_corrupt);
     tcase_add_test(tcase, test_fork);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

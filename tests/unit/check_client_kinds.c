@@ -342,7 +342,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("client_kinds");
-    TCase *tcase = tcase_create("client_kinds");
+    TCase *tcase = suite_case(suite, "client_kinds", NULL, NULL);
 
     tcase_add_test(tcase, test_order);
     tcase_add_test(tcase, test_sync_counts_anew);
@@ -352,6 +352,5 @@ int main(void)
     tcase_add_test(tcase, test_many_wait);
     tcase_add_test(tcase, test_classes);
     tcase_add_loop_test(tcase, test_bad_classes, 0, 10);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

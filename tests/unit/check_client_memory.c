@@ -152,9 +152,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("client_memory");
-    TCase *tcase = tcase_create("client_memory");
+    TCase *tcase = suite_case(suite, "client_memory", NULL, NULL);
 
     tcase_add_loop_test(tcase, test_every_allocation, 0, 2);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

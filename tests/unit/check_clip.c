@@ -53,11 +53,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("clip");
-    TCase *tc = tcase_create("clip");
+    TCase *tc = suite_case(suite, "clip", NULL, NULL);
 
     tcase_add_test(tc, clips_to_the_limit);
     tcase_add_test(tc, what_is_not_finite_is_skipped);
     tcase_add_test(tc, what_scaling_makes_infinite_is_skipped);
-    suite_add_tcase(suite, tc);
     return suite_run(suite);
 }

@@ -513,10 +513,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("commands");
-    TCase *tc = tcase_create("commands");
+    TCase *tc = suite_case(suite, "commands", setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, commands_are_packed_whole);
     tcase_add_test(tc, updates_elsewhere_are_packed_whole);
     tcase_add_test(tc, conversions_are_packed_whole);

@@ -419,16 +419,14 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("core");
-    TCase *gradients = tcase_create("gradients");
-    TCase *step = tcase_create("step");
+    TCase *gradients = suite_case(s, "gradients", NULL, teardown);
+    TCase *step = suite_case(s, "step", NULL, teardown);
 
-    tcase_add_checked_fixture(gradients, NULL, teardown);
     tcase_add_test(gradients, gradient_is_opened_once);
     tcase_add_test(gradients, reduced_in_rank_order);
     tcase_add_test(gradients, gradient_makes_room);
     tcase_add_test(gradients, grad_row_belongs_to_the_update);
     tcase_add_test(gradients, staging_fails);
-    tcase_add_checked_fixture(step, NULL, teardown);
     tcase_add_test(step, whole_step);
     tcase_add_test(step, commit_does_not_wait_for_updates);
     tcase_add_test(step, clip_goes_into_the_update);
@@ -440,8 +438,6 @@ static Suite *suite(void)
     tcase_add_test(step, bad_hyper_is_refused);
     tcase_add_test(step, nothing_after_step);
     tcase_add_loop_test(step, engine_gives_up, 0, 3);
-    suite_add_tcase(s, gradients);
-    suite_add_tcase(s, step);
     return s;
 }
 

@@ -118,13 +118,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("daemon_rates");
-    TCase *tcase = tcase_create("daemon_rates");
+    TCase *tcase = suite_case(suite, "daemon_rates", NULL, NULL);
 
     tcase_add_test(tcase, test_median);
     tcase_add_test(tcase, test_see);
     tcase_add_test(tcase, test_drift);
     tcase_add_test(tcase, test_sides);
     tcase_add_test(tcase, test_learn);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

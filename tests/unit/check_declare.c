@@ -359,7 +359,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("declare");
-    TCase *tcase = tcase_create("declare");
+    TCase *tcase = suite_case(suite, "declare", NULL, NULL);
 
     tcase_add_test(tcase, test_declarations);
     tcase_add_test(tcase, test_groups);
@@ -370,6 +370,5 @@ int main(void)
     tcase_add_test(tcase, test_many_tensors);
     tcase_add_test(tcase, test_most_tensors);
     tcase_add_loop_test(tcase, test_declare_anew, 0, 2);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

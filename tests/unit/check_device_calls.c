@@ -481,7 +481,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("device_calls");
-    TCase *tcase = tcase_create("device_calls");
+    TCase *tcase = suite_case(suite, "device_calls", NULL, NULL);
 
     tcase_add_test(tcase, test_use_device);
     tcase_add_test(tcase, test_host);
@@ -496,6 +496,5 @@ int main(void)
     tcase_add_loop_test(tcase, test_stream_fails, 0, 4);
     tcase_add_test(tcase, test_fork);
     tcase_add_test(tcase, test_descriptors);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -523,7 +523,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("device_copies");
-    TCase *tcase = tcase_create("device_copies");
+    TCase *tcase = suite_case(suite, "device_copies", NULL, NULL);
 
     tcase_add_test(tcase, test_arenas);
     tcase_add_loop_test(tcase, test_arena_fails, 0, 3);
@@ -536,6 +536,5 @@ int main(void)
     tcase_add_loop_test(tcase, test_lies, 0, 4);
     tcase_add_loop_test(tcase, test_device_fails, 0, 3);
     tcase_add_loop_test(tcase, test_ends, 0, 3);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

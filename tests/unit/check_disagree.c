@@ -355,9 +355,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("disagree");
-    TCase *tcase = tcase_create("disagree");
+    TCase *tcase = suite_case(suite, "disagree", setup, teardown);
 
-    tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, all_are_told_and_begin_anew, 0, 3);
     tcase_add_loop_test(tcase, who_declares_hears_it_next, 0, 2);
     tcase_add_test(tcase, what_differs_is_named);
@@ -367,6 +366,5 @@ int main(void)
     tcase_add_test(tcase, kinds_that_differ_are_named);
     tcase_add_test(tcase, groups_are_counted);
     tcase_add_test(tcase, bad_kinds_are_refused);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

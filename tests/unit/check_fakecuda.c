@@ -395,28 +395,26 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("fakecuda");
-    TCase *devices = tcase_create("devices"), *entries = tcase_create("entries"),
-          *faults = tcase_create("faults"), *end = tcase_create("end");
+    TCase *devices = suite_case(suite, "devices", NULL, NULL);
+    TCase *entries = suite_case(suite, "entries", NULL, NULL);
+    TCase *faults = suite_case(suite, "faults", NULL, NULL);
+    TCase *end = suite_case(suite, "end", NULL, NULL);
 
     (void)argc;
     rig_find_library(argv);
     tcase_add_test(devices, test_devices);
     tcase_add_loop_test(devices, test_visible, 0, 8);
     tcase_add_loop_test(devices, test_no_driver, 0, 4);
-    suite_add_tcase(suite, devices);
     tcase_add_test(entries, test_entry_points);
     tcase_add_test(entries, test_entry_points_null);
     tcase_add_test(entries, test_words);
     tcase_add_test(entries, test_not_initialized);
-    suite_add_tcase(suite, entries);
     tcase_add_test(faults, test_nth_call);
     tcase_add_test(faults, test_any_call);
     tcase_add_test(faults, test_sticky);
     tcase_add_test(faults, test_sticky_call);
     tcase_add_test(faults, test_forked);
-    suite_add_tcase(suite, faults);
     tcase_add_loop_test(end, test_leaks, 0, 3);
     tcase_add_test(end, test_released);
-    suite_add_tcase(suite, end);
     return suite_run(suite);
 }

@@ -432,8 +432,9 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("fakecuda_memory");
-    TCase *handles = tcase_create("handles"), *processes = tcase_create("processes"),
-          *pinned = tcase_create("pinned");
+    TCase *handles = suite_case(suite, "handles", NULL, NULL);
+    TCase *processes = suite_case(suite, "processes", NULL, rig_end);
+    TCase *pinned = suite_case(suite, "pinned", NULL, NULL);
 
     (void)argc;
     rig_find_library(argv);
@@ -445,18 +446,14 @@ int main(int argc, char **argv)
     tcase_add_test(handles, test_refusals);
     tcase_add_test(handles, test_no_context);
     tcase_add_test(handles, test_peers);
-    suite_add_tcase(suite, handles);
-    tcase_add_checked_fixture(processes, NULL, rig_end);
     tcase_add_test(processes, test_import);
     tcase_add_test(processes, test_survives);
     tcase_add_test(processes, test_on_its_way);
     tcase_add_test(processes, test_shared_out_of_memory);
     tcase_add_test(processes, test_own_out_of_memory);
-    suite_add_tcase(suite, processes);
     tcase_add_test(pinned, test_register);
     tcase_add_test(pinned, test_straddle);
     tcase_add_loop_test(pinned, test_pageable, 0, 2);
     tcase_add_test(pinned, test_out_of_bounds);
-    suite_add_tcase(suite, pinned);
     return suite_run(suite);
 }

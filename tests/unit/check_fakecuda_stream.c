@@ -461,8 +461,10 @@ END_TEST
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("fakecuda_stream");
-    TCase *order = tcase_create("order"), *words = tcase_create("words"),
-          *memory = tcase_create("memory"), *kernels = tcase_create("kernels");
+    TCase *order = suite_case(suite, "order", NULL, NULL);
+    TCase *words = suite_case(suite, "words", NULL, NULL);
+    TCase *memory = suite_case(suite, "memory", NULL, NULL);
+    TCase *kernels = suite_case(suite, "kernels", NULL, NULL);
 
     (void)argc;
     rig_find_library(argv);
@@ -473,18 +475,15 @@ int main(int argc, char **argv)
     tcase_add_test(order, test_query);
     tcase_add_test(order, test_elapsed);
     tcase_add_test(order, test_destroyed);
-    suite_add_tcase(suite, order);
     tcase_add_test(words, test_value_cyclic);
     tcase_add_test(words, test_value_between);
     tcase_add_test(words, test_value_refusals);
-    suite_add_tcase(suite, words);
     tcase_add_test(memory, test_source_read);
     tcase_add_test(memory, test_taken_away);
     tcase_add_test(memory, test_unregistered);
     tcase_add_test(memory, test_foreign_stream);
     tcase_add_test(memory, test_free_waits);
     tcase_add_test(memory, test_host_function);
-    suite_add_tcase(suite, memory);
     tcase_add_test(kernels, test_launch);
 #ifndef __SANITIZE_THREAD__ /* ThreadSanitizer cannot follow a jump from a fiber out of a signal   \
                              * handler */
@@ -492,6 +491,5 @@ int main(int argc, char **argv)
 #endif
     tcase_add_test_raise_signal(kernels, test_own_fault, SIGSEGV);
     tcase_add_test(kernels, test_launch_refusals);
-    suite_add_tcase(suite, kernels);
     return suite_run(suite);
 }

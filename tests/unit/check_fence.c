@@ -311,7 +311,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("fence");
-    TCase *tcase = tcase_create("fence");
+    TCase *tcase = suite_case(suite, "fence", NULL, NULL);
 
     tcase_add_test(tcase, test_waits);
     tcase_add_test(tcase, test_taken_back);
@@ -319,6 +319,5 @@ int main(void)
     tcase_add_test(tcase, test_drop);
     tcase_add_test(tcase, test_evict);
     tcase_add_loop_test(tcase, test_any_order, 0, 20);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

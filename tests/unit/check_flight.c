@@ -78,11 +78,10 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("flight");
-    TCase *tc = tcase_create("flight");
+    TCase *tc = suite_case(s, "flight", NULL, NULL);
 
     tcase_add_loop_test(tc, finds_what_is_under_way, 0, 6);
     tcase_add_test(tc, many_in_a_row);
-    suite_add_tcase(s, tc);
     return s;
 }
 

@@ -124,12 +124,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("formats");
-    TCase *tcase = tcase_create("formats");
+    TCase *tcase = suite_case(suite, "formats", NULL, teardown);
 
-    tcase_add_checked_fixture(tcase, NULL, teardown);
     tcase_add_loop_test(tcase, moments_are_converted, 0, 2);
     tcase_add_test(tcase, write_master_clears_codes);
     tcase_add_loop_test(tcase, one_moment, 0, 2);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

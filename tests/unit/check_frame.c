@@ -269,10 +269,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("frame");
-    TCase *tc = tcase_create("frame");
+    TCase *tc = suite_case(suite, "frame", setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, the_header_is_laid_out_as_drawn);
     tcase_add_test(tc, a_header_is_read_back);
     tcase_add_test(tc, a_changed_byte_is_refused_or_harmless);

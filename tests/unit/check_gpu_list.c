@@ -177,9 +177,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("gpu_list");
-    TCase *tcase = tcase_create("gpu_list");
+    TCase *tcase = suite_case(suite, "gpu_list", setup, NULL);
 
-    tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, a_list_is_read);
     tcase_add_test(tcase, an_error_is_a_sentence);
     tcase_add_loop_test(tcase, nonsense_is_refused, 0, 12);
@@ -190,6 +189,5 @@ int main(void)
     tcase_add_loop_test(tcase, found, 0, 7);
     tcase_add_test(tcase, not_found);
     tcase_add_test(tcase, checked);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

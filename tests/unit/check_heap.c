@@ -90,11 +90,10 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("heap");
-    TCase *tc = tcase_create("heap");
+    TCase *tc = suite_case(s, "heap", NULL, NULL);
 
     tcase_add_loop_test(tc, greatest_is_on_top, 0, 8);
     tcase_add_test(tc, grows);
-    suite_add_tcase(s, tc);
     return s;
 }
 

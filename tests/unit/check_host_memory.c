@@ -150,15 +150,13 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("host_memory");
-    TCase *tc = tcase_create("memory");
+    TCase *tc = suite_case(suite, "memory", set_up, tear_down);
 
-    tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, no_limit_is_the_machine);
     tcase_add_test(tc, the_least_limit_counts);
     tcase_add_loop_test(tc, version_1_counts, 0, 2);
     tcase_add_test(tc, containers);
     tcase_add_test(tc, a_lowered_limit_is_seen);
     tcase_add_test(tc, nonsense_is_passed_over);
-    suite_add_tcase(suite, tc);
     return suite_run(suite);
 }

@@ -274,7 +274,7 @@ END_TEST
 int main(void)
 {
     Suite *s = suite_create("interleave");
-    TCase *t = tcase_create("k");
+    TCase *t = suite_case(s, "k", NULL, NULL);
 
     tcase_add_loop_test(t, the_papers_boxes, 0, 2);
     tcase_add_test(t, where_it_does_not_pay);
@@ -284,6 +284,5 @@ int main(void)
     tcase_add_test(t, bounds);
     tcase_add_test(t, by_hand);
     tcase_add_test(t, nodes);
-    suite_add_tcase(s, t);
     return suite_run(s);
 }

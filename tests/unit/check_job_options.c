@@ -115,12 +115,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("job_options");
-    TCase *tcase = tcase_create("job_options");
+    TCase *tcase = suite_case(suite, "job_options", NULL, NULL);
 
     tcase_add_test(tcase, absent_is_adamw);
     tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
     tcase_add_test(tcase, what_cannot_go_together);
     tcase_add_loop_test(tcase, what_differs_is_named, 0, 7);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

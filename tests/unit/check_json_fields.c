@@ -155,7 +155,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("json_fields");
-    TCase *tcase = tcase_create("json_fields");
+    TCase *tcase = suite_case(suite, "json_fields", NULL, NULL);
 
     tcase_add_test(tcase, test_object);
     tcase_add_test(tcase, test_u64);
@@ -163,6 +163,5 @@ int main(void)
     tcase_add_test(tcase, test_text);
     tcase_add_test(tcase, test_array);
     tcase_add_test(tcase, test_load);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

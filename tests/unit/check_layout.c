@@ -419,9 +419,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("layout");
-    TCase *tc = tcase_create("build");
+    TCase *tc = suite_case(s, "build", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, order_of_first_use);
     tcase_add_test(tc, exact_fit);
     tcase_add_test(tc, need_of_a_chain);
@@ -438,7 +437,6 @@ static Suite *suite(void)
     tcase_add_test(tc, many_tensors);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, tiny);
-    suite_add_tcase(s, tc);
     return s;
 }
 

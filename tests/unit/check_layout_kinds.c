@@ -358,9 +358,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("layout of kinds");
-    TCase *tc = tcase_create("build");
+    TCase *tc = suite_case(s, "build", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, kinds_apart);
     tcase_add_test(tc, kinds_interleaved);
     tcase_add_test(tc, experts_apart);
@@ -373,7 +372,6 @@ static Suite *suite(void)
     tcase_add_test(tc, base_of_a_base);
     tcase_add_test(tc, base_of_larger_chunks);
     tcase_add_loop_test(tc, random_models, 1, 301);
-    suite_add_tcase(s, tc);
     return s;
 }
 

@@ -430,7 +430,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("lease");
-    TCase *exact = tcase_create("messages"), *random = tcase_create("random");
+    TCase *exact = suite_case(suite, "messages", NULL, NULL);
+    TCase *random = suite_case(suite, "random", NULL, NULL);
 
     tcase_add_test(exact, test_chain_messages);
     tcase_add_test(exact, test_shared_chunk);
@@ -446,7 +447,5 @@ int main(void)
     tcase_add_test(exact, test_many_operators);
     tcase_add_loop_test(random, test_random_in_order, 0, 40);
     tcase_add_loop_test(random, test_random_any_order, 0, 40);
-    suite_add_tcase(suite, exact);
-    suite_add_tcase(suite, random);
     return suite_run(suite);
 }

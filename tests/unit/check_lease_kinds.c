@@ -184,13 +184,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("lease_kinds");
-    TCase *tcase = tcase_create("lease_kinds");
+    TCase *tcase = suite_case(suite, "lease_kinds", NULL, NULL);
 
     tcase_add_loop_test(tcase, each_rank_its_own, 0, 2);
     tcase_add_loop_test(tcase, complete_when_my_uses_end, 0, 2);
     tcase_add_test(tcase, frozen_has_no_gradient);
     tcase_add_test(tcase, micro_batches);
     tcase_add_test(tcase, classes_are_apart);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

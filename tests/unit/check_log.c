@@ -164,13 +164,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("log");
-    TCase *tc = tcase_create("lines");
+    TCase *tc = suite_case(suite, "lines", NULL, NULL);
 
     tcase_add_test(tc, a_line_is_clean);
     tcase_add_test(tc, the_journal_has_fields);
     tcase_add_test(tc, a_journal_that_is_stuck_loses_nothing);
     tcase_add_test(tc, a_pace_is_kept);
     tcase_add_test(tc, a_full_pipe_loses_lines);
-    suite_add_tcase(suite, tc);
     return suite_run(suite);
 }

@@ -539,37 +539,29 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("micro");
-    TCase *sums = tcase_create("sums");
-    TCase *ranks = tcase_create("ranks");
-    TCase *full = tcase_create("pools");
-    TCase *ends = tcase_create("ends");
+    TCase *sums = suite_case(s, "sums", NULL, teardown);
+    TCase *ranks = suite_case(s, "ranks", NULL, teardown);
+    TCase *full = suite_case(s, "pools", NULL, teardown);
+    TCase *ends = suite_case(s, "ends", NULL, teardown);
 
-    tcase_add_checked_fixture(sums, NULL, teardown);
     tcase_add_test(sums, sums_are_added);
     tcase_add_test(sums, missing_is_zero);
     tcase_add_test(sums, nothing_is_zero);
     tcase_add_test(sums, order_is_by_micro_batch);
     tcase_add_test(sums, fewer_are_legal);
-    tcase_add_checked_fixture(ranks, NULL, teardown);
     tcase_add_test(ranks, needs_fp32_rows);
     tcase_add_test(ranks, too_many);
     tcase_add_test(ranks, once_in_each);
     tcase_add_test(ranks, ahead_waits_for_itself);
     tcase_add_test(ranks, wait_for_itself_ends);
     tcase_add_test(ranks, end_of_micro_batch);
-    tcase_add_checked_fixture(full, NULL, teardown);
     tcase_add_test(full, first_rank_is_added_early);
     tcase_add_test(full, others_wait_for_the_first);
     tcase_add_test(full, passed_over);
     tcase_add_test(full, no_ring_of_waits);
-    tcase_add_checked_fixture(ends, NULL, teardown);
     tcase_add_test(ends, interrupted_drops_all);
     tcase_add_test(ends, partial_sum_is_not_read);
     tcase_add_test(ends, explain_says_micro_batch);
-    suite_add_tcase(s, sums);
-    suite_add_tcase(s, ranks);
-    suite_add_tcase(s, full);
-    suite_add_tcase(s, ends);
     return s;
 }
 

@@ -425,9 +425,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("model");
-    TCase *tc = tcase_create("declare");
+    TCase *tc = suite_case(s, "declare", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, numbered_and_found);
     tcase_add_test(tc, nothing_declared);
     tcase_add_test(tc, duplicates);
@@ -445,7 +444,6 @@ static Suite *suite(void)
     tcase_add_test(tc, hints_are_kept);
     tcase_add_test(tc, same_patterns);
     tcase_add_test(tc, words_again);
-    suite_add_tcase(s, tc);
     return s;
 }
 

@@ -184,12 +184,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("model_json");
-    TCase *tcase = tcase_create("model_json");
+    TCase *tcase = suite_case(suite, "model_json", NULL, NULL);
 
     tcase_add_test(tcase, test_round_trip);
     tcase_add_test(tcase, test_world);
     tcase_add_loop_test(tcase, test_bad, 0, sizeof bad / sizeof *bad);
     tcase_add_test(tcase, test_file);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

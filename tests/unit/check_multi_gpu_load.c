@@ -180,15 +180,13 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("multi_gpu_load");
-    TCase *tc = tcase_create("multi_gpu_load");
+    TCase *tc = suite_case(s, "multi_gpu_load", NULL, teardown);
 
-    tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_loop_test(tc, gpus_are_counted, 0, sizeof machines / sizeof *machines);
     tcase_add_test(tc, one_gpu_loads_alone);
     tcase_add_loop_test(tc, lost, 0, 2);
     tcase_add_test(tc, lost_for_good);
     tcase_add_test(tc, failed);
-    suite_add_tcase(s, tc);
     return s;
 }
 

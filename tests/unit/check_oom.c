@@ -307,7 +307,7 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("out of memory");
-    TCase *tc = tcase_create("offload");
+    TCase *tc = suite_case(s, "offload", NULL, NULL);
 
     tcase_add_loop_test(tc, declare, 0, 20);
     tcase_add_test(tc, declare_boxes);
@@ -315,7 +315,6 @@ static Suite *suite(void)
     tcase_add_test(tc, open_core);
     tcase_add_test(tc, requests);
     tcase_add_loop_test(tc, traces, 0, 4);
-    suite_add_tcase(s, tc);
     return s;
 }
 

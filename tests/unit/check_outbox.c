@@ -304,10 +304,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("outbox");
-    TCase *tc = tcase_create("outbox");
+    TCase *tc = suite_case(suite, "outbox", setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, a_frame_goes_at_once);
     tcase_add_test(tc, what_waits_keeps_its_order);
     tcase_add_test(tc, descriptors_wait_too);

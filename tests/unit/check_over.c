@@ -305,9 +305,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("over");
-    TCase *tc = tcase_create("over");
+    TCase *tc = suite_case(s, "over", NULL, teardown);
 
-    tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_test(tc, weights_are_made_from_sum_to_update);
     tcase_add_test(tc, copy_under_way_is_done_again);
     tcase_add_test(tc, staged_contribution_takes_the_row);
@@ -317,7 +316,6 @@ static Suite *suite(void)
     tcase_add_test(tc, writes_set_master_weights);
     tcase_add_test(tc, sum_waits_for_a_write);
     tcase_add_test(tc, engines_bring_the_weights);
-    suite_add_tcase(s, tc);
     return s;
 }
 

@@ -104,10 +104,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("pending");
-    TCase *tc = tcase_create("pending");
+    TCase *tc = suite_case(suite, "pending", setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, tags_find_their_item);
     tcase_add_test(tc, old_tags_find_nothing);
     tcase_add_test(tc, an_object_begins_anew);

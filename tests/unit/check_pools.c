@@ -114,13 +114,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("pools");
-    TCase *tcase = tcase_create("pools");
+    TCase *tcase = suite_case(suite, "pools", NULL, NULL);
 
     tcase_add_test(tcase, the_first_class_comes_first);
     tcase_add_test(tcase, too_small_is_named);
     tcase_add_test(tcase, ranks_differ);
     tcase_add_test(tcase, slabs_are_rounded_up);
     tcase_add_test(tcase, slabs_hold_blocks_of_one_class);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -305,9 +305,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("quota");
-    TCase *tc = tcase_create("quota");
+    TCase *tc = suite_case(suite, "quota", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, half_is_the_default);
     tcase_add_test(tc, the_default_is_for_others);
     tcase_add_test(tc, a_users_own_section_wins);
@@ -317,6 +316,5 @@ int main(void)
     tcase_add_test(tc, nobody_leaves_a_group);
     tcase_add_test(tc, reload_counts_what_is_held);
     tcase_add_test(tc, rules_that_are_none);
-    suite_add_tcase(suite, tc);
     return suite_run(suite);
 }

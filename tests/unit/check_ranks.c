@@ -501,16 +501,14 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("ranks");
-    TCase *attempts = tcase_create("attempts");
-    TCase *death = tcase_create("death");
-    TCase *late = tcase_create("lateness");
-    TCase *cancels = tcase_create("cancel");
+    TCase *attempts = suite_case(s, "attempts", NULL, teardown);
+    TCase *death = suite_case(s, "death", NULL, teardown);
+    TCase *late = suite_case(s, "lateness", NULL, teardown);
+    TCase *cancels = suite_case(s, "cancel", NULL, teardown);
 
-    tcase_add_checked_fixture(attempts, NULL, teardown);
     tcase_add_test(attempts, sync_first);
     tcase_add_test(attempts, bad_numbers);
     tcase_add_test(attempts, sync_gives_the_step_up);
-    tcase_add_checked_fixture(death, NULL, teardown);
     tcase_add_test(death, hangup_then_death);
     tcase_add_test(death, survivors_keep_leases_until_sync);
     tcase_add_test(death, a_new_worker_takes_over);
@@ -522,18 +520,12 @@ static Suite *suite(void)
     tcase_add_test(death, leave_between_steps);
     tcase_add_loop_test(death, leave_in_a_step, 0, 2);
     tcase_add_loop_test(death, death_that_is_made_good, 0, 2);
-    tcase_add_checked_fixture(late, NULL, teardown);
     tcase_add_test(late, sync_times_out);
     tcase_add_test(late, step_times_out);
     tcase_add_test(late, fetch_times_out);
-    tcase_add_checked_fixture(cancels, NULL, teardown);
     tcase_add_test(cancels, cancel_what_waits);
     tcase_add_test(cancels, cancel_what_is_not_there);
     tcase_add_test(cancels, cancel_a_step);
-    suite_add_tcase(s, attempts);
-    suite_add_tcase(s, death);
-    suite_add_tcase(s, late);
-    suite_add_tcase(s, cancels);
     return s;
 }
 

@@ -156,13 +156,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("rates_json");
-    TCase *tcase = tcase_create("rates_json");
+    TCase *tcase = suite_case(suite, "rates_json", NULL, NULL);
 
     tcase_add_test(tcase, test_round_trip);
     tcase_add_test(tcase, test_add);
     tcase_add_test(tcase, test_refused);
     tcase_add_test(tcase, test_engine);
     tcase_add_test(tcase, test_fingerprint);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -181,7 +181,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("record");
-    TCase *tcase = tcase_create("record");
+    TCase *tcase = suite_case(suite, "record", NULL, NULL);
 
     tcase_add_test(tcase, test_command);
     tcase_add_test(tcase, test_untimed);
@@ -190,6 +190,5 @@ int main(void)
     tcase_add_test(tcase, test_ring);
     tcase_add_test(tcase, test_kinds);
     tcase_add_test(tcase, test_none);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

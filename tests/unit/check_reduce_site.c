@@ -214,19 +214,17 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("reduce_site");
-    TCase *choice = tcase_create("choice"), *core = tcase_create("core");
+    TCase *choice = suite_case(suite, "choice", NULL, NULL);
+    TCase *core = suite_case(suite, "core", NULL, teardown);
 
     tcase_add_test(choice, host_alone);
     tcase_add_test(choice, nothing_at_all);
     tcase_add_test(choice, one_gpu);
     tcase_add_test(choice, turns);
-    suite_add_tcase(suite, choice);
-    tcase_add_checked_fixture(core, NULL, teardown);
     tcase_add_test(core, loads);
     tcase_add_test(core, step);
     tcase_add_test(core, staged);
     tcase_add_test(core, states);
     tcase_add_test(core, explained);
-    suite_add_tcase(suite, core);
     return suite_run(suite);
 }

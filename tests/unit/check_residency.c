@@ -418,10 +418,9 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("residency");
-    TCase *weights = tcase_create("weights");
-    TCase *prefetch = tcase_create("prefetch");
+    TCase *weights = suite_case(s, "weights", NULL, teardown);
+    TCase *prefetch = suite_case(s, "prefetch", NULL, teardown);
 
-    tcase_add_checked_fixture(weights, NULL, teardown);
     tcase_add_test(weights, miss_is_copied);
     tcase_add_test(weights, hit_is_a_lease_more);
     tcase_add_test(weights, wrong_generation_is_stale);
@@ -430,7 +429,6 @@ static Suite *suite(void)
     tcase_add_test(weights, waits_for_a_block);
     tcase_add_test(weights, a_hit_waits_for_nobody);
     tcase_add_test(weights, copy_fails);
-    tcase_add_checked_fixture(prefetch, NULL, teardown);
     tcase_add_test(prefetch, late_is_no_hit);
     tcase_add_test(prefetch, prefetch_by_declaration);
     tcase_add_test(prefetch, an_overtaken_fetch_has_a_deadline);
@@ -440,8 +438,6 @@ static Suite *suite(void)
     tcase_add_test(prefetch, gradients_make_room_for_what_comes);
     tcase_add_test(prefetch, surprises_are_counted);
     tcase_add_test(prefetch, hints);
-    suite_add_tcase(s, weights);
-    suite_add_tcase(s, prefetch);
     return s;
 }
 

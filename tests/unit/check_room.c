@@ -331,13 +331,10 @@ END_TEST
 int main(void)
 {
     Suite *s = suite_create("room");
-    TCase *which = tcase_create("which");
-    TCase *commands = tcase_create("commands");
-    TCase *waits = tcase_create("waits");
+    TCase *which = suite_case(s, "which", NULL, teardown);
+    TCase *commands = suite_case(s, "commands", NULL, teardown);
+    TCase *waits = suite_case(s, "waits", NULL, teardown);
 
-    tcase_add_checked_fixture(which, NULL, teardown);
-    tcase_add_checked_fixture(commands, NULL, teardown);
-    tcase_add_checked_fixture(waits, NULL, teardown);
     tcase_add_loop_test(which, every_kth_per_node, 0, 8);
     tcase_add_loop_test(which, every_kth, 0, 9);
     tcase_add_test(which, k_changes);
@@ -348,8 +345,5 @@ int main(void)
     tcase_add_test(waits, waiting);
     tcase_add_test(waits, states_are_behind);
     tcase_add_test(waits, early_behind_states);
-    suite_add_tcase(s, which);
-    suite_add_tcase(s, commands);
-    suite_add_tcase(s, waits);
     return suite_run(s);
 }

@@ -510,9 +510,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("room_failure");
-    TCase *tcase = tcase_create("failure");
+    TCase *tcase = suite_case(suite, "failure", NULL, teardown);
 
-    tcase_add_checked_fixture(tcase, NULL, teardown);
     tcase_add_loop_test(tcase, nothing_came_down, 0, 5);
     tcase_add_test(tcase, buffer_goes_on);
     tcase_add_test(tcase, nobody_behind);
@@ -526,6 +525,5 @@ int main(void)
     tcase_add_test(tcase, worker_copies);
     tcase_add_test(tcase, not_kept);
     tcase_add_test(tcase, keeps_nothing);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -268,11 +268,9 @@ END_TEST
 int main(void)
 {
     Suite *s = suite_create("room_stays");
-    TCase *held = tcase_create("held");
-    TCase *device = tcase_create("device");
+    TCase *held = suite_case(s, "held", NULL, teardown);
+    TCase *device = suite_case(s, "device", NULL, teardown);
 
-    tcase_add_checked_fixture(held, NULL, teardown);
-    tcase_add_checked_fixture(device, NULL, teardown);
     tcase_add_test(held, gradient_stays_up);
     tcase_add_test(held, sums_come_down);
     tcase_add_test(held, kept_in_vain);
@@ -280,7 +278,5 @@ int main(void)
     tcase_add_loop_test(device, updated_where_they_are, 0, 3);
     tcase_add_test(device, read_and_written_there);
     tcase_add_test(device, no_room_for_states);
-    suite_add_tcase(s, held);
-    suite_add_tcase(s, device);
     return suite_run(s);
 }

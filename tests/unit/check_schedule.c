@@ -412,34 +412,26 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("schedule");
-    TCase *groups = tcase_create("groups");
-    TCase *frozen = tcase_create("frozen");
-    TCase *explain = tcase_create("explain");
-    TCase *numbers = tcase_create("numbers");
+    TCase *groups = suite_case(s, "groups", NULL, teardown);
+    TCase *frozen = suite_case(s, "frozen", NULL, teardown);
+    TCase *explain = suite_case(s, "explain", NULL, teardown);
+    TCase *numbers = suite_case(s, "numbers", NULL, teardown);
 
-    tcase_add_checked_fixture(numbers, NULL, teardown);
     tcase_add_loop_test(numbers, marks, 1, 9);
-    suite_add_tcase(s, numbers);
-    tcase_add_checked_fixture(groups, NULL, teardown);
     tcase_add_test(groups, sum_waits_for_its_group);
     tcase_add_test(groups, others_are_refused);
     tcase_add_test(groups, step_is_everybodys);
     tcase_add_test(groups, death_is_everybodys);
     tcase_add_test(groups, group_is_staged);
     tcase_add_test(groups, idle_expert_is_zero);
-    tcase_add_checked_fixture(frozen, NULL, teardown);
     tcase_add_test(frozen, frozen_is_not_trained);
     tcase_add_test(frozen, all_frozen);
     tcase_add_test(frozen, frozen_rows_are_read);
     tcase_add_test(frozen, frozen_master_sets_weights);
     tcase_add_test(frozen, base_is_not_written);
     tcase_add_test(frozen, table_of_frozen);
-    tcase_add_checked_fixture(explain, NULL, teardown);
     tcase_add_test(explain, explain_says_whose);
     tcase_add_test(explain, explain_says_frozen);
-    suite_add_tcase(s, groups);
-    suite_add_tcase(s, frozen);
-    suite_add_tcase(s, explain);
     return s;
 }
 

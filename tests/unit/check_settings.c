@@ -320,10 +320,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("settings");
-    TCase *tc = tcase_create("settings");
+    TCase *tc = suite_case(suite, "settings", setup, teardown);
 
-    suite_add_tcase(suite, tc);
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, defaults_fit_the_machine);
     tcase_add_test(tc, a_file_that_was_asked_for_must_be_there);
     tcase_add_test(tc, every_key_is_read);

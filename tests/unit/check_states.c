@@ -379,10 +379,9 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("states");
-    TCase *rows = tcase_create("rows");
-    TCase *tells = tcase_create("tells");
+    TCase *rows = suite_case(s, "rows", NULL, teardown);
+    TCase *tells = suite_case(s, "tells", NULL, teardown);
 
-    tcase_add_checked_fixture(rows, NULL, teardown);
     tcase_add_test(rows, read_copies);
     tcase_add_test(rows, bad_ranges);
     tcase_add_test(rows, write_master);
@@ -393,13 +392,10 @@ static Suite *suite(void)
     tcase_add_test(rows, overtaken_read_is_repeated);
     tcase_add_test(rows, torn_gradient_is_not_read);
     tcase_add_test(rows, io_fails);
-    tcase_add_checked_fixture(tells, NULL, teardown);
     tcase_add_test(tells, explain);
     tcase_add_test(tells, explain_a_gradient_that_moves);
     tcase_add_test(tells, open_refuses);
     tcase_add_test(tells, job_table);
-    suite_add_tcase(s, rows);
-    suite_add_tcase(s, tells);
     return s;
 }
 

@@ -114,9 +114,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("status");
-    TCase *tc = tcase_create("status");
+    TCase *tc = suite_case(suite, "status", NULL, NULL);
 
-    suite_add_tcase(suite, tc);
     tcase_add_test(tc, the_list_is_dense);
     tcase_add_test(tc, unknown_numbers_have_words);
     tcase_add_test(tc, words_are_prefixed);

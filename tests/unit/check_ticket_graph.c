@@ -286,9 +286,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("ticket_graph");
-    TCase *tcase = tcase_create("ticket_graph");
+    TCase *tcase = suite_case(suite, "ticket_graph", set_up, tear_down);
 
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, test_order);
     tcase_add_test(tcase, test_after);
     tcase_add_test(tcase, test_fan_out);
@@ -301,6 +300,5 @@ int main(void)
     tcase_add_test(tcase, test_replaced);
     tcase_add_test(tcase, test_drop);
     tcase_add_test(tcase, test_growth);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -202,13 +202,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("timeline");
-    TCase *tcase = tcase_create("timeline");
+    TCase *tcase = suite_case(suite, "timeline", NULL, NULL);
 
     tcase_add_test(tcase, test_empty);
     tcase_add_test(tcase, test_events);
     tcase_add_test(tcase, test_overlap);
     tcase_add_test(tcase, test_full);
     tcase_add_test(tcase, test_replaced);
-    suite_add_tcase(suite, tcase);
     return suite_run(suite);
 }

@@ -403,9 +403,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("trace");
-    TCase *tc = tcase_create("trace");
+    TCase *tc = suite_case(s, "trace", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, declared_order);
     tcase_add_test(tc, record_is_bounded);
     tcase_add_test(tc, record_predicts);
@@ -420,7 +419,6 @@ static Suite *suite(void)
     tcase_add_test(tc, experts_come_and_go);
     tcase_add_test(tc, frozen_weights_are_wanted_again);
     tcase_add_loop_test(tc, time_goes_on, 0, 20);
-    suite_add_tcase(s, tc);
     return s;
 }
 

@@ -88,13 +88,11 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("turns");
-    TCase *tc = tcase_create("order");
+    TCase *tc = suite_case(suite, "order", setup, NULL);
 
-    tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_test(tc, users_take_turns);
     tcase_add_test(tc, a_late_user_waits_for_one_request);
     tcase_add_test(tc, a_session_is_in_line_once);
     tcase_add_test(tc, a_session_leaves_the_line);
-    suite_add_tcase(suite, tc);
     return suite_run(suite);
 }

@@ -126,15 +126,13 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("victim");
-    TCase *tc = tcase_create("victim");
+    TCase *tc = suite_case(s, "victim", setup, teardown);
 
-    tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, farthest_goes_first);
     tcase_add_test(tc, bytes_weigh);
     tcase_add_test(tc, limits);
     tcase_add_test(tc, lru);
     tcase_add_test(tc, edge);
-    suite_add_tcase(s, tc);
     return s;
 }
 

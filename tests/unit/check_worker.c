@@ -400,7 +400,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("worker");
-    TCase *steps = tcase_create("steps"), *faults = tcase_create("faults");
+    TCase *steps = suite_case(suite, "steps", NULL, NULL);
+    TCase *faults = suite_case(suite, "faults", NULL, NULL);
 
     tcase_add_test(steps, test_order);
     tcase_add_test(steps, test_step);
@@ -415,7 +416,5 @@ int main(void)
     tcase_add_loop_test(faults, test_peer_died, 0, 2);
     tcase_add_test(faults, test_engine_failed);
     tcase_add_test(faults, test_hand_in_failed);
-    suite_add_tcase(suite, steps);
-    suite_add_tcase(suite, faults);
     return suite_run(suite);
 }

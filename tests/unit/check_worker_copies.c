@@ -239,9 +239,8 @@ END_TEST
 static Suite *suite(void)
 {
     Suite *s = suite_create("worker_copies");
-    TCase *copies = tcase_create("copies");
+    TCase *copies = suite_case(s, "copies", NULL, teardown);
 
-    tcase_add_checked_fixture(copies, NULL, teardown);
     tcase_add_test(copies, miss_names_the_row);
     tcase_add_test(copies, nothing_is_known_before_a_release);
     tcase_add_test(copies, waits_for_its_update);
@@ -252,7 +251,6 @@ static Suite *suite(void)
     tcase_add_loop_test(copies, who_goes_leaves_nothing, 0, 3);
     tcase_add_test(copies, commit_overtakes_a_copy);
     tcase_add_test(copies, no_prefetch);
-    suite_add_tcase(s, copies);
     return s;
 }
 

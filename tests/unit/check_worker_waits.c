@@ -238,16 +238,14 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("worker_waits");
-    TCase *replies = tcase_create("replies"), *tries = tcase_create("tries"),
-          *wants = tcase_create("wants");
+    TCase *replies = suite_case(suite, "replies", NULL, NULL);
+    TCase *tries = suite_case(suite, "tries", NULL, NULL);
+    TCase *wants = suite_case(suite, "wants", NULL, NULL);
 
     tcase_add_test(replies, test_out_of_order);
     tcase_add_test(replies, test_late_ahead);
     tcase_add_test(tries, test_try);
     tcase_add_test(tries, test_try_alone);
     tcase_add_test(wants, test_wants);
-    suite_add_tcase(suite, replies);
-    suite_add_tcase(suite, tries);
-    suite_add_tcase(suite, wants);
     return suite_run(suite);
 }
