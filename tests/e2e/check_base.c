@@ -3,8 +3,8 @@
  * all jobs read and none writes, and the base job stays as long as they use it. After every test
  * the daemon has its initial number of descriptors and bytes in use. */
 #include "tests/lib/job_rig.h"
-#include "tests/lib/mix_check.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/train_check.h"
 
 #include <check.h>
 #include <poll.h>
@@ -12,12 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct mix_report *reports[MIX_MAX_WORLD];
+static struct train_report *reports[TRAIN_MAX_WORLD];
+static const struct train_bad none = {.step = TRAIN_NEVER};
 
 static void setup(void)
 {
-    for (int r = 0; r < MIX_MAX_WORLD; r++) {
-        reports[r] = mix_report_new();
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        reports[r] = train_report_new();
     }
     job_rig_setup();
 }
@@ -27,8 +28,8 @@ static void teardown(void)
     settle_balanced(&witness);
     settle_remove_jobs(&witness);
     job_rig_teardown();
-    for (int r = 0; r < MIX_MAX_WORLD; r++) {
-        mix_report_free(reports[r]);
+    for (int r = 0; r < TRAIN_MAX_WORLD; r++) {
+        train_report_free(reports[r]);
     }
 }
 
@@ -64,14 +65,14 @@ static int declare(const struct client *c, const char *name, int64_t n,
     return tensor;
 }
 
-/* Write a tensor's initial weights as mix_model.c defines them. */
-static void write_start(struct client *c, int tensor, const struct mix_tensor *from)
+/* Write a tensor's initial weights as train_model.c defines them. */
+static void write_start(struct client *c, int tensor, const struct train_tensor *from)
 {
     float *master = malloc(from->n_elems * sizeof *master);
 
     ck_assert_ptr_nonnull(master);
     for (uint64_t i = 0; i < from->n_elems; i++) {
-        master[i] = mix_start(from->start + i);
+        master[i] = train_start(from->start + i);
     }
     ck_assert_int_eq(
         cst_tensor_write(c->job, tensor, CST_STATE_MASTER, 0, from->n_elems, master, &c->err),
@@ -79,18 +80,18 @@ static void write_start(struct client *c, int tensor, const struct mix_tensor *f
     free(master);
 }
 
-/* Make job "base" with the frozen tensors of the mix model for @world ranks, in another order and
+/* Make job "base" with the frozen tensors of the mixture for @world ranks, in another order and
  * with further tensors, one of which is trained. Its worker leaves. */
 static void make_base(uint32_t world)
 {
-    struct mix_model model;
-    const struct mix_tensor *frozen, *tiny;
+    struct train_model model;
+    const struct train_tensor *frozen, *tiny;
     struct client c;
     int tensors[2];
 
-    mix_model_make(&model, world);
-    frozen = &model.tensors[mix_find(&model, "frozen")];
-    tiny = &model.tensors[mix_find(&model, "tiny")];
+    train_mixture(&model, world);
+    frozen = &model.tensors[train_find(&model, "frozen")];
+    tiny = &model.tensors[train_find(&model, "tiny")];
     ck_assert_int_eq(open_job(&c, "base", NULL), CST_OK);
     tensors[0] = declare(&c, "tiny", (int64_t)tiny->n_elems, CST_PATTERN_FROZEN);
     (void)declare(&c, "more", 3000, CST_PATTERN_FROZEN);
@@ -107,18 +108,20 @@ static void make_base(uint32_t world)
 static pid_t start(const char *name, uint32_t rank, uint32_t world, uint64_t n_steps,
                    uint32_t report)
 {
-    const struct mix_order order = {.socket = proc.socket,
-                                    .name = name,
-                                    .base = "base",
-                                    .rank = rank,
-                                    .world = world,
-                                    .micro_batches = 2,
-                                    .n_steps = n_steps,
-                                    .die_at = UINT32_MAX,
-                                    .kill_at = UINT32_MAX};
+    const struct train_order order = {.socket = proc.socket,
+                                      .name = name,
+                                      .base = "base",
+                                      .mixture = true,
+                                      .bad = none,
+                                      .rank = rank,
+                                      .world = world,
+                                      .micro_batches = 2,
+                                      .n_steps = n_steps,
+                                      .die_at = UINT32_MAX,
+                                      .kill_at = UINT32_MAX};
 
     memset(reports[report], 0, sizeof *reports[report]);
-    return mix_worker_start(&order, reports[report]);
+    return train_worker_start(&order, reports[report]);
 }
 
 /* Two jobs of two ranks train on one base job at a time; each has the expected states, to the
@@ -132,10 +135,10 @@ START_TEST(two_jobs_train_on_one_base)
         pids[r] = start(r < 2 ? "one" : "two", r % 2, 2, 3, r);
     }
     for (uint32_t r = 0; r < 4; r++) {
-        ck_assert(!mix_worker_join(pids[r], reports[r]));
+        train_worker_join(pids[r], reports[r]);
     }
-    mix_check(reports, 2, 2, 0, 3);
-    mix_check(reports + 2, 2, 2, 0, 3);
+    train_check(reports, 2, 0, 3, none);
+    train_check(reports + 2, 2, 0, 3, none);
 }
 END_TEST
 
@@ -143,21 +146,23 @@ END_TEST
  * two jobs, the point at which the engine is killed. */
 START_TEST(an_engine_dies)
 {
-    struct mix_order order = {.socket = proc.socket,
-                              .name = "killer",
-                              .base = "base",
-                              .world = 1,
-                              .micro_batches = 1,
-                              .n_steps = 2,
-                              .die_at = UINT32_MAX};
+    struct train_order order = {.socket = proc.socket,
+                                .name = "killer",
+                                .base = "base",
+                                .mixture = true,
+                                .bad = none,
+                                .world = 1,
+                                .micro_batches = 1,
+                                .n_steps = 2,
+                                .die_at = UINT32_MAX};
     pid_t pid;
 
     make_base(1);
     order.kill_at = 5 + 7 * (uint32_t)_i;
     order.victim = raw_stat(&witness)->engines[0]->pid;
-    pid = mix_worker_start(&order, reports[0]);
-    ck_assert(!mix_worker_join(pid, reports[0]));
-    mix_check(reports, 1, 1, 0, 2);
+    pid = train_worker_start(&order, reports[0]);
+    train_worker_join(pid, reports[0]);
+    train_check(reports, 1, 0, 2, none);
     ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, 1);
 }
 END_TEST

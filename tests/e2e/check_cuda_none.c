@@ -211,7 +211,7 @@ START_TEST(test_wrong_device)
     spec.name = "g";
     spec.device = "cuda";
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
-    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(train_declare(&train_small, job, 1), CST_OK);
     ck_assert_int_eq(cst_commit(job, NULL, &err), CST_EUNSUPPORTED);
     expect_words(err.text, "libcistern-cuda");
     ck_assert_int_eq(cst_cuda_open(&cuda, job, NULL, &err), CST_OK);

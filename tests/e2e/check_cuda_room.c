@@ -37,7 +37,7 @@ static void setup(void)
 START_TEST(engine_killed)
 {
     train_like.overlap.when = _i % 2 == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
-    train_rig_kill_engine(&two, (unsigned)_i / 2, 4);
+    train_rig_kill_engine(&two, (unsigned)_i / 2, (struct train_points){4, 4, 9});
 }
 END_TEST
 
@@ -45,7 +45,7 @@ END_TEST
 START_TEST(worker_killed)
 {
     train_like.overlap.when = _i == 0 ? CST_OVERLAP_COMMIT : CST_OVERLAP_EARLY;
-    train_rig_kill_worker(&two, 1, (uint32_t)_i, 12);
+    (void)train_rig_kill_worker(&two, 1, (struct train_points){(uint32_t)_i, 12, 9});
 }
 END_TEST
 

@@ -6,21 +6,12 @@
 #include "tests/lib/cuda_rig.h"
 #include "tests/lib/fake_gpu.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/train_cases.h"
 
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const struct train_placement placements[] = {
-    {"one", 1, {"cuda:0"}},
-    {"same", 2, {"cuda:1", "cuda:1"}},
-    {"peers", 2, {"cuda", "cuda"}},
-    {"mixed", 2, {"host", "cuda"}},
-    {"four", 4, {"cuda:1", "host", "cuda:0", "cuda:1"}},
-};
-
-enum { N_PLACEMENTS = sizeof placements / sizeof *placements, ONE = 0, SAME = 1, PEERS = 2 };
 
 /* -- the daemon ------------------------------------------------------------------------------- */
 
@@ -69,26 +60,22 @@ static void setup_rooms(void)
 
 /* -- bits ------------------------------------------------------------------------------------- */
 
-/* The results have the expected bits for every placement, with the largest pools, the smallest, and
- * one in between. */
-START_TEST(bits)
+/* The results have the expected bits for every placement, with a pool between the smallest and the
+ * largest. */
+START_TEST(bits_between)
 {
-    const struct train_placement *at = &placements[_i];
-    struct cst_plan plan;
+    const struct train_placement *at = &train_placements[_i];
+    const struct cst_plan *plan = &reports[0]->plan;
 
     train_rig_run(at, at->name, 0);
-    plan = reports[0]->plan;
-    ck_assert_uint_gt(plan.n_blocks, plan.min_blocks);
-    train_rig_run(at, "smallest", plan.min_blocks * plan.block_bytes);
-    ck_assert_uint_eq(reports[0]->plan.n_blocks, plan.min_blocks);
-    train_rig_run(at, "between", (plan.min_blocks + 1) * plan.block_bytes);
+    train_rig_run(at, "between", (plan->min_blocks + 1) * plan->block_bytes);
 }
 END_TEST
 
 /* Device updates on GPUs with one micro-batch per step and with several have the expected bits. */
 START_TEST(rooms)
 {
-    const struct train_placement *at = &placements[_i / 2];
+    const struct train_placement *at = &train_placements[_i / 2];
     struct train_order order = train_rig_order(at, "rooms", 0);
 
     order.device_update_bytes =
@@ -99,26 +86,11 @@ START_TEST(rooms)
 }
 END_TEST
 
-/* Steps of three micro-batches, with fp32 sums wherever they are computed, have the expected
- * bits. */
-START_TEST(micro_batches)
-{
-    const struct train_placement *at = &placements[_i];
-    struct train_order order = train_rig_order(at, "micro", 0);
-
-    order.micro_batches = 3;
-    train_rig_run_like(at, &order, 0);
-    order.name = "smallest";
-    order.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes;
-    train_rig_run_like(at, &order, 0);
-}
-END_TEST
-
 /* The forms that do not wait have the expected results. Their descriptor also signals the
  * stream. */
 START_TEST(try_forms)
 {
-    const struct train_placement *at = &placements[_i];
+    const struct train_placement *at = &train_placements[_i];
     struct train_order order = train_rig_order(at, "try", 0);
 
     order.try_forms = true;
@@ -130,10 +102,10 @@ END_TEST
 /* A worker that forks in every operator continues its training. */
 START_TEST(forks)
 {
-    struct train_order order = train_rig_order(&placements[SAME], "forks", 0);
+    struct train_order order = train_rig_order(&train_placements[TRAIN_SAME], "forks", 0);
 
     order.forks = true;
-    train_rig_run_like(&placements[SAME], &order, 0);
+    train_rig_run_like(&train_placements[TRAIN_SAME], &order, 0);
 }
 END_TEST
 
@@ -141,10 +113,10 @@ END_TEST
 START_TEST(bad_gradient)
 {
     static const uint16_t values[] = {0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81};
-    struct train_order order = train_rig_order(&placements[PEERS], "bad", 0);
+    struct train_order order = train_rig_order(&train_placements[TRAIN_PEERS], "bad", 0);
 
     order.bad = (struct train_bad){.step = 1, .value = values[_i]};
-    train_rig_run_like(&placements[PEERS], &order, 0);
+    train_rig_run_like(&train_placements[TRAIN_PEERS], &order, 0);
     ck_assert(reports[0]->run.results[1].skipped && !reports[0]->run.results[2].skipped);
 }
 END_TEST
@@ -153,7 +125,7 @@ END_TEST
  * unchanged. */
 START_TEST(come_back)
 {
-    const struct train_placement *at = &placements[PEERS];
+    const struct train_placement *at = &train_placements[TRAIN_PEERS];
     struct train_order order = train_rig_order(at, "back", 0);
 
     order.n_steps = 2;
@@ -165,19 +137,12 @@ END_TEST
 
 /* -- deaths ----------------------------------------------------------------------------------- */
 
-/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's run. Another one
- * takes over with the memory that the daemon kept, and no step is interrupted. */
-START_TEST(engine_killed_anywhere)
-{
-    train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
-}
-END_TEST
-
 /* One of two ranks is killed at every point, on one GPU or on two. Another process takes its place,
  * and imports the pool unchanged. _i: both choices. */
 START_TEST(worker_killed_anywhere)
 {
-    train_rig_kill_worker(&placements[_i / 2 == 0 ? PEERS : SAME], (uint32_t)_i % 2, 0, 1);
+    (void)train_rig_kill_worker(&train_placements[_i / 2 == 0 ? TRAIN_PEERS : TRAIN_SAME],
+                                (uint32_t)_i % 2, (struct train_points){0, 1, 9});
 }
 END_TEST
 
@@ -185,7 +150,8 @@ END_TEST
  * survivor is told of the death. _i: the points and the rank. */
 START_TEST(worker_killed_late)
 {
-    train_rig_kill_worker(&placements[PEERS], (uint32_t)_i % 2, (uint32_t)_i, 4);
+    (void)train_rig_kill_worker(&train_placements[TRAIN_PEERS], (uint32_t)_i % 2,
+                                (struct train_points){(uint32_t)_i, 4, 9});
 }
 END_TEST
 
@@ -196,7 +162,7 @@ END_TEST
 START_TEST(call_fails)
 {
     static const int results[] = {2, 719};
-    struct train_order order = train_rig_order(&placements[ONE], "calls", 0);
+    struct train_order order = train_rig_order(&train_placements[TRAIN_ONE], "calls", 0);
     bool reached = true;
     char setting[64];
 
@@ -225,8 +191,8 @@ END_TEST
  * told of its death, and a process that takes its place repeats the step. _i: which work. */
 START_TEST(stream_fails)
 {
-    struct train_order orders[2] = {train_rig_order(&placements[PEERS], "sticky", 0),
-                                    train_rig_order(&placements[PEERS], "sticky", 1)};
+    struct train_order orders[2] = {train_rig_order(&train_placements[TRAIN_PEERS], "sticky", 0),
+                                    train_rig_order(&train_placements[TRAIN_PEERS], "sticky", 1)};
     char setting[64];
 
     (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=host:%d=719", 1 + 3 * _i);
@@ -243,13 +209,13 @@ START_TEST(gpus_exchange)
 {
     const Cistern__JobInfo *job;
 
-    train_rig_run(&placements[PEERS], "gather", 0);
+    train_rig_run(&train_placements[TRAIN_PEERS], "gather", 0);
     job = raw_job_info(&witness, "gather");
     for (size_t r = 0; r < job->n_ranks; r++) {
         ck_assert_uint_gt(job->ranks[r]->bytes_up, 0);
         ck_assert_uint_gt(job->ranks[r]->bytes_peer, 0);
     }
-    ck_assert(raw_explains(&witness, "gather", train_tensors[0].name,
+    ck_assert(raw_explains(&witness, "gather", train_small.tensors[0].name,
                            "up to 2 GPUs that expect its weights together"));
 }
 END_TEST
@@ -260,7 +226,7 @@ START_TEST(no_engine_copies_up)
     const Cistern__JobInfo *job;
     const Cistern__StatReply *stat;
 
-    train_rig_run(&placements[PEERS], "copies", 0);
+    train_rig_run(&train_placements[TRAIN_PEERS], "copies", 0);
     job = raw_job_info(&witness, "copies");
     ck_assert_str_eq(job->copies, "worker");
     for (size_t r = 0; r < job->n_ranks; r++) {
@@ -277,8 +243,8 @@ END_TEST
  * the step. _i: which copy. */
 START_TEST(copy_fails)
 {
-    struct train_order orders[2] = {train_rig_order(&placements[PEERS], "copy", 0),
-                                    train_rig_order(&placements[PEERS], "copy", 1)};
+    struct train_order orders[2] = {train_rig_order(&train_placements[TRAIN_PEERS], "copy", 0),
+                                    train_rig_order(&train_placements[TRAIN_PEERS], "copy", 1)};
     char setting[64];
 
     (void)snprintf(setting, sizeof setting, "CST_FAKECUDA_FAIL=copy:%d=719", 1 + 2 * _i);
@@ -303,38 +269,44 @@ int main(int argc, char **argv)
 
     (void)argc;
     fake_gpu_use(argv);
-    tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(plain, micro_batches, 0, N_PLACEMENTS);
-    tcase_add_loop_test(plain, try_forms, 0, N_PLACEMENTS);
+    train_cases_use("cuda");
+    train_cases_bits(plain);
+    tcase_add_loop_test(plain, bits_between, 0, TRAIN_N_PLACES);
+    train_cases_micro_batch_bits(plain);
+    tcase_add_loop_test(plain, try_forms, 0, TRAIN_N_PLACES);
     tcase_add_test(plain, forks);
     tcase_add_loop_test(plain, bad_gradient, 0, 5);
     tcase_add_test(plain, come_back);
-    tcase_add_loop_test(late, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(late, try_forms, 0, N_PLACEMENTS);
+    train_cases_bits(late);
+    tcase_add_loop_test(late, bits_between, 0, TRAIN_N_PLACES);
+    tcase_add_loop_test(late, try_forms, 0, TRAIN_N_PLACES);
     tcase_add_loop_test(late, worker_killed_late, 0, 4);
     tcase_set_timeout(late, 120);
-    tcase_add_loop_test(gather, bits, 0, N_PLACEMENTS);
+    train_cases_bits(gather);
+    tcase_add_loop_test(gather, bits_between, 0, TRAIN_N_PLACES);
     tcase_add_test(gather, gpus_exchange);
-    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
+    train_cases_engine_killed(deaths, 0, 3);
     tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 4);
     tcase_add_loop_test(deaths, stream_fails, 0, 12);
     tcase_add_loop_test(deaths, call_fails, 0, 2);
     tcase_set_timeout(deaths, 180);
-    tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(copies, try_forms, 0, N_PLACEMENTS);
+    train_cases_bits(copies);
+    tcase_add_loop_test(copies, bits_between, 0, TRAIN_N_PLACES);
+    tcase_add_loop_test(copies, try_forms, 0, TRAIN_N_PLACES);
     tcase_add_test(copies, no_engine_copies_up);
     tcase_add_test(copies, forks);
     tcase_add_test(copies, come_back);
     tcase_add_loop_test(copies, copy_fails, 0, 3);
-    tcase_add_loop_test(deaths_copies, engine_killed_anywhere, 1, 2);
+    train_cases_engine_killed(deaths_copies, 1, 2);
     tcase_add_loop_test(deaths_copies, worker_killed_anywhere, 0, 3);
     tcase_add_loop_test(deaths_copies, stream_fails, 0, 6);
     tcase_set_timeout(deaths_copies, 180);
-    tcase_add_loop_test(late_copies, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(late_copies, micro_batches, 0, N_PLACEMENTS);
-    tcase_add_loop_test(late_copies, try_forms, 0, N_PLACEMENTS);
+    train_cases_bits(late_copies);
+    tcase_add_loop_test(late_copies, bits_between, 0, TRAIN_N_PLACES);
+    train_cases_micro_batch_bits(late_copies);
+    tcase_add_loop_test(late_copies, try_forms, 0, TRAIN_N_PLACES);
     tcase_add_loop_test(late_copies, worker_killed_late, 0, 4);
     tcase_set_timeout(late_copies, 120);
-    tcase_add_loop_test(in_rooms, rooms, 0, 2 * N_PLACEMENTS);
+    tcase_add_loop_test(in_rooms, rooms, 0, 2 * TRAIN_N_PLACES);
     return suite_run(suite);
 }

@@ -5,7 +5,7 @@
  * execute the commands of a GPU's engine. */
 #include "tests/lib/child.h"
 #include "tests/lib/suite.h"
-#include "tests/lib/train_rig.h"
+#include "tests/lib/train_cases.h"
 
 #include <check.h>
 #include <fcntl.h>
@@ -17,16 +17,6 @@
 #include <unistd.h>
 
 #define STUB "./tests/lib/engine_stub"
-
-static const struct train_placement placements[] = {
-    {"one", 1, {"cuda:0"}},
-    {"same", 2, {"cuda:1", "cuda:1"}},
-    {"peers", 2, {"cuda", "cuda"}},
-    {"mixed", 2, {"host", "cuda"}},
-    {"four", 4, {"cuda:1", "host", "cuda:0", "cuda:1"}},
-};
-
-enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
 
 static void open_daemon(const char *config)
 {
@@ -85,41 +75,6 @@ static void setup_slow_copies(void)
     dawdle();
     open_daemon("[gpu]\ncopies = worker\n");
 }
-
-/* The results have the expected bits for every placement, with the largest and the smallest
- * pools. */
-START_TEST(bits)
-{
-    train_rig_bits(&placements[_i]);
-}
-END_TEST
-
-/* Steps of three micro-batches have the expected bits: the end of a micro-batch waits for the
- * stream, and hand-ins of the next one wait for that end. */
-START_TEST(micro_batch_bits)
-{
-    train_like.micro_batches = 3;
-    train_rig_bits(&placements[_i]);
-}
-END_TEST
-
-/* -- deaths ------------------------------------------------------------------------------------ */
-
-/* Engine _i (0: the node's, 1 and 2: GPUs) is killed at every point of a worker's run. Another one
- * takes over with the memory that the daemon kept, and no step is interrupted. */
-START_TEST(engine_killed_anywhere)
-{
-    train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
-}
-END_TEST
-
-/* One rank of a job on the host and a GPU is killed at every point. Another process takes its
- * place, and finds the pool as it was allocated. _i: the rank. */
-START_TEST(worker_killed_anywhere)
-{
-    train_rig_kill_worker(&placements[MIXED], (uint32_t)_i, 0, 1);
-}
-END_TEST
 
 /* -- a GPU that is lost ------------------------------------------------------------------------ */
 
@@ -308,7 +263,7 @@ START_TEST(workers_copy)
 {
     const Cistern__JobInfo *job;
 
-    train_rig_run(&placements[PEERS], "worker", 0);
+    train_rig_run(&train_placements[TRAIN_PEERS], "worker", 0);
     job = raw_job_info(&witness, "worker");
     ck_assert_str_eq(job->copies, "worker");
     for (size_t r = 0; r < job->n_ranks; r++) {
@@ -421,34 +376,35 @@ int main(void)
     TCase *fatal = suite_case(suite, "fatal", setup_lost_fatal, teardown_lost);
     TCase *lost_copies = suite_case(suite, "lost_copies", setup_lost_copies, teardown_lost);
 
-    tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
+    train_cases_use("cuda");
+    train_cases_bits(plain);
+    train_cases_micro_batch_bits(plain);
     tcase_add_test(plain, a_base_elsewhere);
-    tcase_add_loop_test(slow, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(slow, micro_batch_bits, 0, N_PLACEMENTS);
+    train_cases_bits(slow);
+    train_cases_micro_batch_bits(slow);
     tcase_set_timeout(slow, 120);
-    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 3);
-    tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
+    train_cases_engine_killed(deaths, 0, 3);
+    train_cases_worker_killed(deaths);
     tcase_set_timeout(deaths, 180);
     tcase_add_loop_test(lost, gpu_lost, 0, CST_OVERLAP_COUNT);
     tcase_add_loop_test(lost, gpu_left, 0, 2);
     tcase_add_test(lost, gpu_left_by_all);
     tcase_add_test(fatal, gpu_left_in_vain);
     tcase_add_loop_test(lost_copies, gpu_left, 0, 2);
-    tcase_add_loop_test(copies, bits, 0, N_PLACEMENTS);
+    train_cases_bits(copies);
     tcase_add_test(copies, a_base_elsewhere);
     tcase_add_test(copies, workers_copy);
-    tcase_add_loop_test(copies, engine_killed_anywhere, 0, 3);
-    tcase_add_loop_test(copies, worker_killed_anywhere, 0, 2);
+    train_cases_engine_killed(copies, 0, 3);
+    train_cases_worker_killed(copies);
     tcase_set_timeout(copies, 180);
-    tcase_add_loop_test(slow_copies, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(slow_copies, micro_batch_bits, 0, N_PLACEMENTS);
+    train_cases_bits(slow_copies);
+    train_cases_micro_batch_bits(slow_copies);
     tcase_set_timeout(slow_copies, 120);
-    tcase_add_loop_test(over, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(over, engine_killed_anywhere, 0, 3);
-    tcase_add_loop_test(over, worker_killed_anywhere, 0, 2);
+    train_cases_bits(over);
+    train_cases_engine_killed(over, 0, 3);
+    train_cases_worker_killed(over);
     tcase_set_timeout(over, 180);
-    tcase_add_loop_test(slow_over, bits, 0, N_PLACEMENTS);
+    train_cases_bits(slow_over);
     tcase_set_timeout(slow_over, 120);
     return suite_run(suite);
 }

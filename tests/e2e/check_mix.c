@@ -3,78 +3,20 @@
  * results must have the bits of a computation in this process: for every world, every pool, and
  * whichever process dies. After every test the daemon has its initial number of descriptors and
  * bytes in use. */
-#include "tests/lib/mix_check.h"
 #include "tests/lib/patience.h"
-#include "tests/lib/settle.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/train_rig.h"
 
 #include <check.h>
 #include <poll.h>
-#include <stdio.h>
 #include <string.h>
 
-static struct daemon_proc proc;
-/* A manager's client that reads the daemon's statistics and removes jobs. */
-static struct raw_client witness;
-static unsigned base_fds;
-static struct mix_report *reports[MIX_MAX_WORLD];
+static const struct train_placement one = {"one", 1, {NULL}}, two = {"two", 2, {NULL}};
 
 static void setup(void)
 {
-    for (int r = 0; r < MIX_MAX_WORLD; r++) {
-        reports[r] = mix_report_new();
-    }
-    daemon_proc_start(&proc, NULL);
-    raw_open(&witness, proc.socket);
-    base_fds = daemon_proc_fds(proc.pid);
-}
-
-static void teardown(void)
-{
-    settle_balanced(&witness);
-    settle_remove_jobs(&witness);
-    settle(&witness, &proc, base_fds);
-    raw_close(&witness);
-    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
-    for (int r = 0; r < MIX_MAX_WORLD; r++) {
-        mix_report_free(reports[r]);
-    }
-}
-
-static struct mix_order order_of(const char *name, uint32_t world, uint32_t micro_batches,
-                                 uint64_t n_steps)
-{
-    return (struct mix_order){.socket = proc.socket,
-                              .name = name,
-                              .world = world,
-                              .micro_batches = micro_batches,
-                              .n_steps = n_steps,
-                              .die_at = UINT32_MAX,
-                              .kill_at = UINT32_MAX};
-}
-
-static pid_t start(const struct mix_order *like, uint32_t rank)
-{
-    struct mix_order order = *like;
-
-    order.rank = rank;
-    memset(reports[rank], 0, sizeof *reports[rank]);
-    return mix_worker_start(&order, reports[rank]);
-}
-
-/* Run a job with the order @like for all ranks, from step @from to its end, and check the
- * reports. */
-static void run_from(const struct mix_order *like, uint64_t from)
-{
-    pid_t pids[MIX_MAX_WORLD];
-
-    for (uint32_t r = 0; r < like->world; r++) {
-        pids[r] = start(like, r);
-    }
-    for (uint32_t r = 0; r < like->world; r++) {
-        ck_assert(!mix_worker_join(pids[r], reports[r]));
-    }
-    mix_check(reports, like->world, like->micro_batches, from, like->n_steps);
+    train_rig_start("", (const char *[]){NULL});
+    train_like.mixture = true;
 }
 
 /* 1, 2 and 4 ranks with 1, 2 and 4 micro-batches have the expected results, with the largest and
@@ -82,63 +24,49 @@ static void run_from(const struct mix_order *like, uint64_t from)
 START_TEST(test_worlds_and_micro_batches)
 {
     static const uint32_t counts[] = {1, 2, 4};
-    struct mix_order order = order_of("big", counts[_i / 3], counts[_i % 3], 4);
+    const struct train_placement at = {"any", counts[_i / 3], {NULL}};
+    const struct cst_plan *plan = &reports[0]->plan;
+    uint64_t smallest;
 
-    run_from(&order, 0);
-    ck_assert_uint_eq(reports[0]->plan.n_classes, 2);
-    ck_assert_uint_eq(reports[0]->plan.chunk_elems, MIX_CHUNK_ELEMS);
-    ck_assert_uint_gt(reports[0]->plan.pool_bytes, mix_smallest_pool(&reports[0]->plan));
-    order.name = "smallest";
-    order.pool_bytes = mix_smallest_pool(&reports[0]->plan);
-    run_from(&order, 0);
-    ck_assert_uint_eq(reports[0]->plan.pool_bytes, order.pool_bytes);
+    train_like.micro_batches = counts[_i % 3];
+    train_like.n_steps = 4;
+    train_rig_run(&at, "big", 0);
+    smallest = train_smallest_pool(plan);
+    ck_assert_uint_eq(plan->n_classes, 2);
+    ck_assert_uint_eq(plan->chunk_elems, TRAIN_CHUNK_ELEMS);
+    ck_assert_uint_gt(plan->pool_bytes, smallest);
+    train_rig_run(&at, "smallest", smallest);
+    ck_assert_uint_eq(plan->pool_bytes, smallest);
 }
 END_TEST
 
 /* Workers leave after two steps. Others continue at the job's step. */
 START_TEST(test_come_back)
 {
-    struct mix_order order = order_of("back", 2, 2, 2);
+    struct train_order order = train_rig_order(&two, "back", 0);
 
-    run_from(&order, 0);
+    order.micro_batches = 2;
+    order.n_steps = 2;
+    train_rig_run_like(&two, &order, 0);
     order.n_steps = 4;
-    run_from(&order, 2);
+    train_rig_run_like(&two, &order, 2);
 }
 END_TEST
 
 enum { STRIDE = 3 }; /* a run of a test takes every third point, and other runs the others */
 
-/* One of two ranks is killed at every point of its run, and a new process takes its place. The
- * final states are those of an undisturbed run: no micro-batch is lost or counted twice. _i: the
- * rank that dies, and the first point. */
+/* One of two ranks with the smallest pools is killed at every point of its run, and a new process
+ * takes its place. The final states are those of an undisturbed run: no micro-batch is lost or
+ * counted twice. _i: the rank that dies, and the first point. */
 START_TEST(test_killed_anywhere)
 {
-    struct mix_order order = order_of("dry", 2, 2, 2);
-    uint32_t victim = (uint32_t)_i % 2, n_points, n_redone = 0, n = 0;
-    pid_t pids[2];
+    const struct train_points points = {(uint32_t)_i / 2, STRIDE, 3};
 
-    run_from(&order, 0);
-    n_points = reports[victim]->n_points;
-    order.pool_bytes = mix_smallest_pool(&reports[0]->plan);
-    for (uint32_t point = (uint32_t)_i / 2 + STRIDE * suite_first(3); point < n_points;
-         point += STRIDE * suite_stride(3), n++) {
-        char name[32];
-
-        (void)snprintf(name, sizeof name, "killed-%u", point);
-        order.name = name;
-        pids[1 - victim] = start(&order, 1 - victim);
-        order.die_at = point;
-        pids[victim] = start(&order, victim);
-        order.die_at = UINT32_MAX;
-        ck_assert_msg(mix_worker_join(pids[victim], reports[victim]), "point %u", point);
-        pids[victim] = start(&order, victim);
-        ck_assert(!mix_worker_join(pids[victim], reports[victim]));
-        ck_assert(!mix_worker_join(pids[1 - victim], reports[1 - victim]));
-        n_redone += reports[1 - victim]->n_syncs;
-        mix_check_states(reports, 2, 2, 2);
-        settle_remove_jobs(&witness);
-    }
-    ck_assert_uint_gt(n_redone, n / 2);
+    train_like.micro_batches = 2;
+    train_like.n_steps = 2;
+    train_rig_run(&two, "probe", 0);
+    train_like.pool_bytes = train_smallest_pool(&reports[0]->plan);
+    ck_assert(train_rig_kill_worker(&two, (uint32_t)_i % 2, points));
 }
 END_TEST
 
@@ -147,39 +75,16 @@ END_TEST
  * undisturbed run. _i: the first point. */
 START_TEST(test_engine_killed_anywhere)
 {
-    struct mix_order order = order_of("dry", 2, 4, 2);
-    uint32_t n_points, n = 0;
-
-    run_from(&order, 0);
-    n_points = reports[0]->n_points;
-    for (uint32_t point = (uint32_t)_i + STRIDE * suite_first(3); point < n_points;
-         point += STRIDE * suite_stride(3)) {
-        char name[32];
-        pid_t pids[2];
-
-        (void)snprintf(name, sizeof name, "engine-%u", point);
-        order.name = name;
-        order.kill_at = point;
-        order.victim = raw_stat(&witness)->engines[0]->pid;
-        ck_assert_int_gt(order.victim, 0);
-        pids[0] = start(&order, 0);
-        order.kill_at = UINT32_MAX;
-        pids[1] = start(&order, 1);
-        for (uint32_t r = 0; r < 2; r++) {
-            ck_assert(!mix_worker_join(pids[r], reports[r]));
-            ck_assert_uint_eq(reports[r]->n_syncs, 0);
-        }
-        mix_check_states(reports, 2, 4, 2);
-        settle_remove_jobs(&witness);
-        ck_assert_uint_eq(raw_stat(&witness)->engines[0]->restarts, ++n);
-    }
+    train_like.micro_batches = 4;
+    train_like.n_steps = 2;
+    train_rig_kill_engine(&two, 0, (struct train_points){(uint32_t)_i, STRIDE, 3});
 }
 END_TEST
 
 /* -- calls that must fail, and a job's statistics ---------------------------------------------- */
 
 struct solo {
-    struct mix_model model;
+    struct train_model model;
     struct cst_client *client;
     struct cst_job *job;
 };
@@ -190,26 +95,26 @@ static void open_solo(struct solo *solo, const char *name, uint32_t micro_batche
     struct cst_job_spec spec = {.name = name,
                                 .world = 1,
                                 .pool_bytes = pool_bytes,
-                                .chunk_elems = MIX_CHUNK_ELEMS,
+                                .chunk_elems = TRAIN_CHUNK_ELEMS,
                                 .micro_batches = micro_batches};
     struct cst_err err = {0};
 
-    mix_model_make(&solo->model, 1);
+    train_mixture(&solo->model, 1);
     ck_assert_int_eq(cst_connect(&solo->client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&solo->job, solo->client, &spec, &err), CST_OK);
-    ck_assert_int_eq(mix_declare(&solo->model, solo->job), CST_OK);
+    ck_assert_int_eq(train_declare(&solo->model, solo->job, 1), CST_OK);
 }
 
 /* A pool that is a byte too small for all size classes is refused with the class, its operator and
  * the missing bytes. */
 START_TEST(test_pool_too_small)
 {
-    struct mix_order order = order_of("probe", 1, 1, 1);
     struct solo solo;
     struct cst_err err = {0};
 
-    run_from(&order, 0);
-    open_solo(&solo, "small", 1, mix_smallest_pool(&reports[0]->plan) - 1);
+    train_like.n_steps = 1;
+    train_rig_run(&one, "probe", 0);
+    open_solo(&solo, "small", 1, train_smallest_pool(&reports[0]->plan) - 1);
     ck_assert_int_eq(cst_commit(solo.job, NULL, &err), CST_EPOOL);
     ck_assert_msg(strstr(err.text, "operator 'layer' needs ") != NULL &&
                       strstr(err.text, ", and 2 of 40.0 KiB: 1 bytes short") != NULL,
@@ -220,7 +125,7 @@ END_TEST
 
 static int begin(const struct solo *solo, int op, enum cst_direction direction, struct cst_err *err)
 {
-    struct cst_io io[MIX_MAX_IO];
+    struct cst_io io[TRAIN_MAX_IO];
 
     return cst_op_begin(solo->job, op, direction, io, solo->model.operators[op].n_tensors, err);
 }
@@ -319,19 +224,19 @@ static void both(struct cst_client *const *clients, struct cst_job *const *jobs,
 /* An operator of other ranks is refused by name. */
 START_TEST(test_not_my_operator)
 {
-    struct mix_model model;
+    struct train_model model;
     struct cst_client *clients[2];
     struct cst_job *jobs[2];
-    struct cst_io io[MIX_MAX_IO];
+    struct cst_io io[TRAIN_MAX_IO];
     struct cst_err err = {0};
 
-    mix_model_make(&model, 2);
+    train_mixture(&model, 2);
     for (uint32_t r = 0; r < 2; r++) {
         struct cst_job_spec spec = {.name = "mine", .rank = r, .world = 2};
 
         ck_assert_int_eq(cst_connect(&clients[r], proc.socket, &err), CST_OK);
         ck_assert_int_eq(cst_job_open(&jobs[r], clients[r], &spec, &err), CST_OK);
-        ck_assert_int_eq(mix_declare(&model, jobs[r]), CST_OK);
+        ck_assert_int_eq(train_declare(&model, jobs[r], 2), CST_OK);
     }
     both(clients, jobs, try_commit);
     both(clients, jobs, try_sync);
@@ -346,8 +251,8 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("mix");
-    TCase *bits = suite_case(suite, "bits", setup, teardown);
-    TCase *calls = suite_case(suite, "calls", setup, teardown);
+    TCase *bits = suite_case(suite, "bits", setup, train_rig_stop);
+    TCase *calls = suite_case(suite, "calls", setup, train_rig_stop);
 
     tcase_set_timeout(bits, 120);
     tcase_add_loop_test(bits, test_worlds_and_micro_batches, 0, 9);

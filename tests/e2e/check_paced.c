@@ -4,7 +4,7 @@
  * dies. Also tests how the daemon treats such an accelerator. */
 #include "cistern/device.h"
 #include "tests/lib/suite.h"
-#include "tests/lib/train_rig.h"
+#include "tests/lib/train_cases.h"
 
 #include <check.h>
 #include <string.h>
@@ -19,38 +19,10 @@ enum {
 #define CONFIG                                                                                     \
     "[host]\nnodes = 0\n[paced]\ndevices = 2\nup = 64M\ndown = 32M\nupdate = 32M\nmemory = 8M\n"
 
-static const struct train_placement placements[] = {
-    {"one", 1, {"paced:0"}},
-    {"same", 2, {"paced:1", "paced:1"}},
-    {"peers", 2, {"paced", "paced"}},
-    {"mixed", 2, {"host", "paced"}},
-    {"four", 4, {"paced:1", "host", "paced:0", "paced:1"}},
-};
-
-enum { N_PLACEMENTS = sizeof placements / sizeof *placements, PEERS = 2, MIXED = 3 };
-
 static void setup(void)
 {
     train_rig_start(CONFIG, (const char *[]){"--engine-threads=2", NULL});
 }
-
-/* -- bits ------------------------------------------------------------------------------------- */
-
-/* The results have the expected bits for every placement, with the largest and the smallest
- * pools. */
-START_TEST(bits)
-{
-    train_rig_bits(&placements[_i]);
-}
-END_TEST
-
-/* Steps of three micro-batches have the expected bits. */
-START_TEST(micro_batch_bits)
-{
-    train_like.micro_batches = 3;
-    train_rig_bits(&placements[_i]);
-}
-END_TEST
 
 /* Wait until the updates of the last step of job @name, whose workers have left, are done. */
 static void await_done(const char *name)
@@ -66,7 +38,7 @@ START_TEST(its_engine_copies)
 {
     const Cistern__StatReply *stat;
 
-    train_rig_run(&placements[0], "one", 0);
+    train_rig_run(&train_placements[0], "one", 0);
     await_done("one");
     stat = raw_stat(&witness);
     ck_assert_uint_eq(stat->n_engines, 1 + N_PACED);
@@ -129,9 +101,9 @@ static uint64_t used(unsigned paced)
 /* The results have the expected bits with any rooms, wherever they are. */
 START_TEST(room_bits)
 {
-    const struct train_placement *at = &placements[_i % N_PLACEMENTS];
+    const struct train_placement *at = &train_placements[_i % TRAIN_N_PLACES];
 
-    train_like.device_update_bytes = _i < N_PLACEMENTS ? 1 << 20 : 4096;
+    train_like.device_update_bytes = _i < TRAIN_N_PLACES ? 1 << 20 : 4096;
     train_rig_run(at, at->name, 0);
 }
 END_TEST
@@ -169,7 +141,7 @@ START_TEST(rooms_are_charged)
     int tensor;
 
     train_like.device_update_bytes = 7 << 20;
-    train_rig_run(&placements[0], "one", 0);
+    train_rig_run(&train_placements[0], "one", 0);
     await_done("one");
     ck_assert_uint_eq(used(0), 7 << 20); /* the pool went with the worker, and the room stays */
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
@@ -182,24 +154,6 @@ START_TEST(rooms_are_charged)
 }
 END_TEST
 
-/* -- deaths ------------------------------------------------------------------------------------ */
-
-/* Engine _i (0: the node's, 1 and 2: accelerators) is killed at every point of a worker's run.
- * Another one takes over with the memory that the daemon kept, and no step is interrupted. */
-START_TEST(engine_killed_anywhere)
-{
-    train_rig_kill_engine(&placements[PEERS], (unsigned)_i, 1);
-}
-END_TEST
-
-/* One rank of a job on the host and an accelerator is killed at every point. Another process takes
- * its place, and finds the pool as it was allocated. _i: the rank. */
-START_TEST(worker_killed_anywhere)
-{
-    train_rig_kill_worker(&placements[MIXED], (uint32_t)_i, 0, 1);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("paced");
@@ -207,15 +161,16 @@ int main(void)
     TCase *rooms = suite_case(suite, "rooms", setup, train_rig_stop);
     TCase *deaths = suite_case(suite, "deaths", setup, train_rig_stop);
 
-    tcase_add_loop_test(plain, bits, 0, N_PLACEMENTS);
-    tcase_add_loop_test(plain, micro_batch_bits, 0, N_PLACEMENTS);
+    train_cases_use("paced");
+    train_cases_bits(plain);
+    train_cases_micro_batch_bits(plain);
     tcase_add_test(plain, its_engine_copies);
     tcase_add_test(plain, devices_are_checked);
-    tcase_add_loop_test(rooms, room_bits, 0, 2 * N_PLACEMENTS);
+    tcase_add_loop_test(rooms, room_bits, 0, 2 * TRAIN_N_PLACES);
     tcase_add_test(rooms, rooms_of_host_ranks);
     tcase_add_test(rooms, rooms_are_charged);
-    tcase_add_loop_test(deaths, engine_killed_anywhere, 0, 1 + N_PACED);
-    tcase_add_loop_test(deaths, worker_killed_anywhere, 0, 2);
+    train_cases_engine_killed(deaths, 0, 1 + N_PACED);
+    train_cases_worker_killed(deaths);
     tcase_set_timeout(deaths, 180);
     return suite_run(suite);
 }

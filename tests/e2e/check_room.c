@@ -183,10 +183,10 @@ static void rewrite(void)
 
     ck_assert_int_eq(
         open_again(CST_DEVICE_UPDATE_AUTO, CST_DEVICE_UPDATE_AUTO, &client, &job, &err), CST_OK);
-    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(train_declare(&train_small, job, 1), CST_OK);
     ck_assert_int_eq(cst_commit(job, NULL, &err), CST_OK);
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
-        uint64_t n = train_tensors[t].n_elems;
+    for (int t = 0; t < train_small.n_tensors; t++) {
+        uint64_t n = train_small.tensors[t].n_elems;
         float *data = malloc(n * sizeof *data);
         int rc = data == NULL ? CST_ENOMEM
                               : cst_tensor_read(job, t, CST_STATE_EXP_AVG, 0, n, data, &err);

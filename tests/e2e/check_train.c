@@ -132,7 +132,7 @@ START_TEST(test_pool_too_small)
     spec.pool_bytes = reports[0]->plan.min_blocks * reports[0]->plan.block_bytes - 1;
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
-    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(train_declare(&train_small, job, 1), CST_OK);
     ck_assert_int_eq(cst_commit(job, NULL, &err), CST_EPOOL);
     ck_assert_msg(strstr(err.text, ": 1 bytes short") != NULL, "%s", err.text);
     cst_disconnect(client);
@@ -237,7 +237,7 @@ START_TEST(test_killed_anywhere)
 
     run_job(&orders[0]);
     n_points = reports[victim]->n_points;
-    ck_assert_uint_gt(n_points, 2 * 2 * TRAIN_N_OPERATORS);
+    ck_assert_uint_gt(n_points, 2 * 2 * (unsigned)train_small.n_operators);
     for (uint32_t point = suite_first(5); point < n_points; point += suite_stride(5)) {
         char name[32];
 
@@ -372,8 +372,8 @@ START_TEST(test_params_differ)
     int rc[2];
 
     declare_pair(&pair, "params");
-    ck_assert_int_eq(train_declare(pair.job[0]), CST_OK);
-    ck_assert_int_eq(train_declare(pair.job[1]), CST_OK);
+    ck_assert_int_eq(train_declare(&train_small, pair.job[0], 2), CST_OK);
+    ck_assert_int_eq(train_declare(&train_small, pair.job[1], 2), CST_OK);
     drive_pair(&pair, call_commit, none, rc, err);
     ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s / %s", err[0].text, err[1].text);
     drive_pair(&pair, call_sync, none, rc, err);
@@ -519,7 +519,7 @@ START_TEST(test_write_in_step)
 
     ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
     ck_assert_int_eq(cst_job_open(&job, client, &spec, &err), CST_OK);
-    ck_assert_int_eq(train_declare(job), CST_OK);
+    ck_assert_int_eq(train_declare(&train_small, job, 1), CST_OK);
     ck_assert_int_eq(cst_commit(job, NULL, &err), CST_OK);
     ck_assert_int_eq(cst_tensor_write(job, 4, CST_STATE_MASTER, 0, 1, &value, &err), CST_OK);
     ck_assert_int_eq(cst_sync(job, NULL, &err), CST_OK);

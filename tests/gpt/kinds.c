@@ -26,14 +26,9 @@
 /* Options with the test's text. Gradients and losses go to files named after @slot. */
 static struct gpt_options options_of(const char *more, unsigned slot)
 {
-    uint8_t text[TEST_TEXT_BYTES];
-    char line[512], file[32];
-    struct gpt_options o;
+    struct gpt_options o = test_text_options(BASE, more);
+    char file[32];
 
-    (void)snprintf(line, sizeof line, BASE "%s", more);
-    o = test_options(line);
-    test_text(text);
-    o.data = test_file(0, "text", text, sizeof text);
     (void)snprintf(file, sizeof file, "grads%u", slot);
     o.dump_grads = test_path(2 * slot + 1, file);
     (void)snprintf(file, sizeof file, "losses%u", slot);

@@ -171,3 +171,16 @@ struct gpt_options test_options(const char *line)
     ck_assert_msg(gpt_options_parse(&options, argc, argv, &err) == 0, "%s", err.text);
     return options;
 }
+
+struct gpt_options test_text_options(const char *base, const char *more)
+{
+    uint8_t text[TEST_TEXT_BYTES];
+    char line[512];
+    struct gpt_options o;
+
+    (void)snprintf(line, sizeof line, "%s%s", base, more);
+    o = test_options(line);
+    test_text(text);
+    o.data = test_file(0, "text", text, sizeof text);
+    return o;
+}

@@ -41,4 +41,7 @@ void test_text(uint8_t out[TEST_TEXT_BYTES]);
 /* Options from the words of @line, as on the command line. The test fails if they are wrong. */
 struct gpt_options test_options(const char *line);
 
+/* Options from the words of @base and @more, with test_text as the data, in the file of slot 0. */
+struct gpt_options test_text_options(const char *base, const char *more);
+
 #endif

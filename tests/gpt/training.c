@@ -19,14 +19,9 @@
 /* Options for a small run. Its files are @name.w and @name.l. */
 static struct gpt_options small_run(const char *more, unsigned slot, const char *name)
 {
-    uint8_t text[TEST_TEXT_BYTES];
-    char line[512], file[32];
-    struct gpt_options o;
+    struct gpt_options o = test_text_options(BASE, more);
+    char file[32];
 
-    (void)snprintf(line, sizeof line, BASE "%s", more);
-    o = test_options(line);
-    test_text(text);
-    o.data = test_file(0, "text", text, sizeof text);
     (void)snprintf(file, sizeof file, "%s.w", name);
     o.dump_weights = test_path(2 * slot + 1, file);
     (void)snprintf(file, sizeof file, "%s.l", name);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/train_check.h"
+#include "tests/lib/train_reference.h"
 
 #include <check.h>
 #include <math.h>
@@ -19,26 +20,45 @@ static void check_result(const struct cst_step_result *got, const struct cst_ste
     ck_assert_mem_eq(&got->loss, &want->loss, sizeof got->loss);
 }
 
+static void check_tensor(const struct train_states *got, const struct train_tensor *t,
+                         bool reads_grads)
+{
+    const struct train_states *want = &reference.states;
+    const uint64_t at = t->start, n = t->n_elems;
+    const struct {
+        const char *row;
+        const void *got, *want;
+        size_t size;
+    } rows[] = {{"weight", got->weight + at, want->weight + at, 2},
+                {"master", got->master + at, want->master + at, 4},
+                {"exp_avg", got->exp_avg + at, want->exp_avg + at, 4},
+                {"exp_avg_sq", got->exp_avg_sq + at, want->exp_avg_sq + at, 4},
+                {"grad", got->grad + at, want->grad + at, 2}};
+    const size_t n_rows = sizeof rows / sizeof *rows - (reads_grads ? 0 : 1);
+
+    for (size_t k = 0; k < n_rows; k++) {
+        ck_assert_msg(memcmp(rows[k].got, rows[k].want, n * rows[k].size) == 0, "%s of %s",
+                      rows[k].row, t->name);
+    }
+}
+
 void train_check_states(struct train_report *const *reports, uint32_t world, uint64_t n_steps,
                         struct train_bad bad)
 {
-    const struct train_states *got = &reports[0]->run.states, *want = &reference.states;
+    const struct train_report *first = reports[0];
+    const struct train_task task = {.mixture = first->mixture,
+                                    .world = world,
+                                    .micro_batches = first->micro_batches,
+                                    .overlap = first->overlap,
+                                    .n_steps = n_steps,
+                                    .bad = bad};
+    struct train_model model;
 
-    train_reference(&reference, world, reports[0]->micro_batches, reports[0]->overlap, n_steps,
-                    bad);
-    ck_assert(reports[0]->has_states);
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
-        uint64_t at = train_tensors[t].start, n = train_tensors[t].n_elems;
-        const char *name = train_tensors[t].name;
-
-        ck_assert_msg(memcmp(got->master + at, want->master + at, 4 * n) == 0, "master of %s",
-                      name);
-        ck_assert_msg(memcmp(got->exp_avg + at, want->exp_avg + at, 4 * n) == 0, "exp_avg of %s",
-                      name);
-        ck_assert_msg(memcmp(got->exp_avg_sq + at, want->exp_avg_sq + at, 4 * n) == 0,
-                      "exp_avg_sq of %s", name);
-        ck_assert_msg(memcmp(got->weight + at, want->weight + at, 2 * n) == 0, "weight of %s",
-                      name);
+    train_model_make(&model, task.mixture, world);
+    train_reference(&reference, &task);
+    ck_assert(first->has_states);
+    for (int t = 0; t < model.n_tensors; t++) {
+        check_tensor(&first->run.states, &model.tensors[t], model.reads_grads);
     }
 }
 
@@ -51,4 +71,14 @@ void train_check(struct train_report *const *reports, uint32_t world, uint64_t f
             check_result(&reports[r]->run.results[s], &reference.results[s]);
         }
     }
+}
+
+uint64_t train_smallest_pool(const struct cst_plan *plan)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t c = 0; c < plan->n_classes; c++) {
+        bytes += plan->classes[c].min_blocks * plan->classes[c].chunk_elems * 2;
+    }
+    return bytes;
 }

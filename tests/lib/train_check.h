@@ -15,4 +15,7 @@ void train_check_states(struct train_report *const *reports, uint32_t world, uin
 void train_check(struct train_report *const *reports, uint32_t world, uint64_t from,
                  uint64_t n_steps, struct train_bad bad);
 
+/* Bytes of a pool with the least number of blocks of each size class. */
+uint64_t train_smallest_pool(const struct cst_plan *plan);
+
 #endif

@@ -1,26 +1,173 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/train_model.h"
-#include "tests/lib/adamw.h"
 
-#include "kernels/math/kernels.h"
-#include "offload/core/clip.h"
-#include "proto/grad_limit.h"
+#include "kernels/math/cast.h"
 
 #include <check.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
-const struct train_tensor train_tensors[TRAIN_N_TENSORS] = {
-    {"wte", 3200, 0, 1.0f, 1.0f},       {"w1", 5000, 3200, 1.0f, 1.0f},
-    {"b1", 77, 8200, 0.5f, 0.0f},       {"w2", 6000, 8277, 1.0f, 1.0f},
-    {"b2", 1, 14277, 2.0f, 0.0f},       {"expert", 300, 14278, 1.0f, 1.0f},
-    {"unused", 100, 14578, 1.0f, 1.0f}, {"w3", 8000, 14678, 1.0f, 0.25f},
+/* -- the small model --------------------------------------------------------------------------- */
+
+#define EVERY_RANK TRAIN_ALL_RANKS, CST_PATTERN_SHARD
+
+const struct train_model train_small = {
+    .tensors = {{"wte", 3200, 0, 1.0f, 1.0f, EVERY_RANK},
+                {"w1", 5000, 3200, 1.0f, 1.0f, EVERY_RANK},
+                {"b1", 77, 8200, 0.5f, 0.0f, EVERY_RANK},
+                {"w2", 6000, 8277, 1.0f, 1.0f, EVERY_RANK},
+                {"b2", 1, 14277, 2.0f, 0.0f, EVERY_RANK},
+                {"expert", 300, 14278, 1.0f, 1.0f, EVERY_RANK},
+                {"unused", 100, 14578, 1.0f, 1.0f, EVERY_RANK},
+                {"w3", 8000, 14678, 1.0f, 0.25f, EVERY_RANK}},
+    .operators = {{"embed", {0}, 1, TRAIN_ALL_RANKS, 0, false},
+                  {"layer1", {1, 2}, 2, TRAIN_ALL_RANKS, 0, false},
+                  {"idle", {5}, 1, TRAIN_ALL_RANKS, 2, false},
+                  {"layer2", {3, 4}, 2, TRAIN_ALL_RANKS, 0, false},
+                  {"layer3", {7, 2}, 2, TRAIN_ALL_RANKS, 0, false},
+                  {"head", {0}, 1, TRAIN_ALL_RANKS, 0, false}},
+    .n_tensors = 8,
+    .n_operators = 6,
 };
 
-const struct train_operator train_operators[TRAIN_N_OPERATORS] = {
-    {"embed", {0}, 1},     {"layer1", {1, 2}, 2}, {"idle", {5}, 1},
-    {"layer2", {3, 4}, 2}, {"layer3", {7, 2}, 2}, {"head", {0}, 1},
-};
+/* -- the mixture ------------------------------------------------------------------------------- */
+
+static int add_tensor(struct train_model *model, const char *name, uint64_t n_elems, uint64_t ranks,
+                      enum cst_pattern_kind pattern)
+{
+    struct train_tensor *t = &model->tensors[model->n_tensors];
+    const struct train_tensor *last = t - 1;
+
+    *t = (struct train_tensor){.n_elems = n_elems,
+                               .start = model->n_tensors > 0 ? last->start + last->n_elems : 0,
+                               .lr_scale = 1.0f,
+                               .decay_scale = 1.0f,
+                               .ranks = ranks,
+                               .pattern = pattern};
+    (void)snprintf(t->name, sizeof t->name, "%s", name);
+    ck_assert_uint_le(t->start + n_elems, TRAIN_MAX_ELEMS);
+    return model->n_tensors++;
+}
+
+static void add_operator(struct train_model *model, const char *name, int first, int second)
+{
+    struct train_operator *op = &model->operators[model->n_operators++];
+
+    *op = (struct train_operator){.tensors = {first, second}, .n_tensors = second >= 0 ? 2 : 1};
+    (void)snprintf(op->name, sizeof op->name, "%s", name);
+    op->ranks = model->tensors[first].ranks;
+    op->ranks &= second >= 0 ? model->tensors[second].ranks : TRAIN_ALL_RANKS;
+    op->idle_forward = model->tensors[first].pattern == CST_PATTERN_EXPERT;
+    op->idle_every = op->idle_forward ? 3 : 0;
+}
+
+void train_mixture(struct train_model *model, uint32_t world)
+{
+    const uint64_t all = TRAIN_ALL_RANKS;
+    int wte, frozen, adapter, half, w, tiny, big, expert[TRAIN_MAX_WORLD];
+    char name[16];
+
+    *model = (struct train_model){.uneven = true, .reads_grads = true};
+    wte = add_tensor(model, "wte", 3000, all, CST_PATTERN_SHARD);
+    frozen = add_tensor(model, "frozen", 5000, all, CST_PATTERN_FROZEN);
+    adapter = add_tensor(model, "adapter", 500, all, CST_PATTERN_REPLICATE);
+    half = add_tensor(model, "half", 4200, world > 2 ? 3 : all, CST_PATTERN_TENSOR);
+    w = add_tensor(model, "w", 6000, all, CST_PATTERN_SHARD);
+    tiny = add_tensor(model, "tiny", 1, all, CST_PATTERN_FROZEN);
+    big = add_tensor(model, "big", 20000, all, CST_PATTERN_SHARD);
+    for (uint32_t r = 0; r < world; r++) {
+        (void)snprintf(name, sizeof name, "expert.%u", r);
+        expert[r] = add_tensor(model, name, 700 + 13 * r, world > 1 ? UINT64_C(1) << r : all,
+                               CST_PATTERN_EXPERT);
+    }
+    add_operator(model, "embed", wte, -1);
+    add_operator(model, "base", frozen, adapter);
+    for (uint32_t r = 0; r < world; r++) {
+        (void)snprintf(name, sizeof name, "mlp.%u", r);
+        add_operator(model, name, expert[r], -1);
+    }
+    add_operator(model, "half", half, -1);
+    add_operator(model, "layer", w, adapter);
+    add_operator(model, "big", big, tiny);
+    add_operator(model, "head", wte, frozen);
+}
+
+void train_model_make(struct train_model *model, bool mixture, uint32_t world)
+{
+    if (mixture) {
+        train_mixture(model, world);
+    } else {
+        *model = train_small;
+    }
+}
+
+/* -- declarations ------------------------------------------------------------------------------ */
+
+int train_find(const struct train_model *model, const char *name)
+{
+    int i = 0;
+
+    while (strcmp(model->tensors[i].name, name) != 0) {
+        ck_assert_int_lt(++i, model->n_tensors);
+    }
+    return i;
+}
+
+bool train_is_trained(const struct train_tensor *tensor)
+{
+    return tensor->pattern != CST_PATTERN_FROZEN;
+}
+
+/* Declare a group for a tensor that not all ranks hold. */
+static int declare_group(struct cst_job *job, uint64_t ranks, uint32_t world)
+{
+    uint32_t list[TRAIN_MAX_WORLD], n = 0;
+
+    if (ranks == TRAIN_ALL_RANKS) {
+        return CST_GROUP_ALL;
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        if ((ranks >> r & 1) != 0) {
+            list[n++] = r;
+        }
+    }
+    return cst_group(job, list, n);
+}
+
+static int declare_tensor(struct cst_job *job, const struct train_tensor *t, uint32_t world)
+{
+    const int64_t shape = (int64_t)t->n_elems, whole = 2 * shape, first = shape;
+    bool box = t->pattern == CST_PATTERN_TENSOR;
+    const struct cst_tensor_spec spec = {.name = t->name,
+                                         .dtype = CST_BF16,
+                                         .n_dims = 1,
+                                         .shape = &shape,
+                                         .group = declare_group(job, t->ranks, world),
+                                         .pattern = t->pattern,
+                                         .lr_scale = t->lr_scale,
+                                         .decay_scale = t->decay_scale,
+                                         .whole_shape = box ? &whole : NULL,
+                                         .first = box ? &first : NULL};
+
+    return spec.group < 0 ? spec.group : cst_tensor_as(job, &spec);
+}
+
+int train_declare(const struct train_model *model, struct cst_job *job, uint32_t world)
+{
+    int rc = 0;
+
+    for (int i = 0; rc >= 0 && i < model->n_tensors; i++) {
+        rc = declare_tensor(job, &model->tensors[i], world);
+    }
+    for (int i = 0; rc >= 0 && i < model->n_operators; i++) {
+        const struct train_operator *op = &model->operators[i];
+
+        rc = cst_operator(job, op->name, op->tensors, op->n_tensors);
+    }
+    return rc < 0 ? rc : CST_OK;
+}
+
+/* -- numbers ----------------------------------------------------------------------------------- */
 
 /* splitmix64. */
 static uint64_t mix(uint64_t x)
@@ -53,28 +200,25 @@ struct cst_hyper_params train_params(uint64_t step, double loss)
     };
 }
 
-int train_declare(struct cst_job *job)
+uint32_t train_micro_batches(const struct train_model *model, uint32_t rank, uint64_t step,
+                             uint32_t most)
 {
-    int rc = 0;
-
-    for (int i = 0; rc >= 0 && i < TRAIN_N_TENSORS; i++) {
-        int64_t shape = (int64_t)train_tensors[i].n_elems;
-
-        rc = cst_tensor_scaled(job, train_tensors[i].name, CST_BF16, 1, &shape, CST_GROUP_ALL,
-                               train_tensors[i].lr_scale, train_tensors[i].decay_scale);
-    }
-    for (int i = 0; rc >= 0 && i < TRAIN_N_OPERATORS; i++) {
-        rc = cst_operator(job, train_operators[i].name, train_operators[i].tensors,
-                          train_operators[i].n_tensors);
-    }
-    return rc < 0 ? rc : CST_OK;
+    return model->uneven && most > 1 && rank == 1 && step == 1 ? most - 1 : most;
 }
 
-double train_forward(int op, const struct cst_io *io)
+bool train_runs(const struct train_operator *op, bool backward, uint32_t rank, uint64_t moment)
+{
+    const uint64_t step = moment & 0xff, micro = moment >> 8;
+    bool idle = op->idle_every != 0 && (rank + step + micro) % op->idle_every == 0;
+
+    return (op->ranks >> rank & 1) != 0 && !(idle && (backward || op->idle_forward));
+}
+
+double train_forward(uint32_t n_tensors, const struct cst_io *io)
 {
     double sum = 0;
 
-    for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
+    for (uint32_t k = 0; k < n_tensors; k++) {
         const uint16_t *weight = io[k].weight;
 
         for (uint64_t i = 0; i < io[k].n_elems; i++) {
@@ -84,20 +228,15 @@ double train_forward(int op, const struct cst_io *io)
     return sum;
 }
 
-bool train_idle(int op, uint32_t rank, uint64_t moment)
+void train_backward(const struct train_model *model, int op, uint32_t rank, uint64_t moment,
+                    struct train_bad bad, const struct cst_io *io)
 {
-    return op == 2 && (rank + moment + (moment >> 8)) % 2 == 0;
-}
-
-void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad,
-                    const struct cst_io *io)
-{
-    for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
-        uint64_t key = (uint64_t)op << 56 | (uint64_t)k << 48 | (uint64_t)rank << 40 | moment << 24;
+    for (uint32_t k = 0; k < model->operators[op].n_tensors; k++) {
+        uint64_t key = (uint64_t)op << 58 | (uint64_t)k << 56 | (uint64_t)rank << 48 | moment << 24;
         const uint16_t *weight = io[k].weight;
         uint16_t *grad = io[k].grad;
 
-        for (uint64_t i = 0; i < io[k].n_elems; i++) {
+        for (uint64_t i = 0; grad != NULL && i < io[k].n_elems; i++) {
             float g = noise(key + i) * 0.1f + cst_bf16_to_fp32(weight[i]) * 0.25f;
 
             grad[i] = cst_fp32_to_bf16(io[k].accumulate ? cst_bf16_to_fp32(grad[i]) + g : g);
@@ -106,202 +245,4 @@ void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad
             grad[4097] = bad.value; /* an element of the second tile */
         }
     }
-}
-
-/* -- the reference ---------------------------------------------------------------------------- */
-
-struct reference {
-    struct train_run *run;
-    const struct cst_kernels *kernels;
-    uint32_t world;
-    uint32_t micro_batches;
-    struct train_bad bad;
-    uint64_t adam_step; /* number of updates applied */
-    uint64_t n_skipped;
-    struct train_overlap overlap;
-    uint16_t *used;    /* TRAIN_N_ELEMS weights that the step reads */
-    uint16_t *grads;   /* TRAIN_N_ELEMS per rank */
-    uint16_t *reduced; /* TRAIN_N_ELEMS summed gradients */
-    float *sums;       /* TRAIN_N_ELEMS fp32 sums, used with several micro-batches */
-    struct cst_table_tile tiles[64];
-    uint64_t n_tiles;
-};
-
-static void fill_io(const struct reference *ref, int op, uint16_t *grads, const bool *written,
-                    struct cst_io *io)
-{
-    for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
-        int t = train_operators[op].tensors[k];
-
-        io[k] = (struct cst_io){
-            .weight = ref->used + train_tensors[t].start,
-            .grad = grads + train_tensors[t].start,
-            .accumulate = written[t],
-            .n_elems = train_tensors[t].n_elems,
-        };
-    }
-}
-
-/* Compute one rank's forward and backward. Returns its loss. */
-static double compute(struct reference *ref, uint32_t rank, uint64_t moment)
-{
-    uint16_t *grads = ref->grads + (size_t)rank * TRAIN_N_ELEMS;
-    bool written[TRAIN_N_TENSORS] = {false};
-    struct cst_io io[TRAIN_MAX_IO];
-    double loss = 0;
-
-    memset(grads, 0, TRAIN_N_ELEMS * sizeof *grads);
-    for (int op = 0; op < TRAIN_N_OPERATORS; op++) {
-        fill_io(ref, op, grads, written, io);
-        loss += train_forward(op, io);
-    }
-    for (int op = TRAIN_N_OPERATORS; op-- > 0;) {
-        if (train_idle(op, rank, moment)) {
-            continue;
-        }
-        fill_io(ref, op, grads, written, io);
-        train_backward(op, rank, moment, ref->bad, io);
-        for (uint32_t k = 0; k < train_operators[op].n_tensors; k++) {
-            written[train_operators[op].tensors[k]] = true;
-        }
-    }
-    return loss;
-}
-
-static void reduce(struct reference *ref, uint32_t micro)
-{
-    ref->n_tiles = 0;
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
-        for (uint64_t at = 0; at < train_tensors[t].n_elems; at += CST_TILE_ELEMS) {
-            uint64_t left = train_tensors[t].n_elems - at, start = train_tensors[t].start + at;
-            size_t n = left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS;
-            const uint16_t *src[4];
-
-            for (uint32_t r = 0; r < ref->world; r++) {
-                src[r] = ref->grads + (size_t)r * TRAIN_N_ELEMS + start;
-            }
-            ref->tiles[ref->n_tiles++].sum_squares =
-                ref->micro_batches > 1
-                    ? ref->kernels->accumulate(n, ref->world, src, micro > 0, ref->sums + start)
-                    : ref->kernels->reduce(n, ref->world, src, ref->reduced + start);
-        }
-    }
-}
-
-/* Update the elements [@at, @at + @n), which belong to one tensor. */
-static void update_tile(struct reference *ref, const struct cst_update_scalars *hyper, uint64_t at,
-                        uint64_t n)
-{
-    struct train_states *s = &ref->run->states;
-    bool sums = ref->micro_batches > 1;
-
-    adamw_update(ref->kernels->update, hyper, n, sums ? NULL : ref->reduced + at,
-                 sums ? ref->sums + at : NULL, s->master + at, s->exp_avg + at, s->exp_avg_sq + at,
-                 s->weight + at);
-}
-
-/* @guard: tiles with values beyond proto/grad_limit.h do not change. */
-static void update(struct reference *ref, const struct cst_hyper_params *p, float factor,
-                   bool guard)
-{
-    const struct cst_table_tile *tile = ref->tiles;
-
-    ref->adam_step++;
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
-        const struct train_tensor *tensor = &train_tensors[t];
-        struct cst_update_scalars hyper;
-
-        cst_update_prepare(&hyper, (double)p->lr * (double)tensor->lr_scale, (double)0.9f,
-                           (double)0.999f, (double)1e-8f,
-                           (double)p->weight_decay * (double)tensor->decay_scale, factor,
-                           ref->adam_step);
-        for (uint64_t at = 0; at < tensor->n_elems; at += CST_TILE_ELEMS, tile++) {
-            uint64_t left = tensor->n_elems - at;
-
-            if (!guard || cst_grad_limit_holds(tile->sum_squares, factor)) {
-                update_tile(ref, &hyper, tensor->start + at,
-                            left < CST_TILE_ELEMS ? left : CST_TILE_ELEMS);
-            }
-        }
-    }
-}
-
-/* Run all micro-batches. Returns the mean loss of the ranks, summed in the order of the ranks and
- * the daemon. */
-static double collect(struct reference *ref, uint64_t step)
-{
-    double losses[4] = {0}, sum = 0;
-
-    for (uint32_t m = 0; m < ref->micro_batches; m++) {
-        for (uint32_t r = 0; r < ref->world; r++) {
-            losses[r] += compute(ref, r, train_moment(step, m));
-        }
-        reduce(ref, m);
-    }
-    for (uint32_t r = 0; r < ref->world; r++) {
-        sum += losses[r];
-    }
-    return sum / ref->world;
-}
-
-static void step_once(struct reference *ref, uint64_t step)
-{
-    struct cst_hyper_params params;
-    struct cst_clip clip;
-    double loss = collect(ref, step);
-    bool guard;
-
-    params = train_params(step, 0);
-    guard = ref->overlap.when == CST_OVERLAP_EARLY && params.clip_norm == 0.0f;
-    clip = cst_clip_factor(cst_norm_sum(ref->tiles, ref->n_tiles), params.grad_scale,
-                           params.clip_norm);
-    memcpy(ref->used, ref->run->states.weight, TRAIN_N_ELEMS * sizeof *ref->used);
-    if (clip.finite || guard) {
-        update(ref, &params, clip.factor, guard);
-    } else {
-        ref->n_skipped++;
-    }
-    if (ref->overlap.when != CST_OVERLAP_DELAYED || step < ref->overlap.delay_from) {
-        memcpy(ref->used, ref->run->states.weight, TRAIN_N_ELEMS * sizeof *ref->used);
-    }
-    ref->run->results[step] = (struct cst_step_result){
-        .step = step + 1,
-        .skipped = !clip.finite && !guard,
-        .grad_norm = clip.grad_norm,
-        .clip = clip.clip,
-        .loss = loss,
-        .n_skipped = ref->n_skipped,
-        .overflow = !clip.finite,
-    };
-}
-
-void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
-                     struct train_overlap overlap, uint64_t n_steps, struct train_bad bad)
-{
-    struct reference ref = {.run = run,
-                            .kernels = cst_kernels_get(NULL),
-                            .world = world,
-                            .micro_batches = micro_batches,
-                            .overlap = overlap,
-                            .bad = bad};
-
-    memset(run, 0, sizeof *run);
-    ref.grads = calloc((size_t)world * TRAIN_N_ELEMS, sizeof *ref.grads);
-    ref.used = calloc(TRAIN_N_ELEMS, sizeof *ref.used);
-    ref.reduced = calloc(TRAIN_N_ELEMS, sizeof *ref.reduced);
-    ref.sums = calloc(TRAIN_N_ELEMS, sizeof *ref.sums);
-    ck_assert(ref.used != NULL && ref.grads != NULL && ref.reduced != NULL && ref.sums != NULL &&
-              ref.kernels != NULL);
-    for (uint64_t i = 0; i < TRAIN_N_ELEMS; i++) {
-        run->states.master[i] = train_start(i);
-        run->states.weight[i] = cst_fp32_to_bf16(run->states.master[i]);
-    }
-    memcpy(ref.used, run->states.weight, TRAIN_N_ELEMS * sizeof *ref.used);
-    for (uint64_t s = 0; s < n_steps; s++) {
-        step_once(&ref, s);
-    }
-    free(ref.used);
-    free(ref.grads);
-    free(ref.reduced);
-    free(ref.sums);
 }

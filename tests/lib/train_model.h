@@ -1,46 +1,79 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model with synthetic gradients: they are a fixed function of rank, step, element and weight, so
- * two runs can be compared bit for bit. The model has the difficult cases of chunks: a tied tensor,
- * a small tensor that is used twice, an operator that some ranks leave out in some steps, and a
- * tensor that no operator uses. train_reference computes the expected states in this process. */
+/* Two models with synthetic gradients: they are a fixed function of rank, step, element and weight,
+ * so two runs can be compared bit for bit. train_reference.h computes the expected states.
+ *
+ * The small model has the difficult cases of chunks: a tied tensor, a small tensor that is used
+ * twice, an operator that some ranks leave out in some backward passes, and a tensor that no
+ * operator uses.
+ *
+ * The ranks of the mixture hold different tensors: an expert per rank that is idle when it has no
+ * tokens, a box of a tensor that two ranks share, frozen tensors, a replicated tensor, and one that
+ * is larger than the common size class. The number of micro-batches may differ between ranks. */
 #ifndef TRAIN_MODEL_H
 #define TRAIN_MODEL_H
 
 #include "cistern/cistern.h"
 
-#define TRAIN_N_TENSORS 8
-#define TRAIN_N_OPERATORS 6
-#define TRAIN_CHUNK_ELEMS 8192
+#define TRAIN_MAX_WORLD 4
+#define TRAIN_MAX_TENSORS 12
+#define TRAIN_MAX_OPERATORS 10
 #define TRAIN_MAX_IO 2
-#define TRAIN_N_ELEMS 22678 /* elements of all tensors */
+#define TRAIN_CHUNK_ELEMS 8192
+#define TRAIN_MAX_ELEMS 65536
 #define TRAIN_MAX_STEPS 8
 #define TRAIN_NEVER UINT64_MAX
+#define TRAIN_ALL_RANKS UINT64_MAX
 
 /* A tensor of the model. */
 struct train_tensor {
-    const char *name;            /* name in the declaration */
-    uint64_t n_elems;            /* number of elements */
-    uint64_t start;              /* index of its first element in the arrays of train_states */
-    float lr_scale, decay_scale; /* lr_scale and decay_scale in the declaration */
+    char name[16];                 /* name in the declaration */
+    uint64_t n_elems;              /* number of elements */
+    uint64_t start;                /* index of its first element in the arrays of train_states */
+    float lr_scale, decay_scale;   /* lr_scale and decay_scale in the declaration */
+    uint64_t ranks;                /* bit mask of the ranks that hold the tensor */
+    enum cst_pattern_kind pattern; /* pattern in the declaration */
 };
 
 /* An operator of the model. */
 struct train_operator {
-    const char *name;          /* name in the declaration */
-    int tensors[TRAIN_MAX_IO]; /* indices in train_tensors */
+    char name[16];             /* name in the declaration */
+    int tensors[TRAIN_MAX_IO]; /* indices in train_model.tensors */
     uint32_t n_tensors;        /* number of entries in `tensors` */
+    uint64_t ranks;            /* bit mask of the ranks that run the operator */
+    uint32_t idle_every;       /* one of so many micro-batches leaves it out; 0: none does */
+    bool idle_forward;         /* such a micro-batch leaves it out in the forward pass, too */
 };
 
-extern const struct train_tensor train_tensors[TRAIN_N_TENSORS];
-extern const struct train_operator train_operators[TRAIN_N_OPERATORS];
+struct train_model {
+    struct train_tensor tensors[TRAIN_MAX_TENSORS];
+    struct train_operator operators[TRAIN_MAX_OPERATORS];
+    int n_tensors, n_operators;
+    bool uneven;      /* rank 1 does one micro-batch less in step 1 */
+    bool reads_grads; /* workers also read the gradients of the last step */
+};
 
-/* The states of all tensors, one tensor after the other. There is no padding: memcmp can compare
- * them. */
+/* The small model, for any number of ranks. */
+extern const struct train_model train_small;
+
+/* Make the mixture for @world ranks. */
+void train_mixture(struct train_model *model, uint32_t world);
+
+/* Make the mixture or the small model. */
+void train_model_make(struct train_model *model, bool mixture, uint32_t world);
+
+/* Index of the first tensor of @model with @name. */
+int train_find(const struct train_model *model, const char *name);
+
+bool train_is_trained(const struct train_tensor *tensor);
+
+/* The states of all tensors, one tensor after the other. States that do not exist are zero, so that
+ * memcmp can compare two of these. */
 struct train_states {
-    float master[TRAIN_N_ELEMS];     /* master weights, fp32 */
-    float exp_avg[TRAIN_N_ELEMS];    /* first moments, fp32 */
-    float exp_avg_sq[TRAIN_N_ELEMS]; /* second moments, fp32 */
-    uint16_t weight[TRAIN_N_ELEMS];  /* weights, bf16 */
+    float master[TRAIN_MAX_ELEMS];     /* master weights, fp32 */
+    float exp_avg[TRAIN_MAX_ELEMS];    /* first moments, fp32 */
+    float exp_avg_sq[TRAIN_MAX_ELEMS]; /* second moments, fp32 */
+    uint16_t weight[TRAIN_MAX_ELEMS];  /* weights, bf16 */
+    uint16_t grad[TRAIN_MAX_ELEMS];    /* gradients of the last step, bf16; see reads_grads */
 };
 
 /* The results of a training run. */
@@ -52,11 +85,16 @@ struct train_run {
 /* The hyper-parameters of step @step, with this rank's @loss. */
 struct cst_hyper_params train_params(uint64_t step, double loss);
 
-/* Declare tensors and operators. Returns CST_OK or the library's status. */
-int train_declare(struct cst_job *job);
+/* Declare groups, tensors and operators for @world ranks. Returns CST_OK or the library's
+ * status. */
+int train_declare(const struct train_model *model, struct cst_job *job, uint32_t world);
 
 /* The initial master weight of element @i, counted over all tensors. */
 float train_start(uint64_t i);
+
+/* Number of micro-batches that @rank does in step @step; at most @most. */
+uint32_t train_micro_batches(const struct train_model *model, uint32_t rank, uint64_t step,
+                             uint32_t most);
 
 /* The argument @moment of the functions below: micro-batch @micro of step @step. */
 static inline uint64_t train_moment(uint64_t step, uint32_t micro)
@@ -64,13 +102,15 @@ static inline uint64_t train_moment(uint64_t step, uint32_t micro)
     return step | (uint64_t)micro << 8;
 }
 
-/* The part of the loss that the forward of @op contributes, computed from its weights. */
-double train_forward(int op, const struct cst_io *io);
+/* The part of the loss that the forward of an operator with @n_tensors contributes, computed from
+ * its weights. */
+double train_forward(uint32_t n_tensors, const struct cst_io *io);
 
-/* True if @rank leaves out @op in the backward of @moment. */
-bool train_idle(int op, uint32_t rank, uint64_t moment);
+/* True if @rank runs @op in the forward or backward pass of @moment. */
+bool train_runs(const struct train_operator *op, bool backward, uint32_t rank, uint64_t moment);
 
-/* A gradient that no update can use: one element of rank 0's gradient in one step. */
+/* A gradient of the small model that no update can use: one element of rank 0's gradient in one
+ * step. */
 struct train_bad {
     uint64_t step;  /* the step with this gradient; TRAIN_NEVER: none */
     uint16_t value; /* bits of the bf16 element */
@@ -83,12 +123,8 @@ struct train_overlap {
     uint64_t delay_from;
 };
 
-/* Write the gradients of @op, or add to them, including @bad. */
-void train_backward(int op, uint32_t rank, uint64_t moment, struct train_bad bad,
-                    const struct cst_io *io);
-
-/* Compute @n_steps of @micro_batches with @world ranks in this process, without the library. */
-void train_reference(struct train_run *run, uint32_t world, uint32_t micro_batches,
-                     struct train_overlap overlap, uint64_t n_steps, struct train_bad bad);
+/* Write the gradients of operator number @op, or add to them, including @bad. */
+void train_backward(const struct train_model *model, int op, uint32_t rank, uint64_t moment,
+                    struct train_bad bad, const struct cst_io *io);
 
 #endif

@@ -102,13 +102,22 @@ void train_rig_bits(const struct train_placement *at)
 
 /* -- deaths ----------------------------------------------------------------------------------- */
 
-/* Make two orders, alternately with the largest pool that they can use and with six blocks. */
+/* Bytes of a small pool. @plan: plan of a dry run. */
+static uint64_t small_pool(const struct cst_plan *plan)
+{
+    return train_like.mixture ? train_smallest_pool(plan) : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+}
+
+/* Make two orders with the pools of train_like, or alternately with the largest pool that they can
+ * use and with @small bytes. */
 static void order_two(const struct train_placement *at, const char *name, uint32_t point,
-                      struct train_order orders[2])
+                      uint64_t small, struct train_order orders[2])
 {
     for (uint32_t r = 0; r < 2; r++) {
         orders[r] = train_rig_order(at, name, r);
-        orders[r].pool_bytes = point % 2 == 0 ? 0 : 6ull * 2 * TRAIN_CHUNK_ELEMS;
+        if (orders[r].pool_bytes == 0 && point % 2 != 0) {
+            orders[r].pool_bytes = small;
+        }
     }
 }
 
@@ -131,40 +140,46 @@ void train_rig_replace(struct train_order orders[2], uint32_t victim, bool kille
     settle_remove_jobs(&witness);
 }
 
-void train_rig_kill_worker(const struct train_placement *at, uint32_t victim, uint32_t first,
-                           uint32_t step)
+bool train_rig_kill_worker(const struct train_placement *at, uint32_t victim,
+                           struct train_points points)
 {
-    uint32_t n_points;
+    uint32_t n_points, n = 0, n_redone = 0;
+    uint64_t small;
 
     train_rig_run(at, "dry", 0);
     n_points = reports[victim]->n_points;
-    for (uint32_t point = first + step * suite_first(9); point < n_points;
-         point += step * suite_stride(9)) {
+    small = small_pool(&reports[0]->plan);
+    for (uint32_t point = points.first + points.step * suite_first(points.sparse); point < n_points;
+         point += points.step * suite_stride(points.sparse), n++) {
         struct train_order orders[2];
         char name[32];
 
         (void)snprintf(name, sizeof name, "killed-%u", point);
-        order_two(at, name, point, orders);
+        order_two(at, name, point, small, orders);
         orders[victim].die_at = point;
         train_rig_replace(orders, victim, true);
+        n_redone += reports[1 - victim]->n_syncs;
     }
+    return n_redone > n / 2;
 }
 
-void train_rig_kill_engine(const struct train_placement *at, unsigned engine, uint32_t step)
+void train_rig_kill_engine(const struct train_placement *at, unsigned engine,
+                           struct train_points points)
 {
-    uint64_t n_kills = 0;
+    uint64_t n_kills = 0, small;
     uint32_t n_points;
 
     train_rig_run(at, "dry", 0);
     n_points = reports[0]->n_points;
-    for (uint32_t point = 4 + step * suite_first(9); point < n_points;
-         point += step * suite_stride(9)) {
+    small = small_pool(&reports[0]->plan);
+    for (uint32_t point = points.first + points.step * suite_first(points.sparse); point < n_points;
+         point += points.step * suite_stride(points.sparse)) {
         struct train_order orders[2];
         pid_t pids[2];
         char name[32];
 
         (void)snprintf(name, sizeof name, "engine-%u", point);
-        order_two(at, name, point, orders);
+        order_two(at, name, point, small, orders);
         orders[0].kill_at = point;
         orders[0].victim = train_rig_engine(engine);
         ck_assert_int_gt(orders[0].victim, 0);

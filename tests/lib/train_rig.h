@@ -52,14 +52,20 @@ void train_rig_bits(const struct train_placement *at);
  * error. Start another process in its place, and check the final states. */
 void train_rig_replace(struct train_order orders[2], uint32_t victim, bool killed);
 
-/* Kill rank @victim of two at every @step-th point of its run, from @first on, and replace it each
- * time. */
-void train_rig_kill_worker(const struct train_placement *at, uint32_t victim, uint32_t first,
-                           uint32_t step);
+/* The points of a worker's run at which a test kills a process: every @step-th one that suite_first
+ * and suite_stride choose with @sparse, from @first on. */
+struct train_points {
+    uint32_t first, step, sparse;
+};
 
-/* Kill @engine at every @step-th point of a worker's run. A new engine must take over with the
- * memory that the daemon kept, no step may be repeated, and the results must have the expected
- * bits. */
-void train_rig_kill_engine(const struct train_placement *at, unsigned engine, uint32_t step);
+/* Kill rank @victim of two at @points of its run, and replace it each time. Returns true if more
+ * than half of the deaths made the other rank repeat a step. */
+bool train_rig_kill_worker(const struct train_placement *at, uint32_t victim,
+                           struct train_points points);
+
+/* Kill @engine at @points of a worker's run. A new engine must take over with the memory that the
+ * daemon kept, no step may be repeated, and the results must have the expected bits. */
+void train_rig_kill_engine(const struct train_placement *at, unsigned engine,
+                           struct train_points points);
 
 #endif

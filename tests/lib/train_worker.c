@@ -22,11 +22,13 @@
 struct worker {
     const struct train_order *order;
     struct train_report *report;
+    struct train_model model;
     struct cst_client *client;
     struct cst_job *job;
     struct train_stream *stream; /* NULL: the worker computes itself */
     struct losses *losses;       /* losses of the current step, if there is a stream */
     struct task *tasks;          /* all tasks that were enqueued; they stay when they are done */
+    unsigned n_forwards;         /* forwards of the current step that were enqueued */
     uint32_t point;
 };
 
@@ -90,7 +92,7 @@ static int sync_once(struct worker *w, uint64_t *step, struct cst_err *err)
 static int begin(struct worker *w, int op, enum cst_direction direction, struct cst_io *io,
                  struct cst_err *err)
 {
-    uint32_t n = train_operators[op].n_tensors;
+    uint32_t n = w->model.operators[op].n_tensors;
     int rc;
 
     if (!w->order->try_forms) {
@@ -128,6 +130,7 @@ static int step(struct worker *w, uint64_t number, const struct cst_hyper_params
 
 struct task {
     struct task *older;
+    const struct train_model *model;
     struct losses *losses;
     struct train_bad bad;
     struct cst_io io[TRAIN_MAX_IO];
@@ -143,9 +146,9 @@ static void do_task(void *arg)
     double loss;
 
     if (task->backward) {
-        train_backward(task->op, task->rank, task->number, task->bad, task->io);
+        train_backward(task->model, task->op, task->rank, task->number, task->bad, task->io);
     } else {
-        loss = train_forward(task->op, task->io);
+        loss = train_forward(task->model->operators[task->op].n_tensors, task->io);
         (void)pthread_mutex_lock(&task->losses->mutex);
         task->losses->sum += loss;
         task->losses->n++;
@@ -163,6 +166,7 @@ static int enqueue_op(struct worker *w, int op, bool backward, uint64_t number,
         return cst_err_set(err, CST_ENOMEM, "no memory for a task");
     }
     *task = (struct task){.older = w->tasks,
+                          .model = &w->model,
                           .losses = w->losses,
                           .bad = w->order->bad,
                           .number = number,
@@ -170,7 +174,8 @@ static int enqueue_op(struct worker *w, int op, bool backward, uint64_t number,
                           .op = op,
                           .backward = backward};
     w->tasks = task;
-    memcpy(task->io, io, train_operators[op].n_tensors * sizeof *io);
+    w->n_forwards += backward ? 0 : 1;
+    memcpy(task->io, io, w->model.operators[op].n_tensors * sizeof *io);
     return w->order->streams->run(w->stream, do_task, task, err);
 }
 
@@ -181,9 +186,9 @@ static int compute(struct worker *w, int op, bool backward, uint64_t number,
         return enqueue_op(w, op, backward, number, io, err);
     }
     if (backward) {
-        train_backward(op, w->order->rank, number, w->order->bad, io);
+        train_backward(&w->model, op, w->order->rank, number, w->order->bad, io);
     } else {
-        *loss += train_forward(op, io);
+        *loss += train_forward(w->model.operators[op].n_tensors, io);
     }
     return CST_OK;
 }
@@ -201,6 +206,7 @@ static int begin_losses(struct worker *w, struct cst_err *err)
     (void)pthread_cond_init(&losses->one_more, NULL);
     losses->older = w->losses;
     w->losses = losses;
+    w->n_forwards = 0;
     return CST_OK;
 }
 
@@ -229,12 +235,11 @@ static void free_work(struct worker *w)
  * has failed does not reach the forwards and signals nothing. */
 static int end_losses(struct worker *w, double *loss, struct cst_err *err)
 {
-    unsigned n_forwards = TRAIN_N_OPERATORS * w->report->micro_batches;
     struct losses *losses = w->losses;
     int rc = CST_OK;
 
     (void)pthread_mutex_lock(&losses->mutex);
-    while (rc == CST_OK && losses->n < n_forwards) {
+    while (rc == CST_OK && losses->n < w->n_forwards) {
         struct timespec until;
 
         (void)clock_gettime(CLOCK_REALTIME, &until);
@@ -269,12 +274,30 @@ static int fork_once(struct worker *w, int op, struct cst_err *err)
     return CST_OK;
 }
 
+/* Check that frozen tensors have no gradient, and that all others have one in backward. */
+static int check_io(const struct worker *w, int op, bool backward, const struct cst_io *io,
+                    struct cst_err *err)
+{
+    for (uint32_t k = 0; k < w->model.operators[op].n_tensors; k++) {
+        const struct train_tensor *t = &w->model.tensors[w->model.operators[op].tensors[k]];
+
+        if ((io[k].grad != NULL) != (backward && train_is_trained(t)) ||
+            (io[k].grad == NULL && io[k].accumulate)) {
+            return cst_err_set(err, CST_EINTERNAL, "tensor '%s' and its gradient", t->name);
+        }
+    }
+    return CST_OK;
+}
+
 static int run_op(struct worker *w, int op, enum cst_direction direction, uint64_t number,
                   double *loss, struct cst_err *err)
 {
     struct cst_io io[TRAIN_MAX_IO];
     int rc = begin(w, op, direction, io, err);
 
+    if (rc == CST_OK) {
+        rc = check_io(w, op, direction == CST_BACKWARD, io, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -296,14 +319,14 @@ static int run_op(struct worker *w, int op, enum cst_direction direction, uint64
 
 static int run_micro_batch(struct worker *w, uint64_t moment, double *loss, struct cst_err *err)
 {
+    const int n = w->model.n_operators;
     int rc = CST_OK;
 
-    for (int op = 0; rc == CST_OK && op < TRAIN_N_OPERATORS; op++) {
-        rc = run_op(w, op, CST_FORWARD, moment, loss, err);
-    }
-    for (int op = TRAIN_N_OPERATORS; rc == CST_OK && op-- > 0;) {
-        if (!train_idle(op, w->order->rank, moment)) {
-            rc = run_op(w, op, CST_BACKWARD, moment, loss, err);
+    for (int at = 0; rc == CST_OK && at < 2 * n; at++) {
+        const int op = at < n ? at : 2 * n - 1 - at;
+
+        if (train_runs(&w->model.operators[op], at >= n, w->order->rank, moment)) {
+            rc = run_op(w, op, at < n ? CST_FORWARD : CST_BACKWARD, moment, loss, err);
         }
     }
     return rc;
@@ -311,6 +334,8 @@ static int run_micro_batch(struct worker *w, uint64_t moment, double *loss, stru
 
 static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
 {
+    const uint32_t n =
+        train_micro_batches(&w->model, w->order->rank, *number, w->report->micro_batches);
     struct cst_step_result result;
     struct cst_hyper_params params;
     double loss = 0;
@@ -321,8 +346,11 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
         rc = cst_prepare_step(w->job, &params, err);
     }
 
-    for (uint32_t m = 0; rc == CST_OK && m < w->report->micro_batches; m++) {
-        rc = m > 0 ? cst_accumulate(w->job, err) : CST_OK;
+    for (uint32_t m = 0; rc == CST_OK && m < n; m++) {
+        if (m > 0) {
+            rc = cst_accumulate(w->job, err);
+            pass(w);
+        }
         rc = rc == CST_OK ? run_micro_batch(w, train_moment(*number, m), &loss, err) : rc;
     }
     if (rc == CST_OK && w->stream != NULL) {
@@ -354,6 +382,7 @@ static int open_job(struct worker *w, struct cst_err *err)
         .device_states = w->order->device_states,
         .chunk_elems = TRAIN_CHUNK_ELEMS,
         .micro_batches = w->order->micro_batches,
+        .base = w->order->base,
         .grad_over_weight = w->order->grad_over,
         .overlap = w->order->overlap.when,
         .delay_from = w->order->overlap.delay_from,
@@ -373,43 +402,69 @@ static int open_job(struct worker *w, struct cst_err *err)
     return rc;
 }
 
+/* Write the initial weights of a tensor. The frozen tensors of a base job have theirs. */
+static int write_tensor(struct worker *w, int t, struct cst_err *err)
+{
+    const struct train_tensor *tensor = &w->model.tensors[t];
+    float *master = malloc(tensor->n_elems * sizeof *master);
+    int rc = CST_OK;
+
+    for (uint64_t i = 0; master != NULL && i < tensor->n_elems; i++) {
+        master[i] = train_start(tensor->start + i);
+    }
+    if (master == NULL) {
+        rc = CST_ENOMEM;
+    } else if (train_is_trained(tensor) || w->order->base == NULL) {
+        rc = cst_tensor_write(w->job, t, CST_STATE_MASTER, 0, tensor->n_elems, master, err);
+    }
+    free(master);
+    pass(w);
+    return rc;
+}
+
 static int write_start(struct worker *w, struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (int t = 0; rc == CST_OK && t < TRAIN_N_TENSORS; t++) {
-        uint64_t n = train_tensors[t].n_elems;
-        float *master = malloc(n * sizeof *master);
+    for (int t = 0; rc == CST_OK && t < w->model.n_tensors; t++) {
+        rc = write_tensor(w, t, err);
+    }
+    return rc;
+}
 
-        for (uint64_t i = 0; master != NULL && i < n; i++) {
-            master[i] = train_start(train_tensors[t].start + i);
+static int read_tensor(struct worker *w, int t, struct cst_err *err)
+{
+    struct train_states *s = &w->report->run.states;
+    const struct train_tensor *tensor = &w->model.tensors[t];
+    const uint64_t n = tensor->n_elems, at = tensor->start;
+    const struct {
+        enum cst_state state;
+        void *data;
+    } rows[] = {{CST_STATE_WEIGHT, s->weight + at},
+                {CST_STATE_MASTER, s->master + at},
+                {CST_STATE_EXP_AVG, s->exp_avg + at},
+                {CST_STATE_EXP_AVG_SQ, s->exp_avg_sq + at},
+                {CST_STATE_GRAD, s->grad + at}};
+    const size_t n_rows = sizeof rows / sizeof *rows - (w->model.reads_grads ? 0 : 1);
+    int rc = CST_OK;
+
+    for (size_t k = 0; rc == CST_OK && k < n_rows; k++) {
+        rc = cst_tensor_read(w->job, t, rows[k].state, 0, n, rows[k].data, err);
+        if (!train_is_trained(tensor) && rows[k].state != CST_STATE_WEIGHT) {
+            rc = rc == CST_EUNSUPPORTED
+                     ? CST_OK
+                     : cst_err_set(err, CST_EINTERNAL, "a state of a frozen tensor was read");
         }
-        rc = master == NULL ? CST_ENOMEM
-                            : cst_tensor_write(w->job, t, CST_STATE_MASTER, 0, n, master, err);
-        free(master);
-        pass(w);
     }
     return rc;
 }
 
 static int read_states(struct worker *w, struct cst_err *err)
 {
-    struct train_states *s = &w->report->run.states;
     int rc = CST_OK;
 
-    for (int t = 0; rc == CST_OK && t < TRAIN_N_TENSORS; t++) {
-        uint64_t n = train_tensors[t].n_elems, at = train_tensors[t].start;
-        const struct {
-            enum cst_state state;
-            void *data;
-        } rows[] = {{CST_STATE_WEIGHT, s->weight + at},
-                    {CST_STATE_MASTER, s->master + at},
-                    {CST_STATE_EXP_AVG, s->exp_avg + at},
-                    {CST_STATE_EXP_AVG_SQ, s->exp_avg_sq + at}};
-
-        for (size_t k = 0; rc == CST_OK && k < sizeof rows / sizeof *rows; k++) {
-            rc = cst_tensor_read(w->job, t, rows[k].state, 0, n, rows[k].data, err);
-        }
+    for (int t = 0; rc == CST_OK && t < w->model.n_tensors; t++) {
+        rc = read_tensor(w, t, err);
     }
     w->report->has_states = rc == CST_OK;
     return rc;
@@ -463,7 +518,7 @@ static int live(struct worker *w, struct cst_err *err)
     rc = rc == CST_OK ? open_job(w, err) : rc;
     pass(w);
     if (rc == CST_OK) {
-        rc = train_declare(w->job);
+        rc = train_declare(&w->model, w->job, w->order->world);
         if (rc != CST_OK) {
             *err = *cst_job_error(w->job);
         }
@@ -506,6 +561,8 @@ pid_t train_worker_start(const struct train_order *order, struct train_report *r
         }
         report->micro_batches = mine.micro_batches > 1 ? mine.micro_batches : 1;
         report->overlap = mine.overlap;
+        report->mixture = mine.mixture;
+        train_model_make(&w.model, mine.mixture, mine.world);
         if (order->setting != NULL) {
             (void)putenv((char *)(uintptr_t)order->setting);
         }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Worker processes that train the model of train_model.h through libcistern. A worker can be told
+/* Worker processes that train a model of train_model.h through libcistern. A worker can be told
  * to die, or to kill another process, at any point of its run. */
 #ifndef TRAIN_WORKER_H
 #define TRAIN_WORKER_H
@@ -9,12 +9,13 @@
 
 #include <sys/types.h>
 
-#define TRAIN_MAX_WORLD 4
-
 /* Instructions to a worker. */
 struct train_order {
-    const char *socket;   /* the daemon's socket */
-    const char *name;     /* name of the job */
+    const char *socket; /* the daemon's socket */
+    const char *name;   /* name of the job */
+    /* Name of the base job, which holds the frozen tensors; NULL: the job holds them itself. */
+    const char *base;
+    bool mixture;         /* train the mixture instead of the small model */
     uint32_t rank, world; /* the worker's rank and the number of ranks */
     const char *device;   /* device of this rank's pool; NULL: auto */
     /* Kind of stream on which the worker computes, if not on the host. */
@@ -42,6 +43,7 @@ struct train_order {
 struct train_report {
     struct train_run run;   /* results that this rank received, and the states if it read them */
     struct cst_plan plan;   /* plan from the rank's commit */
+    bool mixture;           /* the model, from the order */
     uint32_t micro_batches; /* micro-batches of a step, from the order */
     struct train_overlap overlap; /* when chunks were updated, from the order */
     bool has_states;              /* run.states is filled in */
