@@ -91,7 +91,9 @@ void cstd_peer_close(struct cstd_peer *peer)
     }
 }
 
-bool cstd_peer_lives(int pidfd)
+/* Return whether a thread of the process of @pidfd still lives. Returns true if @pidfd is -1,
+ * because then the end of the process cannot be seen. */
+static bool lives(int pidfd)
 {
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
 
@@ -151,5 +153,5 @@ void cstd_watch_close(struct cstd_watch *watch)
 
 bool cstd_watch_lives(const struct cstd_watch *watch)
 {
-    return cstd_peer_lives(watch->pidfd);
+    return lives(watch->pidfd);
 }

@@ -25,10 +25,6 @@ struct cstd_peer {
 bool cstd_peer_open(struct cstd_peer *peer, int sock);
 void cstd_peer_close(struct cstd_peer *peer);
 
-/* Return whether a thread of the process of @pidfd still lives. Returns true if @pidfd is -1,
- * because then the end of the process cannot be seen. */
-bool cstd_peer_lives(int pidfd);
-
 /* -- watching ------------------------------------------------------------------------------- */
 
 struct cstd_watch; /* opaque */
