@@ -19,34 +19,14 @@ static int check_declaring(struct cst_job *job)
 
 /* -- groups ----------------------------------------------------------------------------------- */
 
-/* Set bit r of *out for each rank r in @ranks. */
-static int read_ranks(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks, uint64_t *out)
-{
-    uint64_t group = 0;
-
-    for (uint32_t i = 0; ranks != NULL && i < n_ranks; i++) {
-        if (ranks[i] >= job->world) {
-            return cst_err_set(&job->declare_err, CST_EINVAL,
-                               "group %u has rank %u, but the job has %u ranks",
-                               job->model.n_groups, ranks[i], job->world);
-        }
-        if ((group >> ranks[i] & 1) != 0) {
-            return cst_err_set(&job->declare_err, CST_EINVAL, "group %u names rank %u twice",
-                               job->model.n_groups, ranks[i]);
-        }
-        group |= UINT64_C(1) << ranks[i];
-    }
-    *out = group;
-    return CST_OK;
-}
-
 int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks)
 {
     uint64_t group = 0;
     int rc = check_declaring(job);
 
     if (rc == CST_OK) {
-        rc = read_ranks(job, ranks, n_ranks, &group);
+        rc = cst_model_ranks(job->model.n_groups, ranks, ranks != NULL ? n_ranks : 0, job->world,
+                             &group, &job->declare_err);
     }
     if (rc == CST_OK) {
         rc = cst_model_group(&job->model, group, &job->declare_err);

@@ -79,27 +79,6 @@ static bool is_closed(const struct cstd_job *job)
 
 /* -- declarations --------------------------------------------------------------------------- */
 
-static int read_group(const struct cstd_job *job, const Cistern__GroupDecl *decl, uint64_t *out,
-                      struct cst_err *err)
-{
-    uint64_t ranks = 0;
-
-    for (size_t i = 0; i < decl->n_ranks; i++) {
-        uint32_t rank = decl->ranks[i];
-
-        if (rank >= job->world) {
-            return cst_err_set(err, CST_EINVAL, "a group has rank %u, but the job has %u ranks",
-                               rank, job->world);
-        }
-        if ((ranks >> rank & 1) != 0) {
-            return cst_err_set(err, CST_EINVAL, "a group names rank %u twice", rank);
-        }
-        ranks |= UINT64_C(1) << rank;
-    }
-    *out = ranks;
-    return CST_OK;
-}
-
 static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *decl,
                          struct cst_err *err)
 {
@@ -108,7 +87,7 @@ static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *d
     uint32_t i = worker->n_groups + 1;
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
     uint64_t ranks = 0;
-    int rc = read_group(worker->job, decl, &ranks, err);
+    int rc = cst_model_ranks(i, decl->ranks, decl->n_ranks, worker->job->world, &ranks, err);
 
     if (rc == CST_OK && i < model->n_groups) {
         rc = cst_model_same_group(model, i, ranks, name_me(worker, mine),

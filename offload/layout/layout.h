@@ -273,6 +273,11 @@ struct cst_layout_config {
 void cst_model_init(struct cst_model *model);
 void cst_model_close(struct cst_model *model);
 
+/* Set bit r of *out for each rank r of the @n in @ranks. CST_EINVAL: a rank is not less than
+ * @world, or occurs twice; the words name @group, the number of the group. */
+int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t world, uint64_t *out,
+                    struct cst_err *err);
+
 /* Declare a group of ranks, one bit each. Its number is the value of n_groups before the call.
  * CST_EINVAL: no ranks, or too many groups. */
 int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err);

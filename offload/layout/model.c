@@ -243,6 +243,28 @@ static int reserve_operator(struct cst_model *model, struct index *index)
     return CST_OK;
 }
 
+int cst_model_ranks(uint32_t group, const uint32_t *ranks, size_t n, uint32_t world, uint64_t *out,
+                    struct cst_err *err)
+{
+    uint64_t bits = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (ranks[i] >= world) {
+            return cst_err_set(err, CST_EINVAL,
+                               "group %" PRIu32 " has rank %" PRIu32 ", but the job has %" PRIu32
+                               " ranks",
+                               group, ranks[i], world);
+        }
+        if ((bits >> ranks[i] & 1) != 0) {
+            return cst_err_set(err, CST_EINVAL, "group %" PRIu32 " names rank %" PRIu32 " twice",
+                               group, ranks[i]);
+        }
+        bits |= UINT64_C(1) << ranks[i];
+    }
+    *out = bits;
+    return CST_OK;
+}
+
 int cst_model_group(struct cst_model *model, uint64_t ranks, struct cst_err *err)
 {
     if (ranks == 0) {
