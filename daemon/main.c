@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cisternd: the memory daemon. Errors at the start are reported in one line, with exit status 1. */
+/* cisternd: the memory daemon. Errors at the start are reported in one line. The exit status is
+ * then 2 if the command line is wrong, and 1 otherwise. */
 #include "daemon/daemon.h"
 #include "daemon/report/log.h"
 #include "daemon/options.h"
@@ -17,7 +18,7 @@ int main(int argc, char **argv)
     cstd_log_init(CSTD_LOG_INFO);
     if (cstd_options_read(&config, argc, argv, &result, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "%s", err.text);
-        return EXIT_FAILURE;
+        return result == CSTD_OPTIONS_WRONG ? 2 : EXIT_FAILURE;
     }
     if (result == CSTD_OPTIONS_EXIT) {
         return EXIT_SUCCESS;

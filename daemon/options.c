@@ -85,6 +85,7 @@ int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
     struct cst_options_given given;
     int rc = cst_options_read(table, &line, argc, argv, &given, err);
 
+    *result = CSTD_OPTIONS_WRONG;
     if (rc == CST_OK && (line.help || line.version)) {
         *result = CSTD_OPTIONS_EXIT;
         if (line.help) {
@@ -108,6 +109,7 @@ int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
         line.config != NULL, err);
     if (rc == CST_OK) {
         rc = set_keys(config, &line, err);
+        *result = rc == CST_OK ? CSTD_OPTIONS_RUN : CSTD_OPTIONS_WRONG;
     }
     return rc == CST_OK ? cstd_settings_finish(config, err) : rc;
 }

@@ -57,12 +57,13 @@ static void print_updates(const Cistern__JobInfo *job)
         (void)printf("; %s of chunks on devices",
                      cli_percent(job->n_device_updates, job->n_updates, a));
     }
-    if (job->has_room_failures) {
-        (void)printf("; %llu failures of device updates", (unsigned long long)job->room_failures);
+    if (job->has_reservation_failures) {
+        (void)printf("; %llu failures of device updates",
+                     (unsigned long long)job->reservation_failures);
     }
-    if (job->has_rooms_given_up) {
-        (void)printf(", %u device%s no longer used for updates", job->rooms_given_up,
-                     job->rooms_given_up == 1 ? "" : "s");
+    if (job->has_reservations_given_up) {
+        (void)printf(", %u device%s no longer used for updates", job->reservations_given_up,
+                     job->reservations_given_up == 1 ? "" : "s");
     }
     if (job->has_last_update_seconds) {
         (void)printf("; last step %s, %s exposed", cli_seconds(job->last_update_seconds, a),

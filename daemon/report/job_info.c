@@ -119,10 +119,10 @@ static void fill_updates(const struct cst_core_stats *stats, Cistern__JobInfo *o
     out->has_n_updates = out->has_n_device_updates = 1;
     out->n_updates = stats->n_updates;
     out->n_device_updates = stats->n_device_updates;
-    out->has_room_failures = stats->n_reservation_failures > 0;
-    out->room_failures = stats->n_reservation_failures;
-    out->has_rooms_given_up = stats->n_reservations_given_up > 0;
-    out->rooms_given_up = stats->n_reservations_given_up;
+    out->has_reservation_failures = stats->n_reservation_failures > 0;
+    out->reservation_failures = stats->n_reservation_failures;
+    out->has_reservations_given_up = stats->n_reservations_given_up > 0;
+    out->reservations_given_up = stats->n_reservations_given_up;
     out->has_last_update_seconds = out->has_last_exposed_seconds = stats->last_update_ns > 0;
     out->last_update_seconds = (double)stats->last_update_ns * 1e-9;
     out->last_exposed_seconds = (double)stats->last_exposed_ns * 1e-9;

@@ -105,8 +105,8 @@ START_TEST(call_fails)
     info = raw_job_info(&witness, "calls");
     ck_assert_uint_eq(info->n_updates, 12);
     ck_assert_uint_eq(info->n_device_updates, calls[_i].n_there);
-    ck_assert_uint_eq(info->room_failures, calls[_i].n_failures);
-    ck_assert_uint_eq(info->rooms_given_up, _i == GIVEN_UP);
+    ck_assert_uint_eq(info->reservation_failures, calls[_i].n_failures);
+    ck_assert_uint_eq(info->reservations_given_up, _i == GIVEN_UP);
     ck_assert_uint_eq(info->interleave, _i != GIVEN_UP);
 }
 END_TEST

@@ -399,7 +399,7 @@ START_TEST(accelerator_lost)
     train_check(reports, 1, 0, N_STEPS, none);
     info = raw_job_info(&witness, "lost");
     ck_assert_uint_eq(info->n_device_updates, 0);
-    ck_assert_uint_eq(info->rooms_given_up, 1);
+    ck_assert_uint_eq(info->reservations_given_up, 1);
 }
 END_TEST
 

@@ -61,6 +61,15 @@ if ./cisternd --config "$tmp/wrong.conf" --socket "$CISTERN_SOCKET" >"$tmp/wrong
 fi
 grep -q 'wrong.conf:2:' "$tmp/wrong.log" || fail "an unknown key is refused without its line"
 
+# The status of cisternd is 2 if its command line is wrong, and 1 if it cannot start.
+for wrong in "2 --memory 1G" "2 --host-memory x" "2 extra" "1 --config $tmp/wrong.conf" "1 --config $tmp/missing.conf"; do
+    status=0
+    # shellcheck disable=SC2086 # Words of a command line.
+    ./cisternd ${wrong#* } >"$tmp/wrong.log" 2>&1 || status=$?
+    [ $status = "${wrong%% *}" ] || fail "cisternd ${wrong#* }: status $status"
+    [ "$(wc -l <"$tmp/wrong.log")" = 1 ] || fail "cisternd ${wrong#* }: not one line"
+done
+
 # Every test that FAULTS.md names is in the file that it names.
 n=0
 while IFS='|' read -r _ _ file names _; do

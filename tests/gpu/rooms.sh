@@ -16,7 +16,7 @@ of_job() {
 updated_there() {
     local there failures
     there=$(of_job "$1" n_device_updates)
-    failures=$(of_job "$1" room_failures)
+    failures=$(of_job "$1" reservation_failures)
     [ "${failures:-0}" = 0 ] || fail "$1: $failures failures on the card"
     if [ "$2" = none ]; then
         [ "$there" = 0 ] || fail "$1: $there chunks were updated on the card"
