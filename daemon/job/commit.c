@@ -117,7 +117,10 @@ static void go_back(struct cstd_job *job)
     (void)collect_ranks(job, NULL);
 }
 
-/* The commit of @job has failed because of @why: undo it. */
+/* The commit of @job has failed because of @why: undo it. Before MEMORY the usual reason is the
+ * request: a model, pool or plan does not fit. This is a warning, because the job's owner gets the
+ * error and can mend it. From MEMORY on all sums were checked, and a failure is an error of the
+ * daemon or the machine, which its operator should see. */
 static void fail(struct cstd_job *job, const struct cst_err *why)
 {
     cstd_log_about(job->phase < CSTD_COMMIT_MEMORY ? CSTD_LOG_WARNING : CSTD_LOG_ERROR,

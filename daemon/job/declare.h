@@ -46,9 +46,9 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
                       const struct cstd_extent *much, struct cst_err *err);
 
 /* Forget the declarations of @worker, which detaches. If the job is not committed, groups, tensors
- * and operators that only @worker declared are removed from the model. CST_EMISMATCH: there was no
- * memory for that, and the model was dropped; the caller must fail the waiting Commits with @err.
- */
+ * and operators that only @worker declared are removed from the model. CST_EMISMATCH: the job is in
+ * CSTD_JOB_DECLARING, there was no memory for that, and the model was dropped; the caller must fail
+ * the waiting Commits with @err (cstd_commit_break). */
 int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err);
 
 #endif

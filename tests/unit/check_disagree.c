@@ -230,6 +230,25 @@ START_TEST(a_committed_model_stands)
 }
 END_TEST
 
+/* Only a rank that leaves in DECLARING can shorten the model: cstd_commit_break, which is called
+ * when this fails, is allowed in no other state. */
+START_TEST(who_leaves_later_changes_no_model)
+{
+    static const enum cstd_job_state later[] = {CSTD_JOB_POPULATING, CSTD_JOB_READY,
+                                                CSTD_JOB_CLOSING};
+
+    ck_assert_int_eq(declare(0, "a", 10, 0), CST_OK);
+    ck_assert_int_eq(declare(0, "b", 20, 0), CST_OK);
+    ck_assert_int_eq(declare(1, "a", 10, 0), CST_OK);
+    job.state = later[_i];
+    forget(0);
+    ck_assert_uint_eq(job.model.n_tensors, 2);
+    job.state = CSTD_JOB_DECLARING;
+    forget(0);
+    ck_assert_uint_eq(job.model.n_tensors, 1);
+}
+END_TEST
+
 static int declare_group(uint32_t rank, uint32_t *ranks, size_t n)
 {
     Cistern__GroupDecl g = CISTERN__GROUP_DECL__INIT, *gs = &g;
@@ -334,9 +353,9 @@ START_TEST(bad_kinds_are_refused)
     uint32_t twice[] = {1, 1}, unknown = WORLD;
 
     ck_assert_int_eq(declare_group(0, twice, 2), CST_EINVAL);
-    assert_says("a group names rank 1 twice");
+    assert_says("group 1 names rank 1 twice");
     ck_assert_int_eq(declare_group(0, &unknown, 1), CST_EINVAL);
-    assert_says("a group has rank 6, but the job has 6 ranks");
+    assert_says("group 1 has rank 6, but the job has 6 ranks");
     ck_assert_int_eq(declare_group(0, twice, 0), CST_EINVAL);
     ck_assert_int_eq(declare_kind(0, 1, CST_PATTERN_SHARD, 0, 0, 0), CST_EINVAL);
     assert_says("tensor 'k' is of group 1, but rank 0 has declared 0 groups");
@@ -363,6 +382,7 @@ int main(void)
     tcase_add_test(tcase, many_ranks_are_counted);
     tcase_add_test(tcase, the_dead_do_not_disagree);
     tcase_add_test(tcase, a_committed_model_stands);
+    tcase_add_loop_test(tcase, who_leaves_later_changes_no_model, 0, 3);
     tcase_add_test(tcase, kinds_that_differ_are_named);
     tcase_add_test(tcase, groups_are_counted);
     tcase_add_test(tcase, bad_kinds_are_refused);
