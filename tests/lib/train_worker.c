@@ -295,20 +295,15 @@ static int run_op(struct worker *w, int op, enum cst_direction direction, uint64
     struct cst_io io[TRAIN_MAX_IO];
     int rc = begin(w, op, direction, io, err);
 
-    if (rc == CST_OK) {
-        rc = check_io(w, op, direction == CST_BACKWARD, io, err);
-    }
+    rc = rc == CST_OK ? check_io(w, op, direction == CST_BACKWARD, io, err) : rc;
     if (rc != CST_OK) {
         return rc;
     }
     pass(w);
-    if (w->order->forks) {
-        rc = fork_once(w, op, err);
-        if (rc != CST_OK) {
-            return rc;
-        }
+    rc = w->order->forks ? fork_once(w, op, err) : CST_OK;
+    if (rc == CST_OK) {
+        rc = compute(w, op, direction == CST_BACKWARD, number, io, loss, err);
     }
-    rc = compute(w, op, direction == CST_BACKWARD, number, io, loss, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -407,14 +402,12 @@ static int write_tensor(struct worker *w, int t, struct cst_err *err)
 {
     const struct train_tensor *tensor = &w->model.tensors[t];
     float *master = malloc(tensor->n_elems * sizeof *master);
-    int rc = CST_OK;
+    int rc = master == NULL ? CST_ENOMEM : CST_OK;
 
-    for (uint64_t i = 0; master != NULL && i < tensor->n_elems; i++) {
+    for (uint64_t i = 0; rc == CST_OK && i < tensor->n_elems; i++) {
         master[i] = train_start(tensor->start + i);
     }
-    if (master == NULL) {
-        rc = CST_ENOMEM;
-    } else if (train_is_trained(tensor) || w->order->base == NULL) {
+    if (rc == CST_OK && (train_is_trained(tensor) || w->order->base == NULL)) {
         rc = cst_tensor_write(w->job, t, CST_STATE_MASTER, 0, tensor->n_elems, master, err);
     }
     free(master);
