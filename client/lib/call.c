@@ -66,6 +66,15 @@ void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
     client->n_sent = 0;
 }
 
+int cstc_client_distrust(struct cst_client *client, const struct cst_err *why, struct cst_err *err)
+{
+    struct cst_err cause;
+
+    (void)cst_err_set(&cause, CST_EPROTO, "daemon at %s: %.256s", client->path, why->text);
+    cstc_client_die(client, &cause);
+    return cstc_client_check(client, err);
+}
+
 /* Read the body of an Error message. Its status must be a final failure, else the daemon is faulty:
  * CST_EPROTO. */
 static int parse_error(const struct cst_frame *frame, struct cst_err *out)

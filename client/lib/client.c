@@ -202,6 +202,9 @@ void cst_disconnect(struct cst_client *client)
      * client. */
     cstc_client_die(client, &cause);
     cstc_job_free(client->job);
+    if (!client->forked) { /* A forked child does not inherit the mapping. */
+        cstc_segment_unmap(&client->staging);
+    }
     cstc_wake_close(&client->wake);
     free(client);
 }

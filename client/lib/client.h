@@ -6,6 +6,7 @@
 #define CST_CLIENT_H
 
 #include "cistern/cistern.h"
+#include "client/lib/segment.h"
 #include "client/lib/wake.h"
 #include "proto/frame.h"
 
@@ -33,6 +34,7 @@ struct cst_client {
     struct cstc_call *queue;      /* Calls that are not sent yet, oldest first. */
     struct cstc_call **queue_end; /* The pointer to which the next queued call is linked. */
     struct cst_job *job;          /* Owned; NULL before cst_job_open. */
+    struct cstc_segment staging;  /* Mapped by the first read or write of a state (state_io.h). */
     /* A cst_try_... call of the job has not ended. Only that call may read replies. */
     bool pending;
     struct cst_client *next;  /* Next in the list of all clients of the process, for fork.c. */
@@ -49,6 +51,10 @@ int cstc_client_check(const struct cst_client *client, struct cst_err *err);
 /* End the connection: close the socket, and finish every call in flight or queued with the status
  * and words of @cause. If the connection is over already, its first cause is kept. */
 void cstc_client_die(struct cst_client *client, const struct cst_err *cause);
+
+/* End the connection, because the daemon sent something impossible, which @why describes. Returns
+ * the status that ended the connection: CST_EPROTO, unless the connection was over already. */
+int cstc_client_distrust(struct cst_client *client, const struct cst_err *why, struct cst_err *err);
 
 /* fork.c: add the client to (register) or remove it from (forget) the list of clients whose sockets
  * a forked child closes. Any thread. */

@@ -180,6 +180,8 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->world = spec->world;
     job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;
     job->optimizer = spec->optimizer;
+    job->moments = spec->moments;
+    job->grad_over_weight = spec->grad_over_weight;
     job->overlap = spec->overlap;
     job->initialised = opened->initialised;
     job->steps = opened->step;
@@ -205,7 +207,6 @@ void cstc_job_free(struct cst_job *job)
         for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
             cstc_segment_unmap(&job->slabs[i]);
         }
-        cstc_segment_unmap(&job->staging);
     }
     cstc_call_reset(&job->call);
     cstc_batch_free_all(job);

@@ -90,6 +90,8 @@ struct cst_job {
     uint32_t micro_batches;         /* Number of micro-batches per step, at least 1. */
     uint32_t micro_batch;           /* Number of the current micro-batch in the step, from 0. */
     enum cst_optimizer optimizer;   /* From struct cst_job_spec. */
+    enum cst_moments moments;       /* From struct cst_job_spec. */
+    bool grad_over_weight;          /* From struct cst_job_spec. */
     enum cst_overlap overlap;       /* From struct cst_job_spec. */
     bool prepared;                  /* cst_prepare_step was called in this step. */
     Cistern__Hyper prepared_hyper;  /* If prepared: the parameters that cst_prepare_step sent. */
@@ -100,7 +102,6 @@ struct cst_job {
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */
     struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
-    struct cstc_segment staging;          /* Mapped by the first read or write of a state. */
     uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
     uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */

@@ -49,9 +49,5 @@ void cstc_job_void(struct cst_job *job, const struct cst_err *cause)
 
 int cstc_job_distrust(struct cst_job *job, const struct cst_err *why, struct cst_err *err)
 {
-    struct cst_err cause;
-
-    (void)cst_err_set(&cause, CST_EPROTO, "daemon at %s: %.256s", job->client->path, why->text);
-    cstc_client_die(job->client, &cause);
-    return cstc_client_check(job->client, err);
+    return cstc_client_distrust(job->client, why, err);
 }

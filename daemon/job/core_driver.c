@@ -5,6 +5,7 @@
 #include "daemon/job/done.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/session.h"
+#include "daemon/job/saver.h"
 #include "daemon/job/updates.h"
 #include "proto/cistern.pb-c.h"
 
@@ -111,6 +112,10 @@ static void answer_leave(struct cstd_daemon *daemon, struct cstd_pending *reques
 static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *request,
                           const struct cst_reply *reply)
 {
+    if (request->type == CISTERN__MSG_TYPE__MSG_SAVE) {
+        cstd_saver_answer(daemon, request, reply);
+        return;
+    }
     if (reply->status != CST_OK) {
         cstd_session_fail(daemon, request, &reply->err);
         return;
@@ -125,7 +130,7 @@ static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *reque
     case CISTERN__MSG_TYPE__MSG_LEAVE:
         answer_leave(daemon, request);
         break;
-    default: /* Tensor reads and writes. */
+    default: /* Tensor reads and writes, SaveEnd and Restore. */
         cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         break;
     }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/saver.h"
 #include "daemon/job/job.h"
 
 #include "daemon/job/base_job.h"
@@ -191,6 +192,9 @@ static void on_close(struct cstd_deferred *later)
     struct cstd_daemon *daemon = job->daemon;
 
     detach_all(job);
+    if (job->saver != NULL) {
+        cstd_saver_detach(job->saver);
+    }
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }

@@ -53,18 +53,24 @@ static void on_mounted(struct cstd_segment *segment)
     cstd_deferred_add(&staging->daemon->later, &staging->mounted);
 }
 
-/* Return a bit set of the engines that must map the segment: those of all nodes, and those of
- * accelerators that hold states of the session's job. */
-static uint32_t engines_of(const struct cstd_session *session)
+/* Return a bit set of the engines that hold states of @job, which may be NULL. */
+static uint32_t engines_of_job(const struct cstd_job *job)
 {
-    const struct cstd_job *job = session->job;
-    uint32_t engines = (UINT32_C(1) << session->daemon->engines.n_nodes) - 1;
+    uint32_t engines = 0;
 
     for (uint32_t s = 0; job != NULL && cstd_job_has_layout(job) && s < job->layout.n_segments;
          s++) {
         engines |= UINT32_C(1) << job->layout.segments[s].node;
     }
     return engines;
+}
+
+/* Return a bit set of the engines that must map the segment: those of all nodes, and those of
+ * accelerators that hold states of the jobs that the session works on or saves. */
+static uint32_t engines_of(const struct cstd_session *session)
+{
+    return ((UINT32_C(1) << session->daemon->engines.n_nodes) - 1) | engines_of_job(session->job) |
+           engines_of_job(session->saves);
 }
 
 bool cstd_staging_serves(const struct cstd_session *session)

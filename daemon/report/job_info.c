@@ -157,6 +157,10 @@ static void fill_core(const struct cstd_job *job, Cistern__JobInfo *out)
     out->chunks_reducing = stats.chunks_reducing;
     out->has_last_loss = out->has_last_grad_norm = stats.step > 0;
     out->last_loss = stats.last_loss;
+    out->has_saving = stats.saving;
+    out->saving = stats.saving;
+    out->has_save_wait_seconds = stats.save_wait_ns > 0;
+    out->save_wait_seconds = (double)stats.save_wait_ns * 1e-9;
     out->last_grad_norm = stats.last_grad_norm;
     out->has_step_seconds = stats.last_step_ns > 0;
     out->step_seconds = (double)stats.last_step_ns * 1e-9;

@@ -35,6 +35,11 @@ void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body);
 
+/* serve_save.c: checkpoints. */
+void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body);
+
 /* job_info.c: descriptions of jobs. */
 void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body);

@@ -13,24 +13,30 @@
 
 #include <stdio.h>
 
-/* Open a request of @n_items for the core of the session's job. NULL: not possible, and an error
- * was sent as the answer. */
-static struct cstd_pending *defer(struct cstd_session *session, uint64_t id, uint16_t type,
-                                  uint32_t n_items)
+/* Open a request of @n_items for the core of @job. NULL: not possible, and an error was sent as the
+ * answer. */
+static struct cstd_pending *defer_for(struct cstd_session *session, struct cstd_job *job,
+                                      uint64_t id, uint16_t type, uint32_t n_items)
 {
     struct cstd_pending *request;
     struct cst_err err;
 
-    if (session->job->core == NULL) {
-        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet",
-                         session->job->name);
+    if (job->core == NULL) {
+        cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
         return NULL;
     }
-    if (cstd_session_defer(session, session->job, id, type, n_items, &request, &err) != CST_OK) {
+    if (cstd_session_defer(session, job, id, type, n_items, &request, &err) != CST_OK) {
         cstd_session_error(session, id, &err);
         return NULL;
     }
     return request;
+}
+
+/* The same for the session's job. */
+static struct cstd_pending *defer(struct cstd_session *session, uint64_t id, uint16_t type,
+                                  uint32_t n_items)
+{
+    return defer_for(session, session->job, id, type, n_items);
 }
 
 void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body)
@@ -255,12 +261,13 @@ void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body)
     cstd_staging_get(session, id, get->bytes);
 }
 
-static int check_place(const struct cstd_session *session, const Cistern__TensorIo *io,
-                       struct cst_err *err)
+static int check_place(const struct cstd_session *session, const struct cstd_job *job,
+                       const Cistern__TensorIo *io, struct cst_err *err)
 {
     const struct cstd_staging *staging = session->staging;
+    struct cst_layout_states states = cstd_job_options_states(&job->options);
     unsigned row = (unsigned)io->row;
-    uint64_t elem_bytes = row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4, bytes;
+    uint64_t bytes;
 
     if (row >= CST_ROW_COUNT) {
         return cst_err_set(err, CST_EINVAL, "unknown row %u", row);
@@ -269,14 +276,16 @@ static int check_place(const struct cstd_session *session, const Cistern__Tensor
         return cst_err_set(err, CST_EINVAL,
                            "no staging segment that all engines of the job map: ask for one first");
     }
-    if (__builtin_mul_overflow(io->n_elems, elem_bytes, &bytes) || io->staging_offset % 64 != 0 ||
-        io->staging_offset > staging->segment->bytes ||
+    bytes = io->n_elems < UINT64_MAX / 4
+                ? cst_core_io_bytes(&states, (enum cst_row)row, io->raw, io->exponents, io->n_elems)
+                : UINT64_MAX;
+    if (io->staging_offset % 64 != 0 || io->staging_offset > staging->segment->bytes ||
         bytes > staging->segment->bytes - io->staging_offset) {
         return cst_err_set(
             err, CST_EINVAL,
-            "%llu elements of %llu bytes at %llu of a staging segment of %llu bytes (offsets are "
+            "%llu elements, %llu bytes, at %llu of a staging segment of %llu bytes (offsets are "
             "multiples of 64)",
-            (unsigned long long)io->n_elems, (unsigned long long)elem_bytes,
+            (unsigned long long)io->n_elems, (unsigned long long)bytes,
             (unsigned long long)io->staging_offset, (unsigned long long)staging->segment->bytes);
     }
     return CST_OK;
@@ -304,17 +313,24 @@ static void release_staging(struct cstd_pending *request)
 static void serve_tensor(struct cstd_session *session, uint64_t id, const Cistern__TensorIo *io,
                          uint16_t type, enum cst_event_kind kind)
 {
+    struct cstd_job *job = kind == CST_EV_READ && io->of_save ? session->saves : session->job;
     struct cstd_pending *request;
     struct cst_event event = {.kind = kind, .rank = session->rank};
     struct cst_err err = {0};
 
-    if (check_place(session, io, &err) != CST_OK ||
-        (kind == CST_EV_WRITE && session->job != NULL &&
-         check_shared(session->job, io->tensor, &err) != CST_OK)) {
+    if (job == NULL) {
+        cstd_serve_error(session, id, session->job_removed ? CST_ENOTFOUND : CST_EINVAL,
+                         session->job_removed ? "the job was removed"
+                         : io->of_save        ? "this connection saves no job"
+                                              : "no job is open on this connection");
+        return;
+    }
+    if (check_place(session, job, io, &err) != CST_OK ||
+        (kind == CST_EV_WRITE && check_shared(job, io->tensor, &err) != CST_OK)) {
         cstd_session_error(session, id, &err);
         return;
     }
-    request = defer(session, id, type, 1);
+    request = defer_for(session, job, id, type, 1);
     if (request == NULL) {
         return;
     }
@@ -326,9 +342,11 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
     event.row = (enum cst_row)io->row;
     event.first = io->first;
     event.n_elems = io->n_elems;
+    event.raw = io->raw;
+    event.exponents = io->exponents;
     event.place.segment = session->staging->segment->id;
     event.place.offset = io->staging_offset;
-    cstd_job_feed(session->job, &event);
+    cstd_job_feed(job, &event);
 }
 
 void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body)

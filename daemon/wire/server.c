@@ -5,6 +5,7 @@
 #include "daemon/wire/dispatch.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/staging.h"
+#include "daemon/job/saver.h"
 #include "daemon/job/worker.h"
 
 #include <errno.h>
@@ -124,6 +125,7 @@ static void on_gone(struct cstd_session *session)
         cstd_staging_abandon(session->staging);
         session->staging = NULL;
     }
+    cstd_saver_gone(session);
     if (session->job != NULL) {
         cstd_worker_hangup(session->job, session->rank);
     }

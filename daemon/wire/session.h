@@ -60,6 +60,7 @@ struct cstd_session {
     uint32_t n_requests;              /* Number of requests in flight. */
     struct cstd_job *job;             /* Job to which the session is attached; NULL: none. */
     uint32_t rank;                    /* Rank in the job. */
+    struct cstd_job *saves;           /* Job that the session saves (saver.h); NULL: none. */
     /* The job was removed; explains later errors to the client. */
     bool job_removed;
     struct cstd_staging *staging; /* Staging segment; NULL: none was requested. */

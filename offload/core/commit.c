@@ -146,6 +146,8 @@ static void commit(struct cst_core *core, double sum_squares)
     bool skipped = !clip.finite && !guard;
 
     core->step++;
+    core->commit.has_hyper = true;
+    core->commit.hyper = *hyper;
     core->commit.last_loss = mean_loss(core);
     core->commit.last_grad_norm = clip.grad_norm;
     core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
@@ -180,8 +182,23 @@ void cst_commit_close(struct cst_core *core)
         core->collection.n_reduced < core->n_trained || core->writes.n > 0) {
         return;
     }
+    if (core->save.state == CST_SAVE_ACTIVE) {
+        core->commit.held_ns = core->commit.held_ns != 0 ? core->commit.held_ns : core->now;
+        return;
+    }
     cst_core_command(core, CST_COMMAND_NORM, 0, &flight)->table = core->table_segment;
     core->commit.normed = core->collection.number + 1;
+}
+
+uint64_t cst_commit_release(struct cst_core *core)
+{
+    /* An attempt that was interrupted while it waited has no commit any more. */
+    bool held = core->attempt.closing && core->commit.held_ns != 0;
+    uint64_t waited = held ? core->now - core->commit.held_ns : 0;
+
+    core->commit.held_ns = 0;
+    cst_commit_close(core);
+    return waited;
 }
 
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
@@ -197,6 +214,14 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
     } else if (core->attempt.closing && flight->collection == core->collection.number) {
         commit(core, event->value);
     }
+}
+
+void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters)
+{
+    core->step = counters->step;
+    core->commit.adam_step = counters->adam_step;
+    core->commit.n_skipped = counters->n_skipped;
+    core->commit.n_overflows = counters->n_overflows;
 }
 
 /* -- step ------------------------------------------------------------------------------------ */
@@ -238,6 +263,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
             cst_ranks_interrupt(core, &err);
             return;
         }
+        core->commit.held_ns = 0;
         cst_ranks_begin_closing(core);
     }
     cst_fact_rank_went_on(&core->facts);

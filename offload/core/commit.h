@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ends of micro-batches and of steps: norm, commit, order of updates. Owns the step. Called by
- * core.c and states. */
+ * core.c, states and save. */
 #ifndef CST_COMMIT_H
 #define CST_COMMIT_H
 
@@ -18,15 +18,25 @@ struct cst_commit {
     uint64_t last_ns; /* Time of the last commit, in ns; 0: none yet. */
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
-    uint32_t *order; /* Scratch: chunks in the order of their updates; owned. */
+    bool has_hyper;         /* There was a step. */
+    struct cst_hyper hyper; /* Hyper-parameters of the last step. */
+    uint64_t held_ns; /* Time since which the commit waits for the end of a save; 0: it does not. */
+    uint32_t *order;  /* Scratch: chunks in the order of their updates; owned. */
 };
 
 /* Handle CST_EV_ACCUMULATE and STEP. */
 void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event);
 void cst_commit_step(struct cst_core *core, const struct cst_event *event);
 
-/* Issue the NORM if all gradients are reduced and no WRITE is in flight. */
+/* The states were written from a checkpoint: go on with these counters. */
+void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters);
+
+/* Issue the NORM if all gradients are reduced, no WRITE is in flight, and no save is active. */
 void cst_commit_close(struct cst_core *core);
+
+/* No save is active any more: let the commit go on. Returns the time that it has waited, in ns; 0:
+ * it has not. */
+uint64_t cst_commit_release(struct cst_core *core);
 
 /* Handle the completion of the NORM: commit. */
 void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,

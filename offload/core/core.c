@@ -21,6 +21,7 @@
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
 #include "offload/residency/residency.h"
+#include "offload/core/save.h"
 #include "offload/residency/spill.h"
 #include "offload/core/states.h"
 #include "offload/update/sum.h"
@@ -49,6 +50,7 @@ static void on_tick(struct cst_core *core, const struct cst_event *event)
 {
     (void)event;
     cst_ranks_expire(core);
+    cst_save_expire(core);
 }
 
 static const struct {
@@ -72,6 +74,9 @@ static const struct {
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
+    [CST_EV_SAVE] = {NEEDS_REQUEST, cst_save_begin},
+    [CST_EV_SAVE_END] = {NEEDS_NOTHING, cst_save_end},
+    [CST_EV_RESTORE] = {NEEDS_REQUEST, cst_save_restore},
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
@@ -300,8 +305,18 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
             cst_ranks_start(core);
         }
         cst_fetch_pump(core);
+        cst_save_look(core);
     }
     core->out.actions = NULL;
+}
+
+uint64_t cst_core_deadline(const struct cst_core *core)
+{
+    uint32_t i = cst_requests_next_late(&core->requests);
+    uint64_t request = i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
+    uint64_t save = cst_save_deadline(core);
+
+    return request < save ? request : save;
 }
 
 /* -- statistics ------------------------------------------------------------------------------- */
@@ -344,6 +359,10 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .adam_step = core->commit.adam_step,
         .commands_in_flight = core->flights.n,
         .n_dropped = core->collection.n_dropped,
+        .has_hyper = core->commit.has_hyper,
+        .hyper = core->commit.hyper,
+        .saving = core->save.state != CST_SAVE_NONE,
+        .save_wait_ns = core->save.wait_ns,
         .last_loss = core->commit.last_loss,
         .last_grad_norm = core->commit.last_grad_norm,
         .last_step_ns = core->commit.last_step_ns,

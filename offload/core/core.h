@@ -343,12 +343,21 @@ enum cst_event_kind {
     /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing
      * more of the step is granted to it. */
     CST_EV_STEP,
-    /* tag, tensor, row, first, n_elems, place (staging segment). Allowed at any time. EBUSY: the
-     * grad row holds a contribution, not a sum. */
+    /* tag, tensor, row, first, n_elems, raw, exponents, place (staging segment). Allowed at any
+     * time. EBUSY: the grad row holds a contribution, not a sum. */
     CST_EV_READ,
     /* The fields of READ. EBUSY from the first fetch, hand-in or STEP of any rank until the commit
-     * or the end of the attempt. */
+     * or the end of the attempt, and during a save. */
     CST_EV_WRITE,
+    /* tag. Begin a save: the reply comes when READs see the states of one committed step, `step`,
+     * until SAVE_END. EBUSY: a save exists already. */
+    CST_EV_SAVE,
+    /* tag. ETIMEDOUT: the save read nothing for peer_timeout_ns while a commit waited for it, and
+     * was ended then. */
+    CST_EV_SAVE_END,
+    /* tag, counters. The states were written from a checkpoint: the job goes on with these
+     * counters. EBUSY as WRITE. */
+    CST_EV_RESTORE,
     /* rank, tag, cancel (the tag to cancel). The cancelled request is answered first, then this
      * one. */
     CST_EV_CANCEL,
@@ -357,6 +366,13 @@ enum cst_event_kind {
     /* text. The engine of a node with commands of this job was given up. The driver keeps those
      * commands that are not io. */
     CST_EV_NODE_DOWN,
+};
+
+/* What a job has done, as far as its future depends on it. */
+struct cst_counters {
+    uint64_t step;      /* Steps committed. */
+    uint64_t adam_step; /* Steps of the optimizer: those that were not skipped. */
+    uint64_t n_skipped, n_overflows;
 };
 
 struct cst_event {
@@ -373,6 +389,11 @@ struct cst_event {
     uint32_t tensor;
     enum cst_row row;
     uint64_t first, n_elems; /* Range of elements of the tensor. */
+    /* READ, WRITE: the elements have the format of the row, not fp32. Moments only; the range
+     * begins and ends at multiples of CST_MX8_BLOCK or at the end of the tensor. */
+    bool raw;
+    bool exponents; /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
+    struct cst_counters counters;
     struct cst_place place;
     uint64_t cancel;
     uint64_t ticket;
@@ -399,7 +420,7 @@ struct cst_reply {
     struct cst_place home;
     /* FETCH_WEIGHT: bytes at `home` to copy; 0: the weights are in the block. */
     uint64_t home_bytes;
-    uint64_t attempt, step; /* SYNC: both. STEP: step only. */
+    uint64_t attempt, step; /* SYNC: both. STEP, SAVE: step only. */
     bool skipped;           /* STEP: the updates of the step were skipped. */
     double grad_norm, loss; /* STEP. */
     float clip;             /* STEP: the clip factor. */
@@ -459,6 +480,11 @@ void cst_core_close(struct cst_core *core);
  * safe, and so are all groups with fp32 rows. */
 void cst_core_step(struct cst_core *core, const struct cst_event *event,
                    struct cst_actions *actions);
+
+/* Bytes in a staging segment of @n_elems elements of row @row, with `raw` and `exponents` as in
+ * struct cst_event. */
+uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_row row, bool raw,
+                           bool exponents, uint64_t n_elems);
 
 /* CST_OK if @rank's pool can be moved. CST_EBUSY: the rank is attached; a block of the pool is in
  * use or being copied; or its accelerator is lost (@gone) and another attached rank has a pool
@@ -525,7 +551,7 @@ enum cst_core_phase {
 
 struct cst_core_stats {
     enum cst_core_phase phase;
-    bool initialised; /* A SYNC has completed. */
+    bool initialised; /* A SYNC has completed, or the states were restored. */
     /* All ranks have asked for the step, which is committed as soon as the engines are done. */
     bool closing;
     uint64_t attempt, step, n_skipped;
@@ -539,9 +565,13 @@ struct cst_core_stats {
     uint64_t n_dropped;
     uint64_t commands_in_flight;
     double last_loss, last_grad_norm;
-    uint64_t last_step_ns; /* Time between the last two commits. */
-    uint32_t interleave;   /* k that is in use; 0: no chunk gets a device update. */
-    uint64_t n_updates;    /* Completed updates of chunks. */
+    bool has_hyper;         /* There was a step; `hyper` has its hyper-parameters. */
+    struct cst_hyper hyper; /* Without the clip factor. */
+    bool saving;            /* A save is under way. */
+    uint64_t save_wait_ns;  /* Time for which commits have waited for saves. */
+    uint64_t last_step_ns;  /* Time between the last two commits. */
+    uint32_t interleave;    /* k that is in use; 0: no chunk gets a device update. */
+    uint64_t n_updates;     /* Completed updates of chunks. */
     /* Completed updates of chunks that were made on accelerators, in device reservations or on
      * device states. */
     uint64_t n_device_updates;

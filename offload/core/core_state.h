@@ -5,7 +5,7 @@
  * and from left to right in each of them:
  *
  *   core                                events in, facts routed, actions out
- *   states  commit  prepare  device_loss  ranks  update_end
+ *   states  save  commit  prepare  device_loss  ranks  update_end
  *   overlap  update  device_update  fetch  prefetch  spill
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
@@ -32,6 +32,7 @@
 #include "offload/core/rank.h"
 #include "offload/core/ranks.h"
 #include "offload/core/request.h"
+#include "offload/core/save.h"
 #include "offload/core/states.h"
 #include "offload/update/update_end.h"
 #include "offload/residency/waiting.h"
@@ -99,6 +100,7 @@ struct cst_core {
     struct cst_collection collection;
     struct cst_early early;
     struct cst_writes writes;
+    struct cst_save save;
     struct cst_grants grants;
     struct cst_landings landings;
     struct cst_device_updates device_updates;

@@ -143,6 +143,11 @@ void cst_ranks_committed(struct cst_core *core)
     }
 }
 
+void cst_ranks_restored(struct cst_core *core)
+{
+    core->attempt.initialised = true;
+}
+
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
 {
     core->attempt.closing = false;
@@ -436,13 +441,6 @@ void cst_ranks_expire(struct cst_core *core)
             expire_fetch(core, i);
         }
     }
-}
-
-uint64_t cst_core_deadline(const struct cst_core *core)
-{
-    uint32_t i = cst_requests_next_late(&core->requests);
-
-    return i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
 }
 
 /* -- cancel ----------------------------------------------------------------------------------- */

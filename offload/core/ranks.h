@@ -13,7 +13,7 @@ struct cst_core;
 struct cst_attempt {
     enum cst_core_phase phase;
     uint64_t number;
-    bool initialised;     /* A SYNC has completed. */
+    bool initialised;     /* A SYNC has completed, or the states were restored. */
     bool lost;            /* The attempt that ended last had gradients, which are lost. */
     bool closing;         /* All ranks have asked for the step; it waits only for engines. */
     bool interrupt_later; /* Interrupt the attempt as soon as the closing step is committed. */
@@ -38,6 +38,9 @@ bool cst_ranks_admit_before_step(struct cst_core *core, const struct cst_event *
 void cst_ranks_begin_closing(struct cst_core *core);
 /* The step is committed. */
 void cst_ranks_end_closing(struct cst_core *core);
+/* The states were written from a checkpoint: workers that join must not write the weights. */
+void cst_ranks_restored(struct cst_core *core);
+
 /* The step is committed and its collection ended: end the attempt, if that was postponed. */
 void cst_ranks_committed(struct cst_core *core);
 

@@ -69,6 +69,8 @@ uint32_t cst_requests_add(struct cst_requests *requests, const struct cst_event 
         .chunk = event->chunk,
         .ahead = event->ahead,
         .row = event->row,
+        .raw = event->raw,
+        .exponents = event->exponents,
         .next = CST_NO_REQUEST,
     };
     return i;

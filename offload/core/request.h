@@ -33,6 +33,7 @@ struct cst_request {
     bool ahead;           /* Fetch: the worker does not wait for it yet. */
     bool coming;          /* Fetch of weights: they were already on their way when it came. */
     enum cst_row row;     /* READ, WRITE: the row. */
+    bool raw, exponents;  /* READ: as in struct cst_event. */
     struct cst_place dst; /* READ: destination, kept to repeat the copy. */
     /* READ: range of elements in the chunk's row, kept to repeat the copy. */
     uint64_t first, n_elems;

@@ -11,20 +11,31 @@
 #include "offload/core/core_state.h"
 #include "offload/update/overlap.h"
 #include "offload/core/ranks.h"
+#include "offload/core/save.h"
 #include "offload/residency/residency.h"
 #include "offload/residency/weight_row.h"
 
 #include <inttypes.h>
 
-/* Bytes of an element in a staging segment. An fp32 grad row is read as bf16. */
-static uint64_t elem_bytes(enum cst_row row)
-{
-    return row == CST_ROW_WEIGHT || row == CST_ROW_GRAD ? 2 : 4;
-}
-
 static bool is_moment(enum cst_row row)
 {
     return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+}
+
+/* An fp32 grad row is read as bf16. */
+uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_row row, bool raw,
+                           bool exponents, uint64_t n_elems)
+{
+    if (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD) {
+        return 2 * n_elems;
+    }
+    if (!is_moment(row) || !raw || states->moments == CST_MOMENTS_FP32) {
+        return 4 * n_elems;
+    }
+    if (states->moments == CST_MOMENTS_BF16) {
+        return 2 * n_elems;
+    }
+    return exponents ? (n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK : n_elems;
 }
 
 /* True if the row has another format in the arena than in a staging segment, where moments are
@@ -46,6 +57,45 @@ static struct cst_place code(const struct cst_core *core, uint32_t c, enum cst_r
     command->n_elems = n_elems;
     command->row_elems = core->layout->chunks[c].n_elems;
     return cst_core_row_place(core, c, row, 0);
+}
+
+/* The place of the elements [@first, ...) of a moments row of chunk @c that is not fp32, as
+ * cst_table_moment_bytes lays it out, or of their exponents. */
+static struct cst_place raw_place(const struct cst_core *core, uint32_t c, enum cst_row row,
+                                  bool exponents, uint64_t first)
+{
+    struct cst_place place = cst_core_row_place(core, c, row, 0);
+
+    if (exponents) {
+        place.offset += core->layout->chunks[c].n_elems + first / CST_MX8_BLOCK;
+    } else {
+        place.offset += cst_core_io_bytes(&core->layout->states, row, true, false, first);
+    }
+    return place;
+}
+
+/* Check that `raw` and `exponents` of @event suit the row. */
+static int check_raw(const struct cst_core *core, const struct cst_event *event,
+                     const struct cst_layout_tensor *tensor, struct cst_err *err)
+{
+    uint64_t end = event->first + event->n_elems;
+
+    if (!event->raw && !event->exponents) {
+        return CST_OK;
+    }
+    if (!is_moment(event->row) || !event->raw ||
+        (event->exponents && core->layout->states.moments != CST_MOMENTS_MX8)) {
+        return cst_err_set(err, CST_EINVAL, "row %u has no %s of its own", (unsigned)event->row,
+                           event->exponents ? "exponents" : "format");
+    }
+    if (event->first % CST_MX8_BLOCK != 0 || (end % CST_MX8_BLOCK != 0 && end != tensor->n_elems)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "elements %" PRIu64 " to %" PRIu64
+                           " of tensor '%s': moments in their own format are read and written in "
+                           "blocks of %d",
+                           event->first, end, tensor->name, CST_MX8_BLOCK);
+    }
+    return CST_OK;
 }
 
 /* A frozen tensor has weights only. A WRITE of its master weights sets them. */
@@ -95,6 +145,9 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            "tensor '%s': the job's optimizer has one moment, exp_avg",
                            tensor->name);
     }
+    if (check_raw(core, event, tensor, err) != CST_OK) {
+        return err->status;
+    }
     return check_frozen(core, event, err);
 }
 
@@ -117,6 +170,13 @@ static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row r
 static void read_row(const struct cst_core *core, const struct cst_request *request,
                      struct cst_command *copy)
 {
+    if (is_coded(core, request->row) && request->raw) {
+        copy->src[copy->n_src++] =
+            raw_place(core, request->chunk, request->row, request->exponents, request->first);
+        copy->bytes = cst_core_io_bytes(&core->layout->states, request->row, true,
+                                        request->exponents, request->n_elems);
+        return;
+    }
     if (is_coded(core, request->row)) {
         copy->decode = true;
         copy->src[copy->n_src++] =
@@ -129,7 +189,8 @@ static void read_row(const struct cst_core *core, const struct cst_request *requ
         copy->kind = CST_COMMAND_CONVERT;
         copy->n_elems = request->n_elems;
     } else {
-        copy->bytes = request->n_elems * elem_bytes(request->row);
+        copy->bytes =
+            cst_core_io_bytes(&core->layout->states, request->row, false, false, request->n_elems);
     }
 }
 
@@ -173,6 +234,7 @@ void cst_states_read(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }
+    cst_save_note_read(core);
     i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
     request = &core->requests.v[i];
     request->chunk = tensor->chunk;
@@ -301,6 +363,11 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         }
     } else if (master) {
         add_rows(core, tensor->chunk, at, event->n_elems, command);
+    } else if (is_coded(core, event->row) && event->raw) {
+        command->dst[command->n_dst++] =
+            raw_place(core, tensor->chunk, event->row, event->exponents, at);
+        command->bytes = cst_core_io_bytes(&core->layout->states, event->row, true,
+                                           event->exponents, event->n_elems);
     } else if (is_coded(core, event->row)) {
         command->encode = true;
         command->dst[command->n_dst++] =
@@ -308,7 +375,8 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     } else {
         command->dst[command->n_dst++] = cst_core_row_place(
             core, tensor->chunk, written_row(core, tensor->chunk, event->row), at);
-        command->bytes = event->n_elems * elem_bytes(event->row);
+        command->bytes =
+            cst_core_io_bytes(&core->layout->states, event->row, false, false, event->n_elems);
     }
     if (!parts) { /* Otherwise the parts wait. */
         cst_chunk_update_before(command, &chunk->update);
@@ -346,7 +414,8 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         return;
     }
     if (cst_weight_row_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
-        cst_overlap_check_write(core, &err) != CST_OK) {
+        cst_overlap_check_write(core, &err) != CST_OK ||
+        cst_save_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }

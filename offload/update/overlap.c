@@ -143,11 +143,12 @@ bool cst_overlap_guards(const struct cst_core *core)
 }
 
 /* True if the chunk may be updated before the commit. With a WRITE in flight it may not: if the
- * WRITE failed, the update would fail too. */
+ * WRITE failed, the update would fail too. While a save reads the states, or waits for those of a
+ * committed step, it may not either. */
 static bool may_be_early(const struct cst_core *core, const struct cst_chunk *chunk)
 {
     return core->attempt.phase == CST_PHASE_RUNNING && !cst_weight_row_is_early(&chunk->weight) &&
-           chunk->writes.n == 0 && is_prepared(core);
+           chunk->writes.n == 0 && core->save.state == CST_SAVE_NONE && is_prepared(core);
 }
 
 static struct cst_update begin_early(struct cst_core *core, uint32_t c)

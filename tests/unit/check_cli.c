@@ -2,6 +2,7 @@
 /* Tests of the output of `cistern`: tables, numbers with units, JSON. */
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "proto/message_json.h"
 #include "proto/cistern.pb-c.h"
 #include "tests/lib/suite.h"
 
@@ -79,7 +80,7 @@ START_TEST(test_json)
     job.n_ranks = 1;
     rank.has_pid = true;
     rank.pid = -5;
-    object = cli_json(&job.base);
+    object = cst_message_to_json(&job.base);
     ck_assert_ptr_nonnull(object);
     ck_assert_str_eq(json_string_value(json_object_get(object, "name")), "run\"7");
     ck_assert_int_eq(json_integer_value(json_object_get(object, "arena_bytes")), 1ll << 40);
@@ -101,7 +102,7 @@ START_TEST(test_json_large)
 
     books.capacity = UINT64_MAX;
     books.free = INT64_MAX;
-    object = cli_json(&books.base);
+    object = cst_message_to_json(&books.base);
     ck_assert_str_eq(json_string_value(json_object_get(object, "capacity")),
                      "18446744073709551615");
     ck_assert_int_eq(json_integer_value(json_object_get(object, "free")), INT64_MAX);

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/checkpoint/content.h"
+
+#include "cistern/optimizer.h"
+#include "proto/patterns.h"
+#include "proto/table.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ROWS = 6 }; /* Rows and exponents of a tensor. */
+
+uint64_t cstc_content_bytes(const struct cstc_content_entry *entry, uint64_t n_elems)
+{
+    return entry->exponents ? (n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK
+                            : n_elems * cstc_dtype_bytes(entry->dtype);
+}
+
+struct cstc_state_piece cstc_content_piece(const struct cstc_content_entry *entry, uint64_t first,
+                                           uint64_t most)
+{
+    uint64_t n = entry->n_elems - first;
+
+    /* A piece has whole blocks of moments. Exponents have one byte for each block. */
+    most = entry->exponents ? most * CST_MX8_BLOCK : most / cstc_dtype_bytes(entry->dtype);
+    n = n < most ? n : most - most % CST_MX8_BLOCK;
+    return (struct cstc_state_piece){.tensor = entry->tensor,
+                                     .row = entry->row,
+                                     .raw = entry->raw,
+                                     .exponents = entry->exponents,
+                                     .first = first,
+                                     .n_elems = n,
+                                     .bytes = cstc_content_bytes(entry, n)};
+}
+
+static int check(const Cistern__JobDescription *d, struct cst_err *err)
+{
+    if (d->format != 1) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a description of format %" PRIu32 ", this version knows format 1",
+                           d->format);
+    }
+    if (d->n_chunk != d->n_tensors || d->n_tensors == 0 || d->moments >= CST_MOMENTS_COUNT ||
+        d->optimizer >= CST_OPTIMIZER_COUNT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a description of %zu tensors in %zu chunks, optimizer %" PRIu32
+                           ", moments %" PRIu32,
+                           d->n_tensors, d->n_chunk, d->optimizer, d->moments);
+    }
+    for (size_t i = 0; i < d->n_tensors; i++) {
+        const Cistern__TensorDecl *tensor = d->tensors[i];
+
+        if (d->chunk[i] >= d->n_chunks || tensor->n_shape == 0 ||
+            tensor->n_shape > CSTC_TENSOR_MAX_DIMS || tensor->pattern >= CST_PATTERN_COUNT ||
+            strlen(tensor->name) >= 64) {
+            return cst_err_set(err, CST_EINVAL, "the description of tensor '%.64s' is invalid",
+                               tensor->name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Numbers of all tensors in the order of their chunks. NULL: out of memory. */
+static uint32_t *order_of(const Cistern__JobDescription *d)
+{
+    uint32_t *first = calloc((size_t)d->n_chunks + 1, sizeof *first);
+    uint32_t *order = calloc(d->n_tensors, sizeof *order);
+
+    if (first == NULL || order == NULL) {
+        free(first);
+        free(order);
+        return NULL;
+    }
+    for (size_t i = 0; i < d->n_tensors; i++) {
+        first[d->chunk[i] + 1]++;
+    }
+    for (uint32_t c = 0; c < d->n_chunks; c++) {
+        first[c + 1] += first[c];
+    }
+    for (uint32_t i = 0; i < d->n_tensors; i++) {
+        order[first[d->chunk[i]]++] = i;
+    }
+    free(first);
+    return order;
+}
+
+/* A file under way, to which entries are added. */
+struct filling {
+    uint64_t bytes; /* Data so far. */
+    uint32_t file;  /* Index; UINT32_MAX: none was begun. */
+    uint32_t n;     /* Files of this kind. */
+};
+
+/* Append an entry for row @row of tensor @t. */
+static struct cstc_content_entry *add(struct cstc_content *content,
+                                      const Cistern__JobDescription *d, uint32_t t, uint32_t row,
+                                      enum cstc_dtype dtype, const char *suffix)
+{
+    const Cistern__TensorDecl *tensor = d->tensors[t];
+    struct cstc_content_entry *entry = &content->entries[content->n_entries++];
+
+    *entry = (struct cstc_content_entry){
+        .tensor = t, .row = row, .dtype = dtype, .n_dims = (uint32_t)tensor->n_shape, .n_elems = 1};
+    for (size_t i = 0; i < tensor->n_shape; i++) {
+        entry->shape[i] = tensor->shape[i];
+        entry->n_elems *= (uint64_t)tensor->shape[i];
+    }
+    (void)snprintf(entry->name, sizeof entry->name, "%s%s", tensor->name, suffix);
+    entry->bytes = cstc_content_bytes(entry, entry->n_elems);
+    return entry;
+}
+
+/* Append the entries of a row of moments. */
+static void add_moment(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t,
+                       uint32_t row, const char *suffix)
+{
+    static const enum cstc_dtype dtypes[] = {[CST_MOMENTS_FP32] = CSTC_DTYPE_F32,
+                                             [CST_MOMENTS_BF16] = CSTC_DTYPE_BF16,
+                                             [CST_MOMENTS_MX8] = CSTC_DTYPE_U8};
+    char name[40];
+    struct cstc_content_entry *entry = add(content, d, t, row, dtypes[d->moments], suffix);
+
+    entry->raw = d->moments != CST_MOMENTS_FP32;
+    if (d->moments != CST_MOMENTS_MX8) {
+        return;
+    }
+    (void)snprintf(name, sizeof name, "%s.exponents", suffix);
+    entry = add(content, d, t, row, CSTC_DTYPE_U8, name);
+    entry->raw = entry->exponents = true;
+    entry->bytes = cstc_content_bytes(entry, entry->n_elems);
+    entry->n_dims = 1;
+    entry->shape[0] = (int64_t)entry->bytes;
+}
+
+static void add_tensor(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t)
+{
+    bool has_states = cst_pattern((enum cst_pattern_kind)d->tensors[t]->pattern)->has_states;
+
+    /* The base job has the frozen tensors. */
+    if (!has_states && d->base_job != NULL) {
+        return;
+    }
+    if (has_states) {
+        (void)add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, ".master");
+    }
+    (void)add(content, d, t, CST_ROW_WEIGHT, CSTC_DTYPE_BF16, "");
+    if (has_states) {
+        add_moment(content, d, t, CST_ROW_EXP_AVG, ".exp_avg");
+    }
+    if (has_states && cst_table_has_second((enum cst_optimizer)d->optimizer)) {
+        add_moment(content, d, t, CST_ROW_EXP_AVG_SQ, ".exp_avg_sq");
+    }
+}
+
+/* Divide the entries into files. */
+static void divide(struct cstc_content *content, uint64_t file_bytes, struct filling kinds[2])
+{
+    for (uint32_t i = 0; i < content->n_entries; i++) {
+        struct cstc_content_entry *entry = &content->entries[i];
+        bool states = entry->row != CST_ROW_WEIGHT;
+        struct filling *kind = &kinds[states];
+
+        if (kind->file == UINT32_MAX ||
+            (kind->bytes > 0 && entry->bytes > file_bytes - kind->bytes)) {
+            *kind = (struct filling){.file = content->n_files++, .n = kind->n + 1};
+            content->files[kind->file].states = states;
+        }
+        kind->bytes += entry->bytes < file_bytes ? entry->bytes : file_bytes;
+        entry->file = kind->file;
+    }
+}
+
+/* The names are those that other libraries expect. */
+static void name_files(struct cstc_content *content, const struct filling kinds[2])
+{
+    uint32_t number[2] = {0, 0};
+
+    for (uint32_t i = 0; i < content->n_files; i++) {
+        struct cstc_content_file *file = &content->files[i];
+
+        number[file->states]++;
+        if (!file->states && kinds[0].n == 1) {
+            (void)snprintf(file->name, sizeof file->name, "model.safetensors");
+        } else {
+            (void)snprintf(file->name, sizeof file->name, "%s-%05u-of-%05u.safetensors",
+                           file->states ? "states" : "model", number[file->states],
+                           kinds[file->states].n);
+        }
+    }
+}
+
+int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
+                      uint64_t file_bytes, struct cst_err *err)
+{
+    struct filling kinds[2] = {{.file = UINT32_MAX}, {.file = UINT32_MAX}};
+    uint32_t *order;
+    int rc = check(description, err);
+
+    *content = (struct cstc_content){0};
+    if (rc != CST_OK) {
+        return rc;
+    }
+    order = order_of(description);
+    content->entries = calloc(description->n_tensors * MAX_ROWS, sizeof *content->entries);
+    if (order != NULL && content->entries != NULL) {
+        for (size_t i = 0; i < description->n_tensors; i++) {
+            add_tensor(content, description, order[i]);
+        }
+        content->files = calloc((size_t)content->n_entries + 1, sizeof *content->files);
+    }
+    free(order);
+    if (content->files == NULL) {
+        cstc_content_close(content);
+        return cst_err_set(err, CST_ENOMEM, "no memory for the list of a checkpoint's tensors");
+    }
+    divide(content, file_bytes, kinds);
+    name_files(content, kinds);
+    return CST_OK;
+}
+
+void cstc_content_close(struct cstc_content *content)
+{
+    free(content->entries);
+    free(content->files);
+    *content = (struct cstc_content){0};
+}

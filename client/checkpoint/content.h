@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a checkpoint contains: which rows of which tensors, under which names, in which files.
+ * Follows from the description of the job alone. Pure. */
+#ifndef CSTC_CONTENT_H
+#define CSTC_CONTENT_H
+
+#include "client/checkpoint/tensor_file.h"
+#include "client/lib/state_io.h"
+#include "proto/cistern.pb-c.h"
+
+#define CSTC_CONTENT_NAME_BYTES 96
+#define CSTC_CONTENT_FILE_BYTES 64
+
+/* A row of a tensor, or the exponents of a row in mx8. */
+struct cstc_content_entry {
+    char name[CSTC_CONTENT_NAME_BYTES]; /* Name in the file. */
+    uint32_t tensor;                    /* Number in the description. */
+    uint32_t row;                       /* enum cst_row */
+    bool raw, exponents;                /* As in TensorIo. */
+    enum cstc_dtype dtype;
+    int64_t shape[CSTC_TENSOR_MAX_DIMS];
+    uint32_t n_dims;
+    uint64_t n_elems; /* Elements of the tensor, not of the exponents. */
+    uint64_t bytes;
+    uint32_t file; /* Index into cstc_content.files. */
+};
+
+struct cstc_content_file {
+    char name[CSTC_CONTENT_FILE_BYTES];
+    bool states; /* False: weights. */
+};
+
+struct cstc_content {
+    /* In the order of chunks; in a tensor: master weights, weights, moments. A load writes in this
+     * order, because writing master weights changes the others. In each file the order is the same.
+     */
+    struct cstc_content_entry *entries;
+    uint32_t n_entries;
+    struct cstc_content_file *files;
+    uint32_t n_files;
+};
+
+/* Make the content of a checkpoint of @description. No file has more than @file_bytes of data,
+ * unless it has only one entry. Tensors of a base job are left out. CST_EINVAL: the description
+ * contradicts itself; CST_ENOMEM. */
+int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
+                      uint64_t file_bytes, struct cst_err *err);
+
+void cstc_content_close(struct cstc_content *content);
+
+/* The piece of @entry that begins at element @first, a multiple of 32, and has at most @most bytes,
+ * a multiple of 4096. The tensor's number is that of the description. */
+struct cstc_state_piece cstc_content_piece(const struct cstc_content_entry *entry, uint64_t first,
+                                           uint64_t most);
+
+/* Bytes of the elements [0, @n_elems) of @entry. */
+uint64_t cstc_content_bytes(const struct cstc_content_entry *entry, uint64_t n_elems);
+
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/checkpoint/directory.h"
+
+#include "cistern/checkpoint.h"
+#include "client/checkpoint/manifest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Names of a checkpoint's files. */
+static const char *const patterns[] = {"model.safetensors", "model-*.safetensors",
+                                       "model.safetensors.index.json", "states-*.safetensors",
+                                       CSTC_MANIFEST_NAME};
+
+static bool is_ours(const char *name)
+{
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        if (fnmatch(patterns[i], name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int open_dir(int dirfd, const char *name)
+{
+    return openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* List the names in @dirfd. NULL: an error, see errno. */
+static DIR *list_dir(int dirfd)
+{
+    int fd = open_dir(dirfd, ".");
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+
+    if (dir == NULL && fd >= 0) {
+        (void)close(fd);
+    }
+    return dir;
+}
+
+/* -- removing ------------------------------------------------------------------------------- */
+
+/* Remove the checkpoint's directory @name. The manifest goes first, so that what remains after a
+ * crash is not taken for a whole checkpoint. */
+static int remove_checkpoint(int parent, const char *name, struct cst_err *err)
+{
+    int fd = open_dir(parent, name);
+    DIR *dir = fd >= 0 ? list_dir(fd) : NULL;
+    struct dirent *entry;
+
+    if (dir != NULL) {
+        (void)unlinkat(fd, CSTC_MANIFEST_NAME, 0);
+        while ((entry = readdir(dir)) != NULL) {
+            if (is_ours(entry->d_name)) {
+                (void)unlinkat(fd, entry->d_name, 0);
+            }
+        }
+        (void)closedir(dir);
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return unlinkat(parent, name, AT_REMOVEDIR) == 0
+               ? CST_OK
+               : cst_err_errno(err, CST_EIO, errno, "%s cannot be removed", name);
+}
+
+/* Remove what processes have left that died while they saved. */
+static void remove_stale(int parent)
+{
+    DIR *dir = list_dir(parent);
+    struct dirent *entry;
+
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        unsigned long long step;
+        int pid, length = 0;
+
+        if (sscanf(entry->d_name, ".step-%llu.%d.tmp%n", &step, &pid, &length) == 2 && length > 0 &&
+            entry->d_name[length] == '\0' && kill(pid, 0) != 0 && errno == ESRCH) {
+            (void)remove_checkpoint(parent, entry->d_name, NULL);
+        }
+    }
+    if (dir != NULL) {
+        (void)closedir(dir);
+    }
+}
+
+/* -- making --------------------------------------------------------------------------------- */
+
+/* CST_OK if the checkpoint in @parent is whole. */
+static int check(int parent, const char *name, bool hashes, uint64_t *bytes, struct cst_err *err)
+{
+    struct cstc_manifest manifest;
+    int fd = open_dir(parent, name), rc;
+
+    if (fd < 0) {
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", name);
+    }
+    rc = cstc_manifest_read(&manifest, fd, err);
+    if (rc == CST_OK) {
+        rc = cstc_manifest_check(&manifest, fd, hashes, err);
+        for (uint32_t i = 0; i < manifest.n_files; i++) {
+            *bytes += manifest.files[i].bytes;
+        }
+        cstc_manifest_close(&manifest);
+    }
+    (void)close(fd);
+    return rc;
+}
+
+/* Make all directories of @path that do not exist. */
+static int make_path(const char *path, struct cst_err *err)
+{
+    char *copy = strdup(path);
+    int rc = copy != NULL ? CST_OK : cst_err_set(err, CST_ENOMEM, "%.128s: no memory", path);
+
+    for (char *at = copy; rc == CST_OK && at != NULL;) {
+        at = strchr(at + 1, '/');
+        if (at != NULL) {
+            *at = '\0';
+        }
+        if (mkdir(copy, 0777) != 0 && errno != EEXIST) {
+            rc = cst_err_errno(err, CST_EIO, errno, "directory %.128s cannot be made", copy);
+        }
+        if (at != NULL) {
+            *at = '/';
+        }
+    }
+    free(copy);
+    return rc;
+}
+
+int cstc_directory_begin(struct cstc_directory *directory, const char *path, uint64_t step,
+                         struct cst_err *err)
+{
+    uint64_t bytes = 0;
+    int rc = make_path(path, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    (void)snprintf(directory->path, sizeof directory->path, "%s", path);
+    (void)snprintf(directory->name, sizeof directory->name, "step-%08" PRIu64, step);
+    (void)snprintf(directory->temporary, sizeof directory->temporary, ".%s.%d.tmp", directory->name,
+                   (int)getpid());
+    directory->parent = open_dir(AT_FDCWD, path);
+    if (directory->parent < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
+    }
+    remove_stale(directory->parent);
+    if (check(directory->parent, directory->name, false, &bytes, NULL) == CST_OK) {
+        (void)close(directory->parent);
+        return cst_err_set(err, CST_EEXIST, "%.128s has a checkpoint of step %" PRIu64 " already",
+                           path, step);
+    }
+    directory->fd = -1;
+    if (mkdirat(directory->parent, directory->temporary, 0777) == 0) {
+        directory->fd = open_dir(directory->parent, directory->temporary);
+    }
+    if (directory->fd < 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be made", path,
+                           directory->temporary);
+        (void)close(directory->parent);
+    }
+    return rc;
+}
+
+int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    if (fsync(directory->fd) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s: fsync", directory->path,
+                           directory->temporary);
+    }
+    /* A torn checkpoint of the same step makes room. */
+    if (rc == CST_OK && faccessat(directory->parent, directory->name, F_OK, 0) == 0) {
+        rc = remove_checkpoint(directory->parent, directory->name, err);
+    }
+    if (rc == CST_OK && renameat(directory->parent, directory->temporary, directory->parent,
+                                 directory->name) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be renamed", directory->path,
+                           directory->temporary);
+    }
+    if (rc != CST_OK) {
+        cstc_directory_abandon(directory);
+        return rc;
+    }
+    if (fsync(directory->parent) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%.128s: fsync", directory->path);
+    }
+    (void)close(directory->fd);
+    (void)close(directory->parent);
+    return rc;
+}
+
+void cstc_directory_abandon(struct cstc_directory *directory)
+{
+    (void)close(directory->fd);
+    (void)remove_checkpoint(directory->parent, directory->temporary, NULL);
+    (void)close(directory->parent);
+}
+
+/* -- listing -------------------------------------------------------------------------------- */
+
+static int compare(const void *a, const void *b)
+{
+    const struct cst_checkpoint *x = a, *y = b;
+
+    return (x->step > y->step) - (x->step < y->step);
+}
+
+/* Append an entry for @name, if it is that of a checkpoint. */
+static int append(struct cst_checkpoint **list, uint32_t *n, const char *name, struct cst_err *err)
+{
+    struct cst_checkpoint *more;
+    unsigned long long step;
+    int length = 0;
+
+    if (sscanf(name, "step-%llu%n", &step, &length) != 1 || name[length] != '\0' ||
+        strlen(name) >= sizeof more->name) {
+        return CST_OK;
+    }
+    more = realloc(*list, (*n + 1) * sizeof *more);
+    if (more == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of %" PRIu32 " checkpoints", *n);
+    }
+    *list = more;
+    more[*n] = (struct cst_checkpoint){.step = step};
+    memcpy(more[*n].name, name, strlen(name) + 1);
+    (*n)++;
+    return CST_OK;
+}
+
+/* List the checkpoints of @parent. The caller frees *out. */
+static int list(int parent, bool hashes, struct cst_checkpoint **out, uint32_t *n_out,
+                struct cst_err *err)
+{
+    struct cst_checkpoint *all = NULL;
+    struct dirent *entry;
+    uint32_t n = 0;
+    DIR *dir = list_dir(parent);
+    int rc = dir != NULL ? CST_OK : cst_err_errno(err, CST_EIO, errno, "directory");
+
+    while (rc == CST_OK && (entry = readdir(dir)) != NULL) {
+        rc = append(&all, &n, entry->d_name, err);
+    }
+    if (dir != NULL) {
+        (void)closedir(dir);
+    }
+    for (uint32_t i = 0; rc == CST_OK && i < n; i++) {
+        struct cst_err why;
+
+        all[i].whole = check(parent, all[i].name, hashes, &all[i].bytes, &why) == CST_OK;
+        if (!all[i].whole) {
+            (void)snprintf(all[i].why, sizeof all[i].why, "%.255s", why.text);
+        }
+    }
+    if (rc != CST_OK) {
+        free(all);
+        return rc;
+    }
+    if (n > 0) {
+        qsort(all, n, sizeof *all, compare);
+    }
+    *out = all;
+    *n_out = n;
+    return CST_OK;
+}
+
+int cst_checkpoints(const char *dir, bool check_hashes, struct cst_checkpoint **out,
+                    uint32_t *n_out, struct cst_err *err)
+{
+    int fd = open_dir(AT_FDCWD, dir), rc;
+
+    if (fd < 0) {
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", dir);
+    }
+    rc = list(fd, check_hashes, out, n_out, err);
+    (void)close(fd);
+    return rc;
+}
+
+int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err)
+{
+    struct cst_checkpoint *all = NULL;
+    uint32_t n = 0, n_whole = 0;
+    int fd = open_dir(AT_FDCWD, path), rc;
+
+    if (fd < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "%.128s", path);
+    }
+    rc = list(fd, false, &all, &n, err);
+    for (uint32_t i = n; rc == CST_OK && i-- > 0;) {
+        bool goes = n_whole >= keep && n_whole > 0;
+
+        n_whole += all[i].whole;
+        if (goes) {
+            rc = remove_checkpoint(fd, all[i].name, err);
+        }
+    }
+    free(all);
+    (void)close(fd);
+    return rc;
+}
+
+int cstc_directory_open(const char *path, int *fd, struct cst_err *err)
+{
+    struct cst_checkpoint *all = NULL;
+    uint32_t n = 0;
+    int parent = open_dir(AT_FDCWD, path), rc;
+
+    if (parent < 0) {
+        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", path);
+    }
+    if (faccessat(parent, CSTC_MANIFEST_NAME, F_OK, 0) == 0) {
+        *fd = parent;
+        return CST_OK;
+    }
+    rc = list(parent, false, &all, &n, err);
+    while (rc == CST_OK && n > 0 && !all[n - 1].whole) {
+        n--;
+    }
+    if (rc == CST_OK && n == 0) {
+        rc = cst_err_set(err, CST_ENOTFOUND, "%.128s: there is no whole checkpoint", path);
+    }
+    if (rc == CST_OK) {
+        *fd = open_dir(parent, all[n - 1].name);
+        rc = *fd >= 0 ? CST_OK : cst_err_errno(err, CST_EIO, errno, "%s", all[n - 1].name);
+    }
+    free(all);
+    (void)close(parent);
+    return rc;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The directory of a job's checkpoints. A checkpoint step-00000042 is made as
+ * .step-00000042.PID.tmp and renamed when it is whole. */
+#ifndef CSTC_DIRECTORY_H
+#define CSTC_DIRECTORY_H
+
+#include "cistern/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A checkpoint that is being made. */
+struct cstc_directory {
+    int parent;         /* The directory of the checkpoints. */
+    int fd;             /* The checkpoint's own directory. */
+    char name[64];      /* Its final name. */
+    char temporary[96]; /* Its present name. */
+    char path[256];     /* The parent's path, for messages. */
+};
+
+/* Make a directory for the checkpoint of @step in @path, which is made as well if it does not
+ * exist. Temporary directories of processes that are dead are removed. CST_EEXIST: a whole
+ * checkpoint of
+ * @step exists; CST_EIO. */
+int cstc_directory_begin(struct cstc_directory *directory, const char *path, uint64_t step,
+                         struct cst_err *err);
+
+/* All files are written and synchronised: give the checkpoint its name, so that it survives a crash
+ * of the machine. Closes @directory; on failure the files are removed. CST_EIO. */
+int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err);
+
+/* Remove the files and the directory, and close @directory. */
+void cstc_directory_abandon(struct cstc_directory *directory);
+
+/* Remove the oldest checkpoints of @path until @keep whole ones remain, and the torn ones that are
+ * older than these. The last whole one is never removed, nor is a directory that has a file which
+ * is not a checkpoint's. CST_EIO: one could not be removed. */
+int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err);
+
+/* Open the checkpoint @path or, if it is a directory of checkpoints, the newest whole one in it.
+ * The caller closes *fd. CST_ENOTFOUND: there is none; CST_EIO. */
+int cstc_directory_open(const char *path, int *fd, struct cst_err *err);
+
+#endif

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cst_save: the states of a job, as of one step, are read in the order of the files' contents and
+ * appended to the files. */
+#include "cistern/checkpoint.h"
+
+#include "client/checkpoint/directory.h"
+#include "client/checkpoint/manifest.h"
+#include "client/lib/call.h"
+#include "client/lib/state_io.h"
+#include "proto/cistern.pb-c.h"
+#include "proto/table.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Most bytes of data in a file. */
+#define FILE_BYTES (UINT64_C(4) << 30)
+
+#define INDEX_NAME "model.safetensors.index.json"
+
+struct save {
+    struct cst_client *client;
+    Cistern__JobDescription *description;
+    struct cstc_content content;
+    struct cstc_directory directory;
+    struct cstc_file_writer **writers; /* One for each file of the content; NULL: not open. */
+    struct cstc_manifest manifest;     /* Owns nothing. */
+    struct cstc_manifest_file *files;  /* The files that are complete. */
+    uint32_t n_files;
+    uint64_t bytes;
+    uint32_t entry; /* The stream: the next piece is of this entry ... */
+    uint64_t first; /* ... and begins at this element. */
+    uint32_t taken; /* Entry of the last piece that was written. */
+};
+
+static double now(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* -- the save in the daemon ----------------------------------------------------------------- */
+
+/* Read the description, of @bytes, from the memfd @fd. */
+static int read_description(struct save *save, int fd, uint64_t bytes, struct cst_err *err)
+{
+    void *map = bytes > 0 && bytes <= SIZE_MAX
+                    ? mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, fd, 0)
+                    : MAP_FAILED;
+
+    if (map == MAP_FAILED) {
+        return cst_err_set(err, CST_EPROTO, "a description of %llu bytes cannot be read",
+                           (unsigned long long)bytes);
+    }
+    save->description = cistern__job_description__unpack(NULL, (size_t)bytes, map);
+    (void)munmap(map, (size_t)bytes);
+    return save->description != NULL
+               ? CST_OK
+               : cst_err_set(err, CST_EPROTO, "the description of the job does not parse");
+}
+
+static int begin(struct save *save, const char *name, struct cst_err *err)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct cstc_call call = {.max_fds = 1};
+    int rc;
+
+    msg.name = (char *)(uintptr_t)name;
+    rc = cstc_call_sync(save->client, &call, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &cistern__save_begun__descriptor, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = call.n_fds == 1
+             ? read_description(save, call.fds[0],
+                                ((const Cistern__SaveBegun *)call.reply)->description_bytes, err)
+             : cst_err_set(err, CST_EPROTO, "a save without a description");
+    cstc_call_reset(&call);
+    return rc;
+}
+
+/* End the save. If everything was read (@rc), the answer says whether it was in time. */
+static int end(struct save *save, int rc, struct cst_err *err)
+{
+    struct cstc_call call = {0};
+    struct cst_err ignored;
+    int ended = cstc_call_sync(save->client, &call, CISTERN__MSG_TYPE__MSG_SAVE_END, NULL,
+                               CISTERN__MSG_TYPE__MSG_OK, NULL, rc == CST_OK ? err : &ignored);
+
+    if (ended == CST_OK) {
+        cstc_call_reset(&call);
+    }
+    return rc == CST_OK ? ended : rc;
+}
+
+/* -- files ---------------------------------------------------------------------------------- */
+
+/* Make the header of file @f. */
+static int write_header(struct save *save, uint32_t f, struct cst_err *err)
+{
+    struct cstc_tensor_header header;
+    void *data;
+    size_t bytes;
+    int rc = cstc_tensor_header_open(&header, err);
+
+    for (uint32_t i = 0; rc == CST_OK && i < save->content.n_entries; i++) {
+        const struct cstc_content_entry *entry = &save->content.entries[i];
+
+        if (entry->file == f) {
+            rc = cstc_tensor_header_add(&header, entry->name, entry->dtype, entry->shape,
+                                        entry->n_dims, err);
+        }
+    }
+    if (rc == CST_OK) {
+        rc = cstc_tensor_header_bytes(&header, &data, &bytes, err);
+    }
+    if (rc == CST_OK) {
+        rc = cstc_file_writer_append(save->writers[f], data, bytes, err);
+        free(data);
+    }
+    cstc_tensor_header_close(&header);
+    return rc;
+}
+
+static struct cstc_manifest_file *new_file(struct save *save, const char *name)
+{
+    struct cstc_manifest_file *file = &save->files[save->n_files++];
+
+    (void)snprintf(file->name, sizeof file->name, "%s", name);
+    return file;
+}
+
+static int finish_file(struct save *save, uint32_t f, struct cst_err *err)
+{
+    struct cstc_manifest_file *file = new_file(save, save->content.files[f].name);
+    struct cstc_file_writer *writer = save->writers[f];
+    int rc;
+
+    save->writers[f] = NULL;
+    rc = cstc_file_writer_finish(writer, &file->bytes, &file->hash, err);
+    save->bytes += rc == CST_OK ? file->bytes : 0;
+    return rc;
+}
+
+/* Write the index of the files with weights, if there are several. */
+static int write_index(struct save *save, struct cst_err *err)
+{
+    json_t *map = json_object(), *all;
+    json_int_t total = 0;
+    struct cstc_manifest_file *file;
+    uint32_t n_models = 0;
+    int rc;
+
+    for (uint32_t f = 0; f < save->content.n_files; f++) {
+        n_models += !save->content.files[f].states;
+    }
+    for (uint32_t i = 0; i < save->content.n_entries; i++) {
+        const struct cstc_content_entry *entry = &save->content.entries[i];
+
+        if (entry->row == CST_ROW_WEIGHT) {
+            total += (json_int_t)entry->bytes;
+            (void)json_object_set_new(map, entry->name,
+                                      json_string(save->content.files[entry->file].name));
+        }
+    }
+    all = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", total, "weight_map", map);
+    if (all == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "%s: no memory", INDEX_NAME);
+    }
+    if (n_models < 2) {
+        json_decref(all);
+        return CST_OK;
+    }
+    file = new_file(save, INDEX_NAME);
+    rc = cstc_json_write(all, save->directory.fd, INDEX_NAME, &file->bytes, &file->hash, err);
+    json_decref(all);
+    save->bytes += rc == CST_OK ? file->bytes : 0;
+    return rc;
+}
+
+/* -- the stream of states ------------------------------------------------------------------- */
+
+static bool next_piece(void *arg, struct cstc_state_piece *out)
+{
+    struct save *save = arg;
+
+    if (save->entry == save->content.n_entries) {
+        return false;
+    }
+    *out = cstc_content_piece(&save->content.entries[save->entry], save->first,
+                              cstc_state_most(save->client));
+    out->of_save = true;
+    save->first += out->n_elems;
+    if (save->first == save->content.entries[save->entry].n_elems) {
+        save->first = 0;
+        save->entry++;
+    }
+    return true;
+}
+
+static int write_piece(void *arg, const struct cstc_state_piece *piece, void *data,
+                       struct cst_err *err)
+{
+    struct save *save = arg;
+    const struct cstc_content_entry *entry = &save->content.entries[save->taken];
+    int rc = CST_OK;
+
+    if (save->writers[entry->file] == NULL) {
+        rc = cstc_file_writer_open(&save->writers[entry->file], save->directory.fd,
+                                   save->content.files[entry->file].name, err);
+        if (rc == CST_OK) {
+            rc = write_header(save, entry->file, err);
+        }
+    }
+    if (rc == CST_OK) {
+        rc = cstc_file_writer_append(save->writers[entry->file], data, piece->bytes, err);
+    }
+    save->taken += piece->first + piece->n_elems == entry->n_elems;
+    return rc;
+}
+
+/* Read all states into the files; the save in the daemon ends as soon as they are read. */
+static int copy_states(struct save *save, struct cst_err *err)
+{
+    struct cstc_state_stream stream = {.next = next_piece, .data = write_piece, .arg = save};
+    int rc = cstc_state_open(save->client, err);
+
+    if (rc == CST_OK) {
+        rc = cstc_states_read(save->client, &stream, err);
+    }
+    return end(save, rc, err);
+}
+
+static int write_files(struct save *save, struct cst_err *err)
+{
+    int rc = CST_OK;
+    uint64_t bytes;
+
+    for (uint32_t f = 0; rc == CST_OK && f < save->content.n_files; f++) {
+        rc = finish_file(save, f, err);
+    }
+    if (rc == CST_OK) {
+        rc = write_index(save, err);
+    }
+    if (rc == CST_OK) {
+        save->manifest = (struct cstc_manifest){
+            .description = save->description, .files = save->files, .n_files = save->n_files};
+        rc = cstc_manifest_write(&save->manifest, save->directory.fd, &bytes, err);
+        save->bytes += rc == CST_OK ? bytes : 0;
+    }
+    return rc;
+}
+
+/* Prepare the list of contents and the directory. */
+static int prepare(struct save *save, const struct cst_save_spec *spec, struct cst_err *err)
+{
+    int rc = cstc_content_make(&save->content, save->description, FILE_BYTES, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    save->writers = calloc(save->content.n_files, sizeof *save->writers);
+    save->files = calloc((size_t)save->content.n_files + 1, sizeof *save->files);
+    if (save->writers == NULL || save->files == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u files", save->content.n_files);
+    }
+    return cstc_directory_begin(&save->directory, spec->dir, save->description->step, err);
+}
+
+static void close_save(struct save *save)
+{
+    for (uint32_t f = 0; save->writers != NULL && f < save->content.n_files; f++) {
+        cstc_file_writer_abandon(save->writers[f]);
+    }
+    free(save->writers);
+    free(save->files);
+    cstc_content_close(&save->content);
+    if (save->description != NULL) {
+        cistern__job_description__free_unpacked(save->description, NULL);
+    }
+}
+
+/* Write the checkpoint, for which @save has a description. */
+static int make_checkpoint(struct save *save, const struct cst_save_spec *spec,
+                           struct cst_save_result *result, struct cst_err *err)
+{
+    double began = now();
+    int rc = prepare(save, spec, err);
+
+    if (rc != CST_OK) {
+        return end(save, rc, err);
+    }
+    rc = copy_states(save, err);
+    result->read_seconds = now() - began;
+    if (rc == CST_OK) {
+        rc = write_files(save, err);
+    }
+    if (rc != CST_OK) {
+        cstc_directory_abandon(&save->directory);
+        return rc;
+    }
+    return cstc_directory_commit(&save->directory, err);
+}
+
+int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+             struct cst_save_result *result, struct cst_err *err)
+{
+    struct save save = {.client = client};
+    struct cst_save_result done = {0};
+    double began = now();
+    int rc;
+
+    if (name == NULL || spec == NULL || spec->dir == NULL || *spec->dir == '\0') {
+        return cst_err_set(err, CST_EINVAL, "cst_save needs the name of a job and a directory");
+    }
+    rc = begin(&save, name, err);
+    if (rc == CST_OK) {
+        rc = make_checkpoint(&save, spec, &done, err);
+    }
+    if (rc == CST_OK && spec->keep > 0) {
+        rc = cstc_directory_keep(spec->dir, spec->keep, err);
+    }
+    if (rc == CST_OK && result != NULL) {
+        done.step = save.description->step;
+        done.bytes = save.bytes;
+        done.seconds = now() - began;
+        *result = done;
+    }
+    close_save(&save);
+    return rc;
+}

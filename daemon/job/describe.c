@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/describe.h"
+
+#include "daemon/job/job.h"
+#include "proto/cistern.pb-c.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define FORMAT 1
+
+/* The messages of all declarations, and arrays of pointers to them, as protobuf-c wants them. They
+ * borrow names, shapes and lists from the model. */
+struct declarations {
+    Cistern__GroupDecl *groups, **group_list;
+    Cistern__TensorDecl *tensors, **tensor_list;
+    Cistern__OperatorDecl *operators, **operator_list;
+    uint32_t *ranks; /* Lists of ranks, CST_LAYOUT_MAX_WORLD for each group. */
+    uint32_t *chunks;
+};
+
+static void fill_groups(const struct cst_model *model, struct declarations *d)
+{
+    for (uint32_t g = 1; g < model->n_groups; g++) {
+        Cistern__GroupDecl *group = &d->groups[g - 1];
+
+        cistern__group_decl__init(group);
+        group->ranks = d->ranks + (size_t)(g - 1) * CST_LAYOUT_MAX_WORLD;
+        for (uint32_t r = 0; r < CST_LAYOUT_MAX_WORLD; r++) {
+            if ((model->groups[g] >> r & 1) != 0) {
+                group->ranks[group->n_ranks++] = r;
+            }
+        }
+        d->group_list[g - 1] = group;
+    }
+}
+
+static void fill_tensors(const struct cst_model *model, struct declarations *d)
+{
+    for (uint32_t i = 0; i < model->n_tensors; i++) {
+        const struct cst_layout_tensor *from = &model->tensors[i];
+        Cistern__TensorDecl *tensor = &d->tensors[i];
+
+        cistern__tensor_decl__init(tensor);
+        tensor->name = (char *)(uintptr_t)from->name;
+        tensor->dtype = 1; /* bf16 */
+        tensor->n_shape = from->n_dims;
+        tensor->shape = (int64_t *)(uintptr_t)from->shape;
+        tensor->has_lr_scale = tensor->has_decay_scale = true;
+        tensor->lr_scale = from->lr_scale;
+        tensor->decay_scale = from->decay_scale;
+        tensor->has_group = tensor->has_pattern = true;
+        tensor->group = from->group;
+        tensor->pattern = from->pattern;
+        if (from->box != NULL) {
+            tensor->n_whole_shape = tensor->n_box_first = from->n_dims;
+            tensor->whole_shape = from->box->whole;
+            tensor->box_first = from->box->first;
+        }
+        d->tensor_list[i] = tensor;
+        d->chunks[i] = from->chunk;
+    }
+}
+
+static void fill_operators(const struct cst_model *model, struct declarations *d)
+{
+    for (uint32_t i = 0; i < model->n_operators; i++) {
+        const struct cst_layout_operator *from = &model->operators[i];
+        Cistern__OperatorDecl *op = &d->operators[i];
+
+        cistern__operator_decl__init(op);
+        op->name = (char *)(uintptr_t)from->name;
+        op->n_tensors = from->n_tensors;
+        op->tensors = from->tensors;
+        op->has_flops = op->has_activation_bytes = op->has_expected_uses = true;
+        op->flops = from->flops;
+        op->activation_bytes = from->activation_bytes;
+        op->expected_uses = from->expected_uses;
+        d->operator_list[i] = op;
+    }
+}
+
+static void free_declarations(struct declarations *d)
+{
+    free(d->groups);
+    free(d->group_list);
+    free(d->tensors);
+    free(d->tensor_list);
+    free(d->operators);
+    free(d->operator_list);
+    free(d->ranks);
+    free(d->chunks);
+}
+
+/* Fill @out, which refers to @model and @d. False: out of memory; @d must be freed in any case. */
+static bool declare(const struct cst_model *model, struct declarations *d,
+                    Cistern__JobDescription *out)
+{
+    size_t n_groups = model->n_groups - 1, n_tensors = model->n_tensors,
+           n_operators = model->n_operators;
+
+    /* One more of each, because calloc(0) may return NULL. */
+    d->groups = calloc(n_groups + 1, sizeof *d->groups);
+    d->group_list = calloc(n_groups + 1, sizeof(void *));
+    d->tensors = calloc(n_tensors + 1, sizeof *d->tensors);
+    d->tensor_list = calloc(n_tensors + 1, sizeof(void *));
+    d->operators = calloc(n_operators + 1, sizeof *d->operators);
+    d->operator_list = calloc(n_operators + 1, sizeof(void *));
+    d->ranks = calloc((n_groups + 1) * CST_LAYOUT_MAX_WORLD, sizeof *d->ranks);
+    d->chunks = calloc(n_tensors + 1, sizeof *d->chunks);
+    if (d->groups == NULL || d->group_list == NULL || d->tensors == NULL ||
+        d->tensor_list == NULL || d->operators == NULL || d->operator_list == NULL ||
+        d->ranks == NULL || d->chunks == NULL) {
+        return false;
+    }
+    fill_groups(model, d);
+    fill_tensors(model, d);
+    fill_operators(model, d);
+    out->n_groups = n_groups;
+    out->groups = d->group_list;
+    out->n_tensors = out->n_chunk = n_tensors;
+    out->tensors = d->tensor_list;
+    out->chunk = d->chunks;
+    out->n_operators = n_operators;
+    out->operators = d->operator_list;
+    return true;
+}
+
+static void fill_options(const struct cstd_job *job, Cistern__JobDescription *out)
+{
+    out->format = FORMAT;
+    out->name = (char *)(uintptr_t)job->name;
+    out->world = job->world;
+    out->micro_batches = job->micro_batches;
+    out->optimizer = job->options.optimizer;
+    out->moments = job->options.moments;
+    out->rounding = job->options.rounding;
+    out->seed = job->options.seed;
+    out->overlap = job->options.overlap;
+    out->delay_from = job->options.delay_from;
+    out->grad_over_weight = job->options.grad_over_weight;
+    out->base_job = job->base != NULL ? job->base->name : NULL;
+    out->n_chunks = job->layout.n_chunks;
+}
+
+static void fill_progress(const struct cst_core_stats *stats, Cistern__Hyper *hyper,
+                          Cistern__JobDescription *out)
+{
+    out->step = stats->step;
+    out->adam_step = stats->adam_step;
+    out->n_skipped = stats->n_skipped;
+    out->n_overflows = stats->n_overflows;
+    out->last_loss = stats->last_loss;
+    out->last_grad_norm = stats->last_grad_norm;
+    if (stats->has_hyper) {
+        cistern__hyper__init(hyper);
+        hyper->lr = stats->hyper.lr;
+        hyper->beta1 = stats->hyper.beta1;
+        hyper->beta2 = stats->hyper.beta2;
+        hyper->eps = stats->hyper.eps;
+        hyper->weight_decay = stats->hyper.weight_decay;
+        hyper->clip_norm = stats->hyper.clip_norm;
+        hyper->grad_scale = stats->hyper.grad_scale;
+        out->hyper = hyper;
+    }
+}
+
+/* Write @message to a new memfd, which is sealed. */
+static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *bytes,
+                       struct cst_err *err)
+{
+    size_t n = protobuf_c_message_get_packed_size(message);
+    int fd = memfd_create("cistern-description", MFD_CLOEXEC | MFD_ALLOW_SEALING), saved;
+    void *map = MAP_FAILED;
+
+    if (fd >= 0 && fallocate(fd, 0, 0, (off_t)n) == 0) {
+        map = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    if (map != MAP_FAILED) {
+        (void)protobuf_c_message_pack(message, map);
+        (void)munmap(map, n);
+    }
+    if (map == MAP_FAILED ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0) {
+        saved = errno;
+        if (fd >= 0) {
+            (void)close(fd);
+        }
+        return cst_err_errno(err, CST_ENOMEM, saved, "a description of %zu bytes", n);
+    }
+    *out = fd;
+    *bytes = n;
+    return CST_OK;
+}
+
+int cstd_describe(const struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err)
+{
+    Cistern__JobDescription description = CISTERN__JOB_DESCRIPTION__INIT;
+    Cistern__Hyper hyper;
+    struct declarations declarations = {0};
+    struct cst_core_stats stats;
+    int rc;
+
+    cst_core_stats(job->core, &stats);
+    fill_options(job, &description);
+    fill_progress(&stats, &hyper, &description);
+    if (declare(&job->model, &declarations, &description)) {
+        rc = write_memfd(&description.base, fd, bytes, err);
+    } else {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
+    }
+    free_declarations(&declarations);
+    return rc;
+}

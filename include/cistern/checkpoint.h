@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints: a job's states in files, from which a job can go on with the same bits.
+ *
+ * A checkpoint is a directory step-00000042 with
+ *   - model.safetensors, or model-00001-of-00003.safetensors ... and
+ *     model.safetensors.index.json: the weights (BF16) under the names of the tensors,
+ *   - states-00001-of-00003.safetensors ...: NAME.master (F32), NAME.exp_avg and NAME.exp_avg_sq in
+ *     the format of the job's moments: F32, BF16, or U8 codes with NAME.exp_avg.exponents,
+ *   - cistern.json: what was declared, the options, the counters, and the size and checksum (XXH3,
+ *     128 bits) of each file.
+ * All files of safetensors can be opened with other libraries.
+ *
+ * A checkpoint is written under another name and renamed when all its files are on the disk. If the
+ * writing process dies, or the disk is full, the earlier checkpoints are as they were.
+ *
+ * The process that calls cst_save or cst_load opens the files, with its own rights. The daemon
+ * never sees them. */
+#ifndef CISTERN_CHECKPOINT_H
+#define CISTERN_CHECKPOINT_H
+
+#include "cistern/cistern.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How to save. Zero every field that is not set. */
+struct cst_save_spec {
+    const char *dir; /* Directory of the checkpoints. It is made if it does not exist. */
+    /* Number of checkpoints that remain in the directory, this one included: older ones are removed
+     * after this one is whole. 0: all remain. */
+    uint32_t keep;
+};
+
+struct cst_save_result {
+    uint64_t step;       /* Number of committed steps in the checkpoint. */
+    uint64_t bytes;      /* Size of all files. */
+    double seconds;      /* Duration of the whole call. */
+    double read_seconds; /* Time for which a commit of the job had to wait, at most. */
+};
+
+/* Save the job @name of this user, as of one committed step. @client may be the client of one of
+ * its workers, or have no job. The other ranks go on training. Only the commit of a step waits, if
+ * it would come while states are still being read. The call waits until the checkpoint is whole.
+ * @result may be NULL.
+ *
+ * A job with early updates, in a step that has begun to update, is saved after the commit of that
+ * step. The only worker of such a job must not call this function in such a step, because it would
+ * wait for itself (CST_ETIMEDOUT).
+ *
+ * With delayed updates, the checkpoint has the results of all updates. The first step after loading
+ * it is therefore not delayed.
+ *
+ * A failed save changes nothing: not the job, nor the earlier checkpoints. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EINVAL: the job is not committed or has no weights yet.
+ *   - CST_EBUSY: the job is being saved already, or a cst_try_... call is pending.
+ *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
+ *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
+ *   - CST_ETIMEDOUT: the save was too slow: it read nothing for the job's timeout while a step
+ *     waited for it.
+ *   - CST_ELOST, CST_EENGINE: states are lost.
+ *   - CST_ENOMEM. */
+int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+             struct cst_save_result *result, struct cst_err *err);
+
+/* Write the states of the checkpoint at @path to @job, which is committed, and set its counters.
+ * The next step is then the one after the checkpoint, with the same bits as without interruption.
+ * One rank calls this function, after cst_commit and before cst_sync. Tensors are found by their
+ * names, so that the number of ranks, chunks, pools and plans may differ.
+ *
+ * @path is a checkpoint, or a directory of checkpoints, of which the newest whole one is taken. All
+ * files are read and compared with their checksums before anything is written. *step receives the
+ * number of committed steps; @step may be NULL. Statuses:
+ *   - CST_ENOTFOUND: there is no checkpoint at @path.
+ *   - CST_EINVAL: a file is torn, altered or not of a checkpoint. The error names it.
+ *   - CST_EMISMATCH: the job has other tensors, another optimizer or another format of moments.
+ *   - CST_EBUSY: a step is running, or a cst_try_... call is pending.
+ *   - CST_EIO, CST_ENOMEM.
+ * After a failure that comes later than the checks, the job's states are undefined. */
+int cst_load(struct cst_job *job, const char *path, uint64_t *step, struct cst_err *err);
+
+/* A checkpoint of a directory. */
+struct cst_checkpoint {
+    uint64_t step;
+    uint64_t bytes; /* Size of all files; 0: unknown. */
+    bool whole;     /* All files are there, with their sizes. */
+    char name[64];  /* Name in the directory. */
+    char why[256];  /* If it is not whole: the reason. */
+};
+
+/* List the checkpoints of the directory @dir by step. The caller frees *out with free(). With
+ * @check, the checksums of all files are compared, which reads them. CST_ENOTFOUND, CST_EIO,
+ * CST_ENOMEM. */
+int cst_checkpoints(const char *dir, bool check, struct cst_checkpoint **out, uint32_t *n_out,
+                    struct cst_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
