@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
+#include "proto/message_json.h"
 #include "client/cli/table.h"
 
 #include <stdio.h>
@@ -46,7 +47,8 @@ static bool get_list(struct cli *cli, const struct cli_list *list, struct cli_ta
             if (table != NULL) {
                 list->add(table, items[i]);
             }
-            good = array == NULL || json_array_append_new(array, cli_json(items[i])) == 0;
+            good =
+                array == NULL || json_array_append_new(array, cst_message_to_json(items[i])) == 0;
         }
         cstc_call_reset(&call);
     }

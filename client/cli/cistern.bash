@@ -80,7 +80,7 @@ _cistern() {
             mapfile -t COMPREPLY < <(compgen -W preset: -f -- "$cur")
             [[ ${COMPREPLY[*]} != preset: ]] || compopt -o nospace 2>/dev/null
         fi
-    elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace) ]]; then
+    elif [[ $n_args -eq 0 && ($command == job || $command == explain || $command == rm || $command == trace || $command == save) ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_jobs "${common[@]}")" -- "$cur")
     fi
 }

@@ -51,6 +51,9 @@ struct cli {
     uint32_t uid;                 /* --uid: owner of the job; CLI_NO_UID: this user. */
     uint64_t count;               /* --count: number of pings. */
     const char *output;           /* --output: a file. */
+    uint64_t every;               /* --every: steps between saves; 0: save once. */
+    uint64_t keep;                /* --keep: checkpoints that remain; 0: all. */
+    bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory or a size. */
     struct cli_plan_request plan; /* Options of plan alone. */
     bool help, version;           /* --help, --version */
@@ -104,6 +107,8 @@ int cli_remove(struct cli *cli);
 int cli_quota(struct cli *cli);
 int cli_ping(struct cli *cli);
 int cli_trace(struct cli *cli);
+int cli_save(struct cli *cli);
+int cli_checkpoints(struct cli *cli);
 int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
 

@@ -3,6 +3,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "proto/message_json.h"
 #include "client/cli/watch.h"
 
 #include <math.h>
@@ -283,7 +284,7 @@ static bool draw(struct cli *cli, void *arg)
         return false;
     }
     job = ((const Cistern__JobInfoReply *)call.reply)->job;
-    good = cli->json ? cli_json_print(cli_json(&job->base)) : print_job(job);
+    good = cli->json ? cli_json_print(cst_message_to_json(&job->base)) : print_job(job);
     cstc_call_reset(&call);
     return good;
 }
@@ -312,7 +313,7 @@ int cli_explain(struct cli *cli)
     }
     reply = (const Cistern__ExplainReply *)call.reply;
     if (cli->json) {
-        good = cli_json_print(cli_json(&reply->base));
+        good = cli_json_print(cst_message_to_json(&reply->base));
     } else {
         (void)printf("%s: %llu elements in chunk %u, from element %llu\n", msg.tensor,
                      (unsigned long long)reply->n_elems, reply->chunk,

@@ -38,6 +38,10 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_UID, DAEMON, cli_explain},
     {"trace", "JOB", "write what a job did recently, for Perfetto", 1, 0,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
+    {"save", "JOB DIR", "write a job's states to a checkpoint in DIR", 2, 0, CLI_USES_SAVE, DAEMON,
+     cli_save},
+    {"checkpoints", "DIR", "list the checkpoints in DIR: step, size, whole or torn", 1, 0,
+     CLI_USES_JSON | CLI_USES_CHECK, NO_DAEMON, cli_checkpoints},
     {"rm", "NAME", "remove a job and free its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},
     {"quota", "", "show your limits and use (--manager-socket: all users)", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
@@ -70,7 +74,7 @@ static int print_help(const struct command *command)
     (void)printf("Usage: cistern [OPTION]... COMMAND [ARGUMENT]...\n"
                  "Show and manage the cistern memory daemon of this machine.\n\nCommands:\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        (void)printf("  %-8s%-12s %s\n", commands[i].name, commands[i].args, commands[i].help);
+        (void)printf("  %-12s%-11s %s\n", commands[i].name, commands[i].args, commands[i].help);
     }
     cst_options_print(cli_options, 0, stdout);
     (void)printf("\nOptions of a command: cistern help COMMAND, or cistern COMMAND --help\n");

@@ -16,6 +16,8 @@ enum {
     CLI_USES_OUTPUT = 1 << 4,
     CLI_USES_DISK = 1 << 5,
     CLI_USES_PLAN = 1 << 6,
+    CLI_USES_SAVE = 1 << 7,
+    CLI_USES_CHECK = 1 << 8,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */

@@ -3,6 +3,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
+#include "proto/message_json.h"
 #include "client/cli/watch.h"
 
 #include <stdio.h>
@@ -229,7 +230,7 @@ static bool print_human(struct cli *cli, const Cistern__StatReply *stat,
 /* Print the reply with an additional key "jobs". */
 static bool print_json(struct cli *cli, const Cistern__StatReply *stat)
 {
-    json_t *object = cli_json(&stat->base), *jobs = json_array();
+    json_t *object = cst_message_to_json(&stat->base), *jobs = json_array();
 
     if (object == NULL || json_object_set(object, "jobs", jobs) != 0 ||
         !cli_list_append(cli, &cli_jobs_list, jobs)) {

@@ -8,6 +8,7 @@
 #include "proto/options.h"
 #include "proto/size.h"
 
+#include <string.h>
 #include <stddef.h>
 
 #define AT(name) offsetof(struct gpt_options, name)
@@ -143,6 +144,16 @@ static const struct cst_option table[] = {
         "on the CPU: bf16, fp32, or auto: bf16 if the CPU has bf16 products, else fp32; on a GPU, "
         "always in bf16: auto or bf16 with cuBLASLt, or plain, slow, without it (auto)",
         CST_NAME(AT(matmul), 0, matmul_names)),
+    CST_OPTION_HEADING("checkpoints:"),
+    ROW("save-dir", "DIR", "directory of the checkpoints", CST_TEXT(AT(save_dir))),
+    ROW("save-every", "N", "save the job after every N steps, while it goes on",
+        CST_U64(AT(save_every), 1, 1e15)),
+    ROW("keep", "K", "remove older checkpoints when K newer ones are whole (all remain)",
+        CST_U32(AT(keep), 1, 1000000)),
+    ROW("resume", "DIR",
+        "begin a new job with the states of a checkpoint, or of the newest one in DIR; auto: of "
+        "the newest one in --save-dir, if there is one; a job that exists goes on as it is",
+        CST_TEXT(AT(resume))),
     CST_OPTION_HEADING("output:"),
     ROW("sample", "N",
         "bytes that rank 0 generates at the end (0); give the same number to all ranks, because "
@@ -229,6 +240,24 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
     return 0;
 }
 
+/* Check the options of checkpoints. */
+static int check_checkpoints(const struct gpt_options *o, struct cst_err *err)
+{
+    const bool any = o->save_every > 0 || o->resume != NULL;
+
+    if (any && o->store == GPT_STORE_LOCAL) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--save-every and --resume are for the daemon: they cannot be combined "
+                           "with --store=local");
+    }
+    if (o->save_dir == NULL &&
+        (o->save_every > 0 || (o->resume != NULL && strcmp(o->resume, "auto") == 0))) {
+        return cst_err_set(err, CST_EINVAL, "%s needs --save-dir",
+                           o->save_every > 0 ? "--save-every" : "--resume auto");
+    }
+    return 0;
+}
+
 /* Check combinations of options. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
@@ -259,7 +288,7 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     if (o->data == NULL && o->describe == NULL) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
     }
-    if (check_states(o, err) != 0) {
+    if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0) {
         return CST_EINVAL;
     }
     return check_kinds(o, err);

@@ -67,6 +67,10 @@ struct gpt_options {
     /* File for master weights, then bf16 weights, at the end; NULL: none. */
     const char *dump_weights;
     const char *dump_grads; /* file for the reduced gradients of the first step; NULL: none */
+    const char *save_dir;   /* directory of checkpoints; NULL: none */
+    uint64_t save_every;    /* steps between checkpoints; 0: none are made */
+    uint32_t keep;          /* checkpoints that remain; 0: all */
+    const char *resume;     /* checkpoint of a new job, or "auto"; NULL: initial weights */
     const char *loss_file;  /* file for each step's loss in hexadecimal; NULL: none */
     bool quiet;             /* print neither progress nor a summary */
     bool help, version;     /* print the text and exit */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "cistern/checkpoint.h"
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
 #include "client/gpt/stop.h"
@@ -237,8 +238,14 @@ static void daemon_close(struct gpt_store *store, bool good)
     free(s);
 }
 
+static int daemon_load(struct gpt_store *store, const char *path, struct cst_err *err)
+{
+    return cst_load(self(store)->job, path, NULL, err);
+}
+
 static const struct gpt_store_ops daemon_ops = {
     .name = "daemon",
+    .load = daemon_load,
     .initialised = daemon_initialised,
     .steps = daemon_steps,
     .sync = daemon_sync,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/train.h"
 
+#include "client/gpt/checkpoint.h"
 #include "client/gpt/dump.h"
 #include "client/gpt/output.h"
 #include "client/gpt/pass.h"
@@ -12,6 +13,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define WRITE_ELEMS (1 << 20) /* initial weights that are written at a time */
 
@@ -26,6 +28,7 @@ struct train {
     uint32_t n_passes;                 /* passes per step */
     struct gpt_exchange *exchange;     /* borrowed; NULL: none is needed */
     struct gpt_progress progress;      /* progress reports */
+    struct gpt_checkpoint checkpoint;  /* of rank 0 */
     FILE *losses;                      /* file of --loss-file, if this rank writes it; else NULL */
 };
 
@@ -66,6 +69,28 @@ static int write_initial(const struct train *t, struct cst_err *err)
         }
     }
     free(slice);
+    return rc;
+}
+
+/* Give a new job its states: those of a checkpoint, or initial weights. */
+static int initialise(struct train *t, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    const bool automatic = o->resume != NULL && strcmp(o->resume, "auto") == 0;
+    int rc;
+
+    if (o->resume == NULL) {
+        return write_initial(t, err);
+    }
+    rc = t->store->ops->load(t->store, automatic ? o->save_dir : o->resume, err);
+    if (rc == CST_ENOTFOUND && automatic) {
+        return write_initial(t, err);
+    }
+    if (rc == 0 && !o->quiet) {
+        (void)printf("loaded step %llu from %s\n",
+                     (unsigned long long)t->store->ops->steps(t->store),
+                     automatic ? o->save_dir : o->resume);
+    }
     return rc;
 }
 
@@ -183,6 +208,9 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
         if (is_void(rc)) {
             rc = sync_all(t, &step, err);
         } else if (rc == 0) {
+            if (t->rank == 0) {
+                gpt_checkpoint_step(&t->checkpoint, result.step);
+            }
             rc = tell_step(t, &result, gpt_train_lr(t->options, step), err);
             step = result.step;
         }
@@ -290,6 +318,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     int rc;
 
     t.rank = rank;
+    t.checkpoint.options = options;
     t.device = device;
     t.n_passes = device->ops->passes(device);
     t.exchange = exchange;
@@ -299,7 +328,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     }
     t.pass->exchange = exchange;
     if (rank == 0 && !store->ops->initialised(store)) {
-        rc = write_initial(&t, err);
+        rc = initialise(&t, err);
     }
     step = store->ops->steps(store);
     if (rc == 0 && step < options->steps) {
@@ -315,6 +344,7 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     if (rc == 0) {
         rc = run_steps(&t, step, err);
     }
+    gpt_checkpoint_close(&t.checkpoint);
     if (rc == CST_ECANCELLED && gpt_stop_asked() != 0) {
         tell_stopped(&t, err);
         (void)close_files(&t, NULL);

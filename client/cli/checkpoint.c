@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The commands `cistern save` and `cistern checkpoints`. */
+#include "cistern/checkpoint.h"
+#include "client/cli/cli.h"
+#include "client/cli/json.h"
+#include "client/cli/table.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LOOK_US 200000 /* Time between two looks at the job's step. */
+
+static int save_once(struct cli *cli, uint64_t *step)
+{
+    const struct cst_save_spec spec = {.dir = cli->args[1], .keep = (uint32_t)cli->keep};
+    struct cst_save_result result;
+    struct cst_err err = {0};
+    char size[CLI_HUMAN_BYTES];
+
+    if (cst_save(cli->client, cli->args[0], &spec, &result, &err) != CST_OK) {
+        return cli_fail(&err);
+    }
+    (void)printf("saved step %llu of %s to %s: %s in %.2f s\n", (unsigned long long)result.step,
+                 cli->args[0], cli->args[1], cli_bytes(result.bytes, size), result.seconds);
+    (void)fflush(stdout);
+    *step = result.step;
+    return CLI_EXIT_OK;
+}
+
+/* Get the job's step. False: it failed; the error was printed. *goes_on: it may make more steps. */
+static bool look(struct cli *cli, uint64_t *step, bool *goes_on)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct cstc_call call = {0};
+    const Cistern__JobInfo *job;
+
+    msg.name = cli->args[0];
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_JOB_INFO, &msg.base,
+                 CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &cistern__job_info_reply__descriptor)) {
+        return false;
+    }
+    job = ((const Cistern__JobInfoReply *)call.reply)->job;
+    *step = job->step;
+    *goes_on = strcmp(job->state, "done") != 0 && strcmp(job->state, "failed") != 0;
+    cstc_call_reset(&call);
+    return true;
+}
+
+/* Save the job each time when it has made --every more steps, and when it is done. A save that
+ * fails is tried again after as many steps. */
+static int follow(struct cli *cli)
+{
+    uint64_t saved = 0, step, tried = 0;
+    bool goes_on, any = false;
+
+    for (;;) {
+        if (!look(cli, &step, &goes_on)) {
+            return CLI_EXIT_FAILURE;
+        }
+        if (step / cli->every > tried / cli->every || (!goes_on && (!any || step > saved))) {
+            any = save_once(cli, &saved) == CLI_EXIT_OK || any;
+            tried = step;
+        }
+        if (!goes_on) {
+            return any && saved == step ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+        }
+        (void)usleep(LOOK_US);
+    }
+}
+
+int cli_save(struct cli *cli)
+{
+    uint64_t step;
+
+    return cli->every > 0 ? follow(cli) : save_once(cli, &step);
+}
+
+static int print_json(const struct cst_checkpoint *list, uint32_t n)
+{
+    json_t *array = json_array();
+
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *entry = json_pack("{s:s, s:I, s:I, s:b}", "name", list[i].name, "step",
+                                  (json_int_t)list[i].step, "bytes", (json_int_t)list[i].bytes,
+                                  "whole", list[i].whole);
+
+        if (!list[i].whole) {
+            (void)json_object_set_new(entry, "why", json_string(list[i].why));
+        }
+        (void)json_array_append_new(array, entry);
+    }
+    return cli_json_print(array) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+}
+
+int cli_checkpoints(struct cli *cli)
+{
+    static const char *const titles[] = {"NAME", ">STEP", ">SIZE", "STATE", NULL};
+    struct cst_checkpoint *list;
+    struct cli_table table;
+    struct cst_err err = {0};
+    char size[CLI_HUMAN_BYTES];
+    uint32_t n;
+
+    if (cst_checkpoints(cli->args[0], cli->check, &list, &n, &err) != CST_OK) {
+        return cli_fail(&err);
+    }
+    if (cli->json) {
+        int rc = print_json(list, n);
+
+        free(list);
+        return rc;
+    }
+    cli_table_init(&table, titles);
+    for (uint32_t i = 0; i < n; i++) {
+        cli_table_cell(&table, "%s", list[i].name);
+        cli_table_cell(&table, "%llu", (unsigned long long)list[i].step);
+        cli_table_cell(&table, "%s", list[i].bytes > 0 ? cli_bytes(list[i].bytes, size) : "-");
+        cli_table_cell(&table, "%s%s", list[i].whole ? "whole" : "torn: ", list[i].why);
+    }
+    free(list);
+    return cli_table_print(&table, stdout) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;
+}

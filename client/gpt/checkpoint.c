@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/gpt/checkpoint.h"
+
+#include "cistern/checkpoint.h"
+#include "proto/size.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void report(const struct gpt_options *o, const struct cst_save_result *result)
+{
+    char size[CST_SIZE_TEXT];
+
+    if (!o->quiet) {
+        (void)printf("saved step %llu to %s: %s in %.2f s\n", (unsigned long long)result->step,
+                     o->save_dir, cst_size_text(result->bytes, size), result->seconds);
+        (void)fflush(stdout);
+    }
+}
+
+/* The thread has a connection of its own, because a connection belongs to one thread. */
+static void *save(void *arg)
+{
+    struct gpt_checkpoint *checkpoint = arg;
+    const struct gpt_options *o = checkpoint->options;
+    const struct cst_save_spec spec = {.dir = o->save_dir, .keep = o->keep};
+    struct cst_save_result result;
+    struct cst_client *client = NULL;
+    struct cst_err err = {0};
+    int rc = cst_connect(&client, o->socket, &err);
+
+    if (rc == 0) {
+        rc = cst_save(client, o->job, &spec, &result, &err);
+    }
+    cst_disconnect(client);
+    if (rc == 0) {
+        report(o, &result);
+    } else {
+        (void)fprintf(stderr, "cistern-gpt: job '%s' was not saved after step %llu: %s\n", o->job,
+                      (unsigned long long)checkpoint->step, err.text);
+    }
+    atomic_store(&checkpoint->finished, true);
+    return NULL;
+}
+
+void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step)
+{
+    const struct gpt_options *o = checkpoint->options;
+    int error;
+
+    if (o->save_every == 0 || step % o->save_every != 0) {
+        return;
+    }
+    if (checkpoint->running && !atomic_load(&checkpoint->finished)) {
+        (void)fprintf(stderr,
+                      "cistern-gpt: step %llu is not saved, because the save after step %llu is "
+                      "still under way\n",
+                      (unsigned long long)step, (unsigned long long)checkpoint->step);
+        return;
+    }
+    gpt_checkpoint_close(checkpoint);
+    atomic_store(&checkpoint->finished, false);
+    checkpoint->step = step;
+    error = pthread_create(&checkpoint->thread, NULL, save, checkpoint);
+    checkpoint->running = error == 0;
+    if (error != 0) {
+        (void)fprintf(stderr, "cistern-gpt: step %llu is not saved: %s\n", (unsigned long long)step,
+                      strerror(error));
+    }
+}
+
+void gpt_checkpoint_close(struct gpt_checkpoint *checkpoint)
+{
+    if (checkpoint->running) {
+        (void)pthread_join(checkpoint->thread, NULL);
+        checkpoint->running = false;
+    }
+}
