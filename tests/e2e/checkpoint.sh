@@ -1,0 +1,173 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests checkpoints: a run that is killed and loaded into a fresh daemon has the losses and weights of an undisturbed run, bit for
+# bit, for every kind of states; a save that fails or is killed leaves the training and the earlier checkpoints as they were; a
+# checkpoint that is torn, altered or of another model is refused with the reason. CST_TEST_SAVES: number of saves that are killed.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+steps=9
+model=(--layers 2 --heads 2 --width 64 --context 32 --batch 4 --steps "$steps" --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7)
+seed=${CST_TEST_SEED:-$(($(date +%s) % 100000))}
+printf 'seed %s\n' "$seed"
+RANDOM=$seed
+write_text 400
+
+# Train job $1 with the options $2... Its losses go to $tmp/$1.losses, its weights to $tmp/$1.weights.
+train() {
+    local job=$1
+    shift
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --loss-file "$tmp/$job.losses" --dump-weights "$tmp/$job.weights" "$@" \
+        >"$tmp/$job.log" 2>&1 || fail "$job: cistern-gpt $* failed: $(tail -n 2 "$tmp/$job.log")"
+}
+
+# The name of the first checkpoint in $1.
+first_of() {
+    ./cistern checkpoints "$1" --json | jq -r '.[0].name'
+}
+
+# Kill the daemon and all its processes, and start a fresh one.
+fresh_daemon() {
+    if [ -n "${daemon-}" ]; then
+        kill -9 "$daemon_pid"
+        poll gone "$daemon_pid"
+    fi
+    daemon=${daemon-}x
+    start_daemon "$daemon" --engine-threads 2
+}
+
+# A run with the options $2..., which is saved every three steps, and one from its first checkpoint in a fresh daemon, with another
+# chunk size, have the same losses and weights.
+same() {
+    local job=$1 from n
+    shift
+    fresh_daemon
+    train "$job" --save-dir "$tmp/$job" --save-every 3 "$@"
+    ! has 'was not saved' "$tmp/$job.log" || fail "$job: $(grep 'was not saved' "$tmp/$job.log")"
+    [ "$(./cistern checkpoints "$tmp/$job" --check --json | jq 'length > 0 and all(.whole)')" = true ] || fail "$job: $(./cistern checkpoints "$tmp/$job" --check)"
+    from=$(first_of "$tmp/$job")
+    n=$((10#${from#step-}))
+    [ "$n" -lt $steps ] || fail "$job: the first checkpoint is $from"
+    fresh_daemon
+    train "$job-again" --resume "$tmp/$job/$from" --chunk 40000 "$@"
+    tail -n $((steps - n)) "$tmp/$job.losses" | cmp - "$tmp/$job-again.losses" || fail "$job: other losses after $from with $*"
+    cmp "$tmp/$job.weights" "$tmp/$job-again.weights" || fail "$job: other weights after $from with $*"
+    printf '%s: same bits after %s\n' "$job" "$from"
+}
+
+same adamw
+same bf16 --moments bf16
+same mx8 --moments mx8
+same lion --optimizer lion --moments mx8
+same sgd --optimizer sgd
+same micro --micro-batches 2
+same early --overlap early --clip 0
+same early-mx8 --overlap early --clip 0 --moments mx8
+same over --grad-over-weight
+same lora --lora 4
+same mixture --experts 4 --top-k 2
+
+# A finished job is saved from outside; --keep removes older checkpoints; a step is saved once.
+fresh_daemon
+train ended
+./cistern save ended "$tmp/outside" || fail "cistern save failed"
+rc=0
+./cistern save ended "$tmp/outside" 2>"$tmp/twice" || rc=$?
+if [ $rc != 1 ] || ! has "checkpoint of step $steps already" "$tmp/twice"; then
+    fail "a second save of one step: $rc, $(cat "$tmp/twice")"
+fi
+cp -r "$tmp/outside/step-0000000$steps" "$tmp/outside/step-00000001"
+cp -r "$tmp/outside/step-0000000$steps" "$tmp/outside/step-00000002"
+rm "$tmp/outside/step-00000002/model.safetensors"
+rm -r "$tmp/outside/step-0000000$steps"
+./cistern save ended "$tmp/outside" --keep 1
+[ "$(ls "$tmp/outside")" = "step-0000000$steps" ] || fail "kept: $(ls "$tmp/outside")"
+
+# What is wrong is named, and nothing is touched: the job begins with the loss of its own initial weights afterwards.
+refused() {
+    local what=$1 words=$2
+    rc=0
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job refused --resume "$what" "${@:3}" >"$tmp/refused.log" 2>&1 || rc=$?
+    ./cistern rm refused 2>/dev/null || true
+    if [ $rc = 0 ] || ! has "$words" "$tmp/refused.log"; then
+        fail "$what: $rc, $(tail -n 2 "$tmp/refused.log")"
+    fi
+}
+good=$tmp/outside/step-0000000$steps
+for file in model.safetensors states-00001-of-00001.safetensors cistern.json; do
+    rm -rf "$tmp/bad"
+    cp -r "$good" "$tmp/bad"
+    bytes=$(stat -c %s "$tmp/bad/$file")
+    printf '\377' | dd of="$tmp/bad/$file" bs=1 seek=$((RANDOM % bytes)) conv=notrunc status=none
+    cmp -s "$good/$file" "$tmp/bad/$file" || refused "$tmp/bad" "$file"
+    cp "$good/$file" "$tmp/bad/$file"
+    truncate -s -$((1 + RANDOM % 99)) "$tmp/bad/$file"
+    refused "$tmp/bad" "$file"
+    rm "$tmp/bad/$file"
+    if [ $file = cistern.json ]; then
+        refused "$tmp/bad" "no whole checkpoint"
+    else
+        refused "$tmp/bad" "$file"
+    fi
+done
+rm -rf "$tmp/bad"
+cp -r "$good" "$tmp/bad"
+sed -i 's/"adam_step": 9/"adam_step": 8/' "$tmp/bad/cistern.json"
+refused "$tmp/bad" "cistern.json was altered"
+refused "$good" "another shape" --width 128
+refused "$good" "is not in the job" --layers 1
+refused "$good" "lion" --optimizer lion
+refused "$tmp/nowhere" "No such file"
+refused "$tmp" "no whole checkpoint"
+
+# A save that cannot write names the file and the reason, and the job stays as it was.
+full() {
+    local words=$1
+    shift
+    rc=0
+    "$@" >"$tmp/full.log" 2>&1 || rc=$?
+    if [ $rc != 1 ] || ! has "$words" "$tmp/full.log"; then
+        fail "$*: $rc, $(cat "$tmp/full.log")"
+    fi
+    [ "$(./cistern checkpoints "$tmp/outside" --json | jq 'map(select(.whole)) | length')" = 1 ] || fail "$(./cistern checkpoints "$tmp/outside")"
+}
+# shellcheck disable=SC2016 # expanded by the inner shell
+full 'states-00001-of-00001.safetensors.*File too large' bash -c 'trap "" XFSZ; ulimit -f 100; exec ./cistern save ended "$0"' "$tmp/limited"
+[ -z "$(ls -A "$tmp/limited")" ] || fail "a failed save left $(ls -A "$tmp/limited")"
+full 'Not a directory' ./cistern save ended "$tmp/text/x"
+if unshare -rm true 2>/dev/null; then
+    mkdir "$tmp/small"
+    # shellcheck disable=SC2016
+    full 'No space left' unshare -rm bash -c 'mount -t tmpfs -o size=256k none "$0" && exec ./cistern save ended "$0"' "$tmp/small"
+fi
+./cistern save ended "$tmp/after" || fail "the job cannot be saved after failed saves"
+
+# Saves that are killed at any moment leave the earlier checkpoint whole, and the next save removes what they left.
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job long --steps 100000 >"$tmp/long.log" 2>&1 &
+pid=$!
+managers+=("$pid")
+until ./cistern job long --json 2>/dev/null | jq -e '.step > 0' >/dev/null; do
+    kill -0 "$pid" 2>/dev/null || fail "the long run ended: $(cat "$tmp/long.log")"
+done
+./cistern save long "$tmp/killed" >/dev/null
+first=$(ls "$tmp/killed")
+for ((i = 0; i < ${CST_TEST_SAVES:-12}; i++)); do
+    ./cistern save long "$tmp/killed" >/dev/null 2>&1 &
+    victim=$!
+    # The moment of the kill is random; nothing waits for it.
+    perl -e 'select(undef, undef, undef, rand(0.03))' || true
+    kill -9 "$victim" 2>/dev/null || true
+    wait "$victim" 2>/dev/null || true
+    ./cistern checkpoints "$tmp/killed" --check --json | jq -e 'all(.whole) and length > 0' >/dev/null || fail "after kill $i: $(./cistern checkpoints "$tmp/killed" --check)"
+done
+until ./cistern save long "$tmp/killed" >/dev/null 2>"$tmp/save.err"; do
+    # The daemon may not have seen the end of the last killed process yet.
+    has 'is being saved\|already' "$tmp/save.err" || fail "$(cat "$tmp/save.err")"
+done
+[ -e "$tmp/killed/$first" ] || fail "$first is gone"
+[ -z "$(find "$tmp/killed" -name '.*.tmp')" ] || fail "left: $(find "$tmp/killed" -name '.*.tmp')"
+./cistern rm long
+wait "$pid" 2>/dev/null || true
+printf 'all well\n'
