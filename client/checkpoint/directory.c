@@ -9,11 +9,12 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Names of a checkpoint's files. */
@@ -75,19 +76,26 @@ static int remove_checkpoint(int parent, const char *name, struct cst_err *err)
                : cst_err_errno(err, CST_EIO, errno, "%s cannot be removed", name);
 }
 
-/* Remove what processes have left that died while they saved. */
+static bool is_temporary(const char *name)
+{
+    return fnmatch(".step-*.tmp", name, FNM_PERIOD) == 0;
+}
+
+/* Remove what processes have left that died while they saved: a living one holds a lock on its
+ * directory. */
 static void remove_stale(int parent)
 {
     DIR *dir = list_dir(parent);
     struct dirent *entry;
 
     while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        unsigned long long step;
-        int pid, length = 0;
+        int fd = is_temporary(entry->d_name) ? open_dir(parent, entry->d_name) : -1;
 
-        if (sscanf(entry->d_name, ".step-%llu.%d.tmp%n", &step, &pid, &length) == 2 && length > 0 &&
-            entry->d_name[length] == '\0' && kill(pid, 0) != 0 && errno == ESRCH) {
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
             (void)remove_checkpoint(parent, entry->d_name, NULL);
+        }
+        if (fd >= 0) {
+            (void)close(fd);
         }
     }
     if (dir != NULL) {
@@ -144,6 +152,7 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, uin
                          struct cst_err *err)
 {
     uint64_t bytes = 0;
+    struct timespec now;
     int rc = make_path(path, err);
 
     if (rc != CST_OK) {
@@ -151,8 +160,10 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, uin
     }
     (void)snprintf(directory->path, sizeof directory->path, "%s", path);
     (void)snprintf(directory->name, sizeof directory->name, "step-%08" PRIu64, step);
-    (void)snprintf(directory->temporary, sizeof directory->temporary, ".%s.%d.tmp", directory->name,
-                   (int)getpid());
+    /* Processes of other hosts may have the same pid. */
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    (void)snprintf(directory->temporary, sizeof directory->temporary, ".%s.%d-%ld.tmp",
+                   directory->name, (int)getpid(), now.tv_nsec);
     directory->parent = open_dir(AT_FDCWD, path);
     if (directory->parent < 0) {
         return cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
@@ -167,7 +178,10 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, uin
     if (mkdirat(directory->parent, directory->temporary, 0777) == 0) {
         directory->fd = open_dir(directory->parent, directory->temporary);
     }
-    if (directory->fd < 0) {
+    /* Some file systems have no locks. There, nobody removes stale directories. */
+    if (directory->fd >= 0) {
+        (void)flock(directory->fd, LOCK_EX | LOCK_NB);
+    } else {
         rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be made", path,
                            directory->temporary);
         (void)close(directory->parent);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The directory of a job's checkpoints. A checkpoint step-00000042 is made as
- * .step-00000042.PID.tmp and renamed when it is whole. */
+ * .step-00000042.PID-NUMBER.tmp and renamed when it is whole. */
 #ifndef CSTC_DIRECTORY_H
 #define CSTC_DIRECTORY_H
 
@@ -19,9 +19,8 @@ struct cstc_directory {
 };
 
 /* Make a directory for the checkpoint of @step in @path, which is made as well if it does not
- * exist. Temporary directories of processes that are dead are removed. CST_EEXIST: a whole
- * checkpoint of
- * @step exists; CST_EIO. */
+ * exist. Temporary directories that no living process has locked are removed. CST_EEXIST: a whole
+ * checkpoint of @step exists; CST_EIO. */
 int cstc_directory_begin(struct cstc_directory *directory, const char *path, uint64_t step,
                          struct cst_err *err);
 

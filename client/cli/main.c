@@ -40,6 +40,8 @@ static const struct command commands[] = {
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
     {"save", "JOB DIR", "write a job's states to a checkpoint in DIR", 2, 0, CLI_USES_SAVE, DAEMON,
      cli_save},
+    {"load", "DIR [JOB]", "make a job from a checkpoint, which workers then join", 1, 1, 0, DAEMON,
+     cli_load},
     {"checkpoints", "DIR", "list the checkpoints in DIR: step, size, whole or torn", 1, 0,
      CLI_USES_JSON | CLI_USES_CHECK, NO_DAEMON, cli_checkpoints},
     {"rm", "NAME", "remove a job and free its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command `cistern load`: makes a job from a checkpoint, without workers. This process opens
+ * all ranks of the job, declares what the description says, commits, loads the states, and leaves.
+ */
+#include "cistern/checkpoint.h"
+#include "client/checkpoint/directory.h"
+#include "client/checkpoint/manifest.h"
+#include "client/cli/cli.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The ranks of the job, each with a connection. */
+struct ranks {
+    struct cst_client **clients;
+    struct cst_job **jobs;
+    bool *committed;
+    uint32_t n;
+};
+
+static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor)
+{
+    const struct cst_tensor_spec spec = {
+        .name = tensor->name,
+        .dtype = (enum cst_dtype)tensor->dtype,
+        .n_dims = (uint32_t)tensor->n_shape,
+        .shape = tensor->shape,
+        .group = (int)tensor->group,
+        .pattern = (enum cst_pattern_kind)tensor->pattern,
+        .lr_scale = tensor->lr_scale,
+        .decay_scale = tensor->decay_scale,
+        .whole_shape = tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
+        .first = tensor->n_box_first > 0 ? tensor->box_first : NULL,
+    };
+
+    return cst_tensor_as(job, &spec);
+}
+
+static int declare_operator(struct cst_job *job, const Cistern__OperatorDecl *op)
+{
+    const struct cst_operator_cost cost = {.flops = op->flops,
+                                           .activation_bytes = op->activation_bytes,
+                                           .expected_uses = op->expected_uses};
+
+    /* The numbers of tensors are below 2^31. */
+    return cst_operator_as(job, op->name, (const int *)(const void *)op->tensors,
+                           (uint32_t)op->n_tensors, &cost);
+}
+
+static int declare(struct cst_job *job, const Cistern__JobDescription *d, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (size_t i = 0; rc >= 0 && i < d->n_groups; i++) {
+        rc = cst_group(job, d->groups[i]->ranks, (uint32_t)d->groups[i]->n_ranks);
+    }
+    for (size_t i = 0; rc >= 0 && i < d->n_tensors; i++) {
+        rc = declare_tensor(job, d->tensors[i]);
+    }
+    for (size_t i = 0; rc >= 0 && i < d->n_operators; i++) {
+        rc = declare_operator(job, d->operators[i]);
+    }
+    if (rc < 0) {
+        *err = *cst_job_error(job);
+    }
+    return rc < 0 ? rc : CST_OK;
+}
+
+/* Open rank @rank of the job @name and declare its model. */
+static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const char *name,
+                     const Cistern__JobDescription *d, struct cst_err *err)
+{
+    const struct cst_job_spec spec = {
+        .name = name,
+        .rank = rank,
+        .world = d->world,
+        .micro_batches = d->micro_batches,
+        .base = d->base_job,
+        .optimizer = (enum cst_optimizer)d->optimizer,
+        .moments = (enum cst_moments)d->moments,
+        .rounding = (enum cst_rounding)d->rounding,
+        .seed = d->seed,
+        .overlap = (enum cst_overlap)d->overlap,
+        .delay_from = d->delay_from,
+        .grad_over_weight = d->grad_over_weight,
+    };
+    int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
+
+    if (rc == CST_OK) {
+        rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank], &spec, err);
+    }
+    if (rc == CST_OK && cst_job_initialised(ranks->jobs[rank])) {
+        rc = cst_err_set(err, CST_EEXIST, "there is a job '%s' with states already", name);
+    }
+    return rc == CST_OK ? declare(ranks->jobs[rank], d, err) : rc;
+}
+
+/* Commit all ranks. Each commit waits for the others, so they are made side by side. */
+static int commit(struct ranks *ranks, struct cst_err *err)
+{
+    uint32_t n_left = ranks->n;
+
+    for (uint32_t r = 0; n_left > 0; r = (r + 1) % ranks->n) {
+        int rc;
+
+        if (ranks->committed[r]) {
+            continue;
+        }
+        rc = cst_try_commit(ranks->jobs[r], NULL, err);
+        if (rc == CST_EAGAIN) {
+            struct pollfd fd = {.fd = cst_client_fd(ranks->clients[r]), .events = POLLIN};
+
+            /* Only the last one that is left may wait long. */
+            (void)poll(&fd, 1, n_left == 1 ? -1 : 1);
+            continue;
+        }
+        if (rc != CST_OK) {
+            return rc;
+        }
+        ranks->committed[r] = true;
+        n_left--;
+    }
+    return CST_OK;
+}
+
+static int leave(struct ranks *ranks, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t r = 0; rc == CST_OK && r < ranks->n; r++) {
+        rc = cst_job_leave(ranks->jobs[r], err);
+    }
+    return rc;
+}
+
+/* Make the job @name from the checkpoint @path, whose description is @d. */
+static int make_job(struct cli *cli, const char *name, const char *path,
+                    const Cistern__JobDescription *d, uint64_t *step, struct cst_err *err)
+{
+    struct ranks ranks = {.n = d->world};
+    int rc = CST_OK;
+
+    ranks.clients = calloc(d->world, sizeof *ranks.clients);
+    ranks.jobs = calloc(d->world, sizeof *ranks.jobs);
+    ranks.committed = calloc(d->world, sizeof *ranks.committed);
+    if (ranks.clients == NULL || ranks.jobs == NULL || ranks.committed == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for %u ranks", d->world);
+    }
+    for (uint32_t r = 0; rc == CST_OK && r < d->world; r++) {
+        rc = open_rank(cli, &ranks, r, name, d, err);
+    }
+    if (rc == CST_OK) {
+        rc = commit(&ranks, err);
+    }
+    if (rc == CST_OK) {
+        rc = cst_load(ranks.jobs[0], path, step, err);
+    }
+    if (rc == CST_OK) {
+        rc = leave(&ranks, err);
+    }
+    for (uint32_t r = 0; ranks.clients != NULL && r < d->world; r++) {
+        cst_disconnect(ranks.clients[r]);
+    }
+    free(ranks.clients);
+    free(ranks.jobs);
+    free(ranks.committed);
+    return rc;
+}
+
+int cli_load(struct cli *cli)
+{
+    struct cstc_manifest manifest;
+    struct cst_err err = {0};
+    const char *name;
+    uint64_t step;
+    int dirfd, rc = cstc_directory_open(cli->args[0], &dirfd, &err);
+
+    if (rc != CST_OK) {
+        return cli_fail(&err);
+    }
+    rc = cstc_manifest_read(&manifest, dirfd, &err);
+    (void)close(dirfd);
+    if (rc != CST_OK) {
+        return cli_fail(&err);
+    }
+    name = cli->n_args > 1 ? cli->args[1] : manifest.description->name;
+    rc = make_job(cli, name, cli->args[0], manifest.description, &step, &err);
+    if (rc == CST_OK) {
+        (void)printf("loaded step %llu as job %s of %u rank%s\n", (unsigned long long)step, name,
+                     manifest.description->world, manifest.description->world == 1 ? "" : "s");
+    }
+    cstc_manifest_close(&manifest);
+    return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
+}
