@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,7 @@ static json_t *value_to_json(const ProtobufCFieldDescriptor *field, const void *
     case PROTOBUF_C_TYPE_BYTES:
         break;
     }
-    assert(!"a field of bytes");
+    assert(false); /* A field of bytes. */
     return NULL;
 }
 

@@ -58,12 +58,8 @@ static void lay_out(struct bench *b)
     b->used = make(n, sizeof *b->used);
     b->model = (struct cst_model){.operators = b->operators, .n_operators = n, .n_groups = 1};
     b->model.groups[0] = UINT64_MAX;
-    b->layout = (struct cst_layout){.capacity = CHUNK_ELEMS,
-                                    .n_classes = 1,
-                                    .n_chunks = n,
-                                    .grad_bytes = 2,
-                                    .min_blocks = 3,
-                                    .max_blocks = 2 * n};
+    b->layout = (struct cst_layout){
+        .capacity = CHUNK_ELEMS, .n_classes = 1, .n_chunks = n, .grad_bytes = 2};
     b->layout.classes[0] = (struct cst_layout_class){
         .capacity = CHUNK_ELEMS, .n_chunks = n, .min_blocks = 3, .max_blocks = 2 * n};
     b->layout.chunks = make(n, sizeof *b->layout.chunks);
