@@ -44,7 +44,8 @@ static const ProtobufCMessageDescriptor *const types[] = {
     &engine__progress__descriptor,      &engine__command__descriptor,
     &engine__hyper__descriptor,         &engine__submit__descriptor,
     &engine__completion__descriptor,    &engine__done__descriptor,
-    &engine__pong__descriptor,
+    &engine__pong__descriptor,          &cistern__save_begun__descriptor,
+    &cistern__restore__descriptor,      &cistern__job_description__descriptor,
 };
 enum { N_TYPES = sizeof types / sizeof types[0] };
 

@@ -300,7 +300,7 @@ static void open_driver(struct bench *b, const char *uuid)
 {
     size_t bytes = CHUNKS * b->chunk_bytes;
     struct cst_err err;
-    CUdevice device;
+    CUdevice device = 0;
     CUcontext context;
     void *pinned;
 

@@ -279,7 +279,8 @@ static bool hook_scarce(struct fake_daemon *fake, const struct cst_frame *reques
         ck_assert(!scarce->waits && asked->n_items == 1);
         scarce->asked = *request;
         scarce->chunk = asked->items[0]->chunk;
-        scarce->waits = scarce->waited = true;
+        scarce->waited = true;
+        scarce->waits = true;
     } else {
         fake_daemon_serve(fake, request);
         if (scarce->waits && n_used(fake) < scarce->n_blocks) {

@@ -28,7 +28,7 @@ static struct {
     char log[512];                               /* calls since the last expect */
 } w;
 
-static void note(const char *format, ...)
+static void __attribute__((format(printf, 1, 2))) note(const char *format, ...)
 {
     size_t n = strlen(w.log);
     va_list args;

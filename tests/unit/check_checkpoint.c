@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of client/checkpoint without a daemon: files of any size, headers of safetensors with every
+ * defect, descriptions as JSON, directories. */
+#include "client/checkpoint/content.h"
+#include "client/checkpoint/directory.h"
+#include "client/checkpoint/manifest.h"
+#include "proto/message_json.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char path[] = "/tmp/cistern-checkpoint.XXXXXX";
+static int dirfd_;
+
+static void setup(void)
+{
+    memcpy(path + sizeof path - 7, "XXXXXX", 6);
+    ck_assert_ptr_nonnull(mkdtemp(path));
+    dirfd_ = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ck_assert_int_ge(dirfd_, 0);
+}
+
+static void teardown(void)
+{
+    char command[64];
+
+    (void)close(dirfd_);
+    (void)snprintf(command, sizeof command, "rm -rf %s", path);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* Files have the bytes that were appended, in pieces of any size, and the checksum that a check
+ * computes. */
+START_TEST(written)
+{
+    static const size_t sizes[] = {0,       1,       4095,          4096,     4097,
+                                   4 << 20, 4195305, (4 << 20) - 1, 21 << 20, (32 << 20) + 5};
+    size_t bytes = sizes[_i];
+    uint8_t *data = malloc(bytes + 1);
+    struct cstc_manifest_file file = {.name = "file"};
+    struct cstc_manifest manifest = {.files = &file, .n_files = 1};
+    struct cstc_file_writer *writer;
+    struct cst_err err;
+
+    for (size_t i = 0; i < bytes; i++) {
+        data[i] = (uint8_t)(i * 2654435761u >> 13);
+    }
+    ck_assert_int_eq(cstc_file_writer_open(&writer, dirfd_, "file", &err), CST_OK);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = 1 + (at * 7919) % 1500000;
+        n = n < bytes - at ? n : bytes - at;
+        ck_assert_int_eq(cstc_file_writer_append(writer, data + at, n, &err), CST_OK);
+    }
+    ck_assert_int_eq(cstc_file_writer_finish(writer, &file.bytes, &file.hash, &err), CST_OK);
+    ck_assert_uint_eq(file.bytes, bytes);
+    ck_assert_int_eq(cstc_manifest_check(&manifest, dirfd_, true, &err), CST_OK);
+    if (bytes > 0) {
+        int fd = openat(dirfd_, "file", O_RDWR | O_CLOEXEC);
+        uint8_t byte;
+
+        ck_assert_int_eq(pread(fd, &byte, 1, (off_t)(bytes / 2)), 1);
+        ck_assert_uint_eq(byte, data[bytes / 2]);
+        byte ^= 1;
+        ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)(bytes / 2)), 1);
+        (void)close(fd);
+        ck_assert_int_eq(cstc_manifest_check(&manifest, dirfd_, true, &err), CST_EINVAL);
+        ck_assert_ptr_nonnull(strstr(err.text, "file was altered"));
+    }
+    /* A file that exists is never overwritten. */
+    ck_assert_int_eq(cstc_file_writer_open(&writer, dirfd_, "file", &err), CST_EIO);
+    free(data);
+}
+END_TEST
+
+static void write_file(const char *name, const char *header, uint64_t length, size_t n_data)
+{
+    int fd = openat(dirfd_, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    char zeros[64] = {0};
+
+    ck_assert_int_eq(write(fd, &length, 8), 8);
+    ck_assert_int_eq(write(fd, header, strlen(header)), (ssize_t)strlen(header));
+    ck_assert_int_eq(write(fd, zeros, n_data), (ssize_t)n_data);
+    (void)close(fd);
+}
+
+/* Each defect of a header is found before any tensor is read. */
+START_TEST(headers)
+{
+#define A(shape, from, to)                                                                         \
+    "\"a\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]}"
+    static const struct {
+        const char *header;
+        size_t n_data;
+        const char *words; /* NULL: the header is good */
+    } cases[] = {
+        {"{" A("[2,3]", "0", "24") "}", 24, NULL},
+        {"{}", 0, NULL},
+        {"{" A("[2,3]", "0",
+               "24") ",\"b\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[24,32]}}",
+         32, NULL},
+        {"{" A("[2,3]", "0", "20") "}", 20, "has 6 elements of type F32 and 20 bytes"},
+        {"{" A("[2,3]", "0", "24") "}", 20, "the file has 20"},
+        {"{" A("[2,3]", "24", "0") "}", 24, "bytes 24 to 0"},
+        {"{" A("[2,3]", "-24", "0") "}", 24, "bytes -24 to 0"},
+        {"{" A("[2,-3]", "0", "24") "}", 24, "shape"},
+        {"{" A("[4294967296,4294967296,4]", "0", "24") "}", 24, "shape"},
+        {"{" A("[1,1,1,1,1,1,1,1,6]", "0", "24") "}", 24, "shape"},
+        {"{" A("[1.5]", "0", "6") "}", 6, "shape"},
+        {"{" A("[6]", "0", "24") "," A("[6]", "0", "24") "}", 24, "duplicate"},
+        {"{" A("[2]", "0", "8") ",\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}",
+         8, "overlap or have gaps at byte"},
+        {"{" A("[2]", "0", "8") ",\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[12,16]}}",
+         16, "overlap or have gaps at byte"},
+        {"{" A("[2]", "0", "8") "}", 9, "its tensors end at"},
+        {"{\"a\":3}", 0, "no dtype or no data_offsets"},
+        {"[]", 0, "not a JSON object"},
+        {"{\"a\":", 0, "not a JSON object"},
+    };
+#undef A
+    struct cstc_tensor_file file;
+    struct cst_err err;
+    int rc;
+
+    write_file("t", cases[_i].header, strlen(cases[_i].header), cases[_i].n_data);
+    rc = cstc_tensor_file_open(&file, dirfd_, "t", &err);
+    if (cases[_i].words == NULL) {
+        ck_assert_msg(rc == CST_OK, "%s", err.text);
+        cstc_tensor_file_close(&file);
+    } else {
+        ck_assert_int_eq(rc, CST_EINVAL);
+        ck_assert_msg(strstr(err.text, cases[_i].words) != NULL, "%s", err.text);
+    }
+}
+END_TEST
+
+/* Lengths that a header cannot have. */
+START_TEST(lengths)
+{
+    struct cstc_tensor_file file;
+    struct cst_err err;
+
+    write_file("t", "{}", 3, 0);
+    ck_assert_int_eq(cstc_tensor_file_open(&file, dirfd_, "t", &err), CST_EINVAL);
+    write_file("t", "{}", UINT64_MAX, 0);
+    ck_assert_int_eq(cstc_tensor_file_open(&file, dirfd_, "t", &err), CST_EINVAL);
+    ck_assert_int_eq(ftruncate(openat(dirfd_, "t", O_WRONLY | O_CLOEXEC), 7), 0);
+    ck_assert_int_eq(cstc_tensor_file_open(&file, dirfd_, "t", &err), CST_EINVAL);
+    ck_assert_int_eq(cstc_tensor_file_open(&file, dirfd_, "none", &err), CST_ENOTFOUND);
+}
+END_TEST
+
+/* A description comes back from JSON with the same bits. */
+START_TEST(descriptions)
+{
+    Cistern__JobDescription d = CISTERN__JOB_DESCRIPTION__INIT, *back;
+    Cistern__TensorDecl tensor = CISTERN__TENSOR_DECL__INIT, *tensors[] = {&tensor};
+    Cistern__Hyper hyper = CISTERN__HYPER__INIT;
+    ProtobufCMessage *message;
+    int64_t shape[] = {1, INT64_MAX};
+    uint32_t chunk[] = {UINT32_MAX};
+    struct cst_err err;
+    json_t *json;
+    char *text;
+
+    tensor.name = (char *)(uintptr_t) "w \"\xc3\xa4\"";
+    tensor.n_shape = 2;
+    tensor.shape = shape;
+    tensor.has_lr_scale = 1;
+    tensor.lr_scale = 1e-45f;
+    hyper.lr = 0.1f;
+    hyper.beta2 = nextafterf(1, 0);
+    d.name = (char *)(uintptr_t) "job";
+    d.seed = UINT64_MAX;
+    d.step = (uint64_t)INT64_MAX;
+    d.grad_over_weight = 1;
+    d.n_tensors = d.n_chunk = 1;
+    d.tensors = tensors;
+    d.chunk = chunk;
+    d.hyper = &hyper;
+    d.last_loss = NAN;
+    d.last_grad_norm = 0.1;
+    json = cst_message_to_json(&d.base);
+    text = json_dumps(json, 0);
+    json_decref(json);
+    json = json_loads(text, 0, NULL);
+    ck_assert_int_eq(
+        cst_message_from_json(&message, &cistern__job_description__descriptor, json, "job", &err),
+        CST_OK);
+    back = (Cistern__JobDescription *)message;
+    ck_assert_uint_eq(back->seed, UINT64_MAX);
+    ck_assert_uint_eq(back->step, (uint64_t)INT64_MAX);
+    ck_assert(back->grad_over_weight && back->base_job == NULL);
+    ck_assert_str_eq(back->tensors[0]->name, tensor.name);
+    ck_assert_int_eq(back->tensors[0]->shape[1], INT64_MAX);
+    ck_assert(back->tensors[0]->lr_scale == 1e-45f && back->tensors[0]->has_lr_scale);
+    ck_assert(!back->tensors[0]->has_decay_scale && back->tensors[0]->decay_scale == 1);
+    ck_assert(back->hyper->lr == 0.1f && back->hyper->beta2 == nextafterf(1, 0));
+    ck_assert_uint_eq(back->chunk[0], UINT32_MAX);
+    ck_assert(isnan(back->last_loss) && back->last_grad_norm == 0.1);
+    protobuf_c_message_free_unpacked(message, NULL);
+
+    (void)json_object_set_new(json, "world", json_string("x"));
+    ck_assert_int_eq(
+        cst_message_from_json(&message, &cistern__job_description__descriptor, json, "job", &err),
+        CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "job.world"));
+    (void)json_object_del(json, "world");
+    ck_assert_int_eq(
+        cst_message_from_json(&message, &cistern__job_description__descriptor, json, "job", &err),
+        CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "job.world is missing"));
+    json_decref(json);
+    free(text);
+}
+END_TEST
+
+/* What a dead process left is removed, what a living one writes is not, and foreign files stay. */
+START_TEST(directories)
+{
+    struct cstc_directory first, second;
+    struct cst_err err;
+    char file[96];
+    struct stat st;
+
+    ck_assert_int_eq(mkdirat(dirfd_, ".step-00000007.1-2.tmp", 0700), 0);
+    ck_assert_int_eq(cstc_directory_begin(&first, path, 1, &err), CST_OK);
+    ck_assert_int_ne(fstatat(dirfd_, ".step-00000007.1-2.tmp", &st, 0), 0);
+    ck_assert_int_eq(cstc_directory_begin(&second, path, 1, &err), CST_OK);
+    ck_assert_int_eq(fstatat(dirfd_, first.temporary, &st, 0), 0);
+    cstc_directory_abandon(&second);
+    ck_assert_int_eq(cstc_directory_commit(&first, &err), CST_OK);
+
+    (void)snprintf(file, sizeof file, "%s/step-00000001/notes", path);
+    ck_assert_int_eq(close(open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)), 0);
+    ck_assert_int_eq(cstc_directory_begin(&first, path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_commit(&first, &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, "step-00000001 cannot be removed"));
+    ck_assert_int_eq(stat(file, &st), 0);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("checkpoint");
+    TCase *tc = suite_case(s, "files", setup, teardown);
+
+    tcase_add_loop_test(tc, written, 0, 10);
+    tcase_add_loop_test(tc, headers, 0, 18);
+    tcase_add_test(tc, lengths);
+    tcase_add_test(tc, descriptions);
+    tcase_add_test(tc, directories);
+    return s;
+}
+
+int main(void)
+{
+    return suite_run(suite());
+}
