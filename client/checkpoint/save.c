@@ -228,7 +228,11 @@ static int write_piece(void *arg, const struct cstc_state_piece *piece, void *da
 static int copy_states(struct save *save, struct cst_err *err)
 {
     struct cstc_state_stream stream = {.next = next_piece, .data = write_piece, .arg = save};
-    int rc = cstc_state_open(save->client, err);
+    int rc;
+
+    /* A segment of an earlier save may not be mapped by the engines of this job. */
+    cstc_segment_unmap(&save->client->staging);
+    rc = cstc_state_open(save->client, err);
 
     if (rc == CST_OK) {
         rc = cstc_states_read(save->client, &stream, err);
@@ -319,9 +323,8 @@ int cst_save(struct cst_client *client, const char *name, const struct cst_save_
         return cst_err_set(err, CST_EINVAL, "cst_save needs the name of a job and a directory");
     }
     rc = begin(&save, name, err);
-    if (rc == CST_OK) {
-        rc = make_checkpoint(&save, spec, &done, err);
-    }
+    /* The save may have begun although its description could not be had. */
+    rc = rc == CST_OK ? make_checkpoint(&save, spec, &done, err) : end(&save, rc, err);
     if (rc == CST_OK && spec->keep > 0) {
         rc = cstc_directory_keep(spec->dir, spec->keep, err);
     }

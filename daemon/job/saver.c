@@ -40,10 +40,8 @@ void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
     }
     if (rc != CST_OK) {
         cstd_session_fail(daemon, request, &err);
-        /* If the save has begun, the core must be told that it is over. */
-        if (session != NULL && reply->status == CST_OK) {
-            cstd_saver_gone(session);
-        } else if (session != NULL) {
+        /* If the save has begun, the client ends it by SAVE_END, as after any other failure. */
+        if (session != NULL && reply->status != CST_OK) {
             cstd_saver_detach(session);
         }
         return;

@@ -7,8 +7,9 @@
 #include "daemon/wire/serve.h"
 #include "proto/cistern.pb-c.h"
 
-/* Give @event, which may have a request, to the core of @job. */
-static void feed(struct cstd_session *session, struct cstd_job *job, uint64_t id, uint16_t type,
+/* Give @event to the core of @job, which answers request @id. False: not possible, and an error was
+ * sent as the answer. */
+static bool feed(struct cstd_session *session, struct cstd_job *job, uint64_t id, uint16_t type,
                  struct cst_event *event)
 {
     struct cstd_pending *request;
@@ -16,14 +17,15 @@ static void feed(struct cstd_session *session, struct cstd_job *job, uint64_t id
 
     if (job->core == NULL || job->state != CSTD_JOB_READY) {
         cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);
-        return;
+        return false;
     }
     if (cstd_session_defer(session, job, id, type, 1, &request, &err) != CST_OK) {
         cstd_session_error(session, id, &err);
-        return;
+        return false;
     }
     event->tag = cstd_pending_tag(request, 0);
     cstd_job_feed(job, event);
+    return true;
 }
 
 void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body)
@@ -48,7 +50,9 @@ void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body)
     }
     session->saves = job;
     job->saver = session;
-    feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE, &event);
+    if (!feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE, &event)) {
+        cstd_saver_detach(session);
+    }
 }
 
 void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body)
@@ -62,7 +66,7 @@ void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     cstd_saver_detach(session);
-    feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE_END, &event);
+    (void)feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE_END, &event);
 }
 
 void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
@@ -75,5 +79,5 @@ void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
                                            .n_skipped = message->n_skipped,
                                            .n_overflows = message->n_overflows}};
 
-    feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event);
+    (void)feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event);
 }

@@ -26,7 +26,6 @@ void cst_save_look(struct cst_core *core)
         return;
     }
     core->save.state = CST_SAVE_ACTIVE;
-    core->save.read_ns = core->now;
     reply = cst_core_reply(core, core->save.tag);
     if (reply != NULL) {
         reply->step = core->step;
@@ -46,6 +45,7 @@ void cst_save_begin(struct cst_core *core, const struct cst_event *event)
     }
     core->save.state = CST_SAVE_WAITING;
     core->save.tag = event->tag;
+    core->save.read_ns = core->now;
     core->save.timed_out = false;
 }
 
@@ -91,21 +91,34 @@ void cst_save_note_read(struct cst_core *core)
 
 uint64_t cst_save_deadline(const struct cst_core *core)
 {
-    uint64_t since =
-        core->save.read_ns > core->commit.held_ns ? core->save.read_ns : core->commit.held_ns;
+    bool held = core->attempt.closing && core->commit.held_ns != 0;
+    uint64_t since = core->save.read_ns;
 
-    return core->save.state != CST_SAVE_ACTIVE || !core->attempt.closing ||
-                   core->commit.held_ns == 0 || core->peer_timeout_ns == CST_CORE_NEVER
-               ? CST_CORE_NEVER
-               : since + core->peer_timeout_ns;
+    if (core->peer_timeout_ns == CST_CORE_NEVER || core->save.state == CST_SAVE_NONE ||
+        (core->save.state == CST_SAVE_ACTIVE && !held)) {
+        return CST_CORE_NEVER;
+    }
+    if (held && core->commit.held_ns > since) {
+        since = core->commit.held_ns;
+    }
+    return since + core->peer_timeout_ns;
 }
 
 void cst_save_expire(struct cst_core *core)
 {
-    if (cst_save_deadline(core) <= core->now) {
-        core->save.timed_out = true;
-        finish(core);
+    if (cst_save_deadline(core) > core->now) {
+        return;
     }
+    if (core->save.state == CST_SAVE_WAITING) {
+        cst_core_refuse(core, core->save.tag, CST_ETIMEDOUT,
+                        "step %" PRIu64 " has begun its updates and was not committed within "
+                        "%.3g s: it can be saved after its commit",
+                        core->step, (double)core->peer_timeout_ns / NS_PER_S);
+        core->save.state = CST_SAVE_NONE;
+        return;
+    }
+    core->save.timed_out = true;
+    finish(core);
 }
 
 int cst_save_check_write(const struct cst_core *core, struct cst_err *err)

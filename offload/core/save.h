@@ -2,8 +2,10 @@
 /* A save reads the states of a job as of one committed step, the cut, by READs, while the ranks go
  * on with the next step. Owns the save.
  *
- *   NONE --SAVE--> WAITING --the states are those of a committed step--> ACTIVE --SAVE_END--> NONE
- *                     \--SAVE_END--> NONE                 no READ for long, a commit waits --> NONE
+ *   NONE --SAVE--> WAITING --the states are those of a committed step--> ACTIVE
+ *
+ * A save ends by SAVE_END. WAITING also ends if no commit comes for long, and ACTIVE if there is no
+ * READ for long while a commit waits.
  *
  * While a save is active, no update is issued: a commit waits for the end of the save, and no
  * update is early. Thus every READ sees the states of the cut, without copies of states. A commit
@@ -20,7 +22,7 @@ enum cst_save_state { CST_SAVE_NONE, CST_SAVE_WAITING, CST_SAVE_ACTIVE };
 struct cst_save {
     enum cst_save_state state;
     uint64_t tag;     /* WAITING: the request that is answered when the save is active. */
-    uint64_t read_ns; /* ACTIVE: time of the last READ, or of the beginning. */
+    uint64_t read_ns; /* Time of the last READ, or of the request if it is later. */
     bool timed_out;   /* NONE: the last save was ended because it had stopped reading. */
     uint64_t wait_ns; /* Time for which commits have waited for saves, of all saves together. */
 };
@@ -39,7 +41,8 @@ void cst_save_look(struct cst_core *core);
 /* A READ was issued. */
 void cst_save_note_read(struct cst_core *core);
 
-/* End a save that stopped reading while a commit waits for it. */
+/* End a save that stopped reading while a commit waits for it, or that waits for a commit which
+ * does not come. */
 void cst_save_expire(struct cst_core *core);
 
 /* The time at which cst_save_expire would end the save, in ns; or CST_CORE_NEVER. */

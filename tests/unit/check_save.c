@@ -177,6 +177,31 @@ START_TEST(stalled)
 }
 END_TEST
 
+/* A save that waits for a commit which does not come is refused. */
+START_TEST(no_commit)
+{
+    struct cst_hyper hyper = {
+        .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .grad_scale = 1.0f};
+    uint64_t tag, generation;
+
+    rig_open_job(&rig, &(struct rig_job){
+                           .n_chunks = 2, .world = 1, .n_blocks = 8, .overlap = CST_OVERLAP_EARLY});
+    rig_start(&rig, 1);
+    (void)rig_event(
+        &rig, (struct cst_event){.kind = CST_EV_PREPARE, .attempt = rig.attempt, .hyper = hyper});
+    generation = rig_get_grad(&rig, 0, 0);
+    (void)rig_hand_in(&rig, 0, 0, generation);
+    rig_drain(&rig);
+    tag = save();
+    ck_assert(rig_waits(&rig, tag));
+    rig.now = cst_core_deadline(rig.core);
+    ck_assert_uint_ne(rig.now, CST_CORE_NEVER);
+    (void)rig_event(&rig, (struct cst_event){.kind = CST_EV_TICK});
+    ck_assert_int_eq(rig_status(&rig, tag), CST_ETIMEDOUT);
+    ck_assert_int_eq(rig_status(&rig, save_end()), CST_EINVAL);
+}
+END_TEST
+
 /* Moments in their own format are copied, codes and exponents apart; other rows have no such form.
  */
 START_TEST(raw_moments)
@@ -261,6 +286,7 @@ static Suite *suite(void)
     tcase_add_test(tc, save_during_commit);
     tcase_add_test(tc, early_updates);
     tcase_add_test(tc, stalled);
+    tcase_add_test(tc, no_commit);
     tcase_add_test(tc, raw_moments);
     tcase_add_test(tc, restored);
     return s;
