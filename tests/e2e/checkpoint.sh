@@ -69,6 +69,34 @@ same over --grad-over-weight
 same lora --lora 4
 same mixture --experts 4 --top-k 2
 
+# Train job $1 with $2 ranks, which share a batch of 12, and the options $3...
+train_ranks() {
+    local job=$1 world=$2 rank pids=()
+    shift 2
+    for ((rank = world - 1; rank > 0; rank--)); do
+        ./cistern-gpt "${model[@]}" --batch $((12 / world)) --data "$tmp/text" --job "$job" --world "$world" --rank "$rank" "$@" >"$tmp/$job.$rank.log" 2>&1 &
+        pids+=($!)
+        managers+=($!)
+    done
+    train "$job" --batch $((12 / world)) --world "$world" "$@"
+    for rank in "${pids[@]}"; do
+        wait "$rank" || fail "$job: a worker failed with $*"
+    done
+}
+
+# A job of four ranks goes on with two, three, one and four: with four it has the same bits, otherwise the sums have another order.
+fresh_daemon
+train_ranks four 4 --save-dir "$tmp/four" --save-every 3
+from=$(first_of "$tmp/four")
+for world in 2 3 1 4; do
+    train_ranks "from-four-$world" "$world" --resume "$tmp/four/$from"
+    tail -n "$(wc -l <"$tmp/from-four-$world.losses")" "$tmp/four.losses" | paste - "$tmp/from-four-$world.losses" |
+        perl -MPOSIX -ane '$a = POSIX::strtod($F[0]); $b = POSIX::strtod($F[1]); exit 1 if abs($a - $b) > 1e-4 * $b' ||
+        fail "$world ranks: $(tail -n 9 "$tmp/four.losses" | paste - "$tmp/from-four-$world.losses")"
+done
+cmp "$tmp/four.weights" "$tmp/from-four-4.weights" || fail "other weights with as many ranks"
+printf 'four ranks: same losses with two, three, one and four\n'
+
 # A finished job is saved from outside; --keep removes older checkpoints; a step is saved once.
 fresh_daemon
 train ended
