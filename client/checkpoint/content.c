@@ -9,7 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 6 }; /* Rows and exponents of a tensor. */
+enum {
+    MAX_ROWS = 6,  /* Rows and exponents of a tensor. */
+    MAX_NAME = 64, /* Bytes of a tensor's name, including the NUL. */
+};
+
+#define MAX_ELEMS (UINT64_C(1) << 40) /* Elements of a tensor. */
 
 uint64_t cstc_content_bytes(const struct cstc_content_entry *entry, uint64_t n_elems)
 {
@@ -34,6 +39,22 @@ struct cstc_state_piece cstc_content_piece(const struct cstc_content_entry *entr
                                      .bytes = cstc_content_bytes(entry, n)};
 }
 
+static bool is_valid(const Cistern__TensorDecl *tensor)
+{
+    uint64_t n_elems = 1;
+
+    for (size_t d = 0; d < tensor->n_shape; d++) {
+        if (tensor->shape[d] < 1 ||
+            __builtin_mul_overflow(n_elems, (uint64_t)tensor->shape[d], &n_elems) ||
+            n_elems > MAX_ELEMS) {
+            return false;
+        }
+    }
+    return tensor->n_shape > 0 && tensor->n_shape <= CSTC_TENSOR_MAX_DIMS &&
+           tensor->pattern < CST_PATTERN_COUNT && strlen(tensor->name) < MAX_NAME;
+}
+
+/* The description may come from a file that anybody wrote. */
 static int check(const Cistern__JobDescription *d, struct cst_err *err)
 {
     if (d->format != 1) {
@@ -41,21 +62,16 @@ static int check(const Cistern__JobDescription *d, struct cst_err *err)
                            "a description of format %" PRIu32 ", this version knows format 1",
                            d->format);
     }
-    if (d->n_chunk != d->n_tensors || d->n_tensors == 0 || d->moments >= CST_MOMENTS_COUNT ||
-        d->optimizer >= CST_OPTIMIZER_COUNT) {
+    if (d->n_chunk != d->n_tensors || d->n_tensors == 0 || d->n_chunks > d->n_tensors ||
+        d->moments >= CST_MOMENTS_COUNT || d->optimizer >= CST_OPTIMIZER_COUNT) {
         return cst_err_set(err, CST_EINVAL,
-                           "a description of %zu tensors in %zu chunks, optimizer %" PRIu32
+                           "a description of %zu tensors in %" PRIu32 " chunks, optimizer %" PRIu32
                            ", moments %" PRIu32,
-                           d->n_tensors, d->n_chunk, d->optimizer, d->moments);
+                           d->n_tensors, d->n_chunks, d->optimizer, d->moments);
     }
     for (size_t i = 0; i < d->n_tensors; i++) {
-        const Cistern__TensorDecl *tensor = d->tensors[i];
-
-        if (d->chunk[i] >= d->n_chunks || tensor->n_shape == 0 ||
-            tensor->n_shape > CSTC_TENSOR_MAX_DIMS || tensor->pattern >= CST_PATTERN_COUNT ||
-            strlen(tensor->name) >= 64) {
-            return cst_err_set(err, CST_EINVAL, "the description of tensor '%.64s' is invalid",
-                               tensor->name);
+        if (d->chunk[i] >= d->n_chunks || !is_valid(d->tensors[i])) {
+            return cst_err_set(err, CST_EINVAL, "the description of tensor %zu is invalid", i);
         }
     }
     return CST_OK;
@@ -217,6 +233,21 @@ int cstc_content_make(struct cstc_content *content, const Cistern__JobDescriptio
     divide(content, file_bytes, kinds);
     name_files(content, kinds);
     return CST_OK;
+}
+
+bool cstc_content_ends_file(const struct cstc_content *content, uint32_t entry)
+{
+    const struct cstc_content_entry *this = &content->entries[entry];
+
+    /* Files of one kind follow each other, and entries of both kinds alternate. */
+    for (uint32_t i = entry + 1; i < content->n_entries; i++) {
+        const struct cstc_content_entry *next = &content->entries[i];
+
+        if (content->files[next->file].states == content->files[this->file].states) {
+            return next->file != this->file;
+        }
+    }
+    return true;
 }
 
 void cstc_content_close(struct cstc_content *content)

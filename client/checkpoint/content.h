@@ -8,6 +8,8 @@
 #include "client/lib/state_io.h"
 #include "proto/cistern.pb-c.h"
 
+#include <stdbool.h>
+
 #define CSTC_CONTENT_NAME_BYTES 96
 #define CSTC_CONTENT_FILE_BYTES 64
 
@@ -45,6 +47,9 @@ struct cstc_content {
  * contradicts itself; CST_ENOMEM. */
 int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
                       uint64_t file_bytes, struct cst_err *err);
+
+/* Returns whether entry @entry is the last one of its file. */
+bool cstc_content_ends_file(const struct cstc_content *content, uint32_t entry);
 
 void cstc_content_close(struct cstc_content *content);
 

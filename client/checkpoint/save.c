@@ -203,24 +203,32 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
     return true;
 }
 
+/* Open the file @f and write its header. */
+static int begin_file(struct save *save, uint32_t f, struct cst_err *err)
+{
+    int rc = cstc_file_writer_open(&save->writers[f], save->directory.fd,
+                                   save->content.files[f].name, err);
+
+    return rc == CST_OK ? write_header(save, f, err) : rc;
+}
+
+/* A file is finished with its last entry, so that few are open at a time. */
 static int write_piece(void *arg, const struct cstc_state_piece *piece, void *data,
                        struct cst_err *err)
 {
     struct save *save = arg;
     const struct cstc_content_entry *entry = &save->content.entries[save->taken];
-    int rc = CST_OK;
+    int rc = save->writers[entry->file] == NULL ? begin_file(save, entry->file, err) : CST_OK;
 
-    if (save->writers[entry->file] == NULL) {
-        rc = cstc_file_writer_open(&save->writers[entry->file], save->directory.fd,
-                                   save->content.files[entry->file].name, err);
-        if (rc == CST_OK) {
-            rc = write_header(save, entry->file, err);
-        }
-    }
     if (rc == CST_OK) {
         rc = cstc_file_writer_append(save->writers[entry->file], data, piece->bytes, err);
     }
-    save->taken += piece->first + piece->n_elems == entry->n_elems;
+    if (rc == CST_OK && piece->first + piece->n_elems == entry->n_elems) {
+        if (cstc_content_ends_file(&save->content, save->taken)) {
+            rc = finish_file(save, entry->file, err);
+        }
+        save->taken++;
+    }
     return rc;
 }
 
@@ -240,17 +248,12 @@ static int copy_states(struct save *save, struct cst_err *err)
     return end(save, rc, err);
 }
 
-static int write_files(struct save *save, struct cst_err *err)
+/* Write what is about all files. */
+static int write_lists(struct save *save, struct cst_err *err)
 {
-    int rc = CST_OK;
     uint64_t bytes;
+    int rc = write_index(save, err);
 
-    for (uint32_t f = 0; rc == CST_OK && f < save->content.n_files; f++) {
-        rc = finish_file(save, f, err);
-    }
-    if (rc == CST_OK) {
-        rc = write_index(save, err);
-    }
     if (rc == CST_OK) {
         save->manifest = (struct cstc_manifest){
             .description = save->description, .files = save->files, .n_files = save->n_files};
@@ -302,7 +305,7 @@ static int make_checkpoint(struct save *save, const struct cst_save_spec *spec,
     rc = copy_states(save, err);
     result->read_seconds = now() - began;
     if (rc == CST_OK) {
-        rc = write_files(save, err);
+        rc = write_lists(save, err);
     }
     if (rc != CST_OK) {
         cstc_directory_abandon(&save->directory);

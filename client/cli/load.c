@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { MAX_WORLD = 64 };
+
 /* The ranks of the job, each with a connection. */
 struct ranks {
     struct cst_client **clients;
@@ -143,6 +145,10 @@ static int make_job(struct cli *cli, const char *name, const char *path,
     struct ranks ranks = {.n = d->world};
     int rc = CST_OK;
 
+    if (d->world < 1 || d->world > MAX_WORLD) {
+        return cst_err_set(err, CST_EINVAL, "a checkpoint of %u ranks: 1 to %d are possible",
+                           d->world, MAX_WORLD);
+    }
     ranks.clients = calloc(d->world, sizeof *ranks.clients);
     ranks.jobs = calloc(d->world, sizeof *ranks.jobs);
     ranks.committed = calloc(d->world, sizeof *ranks.committed);

@@ -220,6 +220,59 @@ START_TEST(descriptions)
 }
 END_TEST
 
+/* Contents are in the order of chunks, in files of limited size. An invalid description is refused.
+ */
+START_TEST(contents)
+{
+    Cistern__JobDescription d = CISTERN__JOB_DESCRIPTION__INIT;
+    Cistern__TensorDecl tensors[3], *list[3];
+    uint32_t chunk[] = {1, 0, 1};
+    int64_t shape[] = {100};
+    struct cstc_content content;
+    struct cst_err err;
+
+    for (int i = 0; i < 3; i++) {
+        cistern__tensor_decl__init(&tensors[i]);
+        tensors[i].name = (char *)(uintptr_t)(i == 0 ? "a" : i == 1 ? "b" : "c");
+        tensors[i].n_shape = 1;
+        tensors[i].shape = shape;
+        list[i] = &tensors[i];
+    }
+    d.format = 1;
+    d.n_tensors = d.n_chunk = 3;
+    d.tensors = list;
+    d.chunk = chunk;
+    d.n_chunks = 2;
+    d.moments = CST_MOMENTS_MX8;
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_OK);
+    ck_assert_uint_eq(content.n_entries, 3 * 6);
+    ck_assert_str_eq(content.entries[0].name, "b.master");
+    ck_assert_str_eq(content.entries[1].name, "b");
+    ck_assert_str_eq(content.entries[3].name, "b.exp_avg.exponents");
+    ck_assert_uint_eq(content.entries[3].bytes, 4);
+    ck_assert_str_eq(content.entries[6].name, "a.master");
+    /* States of a tensor: 400 + 2 x 104 bytes; weights of all: 600. */
+    ck_assert_uint_eq(content.n_files, 4);
+    ck_assert_str_eq(content.files[0].name, "states-00001-of-00003.safetensors");
+    ck_assert_str_eq(content.files[1].name, "model.safetensors");
+    ck_assert(cstc_content_ends_file(&content, 5));
+    ck_assert(!cstc_content_ends_file(&content, 4));
+    ck_assert(!cstc_content_ends_file(&content, 7));
+    ck_assert(cstc_content_ends_file(&content, 13));
+    cstc_content_close(&content);
+
+    d.n_chunks = UINT32_MAX;
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    d.n_chunks = 1;
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    d.n_chunks = 2;
+    shape[0] = INT64_MAX;
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    shape[0] = -1;
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+}
+END_TEST
+
 /* What a dead process left is removed, what a living one writes is not, and foreign files stay. */
 START_TEST(directories)
 {
@@ -254,6 +307,7 @@ static Suite *suite(void)
     tcase_add_loop_test(tc, headers, 0, 18);
     tcase_add_test(tc, lengths);
     tcase_add_test(tc, descriptions);
+    tcase_add_test(tc, contents);
     tcase_add_test(tc, directories);
     return s;
 }
