@@ -302,6 +302,9 @@ static int make_checkpoint(struct save *save, const struct cst_save_spec *spec,
     if (rc != CST_OK) {
         return end(save, rc, err);
     }
+    if (spec->on_begun != NULL) {
+        spec->on_begun(spec->arg, save->description->step);
+    }
     rc = copy_states(save, err);
     result->read_seconds = now() - began;
     if (rc == CST_OK) {

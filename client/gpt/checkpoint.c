@@ -18,12 +18,21 @@ static void report(const struct gpt_options *o, const struct cst_save_result *re
     }
 }
 
+static void on_begun(void *arg, uint64_t step)
+{
+    struct gpt_checkpoint *checkpoint = arg;
+
+    (void)step;
+    (void)sem_post(&checkpoint->begun);
+}
+
 /* The thread has a connection of its own, because a connection belongs to one thread. */
 static void *save(void *arg)
 {
     struct gpt_checkpoint *checkpoint = arg;
     const struct gpt_options *o = checkpoint->options;
-    const struct cst_save_spec spec = {.dir = o->save_dir, .keep = o->keep};
+    const struct cst_save_spec spec = {
+        .dir = o->save_dir, .keep = o->keep, .on_begun = on_begun, .arg = checkpoint};
     struct cst_save_result result;
     struct cst_client *client = NULL;
     struct cst_err err = {0};
@@ -40,6 +49,7 @@ static void *save(void *arg)
                       (unsigned long long)checkpoint->step, err.text);
     }
     atomic_store(&checkpoint->finished, true);
+    (void)sem_post(&checkpoint->begun);
     return NULL;
 }
 
@@ -60,12 +70,17 @@ void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step)
     }
     gpt_checkpoint_close(checkpoint);
     atomic_store(&checkpoint->finished, false);
+    (void)sem_init(&checkpoint->begun, 0, 0);
     checkpoint->step = step;
     error = pthread_create(&checkpoint->thread, NULL, save, checkpoint);
     checkpoint->running = error == 0;
     if (error != 0) {
         (void)fprintf(stderr, "cistern-gpt: step %llu is not saved: %s\n", (unsigned long long)step,
                       strerror(error));
+        return;
+    }
+    while (sem_wait(&checkpoint->begun) != 0) {
+        /* A signal came. */
     }
 }
 
@@ -73,6 +88,7 @@ void gpt_checkpoint_close(struct gpt_checkpoint *checkpoint)
 {
     if (checkpoint->running) {
         (void)pthread_join(checkpoint->thread, NULL);
+        (void)sem_destroy(&checkpoint->begun);
         checkpoint->running = false;
     }
 }

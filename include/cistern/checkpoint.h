@@ -30,6 +30,10 @@ struct cst_save_spec {
     /* Number of checkpoints that remain in the directory, this one included: older ones are removed
      * after this one is whole. 0: all remain. */
     uint32_t keep;
+    /* Called by cst_save, in the calling thread, when it is decided that the states of step @step
+     * are saved. Later steps do not change this. NULL: not called. */
+    void (*on_begun)(void *arg, uint64_t step);
+    void *arg; /* For on_begun. */
 };
 
 struct cst_save_result {
