@@ -16,7 +16,7 @@ train() { # two ranks, with the options $@
 start_daemon before
 train --save-dir "$tmp/run7" --save-every 5 --dump-weights "$tmp/undisturbed"
 kill -9 "$daemon_pid"
-await before 'EXIT=*'
+await before 'SIGNAL=*'
 start_daemon after
 ./cistern checkpoints "$tmp/run7"
 ./cistern load "$tmp/run7/step-00000005"

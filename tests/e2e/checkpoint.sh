@@ -32,7 +32,7 @@ first_of() {
 fresh_daemon() {
     if [ -n "${daemon-}" ]; then
         kill -9 "$daemon_pid"
-        await "$daemon" 'EXIT=*' # all its threads are gone, and with them the lock on the socket
+        await "$daemon" 'SIGNAL=*' # all its threads are gone, and with them the lock on the socket
     fi
     daemon=${daemon-}x
     start_daemon "$daemon" --engine-threads 2
