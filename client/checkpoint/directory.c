@@ -17,6 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { TEMPORARY_BYTES = sizeof((struct cstc_directory *)0)->temporary };
+
 /* Names of a checkpoint's files. */
 static const char *const patterns[] = {"model.safetensors", "model-*.safetensors",
                                        "model.safetensors.index.json", "states-*.safetensors",
@@ -49,31 +51,14 @@ static DIR *list_dir(int dirfd)
     return dir;
 }
 
-/* -- removing ------------------------------------------------------------------------------- */
-
-/* Remove the checkpoint's directory @name. The manifest goes first, so that what remains after a
- * crash is not taken for a whole checkpoint. */
-static int remove_checkpoint(int parent, const char *name, struct cst_err *err)
+/* Write a temporary name for the checkpoint @name. Processes of other hosts may have the same pid.
+ */
+static void make_temporary(const char *name, char out[TEMPORARY_BYTES])
 {
-    int fd = open_dir(parent, name);
-    DIR *dir = fd >= 0 ? list_dir(fd) : NULL;
-    struct dirent *entry;
+    struct timespec now;
 
-    if (dir != NULL) {
-        (void)unlinkat(fd, CSTC_MANIFEST_NAME, 0);
-        while ((entry = readdir(dir)) != NULL) {
-            if (is_ours(entry->d_name)) {
-                (void)unlinkat(fd, entry->d_name, 0);
-            }
-        }
-        (void)closedir(dir);
-    }
-    if (fd >= 0) {
-        (void)close(fd);
-    }
-    return unlinkat(parent, name, AT_REMOVEDIR) == 0
-               ? CST_OK
-               : cst_err_errno(err, CST_EIO, errno, "%s cannot be removed", name);
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    (void)snprintf(out, TEMPORARY_BYTES, ".%.63s.%d-%ld.tmp", name, (int)getpid(), now.tv_nsec);
 }
 
 static bool is_temporary(const char *name)
@@ -81,8 +66,31 @@ static bool is_temporary(const char *name)
     return fnmatch(".step-*.tmp", name, FNM_PERIOD) == 0;
 }
 
-/* Remove what processes have left that died while they saved: a living one holds a lock on its
- * directory. */
+/* -- removing ------------------------------------------------------------------------------- */
+
+/* Remove the temporary directory @name. */
+static int remove_temporary(int parent, const char *name)
+{
+    int fd = open_dir(parent, name);
+    DIR *dir = fd >= 0 ? list_dir(fd) : NULL;
+    struct dirent *entry;
+
+    while (dir != NULL && (entry = readdir(dir)) != NULL) {
+        if (is_ours(entry->d_name)) {
+            (void)unlinkat(fd, entry->d_name, 0);
+        }
+    }
+    if (dir != NULL) {
+        (void)closedir(dir);
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+/* Remove what processes have left that died while they saved or removed: a living one holds a lock
+ * on its directory. */
 static void remove_stale(int parent)
 {
     DIR *dir = list_dir(parent);
@@ -92,7 +100,7 @@ static void remove_stale(int parent)
         int fd = is_temporary(entry->d_name) ? open_dir(parent, entry->d_name) : -1;
 
         if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
-            (void)remove_checkpoint(parent, entry->d_name, NULL);
+            (void)remove_temporary(parent, entry->d_name);
         }
         if (fd >= 0) {
             (void)close(fd);
@@ -101,6 +109,62 @@ static void remove_stale(int parent)
     if (dir != NULL) {
         (void)closedir(dir);
     }
+}
+
+static bool has_manifest(int fd)
+{
+    return faccessat(fd, CSTC_MANIFEST_NAME, F_OK, 0) == 0;
+}
+
+/* CST_OK if the directory @fd has a manifest, and only files of a checkpoint. */
+static int check_removable(int fd, const char *path, const char *name, struct cst_err *err)
+{
+    struct dirent *entry;
+    int rc = CST_OK;
+    DIR *dir;
+
+    if (!has_manifest(fd)) {
+        return cst_err_set(err, CST_EIO, "%.128s/%s is not a checkpoint: it has no %s", path, name,
+                           CSTC_MANIFEST_NAME);
+    }
+    dir = list_dir(fd);
+    if (dir == NULL) {
+        return cst_err_errno(err, CST_EIO, errno, "%.128s/%s", path, name);
+    }
+    while (rc == CST_OK && (entry = readdir(dir)) != NULL) {
+        if (!is_ours(entry->d_name) && strcmp(entry->d_name, ".") != 0 &&
+            strcmp(entry->d_name, "..") != 0) {
+            rc = cst_err_set(err, CST_EIO,
+                             "%.128s/%s cannot be removed: its file %.64s is not a checkpoint's",
+                             path, name, entry->d_name);
+        }
+    }
+    (void)closedir(dir);
+    return rc;
+}
+
+/* Remove the checkpoint @name. It loses its name before its first file, so that it is whole or gone
+ * whenever this process dies. A link to a checkpoint elsewhere is not followed. */
+static int remove_checkpoint(int parent, const char *path, const char *name, struct cst_err *err)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    char temporary[TEMPORARY_BYTES];
+    int rc = fd >= 0
+                 ? check_removable(fd, path, name, err)
+                 : cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be removed", path, name);
+
+    if (rc == CST_OK) {
+        make_temporary(name, temporary);
+        (void)flock(fd, LOCK_EX | LOCK_NB);
+        if (renameat(parent, name, parent, temporary) != 0 ||
+            remove_temporary(parent, temporary) != 0) {
+            rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be removed", path, name);
+        }
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return rc;
 }
 
 /* -- making --------------------------------------------------------------------------------- */
@@ -148,42 +212,84 @@ static int make_path(const char *path, struct cst_err *err)
     return rc;
 }
 
+/* See whether the checkpoint's name can be taken. *in_the_way: by a torn checkpoint, which must be
+ * removed before. CST_EEXIST: by a whole one. CST_EIO: by something else, or by what cannot be read
+ * now and may be whole. */
+static int check_name(const struct cstc_directory *directory, bool *in_the_way, struct cst_err *err)
+{
+    struct cst_err why;
+    uint64_t bytes = 0;
+    struct stat st;
+    int fd, rc;
+
+    *in_the_way = fstatat(directory->parent, directory->name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!*in_the_way) {
+        return CST_OK;
+    }
+    rc = check(directory->parent, directory->name, false, &bytes, &why);
+    if (rc == CST_OK) {
+        return cst_err_set(err, CST_EEXIST, "%.128s has a checkpoint of step %" PRIu64 " already",
+                           directory->path, directory->step);
+    }
+    if (rc != CST_EINVAL && rc != CST_ENOTFOUND) {
+        return cst_err_set(err, CST_EIO, "%.128s/%s: %.192s", directory->path, directory->name,
+                           why.text);
+    }
+    fd = open_dir(directory->parent, directory->name);
+    rc = fd >= 0
+             ? check_removable(fd, directory->path, directory->name, err)
+             : cst_err_errno(err, CST_EIO, errno, "%.128s/%s", directory->path, directory->name);
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return rc;
+}
+
+/* Make and lock the temporary directory. The parent is locked until then, because another process
+ * that begins would take a directory without a lock for a stale one. Some file systems have no
+ * locks. There, nobody removes stale directories. */
+static int make_directory(struct cstc_directory *directory, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    (void)flock(directory->parent, LOCK_EX);
+    remove_stale(directory->parent);
+    make_temporary(directory->name, directory->temporary);
+    directory->fd = -1;
+    if (mkdirat(directory->parent, directory->temporary, 0777) == 0) {
+        directory->fd = open_dir(directory->parent, directory->temporary);
+    }
+    if (directory->fd >= 0) {
+        (void)flock(directory->fd, LOCK_EX | LOCK_NB);
+    } else {
+        rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be made", directory->path,
+                           directory->temporary);
+    }
+    (void)flock(directory->parent, LOCK_UN);
+    return rc;
+}
+
 int cstc_directory_begin(struct cstc_directory *directory, const char *path, uint64_t step,
                          struct cst_err *err)
 {
-    uint64_t bytes = 0;
-    struct timespec now;
+    bool in_the_way;
     int rc = make_path(path, err);
 
     if (rc != CST_OK) {
         return rc;
     }
+    directory->step = step;
     (void)snprintf(directory->path, sizeof directory->path, "%s", path);
     (void)snprintf(directory->name, sizeof directory->name, "step-%08" PRIu64, step);
-    /* Processes of other hosts may have the same pid. */
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    (void)snprintf(directory->temporary, sizeof directory->temporary, ".%s.%d-%ld.tmp",
-                   directory->name, (int)getpid(), now.tv_nsec);
     directory->parent = open_dir(AT_FDCWD, path);
     if (directory->parent < 0) {
         return cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
     }
-    remove_stale(directory->parent);
-    if (check(directory->parent, directory->name, false, &bytes, NULL) == CST_OK) {
-        (void)close(directory->parent);
-        return cst_err_set(err, CST_EEXIST, "%.128s has a checkpoint of step %" PRIu64 " already",
-                           path, step);
+    rc = check_name(directory, &in_the_way, err);
+    if (rc == CST_OK) {
+        rc = make_directory(directory, err);
     }
-    directory->fd = -1;
-    if (mkdirat(directory->parent, directory->temporary, 0777) == 0) {
-        directory->fd = open_dir(directory->parent, directory->temporary);
-    }
-    /* Some file systems have no locks. There, nobody removes stale directories. */
-    if (directory->fd >= 0) {
-        (void)flock(directory->fd, LOCK_EX | LOCK_NB);
-    } else {
-        rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be made", path,
-                           directory->temporary);
+    if (rc != CST_OK) {
         (void)close(directory->parent);
     }
     return rc;
@@ -191,15 +297,19 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, uin
 
 int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
 {
+    bool in_the_way = false;
     int rc = CST_OK;
 
     if (fsync(directory->fd) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s: fsync", directory->path,
                            directory->temporary);
     }
-    /* A torn checkpoint of the same step makes room. */
-    if (rc == CST_OK && faccessat(directory->parent, directory->name, F_OK, 0) == 0) {
-        rc = remove_checkpoint(directory->parent, directory->name, err);
+    /* Another process may have saved the same step meanwhile. */
+    if (rc == CST_OK) {
+        rc = check_name(directory, &in_the_way, err);
+    }
+    if (rc == CST_OK && in_the_way) {
+        rc = remove_checkpoint(directory->parent, directory->path, directory->name, err);
     }
     if (rc == CST_OK && renameat(directory->parent, directory->temporary, directory->parent,
                                  directory->name) != 0) {
@@ -221,7 +331,7 @@ int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
 void cstc_directory_abandon(struct cstc_directory *directory)
 {
     (void)close(directory->fd);
-    (void)remove_checkpoint(directory->parent, directory->temporary, NULL);
+    (void)remove_temporary(directory->parent, directory->temporary);
     (void)close(directory->parent);
 }
 
@@ -256,15 +366,15 @@ static int append(struct cst_checkpoint **list, uint32_t *n, const char *name, s
     return CST_OK;
 }
 
-/* List the checkpoints of @parent. The caller frees *out. */
-static int list(int parent, bool hashes, struct cst_checkpoint **out, uint32_t *n_out,
-                struct cst_err *err)
+/* List the checkpoints of @parent, which is the directory @path. The caller frees *out. */
+static int list(int parent, const char *path, bool hashes, struct cst_checkpoint **out,
+                uint32_t *n_out, struct cst_err *err)
 {
     struct cst_checkpoint *all = NULL;
     struct dirent *entry;
     uint32_t n = 0;
     DIR *dir = list_dir(parent);
-    int rc = dir != NULL ? CST_OK : cst_err_errno(err, CST_EIO, errno, "directory");
+    int rc = dir != NULL ? CST_OK : cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
 
     while (rc == CST_OK && (entry = readdir(dir)) != NULL) {
         rc = append(&all, &n, entry->d_name, err);
@@ -300,32 +410,47 @@ int cst_checkpoints(const char *dir, bool check_hashes, struct cst_checkpoint **
     if (fd < 0) {
         return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", dir);
     }
-    rc = list(fd, check_hashes, out, n_out, err);
+    rc = list(fd, dir, check_hashes, out, n_out, err);
     (void)close(fd);
     return rc;
+}
+
+/* True if the directory @name has a manifest, whole or not. */
+static bool is_checkpoint(int parent, const char *name)
+{
+    int fd = open_dir(parent, name);
+    bool has = fd >= 0 && has_manifest(fd);
+
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return has;
 }
 
 int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err)
 {
     struct cst_checkpoint *all = NULL;
     uint32_t n = 0, n_whole = 0;
-    int fd = open_dir(AT_FDCWD, path), rc;
+    int fd = open_dir(AT_FDCWD, path), rc, removed = CST_OK;
 
     if (fd < 0) {
         return cst_err_errno(err, CST_EIO, errno, "%.128s", path);
     }
-    rc = list(fd, false, &all, &n, err);
+    rc = list(fd, path, false, &all, &n, err);
     for (uint32_t i = n; rc == CST_OK && i-- > 0;) {
         bool goes = n_whole >= keep && n_whole > 0;
 
         n_whole += all[i].whole;
-        if (goes) {
-            rc = remove_checkpoint(fd, all[i].name, err);
+        /* One that cannot be removed does not keep the others. The first error is reported. */
+        if (goes && is_checkpoint(fd, all[i].name)) {
+            int one = remove_checkpoint(fd, path, all[i].name, removed == CST_OK ? err : NULL);
+
+            removed = removed == CST_OK ? one : removed;
         }
     }
     free(all);
     (void)close(fd);
-    return rc;
+    return rc == CST_OK ? removed : rc;
 }
 
 int cstc_directory_open(const char *path, int *fd, struct cst_err *err)
@@ -341,7 +466,7 @@ int cstc_directory_open(const char *path, int *fd, struct cst_err *err)
         *fd = parent;
         return CST_OK;
     }
-    rc = list(parent, false, &all, &n, err);
+    rc = list(parent, path, false, &all, &n, err);
     while (rc == CST_OK && n > 0 && !all[n - 1].whole) {
         n--;
     }

@@ -11,29 +11,34 @@
 
 /* A checkpoint that is being made. */
 struct cstc_directory {
-    int parent;         /* The directory of the checkpoints. */
-    int fd;             /* The checkpoint's own directory. */
-    char name[64];      /* Its final name. */
-    char temporary[96]; /* Its present name. */
-    char path[256];     /* The parent's path, for messages. */
+    uint64_t step;       /* Number of committed steps in it. */
+    int parent;          /* The directory of the checkpoints. */
+    int fd;              /* The checkpoint's own directory. */
+    char name[64];       /* Its final name. */
+    char temporary[128]; /* Its present name. */
+    char path[256];      /* The parent's path, for messages. */
 };
 
 /* Make a directory for the checkpoint of @step in @path, which is made as well if it does not
- * exist. Temporary directories that no living process has locked are removed. CST_EEXIST: a whole
- * checkpoint of @step exists; CST_EIO. */
+ * exist. Temporary directories that no living process has locked are removed. On failure there is
+ * nothing to close. CST_EEXIST: a whole checkpoint of @step exists; CST_EIO: in addition to failed
+ * calls, something that is not a checkpoint has the name, or a checkpoint with a foreign file. */
 int cstc_directory_begin(struct cstc_directory *directory, const char *path, uint64_t step,
                          struct cst_err *err);
 
 /* All files are written and synchronised: give the checkpoint its name, so that it survives a crash
- * of the machine. Closes @directory; on failure the files are removed. CST_EIO. */
+ * of the machine. A torn checkpoint of the same step is replaced. Closes @directory. CST_EEXIST:
+ * another process has saved the same step since the beginning; CST_EIO. On both, the files are
+ * removed, unless only the last call, which synchronises the parent, has failed. */
 int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err);
 
 /* Remove the files and the directory, and close @directory. */
 void cstc_directory_abandon(struct cstc_directory *directory);
 
 /* Remove the oldest checkpoints of @path until @keep whole ones remain, and the torn ones that are
- * older than these. The last whole one is never removed, nor is a directory that has a file which
- * is not a checkpoint's. CST_EIO: one could not be removed. */
+ * older than these. The last whole one is never removed. A directory without cistern.json is left
+ * alone. CST_EIO: a checkpoint could not be removed, for example because it has a foreign file. It
+ * is as it was, unless its own files cannot be unlinked. The others are removed nevertheless. */
 int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err);
 
 /* Open the checkpoint @path or, if it is a directory of checkpoints, the newest whole one in it.

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of client/checkpoint without a daemon: files of any size, headers of safetensors with every
- * defect, descriptions as JSON, directories. */
+ * defect, descriptions as JSON. */
 #include "client/checkpoint/content.h"
-#include "client/checkpoint/directory.h"
 #include "client/checkpoint/manifest.h"
 #include "proto/message_json.h"
 #include "tests/lib/suite.h"
@@ -12,7 +11,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static char path[] = "/tmp/cistern-checkpoint.XXXXXX";
@@ -273,31 +271,6 @@ START_TEST(contents)
 }
 END_TEST
 
-/* What a dead process left is removed, what a living one writes is not, and foreign files stay. */
-START_TEST(directories)
-{
-    struct cstc_directory first, second;
-    struct cst_err err;
-    char file[96];
-    struct stat st;
-
-    ck_assert_int_eq(mkdirat(dirfd_, ".step-00000007.1-2.tmp", 0700), 0);
-    ck_assert_int_eq(cstc_directory_begin(&first, path, 1, &err), CST_OK);
-    ck_assert_int_ne(fstatat(dirfd_, ".step-00000007.1-2.tmp", &st, 0), 0);
-    ck_assert_int_eq(cstc_directory_begin(&second, path, 1, &err), CST_OK);
-    ck_assert_int_eq(fstatat(dirfd_, first.temporary, &st, 0), 0);
-    cstc_directory_abandon(&second);
-    ck_assert_int_eq(cstc_directory_commit(&first, &err), CST_OK);
-
-    (void)snprintf(file, sizeof file, "%s/step-00000001/notes", path);
-    ck_assert_int_eq(close(open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)), 0);
-    ck_assert_int_eq(cstc_directory_begin(&first, path, 1, &err), CST_OK);
-    ck_assert_int_eq(cstc_directory_commit(&first, &err), CST_EIO);
-    ck_assert_ptr_nonnull(strstr(err.text, "step-00000001 cannot be removed"));
-    ck_assert_int_eq(stat(file, &st), 0);
-}
-END_TEST
-
 static Suite *suite(void)
 {
     Suite *s = suite_create("checkpoint");
@@ -308,7 +281,6 @@ static Suite *suite(void)
     tcase_add_test(tc, lengths);
     tcase_add_test(tc, descriptions);
     tcase_add_test(tc, contents);
-    tcase_add_test(tc, directories);
     return s;
 }
 
