@@ -55,12 +55,14 @@ struct cst_save_result {
  * With delayed updates, the checkpoint has the results of all updates. The first step after loading
  * it is therefore not delayed.
  *
- * A failed save changes nothing: not the job, nor the earlier checkpoints. Statuses:
+ * A failed save changes neither the job nor the earlier checkpoints. Statuses:
  *   - CST_ENOTFOUND: there is no such job.
  *   - CST_EINVAL: the job is not committed or has no weights yet.
  *   - CST_EBUSY: the job is being saved already, or a cst_try_... call is pending.
  *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
  *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
+ *   - CST_EIO: an older checkpoint that `keep` excludes cannot be removed. In this case alone, the new
+ *     one is whole.
  *   - CST_ETIMEDOUT: the save was too slow: it read nothing for the job's timeout while a step
  *     waited for it.
  *   - CST_ELOST, CST_EENGINE: states are lost.
