@@ -61,8 +61,8 @@ struct cst_save_result {
  *   - CST_EBUSY: the job is being saved already, or a cst_try_... call is pending.
  *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
  *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
- *   - CST_EIO: an older checkpoint that `keep` excludes cannot be removed. In this case alone, the new
- *     one is whole.
+ *   - CST_EIO: an older checkpoint that `keep` excludes cannot be removed. In this case alone, the
+ * new one is whole.
  *   - CST_ETIMEDOUT: the save was too slow: it read nothing for the job's timeout while a step
  *     waited for it.
  *   - CST_ELOST, CST_EENGINE: states are lost.
