@@ -39,6 +39,27 @@ struct cstc_state_piece cstc_content_piece(const struct cstc_content_entry *entr
                                      .bytes = cstc_content_bytes(entry, n)};
 }
 
+/* True if the external tensors have all rows of a tensor whose shape is valid. */
+static bool has_all_rows(const Cistern__TensorDecl *tensor)
+{
+    uint64_t rows = 0;
+
+    if (tensor->n_external_name != tensor->n_external_rows ||
+        (tensor->transposed && tensor->n_shape != 2)) {
+        return false;
+    }
+    for (size_t i = 0; i < tensor->n_external_rows; i++) {
+        if (tensor->external_rows[i] < 1 || (uint64_t)tensor->external_rows[i] > MAX_ELEMS ||
+            strlen(tensor->external_name[i]) >= CST_LAYOUT_EXTERNAL_BYTES ||
+            i >= CST_LAYOUT_MAX_EXTERNAL) {
+            return false;
+        }
+        rows += (uint64_t)tensor->external_rows[i];
+    }
+    return tensor->n_external_rows == 0 ? !tensor->transposed
+                                        : rows == (uint64_t)tensor->shape[tensor->transposed];
+}
+
 static bool is_valid(const Cistern__TensorDecl *tensor)
 {
     uint64_t n_elems = 1;
@@ -51,7 +72,8 @@ static bool is_valid(const Cistern__TensorDecl *tensor)
         }
     }
     return tensor->n_shape > 0 && tensor->n_shape <= CSTC_TENSOR_MAX_DIMS &&
-           tensor->pattern < CST_PATTERN_COUNT && strlen(tensor->name) < MAX_NAME;
+           tensor->pattern < CST_PATTERN_COUNT && strlen(tensor->name) < MAX_NAME &&
+           has_all_rows(tensor);
 }
 
 /* The description may come from a file that anybody wrote. */
@@ -99,6 +121,17 @@ static uint32_t *order_of(const Cistern__JobDescription *d)
     }
     free(first);
     return order;
+}
+
+struct cst_tensor_words cstc_content_words(const Cistern__TensorDecl *decl)
+{
+    return (struct cst_tensor_words){.name = decl->name,
+                                     .shape = decl->shape,
+                                     .n_dims = (uint32_t)decl->n_shape,
+                                     .external_names = (const char *const *)decl->external_name,
+                                     .external_rows = decl->external_rows,
+                                     .n_external = (uint32_t)decl->n_external_name,
+                                     .transposed = decl->transposed};
 }
 
 /* A file under way, to which entries are added. */
@@ -149,8 +182,10 @@ static void add_moment(struct cstc_content *content, const Cistern__JobDescripti
     entry->shape[0] = (int64_t)entry->bytes;
 }
 
-static void add_tensor(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t)
+static void add_tensor(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t,
+                       bool fp32)
 {
+    struct cstc_content_entry *weights;
     bool has_states = cst_pattern((enum cst_pattern_kind)d->tensors[t]->pattern)->has_states;
 
     /* The base job has the frozen tensors. */
@@ -160,7 +195,9 @@ static void add_tensor(struct cstc_content *content, const Cistern__JobDescripti
     if (has_states) {
         (void)add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, ".master");
     }
-    (void)add(content, d, t, CST_ROW_WEIGHT, CSTC_DTYPE_BF16, "");
+    weights = has_states && fp32 ? add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, "")
+                                 : add(content, d, t, CST_ROW_WEIGHT, CSTC_DTYPE_BF16, "");
+    weights->weights = d->tensors[t];
     if (has_states) {
         add_moment(content, d, t, CST_ROW_EXP_AVG, ".exp_avg");
     }
@@ -169,18 +206,30 @@ static void add_tensor(struct cstc_content *content, const Cistern__JobDescripti
     }
 }
 
+static enum cstc_content_kind kind_of(const Cistern__JobDescription *d,
+                                      const struct cstc_content_entry *entry)
+{
+    if (entry->weights == NULL) {
+        return CSTC_CONTENT_STATES;
+    }
+    return d->adapter_config != NULL && cst_pattern(entry->weights->pattern)->has_states
+               ? CSTC_CONTENT_ADAPTER
+               : CSTC_CONTENT_MODEL;
+}
+
 /* Divide the entries into files. */
-static void divide(struct cstc_content *content, uint64_t file_bytes, struct filling kinds[2])
+static void divide(struct cstc_content *content, const Cistern__JobDescription *d,
+                   uint64_t file_bytes, struct filling kinds[CSTC_CONTENT_KINDS])
 {
     for (uint32_t i = 0; i < content->n_entries; i++) {
         struct cstc_content_entry *entry = &content->entries[i];
-        bool states = entry->row != CST_ROW_WEIGHT;
-        struct filling *kind = &kinds[states];
+        enum cstc_content_kind number = kind_of(d, entry);
+        struct filling *kind = &kinds[number];
 
         if (kind->file == UINT32_MAX ||
             (kind->bytes > 0 && entry->bytes > file_bytes - kind->bytes)) {
             *kind = (struct filling){.file = content->n_files++, .n = kind->n + 1};
-            content->files[kind->file].states = states;
+            content->files[kind->file].kind = number;
         }
         kind->bytes += entry->bytes < file_bytes ? entry->bytes : file_bytes;
         entry->file = kind->file;
@@ -188,28 +237,31 @@ static void divide(struct cstc_content *content, uint64_t file_bytes, struct fil
 }
 
 /* The names are those that other libraries expect. */
-static void name_files(struct cstc_content *content, const struct filling kinds[2])
+static void name_files(struct cstc_content *content, const struct filling kinds[CSTC_CONTENT_KINDS])
 {
-    uint32_t number[2] = {0, 0};
+    static const char *const names[] = {[CSTC_CONTENT_STATES] = "states",
+                                        [CSTC_CONTENT_MODEL] = "model",
+                                        [CSTC_CONTENT_ADAPTER] = "adapter_model"};
+    uint32_t number[CSTC_CONTENT_KINDS] = {0};
 
     for (uint32_t i = 0; i < content->n_files; i++) {
         struct cstc_content_file *file = &content->files[i];
 
-        number[file->states]++;
-        if (!file->states && kinds[0].n == 1) {
-            (void)snprintf(file->name, sizeof file->name, "model.safetensors");
+        number[file->kind]++;
+        if (file->kind != CSTC_CONTENT_STATES && kinds[file->kind].n == 1) {
+            (void)snprintf(file->name, sizeof file->name, "%s.safetensors", names[file->kind]);
         } else {
             (void)snprintf(file->name, sizeof file->name, "%s-%05u-of-%05u.safetensors",
-                           file->states ? "states" : "model", number[file->states],
-                           kinds[file->states].n);
+                           names[file->kind], number[file->kind], kinds[file->kind].n);
         }
     }
 }
 
 int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
-                      uint64_t file_bytes, struct cst_err *err)
+                      uint64_t file_bytes, bool fp32, struct cst_err *err)
 {
-    struct filling kinds[2] = {{.file = UINT32_MAX}, {.file = UINT32_MAX}};
+    struct filling kinds[CSTC_CONTENT_KINDS] = {
+        {.file = UINT32_MAX}, {.file = UINT32_MAX}, {.file = UINT32_MAX}};
     uint32_t *order;
     int rc = check(description, err);
 
@@ -221,7 +273,7 @@ int cstc_content_make(struct cstc_content *content, const Cistern__JobDescriptio
     content->entries = calloc(description->n_tensors * MAX_ROWS, sizeof *content->entries);
     if (order != NULL && content->entries != NULL) {
         for (size_t i = 0; i < description->n_tensors; i++) {
-            add_tensor(content, description, order[i]);
+            add_tensor(content, description, order[i], fp32);
         }
         content->files = calloc((size_t)content->n_entries + 1, sizeof *content->files);
     }
@@ -230,7 +282,7 @@ int cstc_content_make(struct cstc_content *content, const Cistern__JobDescriptio
         cstc_content_close(content);
         return cst_err_set(err, CST_ENOMEM, "no memory for the list of a checkpoint's tensors");
     }
-    divide(content, file_bytes, kinds);
+    divide(content, description, file_bytes, kinds);
     name_files(content, kinds);
     return CST_OK;
 }
@@ -239,11 +291,11 @@ bool cstc_content_ends_file(const struct cstc_content *content, uint32_t entry)
 {
     const struct cstc_content_entry *this = &content->entries[entry];
 
-    /* Files of one kind follow each other, and entries of both kinds alternate. */
+    /* Files of one kind follow each other, and entries of all kinds alternate. */
     for (uint32_t i = entry + 1; i < content->n_entries; i++) {
         const struct cstc_content_entry *next = &content->entries[i];
 
-        if (content->files[next->file].states == content->files[this->file].states) {
+        if (content->files[next->file].kind == content->files[this->file].kind) {
             return next->file != this->file;
         }
     }

@@ -4,7 +4,7 @@
 #ifndef CSTC_CONTENT_H
 #define CSTC_CONTENT_H
 
-#include "client/checkpoint/tensor_file.h"
+#include "client/checkpoint/weights.h"
 #include "client/lib/state_io.h"
 #include "proto/cistern.pb-c.h"
 
@@ -25,11 +25,22 @@ struct cstc_content_entry {
     uint64_t n_elems; /* Elements of the tensor, not of the exponents. */
     uint64_t bytes;
     uint32_t file; /* Index into cstc_content.files. */
+    /* Entries of model files: the declaration of the tensor, which has its external names. Other
+     * entries: NULL. */
+    const Cistern__TensorDecl *weights;
+};
+
+/* States; the weights of a model; the weights of adapters. */
+enum cstc_content_kind {
+    CSTC_CONTENT_STATES,
+    CSTC_CONTENT_MODEL,
+    CSTC_CONTENT_ADAPTER,
+    CSTC_CONTENT_KINDS
 };
 
 struct cstc_content_file {
     char name[CSTC_CONTENT_FILE_BYTES];
-    bool states; /* False: weights. */
+    enum cstc_content_kind kind;
 };
 
 struct cstc_content {
@@ -42,11 +53,15 @@ struct cstc_content {
     uint32_t n_files;
 };
 
-/* Make the content of a checkpoint of @description. No file has more than @file_bytes of data,
- * unless it has only one entry. Tensors of a base job are left out. CST_EINVAL: the description
- * contradicts itself; CST_ENOMEM. */
+/* Make the content of a checkpoint of @description, which is borrowed. No file has more than
+ * @file_bytes of data, unless it has only one entry. Tensors of a base job are left out. @fp32:
+ * model files have the master weights, and only frozen tensors are BF16. CST_EINVAL: the
+ * description contradicts itself; CST_ENOMEM. */
 int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
-                      uint64_t file_bytes, struct cst_err *err);
+                      uint64_t file_bytes, bool fp32, struct cst_err *err);
+
+/* The declaration of a tensor in the form of cstc_weights_find. The result points into @decl. */
+struct cst_tensor_words cstc_content_words(const Cistern__TensorDecl *decl);
 
 /* Returns whether entry @entry is the last one of its file. */
 bool cstc_content_ends_file(const struct cstc_content *content, uint32_t entry);

@@ -22,7 +22,8 @@ struct load {
     struct cstc_manifest manifest;
     struct cstc_content content;
     struct cstc_tensor_file *files; /* The files with tensors. Entries of the content name these. */
-    struct cstc_tensor_entry *places; /* Of each entry of the content, in its file. */
+    struct cstc_tensor_entry *places; /* Of each entry of states, in its file. */
+    struct cstc_weights *weights;     /* Of each entry of weights. */
     uint32_t *tensors;                /* Number in the job of each tensor of the description. */
     uint32_t n_open;                  /* Files that are open. */
     uint32_t entry;                   /* The stream: entry and element of the next piece. */
@@ -104,16 +105,28 @@ static int find_entry(const struct load *load, struct cstc_content_entry *entry,
     return rc;
 }
 
+static int find_weights(const struct load *load, const struct cstc_content_entry *entry,
+                        struct cstc_weights *out, struct cst_err *err)
+{
+    struct cst_tensor_words words = cstc_content_words(entry->weights);
+
+    return cstc_weights_find(out, &words, load->files, load->n_open, NULL, err);
+}
+
 static int find_entries(struct load *load, struct cst_err *err)
 {
     int rc = CST_OK;
 
     load->places = calloc((size_t)load->content.n_entries + 1, sizeof *load->places);
-    if (load->places == NULL) {
+    load->weights = calloc((size_t)load->content.n_entries + 1, sizeof *load->weights);
+    if (load->places == NULL || load->weights == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a list of tensors");
     }
     for (uint32_t i = 0; rc == CST_OK && i < load->content.n_entries; i++) {
-        rc = find_entry(load, &load->content.entries[i], &load->places[i], err);
+        struct cstc_content_entry *entry = &load->content.entries[i];
+
+        rc = entry->weights != NULL ? find_weights(load, entry, &load->weights[i], err)
+                                    : find_entry(load, entry, &load->places[i], err);
     }
     return rc;
 }
@@ -154,7 +167,7 @@ static int check_all(struct load *load, struct cst_err *err)
         rc = cstc_manifest_check(&load->manifest, load->dirfd, true, err);
     }
     if (rc == CST_OK) {
-        rc = cstc_content_make(&load->content, load->manifest.description, UINT64_MAX, err);
+        rc = cstc_content_make(&load->content, load->manifest.description, UINT64_MAX, false, err);
     }
     if (rc == CST_OK) {
         rc = check_options(load, err);
@@ -170,13 +183,17 @@ static int check_all(struct load *load, struct cst_err *err)
 
 /* -- the stream of states ------------------------------------------------------------------- */
 
-/* With gradients in weight rows, the weights are made from the master weights alone. */
-static bool is_written(const struct load *load, const struct cstc_content_entry *entry)
+/* With gradients in weight rows, or if the model files have fp32, the weights are made from the
+ * master weights alone. */
+static bool is_written(const struct load *load, uint32_t i)
 {
+    const struct cstc_content_entry *entry = &load->content.entries[i];
     uint32_t t = load->tensors[entry->tensor];
 
-    return entry->row != CST_ROW_WEIGHT || !load->job->grad_over_weight ||
-           !cst_pattern(load->job->model.tensors[t].pattern)->has_states;
+    return entry->weights == NULL ||
+           !cst_pattern(load->job->model.tensors[t].pattern)->has_states ||
+           (!load->job->grad_over_weight &&
+            load->weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
 }
 
 static bool next_piece(void *arg, struct cstc_state_piece *out)
@@ -184,8 +201,7 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
     struct load *load = arg;
     const struct cstc_content_entry *entry;
 
-    while (load->entry < load->content.n_entries &&
-           !is_written(load, &load->content.entries[load->entry])) {
+    while (load->entry < load->content.n_entries && !is_written(load, load->entry)) {
         load->entry++;
     }
     if (load->entry == load->content.n_entries) {
@@ -210,6 +226,10 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
     struct load *load = arg;
     const struct cstc_content_entry *entry = &load->content.entries[load->given];
 
+    if (entry->weights != NULL) {
+        return cstc_weights_read(&load->weights[load->given], piece->first, piece->n_elems,
+                                 CSTC_DTYPE_BF16, data, err);
+    }
     return cstc_tensor_file_read(&load->files[entry->file],
                                  load->places[load->given].begin +
                                      cstc_content_bytes(entry, piece->first),
@@ -254,6 +274,10 @@ static void close_load(struct load *load)
         cstc_tensor_file_close(&load->files[f]);
     }
     free(load->files);
+    for (uint32_t i = 0; load->weights != NULL && i < load->content.n_entries; i++) {
+        cstc_weights_close(&load->weights[i]);
+    }
+    free(load->weights);
     free(load->places);
     free(load->tensors);
     cstc_content_close(&load->content);

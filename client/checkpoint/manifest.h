@@ -8,6 +8,8 @@
 #include "client/checkpoint/file_writer.h"
 
 #define CSTC_MANIFEST_NAME "cistern.json"
+#define CSTC_MODEL_CONFIG_NAME "config.json"
+#define CSTC_ADAPTER_CONFIG_NAME "adapter_config.json"
 
 struct cstc_manifest_file {
     char name[CSTC_CONTENT_FILE_BYTES];

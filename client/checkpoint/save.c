@@ -5,6 +5,7 @@
 
 #include "client/checkpoint/directory.h"
 #include "client/checkpoint/manifest.h"
+#include "client/checkpoint/transpose.h"
 #include "client/lib/call.h"
 #include "client/lib/state_io.h"
 #include "proto/cistern.pb-c.h"
@@ -21,6 +22,8 @@
 
 #define INDEX_NAME "model.safetensors.index.json"
 
+enum { MAX_LISTS = 3 }; /* The index and the configurations. */
+
 struct save {
     struct cst_client *client;
     Cistern__JobDescription *description;
@@ -31,9 +34,10 @@ struct save {
     struct cstc_manifest_file *files;  /* The files that are complete. */
     uint32_t n_files;
     uint64_t bytes;
-    uint32_t entry; /* The stream: the next piece is of this entry ... */
-    uint64_t first; /* ... and begins at this element. */
-    uint32_t taken; /* Entry of the last piece that was written. */
+    uint32_t entry;                  /* The stream: the next piece is of this entry ... */
+    uint64_t first;                  /* ... and begins at this element. */
+    uint32_t taken;                  /* Entry of the last piece that was written. */
+    struct cstc_transpose transpose; /* The weights of that entry, if they are transposed. */
 };
 
 static double now(void)
@@ -100,6 +104,26 @@ static int end(struct save *save, int rc, struct cst_err *err)
 
 /* -- files ---------------------------------------------------------------------------------- */
 
+/* Add @entry to the header of its file, as its external tensors. */
+static int add_to_header(struct cstc_tensor_header *header, const struct cstc_content_entry *entry,
+                         struct cst_err *err)
+{
+    struct cst_tensor_words words;
+    struct cstc_weights_part part;
+    int rc = CST_OK;
+
+    if (entry->weights == NULL) {
+        return cstc_tensor_header_add(header, entry->name, entry->dtype, entry->shape,
+                                      entry->n_dims, err);
+    }
+    words = cstc_content_words(entry->weights);
+    for (uint32_t i = 0; rc == CST_OK && i < cstc_weights_count(&words); i++) {
+        cstc_weights_part(&words, i, &part);
+        rc = cstc_tensor_header_add(header, part.name, entry->dtype, part.shape, part.n_dims, err);
+    }
+    return rc;
+}
+
 /* Make the header of file @f. */
 static int write_header(struct save *save, uint32_t f, struct cst_err *err)
 {
@@ -112,8 +136,7 @@ static int write_header(struct save *save, uint32_t f, struct cst_err *err)
         const struct cstc_content_entry *entry = &save->content.entries[i];
 
         if (entry->file == f) {
-            rc = cstc_tensor_header_add(&header, entry->name, entry->dtype, entry->shape,
-                                        entry->n_dims, err);
+            rc = add_to_header(&header, entry, err);
         }
     }
     if (rc == CST_OK) {
@@ -147,6 +170,21 @@ static int finish_file(struct save *save, uint32_t f, struct cst_err *err)
     return rc;
 }
 
+/* List the external tensors of @entry in the index's map, and sum their bytes. */
+static void add_to_index(const struct save *save, const struct cstc_content_entry *entry,
+                         json_t *map, json_int_t *total)
+{
+    struct cst_tensor_words words = cstc_content_words(entry->weights);
+    struct cstc_weights_part part;
+
+    *total += (json_int_t)entry->bytes;
+    for (uint32_t i = 0; i < cstc_weights_count(&words); i++) {
+        cstc_weights_part(&words, i, &part);
+        (void)json_object_set_new(map, part.name,
+                                  json_string(save->content.files[entry->file].name));
+    }
+}
+
 /* Write the index of the files with weights, if there are several. */
 static int write_index(struct save *save, struct cst_err *err)
 {
@@ -157,15 +195,13 @@ static int write_index(struct save *save, struct cst_err *err)
     int rc;
 
     for (uint32_t f = 0; f < save->content.n_files; f++) {
-        n_models += !save->content.files[f].states;
+        n_models += save->content.files[f].kind == CSTC_CONTENT_MODEL;
     }
     for (uint32_t i = 0; i < save->content.n_entries; i++) {
         const struct cstc_content_entry *entry = &save->content.entries[i];
 
-        if (entry->row == CST_ROW_WEIGHT) {
-            total += (json_int_t)entry->bytes;
-            (void)json_object_set_new(map, entry->name,
-                                      json_string(save->content.files[entry->file].name));
+        if (save->content.files[entry->file].kind == CSTC_CONTENT_MODEL) {
+            add_to_index(save, entry, map, &total);
         }
     }
     all = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", total, "weight_map", map);
@@ -179,6 +215,26 @@ static int write_index(struct save *save, struct cst_err *err)
     file = new_file(save, INDEX_NAME);
     rc = cstc_json_write(all, save->directory.fd, INDEX_NAME, &file->bytes, &file->hash, err);
     json_decref(all);
+    save->bytes += rc == CST_OK ? file->bytes : 0;
+    return rc;
+}
+
+/* Write the file @name with the text @text. */
+static int write_text(struct save *save, const char *name, const char *text, struct cst_err *err)
+{
+    struct cstc_manifest_file *file = new_file(save, name);
+    struct cstc_file_writer *writer;
+    int rc = cstc_file_writer_open(&writer, save->directory.fd, name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cstc_file_writer_append(writer, text, strlen(text), err);
+    if (rc != CST_OK) {
+        cstc_file_writer_abandon(writer);
+        return rc;
+    }
+    rc = cstc_file_writer_finish(writer, &file->bytes, &file->hash, err);
     save->bytes += rc == CST_OK ? file->bytes : 0;
     return rc;
 }
@@ -212,6 +268,29 @@ static int begin_file(struct save *save, uint32_t f, struct cst_err *err)
     return rc == CST_OK ? write_header(save, f, err) : rc;
 }
 
+/* Collect a piece of weights that are transposed in the file, and append all after the last one. */
+static int append_transposed(struct save *save, const struct cstc_content_entry *entry,
+                             const struct cstc_state_piece *piece, const void *data,
+                             struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    if (piece->first == 0) {
+        rc = cstc_transpose_open(&save->transpose, save->directory.fd, (uint64_t)entry->shape[0],
+                                 (uint64_t)entry->shape[1], cstc_dtype_bytes(entry->dtype), err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cstc_transpose_put(&save->transpose, piece->first, piece->n_elems, data);
+    if (piece->first + piece->n_elems == entry->n_elems) {
+        rc = cstc_file_writer_append(save->writers[entry->file], save->transpose.data,
+                                     save->transpose.bytes, err);
+        cstc_transpose_close(&save->transpose);
+    }
+    return rc;
+}
+
 /* A file is finished with its last entry, so that few are open at a time. */
 static int write_piece(void *arg, const struct cstc_state_piece *piece, void *data,
                        struct cst_err *err)
@@ -220,7 +299,9 @@ static int write_piece(void *arg, const struct cstc_state_piece *piece, void *da
     const struct cstc_content_entry *entry = &save->content.entries[save->taken];
     int rc = save->writers[entry->file] == NULL ? begin_file(save, entry->file, err) : CST_OK;
 
-    if (rc == CST_OK) {
+    if (rc == CST_OK && entry->weights != NULL && entry->weights->transposed) {
+        rc = append_transposed(save, entry, piece, data, err);
+    } else if (rc == CST_OK) {
         rc = cstc_file_writer_append(save->writers[entry->file], data, piece->bytes, err);
     }
     if (rc == CST_OK && piece->first + piece->n_elems == entry->n_elems) {
@@ -251,8 +332,16 @@ static int copy_states(struct save *save, struct cst_err *err)
 /* Write what is about all files. */
 static int write_lists(struct save *save, struct cst_err *err)
 {
+    const Cistern__JobDescription *d = save->description;
     uint64_t bytes;
     int rc = write_index(save, err);
+
+    if (rc == CST_OK && d->model_config != NULL) {
+        rc = write_text(save, CSTC_MODEL_CONFIG_NAME, d->model_config, err);
+    }
+    if (rc == CST_OK && d->adapter_config != NULL) {
+        rc = write_text(save, CSTC_ADAPTER_CONFIG_NAME, d->adapter_config, err);
+    }
 
     if (rc == CST_OK) {
         save->manifest = (struct cstc_manifest){
@@ -266,13 +355,14 @@ static int write_lists(struct save *save, struct cst_err *err)
 /* Prepare the list of contents and the directory. */
 static int prepare(struct save *save, const struct cst_save_spec *spec, struct cst_err *err)
 {
-    int rc = cstc_content_make(&save->content, save->description, FILE_BYTES, err);
+    int rc =
+        cstc_content_make(&save->content, save->description, FILE_BYTES, spec->fp32_weights, err);
 
     if (rc != CST_OK) {
         return rc;
     }
     save->writers = calloc(save->content.n_files, sizeof *save->writers);
-    save->files = calloc((size_t)save->content.n_files + 1, sizeof *save->files);
+    save->files = calloc((size_t)save->content.n_files + MAX_LISTS, sizeof *save->files);
     if (save->writers == NULL || save->files == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %u files", save->content.n_files);
     }
@@ -284,6 +374,7 @@ static void close_save(struct save *save)
     for (uint32_t f = 0; save->writers != NULL && f < save->content.n_files; f++) {
         cstc_file_writer_abandon(save->writers[f]);
     }
+    cstc_transpose_close(&save->transpose);
     free(save->writers);
     free(save->files);
     cstc_content_close(&save->content);

@@ -15,8 +15,10 @@ enum { LENGTH_BYTES = 8, ALIGN = 4096 };
 static const struct {
     const char *name;
     unsigned bytes;
-} dtypes[] = {
-    [CSTC_DTYPE_BF16] = {"BF16", 2}, [CSTC_DTYPE_F32] = {"F32", 4}, [CSTC_DTYPE_U8] = {"U8", 1}};
+} dtypes[] = {[CSTC_DTYPE_BF16] = {"BF16", 2},
+              [CSTC_DTYPE_F32] = {"F32", 4},
+              [CSTC_DTYPE_U8] = {"U8", 1},
+              [CSTC_DTYPE_F16] = {"F16", 2}};
 
 unsigned cstc_dtype_bytes(enum cstc_dtype dtype)
 {

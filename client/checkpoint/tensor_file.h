@@ -9,14 +9,21 @@
 #include "cistern/status.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define CSTC_TENSOR_MAX_DIMS 8
 /* Longest header that is read. A header takes about 150 bytes for each tensor. */
 #define CSTC_TENSOR_MAX_HEADER (100u << 20)
 
-/* Element types that cistern writes and reads. */
-enum cstc_dtype { CSTC_DTYPE_BF16, CSTC_DTYPE_F32, CSTC_DTYPE_U8, CSTC_DTYPE_OTHER };
+/* Element types that cistern writes or reads. */
+enum cstc_dtype {
+    CSTC_DTYPE_BF16,
+    CSTC_DTYPE_F32,
+    CSTC_DTYPE_U8,
+    CSTC_DTYPE_F16,
+    CSTC_DTYPE_OTHER
+};
 
 /* Bytes of an element; 0: OTHER. */
 unsigned cstc_dtype_bytes(enum cstc_dtype dtype);

@@ -15,7 +15,9 @@
 
 static int save_once(struct cli *cli, uint64_t *step)
 {
-    const struct cst_save_spec spec = {.dir = cli->args[1], .keep = (uint32_t)cli->keep};
+    const struct cst_save_spec spec = {.dir = cli->args[1],
+                                       .keep = (uint32_t)cli->keep,
+                                       .fp32_weights = cli->weights == CLI_WEIGHTS_FP32};
     struct cst_save_result result;
     struct cst_err err = {0};
     char size[CLI_HUMAN_BYTES];

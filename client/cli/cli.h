@@ -53,6 +53,8 @@ struct cli {
     const char *output;           /* --output: a file. */
     uint64_t every;               /* --every: steps between saves; 0: save once. */
     uint64_t keep;                /* --keep: checkpoints that remain; 0: all. */
+    /* --weights: format of model files. */
+    enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory or a size. */
     struct cli_plan_request plan; /* Options of plan alone. */

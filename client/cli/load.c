@@ -36,6 +36,10 @@ static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor
         .decay_scale = tensor->decay_scale,
         .whole_shape = tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
         .first = tensor->n_box_first > 0 ? tensor->box_first : NULL,
+        .external_names = (const char *const *)tensor->external_name,
+        .external_rows = tensor->n_external_rows > 0 ? tensor->external_rows : NULL,
+        .n_external = (uint32_t)tensor->n_external_name,
+        .transposed = tensor->transposed,
     };
 
     return cst_tensor_as(job, &spec);
@@ -88,6 +92,8 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
         .overlap = (enum cst_overlap)d->overlap,
         .delay_from = d->delay_from,
         .grad_over_weight = d->grad_over_weight,
+        .model_config = d->model_config,
+        .adapter_config = d->adapter_config,
     };
     int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
 

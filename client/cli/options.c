@@ -13,6 +13,8 @@
 
 enum { COUNT_MAX = 10000000, PRESET_MAX = 1 << 20 };
 
+static const char *const weight_names[] = {"bf16", "fp32", NULL};
+
 const struct cst_option cli_options[] = {
     CST_OPTION_HEADING("Options:"),
     ROW("json", 0, CLI_USES_JSON, NULL, "print JSON instead of text", CST_FLAG(AT(json))),
@@ -29,6 +31,9 @@ const struct cst_option cli_options[] = {
     ROW("keep", 0, CLI_USES_SAVE, "K",
         "remove older checkpoints when K newer ones are whole (default: all remain)",
         CST_U64(AT(keep), 1, 1000000)),
+    ROW("weights", 0, CLI_USES_SAVE, "FORMAT",
+        "model files have bf16 weights, or fp32 master weights (default: bf16)",
+        CST_NAME(AT(weights), 0, weight_names)),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
     ROW("disk", 0, CLI_USES_DISK, "DIR|SIZE", "probe: measure the disk of DIR; plan: use SIZE",

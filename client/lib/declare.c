@@ -54,6 +54,13 @@ static int check_spec(struct cst_job *job, const struct cst_tensor_spec *spec)
                            "tensor '%.63s': dtype %d; only CST_BF16 exists", spec->name,
                            (int)spec->dtype);
     }
+    for (uint32_t i = 0; i < spec->n_external; i++) {
+        if (spec->external_names == NULL || spec->external_names[i] == NULL) {
+            return cst_err_set(&job->declare_err, CST_EINVAL,
+                               "tensor '%.63s': external name %u of %u is missing", spec->name, i,
+                               spec->n_external);
+        }
+    }
     /* Perhaps the status of a cst_group that failed. */
     if (spec->group < 0) {
         return cst_err_set(&job->declare_err, CST_EINVAL,
@@ -79,7 +86,11 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                                                .group = (uint32_t)spec->group,
                                                .pattern = (uint32_t)spec->pattern,
                                                .whole = spec->whole_shape,
-                                               .first = spec->first};
+                                               .first = spec->first,
+                                               .external_names = spec->external_names,
+                                               .external_rows = spec->external_rows,
+                                               .n_external = spec->n_external,
+                                               .transposed = spec->transposed};
 
         rc = cst_model_tensor(&job->model, &words, &job->declare_err);
     }

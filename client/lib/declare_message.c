@@ -11,7 +11,13 @@
  * the size of a dimension at most 10, the number of a tensor at most 3. */
 static size_t tensor_bytes(const struct cst_layout_tensor *tensor)
 {
-    return 96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
+    size_t bytes =
+        96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
+
+    for (uint32_t i = 0; tensor->external != NULL && i < tensor->external->n; i++) {
+        bytes += 16 + strlen(tensor->external->names[i]);
+    }
+    return bytes;
 }
 
 static size_t operator_bytes(const struct cst_layout_operator *op)
@@ -60,6 +66,13 @@ static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
         msg->n_whole_shape = msg->n_box_first = tensor->box != NULL ? tensor->n_dims : 0;
         msg->whole_shape = tensor->box != NULL ? tensor->box->whole : NULL;
         msg->box_first = tensor->box != NULL ? tensor->box->first : NULL;
+        if (tensor->external != NULL) {
+            msg->n_external_name = msg->n_external_rows = tensor->external->n;
+            msg->external_name = tensor->external->names;
+            msg->external_rows = tensor->external->rows;
+            msg->has_transposed = tensor->external->transposed;
+            msg->transposed = tensor->external->transposed;
+        }
     }
     return msg;
 }
@@ -132,9 +145,14 @@ static struct load fit(const struct cst_model *model, const struct cstc_declare_
             load.n_operators = fit_operators(model, cursor->op, &room);
         }
     }
-    if (load.n_groups + load.n_tensors + load.n_operators == 0 && cursor->op < model->n_operators &&
-        operator_bytes(&model->operators[cursor->op]) <= CST_FRAME_MAX_BODY) {
-        load.n_operators = 1; /* If it is alone, the message may be longer. */
+    /* If a declaration is alone, the message may be longer. */
+    if (load.n_groups + load.n_tensors + load.n_operators == 0) {
+        if (cursor->tensor < model->n_tensors) {
+            load.n_tensors = 1;
+        } else if (cursor->op < model->n_operators &&
+                   operator_bytes(&model->operators[cursor->op]) <= CST_FRAME_MAX_BODY) {
+            load.n_operators = 1;
+        }
     }
     return load;
 }

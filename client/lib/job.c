@@ -63,6 +63,11 @@ static int check_spec(const struct cst_client *client, const struct cst_job_spec
         return cst_err_set(err, CST_EINVAL, "job '%s': the name of its base is not valid: '%.64s'",
                            spec->name, spec->base);
     }
+    if ((spec->model_config != NULL && strlen(spec->model_config) > CST_MAX_CONFIG_BYTES) ||
+        (spec->adapter_config != NULL && strlen(spec->adapter_config) > CST_MAX_CONFIG_BYTES)) {
+        return cst_err_set(err, CST_EINVAL, "job '%s': a configuration has more than %d bytes",
+                           spec->name, CST_MAX_CONFIG_BYTES);
+    }
     return check_options(spec, err);
 }
 
@@ -129,6 +134,8 @@ static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->has_micro_batches = spec->micro_batches > 1;
     msg->micro_batches = spec->micro_batches;
     msg->base_job = (char *)(uintptr_t)spec->base;
+    msg->model_config = (char *)(uintptr_t)spec->model_config;
+    msg->adapter_config = (char *)(uintptr_t)spec->adapter_config;
     fill_options(spec, msg);
 }
 
@@ -182,6 +189,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->optimizer = spec->optimizer;
     job->moments = spec->moments;
     job->grad_over_weight = spec->grad_over_weight;
+    job->has_base = spec->base != NULL;
     job->overlap = spec->overlap;
     job->initialised = opened->initialised;
     job->steps = opened->step;

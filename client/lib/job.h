@@ -92,6 +92,7 @@ struct cst_job {
     enum cst_optimizer optimizer;   /* From struct cst_job_spec. */
     enum cst_moments moments;       /* From struct cst_job_spec. */
     bool grad_over_weight;          /* From struct cst_job_spec. */
+    bool has_base;                  /* Frozen tensors are those of a base job. */
     enum cst_overlap overlap;       /* From struct cst_job_spec. */
     bool prepared;                  /* cst_prepare_step was called in this step. */
     Cistern__Hyper prepared_hyper;  /* If prepared: the parameters that cst_prepare_step sent. */

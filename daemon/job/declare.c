@@ -120,6 +120,11 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
                            "first element %zu",
                            decl->name, decl->n_shape, decl->n_whole_shape, decl->n_box_first);
     }
+    if (decl->n_external_name != decl->n_external_rows) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%.63s' has %zu external names and %zu numbers of rows",
+                           decl->name, decl->n_external_name, decl->n_external_rows);
+    }
     if (decl->group > worker->n_groups) {
         return cst_err_set(err, CST_EINVAL,
                            "tensor '%.63s' is of group %u, but rank %u has declared %u groups",
@@ -135,6 +140,10 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
         .pattern = decl->pattern,
         .whole = decl->n_whole_shape > 0 ? decl->whole_shape : NULL,
         .first = decl->n_box_first > 0 ? decl->box_first : NULL,
+        .external_names = (const char *const *)decl->external_name,
+        .external_rows = decl->external_rows,
+        .n_external = (uint32_t)decl->n_external_name,
+        .transposed = decl->transposed,
     };
     return CST_OK;
 }

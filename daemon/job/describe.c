@@ -60,6 +60,13 @@ static void fill_tensors(const struct cst_model *model, struct declarations *d)
             tensor->whole_shape = from->box->whole;
             tensor->box_first = from->box->first;
         }
+        if (from->external != NULL) {
+            tensor->n_external_name = tensor->n_external_rows = from->external->n;
+            tensor->external_name = from->external->names;
+            tensor->external_rows = from->external->rows;
+            tensor->has_transposed = true;
+            tensor->transposed = from->external->transposed;
+        }
         d->tensor_list[i] = tensor;
         d->chunks[i] = from->chunk;
     }
@@ -144,6 +151,8 @@ static void fill_options(const struct cstd_job *job, Cistern__JobDescription *ou
     out->grad_over_weight = job->options.grad_over_weight;
     out->base_job = job->base != NULL ? job->base->name : NULL;
     out->n_chunks = job->layout.n_chunks;
+    out->model_config = job->model_config;
+    out->adapter_config = job->adapter_config;
 }
 
 static void fill_progress(const struct cst_core_stats *stats, Cistern__Hyper *hyper,

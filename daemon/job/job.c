@@ -60,6 +60,30 @@ static int take_job(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     return rc;
 }
 
+/* Free the memory that belongs to @job, which may be NULL, and @job. */
+static void free_job(struct cstd_job *job)
+{
+    if (job != NULL) {
+        free(job->workers);
+        free(job->model_config);
+        free(job->adapter_config);
+        free(job);
+    }
+}
+
+/* Copy the contents of the checkpoints' files. False: out of memory. */
+static bool copy_configs(struct cstd_job *job, const struct cstd_job_request *request)
+{
+    if (request->model_config != NULL) {
+        job->model_config = strdup(request->model_config);
+    }
+    if (request->adapter_config != NULL) {
+        job->adapter_config = strdup(request->adapter_config);
+    }
+    return (request->model_config == NULL || job->model_config != NULL) &&
+           (request->adapter_config == NULL || job->adapter_config != NULL);
+}
+
 int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
                   struct cstd_job **out, struct cst_err *err)
 {
@@ -82,8 +106,8 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
     if (job != NULL) {
         job->workers = calloc(request->world, sizeof *job->workers);
     }
-    if (job == NULL || job->workers == NULL) {
-        free(job);
+    if (job == NULL || job->workers == NULL || !copy_configs(job, request)) {
+        free_job(job);
         cstd_quota_give(session->account, CSTD_QUOTA_JOBS, 1);
         return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
@@ -136,8 +160,7 @@ static void release_hold(struct cstd_job *job)
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
     cst_model_close(&job->model);
     cstd_quota_unref(job->account);
-    free(job->workers);
-    free(job);
+    free_job(job);
 }
 
 static void on_timer_closed(uv_handle_t *handle)

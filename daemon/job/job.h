@@ -119,6 +119,8 @@ struct cstd_job {
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
     bool recompute;         /* Hint: workers repeat each forward pass before its backward pass. */
     struct cstd_job_options options;
+    /* Contents of files in the job's checkpoints, as in JobOpen; owned; NULL: none. */
+    char *model_config, *adapter_config;
     /* The base job, whose frozen tensors this job uses and which lives at least as long; NULL:
      * none. */
     struct cstd_job *base;

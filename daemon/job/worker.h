@@ -32,8 +32,9 @@ struct cstd_job_request {
     /* Hint: the worker repeats each forward pass before the backward pass. */
     bool recompute;
     struct cstd_job_options options;
-    const char *base;     /* Name of the base job; NULL: none. */
-    struct cstd_gpu *gpu; /* The rank's device; NULL: the host. */
+    const char *model_config, *adapter_config; /* As in JobOpen; NULL: none. */
+    const char *base;                          /* Name of the base job; NULL: none. */
+    struct cstd_gpu *gpu;                      /* The rank's device; NULL: the host. */
     bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
     const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */
     uint32_t timeout_ms;  /* Longest wait for other ranks; 0: as configured. */

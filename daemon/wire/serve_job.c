@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that concern a job as a whole: open, declare, commit, layout, pool, arena, leave,
  * remove. */
+#include "cistern/cistern.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
 #include "daemon/daemon.h"
@@ -54,6 +55,12 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
                            "name of a base job '%.64s': 1 to 63 of A-Z, a-z, 0-9, '.', '_', '-'",
                            message->base_job);
     }
+    if ((message->model_config != NULL && strlen(message->model_config) > CST_MAX_CONFIG_BYTES) ||
+        (message->adapter_config != NULL &&
+         strlen(message->adapter_config) > CST_MAX_CONFIG_BYTES)) {
+        return cst_err_set(err, CST_EINVAL, "a configuration has more than %d bytes",
+                           CST_MAX_CONFIG_BYTES);
+    }
     if (message->has_token && message->token.len != CSTD_JOB_TOKEN_BYTES) {
         return cst_err_set(err, CST_EINVAL, "token of %zu bytes, a token has %d",
                            message->token.len, CSTD_JOB_TOKEN_BYTES);
@@ -72,6 +79,8 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
         .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
         .recompute = message->recompute,
         .options = options,
+        .model_config = message->model_config,
+        .adapter_config = message->adapter_config,
         .base = message->base_job,
         .token = message->has_token ? message->token.data : NULL,
         .timeout_ms = message->timeout_ms,

@@ -3,7 +3,11 @@
  *
  * A checkpoint is a directory step-00000042 with
  *   - model.safetensors, or model-00001-of-00003.safetensors ... and
- *     model.safetensors.index.json: the weights (BF16) under the names of the tensors,
+ *     model.safetensors.index.json: the weights (BF16, or F32 if wanted) under the external names
+ *     of the tensors, in the layout of the external tensors (cst_tensor_spec),
+ *   - adapter_model.safetensors: if the job has an adapter_config, the weights that are trained;
+ *     model.safetensors then has only the frozen ones, and those of a base job are not saved,
+ *   - config.json and adapter_config.json, if the job has them (cst_job_spec),
  *   - states-00001-of-00003.safetensors ...: NAME.master (F32), NAME.exp_avg and NAME.exp_avg_sq in
  *     the format of the job's moments: F32, BF16, or U8 codes with NAME.exp_avg.exponents,
  *   - cistern.json: what was declared, the options, the counters, and the size and checksum (XXH3,
@@ -34,6 +38,9 @@ struct cst_save_spec {
      * are saved. Later steps do not change this. NULL: not called. */
     void (*on_begun)(void *arg, uint64_t step);
     void *arg; /* For on_begun. */
+    /* Model files have the fp32 master weights instead of the weights. Frozen tensors, which have
+     * no master weights, remain BF16. */
+    bool fp32_weights;
 };
 
 struct cst_save_result {
@@ -85,6 +92,47 @@ int cst_save(struct cst_client *client, const char *name, const struct cst_save_
  *   - CST_EIO, CST_ENOMEM.
  * After a failure that comes later than the checks, the job's states are undefined. */
 int cst_load(struct cst_job *job, const char *path, uint64_t *step, struct cst_err *err);
+
+/* Which model files to load. Zero every field that is not set. */
+struct cst_weights_spec {
+    /* A file in the format of safetensors, or a directory with model.safetensors, or one with
+     * model.safetensors.index.json and the files that it names. */
+    const char *path;
+    /* Beginning of external names that a file may leave out, for example "transformer.". NULL:
+     * files have the whole names. */
+    const char *prefix;
+    /* Returns whether the tensor @name of the job is to be loaded. NULL: all are. */
+    bool (*wants)(void *arg, const char *name);
+    void *arg; /* For wants. */
+};
+
+struct cst_weights_result {
+    uint32_t n_tensors; /* Tensors of the job that were loaded. */
+    uint32_t n_ignored; /* Tensors of the files that the job does not have. */
+    char ignored[256];  /* Names of the first ones of these. */
+};
+
+/* Write the weights of model files, from other programs for example, to @job, which is committed
+ * and new. The weights become the master weights: F32 as they are, BF16 and F16 exactly, in fp32.
+ * Frozen tensors, which have no master weights, are rounded to bf16. The moments are zero, and no
+ * step is made. One rank calls this function, after cst_commit and before cst_sync. It can write
+ * the tensors that it left out (`wants`) with cst_tensor_write.
+ *
+ * Tensors are found under their external names, or under their own names if they have none, and
+ * have the layout of the external tensors (cst_tensor_spec). Further tensors of the files are
+ * ignored: *result, which may be NULL, counts and names them. The files are not changed meanwhile.
+ * Memory is bounded by the size of a message. Statuses:
+ *   - CST_ENOTFOUND: there is no model file at the path.
+ *   - CST_EINVAL: a file is cut off or is not in the format of safetensors.
+ *   - CST_EINVAL: a tensor is missing, has another shape, or is not F32, BF16 or F16. The error
+ *     names it.
+ *   - CST_EEXIST: the job has states already.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EIO, CST_ENOMEM.
+ * All headers are checked before anything is written. After a failure of reading that comes later,
+ * the job's states are undefined. */
+int cst_load_weights(struct cst_job *job, const struct cst_weights_spec *spec,
+                     struct cst_weights_result *result, struct cst_err *err);
 
 /* A checkpoint of a directory. */
 struct cst_checkpoint {

@@ -238,7 +238,16 @@ struct cst_job_spec {
      *   - cst_job_open, CST_EINVAL: the file is not a plan. The error names the place in the file.
      *   - cst_job_open, CST_EIO: the file cannot be read. */
     const char *plan_file;
+    /* Contents of the files config.json and adapter_config.json in the job's checkpoints, from
+     * which other programs learn the architecture (cistern/checkpoint.h). At most
+     * CST_MAX_CONFIG_BYTES (else CST_EINVAL). NULL: no file. Only the texts of the rank that
+     * creates the job are used. With adapter_config, the weights that are trained are saved to
+     * adapter_model.safetensors, as adapters of the frozen ones. */
+    const char *model_config;
+    const char *adapter_config;
 };
+
+#define CST_MAX_CONFIG_BYTES 16384
 
 /* Create a job, or attach to an existing job. A client can have one job. *out belongs to @client
  * and is freed by cst_disconnect. Statuses, in addition to those at struct cst_job_spec:
@@ -322,6 +331,15 @@ struct cst_tensor_spec {
     /* CST_PATTERN_TENSOR: n_dims numbers, the index of the box's first element in the larger
      * tensor. Other patterns: NULL. */
     const int64_t *first;
+    /* Names of the tensor in model files of other programs (cistern/checkpoint.h), 1 to 127 bytes
+     * each. If there are several, the tensor consists of the rows of these external tensors, one
+     * after the other, for example of those of q_proj, k_proj and v_proj. n_external 0: files have
+     * the tensor under its own name. At most 64. */
+    const char *const *external_names;
+    const int64_t *external_rows; /* n_external numbers. NULL, if n_external is 1: all rows. */
+    uint32_t n_external;
+    /* The external tensors are columns of this matrix, and files have these columns as rows. */
+    bool transposed;
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
@@ -329,7 +347,12 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: the pattern is unknown.
  *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
  *   - CST_EINVAL: the box is not inside of the larger tensor.
- *   - CST_EINVAL: whole_shape or first is given, and the pattern is not CST_PATTERN_TENSOR. */
+ *   - CST_EINVAL: whole_shape or first is given, and the pattern is not CST_PATTERN_TENSOR.
+ *   - CST_EINVAL: an external name is empty, too long, not printable or given twice.
+ *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor has rows
+ *     or, with `transposed`, columns.
+ *   - CST_EINVAL: `transposed` is set without external names, or not for a matrix.
+ *   - CST_EEXIST: another tensor has one of the external names, in files. */
 int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
 
 /* Declare an operator, which uses the @n_tensors tensors with the numbers @tensors. Operators are

@@ -44,6 +44,18 @@ struct cst_layout_box {
     int64_t first[CST_LAYOUT_MAX_DIMS];
 };
 
+#define CST_LAYOUT_EXTERNAL_BYTES 128 /* External name, including the NUL. */
+#define CST_LAYOUT_MAX_EXTERNAL 64    /* External names of a tensor. */
+
+/* The tensors of other programs' model files that a tensor consists of: consecutive rows of it or,
+ * if transposed, consecutive columns. */
+struct cst_layout_external {
+    uint32_t n;
+    bool transposed;
+    int64_t *rows; /* n numbers of rows of the external tensors; in the same allocation. */
+    char **names;  /* n names; in the same allocation. */
+};
+
 struct cst_layout_tensor {
     char name[CST_LAYOUT_NAME_BYTES];
     int64_t shape[CST_LAYOUT_MAX_DIMS];
@@ -55,9 +67,10 @@ struct cst_layout_tensor {
     uint32_t group;
     enum cst_pattern_kind pattern;
     struct cst_layout_box *box; /* If the pattern wants a box; else NULL. Owned by the model. */
-    uint32_t n_uses;            /* Number of operators that use the tensor. */
-    uint32_t chunk;             /* Set by cst_layout_build: the tensor's chunk. */
-    uint64_t offset;            /* Set by cst_layout_build: position in the chunk, in elements. */
+    struct cst_layout_external *external; /* NULL: none. Owned by the model. */
+    uint32_t n_uses;                      /* Number of operators that use the tensor. */
+    uint32_t chunk;                       /* Set by cst_layout_build: the tensor's chunk. */
+    uint64_t offset; /* Set by cst_layout_build: position in the chunk, in elements. */
     /* Set by cst_layout_build: number of tiles of all tensors with states declared before this
      * one. */
     uint64_t first_tile;
@@ -295,6 +308,10 @@ struct cst_tensor_words {
     const int64_t *whole;
     /* n_dims numbers: where the box begins, if the pattern wants a box; else NULL. */
     const int64_t *first;
+    const char *const *external_names; /* n_external names in model files; as external_rows. */
+    const int64_t *external_rows; /* NULL, if n_external is 1: the external tensor has all rows. */
+    uint32_t n_external;
+    bool transposed; /* The external tensors are columns of the tensor, as rows. */
 };
 
 /* Declare a tensor. Its number is the value of n_tensors before the call. The model is unchanged on
@@ -302,8 +319,9 @@ struct cst_tensor_words {
  *
  *   - CST_EINVAL: a name that is empty, too long or not printable; no dimensions, or more than 8; a
  *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group or
- *     pattern; a box that is missing, not wanted, or not within the whole tensor; too many tensors.
- *   - CST_EEXIST: the name is in use.
+ *     pattern; a box that is missing, not wanted, or not within the whole tensor; too many tensors;
+ *     external tensors that do not have all rows.
+ *   - CST_EEXIST: the name, or the name in model files, is in use.
  *   - CST_ENOMEM. */
 int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
                      struct cst_err *err);

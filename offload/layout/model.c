@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations: tensors, operators, and the index from names to numbers. */
-#include "offload/layout/layout.h"
+#include "offload/layout/external.h"
 #include "offload/layout/name_index.h"
 
 #include <inttypes.h>
@@ -10,12 +10,23 @@
 
 #define MAX_ELEMS (1ull << 40)
 
+#define OWN_NAME UINT32_MAX
+
+/* A tensor of a model file. */
+struct file_name {
+    uint32_t tensor;
+    uint32_t external; /* Number of the external name; OWN_NAME: the tensor's own name. */
+};
+
 struct index {
     struct cst_name_index tensors;
     struct cst_name_index operators;
-    uint32_t tensors_capacity;   /* Number of allocated entries of model->tensors. */
-    uint32_t operators_capacity; /* Number of allocated entries of model->operators. */
-    uint32_t *seen;              /* Per tensor: 1 + the last operator that named it; owned. */
+    struct cst_name_index in_files;
+    struct file_name *file_names; /* Entries of in_files; owned. */
+    uint32_t files_capacity;      /* Number of allocated entries of file_names. */
+    uint32_t tensors_capacity;    /* Number of allocated entries of model->tensors. */
+    uint32_t operators_capacity;  /* Number of allocated entries of model->operators. */
+    uint32_t *seen;               /* Per tensor: 1 + the last operator that named it; owned. */
 };
 
 static const char *tensor_name(const struct cst_model *model, uint32_t i)
@@ -26,6 +37,14 @@ static const char *tensor_name(const struct cst_model *model, uint32_t i)
 static const char *operator_name(const struct cst_model *model, uint32_t i)
 {
     return model->operators[i].name;
+}
+
+static const char *file_name(const struct cst_model *model, uint32_t i)
+{
+    const struct file_name *name = &((const struct index *)model->index)->file_names[i];
+    const struct cst_layout_tensor *t = &model->tensors[name->tensor];
+
+    return name->external == OWN_NAME ? t->name : t->external->names[name->external];
 }
 
 /* Make room for one more entry of @size bytes after the @n entries in @v. Returns the array, or
@@ -154,6 +173,9 @@ static int check_words(const struct cst_model *model, const struct cst_tensor_wo
     if (status == CST_OK) {
         status = check_pattern(model, words, err);
     }
+    if (status == CST_OK) {
+        status = cst_external_check(words, err);
+    }
     if (status == CST_OK && model->n_tensors == model->max_entries) {
         status = cst_err_set(err, CST_EINVAL, "tensor '%s': more than %" PRIu32 " tensors",
                              words->name, model->max_entries);
@@ -187,15 +209,35 @@ void cst_model_close(struct cst_model *model)
     if (index != NULL) {
         cst_name_index_close(&index->tensors);
         cst_name_index_close(&index->operators);
+        cst_name_index_close(&index->in_files);
+        free(index->file_names);
         free(index->seen);
     }
     free(index);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         free(model->tensors[i].box);
+        free(model->tensors[i].external);
     }
     free(model->operators);
     free(model->tensors);
     memset(model, 0, sizeof *model);
+}
+
+/* Make room for @n more names in model files. */
+static int reserve_file_names(struct cst_model *model, struct index *index, uint32_t n)
+{
+    uint32_t used = index->in_files.n_entries, grown = 2 * index->files_capacity + n;
+    struct file_name *names;
+
+    if (used + n > index->files_capacity) {
+        names = realloc(index->file_names, grown * sizeof *names);
+        if (names == NULL) {
+            return CST_ENOMEM;
+        }
+        index->file_names = names;
+        index->files_capacity = grown;
+    }
+    return cst_name_index_reserve(&index->in_files, model, file_name, n);
 }
 
 /* Make room for one more tensor, also in `seen`. */
@@ -205,7 +247,7 @@ static int reserve_tensor(struct cst_model *model, struct index *index)
     struct cst_layout_tensor *tensors;
     uint32_t *seen;
 
-    if (cst_name_index_reserve(&index->tensors, model, tensor_name) != CST_OK) {
+    if (cst_name_index_reserve(&index->tensors, model, tensor_name, 1) != CST_OK) {
         return CST_ENOMEM;
     }
     if (model->n_tensors == before) {
@@ -231,7 +273,7 @@ static int reserve_operator(struct cst_model *model, struct index *index)
 {
     struct cst_layout_operator *operators;
 
-    if (cst_name_index_reserve(&index->operators, model, operator_name) != CST_OK) {
+    if (cst_name_index_reserve(&index->operators, model, operator_name, 1) != CST_OK) {
         return CST_ENOMEM;
     }
     operators = reserve_entry(model->operators, &index->operators_capacity, model->n_operators,
@@ -295,8 +337,43 @@ static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
     return box;
 }
 
+/* Check that no other tensor has a name of @words in model files. */
+static int check_file_names(const struct cst_model *model, const struct cst_tensor_words *words,
+                            struct cst_err *err)
+{
+    const struct index *index = model->index;
+
+    for (uint32_t i = 0; i < (words->n_external > 0 ? words->n_external : 1); i++) {
+        const char *name = words->n_external > 0 ? words->external_names[i] : words->name;
+        uint32_t at = cst_name_index_find(&index->in_files, model, file_name, name);
+
+        if (at != CST_NO_NAME) {
+            return cst_err_set(
+                err, CST_EEXIST, "tensors '%s' and '%s' have the same name '%s' in model files",
+                model->tensors[index->file_names[at].tensor].name, words->name, name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Add the names of the newest tensor in model files. */
+static void add_file_names(struct cst_model *model, const struct cst_layout_tensor *t)
+{
+    struct index *index = model->index;
+    uint32_t n = t->external != NULL ? t->external->n : 1;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = index->in_files.n_entries;
+
+        index->file_names[at] = (struct file_name){.tensor = model->n_tensors,
+                                                   .external = t->external != NULL ? i : OWN_NAME};
+        cst_name_index_add(&index->in_files, model, file_name, file_name(model, at));
+    }
+}
+
 static void add_tensor(struct cst_model *model, const struct cst_tensor_words *words,
-                       uint64_t n_elems, struct cst_layout_box *box)
+                       uint64_t n_elems, struct cst_layout_box *box,
+                       struct cst_layout_external *external)
 {
     struct index *index = model->index;
     struct cst_layout_tensor *t = &model->tensors[model->n_tensors];
@@ -311,6 +388,8 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->group = words->group;
     t->pattern = (enum cst_pattern_kind)words->pattern;
     t->box = box;
+    t->external = external;
+    add_file_names(model, t);
     cst_name_index_add(&index->tensors, model, tensor_name, t->name);
     model->n_params += n_elems;
     model->n_tensors++;
@@ -320,6 +399,7 @@ int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *wor
                      struct cst_err *err)
 {
     struct index *index = get_index(model);
+    struct cst_layout_external *external = NULL;
     struct cst_layout_box *box = NULL;
     uint64_t n_elems = 0;
     int status = check_words(model, words, &n_elems, err);
@@ -327,21 +407,26 @@ int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *wor
     if (status != CST_OK) {
         return status;
     }
-    if (index == NULL || reserve_tensor(model, index) != CST_OK) {
+    if (index == NULL || reserve_tensor(model, index) != CST_OK ||
+        reserve_file_names(model, index, words->n_external > 0 ? words->n_external : 1) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
                            words->name);
     }
     if (cst_name_index_find(&index->tensors, model, tensor_name, words->name) != CST_NO_NAME) {
         return cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", words->name);
     }
-    if (words->whole != NULL) {
-        box = copy_box(words);
-        if (box == NULL) {
-            return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
-                               words->name);
-        }
+    if (check_file_names(model, words, err) != CST_OK) {
+        return CST_EEXIST;
     }
-    add_tensor(model, words, n_elems, box);
+    box = words->whole != NULL ? copy_box(words) : NULL;
+    external = words->n_external > 0 ? cst_external_copy(words) : NULL;
+    if ((words->whole != NULL && box == NULL) || (words->n_external > 0 && external == NULL)) {
+        free(box);
+        free(external);
+        return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
+                           words->name);
+    }
+    add_tensor(model, words, n_elems, box, external);
     return CST_OK;
 }
 
@@ -349,15 +434,20 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
 {
     const struct cst_layout_tensor *t = &model->tensors[i];
 
-    return (struct cst_tensor_words){.name = t->name,
-                                     .shape = t->shape,
-                                     .n_dims = t->n_dims,
-                                     .lr_scale = t->lr_scale,
-                                     .decay_scale = t->decay_scale,
-                                     .group = t->group,
-                                     .pattern = t->pattern,
-                                     .whole = t->box != NULL ? t->box->whole : NULL,
-                                     .first = t->box != NULL ? t->box->first : NULL};
+    return (struct cst_tensor_words){
+        .name = t->name,
+        .shape = t->shape,
+        .n_dims = t->n_dims,
+        .lr_scale = t->lr_scale,
+        .decay_scale = t->decay_scale,
+        .group = t->group,
+        .pattern = t->pattern,
+        .whole = t->box != NULL ? t->box->whole : NULL,
+        .first = t->box != NULL ? t->box->first : NULL,
+        .external_names = t->external != NULL ? (const char *const *)t->external->names : NULL,
+        .external_rows = t->external != NULL ? t->external->rows : NULL,
+        .n_external = t->external != NULL ? t->external->n : 0,
+        .transposed = t->external != NULL && t->external->transposed};
 }
 
 /* Check that every number is known and none comes twice. `seen` makes this linear; it is cleared

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparison of what two ranks declared. */
-#include "offload/layout/layout.h"
+#include "offload/layout/external.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -83,7 +83,7 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                            t->name, (double)other->decay_scale, mine, (double)t->decay_scale,
                            theirs);
     }
-    return CST_OK;
+    return cst_external_same(t, other, mine, theirs, err);
 }
 
 int cst_model_same_operator(const struct cst_model *model, uint32_t i,

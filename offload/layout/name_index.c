@@ -38,12 +38,15 @@ uint32_t cst_name_index_find(const struct cst_name_index *names, const struct cs
 }
 
 int cst_name_index_reserve(struct cst_name_index *names, const struct cst_model *model,
-                           cst_name_fn name_of)
+                           cst_name_fn name_of, uint32_t n)
 {
-    struct cst_name_index grown = {.n_slots = names->n_slots == 0 ? 64 : 2 * names->n_slots,
+    struct cst_name_index grown = {.n_slots = names->n_slots == 0 ? 64 : names->n_slots,
                                    .n_entries = names->n_entries};
 
-    if (2 * (names->n_entries + 1) <= names->n_slots) {
+    while (2 * (names->n_entries + n) > grown.n_slots) {
+        grown.n_slots *= 2;
+    }
+    if (grown.n_slots == names->n_slots) {
         return CST_OK;
     }
     grown.slots = malloc(grown.n_slots * sizeof *grown.slots);

@@ -22,9 +22,9 @@ typedef const char *(*cst_name_fn)(const struct cst_model *model, uint32_t i);
 uint32_t cst_name_index_find(const struct cst_name_index *names, const struct cst_model *model,
                              cst_name_fn name_of, const char *name);
 
-/* Make room for one more name. CST_ENOMEM: nothing is changed. */
+/* Make room for @n more names. CST_ENOMEM: nothing is changed. */
 int cst_name_index_reserve(struct cst_name_index *names, const struct cst_model *model,
-                           cst_name_fn name_of);
+                           cst_name_fn name_of, uint32_t n);
 
 /* Add @name, which is new, as the name of entry n_entries. Room must have been reserved. */
 void cst_name_index_add(struct cst_name_index *names, const struct cst_model *model,

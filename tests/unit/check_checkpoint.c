@@ -242,7 +242,7 @@ START_TEST(contents)
     d.chunk = chunk;
     d.n_chunks = 2;
     d.moments = CST_MOMENTS_MX8;
-    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_OK);
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, false, &err), CST_OK);
     ck_assert_uint_eq(content.n_entries, 3 * 6);
     ck_assert_str_eq(content.entries[0].name, "b.master");
     ck_assert_str_eq(content.entries[1].name, "b");
@@ -260,14 +260,14 @@ START_TEST(contents)
     cstc_content_close(&content);
 
     d.n_chunks = UINT32_MAX;
-    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, false, &err), CST_EINVAL);
     d.n_chunks = 1;
-    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, false, &err), CST_EINVAL);
     d.n_chunks = 2;
     shape[0] = INT64_MAX;
-    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, false, &err), CST_EINVAL);
     shape[0] = -1;
-    ck_assert_int_eq(cstc_content_make(&content, &d, 700, &err), CST_EINVAL);
+    ck_assert_int_eq(cstc_content_make(&content, &d, 700, false, &err), CST_EINVAL);
 }
 END_TEST
 

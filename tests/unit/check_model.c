@@ -422,6 +422,37 @@ START_TEST(words_again)
 }
 END_TEST
 
+/* External names are compared between ranks, and copied with the other words. */
+START_TEST(external_names)
+{
+    static const char *const two[] = {"q", "k"}, *const others[] = {"q", "v"};
+    static const int64_t rows[] = {4, 2}, other_rows[] = {3, 3}, shape[] = {5, 6};
+    struct cst_tensor_words words = {.name = "qk",
+                                     .shape = shape,
+                                     .n_dims = 2,
+                                     .external_names = two,
+                                     .external_rows = rows,
+                                     .n_external = 2,
+                                     .transposed = true};
+    struct cst_model copy;
+
+    ck_assert_int_eq(cst_model_tensor(&model, &words, &err), CST_OK);
+    for (int i = 0; i < 4; i++) {
+        words = cst_model_words(&model, 0);
+        words.external_names = i == 1 ? others : words.external_names;
+        words.external_rows = i == 2 ? other_rows : words.external_rows;
+        words.n_external = i == 3 ? 0 : 2;
+        words.transposed = i != 3;
+        cst_model_init(&copy);
+        ck_assert_int_eq(cst_model_tensor(&copy, &words, &err), CST_OK);
+        ck_assert_int_eq(cst_model_same_tensor(&model, 0, &copy.tensors[0], "x", "y", &err),
+                         i == 0 ? CST_OK : CST_EMISMATCH);
+        cst_model_close(&copy);
+    }
+    ck_assert_str_eq(err.text, "tensor 'qk' has 0 external names in x and 2, transposed, in y");
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("model");
@@ -438,6 +469,7 @@ static Suite *suite(void)
     tcase_add_test(tc, uses_are_bounded);
     tcase_add_test(tc, same_tensor);
     tcase_add_test(tc, same_operator);
+    tcase_add_test(tc, external_names);
     tcase_add_test(tc, groups);
     tcase_add_test(tc, boxes);
     tcase_add_test(tc, ranks_of_an_operator);

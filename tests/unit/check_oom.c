@@ -156,7 +156,7 @@ START_TEST(declare)
 }
 END_TEST
 
-/* A tensor with a box is declared again until there is memory for it. A failed declaration leaves
+/* A tensor with a box and an external name is declared again until there is memory for it. A failed declaration leaves
  * nothing behind. */
 START_TEST(declare_boxes)
 {
@@ -165,6 +165,8 @@ START_TEST(declare_boxes)
                                      .shape = (int64_t[]){4},
                                      .whole = (int64_t[]){8},
                                      .first = (int64_t[]){4},
+                                     .external_names = (const char *[]){"file"},
+                                     .n_external = 1,
                                      .pattern = CST_PATTERN_TENSOR};
     int status = CST_ENOMEM, n = 0;
     struct cst_model model;
@@ -178,7 +180,8 @@ START_TEST(declare_boxes)
     }
     fail_in = -1;
     ck_assert_int_eq(status, CST_OK);
-    ck_assert_int_eq(n, 6); /* allocations: index, names, marks, tensors, box */
+    /* Allocations: index, names, marks, tensors, names in files and their index, box, external. */
+    ck_assert_int_eq(n, 9);
 }
 END_TEST
 

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cst_load_weights: model files of other programs. All headers are checked against the declared
+ * tensors, then the weights are written as master weights. */
+#include "cistern/checkpoint.h"
+
+#include "client/checkpoint/weights.h"
+#include "client/lib/job.h"
+#include "client/lib/state_io.h"
+#include "proto/patterns.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define INDEX_NAME "model.safetensors.index.json"
+#define MODEL_NAME "model.safetensors"
+
+enum { MAX_FILES = 10000 };
+
+/* A tensor that is loaded. */
+struct tensor {
+    uint32_t number; /* In the job. */
+    struct cstc_weights weights;
+};
+
+struct load {
+    struct cst_job *job;
+    const struct cst_weights_spec *spec;
+    struct cstc_tensor_file *files; /* The first n_files are open. */
+    uint32_t n_files;
+    struct tensor *tensors;
+    uint32_t n_tensors;
+    uint32_t tensor; /* The stream: number in `tensors` and element of the next piece. */
+    uint64_t first;
+    uint32_t given; /* Number in `tensors` of the next piece to fill in. */
+};
+
+/* -- files ---------------------------------------------------------------------------------- */
+
+static int reserve_files(struct load *load, size_t n, struct cst_err *err)
+{
+    load->files = calloc(n + 1, sizeof *load->files);
+    return load->files != NULL ? CST_OK
+                               : cst_err_set(err, CST_ENOMEM, "no memory for %zu files", n);
+}
+
+static int open_file(struct load *load, int dirfd, const char *name, struct cst_err *err)
+{
+    int rc = cstc_tensor_file_open(&load->files[load->n_files], dirfd, name, err);
+
+    load->n_files += rc == CST_OK;
+    return rc;
+}
+
+static bool is_open(const struct load *load, const char *name)
+{
+    for (uint32_t f = 0; f < load->n_files; f++) {
+        if (strcmp(load->files[f].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Open each file that the map of an index names. */
+static int open_mapped(struct load *load, int dirfd, const json_t *map, struct cst_err *err)
+{
+    const char *tensor;
+    json_t *value;
+    int rc = reserve_files(load, MAX_FILES, err);
+
+    json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
+    {
+        const char *name = json_string_value(value);
+
+        if (rc != CST_OK) {
+            break;
+        }
+        if (name == NULL || *name == '\0' || *name == '.' || strchr(name, '/') != NULL ||
+            load->n_files == MAX_FILES) {
+            rc = cst_err_set(err, CST_EINVAL,
+                             "%s: tensor '%.64s' is not in a file of the same directory, or there "
+                             "are more than %d files",
+                             INDEX_NAME, tensor, MAX_FILES);
+        } else if (!is_open(load, name)) {
+            rc = open_file(load, dirfd, name, err);
+            if (rc == CST_ENOTFOUND) {
+                rc = cst_err_set(err, CST_EINVAL, "%s names the file %.128s, which is missing",
+                                 INDEX_NAME, name);
+            }
+        }
+    }
+    return rc;
+}
+
+static int open_index(struct load *load, int dirfd, int fd, struct cst_err *err)
+{
+    json_error_t why;
+    json_t *index = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
+    const json_t *map = json_object_get(index, "weight_map");
+    int rc;
+
+    if (!json_is_object(map) || json_object_size(map) == 0) {
+        rc = cst_err_set(err, CST_EINVAL, "%s: %.160s", INDEX_NAME,
+                         index == NULL ? why.text : "it has no weight_map");
+    } else {
+        rc = open_mapped(load, dirfd, map, err);
+    }
+    json_decref(index);
+    return rc;
+}
+
+/* Open the files of the directory @dirfd. */
+static int open_directory(struct load *load, int dirfd, struct cst_err *err)
+{
+    int fd = openat(dirfd, INDEX_NAME, O_RDONLY | O_CLOEXEC), rc;
+
+    if (fd >= 0) {
+        rc = open_index(load, dirfd, fd, err);
+        (void)close(fd);
+        return rc;
+    }
+    rc = reserve_files(load, 1, err);
+    return rc == CST_OK ? open_file(load, dirfd, MODEL_NAME, err) : rc;
+}
+
+static int open_files(struct load *load, const char *path, struct cst_err *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc;
+
+    if (fd >= 0) {
+        rc = open_directory(load, fd, err);
+        (void)close(fd);
+    } else {
+        rc = reserve_files(load, 1, err);
+        rc = rc == CST_OK ? open_file(load, AT_FDCWD, path, err) : rc;
+    }
+    return rc;
+}
+
+/* -- tensors -------------------------------------------------------------------------------- */
+
+/* True if tensor @t of the job has rows of its own, and the caller wants it. */
+static bool is_wanted(const struct load *load, uint32_t t)
+{
+    const struct cst_layout_tensor *tensor = &load->job->model.tensors[t];
+
+    return (load->spec->wants == NULL || load->spec->wants(load->spec->arg, tensor->name)) &&
+           (!load->job->has_base || cst_pattern(tensor->pattern)->has_states);
+}
+
+static int find_tensors(struct load *load, struct cst_err *err)
+{
+    const struct cst_model *model = &load->job->model;
+    int rc = CST_OK;
+
+    load->tensors = calloc((size_t)model->n_tensors + 1, sizeof *load->tensors);
+    if (load->tensors == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " tensors", model->n_tensors);
+    }
+    for (uint32_t t = 0; rc == CST_OK && t < model->n_tensors; t++) {
+        struct cst_tensor_words words = cst_model_words(model, t);
+        struct tensor *tensor = &load->tensors[load->n_tensors];
+
+        if (is_wanted(load, t)) {
+            tensor->number = t;
+            rc = cstc_weights_find(&tensor->weights, &words, load->files, load->n_files,
+                                   load->spec->prefix, err);
+            load->n_tensors += rc == CST_OK;
+        }
+    }
+    return rc;
+}
+
+/* Where the data of a tensor of a file begins. */
+struct place {
+    const struct cstc_tensor_file *file;
+    uint64_t begin;
+};
+
+static int compare_places(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+
+    return x->file != y->file ? (x->file > y->file) - (x->file < y->file)
+                              : (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+/* Make the sorted list of the places from which tensors are loaded. NULL: out of memory. */
+static struct place *used_places(const struct load *load, size_t *n_out)
+{
+    struct place *places;
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < load->n_tensors; i++) {
+        n += load->tensors[i].weights.n_parts;
+    }
+    places = calloc(n + 1, sizeof *places);
+    *n_out = n;
+    for (uint32_t i = load->n_tensors; places != NULL && i-- > 0;) {
+        const struct cstc_weights *weights = &load->tensors[i].weights;
+
+        for (uint32_t p = 0; p < weights->n_parts; p++) {
+            places[--n] = (struct place){weights->parts[p].file, weights->parts[p].place.begin};
+        }
+    }
+    if (places != NULL) {
+        qsort(places, *n_out, sizeof *places, compare_places);
+    }
+    return places;
+}
+
+/* Count the tensors of the files that are not loaded, and list the names of the first ones. */
+static int count_ignored(const struct load *load, struct cst_weights_result *result,
+                         struct cst_err *err)
+{
+    size_t used = 0, n_places;
+    struct place *places = used_places(load, &n_places);
+
+    if (places == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of tensors");
+    }
+    for (uint32_t f = 0; f < load->n_files; f++) {
+        const struct cstc_tensor_file *file = &load->files[f];
+        struct cstc_tensor_entry entry;
+        const char *name;
+        json_t *value;
+
+        json_object_foreach(file->header, name, value)
+        {
+            if (cstc_tensor_file_find(file, name, &entry, NULL) != CST_OK ||
+                bsearch(&(struct place){file, entry.begin}, places, n_places, sizeof *places,
+                        compare_places) != NULL) {
+                continue;
+            }
+            if (used + strlen(name) + 3 < sizeof result->ignored) {
+                used += (size_t)snprintf(result->ignored + used, sizeof result->ignored - used,
+                                         "%s%s", result->n_ignored > 0 ? ", " : "", name);
+            }
+            result->n_ignored++;
+        }
+    }
+    free(places);
+    return CST_OK;
+}
+
+/* -- the stream of weights ------------------------------------------------------------------ */
+
+static const struct cst_layout_tensor *declared(const struct load *load, uint32_t i)
+{
+    return &load->job->model.tensors[load->tensors[i].number];
+}
+
+static bool next_piece(void *arg, struct cstc_state_piece *out)
+{
+    struct load *load = arg;
+    const struct cst_layout_tensor *tensor;
+    uint64_t n, most;
+    bool master;
+
+    if (load->tensor == load->n_tensors) {
+        return false;
+    }
+    tensor = declared(load, load->tensor);
+    master = cst_pattern(tensor->pattern)->has_states;
+    most = cstc_state_most(load->job->client) / (master ? 4 : 2);
+    n = tensor->n_elems - load->first < most ? tensor->n_elems - load->first : most;
+    *out = (struct cstc_state_piece){.tensor = load->tensors[load->tensor].number,
+                                     .row = master ? CST_ROW_MASTER : CST_ROW_WEIGHT,
+                                     .first = load->first,
+                                     .n_elems = n,
+                                     .bytes = n * (master ? 4 : 2)};
+    load->given = load->tensor;
+    load->first += n;
+    if (load->first == tensor->n_elems) {
+        load->first = 0;
+        load->tensor++;
+    }
+    return true;
+}
+
+/* Called right after next_piece. */
+static int read_piece(void *arg, const struct cstc_state_piece *piece, void *data,
+                      struct cst_err *err)
+{
+    struct load *load = arg;
+
+    return cstc_weights_read(&load->tensors[load->given].weights, piece->first, piece->n_elems,
+                             piece->row == CST_ROW_MASTER ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16, data,
+                             err);
+}
+
+static int write_weights(struct load *load, struct cst_err *err)
+{
+    struct cstc_state_stream stream = {.next = next_piece, .data = read_piece, .arg = load};
+    int rc = cstc_state_open(load->job->client, err);
+
+    return rc == CST_OK ? cstc_states_write(load->job->client, &stream, err) : rc;
+}
+
+static int check(const struct cst_job *job, const struct cst_weights_spec *spec,
+                 struct cst_err *err)
+{
+    int rc = cstc_job_check_committed(job, err);
+
+    if (rc == CST_OK && (spec == NULL || spec->path == NULL)) {
+        rc = cst_err_set(err, CST_EINVAL, "cst_load_weights needs a path");
+    }
+    if (rc == CST_OK && job->initialised) {
+        rc = cst_err_set(err, CST_EEXIST, "job '%s' has states already", job->name);
+    }
+    return rc;
+}
+
+static void close_load(struct load *load)
+{
+    for (uint32_t i = 0; i < load->n_tensors; i++) {
+        cstc_weights_close(&load->tensors[i].weights);
+    }
+    for (uint32_t f = 0; f < load->n_files; f++) {
+        cstc_tensor_file_close(&load->files[f]);
+    }
+    free(load->tensors);
+    free(load->files);
+}
+
+int cst_load_weights(struct cst_job *job, const struct cst_weights_spec *spec,
+                     struct cst_weights_result *result, struct cst_err *err)
+{
+    struct load load = {.job = job, .spec = spec};
+    struct cst_weights_result found = {0};
+    int rc = check(job, spec, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = open_files(&load, spec->path, err);
+    if (rc == CST_OK) {
+        rc = find_tensors(&load, err);
+    }
+    if (rc == CST_OK) {
+        rc = count_ignored(&load, &found, err);
+    }
+    if (rc == CST_OK) {
+        rc = write_weights(&load, err);
+    }
+    if (rc == CST_OK && result != NULL) {
+        found.n_tensors = load.n_tensors;
+        *result = found;
+    }
+    close_load(&load);
+    return rc;
+}

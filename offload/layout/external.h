@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* External names: under which names, and in which layout, model files of other programs have a
+ * tensor. Nothing in a job depends on them; they are for checkpoints. Private to offload/layout. */
+#ifndef CST_EXTERNAL_H
+#define CST_EXTERNAL_H
+
+#include "offload/layout/layout.h"
+
+/* Check the external tensors of @words, whose shape is valid. CST_EINVAL: too many; a name that is
+ * empty, too long, not printable or used twice; numbers of rows that are below 1 or do not sum to
+ * the rows of the tensor; a transposed tensor that is not a matrix. */
+int cst_external_check(const struct cst_tensor_words *words, struct cst_err *err);
+
+/* Copy the external tensors of @words to an allocation that the caller frees. NULL: no memory. */
+struct cst_layout_external *cst_external_copy(const struct cst_tensor_words *words);
+
+/* CST_OK if @t and @other have equal external tensors, otherwise CST_EMISMATCH; see
+ * cst_model_same_tensor. */
+int cst_external_same(const struct cst_layout_tensor *t, const struct cst_layout_tensor *other,
+                      const char *mine, const char *theirs, struct cst_err *err);
+
+#endif
