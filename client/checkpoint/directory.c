@@ -40,6 +40,12 @@ static int open_dir(int dirfd, const char *name)
     return openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
+/* The same for a directory that is changed: a link to another one is not followed. */
+static int open_own(int dirfd, const char *name)
+{
+    return openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
 /* List the names in @dirfd. NULL: an error, see errno. */
 static DIR *list_dir(int dirfd)
 {
@@ -72,7 +78,7 @@ static bool is_temporary(const char *name)
 /* Remove the temporary directory @name. */
 static int remove_temporary(int parent, const char *name)
 {
-    int fd = open_dir(parent, name);
+    int fd = open_own(parent, name);
     DIR *dir = fd >= 0 ? list_dir(fd) : NULL;
     struct dirent *entry;
 
@@ -98,7 +104,7 @@ static void remove_stale(int parent)
     struct dirent *entry;
 
     while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        int fd = is_temporary(entry->d_name) ? open_dir(parent, entry->d_name) : -1;
+        int fd = is_temporary(entry->d_name) ? open_own(parent, entry->d_name) : -1;
 
         if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
             (void)remove_temporary(parent, entry->d_name);
@@ -145,10 +151,10 @@ static int check_removable(int fd, const char *path, const char *name, struct cs
 }
 
 /* Remove the checkpoint @name. It loses its name before its first file, so that it is whole or gone
- * whenever this process dies. A link to a checkpoint elsewhere is not followed. */
+ * whenever this process dies. */
 static int remove_checkpoint(int parent, const char *path, const char *name, struct cst_err *err)
 {
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open_own(parent, name);
     char temporary[TEMPORARY_BYTES];
     int rc = fd >= 0
                  ? check_removable(fd, path, name, err)
@@ -191,25 +197,49 @@ static int check(int parent, const char *name, bool hashes, uint64_t *bytes, str
     return rc;
 }
 
+/* Make the directory @path, unless it exists, and let its name in @parent survive a crash. */
+static int make_one(const char *path, const char *parent, struct cst_err *err)
+{
+    int fd, rc = CST_OK;
+
+    if (mkdir(path, 0777) != 0) {
+        return errno == EEXIST
+                   ? CST_OK
+                   : cst_err_errno(err, CST_EIO, errno, "directory %.128s cannot be made", path);
+    }
+    fd = open_dir(AT_FDCWD, parent);
+    if (fd < 0 || fsync(fd) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%.128s: fsync", parent);
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return rc;
+}
+
 /* Make all directories of @path that do not exist. */
 static int make_path(const char *path, struct cst_err *err)
 {
-    char *copy = strdup(path);
-    int rc = copy != NULL ? CST_OK : cst_err_set(err, CST_ENOMEM, "%.128s: no memory", path);
+    char *part = strdup(path), *parent = strdup(*path == '/' ? "/" : ".");
+    int rc = part != NULL && parent != NULL
+                 ? CST_OK
+                 : cst_err_set(err, CST_ENOMEM, "%.128s: no memory", path);
 
-    for (char *at = copy; rc == CST_OK && at != NULL;) {
-        at = strchr(at + 1, '/');
-        if (at != NULL) {
-            *at = '\0';
+    for (size_t at = 1; rc == CST_OK && path[at - 1] != '\0'; at++) {
+        if (path[at] != '/' && path[at] != '\0') {
+            continue;
         }
-        if (mkdir(copy, 0777) != 0 && errno != EEXIST) {
-            rc = cst_err_errno(err, CST_EIO, errno, "directory %.128s cannot be made", copy);
+        part[at] = '\0';
+        rc = make_one(part, parent, err);
+        free(parent);
+        parent = rc == CST_OK ? strdup(part) : NULL;
+        if (rc == CST_OK && parent == NULL) {
+            rc = cst_err_set(err, CST_ENOMEM, "%.128s: no memory", path);
         }
-        if (at != NULL) {
-            *at = '/';
-        }
+        part[at] = path[at];
     }
-    free(copy);
+    free(part);
+    free(parent);
     return rc;
 }
 
@@ -258,7 +288,7 @@ static int make_directory(struct cstc_directory *directory, struct cst_err *err)
     make_temporary(directory->name, directory->temporary);
     directory->fd = -1;
     if (mkdirat(directory->parent, directory->temporary, 0777) == 0) {
-        directory->fd = open_dir(directory->parent, directory->temporary);
+        directory->fd = open_own(directory->parent, directory->temporary);
     }
     if (directory->fd >= 0) {
         (void)flock(directory->fd, LOCK_EX | LOCK_NB);
@@ -386,7 +416,8 @@ static int list(int parent, const char *path, bool hashes, struct cst_checkpoint
     for (uint32_t i = 0; rc == CST_OK && i < n; i++) {
         struct cst_err why;
 
-        all[i].whole = check(parent, all[i].name, hashes, &all[i].bytes, &why) == CST_OK;
+        all[i].status = check(parent, all[i].name, hashes, &all[i].bytes, &why);
+        all[i].whole = all[i].status == CST_OK;
         if (!all[i].whole) {
             (void)snprintf(all[i].why, sizeof all[i].why, "%.255s", why.text);
         }
@@ -416,22 +447,10 @@ int cst_checkpoints(const char *dir, bool check_hashes, struct cst_checkpoint **
     return rc;
 }
 
-/* True if the directory @name has a manifest, whole or not. */
-static bool is_checkpoint(int parent, const char *name)
-{
-    int fd = open_dir(parent, name);
-    bool has = fd >= 0 && has_manifest(fd);
-
-    if (fd >= 0) {
-        (void)close(fd);
-    }
-    return has;
-}
-
-int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err)
+int cstc_directory_keep(const char *path, uint32_t keep, uint64_t newest, struct cst_err *err)
 {
     struct cst_checkpoint *all = NULL;
-    uint32_t n = 0, n_whole = 0;
+    uint32_t n = 0, n_kept = 1;
     int fd = open_dir(AT_FDCWD, path), rc, removed = CST_OK;
 
     if (fd < 0) {
@@ -439,11 +458,15 @@ int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err)
     }
     rc = list(fd, path, false, &all, &n, err);
     for (uint32_t i = n; rc == CST_OK && i-- > 0;) {
-        bool goes = n_whole >= keep && n_whole > 0;
+        bool torn = all[i].status == CST_EINVAL && all[i].step < newest;
+        bool goes = n_kept >= keep && (all[i].whole || torn);
 
-        n_whole += all[i].whole;
+        if (all[i].step == newest) {
+            continue;
+        }
+        n_kept += all[i].whole;
         /* One that cannot be removed does not keep the others. The first error is reported. */
-        if (goes && is_checkpoint(fd, all[i].name)) {
+        if (goes) {
             int one = remove_checkpoint(fd, path, all[i].name, removed == CST_OK ? err : NULL);
 
             removed = removed == CST_OK ? one : removed;

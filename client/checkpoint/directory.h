@@ -35,11 +35,14 @@ int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
 /* Remove the files and the directory, and close @directory. */
 void cstc_directory_abandon(struct cstc_directory *directory);
 
-/* Remove the oldest checkpoints of @path until @keep whole ones remain, and the torn ones that are
- * older than these. The last whole one is never removed. A directory without cistern.json is left
- * alone. CST_EIO: a checkpoint could not be removed, for example because it has a foreign file. It
- * is as it was, unless its own files cannot be unlinked. The others are removed nevertheless. */
-int cstc_directory_keep(const char *path, uint32_t keep, struct cst_err *err);
+/* Remove the oldest checkpoints of @path until @keep whole ones remain, that of step @newest, which
+ * was just made, included, and the torn ones that are older than these. The others may be of later
+ * steps, if the job went back to an earlier one. A checkpoint that cannot be read now, or that is
+ * of a format that this version does not know, is left alone, and so is a directory without
+ * cistern.json. CST_EIO: a checkpoint could not be removed, for example because it has a foreign
+ * file. It is as it was, unless its own files cannot be unlinked. The others are removed
+ * nevertheless. */
+int cstc_directory_keep(const char *path, uint32_t keep, uint64_t newest, struct cst_err *err);
 
 /* Open the checkpoint @path or, if it is a directory of checkpoints, the newest whole one in it.
  * The caller closes *fd. CST_ENOTFOUND: there is none; CST_EIO. */

@@ -15,6 +15,9 @@
 
 enum { FORMAT = 1, READ_BYTES = 4 << 20 };
 
+/* Largest manifest that is read. A tensor or an operator takes about 1 KiB. */
+#define MOST_BYTES (INT64_C(1) << 30)
+
 static void hash_text(const struct cstc_file_hash *hash, char out[33])
 {
     for (int i = 0; i < 16; i++) {
@@ -112,18 +115,40 @@ int cstc_manifest_write(const struct cstc_manifest *manifest, int dirfd, uint64_
 /* Read the JSON file of the directory. */
 static int load(int dirfd, json_t **out, struct cst_err *err)
 {
-    int fd = openat(dirfd, CSTC_MANIFEST_NAME, O_RDONLY | O_CLOEXEC);
+    /* Nobody may wait for a writer of a FIFO. */
+    int fd = openat(dirfd, CSTC_MANIFEST_NAME, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc = CST_OK;
     json_error_t why;
+    struct stat st;
 
     if (fd < 0) {
         return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s",
                              CSTC_MANIFEST_NAME);
     }
-    *out = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
+    if (fstat(fd, &st) != 0) {
+        rc = cst_err_errno(err, CST_EIO, errno, "%s", CSTC_MANIFEST_NAME);
+    } else if (!S_ISREG(st.st_mode) || st.st_size > MOST_BYTES) {
+        rc = cst_err_set(err, CST_EINVAL, "%s is not a file of at most 1 GiB", CSTC_MANIFEST_NAME);
+    } else {
+        *out = json_loadfd(fd, JSON_REJECT_DUPLICATES, &why);
+        rc = *out != NULL ? CST_OK
+                          : cst_err_set(err, CST_EINVAL, "%s: line %d: %s", CSTC_MANIFEST_NAME,
+                                        why.line, why.text);
+    }
     (void)close(fd);
-    return *out != NULL ? CST_OK
-                        : cst_err_set(err, CST_EINVAL, "%s: line %d: %s", CSTC_MANIFEST_NAME,
-                                      why.line, why.text);
+    return rc;
+}
+
+static int check_format(const json_t *json, struct cst_err *err)
+{
+    json_int_t format = json_integer_value(json_object_get(json, "format"));
+
+    if (format < 1) {
+        return cst_err_set(err, CST_EINVAL, "%s: it has no format", CSTC_MANIFEST_NAME);
+    }
+    return format == FORMAT
+               ? CST_OK
+               : cst_err_set(err, CST_EUNSUPPORTED, "format %lld, this version reads %d",
+                             (long long)format, FORMAT);
 }
 
 /* True if @name is that of a file in the same directory. */
@@ -182,11 +207,9 @@ static int parse(struct cstc_manifest *manifest, const json_t *json, struct cst_
     char has[33];
     int rc;
 
-    if (json_integer_value(json_object_get(json, "format")) != FORMAT) {
-        return cst_err_set(err, CST_EINVAL,
-                           "%s: not a checkpoint of format %d, which this version "
-                           "reads",
-                           CSTC_MANIFEST_NAME, FORMAT);
+    rc = check_format(json, err);
+    if (rc != CST_OK) {
+        return rc;
     }
     wants = json_string_value(json_object_get(json, "xxh3_128"));
     if (!json_is_array(files) || !json_is_object(job) || wants == NULL) {
@@ -268,7 +291,7 @@ static int hash_file(int fd, const char *name, struct cstc_file_hash *out, struc
 static int check_file(const struct cstc_manifest_file *file, int dirfd, bool hashes,
                       struct cst_err *err)
 {
-    int fd = openat(dirfd, file->name, O_RDONLY | O_CLOEXEC), rc = CST_OK;
+    int fd = openat(dirfd, file->name, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc = CST_OK;
     struct cstc_file_hash hash;
     struct stat st;
 
@@ -277,6 +300,8 @@ static int check_file(const struct cstc_manifest_file *file, int dirfd, bool has
     }
     if (fstat(fd, &st) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "%s", file->name);
+    } else if (!S_ISREG(st.st_mode)) {
+        rc = cst_err_set(err, CST_EINVAL, "%s is not a regular file", file->name);
     } else if ((uint64_t)st.st_size != file->bytes) {
         rc = cst_err_set(err, CST_EINVAL, "%s is torn: it has %jd bytes of %" PRIu64, file->name,
                          (intmax_t)st.st_size, file->bytes);

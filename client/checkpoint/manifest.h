@@ -28,7 +28,8 @@ int cstc_manifest_write(const struct cstc_manifest *manifest, int dirfd, uint64_
                         struct cst_err *err);
 
 /* Read the manifest of the directory @dirfd. CST_ENOTFOUND: there is none; CST_EINVAL: it is not
- * valid, or of a format that this version does not know; CST_EIO; CST_ENOMEM. */
+ * valid; CST_EUNSUPPORTED: it has a later format, which this version cannot read; CST_EIO;
+ * CST_ENOMEM. */
 int cstc_manifest_read(struct cstc_manifest *manifest, int dirfd, struct cst_err *err);
 void cstc_manifest_close(struct cstc_manifest *manifest);
 

@@ -423,7 +423,7 @@ int cst_save(struct cst_client *client, const char *name, const struct cst_save_
     /* The save may have begun although its description could not be had. */
     rc = rc == CST_OK ? make_checkpoint(&save, spec, &done, err) : end(&save, rc, err);
     if (rc == CST_OK && spec->keep > 0) {
-        rc = cstc_directory_keep(spec->dir, spec->keep, err);
+        rc = cstc_directory_keep(spec->dir, spec->keep, save.description->step, err);
     }
     if (rc == CST_OK && result != NULL) {
         done.step = save.description->step;

@@ -290,7 +290,7 @@ int cstc_tensor_file_open(struct cstc_tensor_file *file, int dirfd, const char *
     struct stat st;
     int rc = CST_OK;
 
-    *file = (struct cstc_tensor_file){.fd = openat(dirfd, name, O_RDONLY | O_CLOEXEC)};
+    *file = (struct cstc_tensor_file){.fd = openat(dirfd, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
     (void)snprintf(file->name, sizeof file->name, "%s", name);
     if (file->fd < 0) {
         return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", name);

@@ -120,7 +120,11 @@ int cli_checkpoints(struct cli *cli)
         cli_table_cell(&table, "%s", list[i].name);
         cli_table_cell(&table, "%llu", (unsigned long long)list[i].step);
         cli_table_cell(&table, "%s", list[i].bytes > 0 ? cli_bytes(list[i].bytes, size) : "-");
-        cli_table_cell(&table, "%s%s", list[i].whole ? "whole" : "torn: ", list[i].why);
+        cli_table_cell(&table, "%s%s",
+                       list[i].whole                  ? "whole"
+                       : list[i].status == CST_EINVAL ? "torn: "
+                                                      : "unreadable: ",
+                       list[i].why);
     }
     free(list);
     return cli_table_print(&table, stdout) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;

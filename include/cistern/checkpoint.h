@@ -31,8 +31,8 @@ extern "C" {
 /* How to save. Zero every field that is not set. */
 struct cst_save_spec {
     const char *dir; /* Directory of the checkpoints. It is made if it does not exist. */
-    /* Number of checkpoints that remain in the directory, this one included: older ones are removed
-     * after this one is whole. 0: all remain. */
+    /* Number of checkpoints that remain in the directory, this one included: when this one is
+     * whole, of the others those with the fewest steps are removed. 0: all remain. */
     uint32_t keep;
     /* Called by cst_save, in the calling thread, when it is decided that the states of step @step
      * are saved. Later steps do not change this. NULL: not called. */
@@ -87,6 +87,7 @@ int cst_save(struct cst_client *client, const char *name, const struct cst_save_
  * number of committed steps; @step may be NULL. Statuses:
  *   - CST_ENOTFOUND: there is no checkpoint at @path.
  *   - CST_EINVAL: a file is torn, altered or not of a checkpoint. The error names it.
+ *   - CST_EUNSUPPORTED: the checkpoint has a later format, which this version cannot read.
  *   - CST_EMISMATCH: the job has other tensors, another optimizer or another format of moments.
  *   - CST_EBUSY: a step is running, or a cst_try_... call is pending.
  *   - CST_EIO, CST_ENOMEM.
@@ -139,8 +140,11 @@ struct cst_checkpoint {
     uint64_t step;
     uint64_t bytes; /* Size of all files; 0: unknown. */
     bool whole;     /* All files are there, with their sizes. */
-    char name[64];  /* Name in the directory. */
-    char why[256];  /* If it is not whole: the reason. */
+    /* CST_OK: it is whole. CST_EINVAL: a file is missing, torn or altered. CST_EUNSUPPORTED: it has
+     * a later format, which this version cannot read. Others: it cannot be read now. */
+    int status;
+    char name[64]; /* Name in the directory. */
+    char why[256]; /* If it is not whole: the reason. */
 };
 
 /* List the checkpoints of the directory @dir by step. The caller frees *out with free(). With

@@ -312,7 +312,7 @@ START_TEST(not_ours)
     ck_assert_ptr_nonnull(strstr(err.text, "no cistern.json"));
     save(2);
     save(3);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, 1, 3, &err), CST_OK);
     ck_assert(exists("step-00000001/model.safetensors"));
     ck_assert(!exists("step-00000002") && whole(3));
 }
@@ -330,7 +330,7 @@ START_TEST(read_only)
     save(2);
     ck_assert_int_eq(chmod(path, 0555), 0);
     begin = cstc_directory_begin(&directory, path, 3, &why_begin);
-    keep = cstc_directory_keep(path, 1, &why_keep);
+    keep = cstc_directory_keep(path, 1, 2, &why_keep);
     regain_rights();
     ck_assert(whole(1) && whole(2));
     ck_assert_uint_eq(count_names(), 2);
@@ -355,13 +355,13 @@ START_TEST(retention)
     }
     touch("step-00000003/model.safetensors");
     touch("step-00000005/model.safetensors");
-    ck_assert_int_eq(cstc_directory_keep(path, 2, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, 2, 4, &err), CST_OK);
     ck_assert(!whole(1) && whole(2) && whole(4));
     ck_assert_uint_eq(count_names(), 4);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, 1, 4, &err), CST_OK);
     ck_assert(whole(4) && exists("step-00000005"));
     ck_assert_uint_eq(count_names(), 2);
-    ck_assert_int_eq(cstc_directory_keep(path, 0, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, 0, 4, &err), CST_OK);
     ck_assert(whole(4));
 }
 END_TEST
@@ -376,13 +376,116 @@ START_TEST(foreign)
         save(step);
     }
     touch("step-00000002/notes");
-    rc = cstc_directory_keep(path, 1, &why);
+    rc = cstc_directory_keep(path, 1, 3, &why);
     ck_assert(whole(2) && whole(3) && exists("step-00000002/notes"));
     ck_assert(!exists("step-00000001"));
     ck_assert_int_eq(rc, CST_EIO);
     ck_assert_msg(strstr(why.text, path) != NULL && strstr(why.text, "step-00000002") != NULL &&
                       strstr(why.text, "notes") != NULL,
                   "%s", why.text);
+}
+END_TEST
+
+/* A job that went back to an earlier step keeps what it has just saved. Then the checkpoints with
+ * the fewest steps are removed. */
+START_TEST(gone_back)
+{
+    save(5);
+    save(6);
+    save(1);
+    ck_assert_int_eq(cstc_directory_keep(path, 2, 1, &err), CST_OK);
+    ck_assert(whole(1) && whole(6) && !exists("step-00000005"));
+    save(2);
+    ck_assert_int_eq(cstc_directory_keep(path, 1, 2, &err), CST_OK);
+    ck_assert(whole(2));
+    ck_assert_uint_eq(count_names(), 1);
+}
+END_TEST
+
+/* Change the format in the manifest of @step to @format. */
+static void set_format(uint64_t step, const char *format)
+{
+    char command[192];
+
+    (void)snprintf(command, sizeof command,
+                   "sed -i 's/\"format\": 1,/\"format\": %s,/' %s/step-%08" PRIu64 "/cistern.json",
+                   format, path, step);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* A checkpoint of a later format is named as such. It is neither removed nor replaced. What is no
+ * format is torn. */
+START_TEST(later_format)
+{
+    struct cstc_directory directory;
+    struct cst_checkpoint *all;
+    uint32_t n;
+
+    save(1);
+    save(2);
+    save(3);
+    set_format(1, "7");
+    set_format(2, "-7");
+    ck_assert_int_eq(cst_checkpoints(path, true, &all, &n, &err), CST_OK);
+    ck_assert_uint_eq(n, 3);
+    ck_assert_int_eq(all[0].status, CST_EUNSUPPORTED);
+    ck_assert_str_eq(all[0].why, "format 7, this version reads 1");
+    ck_assert_int_eq(all[1].status, CST_EINVAL);
+    ck_assert(all[2].whole && all[2].status == CST_OK);
+    free(all);
+    ck_assert_int_eq(cstc_directory_keep(path, 1, 3, &err), CST_OK);
+    ck_assert(exists("step-00000001/model.safetensors") && !exists("step-00000002") && whole(3));
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, "format 7, this version reads 1"));
+}
+END_TEST
+
+/* A checkpoint that cannot be read now may be whole: it is not removed. */
+START_TEST(unreadable)
+{
+    char full[96];
+
+    drop_rights();
+    save(1);
+    save(2);
+    (void)snprintf(full, sizeof full, "%s/step-00000001/cistern.json", path);
+    ck_assert_int_eq(chmod(full, 0), 0);
+    ck_assert_int_eq(cstc_directory_keep(path, 1, 2, &err), CST_OK);
+    ck_assert_int_eq(chmod(full, 0600), 0);
+    regain_rights();
+    ck_assert(whole(1) && whole(2));
+}
+END_TEST
+
+/* A link that has the name of a temporary directory does not let a save remove the files of the
+ * checkpoint to which it points. */
+START_TEST(linked_stale)
+{
+    char link[96];
+
+    save(1);
+    (void)snprintf(link, sizeof link, "%s/.step-00000009.1-2.tmp", path);
+    ck_assert_int_eq(symlink("step-00000001", link), 0);
+    save(2);
+    ck_assert(whole(1) && whole(2));
+}
+END_TEST
+
+/* Nobody waits for the writer of a FIFO that has the name of a checkpoint's file. */
+START_TEST(fifos)
+{
+    char full[96];
+
+    save(1);
+    save(2);
+    (void)snprintf(full, sizeof full, "%s/step-00000001/cistern.json", path);
+    ck_assert_int_eq(unlink(full), 0);
+    ck_assert_int_eq(mkfifo(full, 0600), 0);
+    ck_assert(!whole(1));
+    (void)snprintf(full, sizeof full, "%s/step-00000002/model.safetensors", path);
+    ck_assert_int_eq(unlink(full), 0);
+    ck_assert_int_eq(mkfifo(full, 0600), 0);
+    ck_assert(!whole(2));
 }
 END_TEST
 
@@ -397,7 +500,7 @@ START_TEST(linked)
     (void)snprintf(to, sizeof to, "%s/elsewhere", path);
     ck_assert_int_eq(rename(from, to), 0);
     ck_assert_int_eq(symlink("elsewhere", from), 0);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, &err), CST_EIO);
+    ck_assert_int_eq(cstc_directory_keep(path, 1, 2, &err), CST_EIO);
     ck_assert(exists("elsewhere/cistern.json") && exists("elsewhere/model.safetensors"));
 }
 END_TEST
@@ -415,7 +518,7 @@ static bool dies(unsigned moment)
         calls_left = moment;
         save(2);
         save(4);
-        _exit(cstc_directory_keep(path, 2, &err) == CST_OK ? 0 : 1);
+        _exit(cstc_directory_keep(path, 2, 4, &err) == CST_OK ? 0 : 1);
     }
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
@@ -438,7 +541,7 @@ START_TEST(killed)
         ck_assert_msg(whole(1) || (!exists("step-00000001") && whole(4)), "moment %u", moment);
         ck_assert_msg(whole(4) || !exists("step-00000004"), "moment %u", moment);
         save(5);
-        ck_assert_int_eq(cstc_directory_keep(path, 1, &err), CST_OK);
+        ck_assert_int_eq(cstc_directory_keep(path, 1, 5, &err), CST_OK);
         ck_assert(whole(5));
         ck_assert_msg(count_names() == 1, "moment %u: %u names", moment, count_names());
         teardown();
@@ -463,7 +566,12 @@ static Suite *suite(void)
     tc = suite_case(s, "removing", setup, teardown);
     tcase_add_test(tc, retention);
     tcase_add_test(tc, foreign);
+    tcase_add_test(tc, gone_back);
+    tcase_add_test(tc, later_format);
+    tcase_add_test(tc, unreadable);
     tcase_add_test(tc, linked);
+    tcase_add_test(tc, linked_stale);
+    tcase_add_test(tc, fifos);
     tc = suite_case(s, "death", setup, teardown);
     tcase_add_test(tc, killed);
     return s;
