@@ -72,12 +72,12 @@ static bool is_valid(const Cistern__TensorDecl *tensor)
         }
     }
     return tensor->n_shape > 0 && tensor->n_shape <= CSTC_TENSOR_MAX_DIMS &&
-           tensor->pattern < CST_PATTERN_COUNT && strlen(tensor->name) < MAX_NAME &&
-           has_all_rows(tensor);
+           (tensor->n_whole_shape == 0 || tensor->n_whole_shape == tensor->n_shape) &&
+           tensor->n_box_first == tensor->n_whole_shape && tensor->pattern < CST_PATTERN_COUNT &&
+           strlen(tensor->name) < MAX_NAME && has_all_rows(tensor);
 }
 
-/* The description may come from a file that anybody wrote. */
-static int check(const Cistern__JobDescription *d, struct cst_err *err)
+int cstc_content_check(const Cistern__JobDescription *d, struct cst_err *err)
 {
     if (d->format != 1) {
         return cst_err_set(err, CST_EINVAL,
@@ -263,7 +263,7 @@ int cstc_content_make(struct cstc_content *content, const Cistern__JobDescriptio
     struct filling kinds[CSTC_CONTENT_KINDS] = {
         {.file = UINT32_MAX}, {.file = UINT32_MAX}, {.file = UINT32_MAX}};
     uint32_t *order;
-    int rc = check(description, err);
+    int rc = cstc_content_check(description, err);
 
     *content = (struct cstc_content){0};
     if (rc != CST_OK) {

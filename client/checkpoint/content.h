@@ -53,6 +53,10 @@ struct cstc_content {
     uint32_t n_files;
 };
 
+/* Check a description, which may come from a file that anybody wrote: every list has its length,
+ * and every number is that of something. CST_EINVAL. */
+int cstc_content_check(const Cistern__JobDescription *description, struct cst_err *err);
+
 /* Make the content of a checkpoint of @description, which is borrowed. No file has more than
  * @file_bytes of data, unless it has only one entry. Tensors of a base job are left out. @fp32:
  * model files have the master weights, and only frozen tensors are BF16. CST_EINVAL: the

@@ -7,6 +7,7 @@
 #include "client/checkpoint/manifest.h"
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
+#include "kernels/math/moments.h"
 #include "proto/optimizers.h"
 #include "proto/patterns.h"
 #include "proto/table.h"
@@ -26,6 +27,8 @@ struct load {
     struct cstc_weights *weights;     /* Of each entry of weights. */
     uint32_t *tensors;                /* Number in the job of each tensor of the description. */
     uint32_t n_open;                  /* Files that are open. */
+    uint32_t n_models;                /* The first ones of these, which have weights. */
+    bool converts;                    /* The job has another format of moments. */
     uint32_t entry;                   /* The stream: entry and element of the next piece. */
     uint64_t first;
     uint32_t given; /* Entry of the next piece to fill in. */
@@ -37,16 +40,11 @@ static int check_options(const struct load *load, struct cst_err *err)
 {
     const Cistern__JobDescription *d = load->manifest.description;
 
-    if (d->optimizer != (uint32_t)load->job->optimizer ||
-        d->moments != (uint32_t)load->job->moments) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "the checkpoint is of optimizer %s with %s moments, the job of %s with "
-                           "%s moments",
-                           cst_optimizer_names[d->optimizer], cst_moments_names[d->moments],
-                           cst_optimizer_names[load->job->optimizer],
-                           cst_moments_names[load->job->moments]);
-    }
-    return CST_OK;
+    return d->optimizer == (uint32_t)load->job->optimizer
+               ? CST_OK
+               : cst_err_set(err, CST_EMISMATCH, "the checkpoint is of optimizer %s, the job of %s",
+                             cst_optimizer_names[d->optimizer],
+                             cst_optimizer_names[load->job->optimizer]);
 }
 
 static bool same_shape(const Cistern__TensorDecl *a, const struct cst_layout_tensor *b)
@@ -56,41 +54,66 @@ static bool same_shape(const Cistern__TensorDecl *a, const struct cst_layout_ten
            cst_pattern(a->pattern)->has_states == cst_pattern(b->pattern)->has_states;
 }
 
+/* Find tensor @i of the checkpoint in the job. *@seen: whether it was found before. */
+static int match_tensor(struct load *load, size_t i, bool *seen, struct cst_err *err)
+{
+    const Cistern__JobDescription *d = load->manifest.description;
+    const struct cst_model *model = &load->job->model;
+    const char *name = d->tensors[i]->name;
+    uint32_t t = cst_model_find(model, name);
+
+    if (t == UINT32_MAX || !same_shape(d->tensors[i], &model->tensors[t])) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' of the checkpoint %s", name,
+                           t == UINT32_MAX ? "is not in the job"
+                                           : "has another shape or pattern in the job");
+    }
+    if (seen[t]) {
+        return cst_err_set(err, CST_EINVAL, "the checkpoint describes tensor '%s' twice", name);
+    }
+    /* A job with a base has no frozen tensors of its own. */
+    if ((d->base_job != NULL) != load->job->has_base &&
+        !cst_pattern(model->tensors[t].pattern)->has_states) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "tensor '%s' is frozen: the %s has it, the %s leaves it to a base job",
+                           name, load->job->has_base ? "checkpoint" : "job",
+                           load->job->has_base ? "job" : "checkpoint");
+    }
+    seen[t] = true;
+    load->tensors[i] = t;
+    return CST_OK;
+}
+
 /* Find the tensors of the checkpoint in the job. */
 static int match_tensors(struct load *load, struct cst_err *err)
 {
     const Cistern__JobDescription *d = load->manifest.description;
     const struct cst_model *model = &load->job->model;
+    bool *seen = calloc((size_t)model->n_tensors + 1, sizeof *seen);
+    int rc = CST_OK;
 
     load->tensors = calloc(d->n_tensors, sizeof *load->tensors);
-    if (load->tensors == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %zu tensors", d->n_tensors);
+    if (load->tensors == NULL || seen == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for %zu tensors", d->n_tensors);
     }
-    for (size_t i = 0; i < d->n_tensors; i++) {
-        uint32_t t = cst_model_find(model, d->tensors[i]->name);
-
-        if (t == UINT32_MAX || !same_shape(d->tensors[i], &model->tensors[t])) {
-            return cst_err_set(
-                err, CST_EMISMATCH, "tensor '%s' of the checkpoint %s", d->tensors[i]->name,
-                t == UINT32_MAX ? "is not in the job" : "has another shape or pattern in the job");
-        }
-        load->tensors[i] = t;
+    for (size_t i = 0; rc == CST_OK && i < d->n_tensors; i++) {
+        rc = match_tensor(load, i, seen, err);
     }
-    if (d->n_tensors != model->n_tensors) {
+    free(seen);
+    if (rc == CST_OK && d->n_tensors != model->n_tensors) {
         return cst_err_set(err, CST_EMISMATCH,
                            "the checkpoint has %zu tensors, the job has %" PRIu32, d->n_tensors,
                            model->n_tensors);
     }
-    return CST_OK;
+    return rc;
 }
 
-/* Find @entry in one of the files. */
+/* Find @entry in one of the files with states. */
 static int find_entry(const struct load *load, struct cstc_content_entry *entry,
                       struct cstc_tensor_entry *out, struct cst_err *err)
 {
     int rc = CST_ENOTFOUND;
 
-    for (uint32_t f = 0; rc == CST_ENOTFOUND && f < load->n_open; f++) {
+    for (uint32_t f = load->n_models; rc == CST_ENOTFOUND && f < load->n_open; f++) {
         entry->file = f;
         rc = cstc_tensor_file_find(&load->files[f], entry->name, out, err);
     }
@@ -110,7 +133,7 @@ static int find_weights(const struct load *load, const struct cstc_content_entry
 {
     struct cst_tensor_words words = cstc_content_words(entry->weights);
 
-    return cstc_weights_find(out, &words, load->files, load->n_open, NULL, err);
+    return cstc_weights_find(out, &words, load->files, load->n_models, NULL, err);
 }
 
 static int find_entries(struct load *load, struct cst_err *err)
@@ -138,24 +161,41 @@ static bool has_tensors(const char *name)
     return suffix != NULL && strcmp(suffix, ".safetensors") == 0;
 }
 
-/* Open all files with tensors, and check their headers. */
-static int open_files(struct load *load, struct cst_err *err)
+static bool has_states(const char *name)
+{
+    return strncmp(name, "states-", 7) == 0;
+}
+
+/* Open the files with tensors that have @states, or those that have weights, and check their
+ * headers. */
+static int open_kind(struct load *load, bool states, struct cst_err *err)
 {
     const struct cstc_manifest *manifest = &load->manifest;
     int rc = CST_OK;
 
-    load->files = calloc((size_t)manifest->n_files + 1, sizeof *load->files);
-    if (load->files == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a list of files");
-    }
     for (uint32_t i = 0; rc == CST_OK && i < manifest->n_files; i++) {
-        if (has_tensors(manifest->files[i].name)) {
+        if (has_tensors(manifest->files[i].name) && has_states(manifest->files[i].name) == states) {
             rc = cstc_tensor_file_open(&load->files[load->n_open], load->dirfd,
                                        manifest->files[i].name, err);
             load->n_open += rc == CST_OK;
         }
     }
     return rc == CST_ENOTFOUND ? CST_EINVAL : rc;
+}
+
+/* Open all files with tensors. Those with states are apart from those with weights, because a state
+ * of one tensor can have the name of another tensor. */
+static int open_files(struct load *load, struct cst_err *err)
+{
+    int rc;
+
+    load->files = calloc((size_t)load->manifest.n_files + 1, sizeof *load->files);
+    if (load->files == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of files");
+    }
+    rc = open_kind(load, false, err);
+    load->n_models = load->n_open;
+    return rc == CST_OK ? open_kind(load, true, err) : rc;
 }
 
 /* Everything that can be wrong with the checkpoint is found here. */
@@ -178,22 +218,36 @@ static int check_all(struct load *load, struct cst_err *err)
     if (rc == CST_OK) {
         rc = open_files(load, err);
     }
-    return rc == CST_OK ? find_entries(load, err) : rc;
+    if (rc == CST_OK) {
+        rc = find_entries(load, err);
+    }
+    load->converts =
+        rc == CST_OK && load->manifest.description->moments != (uint32_t)load->job->moments;
+    return rc;
 }
 
 /* -- the stream of states ------------------------------------------------------------------- */
 
 /* With gradients in weight rows, or if the model files have fp32, the weights are made from the
- * master weights alone. */
+ * master weights alone. If moments are converted, their exponents are read with their codes. */
 static bool is_written(const struct load *load, uint32_t i)
 {
     const struct cstc_content_entry *entry = &load->content.entries[i];
     uint32_t t = load->tensors[entry->tensor];
 
+    if (entry->exponents && load->converts) {
+        return false;
+    }
     return entry->weights == NULL ||
            !cst_pattern(load->job->model.tensors[t].pattern)->has_states ||
            (!load->job->grad_over_weight &&
             load->weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
+}
+
+/* True if @entry is decoded here. The daemon encodes it in the format of the job. */
+static bool is_converted(const struct load *load, const struct cstc_content_entry *entry)
+{
+    return entry->raw && load->converts;
 }
 
 static bool next_piece(void *arg, struct cstc_state_piece *out)
@@ -209,6 +263,13 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
     }
     entry = &load->content.entries[load->entry];
     *out = cstc_content_piece(entry, load->first, cstc_state_most(load->job->client));
+    if (is_converted(load, entry)) {
+        struct cstc_content_entry as_fp32 = *entry;
+
+        as_fp32.dtype = CSTC_DTYPE_F32;
+        as_fp32.raw = false;
+        *out = cstc_content_piece(&as_fp32, load->first, cstc_state_most(load->job->client));
+    }
     out->tensor = load->tensors[entry->tensor];
     load->given = load->entry;
     load->first += out->n_elems;
@@ -219,21 +280,57 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
     return true;
 }
 
+/* Read the elements of @piece of entry number @e. */
+static int read_entry(const struct load *load, uint32_t e, const struct cstc_state_piece *piece,
+                      void *data, struct cst_err *err)
+{
+    const struct cstc_content_entry *entry = &load->content.entries[e];
+    uint64_t begin = cstc_content_bytes(entry, piece->first),
+             end = cstc_content_bytes(entry, piece->first + piece->n_elems);
+
+    return cstc_tensor_file_read(&load->files[entry->file], load->places[e].begin + begin, data,
+                                 end - begin, err);
+}
+
+/* Read moments and decode them to fp32. Only whole blocks of 32 elements can be decoded. */
+static int read_converted(const struct load *load, uint32_t e, const struct cstc_state_piece *piece,
+                          float *out, struct cst_err *err)
+{
+    enum cst_moments moments = (enum cst_moments)load->manifest.description->moments;
+    uint64_t n = (piece->n_elems + CST_MX8_BLOCK - 1) / CST_MX8_BLOCK * CST_MX8_BLOCK;
+    uint8_t *codes = calloc(n, 3); /* At most two bytes, and an exponent for every 32. */
+    struct cst_update_moment row = {.values = codes};
+    int rc = CST_OK;
+
+    if (codes == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to convert moments");
+    }
+    row.exponents = codes + 2 * n;
+    rc = read_entry(load, e, piece, codes, err);
+    if (rc == CST_OK && moments == CST_MOMENTS_MX8) {
+        rc = read_entry(load, e + 1, piece, row.exponents, err);
+    }
+    if (rc == CST_OK) {
+        cst_moments_decode(moments, piece->row == CST_ROW_EXP_AVG_SQ, 0, piece->n_elems, &row, out);
+    }
+    free(codes);
+    return rc;
+}
+
 /* Called right after next_piece. */
 static int read_piece(void *arg, const struct cstc_state_piece *piece, void *data,
                       struct cst_err *err)
 {
     struct load *load = arg;
+
     const struct cstc_content_entry *entry = &load->content.entries[load->given];
 
     if (entry->weights != NULL) {
         return cstc_weights_read(&load->weights[load->given], piece->first, piece->n_elems,
                                  CSTC_DTYPE_BF16, data, err);
     }
-    return cstc_tensor_file_read(&load->files[entry->file],
-                                 load->places[load->given].begin +
-                                     cstc_content_bytes(entry, piece->first),
-                                 data, piece->bytes, err);
+    return is_converted(load, entry) ? read_converted(load, load->given, piece, data, err)
+                                     : read_entry(load, load->given, piece, data, err);
 }
 
 static int restore(const struct load *load, struct cst_err *err)
@@ -285,7 +382,8 @@ static void close_load(struct load *load)
     (void)close(load->dirfd);
 }
 
-int cst_load(struct cst_job *job, const char *path, uint64_t *step, struct cst_err *err)
+int cst_load(struct cst_job *job, const char *path, struct cst_load_result *result,
+             struct cst_err *err)
 {
     struct load load = {.job = job};
     int rc = cstc_job_check_committed(job, err);
@@ -303,8 +401,8 @@ int cst_load(struct cst_job *job, const char *path, uint64_t *step, struct cst_e
     if (rc == CST_OK) {
         rc = write_states(&load, err);
     }
-    if (rc == CST_OK && step != NULL) {
-        *step = job->steps;
+    if (rc == CST_OK && result != NULL) {
+        *result = (struct cst_load_result){.step = job->steps, .converted = load.converts};
     }
     close_load(&load);
     return rc;

@@ -117,7 +117,7 @@ static int open_index(struct load *load, int dirfd, int fd, struct cst_err *err)
 /* Open the files of the directory @dirfd. */
 static int open_directory(struct load *load, int dirfd, struct cst_err *err)
 {
-    int fd = openat(dirfd, INDEX_NAME, O_RDONLY | O_CLOEXEC), rc;
+    int fd = openat(dirfd, INDEX_NAME, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc;
 
     if (fd >= 0) {
         rc = open_index(load, dirfd, fd, err);

@@ -146,7 +146,8 @@ static int leave(struct ranks *ranks, struct cst_err *err)
 
 /* Make the job @name from the checkpoint @path, whose description is @d. */
 static int make_job(struct cli *cli, const char *name, const char *path,
-                    const Cistern__JobDescription *d, uint64_t *step, struct cst_err *err)
+                    const Cistern__JobDescription *d, struct cst_load_result *result,
+                    struct cst_err *err)
 {
     struct ranks ranks = {.n = d->world};
     int rc = CST_OK;
@@ -168,7 +169,7 @@ static int make_job(struct cli *cli, const char *name, const char *path,
         rc = commit(&ranks, err);
     }
     if (rc == CST_OK) {
-        rc = cst_load(ranks.jobs[0], path, step, err);
+        rc = cst_load(ranks.jobs[0], path, result, err);
     }
     if (rc == CST_OK) {
         rc = leave(&ranks, err);
@@ -187,7 +188,7 @@ int cli_load(struct cli *cli)
     struct cstc_manifest manifest;
     struct cst_err err = {0};
     const char *name;
-    uint64_t step;
+    struct cst_load_result result;
     int dirfd, rc = cstc_directory_open(cli->args[0], &dirfd, &err);
 
     if (rc != CST_OK) {
@@ -198,11 +199,17 @@ int cli_load(struct cli *cli)
     if (rc != CST_OK) {
         return cli_fail(&err);
     }
+    rc = cstc_content_check(manifest.description, &err);
+    if (rc != CST_OK) {
+        cstc_manifest_close(&manifest);
+        return cli_fail(&err);
+    }
     name = cli->n_args > 1 ? cli->args[1] : manifest.description->name;
-    rc = make_job(cli, name, cli->args[0], manifest.description, &step, &err);
+    rc = make_job(cli, name, cli->args[0], manifest.description, &result, &err);
     if (rc == CST_OK) {
-        (void)printf("loaded step %llu as job %s of %u rank%s\n", (unsigned long long)step, name,
-                     manifest.description->world, manifest.description->world == 1 ? "" : "s");
+        (void)printf("loaded step %llu as job %s of %u rank%s\n", (unsigned long long)result.step,
+                     name, manifest.description->world,
+                     manifest.description->world == 1 ? "" : "s");
     }
     cstc_manifest_close(&manifest);
     return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);

@@ -6,7 +6,7 @@
 #ifndef GPT_STORE_H
 #define GPT_STORE_H
 
-#include "cistern/cistern.h"
+#include "cistern/checkpoint.h"
 #include "client/gpt/model.h"
 
 struct gpt_store;
@@ -30,7 +30,8 @@ struct gpt_store_ops {
     int (*write)(struct gpt_store *store, uint32_t tensor, enum cst_state state, uint64_t first,
                  uint64_t n_elems, const void *data, struct cst_err *err);
     /* Write the states of the checkpoint at @path. NULL: this store has no checkpoints. */
-    int (*load)(struct gpt_store *store, const char *path, struct cst_err *err);
+    int (*load)(struct gpt_store *store, const char *path, struct cst_load_result *result,
+                struct cst_err *err);
     int (*stat)(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err);
     /* Close the handle. @good: leave properly. Otherwise leave as if the worker had died, so that
      * other ranks do not wait for it. */

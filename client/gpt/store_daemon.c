@@ -238,9 +238,10 @@ static void daemon_close(struct gpt_store *store, bool good)
     free(s);
 }
 
-static int daemon_load(struct gpt_store *store, const char *path, struct cst_err *err)
+static int daemon_load(struct gpt_store *store, const char *path, struct cst_load_result *result,
+                       struct cst_err *err)
 {
-    return cst_load(self(store)->job, path, NULL, err);
+    return cst_load(self(store)->job, path, result, err);
 }
 
 static const struct gpt_store_ops daemon_ops = {

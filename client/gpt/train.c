@@ -77,19 +77,22 @@ static int initialise(struct train *t, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
     const bool automatic = o->resume != NULL && strcmp(o->resume, "auto") == 0;
+    struct cst_load_result loaded;
     int rc;
 
     if (o->resume == NULL) {
         return write_initial(t, err);
     }
-    rc = t->store->ops->load(t->store, automatic ? o->save_dir : o->resume, err);
+    rc = t->store->ops->load(t->store, automatic ? o->save_dir : o->resume, &loaded, err);
     if (rc == CST_ENOTFOUND && automatic) {
         return write_initial(t, err);
     }
     if (rc == 0 && !o->quiet) {
-        (void)printf("loaded step %llu from %s\n",
-                     (unsigned long long)t->store->ops->steps(t->store),
-                     automatic ? o->save_dir : o->resume);
+        (void)printf("loaded step %llu from %s%s\n", (unsigned long long)loaded.step,
+                     automatic ? o->save_dir : o->resume,
+                     loaded.converted ? ": the moments were converted, so that the next steps have "
+                                        "other bits than without interruption"
+                                      : "");
     }
     return rc;
 }

@@ -130,7 +130,13 @@ static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *reque
     case CISTERN__MSG_TYPE__MSG_LEAVE:
         answer_leave(daemon, request);
         break;
-    default: /* Tensor reads and writes, SaveEnd and Restore. */
+    case CISTERN__MSG_TYPE__MSG_RESTORE:
+        if (request->job != NULL) {
+            cstd_saver_restored(request->job);
+        }
+        cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        break;
+    default: /* Tensor reads and writes, SaveEnd. */
         cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
         break;
     }

@@ -205,22 +205,47 @@ static int write_memfd(const ProtobufCMessage *message, int *out, uint64_t *byte
     return CST_OK;
 }
 
-int cstd_describe(const struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err)
+/* Make the description of @job, which has made the steps of @stats. */
+static int make(const struct cstd_job *job, const struct cst_core_stats *stats,
+                struct cstd_description *out, struct cst_err *err)
 {
     Cistern__JobDescription description = CISTERN__JOB_DESCRIPTION__INIT;
     Cistern__Hyper hyper;
     struct declarations declarations = {0};
-    struct cst_core_stats stats;
     int rc;
 
-    cst_core_stats(job->core, &stats);
     fill_options(job, &description);
-    fill_progress(&stats, &hyper, &description);
+    fill_progress(stats, &hyper, &description);
     if (declare(&job->model, &declarations, &description)) {
-        rc = write_memfd(&description.base, fd, bytes, err);
+        rc = write_memfd(&description.base, &out->fd, &out->bytes, err);
     } else {
         rc = cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);
     }
     free_declarations(&declarations);
+    out->step = stats->step;
+    out->exists = rc == CST_OK;
     return rc;
+}
+
+int cstd_describe(struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err)
+{
+    struct cst_core_stats stats;
+    int rc = CST_OK;
+
+    cst_core_stats(job->core, &stats);
+    if (!job->description.exists || job->description.step != stats.step) {
+        cstd_describe_forget(job);
+        rc = make(job, &stats, &job->description, err);
+    }
+    *fd = job->description.fd;
+    *bytes = job->description.bytes;
+    return rc;
+}
+
+void cstd_describe_forget(struct cstd_job *job)
+{
+    if (job->description.exists) {
+        (void)close(job->description.fd);
+        job->description.exists = false;
+    }
 }

@@ -10,8 +10,12 @@
 
 struct cstd_job;
 
-/* Write the description of @job, which has a core, to a sealed memfd. The caller closes *fd; *bytes
- * is its length. CST_ENOMEM: out of memory, or too many open files. */
-int cstd_describe(const struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err);
+/* Get a sealed memfd with the description of @job, which has a core. It is made once per committed
+ * step, so that frequent saves cost other users nothing. *fd belongs to the job and is valid until
+ * the next call; *bytes is its length. CST_ENOMEM: out of memory, or too many open files. */
+int cstd_describe(struct cstd_job *job, int *fd, uint64_t *bytes, struct cst_err *err);
+
+/* The description of @job is wrong now, or no longer needed. */
+void cstd_describe_forget(struct cstd_job *job);
 
 #endif

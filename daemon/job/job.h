@@ -102,6 +102,14 @@ struct cstd_worker {
     struct cstd_pending *commit; /* The worker's waiting Commit request; NULL: none. */
 };
 
+/* A job's description as of a committed step, in a sealed memfd. */
+struct cstd_description {
+    bool exists;
+    int fd; /* Owned. */
+    uint64_t bytes;
+    uint64_t step;
+};
+
 struct cstd_job {
     TAILQ_ENTRY(cstd_job) link; /* In the list of living or of closing jobs. */
     struct cstd_daemon *daemon;
@@ -132,9 +140,10 @@ struct cstd_job {
     struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
     /* The building of the layout in phase LAYOUT; NULL: not under way. */
     struct cstd_layout_work *layout_work;
-    struct cstd_memory memory;  /* Memory of the job, from phase MEMORY on. */
-    struct cstd_session *saver; /* The session that saves the job (saver.h); NULL: none. */
-    struct cst_core *core;      /* Core of the job, from phase CORE on; else NULL. */
+    struct cstd_memory memory;           /* Memory of the job, from phase MEMORY on. */
+    struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
+    struct cstd_description description; /* The last one that was made (describe.h). */
+    struct cst_core *core;               /* Core of the job, from phase CORE on; else NULL. */
     /* Plan that the workers brought; n_chunks is 0 if there is none. */
     struct cst_saved_plan given;
     /* Plan of the job: capacities, prefetch and others; see planner.h. */

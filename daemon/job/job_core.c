@@ -2,6 +2,7 @@
 #include "daemon/job/job_core.h"
 
 #include "daemon/daemon.h"
+#include "daemon/job/describe.h"
 #include "daemon/job/updates.h"
 
 static struct cst_core_policy policy_of(const struct cstd_job *job)
@@ -56,6 +57,7 @@ void cstd_job_core_close(struct cstd_job *job)
     cstd_updates_close(job);
     cstd_record_close(job->record);
     job->record = NULL;
+    cstd_describe_forget(job);
     /* Completions of the job's commands are ignored from now on. */
     cstd_engines_forget(&job->daemon->engines, CSTD_JOB_TICKET_SHIFT, job->serial);
 }

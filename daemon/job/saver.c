@@ -6,8 +6,6 @@
 #include "daemon/job/describe.h"
 #include "proto/cistern.pb-c.h"
 
-#include <unistd.h>
-
 void cstd_saver_detach(struct cstd_session *session)
 {
     if (session->saves != NULL) {
@@ -48,5 +46,13 @@ void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
     }
     begun.step = reply->step;
     cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &begun.base, &fd, 1);
-    (void)close(fd);
+}
+
+void cstd_saver_restored(struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    cst_core_forget_updates(job->memory.table, stats.adam_step);
+    cstd_describe_forget(job);
 }

@@ -14,6 +14,9 @@ struct cst_reply;
 void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
                        const struct cst_reply *reply);
 
+/* The states and counters of @job are those of a checkpoint: forget what it had done before. */
+void cstd_saver_restored(struct cstd_job *job);
+
 /* @session no longer saves a job, and its job is not saved any more. Tells the core nothing. */
 void cstd_saver_detach(struct cstd_session *session);
 

@@ -77,22 +77,32 @@ struct cst_save_result {
 int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
              struct cst_save_result *result, struct cst_err *err);
 
+struct cst_load_result {
+    uint64_t step; /* Number of committed steps. */
+    /* The moments were converted to the format of the job, rounded to nearest: the next steps have
+     * other bits than those of the saved job. */
+    bool converted;
+};
+
 /* Write the states of the checkpoint at @path to @job, which is committed, and set its counters.
- * The next step is then the one after the checkpoint, with the same bits as without interruption.
+ * The next step is then the one after the checkpoint, with the same bits as without interruption,
+ * unless the job has another format of moments (@result->converted).
  * One rank calls this function, after cst_commit and before cst_sync. Tensors are found by their
  * names, so that the number of ranks, chunks, pools and plans may differ.
  *
  * @path is a checkpoint, or a directory of checkpoints, of which the newest whole one is taken. All
- * files are read and compared with their checksums before anything is written. *step receives the
- * number of committed steps; @step may be NULL. Statuses:
+ * files are read and compared with their checksums before anything is written. @result may be NULL.
+ * Statuses:
  *   - CST_ENOTFOUND: there is no checkpoint at @path.
  *   - CST_EINVAL: a file is torn, altered or not of a checkpoint. The error names it.
  *   - CST_EUNSUPPORTED: the checkpoint has a later format, which this version cannot read.
- *   - CST_EMISMATCH: the job has other tensors, another optimizer or another format of moments.
+ *   - CST_EMISMATCH: the job has other tensors or another optimizer, or only one of the two has the
+ * frozen tensors of a base job.
  *   - CST_EBUSY: a step is running, or a cst_try_... call is pending.
  *   - CST_EIO, CST_ENOMEM.
  * After a failure that comes later than the checks, the job's states are undefined. */
-int cst_load(struct cst_job *job, const char *path, uint64_t *step, struct cst_err *err);
+int cst_load(struct cst_job *job, const char *path, struct cst_load_result *result,
+             struct cst_err *err);
 
 /* Which model files to load. Zero every field that is not set. */
 struct cst_weights_spec {

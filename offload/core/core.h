@@ -612,4 +612,8 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
  * header->total_bytes. */
 void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table);
 
+/* The job is restored to Adam step @adam_step: clear the marks of later UPDATEs, so that none of
+ * the updates to come is taken for one that is done. No UPDATE is in flight. */
+void cst_core_forget_updates(struct cst_table_header *table, uint64_t adam_step);
+
 #endif

@@ -267,3 +267,24 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
         }
     }
 }
+
+void cst_core_forget_updates(struct cst_table_header *table, uint64_t adam_step)
+{
+    struct cst_table_chunk *chunks = cst_table_chunks(table);
+    const struct cst_table_span *spans = cst_table_spans(table);
+    struct cst_table_tile *tiles = cst_table_tiles(table);
+
+    for (uint32_t c = 0; c < table->n_chunks; c++) {
+        if (chunks[c].update_mark <= adam_step) {
+            continue;
+        }
+        chunks[c].update_mark = CST_MARK_NONE;
+        for (uint32_t s = 0; s < chunks[c].n_spans; s++) {
+            const struct cst_table_span *span = &spans[chunks[c].first_span + s];
+
+            for (uint64_t i = 0; i < cst_table_n_tiles(span->n_elems); i++) {
+                tiles[span->first_tile + i].update_mark = CST_MARK_NONE;
+            }
+        }
+    }
+}

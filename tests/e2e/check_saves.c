@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of cst_save and cst_load with the daemon: a job that goes back to an earlier step, jobs
+ * that share tensors with a base, names that look like those of states, other formats of moments,
+ * and clients that save without reading. tests/e2e/checkpoint.sh tests whole trainings. */
+#include "cistern/checkpoint.h"
+#include "tests/lib/job_rig.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { N = 5000, MAX_TENSORS = 3 };
+
+struct job {
+    struct cst_client *client;
+    struct cst_job *job;
+    int n_tensors;
+};
+
+static char dir[] = "/tmp/cistern-saves.XXXXXX";
+static struct cst_err err;
+
+#define OK(call) ck_assert_msg((call) == CST_OK, "%s: %s", #call, err.text)
+
+static void setup(void)
+{
+    memcpy(dir + sizeof dir - 7, "XXXXXX", 6);
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    job_rig_setup();
+}
+
+static void teardown(void)
+{
+    char command[64];
+
+    settle_remove_jobs(&witness);
+    job_rig_teardown();
+    (void)snprintf(command, sizeof command, "rm -rf %s", dir);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* -- a job of one rank --------------------------------------------------------------------------
+ */
+
+/* Open the job of @spec with the tensors @names, of which "frozen" is frozen, and commit it. */
+static struct job open_job(const struct cst_job_spec *spec, const char *const *names)
+{
+    struct job j = {0};
+    const int64_t shape = N;
+
+    OK(cst_connect(&j.client, proc.socket, &err));
+    OK(cst_job_open(&j.job, j.client, spec, &err));
+    for (; j.n_tensors < MAX_TENSORS && names[j.n_tensors] != NULL; j.n_tensors++) {
+        const char *name = names[j.n_tensors];
+        const struct cst_tensor_spec tensor = {
+            .name = name,
+            .dtype = CST_BF16,
+            .n_dims = 1,
+            .shape = &shape,
+            .pattern = strcmp(name, "frozen") == 0 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD,
+            .lr_scale = 1,
+            .decay_scale = 1,
+        };
+
+        ck_assert_int_eq(cst_tensor_as(j.job, &tensor), j.n_tensors);
+        ck_assert_int_eq(cst_operator(j.job, name, &j.n_tensors, 1), j.n_tensors);
+    }
+    OK(cst_commit(j.job, NULL, &err));
+    return j;
+}
+
+static void write_master(struct job *j, int tensor)
+{
+    float *start = malloc(N * sizeof *start);
+
+    for (uint32_t i = 0; i < N; i++) {
+        start[i] = (float)((i * 2654435761u + (uint32_t)tensor) >> 12) / (1 << 20) - 0.5f;
+    }
+    OK(cst_tensor_write(j->job, tensor, CST_STATE_MASTER, 0, N, start, &err));
+    free(start);
+}
+
+static void write_start(struct job *j)
+{
+    for (int t = 0; t < j->n_tensors; t++) {
+        write_master(j, t);
+    }
+}
+
+/* A step in which the gradients are the weights' bits. */
+static void step(struct job *j)
+{
+    const struct cst_hyper_params params = {.lr = 0.01f, .weight_decay = 0.1f};
+    struct cst_io io;
+
+    for (int t = 0; t < j->n_tensors; t++) {
+        OK(cst_op_begin(j->job, t, CST_FORWARD, &io, 1, &err));
+        OK(cst_op_end(j->job, t, &err));
+    }
+    for (int t = j->n_tensors; t-- > 0;) {
+        OK(cst_op_begin(j->job, t, CST_BACKWARD, &io, 1, &err));
+        if (io.grad != NULL) {
+            memcpy(io.grad, io.weight, N * sizeof(uint16_t));
+        }
+        OK(cst_op_end(j->job, t, &err));
+    }
+    OK(cst_step(j->job, &params, NULL, &err));
+}
+
+static void leave(struct job *j)
+{
+    OK(cst_job_leave(j->job, &err));
+    cst_disconnect(j->client);
+}
+
+static void save(struct job *j, const char *name, uint64_t step)
+{
+    const struct cst_save_spec spec = {.dir = dir};
+    struct cst_save_result result;
+
+    OK(cst_save(j->client, name, &spec, &result, &err));
+    ck_assert_uint_eq(result.step, step);
+}
+
+static const char *path_of(uint64_t step)
+{
+    static char path[96];
+
+    (void)snprintf(path, sizeof path, "%s/step-%08u", dir, (unsigned)step);
+    return path;
+}
+
+static float *read_state(struct job *j, int tensor, enum cst_state state)
+{
+    float *out = malloc(N * sizeof *out);
+
+    OK(cst_tensor_read(j->job, tensor, state, 0, N, out, &err));
+    return out;
+}
+
+static void assert_same(struct job *j, int tensor, enum cst_state state, const float *want)
+{
+    float *got = read_state(j, tensor, state);
+
+    ck_assert_mem_eq(got, want, N * sizeof *got);
+    free(got);
+}
+
+/* -- tests ---------------------------------------------------------------------------------------
+ */
+
+/* A job that was trained further and is loaded from an earlier step makes the later steps again,
+ * with the same bits: none of their updates counts as done, although the job has made an update of
+ * that number. */
+START_TEST(goes_back)
+{
+    static const char *const names[] = {"a", "b", NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1};
+    struct cst_load_result result;
+    struct job j = open_job(&spec, names);
+    float *after[4];
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    save(&j, "m", 1);
+    for (int i = 0; i < _i; i++) {
+        step(&j);
+    }
+    for (int i = 0; i < 4; i++) {
+        after[i] = read_state(&j, i / 2, i % 2 == 0 ? CST_STATE_MASTER : CST_STATE_EXP_AVG_SQ);
+    }
+    leave(&j);
+    j = open_job(&spec, names);
+    OK(cst_load(j.job, path_of(1), &result, &err));
+    ck_assert(result.step == 1 && !result.converted);
+    OK(cst_sync(j.job, NULL, &err));
+    for (int i = 0; i < _i; i++) {
+        step(&j);
+    }
+    for (int i = 0; i < 4; i++) {
+        assert_same(&j, i / 2, i % 2 == 0 ? CST_STATE_MASTER : CST_STATE_EXP_AVG_SQ, after[i]);
+        free(after[i]);
+    }
+    save(&j, "m", 1 + (uint64_t)_i);
+    leave(&j);
+}
+END_TEST
+
+/* If only the saved job, or only this one, has the frozen tensors of a base job, nothing is
+ * loaded. */
+START_TEST(frozen_of_a_base)
+{
+    static const char *const names[] = {"frozen", "a", NULL}, *const shared[] = {"frozen", NULL};
+    const struct cst_job_spec base = {.name = "base", .world = 1};
+    const struct cst_job_spec lora = {.name = "m", .world = 1, .base = "base"};
+    const struct cst_job_spec alone = {.name = "alone", .world = 1};
+    struct job j = open_job(&base, shared);
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    leave(&j);
+    j = open_job(&lora, names);
+    write_master(&j, 1);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    save(&j, "m", 1);
+    leave(&j);
+
+    j = open_job(&alone, names);
+    ck_assert_int_eq(cst_load(j.job, path_of(1), NULL, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "'frozen'"));
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    step(&j);
+    save(&j, "alone", 2);
+    leave(&j);
+
+    j = open_job(&lora, names);
+    ck_assert_int_eq(cst_load(j.job, path_of(2), NULL, &err), CST_EMISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.text, "'frozen'"));
+    OK(cst_load(j.job, path_of(1), NULL, &err));
+    leave(&j);
+    ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
+}
+END_TEST
+
+/* A tensor may have the name of another tensor's state. */
+START_TEST(names_of_states)
+{
+    static const char *const names[] = {"a", "a.exp_avg", "a.master", NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1, .moments = CST_MOMENTS_BF16};
+    struct job j = open_job(&spec, names);
+    float *before[MAX_TENSORS];
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    save(&j, "m", 1);
+    for (int t = 0; t < MAX_TENSORS; t++) {
+        before[t] = read_state(&j, t, CST_STATE_EXP_AVG);
+    }
+    leave(&j);
+    ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
+    j = open_job(&spec, names);
+    OK(cst_load(j.job, path_of(1), NULL, &err));
+    for (int t = 0; t < MAX_TENSORS; t++) {
+        assert_same(&j, t, CST_STATE_EXP_AVG, before[t]);
+        free(before[t]);
+    }
+    leave(&j);
+}
+END_TEST
+
+/* Moments of any format are loaded into a job of any other one, as if they were read from the one
+ * job and written to the other. The result says that they were converted. */
+START_TEST(other_moments)
+{
+    static const char *const names[] = {"a", "b", NULL};
+    const struct cst_job_spec from = {
+        .name = "from", .world = 1, .moments = (enum cst_moments)(_i % CST_MOMENTS_COUNT)};
+    const struct cst_job_spec to = {
+        .name = "to", .world = 1, .moments = (enum cst_moments)(_i / CST_MOMENTS_COUNT)};
+    const enum cst_state states[] = {CST_STATE_EXP_AVG, CST_STATE_EXP_AVG_SQ};
+    struct job j = open_job(&from, names), k;
+    struct cst_load_result result;
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    save(&j, "from", 1);
+    k = open_job(&to, names);
+    write_start(&k);
+    for (int i = 0; i < 4; i++) {
+        float *want = read_state(&j, i / 2, states[i % 2]);
+
+        OK(cst_tensor_write(k.job, i / 2, states[i % 2], 0, N, want, &err));
+        free(want);
+    }
+    leave(&j);
+    j = k;
+    for (int i = 0; i < 4; i++) {
+        float *want = read_state(&j, i / 2, states[i % 2]);
+
+        OK(cst_load(j.job, dir, &result, &err));
+        ck_assert_int_eq(result.converted, from.moments != to.moments);
+        assert_same(&j, i / 2, states[i % 2], want);
+        free(want);
+    }
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    leave(&j);
+}
+END_TEST
+
+/* -- hostile clients -----------------------------------------------------------------------------
+ */
+
+/* Begin and end saves of the job "j" @n times without reading an answer, as far as the daemon lets
+ * this client. */
+static void ask_for_saves(struct raw_client *client, int n)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    uint8_t bytes[2 * CST_FRAME_HEADER_BYTES + 8];
+    struct cst_frame begin = {.type = CISTERN__MSG_TYPE__MSG_SAVE, .request = 77};
+    struct cst_frame end = {.type = CISTERN__MSG_TYPE__MSG_SAVE_END, .request = 78};
+
+    msg.name = (char *)(uintptr_t) "j";
+    begin.body_bytes = (uint32_t)cistern__job_name__pack(&msg, bytes + CST_FRAME_HEADER_BYTES);
+    cst_frame_header(&begin, bytes);
+    cst_frame_header(&end, bytes + CST_FRAME_HEADER_BYTES + begin.body_bytes);
+    for (int i = 0; i < n; i++) {
+        if (!raw_send(client, bytes, 2 * CST_FRAME_HEADER_BYTES + begin.body_bytes, NULL, 0,
+                      MSG_DONTWAIT)) {
+            (void)raw_stat(&witness); /* the daemon had a turn */
+        }
+    }
+}
+
+static ino_t inode_of(const struct raw_client *client)
+{
+    struct stat st;
+
+    ck_assert_uint_eq(client->reply.n_fds, 1);
+    ck_assert_int_eq(fstat(client->reply.fds[0], &st), 0);
+    return st.st_ino;
+}
+
+/* Saves of one step share one description, so that who begins many of them and reads nothing takes
+ * no memory. The description of the next step is another one. */
+START_TEST(many_begun)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct raw_client worker, greedy, saver;
+    ino_t first = 0;
+
+    msg.name = (char *)(uintptr_t) "j";
+    job_rig_commit(&worker, 2);
+    (void)raw_sync(&worker);
+    raw_open(&greedy, proc.socket);
+    ask_for_saves(&greedy, 200);
+    raw_close(&greedy);
+    raw_open(&saver, proc.socket);
+    for (int i = 0; i < 3; i++) {
+        while (raw_call(&saver, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base) == CST_EBUSY) {
+            /* The daemon has not seen the end of the other connection yet. */
+        }
+        ck_assert_uint_eq(saver.reply.type, CISTERN__MSG_TYPE__MSG_SAVE_BEGUN);
+        ck_assert(first == 0 || inode_of(&saver) == first);
+        first = inode_of(&saver);
+        cst_frame_close_fds(&saver.reply);
+        ck_assert_int_eq(raw_call(&saver, CISTERN__MSG_TYPE__MSG_SAVE_END, NULL), CST_OK);
+    }
+    raw_close(&saver);
+    raw_close(&worker);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("saves");
+    TCase *tcase = suite_case(suite, "saves", setup, teardown);
+
+    tcase_add_loop_test(tcase, goes_back, 1, 4);
+    tcase_add_test(tcase, frozen_of_a_base);
+    tcase_add_test(tcase, names_of_states);
+    tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
+    tcase_add_test(tcase, many_begun);
+    return suite_run(suite);
+}
