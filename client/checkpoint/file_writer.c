@@ -23,8 +23,9 @@ struct buffer {
 struct cstc_file_writer {
     char name[256];
     int fd;
-    bool direct;   /* Writes must be aligned in memory, offset and length. */
-    bool has_ring; /* Otherwise io_uring is not available. */
+    bool direct;    /* Writes must be aligned in memory, offset and length. */
+    bool has_ring;  /* Otherwise io_uring is not available. */
+    bool uses_ring; /* For further writes. */
     struct io_uring ring;
     struct buffer buffers[N_BUFFERS];
     unsigned current;      /* The buffer that is filled next. */
@@ -100,6 +101,7 @@ int cstc_file_writer_open(struct cstc_file_writer **out, int dirfd, const char *
         return cst_err_errno(err, CST_EIO, error, "%s cannot be made", name);
     }
     writer->has_ring = io_uring_queue_init(N_BUFFERS, &writer->ring, 0) == 0;
+    writer->uses_ring = writer->has_ring;
     *out = writer;
     return CST_OK;
 }
@@ -146,10 +148,12 @@ static int take_completion(struct cstc_file_writer *writer)
     return write_rest(writer, buffer, rc > 0 ? (size_t)rc : 0);
 }
 
-/* Begin to write @buffer; without io_uring, write it. */
+/* Begin to write @buffer; without io_uring, write it. A request that the kernel does not take stays
+ * in the ring, and would be sent with the next one, when its buffer has other contents. Thus none
+ * is sent after it. */
 static int begin_write(struct cstc_file_writer *writer, struct buffer *buffer)
 {
-    struct io_uring_sqe *sqe = writer->has_ring ? io_uring_get_sqe(&writer->ring) : NULL;
+    struct io_uring_sqe *sqe = writer->uses_ring ? io_uring_get_sqe(&writer->ring) : NULL;
 
     if (sqe == NULL) {
         return write_rest(writer, buffer, 0);
@@ -159,6 +163,7 @@ static int begin_write(struct cstc_file_writer *writer, struct buffer *buffer)
     buffer->in_flight = true;
     writer->n_in_flight++;
     if (io_uring_submit(&writer->ring) < 1) {
+        writer->uses_ring = false;
         buffer->in_flight = false;
         writer->n_in_flight--;
         return write_rest(writer, buffer, 0);
