@@ -7,6 +7,7 @@
 #include "client/checkpoint/manifest.h"
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
+#include "client/lib/task.h"
 #include "kernels/math/moments.h"
 #include "proto/optimizers.h"
 #include "proto/patterns.h"
@@ -17,8 +18,15 @@
 #include <string.h>
 #include <unistd.h>
 
+/* What the load waits for. */
+enum phase { MAPPED, WRITTEN, RESTORED };
+
 struct load {
+    struct cstc_task task;
     struct cst_job *job;
+    enum phase phase;
+    struct cstc_call call; /* Of this phase. */
+    struct cstc_state_run run;
     int dirfd;
     struct cstc_manifest manifest;
     struct cstc_content content;
@@ -333,40 +341,75 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
                                      : read_entry(load, load->given, piece, data, err);
 }
 
-static int restore(const struct load *load, struct cst_err *err)
+/* -- phases --------------------------------------------------------------------------------- */
+
+/* The staging segment is mapped: write the states. */
+static void begin_writing(struct load *load)
+{
+    load->run = (struct cstc_state_run){
+        .client = load->job->client,
+        .stream = {.next = next_piece, .data = read_piece, .arg = load},
+        .writes = true,
+    };
+    load->phase = WRITTEN;
+}
+
+/* Take the staging segment, unless the client has one already. */
+static int take_segment(struct load *load, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    if (load->call.state != CSTC_CALL_IDLE) {
+        rc = cstc_call_result(&load->call, err);
+        rc = rc == CST_OK ? cstc_state_take(load->job->client, &load->call, err) : rc;
+    }
+    if (rc == CST_OK) {
+        begin_writing(load);
+    }
+    return rc;
+}
+
+/* The states are written: set the counters. */
+static int begin_restoring(struct load *load, struct cst_err *err)
 {
     const Cistern__JobDescription *d = load->manifest.description;
     Cistern__Restore msg = CISTERN__RESTORE__INIT;
-    struct cstc_call call = {0};
-    int rc;
 
     msg.step = d->step;
     msg.adam_step = d->adam_step;
     msg.n_skipped = d->n_skipped;
     msg.n_overflows = d->n_overflows;
-    rc = cstc_call_sync(load->job->client, &call, CISTERN__MSG_TYPE__MSG_RESTORE, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    load->phase = RESTORED;
+    return cstc_call_start(load->job->client, &load->call, CISTERN__MSG_TYPE__MSG_RESTORE,
+                           &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+}
+
+static int advance(struct cstc_task *task, struct cst_err *err)
+{
+    struct load *load = (struct load *)task;
+    int rc = CST_OK;
+
+    if (load->phase == MAPPED) {
+        rc = take_segment(load, err);
+    }
+    if (rc == CST_OK && load->phase == WRITTEN) {
+        rc = cstc_states_advance(&load->run, err);
+        rc = rc == CST_OK ? begin_restoring(load, err) : rc;
+    }
     if (rc == CST_OK) {
-        cstc_call_reset(&call);
-        load->job->steps = d->step;
+        rc = cstc_call_result(&load->call, err);
+    }
+    if (rc == CST_OK) {
+        load->job->steps = load->manifest.description->step;
         load->job->initialised = true;
     }
     return rc;
 }
 
-static int write_states(struct load *load, struct cst_err *err)
+static void close_load(struct cstc_task *task)
 {
-    struct cstc_state_stream stream = {.next = next_piece, .data = read_piece, .arg = load};
-    int rc = cstc_state_open(load->job->client, err);
+    struct load *load = (struct load *)task;
 
-    if (rc == CST_OK) {
-        rc = cstc_states_write(load->job->client, &stream, err);
-    }
-    return rc == CST_OK ? restore(load, err) : rc;
-}
-
-static void close_load(struct load *load)
-{
     for (uint32_t f = 0; f < load->n_open; f++) {
         cstc_tensor_file_close(&load->files[f]);
     }
@@ -374,36 +417,86 @@ static void close_load(struct load *load)
     for (uint32_t i = 0; load->weights != NULL && i < load->content.n_entries; i++) {
         cstc_weights_close(&load->weights[i]);
     }
+    for (int i = 0; i < CSTC_STATE_SLOTS; i++) {
+        cstc_call_reset(&load->run.slots[i].call);
+    }
+    cstc_call_reset(&load->call);
     free(load->weights);
     free(load->places);
     free(load->tensors);
     cstc_content_close(&load->content);
     cstc_manifest_close(&load->manifest);
-    (void)close(load->dirfd);
+    if (load->dirfd >= 0) {
+        (void)close(load->dirfd);
+    }
+    free(load);
 }
 
-int cst_load(struct cst_job *job, const char *path, struct cst_load_result *result,
-             struct cst_err *err)
+/* Make the task, check the checkpoint and ask for a staging segment, if there is none. */
+static int open_load(struct cst_job *job, const char *path, struct cst_err *err)
 {
-    struct load load = {.job = job};
+    struct load *load = calloc(1, sizeof *load);
+    int rc;
+
+    if (load == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to load job '%s'", job->name);
+    }
+    load->task = (struct cstc_task){.advance = advance, .close = close_load};
+    load->job = job;
+    load->dirfd = -1;
+    rc = cstc_directory_open(path, &load->dirfd, err);
+    if (rc == CST_OK) {
+        rc = check_all(load, err);
+    }
+    if (rc == CST_OK && job->client->staging.base == NULL) {
+        rc = cstc_state_ask(job->client, &load->call, err);
+    }
+    if (rc != CST_OK) {
+        close_load(&load->task);
+        return rc;
+    }
+    job->client->task = &load->task;
+    return CST_OK;
+}
+
+static int load_job(struct cst_job *job, const char *path, struct cst_load_result *result,
+                    bool block, struct cst_err *err)
+{
+    struct cstc_task *task = NULL;
     int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && path == NULL) {
         rc = cst_err_set(err, CST_EINVAL, "cst_load needs a path");
     }
     if (rc == CST_OK) {
-        rc = cstc_directory_open(path, &load.dirfd, err);
+        rc = cstc_task_find(job->client, advance, &task, err);
+    }
+    if (rc == CST_OK && task == NULL) {
+        rc = open_load(job, path, err);
     }
     if (rc != CST_OK) {
         return rc;
     }
-    rc = check_all(&load, err);
-    if (rc == CST_OK) {
-        rc = write_states(&load, err);
-    }
+    rc = cstc_task_drive(job->client, block, err);
     if (rc == CST_OK && result != NULL) {
-        *result = (struct cst_load_result){.step = job->steps, .converted = load.converts};
+        const struct load *load = (const struct load *)job->client->task;
+
+        *result = (struct cst_load_result){.step = job->steps, .converted = load->converts};
     }
-    close_load(&load);
+    if (rc != CST_EAGAIN) {
+        cstc_task_close(job->client);
+    }
     return rc;
+}
+
+int cst_load(struct cst_job *job, const char *path, struct cst_load_result *result,
+             struct cst_err *err)
+{
+    return load_job(job, path, result, true, err);
+}
+
+int cst_try_load(struct cst_job *job, const char *path, struct cst_load_result *result,
+                 struct cst_err *err)
+{
+    return load_job(job, path, result, false, err);
 }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_save: the states of a job, as of one step, are read in the order of the files' contents and
- * appended to the files. */
+ * appended to the files.
+ *
+ *   BEGUN --description--> MAPPED --segment--> COPIED --all states--> ENDED --> files are completed
+ *     \_____________________\____________________\_________on a failure____/ */
 #include "cistern/checkpoint.h"
 
 #include "client/checkpoint/directory.h"
 #include "client/checkpoint/manifest.h"
 #include "client/checkpoint/transpose.h"
-#include "client/lib/call.h"
 #include "client/lib/state_io.h"
+#include "client/lib/task.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/table.h"
 
@@ -24,8 +27,20 @@
 
 enum { MAX_LISTS = 3 }; /* The index and the configurations. */
 
+/* What the save waits for. */
+enum phase { BEGUN, MAPPED, COPIED, ENDED };
+
 struct save {
+    struct cstc_task task;
     struct cst_client *client;
+    struct cst_save_spec spec; /* The directory's path is owned. */
+    double began, read_began;
+    struct cst_save_result done;
+    enum phase phase;
+    struct cstc_call call; /* Of this phase. */
+    struct cstc_state_run run;
+    struct cst_err failed; /* The first failure until the end of the save in the daemon. */
+    bool has_directory;
     Cistern__JobDescription *description;
     struct cstc_content content;
     struct cstc_directory directory;
@@ -68,38 +83,25 @@ static int read_description(struct save *save, int fd, uint64_t bytes, struct cs
                : cst_err_set(err, CST_EPROTO, "the description of the job does not parse");
 }
 
-static int begin(struct save *save, const char *name, struct cst_err *err)
+static int ask(struct save *save, const char *name, struct cst_err *err)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-    struct cstc_call call = {.max_fds = 1};
-    int rc;
 
     msg.name = (char *)(uintptr_t)name;
-    rc = cstc_call_sync(save->client, &call, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &cistern__save_begun__descriptor, err);
-    if (rc != CST_OK) {
-        return rc;
-    }
-    rc = call.n_fds == 1
-             ? read_description(save, call.fds[0],
-                                ((const Cistern__SaveBegun *)call.reply)->description_bytes, err)
-             : cst_err_set(err, CST_EPROTO, "a save without a description");
-    cstc_call_reset(&call);
-    return rc;
+    save->call.max_fds = 1;
+    return cstc_call_start(save->client, &save->call, CISTERN__MSG_TYPE__MSG_SAVE, &msg.base,
+                           CISTERN__MSG_TYPE__MSG_SAVE_BEGUN, &cistern__save_begun__descriptor,
+                           err);
 }
 
-/* End the save. If everything was read (@rc), the answer says whether it was in time. */
-static int end(struct save *save, int rc, struct cst_err *err)
+/* Take the answer: the description of the job. */
+static int take_description(struct save *save, struct cst_err *err)
 {
-    struct cstc_call call = {0};
-    struct cst_err ignored;
-    int ended = cstc_call_sync(save->client, &call, CISTERN__MSG_TYPE__MSG_SAVE_END, NULL,
-                               CISTERN__MSG_TYPE__MSG_OK, NULL, rc == CST_OK ? err : &ignored);
+    const Cistern__SaveBegun *begun = (const Cistern__SaveBegun *)save->call.reply;
 
-    if (ended == CST_OK) {
-        cstc_call_reset(&call);
-    }
-    return rc == CST_OK ? ended : rc;
+    return save->call.n_fds == 1
+               ? read_description(save, save->call.fds[0], begun->description_bytes, err)
+               : cst_err_set(err, CST_EPROTO, "a save without a description");
 }
 
 /* -- files ---------------------------------------------------------------------------------- */
@@ -313,22 +315,6 @@ static int write_piece(void *arg, const struct cstc_state_piece *piece, void *da
     return rc;
 }
 
-/* Read all states into the files; the save in the daemon ends as soon as they are read. */
-static int copy_states(struct save *save, struct cst_err *err)
-{
-    struct cstc_state_stream stream = {.next = next_piece, .data = write_piece, .arg = save};
-    int rc;
-
-    /* A segment of an earlier save may not be mapped by the engines of this job. */
-    cstc_segment_unmap(&save->client->staging);
-    rc = cstc_state_open(save->client, err);
-
-    if (rc == CST_OK) {
-        rc = cstc_states_read(save->client, &stream, err);
-    }
-    return end(save, rc, err);
-}
-
 /* Write what is about all files. */
 static int write_lists(struct save *save, struct cst_err *err)
 {
@@ -353,10 +339,10 @@ static int write_lists(struct save *save, struct cst_err *err)
 }
 
 /* Prepare the list of contents and the directory. */
-static int prepare(struct save *save, const struct cst_save_spec *spec, struct cst_err *err)
+static int prepare(struct save *save, struct cst_err *err)
 {
-    int rc =
-        cstc_content_make(&save->content, save->description, FILE_BYTES, spec->fp32_weights, err);
+    int rc = cstc_content_make(&save->content, save->description, FILE_BYTES,
+                               save->spec.fp32_weights, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -366,71 +352,198 @@ static int prepare(struct save *save, const struct cst_save_spec *spec, struct c
     if (save->writers == NULL || save->files == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %u files", save->content.n_files);
     }
-    return cstc_directory_begin(&save->directory, spec->dir, save->description->step, err);
+    rc = cstc_directory_begin(&save->directory, save->spec.dir, save->description->step, err);
+    save->has_directory = rc == CST_OK;
+    return rc;
 }
 
-static void close_save(struct save *save)
+/* -- phases --------------------------------------------------------------------------------- */
+
+/* The save has begun in the daemon: get a staging segment. */
+static int on_begun(struct save *save, struct cst_err *err)
 {
+    int rc = take_description(save, err);
+
+    save->read_began = now();
+    cstc_call_reset(&save->call);
+    if (rc == CST_OK) {
+        rc = prepare(save, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (save->spec.on_begun != NULL) {
+        save->spec.on_begun(save->spec.arg, save->description->step);
+    }
+    /* A segment of an earlier save may not be mapped by the engines of this job. */
+    cstc_segment_unmap(&save->client->staging);
+    return cstc_state_ask(save->client, &save->call, err);
+}
+
+/* The staging segment has come: read all states into the files. */
+static int on_mapped(struct save *save, struct cst_err *err)
+{
+    save->run = (struct cstc_state_run){
+        .client = save->client,
+        .stream = {.next = next_piece, .data = write_piece, .arg = save},
+    };
+    return cstc_state_take(save->client, &save->call, err);
+}
+
+/* End the save in the daemon. Its answer says whether all was read in time. It is ended also if it
+ * failed, because it may have begun although its description could not be had. */
+static int on_copied(struct save *save, struct cst_err *err)
+{
+    save->phase = ENDED;
+    cstc_call_reset(&save->call);
+    return cstc_call_start(save->client, &save->call, CISTERN__MSG_TYPE__MSG_SAVE_END, NULL,
+                           CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+}
+
+/* Complete the files, unless the save has failed. */
+static int on_ended(struct save *save, struct cst_err *err)
+{
+    int rc = save->failed.status;
+
+    save->done.read_seconds = now() - save->read_began;
+    if (rc != CST_OK && err != NULL) {
+        *err = save->failed;
+    }
+    if (rc == CST_OK) {
+        rc = write_lists(save, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    save->has_directory = false;
+    rc = cstc_directory_commit(&save->directory, err);
+    if (rc == CST_OK && save->spec.keep > 0) {
+        rc = cstc_directory_keep(save->spec.dir, save->spec.keep, save->description->step, err);
+    }
+    save->done.step = save->description->step;
+    save->done.bytes = save->bytes;
+    save->done.seconds = now() - save->began;
+    return rc;
+}
+
+static int advance(struct cstc_task *task, struct cst_err *err)
+{
+    static int (*const next[])(struct save *, struct cst_err *) = {
+        [BEGUN] = on_begun, [MAPPED] = on_mapped, [COPIED] = on_copied};
+    struct save *save = (struct save *)task;
+
+    while (save->phase < ENDED || save->call.state != CSTC_CALL_IDLE) {
+        enum phase phase = save->phase;
+        struct cst_err why = {0};
+        int rc = phase == COPIED ? cstc_states_advance(&save->run, &why)
+                                 : cstc_call_result(&save->call, &why);
+
+        if (rc == CST_EAGAIN) {
+            return rc;
+        }
+        if (phase == ENDED) {
+            cstc_call_reset(&save->call);
+        } else if (rc == CST_OK) {
+            save->phase++;
+            rc = next[phase](save, &why);
+        }
+        if (rc != CST_OK && save->failed.status == CST_OK) {
+            save->failed = why;
+            save->failed.status = rc;
+        }
+        if (rc != CST_OK && save->phase < ENDED) {
+            (void)on_copied(save, NULL);
+        }
+    }
+    return on_ended(save, err);
+}
+
+static void close_save(struct cstc_task *task)
+{
+    struct save *save = (struct save *)task;
+
     for (uint32_t f = 0; save->writers != NULL && f < save->content.n_files; f++) {
         cstc_file_writer_abandon(save->writers[f]);
     }
     cstc_transpose_close(&save->transpose);
+    if (save->has_directory) {
+        cstc_directory_abandon(&save->directory);
+    }
+    for (int i = 0; i < CSTC_STATE_SLOTS; i++) {
+        cstc_call_reset(&save->run.slots[i].call);
+    }
+    cstc_call_reset(&save->call);
     free(save->writers);
     free(save->files);
     cstc_content_close(&save->content);
     if (save->description != NULL) {
         cistern__job_description__free_unpacked(save->description, NULL);
     }
+    free((char *)(uintptr_t)save->spec.dir);
+    free(save);
 }
 
-/* Write the checkpoint, for which @save has a description. */
-static int make_checkpoint(struct save *save, const struct cst_save_spec *spec,
-                           struct cst_save_result *result, struct cst_err *err)
+/* Make the task and ask the daemon. */
+static int open_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+                     struct cst_err *err)
 {
-    double began = now();
-    int rc = prepare(save, spec, err);
+    struct save *save = calloc(1, sizeof *save);
+    char *dir = strdup(spec->dir);
+    int rc;
 
+    if (save == NULL || dir == NULL) {
+        free(save);
+        free(dir);
+        return cst_err_set(err, CST_ENOMEM, "no memory to save job '%.63s'", name);
+    }
+    save->task = (struct cstc_task){.advance = advance, .close = close_save};
+    save->client = client;
+    save->spec = *spec;
+    save->spec.dir = dir;
+    save->began = now();
+    rc = ask(save, name, err);
     if (rc != CST_OK) {
-        return end(save, rc, err);
-    }
-    if (spec->on_begun != NULL) {
-        spec->on_begun(spec->arg, save->description->step);
-    }
-    rc = copy_states(save, err);
-    result->read_seconds = now() - began;
-    if (rc == CST_OK) {
-        rc = write_lists(save, err);
-    }
-    if (rc != CST_OK) {
-        cstc_directory_abandon(&save->directory);
+        close_save(&save->task);
         return rc;
     }
-    return cstc_directory_commit(&save->directory, err);
+    client->task = &save->task;
+    return CST_OK;
 }
 
-int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
-             struct cst_save_result *result, struct cst_err *err)
+static int save_job(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+                    struct cst_save_result *result, bool block, struct cst_err *err)
 {
-    struct save save = {.client = client};
-    struct cst_save_result done = {0};
-    double began = now();
+    struct cstc_task *task;
     int rc;
 
     if (name == NULL || spec == NULL || spec->dir == NULL || *spec->dir == '\0') {
         return cst_err_set(err, CST_EINVAL, "cst_save needs the name of a job and a directory");
     }
-    rc = begin(&save, name, err);
-    /* The save may have begun although its description could not be had. */
-    rc = rc == CST_OK ? make_checkpoint(&save, spec, &done, err) : end(&save, rc, err);
-    if (rc == CST_OK && spec->keep > 0) {
-        rc = cstc_directory_keep(spec->dir, spec->keep, save.description->step, err);
+    rc = cstc_task_find(client, advance, &task, err);
+    if (rc == CST_OK && task == NULL) {
+        rc = open_save(client, name, spec, err);
     }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cstc_task_drive(client, block, err);
     if (rc == CST_OK && result != NULL) {
-        done.step = save.description->step;
-        done.bytes = save.bytes;
-        done.seconds = now() - began;
-        *result = done;
+        *result = ((struct save *)client->task)->done;
     }
-    close_save(&save);
+    if (rc != CST_EAGAIN) {
+        cstc_task_close(client);
+    }
     return rc;
+}
+
+int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+             struct cst_save_result *result, struct cst_err *err)
+{
+    return save_job(client, name, spec, result, true, err);
+}
+
+int cst_try_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+                 struct cst_save_result *result, struct cst_err *err)
+{
+    return save_job(client, name, spec, result, false, err);
 }

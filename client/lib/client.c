@@ -5,6 +5,7 @@
 
 #include "client/lib/call.h"
 #include "client/lib/job.h"
+#include "client/lib/task.h"
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>
@@ -202,7 +203,8 @@ void cst_disconnect(struct cst_client *client)
      * client. */
     cstc_client_die(client, &cause);
     cstc_job_free(client->job);
-    if (!client->forked) { /* A forked child does not inherit the mapping. */
+    if (!client->forked) { /* A forked child has neither the mapping nor the files of a save. */
+        cstc_task_close(client);
         cstc_segment_unmap(&client->staging);
     }
     cstc_wake_close(&client->wake);

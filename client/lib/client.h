@@ -14,6 +14,7 @@
 #define CSTC_CLIENT_HELLO_MS 10000 /* Longest wait for the daemon's answer to Hello. */
 
 struct cstc_call;
+struct cstc_task;
 
 struct cst_client {
     int sock;    /* Socket; -1: the connection is over, or this process is a forked child. */
@@ -35,7 +36,8 @@ struct cst_client {
     struct cstc_call **queue_end; /* The pointer to which the next queued call is linked. */
     struct cst_job *job;          /* Owned; NULL before cst_job_open. */
     struct cstc_segment staging;  /* Mapped by the first read or write of a state (state_io.h). */
-    /* A cst_try_... call of the job has not ended. Only that call may read replies. */
+    struct cstc_task *task;       /* A save or a load under way (task.h). Owned; NULL: none. */
+    /* A cst_try_... call has not ended. Only that call may read replies. */
     bool pending;
     struct cst_client *next;  /* Next in the list of all clients of the process, for fork.c. */
     struct cst_client **link; /* The pointer in that list that points to this client. */

@@ -283,6 +283,9 @@ int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct c
 {
     const struct cstc_pending *have = &job->pending;
 
+    if (have->kind == CSTC_PENDING_NONE && job->client->pending) {
+        return cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
+    }
     if (have->kind == CSTC_PENDING_NONE) {
         job->pending = *want;
         job->pending.sent = false;

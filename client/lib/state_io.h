@@ -6,7 +6,7 @@
 #ifndef CSTC_STATE_IO_H
 #define CSTC_STATE_IO_H
 
-#include "client/lib/client.h"
+#include "client/lib/call.h"
 
 #define CSTC_STATE_SLOTS 4 /* Most pieces in flight. */
 
@@ -34,6 +34,11 @@ struct cstc_state_stream {
  * connection was ended; CST_ENOMEM, CST_EBUDGET; CST_EBUSY: a cst_try_... call is pending. */
 int cstc_state_open(struct cst_client *client, struct cst_err *err);
 
+/* The same in two parts, for those who do not wait: ask for the segment in @call, which the caller
+ * has cleared, and take it when the call has succeeded. */
+int cstc_state_ask(struct cst_client *client, struct cstc_call *call, struct cst_err *err);
+int cstc_state_take(struct cst_client *client, struct cstc_call *call, struct cst_err *err);
+
 /* The largest piece, in bytes: a multiple of 4096. cstc_state_open has succeeded. */
 uint64_t cstc_state_most(const struct cst_client *client);
 
@@ -44,5 +49,28 @@ int cstc_states_read(struct cst_client *client, const struct cstc_state_stream *
                      struct cst_err *err);
 int cstc_states_write(struct cst_client *client, const struct cstc_state_stream *stream,
                       struct cst_err *err);
+
+/* A slot of the staging segment and the piece that is in it. */
+struct cstc_state_slot {
+    struct cstc_call call;
+    struct cstc_state_piece piece;
+    void *data;
+};
+
+/* A stream that is under way. The slots are used in turn. The caller sets the first three members
+ * and clears the others. */
+struct cstc_state_run {
+    struct cst_client *client;
+    struct cstc_state_stream stream;
+    bool writes; /* Otherwise the stream reads. */
+    struct cstc_state_slot slots[CSTC_STATE_SLOTS];
+    uint64_t begun, ended; /* Numbers of pieces. */
+    bool at_end;           /* There are no further pieces. */
+    struct cst_err failed; /* The first failure; status 0: none. */
+};
+
+/* Go on with @run, which must stay where it is until the end. CST_EAGAIN: a reply is missing. Other
+ * statuses are the last one, as in cstc_states_read. */
+int cstc_states_advance(struct cstc_state_run *run, struct cst_err *err);
 
 #endif

@@ -77,6 +77,13 @@ struct cst_save_result {
 int cst_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
              struct cst_save_result *result, struct cst_err *err);
 
+/* cst_save that does not wait for the daemon: CST_EAGAIN, as for the other cst_try_... calls. It
+ * waits for the disk, above all when it completes a file. A worker that trains in the same thread
+ * meanwhile needs another client for the save, because this call is pending. cst_disconnect ends a
+ * save that is pending and removes its files. */
+int cst_try_save(struct cst_client *client, const char *name, const struct cst_save_spec *spec,
+                 struct cst_save_result *result, struct cst_err *err);
+
 struct cst_load_result {
     uint64_t step; /* Number of committed steps. */
     /* The moments were converted to the format of the job, rounded to nearest: the next steps have
@@ -103,6 +110,11 @@ struct cst_load_result {
  * After a failure that comes later than the checks, the job's states are undefined. */
 int cst_load(struct cst_job *job, const char *path, struct cst_load_result *result,
              struct cst_err *err);
+
+/* cst_load that does not wait for the daemon: CST_EAGAIN, as for the other cst_try_... calls. It
+ * waits for the disk: the first call reads all files to check them. */
+int cst_try_load(struct cst_job *job, const char *path, struct cst_load_result *result,
+                 struct cst_err *err);
 
 /* Which model files to load. Zero every field that is not set. */
 struct cst_weights_spec {

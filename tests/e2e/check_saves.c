@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of cst_save and cst_load with the daemon: a job that goes back to an earlier step, jobs
  * that share tensors with a base, names that look like those of states, other formats of moments,
- * and clients that save without reading. tests/e2e/checkpoint.sh tests whole trainings. */
+ * calls that do not wait, and clients that save without reading. tests/e2e/checkpoint.sh tests
+ * whole trainings. */
 #include "cistern/checkpoint.h"
 #include "tests/lib/job_rig.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
-#include <math.h>
+#include <dirent.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -300,6 +302,116 @@ START_TEST(other_moments)
 }
 END_TEST
 
+/* -- calls that do not wait ----------------------------------------------------------------------
+ */
+
+static void await(const struct cst_client *client)
+{
+    struct pollfd fd = {.fd = cst_client_fd(client), .events = POLLIN};
+
+    ck_assert_int_eq(poll(&fd, 1, -1), 1);
+}
+
+static unsigned count_names(void)
+{
+    DIR *list = opendir(dir);
+    unsigned n = 0;
+
+    while (readdir(list) != NULL) {
+        n++;
+    }
+    (void)closedir(list);
+    return n - 2; /* "." and ".." */
+}
+
+/* One thread saves a job and trains it meanwhile. The checkpoint has the states of the step in
+ * which the save began. It is loaded without waiting, too. */
+START_TEST(without_waiting)
+{
+    static const char *const names[] = {"a", "b", NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1, .moments = CST_MOMENTS_MX8};
+    const struct cst_hyper_params params = {.lr = 0.01f};
+    const struct cst_save_spec to = {.dir = dir};
+    struct cst_save_result saved;
+    struct cst_load_result loaded;
+    struct job j = open_job(&spec, names);
+    struct cst_client *saver;
+    float *before, other;
+    int rc, stepped = CST_EAGAIN, n = 0;
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    before = read_state(&j, 1, CST_STATE_MASTER);
+    OK(cst_connect(&saver, proc.socket, &err));
+    while ((rc = cst_try_save(saver, "m", &to, &saved, &err)) == CST_EAGAIN) {
+        n++;
+        ck_assert_int_eq(cst_ping(saver, NULL, &err), CST_EBUSY);
+        if (stepped == CST_EAGAIN) {
+            stepped = cst_try_step(j.job, &params, NULL, &err);
+        }
+        await(saver);
+    }
+    ck_assert_msg(rc == CST_OK, "%s", err.text);
+    ck_assert_int_gt(n, 2);
+    ck_assert_uint_eq(saved.step, 1);
+    OK(cst_ping(saver, NULL, &err));
+    while (stepped == CST_EAGAIN) {
+        await(j.client);
+        stepped = cst_try_step(j.job, &params, NULL, &err);
+    }
+    ck_assert_int_eq(stepped, CST_OK);
+    leave(&j);
+    cst_disconnect(saver);
+
+    j = open_job(&spec, names);
+    for (n = 0; (rc = cst_try_load(j.job, dir, &loaded, &err)) == CST_EAGAIN; n++) {
+        ck_assert_int_eq(cst_sync(j.job, NULL, &err), CST_EBUSY);
+        ck_assert_int_eq(cst_tensor_read(j.job, 0, CST_STATE_MASTER, 0, 1, &other, &err),
+                         CST_EBUSY);
+        await(j.client);
+    }
+    ck_assert_msg(rc == CST_OK, "%s", err.text);
+    ck_assert_int_gt(n, 0);
+    ck_assert_uint_eq(loaded.step, 1);
+    assert_same(&j, 1, CST_STATE_MASTER, before);
+    free(before);
+    leave(&j);
+}
+END_TEST
+
+/* A client that disconnects while its save is pending, in each of its phases, leaves nothing, and
+ * the job can be saved again. */
+START_TEST(given_up)
+{
+    static const char *const names[] = {"a", "b", NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1};
+    const struct cst_save_spec to = {.dir = dir};
+    struct job j = open_job(&spec, names);
+    struct cst_client *saver;
+    int rc = CST_EAGAIN;
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    OK(cst_connect(&saver, proc.socket, &err));
+    for (int i = 0; i < _i && rc == CST_EAGAIN; i++) {
+        rc = cst_try_save(saver, "m", &to, NULL, &err);
+        if (rc == CST_EAGAIN) {
+            await(saver);
+        }
+    }
+    cst_disconnect(saver);
+    ck_assert_uint_eq(count_names(), rc == CST_OK);
+    OK(cst_connect(&saver, proc.socket, &err));
+    while (rc != CST_OK && (rc = cst_save(saver, "m", &to, NULL, &err)) == CST_EBUSY) {
+        /* The daemon has not seen the end of the other connection yet. */
+    }
+    ck_assert_msg(rc == CST_OK, "%s", err.text);
+    cst_disconnect(saver);
+    leave(&j);
+}
+END_TEST
+
 /* -- hostile clients -----------------------------------------------------------------------------
  */
 
@@ -372,6 +484,8 @@ int main(void)
     tcase_add_test(tcase, frozen_of_a_base);
     tcase_add_test(tcase, names_of_states);
     tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
+    tcase_add_test(tcase, without_waiting);
+    tcase_add_loop_test(tcase, given_up, 1, 8);
     tcase_add_test(tcase, many_begun);
     return suite_run(suite);
 }

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/lib/task.h"
+
+#include "client/lib/call.h"
+
+int cstc_task_find(struct cst_client *client,
+                   int (*advance)(struct cstc_task *task, struct cst_err *err),
+                   struct cstc_task **out, struct cst_err *err)
+{
+    int rc = cstc_client_check(client, err);
+
+    *out = client->task;
+    if (client->task != NULL && client->task->advance == advance) {
+        return CST_OK; /* It tells the cause itself if the connection is over. */
+    }
+    if (rc == CST_OK && client->pending) {
+        rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
+    }
+    return rc;
+}
+
+int cstc_task_drive(struct cst_client *client, bool block, struct cst_err *err)
+{
+    struct cst_err ignored;
+    int rc;
+
+    client->pending = true;
+    if (!block) {
+        (void)cstc_call_pump(client, &ignored);
+    }
+    while ((rc = client->task->advance(client->task, err)) == CST_EAGAIN && block) {
+        (void)cstc_call_wait(client, -1, &ignored);
+    }
+    client->pending = rc == CST_EAGAIN;
+    return rc;
+}
+
+void cstc_task_close(struct cst_client *client)
+{
+    if (client->task != NULL) {
+        client->task->close(client->task);
+        client->task = NULL;
+    }
+}
