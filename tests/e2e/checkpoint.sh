@@ -97,6 +97,17 @@ done
 cmp "$tmp/four.weights" "$tmp/from-four-4.weights" || fail "other weights with as many ranks"
 printf 'four ranks: same losses with two, three, one and four\n'
 
+# A job of another format of moments goes on with nearly the same losses, and says that its bits are others.
+for moments in bf16 mx8; do
+    from=$(first_of "$tmp/adamw")
+    train "to-$moments" --resume "$tmp/adamw/$from" --moments "$moments"
+    has 'moments were converted' "$tmp/to-$moments.log" || fail "$(cat "$tmp/to-$moments.log")"
+    tail -n "$(wc -l <"$tmp/to-$moments.losses")" "$tmp/adamw.losses" | paste - "$tmp/to-$moments.losses" |
+        perl -MPOSIX -ane '$a = POSIX::strtod($F[0]); $b = POSIX::strtod($F[1]); exit 1 if abs($a - $b) > 1e-2 * $b' ||
+        fail "$moments: $(tail -n 9 "$tmp/adamw.losses" | paste - "$tmp/to-$moments.losses")"
+done
+! has 'moments were converted' "$tmp/adamw-again.log" || fail "no moments were converted: $(cat "$tmp/adamw-again.log")"
+
 # A finished job is saved from outside; --keep removes older checkpoints; a step is saved once.
 fresh_daemon
 train ended
