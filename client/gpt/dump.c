@@ -87,6 +87,37 @@ int gpt_dump_weights(const char *path, const struct gpt_model *model, struct gpt
     return dump_close(f, path, rc, err);
 }
 
+static int dump_rows(FILE *f, const char *path, struct gpt_pass *pass, struct cst_err *err)
+{
+    const size_t vocab = pass->model->vocab;
+    float *row = malloc(vocab * sizeof *row);
+    int rc = row != NULL ? 0 : cst_err_set(err, CST_ENOMEM, "out of memory");
+
+    for (size_t r = 0; rc == 0 && r < pass->model->context; r++) {
+        rc = pass->ops->logits(pass, r, row, err);
+        if (rc == 0 && fwrite(row, sizeof *row, vocab, f) != vocab) {
+            rc = cst_err_errno(err, CST_EIO, errno, "'%s'", path);
+        }
+    }
+    free(row);
+    return rc;
+}
+
+int gpt_dump_logits(const char *path, struct gpt_pass *pass, struct gpt_store *weights,
+                    const struct gpt_data *data, struct cst_err *err)
+{
+    FILE *f;
+    int rc = gpt_data_sequence(data, 0, pass->model->context, pass->tokens, pass->targets, err);
+
+    if (rc == 0) {
+        rc = pass->ops->forward(pass, weights, 1, false, err);
+    }
+    if (rc == 0) {
+        rc = gpt_output_open(&f, path, false, "dump", err);
+    }
+    return rc == 0 ? dump_close(f, path, dump_rows(f, path, pass, err), err) : rc;
+}
+
 int gpt_dump_grads(const char *path, const struct gpt_model *model, struct gpt_store *store,
                    struct cst_err *err)
 {

@@ -3,8 +3,8 @@
 #ifndef GPT_DUMP_H
 #define GPT_DUMP_H
 
-#include "client/gpt/model.h"
-#include "client/gpt/store.h"
+#include "client/gpt/data.h"
+#include "client/gpt/pass.h"
 
 /* Write to @path the master weights as fp32, of all tensors in order of declaration, and then the
  * bf16 weights in the same order. Statuses: CST_EIO, CST_ENOMEM, and the statuses of the store's
@@ -16,5 +16,10 @@ int gpt_dump_weights(const char *path, const struct gpt_model *model, struct gpt
  * statuses are those of gpt_dump_weights. */
 int gpt_dump_grads(const char *path, const struct gpt_model *model, struct gpt_store *store,
                    struct cst_err *err);
+
+/* Write the logits of the first sequence of @data, in fp32, to @path. The forward pass uses
+ * @weights, a read-only store. CST_EIO, and the statuses of @pass. */
+int gpt_dump_logits(const char *path, struct gpt_pass *pass, struct gpt_store *weights,
+                    const struct gpt_data *data, struct cst_err *err);
 
 #endif

@@ -66,8 +66,8 @@ static void carve_head(struct gpt_pass_host *p, struct carver *c, const struct g
     p->lnf = carve(c, rows * m->width * operand);
     p->meanf = carve(c, rows * sizeof(float));
     p->rstdf = carve(c, rows * sizeof(float));
-    p->logits = carve(c, rows * GPT_VOCAB * sizeof(float));
-    p->dlogits = carve(c, rows * GPT_VOCAB * operand);
+    p->logits = carve(c, rows * m->vocab * sizeof(float));
+    p->dlogits = carve(c, rows * m->vocab * operand);
     p->losses = carve(c, rows * sizeof(float));
 }
 
@@ -98,7 +98,7 @@ uint64_t gpt_host_kept_bytes(const struct gpt_model *m, const struct gpt_operato
         carve_head(&p, &c, m, rows, operand);
         break;
     case GPT_OP_EMBED: /* The operator keeps tokens only. */
-        c.bytes = rows;
+        c.bytes = rows * sizeof *p.head.tokens;
         break;
     case GPT_OP_PROJ: /* The neighbours keep its input and output. */
     case GPT_OP_FCPROJ:
@@ -134,8 +134,8 @@ static void carve_all(struct gpt_pass_host *p, struct carver *c)
         p->low = carve(c, low * sizeof(float));
         p->low_operand = carve(c, low * operand);
     }
-    p->head.tokens = carve(c, rows);
-    p->head.targets = carve(c, rows);
+    p->head.tokens = carve(c, rows * sizeof *p->head.tokens);
+    p->head.targets = carve(c, rows * sizeof *p->head.targets);
 }
 
 int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err)

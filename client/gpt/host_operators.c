@@ -84,13 +84,13 @@ int gpt_host_fcproj(struct gpt_pass_host *p, const struct gpt_operator *op, cons
 int gpt_host_head(struct gpt_pass_host *p, const struct gpt_operator *op, const struct cst_io *io,
                   struct cst_err *err)
 {
-    const size_t d = p->head.model->width;
+    const size_t d = p->head.model->width, vocab = p->head.model->vocab;
 
     (void)op;
     gpt_layernorm(&p->layers, p->rows, d, p->x, io[0].weight, io[1].weight, p->lnf, p->meanf,
                   p->rstdf);
-    return gpt_matmul(p->mm, p->rows, GPT_VOCAB, d, p->lnf, false, gpt_host_operand(p, &io[2]),
-                      true, p->logits, err);
+    return gpt_matmul(p->mm, p->rows, vocab, d, p->lnf, false, gpt_host_operand(p, &io[2]), true,
+                      p->logits, err);
 }
 
 /* -- backward ---------------------------------------------------------------------------------- */
@@ -98,18 +98,17 @@ int gpt_host_head(struct gpt_pass_host *p, const struct gpt_operator *op, const 
 int gpt_host_head_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
                            const struct cst_io *io, struct cst_err *err)
 {
-    const size_t d = p->head.model->width;
+    const size_t d = p->head.model->width, vocab = p->head.model->vocab;
     int rc = 0;
 
     (void)op;
     if (io[2].grad != NULL) {
-        rc =
-            gpt_matmul(p->mm, GPT_VOCAB, d, p->rows, p->dlogits, true, p->lnf, false, p->grad, err);
+        rc = gpt_matmul(p->mm, vocab, d, p->rows, p->dlogits, true, p->lnf, false, p->grad, err);
     }
     if (rc == 0) {
-        gpt_host_put(p, GPT_VOCAB * d, p->grad, &io[2]);
-        rc = gpt_matmul(p->mm, p->rows, d, GPT_VOCAB, p->dlogits, false,
-                        gpt_host_operand(p, &io[2]), false, p->wide, err);
+        gpt_host_put(p, vocab * d, p->grad, &io[2]);
+        rc = gpt_matmul(p->mm, p->rows, d, vocab, p->dlogits, false, gpt_host_operand(p, &io[2]),
+                        false, p->wide, err);
     }
     if (rc == 0) {
         /* The gradient of the residual stream begins here. */
@@ -187,13 +186,13 @@ int gpt_host_qkv_backward(struct gpt_pass_host *p, const struct gpt_operator *op
 int gpt_host_embed_backward(struct gpt_pass_host *p, const struct gpt_operator *op,
                             const struct cst_io *io, struct cst_err *err)
 {
-    const size_t d = p->head.model->width;
-    float *dwte = p->grad, *dwpe = p->grad + GPT_VOCAB * d;
+    const size_t d = p->head.model->width, vocab = p->head.model->vocab;
+    float *dwte = p->grad, *dwpe = p->grad + vocab * d;
 
     (void)op;
     (void)err;
-    gpt_embed_backward(&p->layers, p->rows, d, p->head.model->context, GPT_VOCAB, p->head.tokens,
-                       p->dx, dwte, dwpe);
+    gpt_embed_backward(&p->layers, p->rows, d, p->head.model->context, vocab, p->head.tokens, p->dx,
+                       dwte, dwpe);
     gpt_host_put(p, io[0].n_elems, dwte, &io[0]);
     gpt_host_put(p, io[1].n_elems, dwpe, &io[1]);
     return 0;

@@ -91,7 +91,7 @@ struct work {
     size_t rows, width, context;             /* shape of the arrays; positions of a sequence */
     const float *x, *dy, *mean, *rstd;       /* fp32 inputs */
     const uint16_t *w, *b;                   /* bf16 inputs */
-    const uint8_t *tokens;                   /* input: one per row */
+    const uint32_t *tokens;                  /* input: one per row */
     float *y, *kept_mean, *kept_rstd;        /* fp32 outputs */
     void *operand;                           /* output; in the attention's backward pass an input */
     const struct gpt_attention_shape *shape; /* sizes of the attention */
@@ -290,7 +290,7 @@ static void cross_entropy_body(void *arg, unsigned thread, size_t first, size_t 
 }
 
 double gpt_cross_entropy(const struct gpt_layers *layers, size_t rows, size_t width,
-                         const float *logits, const uint8_t *targets, float *losses, void *dlogits)
+                         const float *logits, const uint32_t *targets, float *losses, void *dlogits)
 {
     struct work k = {.layers = layers, .width = width, .x = logits, .tokens = targets};
     double sum = 0.0;
@@ -315,7 +315,7 @@ static void embed_body(void *arg, unsigned thread, size_t first, size_t last)
 }
 
 void gpt_embed(const struct gpt_layers *layers, size_t rows, size_t width, size_t context,
-               const uint8_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y)
+               const uint32_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y)
 {
     struct work k = {.layers = layers, .width = width, .context = context, .tokens = tokens};
 
@@ -334,7 +334,7 @@ static void embed_backward_body(void *arg, unsigned thread, size_t first, size_t
     (void)thread;
     for (size_t r = 0; r < k->rows; r++) {
         const float *dx = k->dy + r * k->width;
-        float *token = k->dwte + k->tokens[r] * k->width;
+        float *token = k->dwte + (size_t)k->tokens[r] * k->width;
         float *position = k->dwpe + r % k->context * k->width;
 
         for (size_t i = first * GPT_SIMD_ELEMS; i < last * GPT_SIMD_ELEMS; i++) {
@@ -345,7 +345,7 @@ static void embed_backward_body(void *arg, unsigned thread, size_t first, size_t
 }
 
 void gpt_embed_backward(const struct gpt_layers *layers, size_t rows, size_t width, size_t context,
-                        size_t vocab, const uint8_t *tokens, const float *dx, float *dwte,
+                        size_t vocab, const uint32_t *tokens, const float *dx, float *dwte,
                         float *dwpe)
 {
     struct work k = {.layers = layers, .rows = rows, .width = width, .context = context};

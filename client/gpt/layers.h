@@ -5,9 +5,10 @@
  * among threads. It takes sums over rows in fixed stripes, so that results do not depend on the
  * number of threads.
  *
- * Arrays are rows x width, row-major, with a width that is a multiple of GPT_SIMD_ELEMS. Elements
- * are fp32 unless stated otherwise. An "operand" is an input of a matrix product: bf16 where @bf16,
- * else fp32. Weights and biases are bf16, as in the store. */
+ * Arrays are rows x width, row-major, with a width that is a multiple of GPT_SIMD_ELEMS; only that
+ * of logits may be any number from GPT_SIMD_ELEMS on. Elements are fp32 unless stated otherwise. An
+ * "operand" is an input of a matrix product: bf16 where @bf16, else fp32. Weights and biases are
+ * bf16, as in the store. */
 #ifndef GPT_LAYERS_H
 #define GPT_LAYERS_H
 
@@ -52,11 +53,11 @@ struct gpt_simd {
     void (*operand)(size_t rows, size_t width, const float *dy, void *out, bool bf16, float *sums);
     /* loss[row] = -log softmax(logits)[target]. dlogits = (softmax - onehot) * scale, an operand.
      * @dlogits may be NULL. */
-    void (*cross_entropy)(size_t rows, size_t width, const float *logits, const uint8_t *targets,
+    void (*cross_entropy)(size_t rows, size_t width, const float *logits, const uint32_t *targets,
                           float scale, float *loss, void *dlogits, bool bf16);
     /* y[row] = wte[token[row]] + wpe[position], position = (first_row + row) mod context. */
     void (*embed)(size_t first_row, size_t rows, size_t width, size_t context,
-                  const uint8_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y);
+                  const uint32_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y);
     /* Round fp32 to bf16. @accumulate: first add, in fp32, the value that dst holds. */
     void (*put)(size_t n, const float *src, uint16_t *dst, bool accumulate);
     /* Convert bf16 to fp32. */
@@ -114,7 +115,7 @@ void gpt_residual(const struct gpt_layers *layers, size_t rows, size_t width, co
 void gpt_operand(const struct gpt_layers *layers, size_t rows, size_t width, const float *dy,
                  void *out, float *sums);
 void gpt_embed(const struct gpt_layers *layers, size_t rows, size_t width, size_t context,
-               const uint8_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y);
+               const uint32_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y);
 void gpt_attention(const struct gpt_layers *layers, const struct gpt_attention_shape *shape,
                    const float *qkv, void *out, float *lse);
 void gpt_attention_backward(const struct gpt_layers *layers,
@@ -131,12 +132,13 @@ void gpt_upcast(const struct gpt_layers *layers, size_t n, const uint16_t *src, 
 /* Cross entropy of all rows. Returns the mean over the rows, summed in row order in double.
  * @losses: one float per row. @dlogits: as in the table, with scale 1 / rows. */
 double gpt_cross_entropy(const struct gpt_layers *layers, size_t rows, size_t width,
-                         const float *logits, const uint8_t *targets, float *losses, void *dlogits);
+                         const float *logits, const uint32_t *targets, float *losses,
+                         void *dlogits);
 
 /* Gradients of the embeddings: dwte (vocab x width) and dwpe (context x width), fp32, overwritten.
  * They are sums of dx over the rows, in row order. */
 void gpt_embed_backward(const struct gpt_layers *layers, size_t rows, size_t width, size_t context,
-                        size_t vocab, const uint8_t *tokens, const float *dx, float *dwte,
+                        size_t vocab, const uint32_t *tokens, const float *dx, float *dwte,
                         float *dwpe);
 
 #endif

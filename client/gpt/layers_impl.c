@@ -139,20 +139,61 @@ static void operand(size_t rows, size_t width, const float *dy, void *out, bool 
     }
 }
 
-static void cross_entropy(size_t rows, size_t width, const float *logits, const uint8_t *targets,
+/* The last elements of a row, from @i to @width, which are fewer than a vector. The other lanes are
+ * so small that their exponentials are nearly zero. */
+INLINE vf load_tail(const float *row, size_t i, size_t width)
+{
+    float lanes[VL];
+
+    for (size_t k = 0; k < VL; k++) {
+        lanes[k] = i + k < width ? row[i + k] : -1e30f;
+    }
+    return load(lanes);
+}
+
+/* Store the elements from @i to @width of the row that begins at element @at of an operand. */
+INLINE void store_tail(void *p, size_t at, size_t i, size_t width, vf v, bool bf16)
+{
+    const size_t bytes = bf16 ? sizeof(uint16_t) : sizeof(float);
+    float lanes[VL];
+
+    store_operand(lanes, 0, v, bf16);
+    memcpy((char *)p + (at + i) * bytes, lanes, (width - i) * bytes);
+}
+
+/* The gradient of the logits @x, which begin at element @i of the row. */
+INLINE vf logit_gradient(vf x, size_t i, uint32_t target, float most, float inv, float scale)
+{
+    vf d = exp_(x - most) * inv;
+
+    if (target >= i && target < i + VL) {
+        d[target - i] -= scale;
+    }
+    return d;
+}
+
+static void cross_entropy(size_t rows, size_t width, const float *logits, const uint32_t *targets,
                           float scale, float *loss, void *dlogits, bool bf16)
 {
+    const size_t whole = width / VL * VL;
+
     for (size_t r = 0; r < rows; r++, logits += width) {
         vf top = load(logits), sum = {0};
         float most, total, inv;
 
-        for (size_t i = VL; i < width; i += VL) {
+        for (size_t i = VL; i < whole; i += VL) {
             top = max_(top, load(logits + i));
+        }
+        if (whole < width) {
+            top = max_(top, load_tail(logits, whole, width));
         }
         /* Without the maximum the exponentials could overflow. */
         most = max_lanes(top);
-        for (size_t i = 0; i < width; i += VL) {
+        for (size_t i = 0; i < whole; i += VL) {
             sum += exp_(load(logits + i) - most);
+        }
+        if (whole < width) {
+            sum += exp_(load_tail(logits, whole, width) - most);
         }
         total = sum_lanes(sum);
         loss[r] = most + logf(total) - logits[targets[r]];
@@ -160,22 +201,24 @@ static void cross_entropy(size_t rows, size_t width, const float *logits, const 
             continue;
         }
         inv = scale / total;
-        for (size_t i = 0; i < width; i += VL) {
-            vf d = exp_(load(logits + i) - most) * inv;
-
-            if (targets[r] >= i && targets[r] < i + VL) {
-                d[targets[r] - i] -= scale;
-            }
-            store_operand(dlogits, r * width + i, d, bf16);
+        for (size_t i = 0; i < whole; i += VL) {
+            store_operand(dlogits, r * width + i,
+                          logit_gradient(load(logits + i), i, targets[r], most, inv, scale), bf16);
+        }
+        if (whole < width) {
+            store_tail(dlogits, r * width, whole, width,
+                       logit_gradient(load_tail(logits, whole, width), whole, targets[r], most, inv,
+                                      scale),
+                       bf16);
         }
     }
 }
 
 static void embed(size_t first_row, size_t rows, size_t width, size_t context,
-                  const uint8_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y)
+                  const uint32_t *tokens, const uint16_t *wte, const uint16_t *wpe, float *y)
 {
     for (size_t r = 0; r < rows; r++, y += width) {
-        const uint16_t *token = wte + tokens[r] * width;
+        const uint16_t *token = wte + (size_t)tokens[r] * width;
         const uint16_t *position = wpe + (first_row + r) % context * width;
 
         for (size_t i = 0; i < width; i += VL) {

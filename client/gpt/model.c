@@ -166,6 +166,7 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
         .heads = options->heads,
         .width = options->width,
         .context = options->context,
+        .vocab = options->vocab > 0 ? options->vocab : GPT_VOCAB,
         .experts = options->experts,
         .top_k = options->top_k,
         .world = options->world,
@@ -181,7 +182,7 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
     m.lora_scale = m.lora > 0 ? (float)(options->lora_alpha / m.lora) : 0.0f;
     /* One group per rank that holds experts. With one rank the experts belong to all ranks. */
     m.n_groups = m.world == 1 ? 0 : m.experts < m.world ? m.experts : m.world;
-    wte = add_tensor(&m, "", "wte", GPT_VOCAB, m.width, 0, 0.02f);
+    wte = add_tensor(&m, "", "wte", m.vocab, m.width, 0, 0.02f);
     wpe = add_tensor(&m, "", "wpe", m.context, m.width, 0, 0.01f);
     /* Embeddings do not decay. */
     m.tensors[wte].decay_scale = 0.0f;

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GPT_VOCAB 256        /* one token per byte value */
+#define GPT_VOCAB 256        /* default vocabulary: one token per byte value */
 #define GPT_MAX_OP_TENSORS 6 /* most tensors of an operator */
 #define GPT_MAX_EXPERTS 1024 /* most experts of a block */
 
@@ -58,6 +58,7 @@ struct gpt_operator {
 
 struct gpt_model {
     uint32_t layers, heads, width, context; /* as in gpt_options */
+    uint32_t vocab;                         /* tokens of the vocabulary */
     uint32_t experts, top_k, world;         /* as in gpt_options; experts 0: dense */
     float balance;                          /* as in gpt_options */
     uint32_t lora;                          /* rank of the adapters; 0: no adapters */

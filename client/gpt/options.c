@@ -2,6 +2,7 @@
 #include "client/gpt/options.h"
 
 #include "cistern/cistern.h"
+#include "client/gpt/gpt2.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "proto/optimizers.h"
@@ -14,6 +15,7 @@
 #define AT(name) offsetof(struct gpt_options, name)
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
 
+static const char *const token_names[] = {"bytes", "uint16", "uint32", NULL};
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
@@ -44,7 +46,13 @@ static const struct cst_option table[] = {
         CST_U32(AT(heads), 1, 4096)),
     ROW("width", "N", "elements of the residual stream (128), a multiple of 16",
         CST_U32(AT(width), GPT_SIMD_ELEMS, 65536)),
-    ROW("context", "N", "bytes of a sequence (128)", CST_U32(AT(context), 1, 65536)),
+    ROW("context", "N", "tokens of a sequence (128)", CST_U32(AT(context), 1, 65536)),
+    ROW("vocab", "N", "tokens of the vocabulary (256: one for each byte); on a GPU, 256",
+        CST_U32(AT(vocab), GPT_SIMD_ELEMS, 1 << 24)),
+    ROW("init", "DIR",
+        "begin a new job with the weights of a GPT-2 of Hugging Face: config.json, which decides "
+        "the five sizes above, and model.safetensors, or several files with their index",
+        CST_TEXT(AT(init))),
     ROW("experts", "N",
         "a mixture of N experts in place of each block's MLP (0: no experts); rank e mod world "
         "holds expert e",
@@ -62,7 +70,17 @@ static const struct cst_option table[] = {
         "write the model as JSON for `cistern plan` (-: to standard output) and exit",
         CST_TEXT(AT(describe))),
     CST_OPTION_HEADING("training:"),
-    ROW("data", "FILE", "text to learn, read as bytes", CST_TEXT(AT(data))),
+    ROW("data", "FILE", "text to learn", CST_TEXT(AT(data))),
+    ROW("tokens", "FORM",
+        "form of the text: bytes, or the numbers of its tokens as uint16 or uint32, little-endian "
+        "(bytes)",
+        CST_NAME(AT(tokens), 0, token_names)),
+    ROW("validate", "FILE|P%",
+        "print the loss on this text, which is not trained on, at the end; P%: on the last P "
+        "percent of --data",
+        CST_TEXT(AT(validate))),
+    ROW("validate-every", "N", "print this loss after every N steps, too",
+        CST_U64(AT(validate_every), 1, 1e15)),
     ROW("batch", "N", "sequences per rank and step (8)", CST_U32(AT(batch), 1, 65536)),
     ROW("micro-batches", "N",
         "divide the batch into N parts; their gradients are added in fp32 (1)",
@@ -168,6 +186,10 @@ static const struct cst_option table[] = {
     ROW("dump-weights", "FILE",
         "write master weights in fp32, then weights in bf16, in order of declaration",
         CST_TEXT(AT(dump_weights))),
+    ROW("dump-logits", "FILE",
+        "at the end, write the logits of the first sequence of --data in fp32, a row for each "
+        "token",
+        CST_TEXT(AT(dump_logits))),
     ROW("dump-grads", "FILE",
         "write the summed gradients of step 1 in bf16, in order of declaration",
         CST_TEXT(AT(dump_grads))),
@@ -180,7 +202,7 @@ static const struct cst_option table[] = {
 void gpt_options_help(FILE *out)
 {
     (void)fputs("Usage: cistern-gpt --data FILE [OPTION]...\n"
-                "Trains a GPT-2 style decoder on the bytes of FILE. Its weights, gradients and\n"
+                "Trains a GPT-2 on the text in FILE. Its weights, gradients and\n"
                 "optimizer states are in the memory daemon, cisternd. Start one worker per rank.\n"
                 "Defaults are in parentheses.\n",
                 out);
@@ -258,6 +280,64 @@ static int check_checkpoints(const struct gpt_options *o, struct cst_err *err)
     return 0;
 }
 
+/* Check the options of the text, and of weights from elsewhere. */
+static int check_text(const struct gpt_options *o, struct cst_err *err)
+{
+    if (o->sample > 0 && o->vocab != GPT_VOCAB) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--sample cannot be combined with a vocabulary of %u: only tokens that "
+                           "are bytes are text",
+                           o->vocab);
+    }
+    if (o->validate_every > 0 && o->validate == NULL) {
+        return cst_err_set(err, CST_EINVAL, "--validate-every %llu needs --validate",
+                           (unsigned long long)o->validate_every);
+    }
+    if (o->init != NULL && (o->store == GPT_STORE_LOCAL || o->experts > 0 || o->base != NULL)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--init '%s' cannot be combined with --store=local, --experts or --base",
+                           o->init);
+    }
+    return 0;
+}
+
+/* True if the command line has the option @name. */
+static bool is_given(const struct cst_options_given *given, const char *name)
+{
+    for (size_t i = 0; table[i].help != NULL; i++) {
+        if (table[i].name != NULL && strcmp(table[i].name, name) == 0) {
+            return given->rows[i];
+        }
+    }
+    return false;
+}
+
+/* Take the sizes from the configuration in --init. A size that was given must be the same. */
+static int take_sizes(struct gpt_options *o, const struct cst_options_given *given,
+                      struct cst_err *err)
+{
+    struct gpt_gpt2_sizes sizes;
+    const struct {
+        const char *name;
+        uint32_t *field;
+        const uint32_t *size;
+    } rows[] = {{"layers", &o->layers, &sizes.layers},
+                {"heads", &o->heads, &sizes.heads},
+                {"width", &o->width, &sizes.width},
+                {"context", &o->context, &sizes.context},
+                {"vocab", &o->vocab, &sizes.vocab}};
+    int rc = gpt_gpt2_read(o->init, &sizes, err);
+
+    for (size_t i = 0; rc == 0 && i < sizeof rows / sizeof *rows; i++) {
+        if (is_given(given, rows[i].name) && *rows[i].field != *rows[i].size) {
+            rc = cst_err_set(err, CST_EINVAL, "--%s %u: --init '%s' has %u", rows[i].name,
+                             *rows[i].field, o->init, *rows[i].size);
+        }
+        *rows[i].field = *rows[i].size;
+    }
+    return rc;
+}
+
 /* Check combinations of options. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
@@ -288,7 +368,7 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     if (o->data == NULL && o->describe == NULL) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
     }
-    if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0) {
+    if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0 || check_text(o, err) != 0) {
         return CST_EINVAL;
     }
     return check_kinds(o, err);
@@ -301,6 +381,7 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .heads = 4,
         .width = 128,
         .context = 128,
+        .vocab = GPT_VOCAB,
         .batch = 8,
         .balance = 0.01,
         .lora_alpha = -1,
@@ -329,6 +410,12 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
     if (given.first < argc) {
         return cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
                            argv[given.first]);
+    }
+    if (o.init != NULL) {
+        rc = take_sizes(&o, &given, err);
+        if (rc != 0) {
+            return rc;
+        }
     }
     if (o.top_k == 0) { /* --top-k was not given. */
         o.top_k = o.experts == 1 ? 1 : 2;

@@ -6,6 +6,7 @@
 
 #include "cistern/optimizer.h"
 #include "cistern/status.h"
+#include "client/gpt/data.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,7 +19,8 @@ struct gpt_options {
     uint32_t layers;   /* number of blocks */
     uint32_t heads;    /* attention heads per block */
     uint32_t width;    /* elements of the residual stream */
-    uint32_t context;  /* bytes in a sequence */
+    uint32_t context;  /* tokens in a sequence */
+    uint32_t vocab;    /* tokens of the vocabulary */
     uint32_t batch;    /* sequences per rank and step, all micro-batches together */
     uint32_t experts;  /* experts per block, in place of its MLP; 0: dense */
     uint32_t top_k;    /* experts that each byte is sent to */
@@ -44,8 +46,13 @@ struct gpt_options {
                                      CST_DEVICE_UPDATE_AUTO: planned */
     /* Bytes of the device for states that stay there; or CST_DEVICE_UPDATE_AUTO: planned. */
     uint64_t device_states;
-    uint64_t seed;               /* seed of initial weights, data order and sample */
-    const char *data;            /* training text */
+    uint64_t seed;          /* seed of initial weights, data order and sample */
+    const char *data;       /* training text */
+    enum gpt_tokens tokens; /* form of the tokens in the files of text */
+    /* Text for validation: a file, or the end of the training text as "P%"; NULL: none. */
+    const char *validate;
+    uint64_t validate_every;     /* steps between validations; 0: only after the last step */
+    const char *init;            /* directory of a GPT-2 whose weights a new job begins with */
     uint32_t rank, world;        /* rank of this worker, and number of ranks */
     enum gpt_store_choice store; /* store of the states */
     const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
@@ -66,14 +73,15 @@ struct gpt_options {
     const char *log_json;          /* file for one JSON object per step; NULL: none */
     /* File for master weights, then bf16 weights, at the end; NULL: none. */
     const char *dump_weights;
-    const char *dump_grads; /* file for the reduced gradients of the first step; NULL: none */
-    const char *save_dir;   /* directory of checkpoints; NULL: none */
-    uint64_t save_every;    /* steps between checkpoints; 0: none are made */
-    uint32_t keep;          /* checkpoints that remain; 0: all */
-    const char *resume;     /* checkpoint of a new job, or "auto"; NULL: initial weights */
-    const char *loss_file;  /* file for each step's loss in hexadecimal; NULL: none */
-    bool quiet;             /* print neither progress nor a summary */
-    bool help, version;     /* print the text and exit */
+    const char *dump_logits; /* file for the logits of the text's first sequence; NULL: none */
+    const char *dump_grads;  /* file for the reduced gradients of the first step; NULL: none */
+    const char *save_dir;    /* directory of checkpoints; NULL: none */
+    uint64_t save_every;     /* steps between checkpoints; 0: none are made */
+    uint32_t keep;           /* checkpoints that remain; 0: all */
+    const char *resume;      /* checkpoint of a new job, or "auto"; NULL: initial weights */
+    const char *loss_file;   /* file for each step's loss in hexadecimal; NULL: none */
+    bool quiet;              /* print neither progress nor a summary */
+    bool help, version;      /* print the text and exit */
 };
 
 /* Fill @options from the command line and apply defaults. Strings are borrowed from @argv.

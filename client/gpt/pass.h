@@ -25,8 +25,9 @@ struct gpt_pass_ops {
     int (*backward)(struct gpt_pass *pass, struct gpt_store *store, struct cst_err *err);
     /* Mean cross entropy of the last forward with @train. Waits for the device's result. */
     int (*loss)(struct gpt_pass *pass, double *out, struct cst_err *err);
-    /* Logits of @row from the last forward. Waits for the device's result. */
-    int (*logits)(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], struct cst_err *err);
+    /* Logits of @row from the last forward, as many as the vocabulary has tokens. Waits for the
+     * device's result. */
+    int (*logits)(struct gpt_pass *pass, size_t row, float *out, struct cst_err *err);
     void (*close)(struct gpt_pass *pass);
 
     /* The operations below are for gpt_pass_step. This one runs operator @number between op_begin
@@ -48,7 +49,7 @@ struct gpt_pass {
     const struct gpt_pass_ops *ops;
     const struct gpt_model *model; /* borrowed */
     size_t max_seqs;               /* most sequences of a pass */
-    uint8_t *tokens, *targets;     /* max_seqs x context; the caller fills both before a forward */
+    uint32_t *tokens, *targets;    /* max_seqs x context; the caller fills both before a forward */
     /* Exchange of a mixture on several ranks, borrowed: the ranks meet in passes with @train. NULL:
      * there are no other ranks. */
     struct gpt_exchange *exchange;

@@ -85,8 +85,8 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
         rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
     }
     if (rc == 0 && train) {
-        p->loss = gpt_cross_entropy(&p->layers, p->rows, GPT_VOCAB, p->logits, pass->targets,
-                                    p->losses, p->dlogits);
+        p->loss = gpt_cross_entropy(&p->layers, p->rows, pass->model->vocab, p->logits,
+                                    pass->targets, p->losses, p->dlogits);
     }
     return rc;
 }
@@ -108,10 +108,12 @@ static int host_loss(struct gpt_pass *pass, double *out, struct cst_err *err)
     return 0;
 }
 
-static int host_logits(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], struct cst_err *err)
+static int host_logits(struct gpt_pass *pass, size_t row, float *out, struct cst_err *err)
 {
+    const size_t vocab = pass->model->vocab;
+
     (void)err;
-    memcpy(out, self(pass)->logits + row * GPT_VOCAB, GPT_VOCAB * sizeof *out);
+    memcpy(out, self(pass)->logits + row * vocab, vocab * sizeof *out);
     return 0;
 }
 
@@ -161,7 +163,7 @@ int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, siz
         goto err_close;
     }
     rc = gpt_layers_init(&p->layers, gpt_simd_get(NULL), bf16, n_threads,
-                         widest > GPT_VOCAB ? widest : GPT_VOCAB, &p->shape);
+                         widest > model->vocab ? widest : model->vocab, &p->shape);
     if (rc != 0) {
         rc = cst_err_set(err, rc, "out of memory: scratch of %u threads", n_threads);
         goto err_close;

@@ -45,8 +45,8 @@ struct gpt_pass_host {
     float *x;             /* M x d: output of the last block */
     void *lnf;            /* M x d operand: last layer norm */
     float *meanf, *rstdf; /* M each: statistics of lnf */
-    float *logits;        /* M x GPT_VOCAB */
-    void *dlogits;        /* M x GPT_VOCAB operand */
+    float *logits;        /* M x vocab */
+    void *dlogits;        /* M x vocab operand */
     float *losses;        /* M: loss of each row */
     double loss;          /* mean of losses */
     float *dx;            /* M x d: gradient of the residual stream */

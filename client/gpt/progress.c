@@ -173,6 +173,25 @@ int gpt_progress_step(struct gpt_progress *p, const struct gpt_progress_step *st
     return 0;
 }
 
+int gpt_progress_validation(struct gpt_progress *p, uint64_t step, double loss, struct cst_err *err)
+{
+    if (!p->quiet) {
+        (void)printf("%sstep %" PRIu64 "/%" PRIu64 "  validation loss %.4f\n",
+                     p->terminal ? "\n" : "", step, p->last_step, loss);
+        (void)fflush(stdout);
+    }
+    if (p->json != NULL) {
+        (void)fprintf(p->json, "{\"step\": %" PRIu64, step);
+        json_number(p->json, "validation_loss", loss);
+        (void)fprintf(p->json, "}\n");
+        (void)fflush(p->json);
+        if (ferror(p->json)) {
+            return cst_err_set(err, CST_EIO, "--log-json: cannot write");
+        }
+    }
+    return 0;
+}
+
 int gpt_progress_close(struct gpt_progress *p, const struct cst_rank_stat *stat, uint64_t n_params,
                        struct cst_err *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Progress reports of training. In a terminal one line is redrawn; otherwise every tenth step
- * prints a line. Optionally a file gets one JSON object per step. */
+ * prints a line. Optionally a file gets one JSON object per step, and one per validation. */
 #ifndef GPT_PROGRESS_H
 #define GPT_PROGRESS_H
 
@@ -45,6 +45,10 @@ bool gpt_progress_wants_stat(const struct gpt_progress *progress, uint64_t step)
 /* Report a step. CST_EIO: the JSON file cannot be written. */
 int gpt_progress_step(struct gpt_progress *progress, const struct gpt_progress_step *step,
                       struct cst_err *err);
+
+/* Report the loss on the text for validation, after step @step. CST_EIO, as above. */
+int gpt_progress_validation(struct gpt_progress *progress, uint64_t step, double loss,
+                            struct cst_err *err);
 
 /* Report the end of training and close the JSON file. @stat NULL: there is no pool. CST_EIO. */
 int gpt_progress_close(struct gpt_progress *progress, const struct cst_rank_stat *stat,

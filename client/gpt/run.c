@@ -8,6 +8,7 @@
 #include "client/gpt/stop.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
+#include "proto/size.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@
 struct worker {
     const struct gpt_options *options; /* shared by all ranks */
     const struct gpt_model *model;     /* shared by all ranks */
-    const struct gpt_data *data;       /* shared by all ranks */
+    const struct gpt_texts *texts;     /* shared by all ranks */
     struct gpt_device *device;         /* shared by all ranks */
     struct gpt_exchange_hub *hub;      /* mixture with the local store; else NULL */
     uint32_t rank;                     /* rank of this worker */
@@ -103,7 +104,7 @@ static void *worker_main(void *arg)
         announce(w, store);
         w->rc = open_exchange(w, &exchange, &w->err);
         if (w->rc == 0) {
-            w->rc = gpt_train(w->options, w->model, w->data, w->device, store, exchange, w->rank,
+            w->rc = gpt_train(w->options, w->model, w->texts, w->device, store, exchange, w->rank,
                               &w->err);
         }
         gpt_exchange_close(exchange);
@@ -184,12 +185,37 @@ static int run_local(struct worker *like, struct cst_err *err)
     return rc;
 }
 
+static void close_texts(struct gpt_texts *texts)
+{
+    gpt_data_close(&texts->validation);
+    gpt_data_close(&texts->train);
+}
+
+/* Open the training text and, if it is asked for, the text for validation. */
+static int open_texts(struct gpt_texts *texts, const struct gpt_options *o, struct cst_err *err)
+{
+    double percent;
+    int rc;
+
+    *texts = (struct gpt_texts){0};
+    rc = gpt_data_open(&texts->train, o->data, o->tokens, o->vocab, o->context, err);
+    if (rc == 0 && o->validate != NULL && cst_size_percent(o->validate, &percent)) {
+        rc = gpt_data_split(&texts->train, percent, o->context, &texts->validation, err);
+    } else if (rc == 0 && o->validate != NULL) {
+        rc = gpt_data_open(&texts->validation, o->validate, o->tokens, o->vocab, o->context, err);
+    }
+    if (rc != 0) {
+        close_texts(texts);
+    }
+    return rc;
+}
+
 int gpt_run(const struct gpt_options *options, struct cst_err *err)
 {
     struct gpt_model model;
-    struct gpt_data data;
-    struct worker w = {.options = options, .model = &model, .data = &data, .rank = options->rank};
-    int rc = gpt_data_open(&data, options->data, options->context, err);
+    struct gpt_texts texts;
+    struct worker w = {.options = options, .model = &model, .texts = &texts, .rank = options->rank};
+    int rc = open_texts(&texts, options, err);
 
     if (rc != 0) {
         return rc;
@@ -213,6 +239,6 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
 out_model:
     gpt_model_close(&model);
 out_data:
-    gpt_data_close(&data);
+    close_texts(&texts);
     return rc;
 }

@@ -41,8 +41,10 @@ int gpt_sample(struct gpt_pass *pass, struct gpt_store *store, const char *promp
     const size_t context = pass->model->context, given = strlen(prompt);
     size_t seen = given < context ? given : context;
 
-    memset(pass->tokens, 0, context);
-    memcpy(pass->tokens, prompt + given - seen, seen);
+    memset(pass->tokens, 0, context * sizeof *pass->tokens);
+    for (size_t i = 0; i < seen; i++) {
+        pass->tokens[i] = (uint8_t)prompt[given - seen + i];
+    }
     /* The model needs at least one byte. */
     if (seen == 0) {
         pass->tokens[seen++] = '\n';
@@ -60,7 +62,7 @@ int gpt_sample(struct gpt_pass *pass, struct gpt_store *store, const char *promp
         }
         out[i] = (char)pick(logits, temperature, at);
         if (seen == context) {
-            memmove(pass->tokens, pass->tokens + 1, --seen);
+            memmove(pass->tokens, pass->tokens + 1, --seen * sizeof *pass->tokens);
         }
         pass->tokens[seen++] = (uint8_t)out[i];
     }

@@ -32,6 +32,9 @@ struct gpt_store_ops {
     /* Write the states of the checkpoint at @path. NULL: this store has no checkpoints. */
     int (*load)(struct gpt_store *store, const char *path, struct cst_load_result *result,
                 struct cst_err *err);
+    /* Write the weights of the model in the directory @dir, except adapters. NULL: this store has
+     * no such function. */
+    int (*init)(struct gpt_store *store, const char *dir, struct cst_err *err);
     int (*stat)(struct gpt_store *store, struct cst_rank_stat *out, struct cst_err *err);
     /* Close the handle. @good: leave properly. Otherwise leave as if the worker had died, so that
      * other ranks do not wait for it. */

@@ -2,6 +2,7 @@
 #include "cistern/checkpoint.h"
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
+#include "client/gpt/gpt2.h"
 #include "client/gpt/stop.h"
 
 #include <poll.h>
@@ -34,6 +35,9 @@ static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
 
     for (uint32_t i = 0; i < model->n_tensors && number >= 0; i++) {
         const struct gpt_tensor *t = &model->tensors[i];
+        char name[GPT_GPT2_NAME_BYTES];
+        const char *const external = name;
+        bool transposed, named = gpt_gpt2_name(model, t, name, &transposed);
         const struct cst_tensor_spec spec = {
             .name = t->name,
             .dtype = CST_BF16,
@@ -43,6 +47,9 @@ static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
             .pattern = t->pattern,
             .lr_scale = 1.0f,
             .decay_scale = t->decay_scale,
+            .external_names = &external,
+            .n_external = named,
+            .transposed = named && transposed,
         };
 
         number = cst_tensor_as(job, &spec);
@@ -244,9 +251,34 @@ static int daemon_load(struct gpt_store *store, const char *path, struct cst_loa
     return cst_load(self(store)->job, path, result, err);
 }
 
+static bool is_no_adapter(void *arg, const char *name)
+{
+    (void)arg;
+    return !gpt_gpt2_is_adapter(name);
+}
+
+static int daemon_init(struct gpt_store *store, const char *dir, struct cst_err *err)
+{
+    const struct daemon_store *s = self(store);
+    const struct cst_weights_spec spec = {
+        .path = dir, .prefix = GPT_GPT2_PREFIX, .wants = is_no_adapter};
+    struct cst_weights_result result;
+    int rc = cst_load_weights(s->job, &spec, &result, err);
+
+    if (rc == 0 && !s->options->quiet) {
+        (void)printf("loaded %u tensors from %s", result.n_tensors, dir);
+        if (result.n_ignored > 0) {
+            (void)printf("; ignored %u: %s", result.n_ignored, result.ignored);
+        }
+        (void)printf("\n");
+    }
+    return rc;
+}
+
 static const struct gpt_store_ops daemon_ops = {
     .name = "daemon",
     .load = daemon_load,
+    .init = daemon_init,
     .initialised = daemon_initialised,
     .steps = daemon_steps,
     .sync = daemon_sync,
@@ -261,10 +293,13 @@ static const struct gpt_store_ops daemon_ops = {
     .close = daemon_close,
 };
 
-int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
-                          const struct gpt_model *model, struct gpt_device *device,
-                          struct cst_err *err)
+/* Open the job. */
+static int open_job(struct daemon_store *s, struct gpt_device *device, struct cst_err *err)
 {
+    const struct gpt_options *options = s->options;
+    const struct gpt_model *model = s->model;
+    char *config = gpt_gpt2_config(model),
+         *adapter_config = gpt_gpt2_adapter_config(model, options->init);
     const struct cst_job_spec spec = {
         .name = options->job,
         .rank = options->rank,
@@ -285,7 +320,20 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
         .device_states = options->device_states,
         .recompute = options->recompute,
         .plan_file = options->plan_file,
+        .model_config = config,
+        .adapter_config = adapter_config,
     };
+    int rc = cst_job_open(&s->job, s->client, &spec, err);
+
+    free(config);
+    free(adapter_config);
+    return rc;
+}
+
+int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *options,
+                          const struct gpt_model *model, struct gpt_device *device,
+                          struct cst_err *err)
+{
     struct daemon_store *s = calloc(1, sizeof *s);
     int rc;
 
@@ -299,7 +347,7 @@ int gpt_store_daemon_open(struct gpt_store **out, const struct gpt_options *opti
     if (rc != 0) {
         goto err_free;
     }
-    rc = cst_job_open(&s->job, s->client, &spec, err);
+    rc = open_job(s, device, err);
     if (rc != 0) {
         goto err_disconnect;
     }

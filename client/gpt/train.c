@@ -6,8 +6,10 @@
 #include "client/gpt/output.h"
 #include "client/gpt/pass.h"
 #include "client/gpt/progress.h"
+#include "client/gpt/gpt2.h"
 #include "client/gpt/sample.h"
 #include "client/gpt/stop.h"
+#include "client/gpt/validate.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -20,7 +22,7 @@
 struct train {
     const struct gpt_options *options; /* borrowed */
     const struct gpt_model *model;     /* borrowed */
-    const struct gpt_data *data;       /* borrowed */
+    const struct gpt_texts *texts;     /* borrowed */
     struct gpt_store *store;           /* borrowed */
     uint32_t rank;                     /* this rank */
     struct gpt_device *device;         /* borrowed; computes the model */
@@ -46,6 +48,16 @@ double gpt_train_lr(const struct gpt_options *o, uint64_t step)
     return o->min_lr + 0.5 * (o->lr - o->min_lr) * (1.0 + cos(part * 3.14159265358979323846));
 }
 
+/* True if tensor @i has its weights already: from the base job, or from the model in --init. */
+static bool has_weights(const struct train *t, uint32_t i)
+{
+    const struct gpt_tensor *tensor = &t->model->tensors[i];
+
+    return t->options->base != NULL
+               ? tensor->pattern == CST_PATTERN_FROZEN
+               : t->options->init != NULL && !gpt_gpt2_is_adapter(tensor->name);
+}
+
 static int write_initial(const struct train *t, struct cst_err *err)
 {
     float *slice = malloc(WRITE_ELEMS * sizeof *slice);
@@ -54,11 +66,11 @@ static int write_initial(const struct train *t, struct cst_err *err)
     if (slice == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
+    if (t->options->init != NULL) {
+        rc = t->store->ops->init(t->store, t->options->init, err);
+    }
     for (uint32_t i = 0; rc == 0 && i < t->model->n_tensors; i++) {
-        const bool based =
-            t->options->base != NULL && t->model->tensors[i].pattern == CST_PATTERN_FROZEN;
-        /* The base job's weights are initialised already. */
-        const uint64_t n = based ? 0 : t->model->tensors[i].n_elems;
+        const uint64_t n = has_weights(t, i) ? 0 : t->model->tensors[i].n_elems;
 
         for (uint64_t at = 0; rc == 0 && at < n; at += WRITE_ELEMS) {
             const uint64_t now = n - at < WRITE_ELEMS ? n - at : WRITE_ELEMS;
@@ -132,9 +144,12 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     const size_t n_seqs = o->batch / t->n_passes;
     int rc;
 
-    gpt_data_batch(t->data, o->seed, (step * o->world + t->rank) * o->batch + number * n_seqs,
-                   n_seqs, o->context, t->pass->tokens, t->pass->targets);
-    rc = t->pass->ops->forward(t->pass, t->store, n_seqs, true, err);
+    rc = gpt_data_batch(&t->texts->train, o->seed,
+                        (step * o->world + t->rank) * o->batch + number * n_seqs, n_seqs,
+                        o->context, t->pass->tokens, t->pass->targets, err);
+    if (rc == 0) {
+        rc = t->pass->ops->forward(t->pass, t->store, n_seqs, true, err);
+    }
     if (rc == 0) {
         rc = t->pass->ops->backward(t->pass, t->store, err);
     }
@@ -196,6 +211,30 @@ static int tell_step(struct train *t, const struct cst_step_result *result, doub
     return rc;
 }
 
+/* Print the loss on the text for validation. The weights are read from the store, so that no other
+ * rank takes part. */
+static int validate(struct train *t, uint64_t step, struct cst_err *err)
+{
+    struct gpt_store *weights;
+    double loss;
+    int rc = t->device->ops->open_view(t->device, t->store, t->model, &weights, err);
+
+    if (rc == 0) {
+        rc = gpt_validate(t->pass, weights, &t->texts->validation, &loss, err);
+        weights->ops->close(weights, rc == 0);
+    }
+    return rc == 0 ? gpt_progress_validation(&t->progress, step, loss, err) : rc;
+}
+
+/* True if rank 0 validates after step @step. */
+static bool is_validated(const struct train *t, uint64_t step)
+{
+    const struct gpt_options *o = t->options;
+
+    return t->rank == 0 && o->validate != NULL &&
+           (step == o->steps || (o->validate_every > 0 && step % o->validate_every == 0));
+}
+
 static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
 {
     int rc = 0;
@@ -216,6 +255,9 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
             }
             rc = tell_step(t, &result, gpt_train_lr(t->options, step), err);
             step = result.step;
+            if (rc == 0 && is_validated(t, step)) {
+                rc = validate(t, step, err);
+            }
         }
     }
     return rc;
@@ -250,6 +292,36 @@ static int print_sample(struct train *t, struct cst_err *err)
         (void)printf("\n");
     }
     free(text);
+    return rc;
+}
+
+static int dump_logits(struct train *t, struct cst_err *err)
+{
+    struct gpt_store *weights;
+    int rc = t->device->ops->open_view(t->device, t->store, t->model, &weights, err);
+
+    if (rc == 0) {
+        rc = gpt_dump_logits(t->options->dump_logits, t->pass, weights, &t->texts->train, err);
+        weights->ops->close(weights, rc == 0);
+    }
+    return rc;
+}
+
+/* Write what is asked for at the end. */
+static int write_end(struct train *t, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    int rc = 0;
+
+    if (t->rank == o->rank && o->dump_weights != NULL) {
+        rc = gpt_dump_weights(o->dump_weights, t->model, t->store, err);
+    }
+    if (rc == 0 && t->rank == 0 && o->dump_logits != NULL) {
+        rc = dump_logits(t, err);
+    }
+    if (rc == 0 && t->rank == 0 && o->sample > 0) {
+        rc = print_sample(t, err);
+    }
     return rc;
 }
 
@@ -312,10 +384,10 @@ static void tell_finished(const struct train *t, uint64_t step)
 }
 
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
-              const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
+              const struct gpt_texts *texts, struct gpt_device *device, struct gpt_store *store,
               struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err)
 {
-    struct train t = {.options = options, .model = model, .data = data, .store = store};
+    struct train t = {.options = options, .model = model, .texts = texts, .store = store};
     uint64_t step;
     bool opened;
     int rc;
@@ -357,11 +429,8 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
 
         rc = rc == 0 ? closed : rc;
     }
-    if (rc == 0 && rank == options->rank && options->dump_weights != NULL) {
-        rc = gpt_dump_weights(options->dump_weights, model, store, err);
-    }
-    if (rc == 0 && rank == 0 && options->sample > 0) {
-        rc = print_sample(&t, err);
+    if (rc == 0) {
+        rc = write_end(&t, err);
     }
     t.pass->ops->close(t.pass);
     return rc;

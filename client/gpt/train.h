@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of one rank: initial weights, steps, files, sample. The code is the same for a rank that
- * is a process with a daemon and for a rank that is a thread with the local store. */
+/* The life of one rank: initial weights, steps, validations, files, sample. The code is the same
+ * for a rank that is a process with a daemon and for a rank that is a thread with the local store.
+ */
 #ifndef GPT_TRAIN_H
 #define GPT_TRAIN_H
 
@@ -15,7 +16,7 @@
  * Rank 0 writes progress and the sample to standard output. Statuses: those of the store and the
  * device, CST_EIO, CST_ENOMEM; CST_ECANCELLED: a signal requested the end. */
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
-              const struct gpt_data *data, struct gpt_device *device, struct gpt_store *store,
+              const struct gpt_texts *texts, struct gpt_device *device, struct gpt_store *store,
               struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err);
 
 /* Learning rate of step @step (from 0): linear warm-up, then half a cosine from --lr to

@@ -194,6 +194,17 @@ static uint8_t *bytes(size_t n, uint64_t seed)
     return x;
 }
 
+/* The tokens @bytes as the host has them. */
+static uint32_t *words(const uint8_t *bytes, size_t n)
+{
+    uint32_t *x = cuda_must(malloc(n * sizeof *x));
+
+    for (size_t i = 0; i < n; i++) {
+        x[i] = bytes[i];
+    }
+    return x;
+}
+
 /* Losses and their gradients are those of the host. Some logits are large: softmax must not
  * overflow. */
 static void case_loss(struct cuda_case *c)
@@ -203,12 +214,13 @@ static void case_loss(struct cuda_case *c)
     float *logits = cuda_numbers(n, 14, 40), losses[ROWS],
           *dlogits = cuda_must(malloc(n * sizeof *dlogits));
     uint8_t *targets = bytes(ROWS, 15);
+    uint32_t *host_targets = words(targets, ROWS);
     CUdeviceptr l = cuda_there(c, logits, n * 4), t = cuda_there(c, targets, ROWS);
     CUdeviceptr out = cuda_there(c, NULL, ROWS * 4), d = cuda_there(c, NULL, n * 2);
     struct cst_err err = {0};
 
     cuda_done(c, gpt_cuda_loss(&c->gpu->kernels, ROWS, l, t, 1.0f / ROWS, out, d, &err), &err);
-    (void)gpt_cross_entropy(&layers, ROWS, GPT_CUDA_VOCAB, logits, targets, losses, dlogits);
+    (void)gpt_cross_entropy(&layers, ROWS, GPT_CUDA_VOCAB, logits, host_targets, losses, dlogits);
     cuda_expect(c, "loss", out, losses, ROWS, CUDA_NEAR_FP32);
     cuda_expect16(c, "dlogits", d, dlogits, n, CUDA_NEAR_BF16);
     gpt_gpu_free(c->gpu, l);
@@ -217,6 +229,7 @@ static void case_loss(struct cuda_case *c)
     free(logits);
     free(dlogits);
     free(targets);
+    free(host_targets);
 }
 
 /* The embedding of two sequences is exact, since the sum of two bf16 numbers is exact in fp32. The
@@ -227,6 +240,7 @@ static void case_embed(struct cuda_case *c)
     const size_t positions = (size_t)CONTEXT * WIDTH;
     struct gpt_layers layers = cuda_host_layers(4 * WIDTH, &any_shape);
     uint8_t *tokens = bytes(rows, 16);
+    uint32_t *host_tokens = words(tokens, rows);
     uint16_t *wte = cuda_numbers16(vocab, 17, 1, 0), *wpe = cuda_numbers16(positions, 18, 1, 0);
     float *x = cuda_must(malloc(n * sizeof *x)), *dx = cuda_numbers(n, 19, 1),
           *old = cuda_wide(wte, vocab);
@@ -237,14 +251,14 @@ static void case_embed(struct cuda_case *c)
     struct cst_err err = {0};
 
     cuda_done(c, gpt_cuda_embed(&c->gpu->kernels, rows, WIDTH, CONTEXT, t, e, p, y, &err), &err);
-    gpt_embed(&layers, rows, WIDTH, CONTEXT, tokens, wte, wpe, x);
+    gpt_embed(&layers, rows, WIDTH, CONTEXT, host_tokens, wte, wpe, x);
     cuda_expect(c, "x", y, x, n, 0);
     cuda_done(c,
               gpt_cuda_embed_backward(&c->gpu->kernels, rows, WIDTH, CONTEXT, t, d,
                                       (struct gpt_cuda_grad){e, true},
                                       (struct gpt_cuda_grad){p, false}, &err),
               &err);
-    gpt_embed_backward(&layers, rows, WIDTH, CONTEXT, GPT_CUDA_VOCAB, tokens, dx, dwte, dwpe);
+    gpt_embed_backward(&layers, rows, WIDTH, CONTEXT, GPT_CUDA_VOCAB, host_tokens, dx, dwte, dwpe);
     for (size_t i = 0; i < vocab; i++) {
         dwte[i] += old[i];
     }
@@ -254,6 +268,7 @@ static void case_embed(struct cuda_case *c)
     gpt_gpu_free(c->gpu, d);
     gpt_layers_close(&layers);
     free(tokens);
+    free(host_tokens);
     free(wte);
     free(wpe);
     free(x);

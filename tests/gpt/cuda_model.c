@@ -43,7 +43,7 @@ static void fill_batch(struct gpt_pass *pass, uint64_t step, size_t n)
     for (size_t i = 0; i < n; i++) {
         pass->tokens[i] = (uint8_t)("lease block trace "[gpt_rng_u64(7, step, i) % 18]);
     }
-    memcpy(pass->targets, pass->tokens + 1, n - 1);
+    memcpy(pass->targets, pass->tokens + 1, (n - 1) * sizeof *pass->tokens);
     pass->targets[n - 1] = 'x';
 }
 

@@ -110,7 +110,8 @@ START_TEST(bytes_kept_are_those_of_the_pass)
     p.head.model = &m;
     p.head.max_seqs = o.batch;
     ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
-    ck_assert_uint_eq(sum, (uint64_t)((char *)p.dx - (char *)p.memory) + 4 * 32);
+    ck_assert_uint_eq(sum,
+                      (uint64_t)((char *)p.dx - (char *)p.memory) + 4 * 32 * sizeof *p.head.tokens);
     gpt_memory_put(p.memory);
     free(p.blocks);
     gpt_model_close(&m);

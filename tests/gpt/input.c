@@ -139,7 +139,7 @@ static void expect_refused(const char *path, int status, const char *words)
     struct gpt_data data;
     struct cst_err err = {0};
 
-    ck_assert_int_eq(gpt_data_open(&data, path, 16, &err), status);
+    ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_BYTES, 256, 16, &err), status);
     ck_assert_msg(strstr(err.text, path) != NULL, "'%s' does not name the file", err.text);
     ck_assert_msg(strstr(err.text, words) != NULL, "'%s' lacks '%s'", err.text, words);
 }
@@ -182,14 +182,15 @@ START_TEST(smallest_data_file_serves)
 {
     struct gpt_data data;
     struct cst_err err;
-    uint8_t tokens[3 * 16], targets[3 * 16];
+    uint32_t tokens[3 * 16], targets[3 * 16];
 
-    ck_assert_int_eq(gpt_data_open(&data, test_file(0, "small", "0123456789abcdefg", 17), 16, &err),
+    ck_assert_int_eq(gpt_data_open(&data, test_file(0, "small", "0123456789abcdefg", 17),
+                                   GPT_TOKENS_BYTES, 256, 16, &err),
                      0);
-    gpt_data_batch(&data, 1, 2, 3, 16, tokens, targets);
-    for (size_t i = 0; i < 3; i++) {
-        ck_assert_int_eq(memcmp(tokens + 16 * i, "0123456789abcdef", 16), 0);
-        ck_assert_int_eq(memcmp(targets + 16 * i, "123456789abcdefg", 16), 0);
+    ck_assert_int_eq(gpt_data_batch(&data, 1, 2, 3, 16, tokens, targets, &err), 0);
+    for (size_t i = 0; i < 3 * 16; i++) {
+        ck_assert_uint_eq(tokens[i], (unsigned char)"0123456789abcdef"[i % 16]);
+        ck_assert_uint_eq(targets[i], (unsigned char)"123456789abcdefg"[i % 16]);
     }
     gpt_data_close(&data);
 }
@@ -200,23 +201,56 @@ END_TEST
  * longer one. */
 START_TEST(batches_are_a_function_of_seed_and_number)
 {
-    uint8_t text[TEST_TEXT_BYTES], tokens[5][64], targets[64];
+    uint8_t text[TEST_TEXT_BYTES];
+    uint32_t tokens[5][64], targets[64];
     struct gpt_data data;
     struct cst_err err;
 
     for (size_t i = 0; i < sizeof text; i++) {
         text[i] = (uint8_t)(i * 7 + i / 256);
     }
-    ck_assert_int_eq(gpt_data_open(&data, test_file(0, "t", text, sizeof text), 16, &err), 0);
-    gpt_data_batch(&data, 1, 20, 4, 16, tokens[0], targets);
-    gpt_data_batch(&data, 2, 20, 4, 16, tokens[1], targets);
-    gpt_data_batch(&data, 1, 24, 4, 16, tokens[2], targets);
-    gpt_data_batch(&data, 1, 20, 4, 16, tokens[3], targets);
-    gpt_data_batch(&data, 1, 22, 2, 16, tokens[4], targets);
-    ck_assert_int_eq(memcmp(tokens[0], tokens[3], 64), 0);
-    ck_assert_int_ne(memcmp(tokens[0], tokens[1], 64), 0);
-    ck_assert_int_ne(memcmp(tokens[0], tokens[2], 64), 0);
-    ck_assert_int_eq(memcmp(tokens[0] + 32, tokens[4], 32), 0);
+    ck_assert_int_eq(
+        gpt_data_open(&data, test_file(0, "t", text, sizeof text), GPT_TOKENS_BYTES, 256, 16, &err),
+        0);
+    for (size_t i = 0; i < 5; i++) {
+        static const uint64_t seeds[] = {1, 2, 1, 1, 1}, firsts[] = {20, 20, 24, 20, 22};
+
+        ck_assert_int_eq(gpt_data_batch(&data, seeds[i], firsts[i], i == 4 ? 2 : 4, 16, tokens[i],
+                                        targets, &err),
+                         0);
+    }
+    ck_assert_int_eq(memcmp(tokens[0], tokens[3], sizeof tokens[0]), 0);
+    ck_assert_int_ne(memcmp(tokens[0], tokens[1], sizeof tokens[0]), 0);
+    ck_assert_int_ne(memcmp(tokens[0], tokens[2], sizeof tokens[0]), 0);
+    ck_assert_int_eq(memcmp(tokens[0] + 32, tokens[4], 32 * sizeof tokens[0][0]), 0);
+    gpt_data_close(&data);
+}
+END_TEST
+
+/* Tokens of two and four bytes are little-endian. One that is not in the vocabulary is refused with
+ * its place. A part at the end can be split off. */
+START_TEST(tokens_have_a_form)
+{
+    static const uint8_t file[] = {1, 2, 3, 0, 4, 1, 0, 0, 5, 0, 0, 0};
+    const char *path = test_file(0, "t", file, sizeof file);
+    struct gpt_data data, part;
+    struct cst_err err;
+    uint32_t tokens[3], targets[3];
+
+    ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_UINT16, 600, 2, &err), 0);
+    ck_assert_uint_eq(data.n_tokens, 6);
+    ck_assert_int_eq(gpt_data_sequence(&data, 0, 3, tokens, targets, &err), 0);
+    ck_assert(tokens[0] == 513 && tokens[1] == 3 && tokens[2] == 260 && targets[2] == 0);
+    ck_assert_int_eq(gpt_data_split(&data, 50, 2, &part, &err), 0);
+    ck_assert_uint_eq(data.n_tokens, 3);
+    ck_assert_int_eq(gpt_data_sequence(&part, 0, 2, tokens, targets, &err), 0);
+    ck_assert(tokens[0] == 0 && tokens[1] == 5 && targets[1] == 0);
+    ck_assert_int_eq(gpt_data_split(&data, 50, 2, &part, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "has 2 tokens"));
+    gpt_data_close(&data);
+    ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_UINT32, 260, 2, &err), 0);
+    ck_assert_int_eq(gpt_data_sequence(&data, 0, 2, tokens, targets, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "token 0 is 197121, the vocabulary has 260"));
     gpt_data_close(&data);
 }
 END_TEST
@@ -283,6 +317,7 @@ int main(void)
     tcase_add_test(tcase, bad_data_files_are_told);
     tcase_add_test(tcase, unreadable_data_files_are_told);
     tcase_add_test(tcase, smallest_data_file_serves);
+    tcase_add_test(tcase, tokens_have_a_form);
     tcase_add_test(tcase, batches_are_a_function_of_seed_and_number);
     tcase_add_test(tcase, normal_numbers_are_normal);
     tcase_add_test(tcase, initial_weights_do_not_depend_on_order);

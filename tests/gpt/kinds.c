@@ -225,8 +225,10 @@ static void rig_open(struct rig *r, const char *more)
     ck_assert_int_eq(r->store->ops->sync(r->store, &step, &err), 0);
     test_text(text);
     n = (size_t)r->options.batch * r->options.context;
-    memcpy(r->pass->tokens, text, n);
-    memcpy(r->pass->targets, text + 1, n);
+    for (size_t i = 0; i < n; i++) {
+        r->pass->tokens[i] = text[i];
+        r->pass->targets[i] = text[i + 1];
+    }
 }
 
 static void rig_close(struct rig *r)

@@ -210,7 +210,7 @@ END_TEST
 
 #define VOCAB 256
 
-static double row_loss(const double *x, uint8_t target)
+static double row_loss(const double *x, uint32_t target)
 {
     double most = x[0], sum = 0;
 
@@ -229,7 +229,7 @@ START_TEST(cross_entropy_is_its_formula)
     struct gpt_layers layers = layers_of(_i, 1);
     static float x[5 * VOCAB], dx[5 * VOCAB];
     static double X[VOCAB], want[5 * VOCAB];
-    const uint8_t targets[5] = {0, 255, 17, 128, 31};
+    const uint32_t targets[5] = {0, 255, 17, 128, 31};
     float losses[5];
     double loss, sum = 0;
 
@@ -256,12 +256,37 @@ START_TEST(cross_entropy_is_its_formula)
 }
 END_TEST
 
+/* A vocabulary of any size has the results of a larger one whose other tokens are impossible. */
+START_TEST(cross_entropy_of_any_width)
+{
+    struct gpt_layers layers = layers_of(_i, 1);
+    static float x[3 * VOCAB], dx[3 * VOCAB], wide[3 * VOCAB], dwide[3 * VOCAB];
+    float losses[3], want[3];
+
+    for (size_t width = 17; width < 64; width += 7) {
+        const uint32_t targets[3] = {0, (uint32_t)width - 1, 16};
+
+        test_fill(x, 3 * width, 8, 4.0f);
+        for (size_t i = 0; i < 3 * VOCAB; i++) {
+            wide[i] = i % VOCAB < width ? x[i / VOCAB * width + i % VOCAB] : -1e4f;
+        }
+        (void)gpt_cross_entropy(&layers, 3, width, x, targets, losses, dx);
+        (void)gpt_cross_entropy(&layers, 3, VOCAB, wide, targets, want, dwide);
+        for (size_t i = 0; i < 3 * width; i++) {
+            ck_assert_float_eq_tol(dx[i], dwide[i / width * VOCAB + i % width], 1e-6f);
+            ck_assert_float_eq_tol(losses[i / width], want[i / width], 1e-5f);
+        }
+    }
+    gpt_layers_close(&layers);
+}
+END_TEST
+
 /* A NaN among the logits gives a NaN loss, so that a broken step cannot seem good. */
 START_TEST(cross_entropy_keeps_nan)
 {
     struct gpt_layers layers = layers_of(_i, 1);
     float x[VOCAB] = {0}, dx[VOCAB], loss;
-    const uint8_t target = 3;
+    const uint32_t target = 3;
 
     x[200] = NAN;
     ck_assert(isnan(gpt_cross_entropy(&layers, 1, VOCAB, x, &target, &loss, dx)));
@@ -355,19 +380,20 @@ START_TEST(embedding_and_its_gradient)
     static float y[3 * CONTEXT * WIDTH], dx[3 * CONTEXT * WIDTH];
     static float dwte[VOCAB * WIDTH], dwpe[CONTEXT * WIDTH];
     static double want_wte[VOCAB * WIDTH], want_wpe[CONTEXT * WIDTH];
-    uint8_t tokens[3 * CONTEXT];
+    enum { N_TOKENS = 3 * CONTEXT };
+    uint32_t tokens[N_TOKENS];
 
-    for (size_t r = 0; r < sizeof tokens; r++) {
-        tokens[r] = (uint8_t)(r * r % 11 * 23);
+    for (size_t r = 0; r < N_TOKENS; r++) {
+        tokens[r] = (uint32_t)(r * r % 11 * 23);
     }
     test_fill_bf16(wte, VOCAB * WIDTH, 15, 1.0f);
     test_fill_bf16(wpe, CONTEXT * WIDTH, 16, 1.0f);
-    test_fill(dx, sizeof tokens * WIDTH, 17, 1.0f);
-    gpt_embed(&layers, sizeof tokens, WIDTH, CONTEXT, tokens, wte, wpe, y);
-    gpt_embed_backward(&layers, sizeof tokens, WIDTH, CONTEXT, VOCAB, tokens, dx, dwte, dwpe);
+    test_fill(dx, N_TOKENS * WIDTH, 17, 1.0f);
+    gpt_embed(&layers, N_TOKENS, WIDTH, CONTEXT, tokens, wte, wpe, y);
+    gpt_embed_backward(&layers, N_TOKENS, WIDTH, CONTEXT, VOCAB, tokens, dx, dwte, dwpe);
     memset(want_wte, 0, sizeof want_wte);
     memset(want_wpe, 0, sizeof want_wpe);
-    for (size_t r = 0; r < sizeof tokens; r++) {
+    for (size_t r = 0; r < N_TOKENS; r++) {
         for (size_t i = 0; i < WIDTH; i++) {
             const size_t t = tokens[r] * (size_t)WIDTH + i, p = r % CONTEXT * WIDTH + i;
 
@@ -394,14 +420,16 @@ static void run_all(const struct gpt_layers *layers, struct outcome *o)
 {
     static float x[N], dy[N], pre[N];
     uint16_t w[WIDTH], b[WIDTH];
-    uint8_t tokens[ROWS];
+    uint32_t tokens[ROWS];
 
     test_fill(x, N, 18, 1.0f);
     test_fill(dy, N, 19, 1.0f);
     test_fill(pre, N, 20, 1.0f);
     test_fill_bf16(w, WIDTH, 21, 1.0f);
     test_fill_bf16(b, WIDTH, 22, 1.0f);
-    memset(tokens, 'a', sizeof tokens);
+    for (size_t r = 0; r < ROWS; r++) {
+        tokens[r] = 'a';
+    }
     memset(o, 0, sizeof *o);
     gpt_layernorm(layers, ROWS, WIDTH, x, w, b, o->norm, o->mean, o->rstd);
     gpt_layernorm_backward(layers, ROWS, WIDTH, dy, x, w, o->mean, o->rstd, o->dx, o->dw, o->db);
@@ -438,6 +466,7 @@ int main(void)
     tcase_add_loop_test(tcase, gelu_is_its_formula, 0, n);
     tcase_add_loop_test(tcase, gelu_has_its_limits, 0, n);
     tcase_add_loop_test(tcase, cross_entropy_is_its_formula, 0, n);
+    tcase_add_loop_test(tcase, cross_entropy_of_any_width, 0, n);
     tcase_add_loop_test(tcase, cross_entropy_keeps_nan, 0, n);
     tcase_add_loop_test(tcase, bias_and_residual_add, 0, n);
     tcase_add_loop_test(tcase, operand_rounds_and_sums, 0, n);

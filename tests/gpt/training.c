@@ -246,19 +246,21 @@ static uint64_t train_dying(const struct gpt_options *o, uint64_t fail_at, int s
     struct dying d = {.head.ops = &dying_ops, .fail_at = fail_at, .status = status};
     struct gpt_device *device;
     struct gpt_model model;
-    struct gpt_data data;
+    struct gpt_texts texts = {0};
     struct cst_err err = {0};
 
     ck_assert_int_eq(gpt_model_init(&model, o, &err), 0);
-    ck_assert_int_eq(gpt_data_open(&data, o->data, o->context, &err), 0);
+    ck_assert_int_eq(gpt_data_open(&texts.train, o->data, o->tokens, o->vocab, o->context, &err),
+                     0);
     ck_assert_int_eq(gpt_device_open(&device, o, &err), 0);
     ck_assert_int_eq(device->ops->open_states(device, &model, &err), 0);
     ck_assert_int_eq(device->ops->open_store(device, 0, &d.inner, &err), 0);
-    ck_assert_msg(gpt_train(o, &model, &data, device, &d.head, NULL, 0, &err) == 0, "%s", err.text);
+    ck_assert_msg(gpt_train(o, &model, &texts, device, &d.head, NULL, 0, &err) == 0, "%s",
+                  err.text);
     ck_assert_uint_eq(d.n_syncs, n_syncs);
     d.inner->ops->close(d.inner, true);
     device->ops->close(device);
-    gpt_data_close(&data);
+    gpt_data_close(&texts.train);
     gpt_model_close(&model);
     return d.calls;
 }

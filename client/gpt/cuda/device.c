@@ -147,6 +147,10 @@ static int check(const struct gpt_options *o, struct cst_err *err)
             "--experts %u cannot be combined with --recompute: tokens are not exchanged twice",
             o->experts);
     }
+    if (o->vocab > 0 && o->vocab != GPT_VOCAB) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "--vocab %u: a GPU computes a vocabulary of %d",
+                           o->vocab, GPT_VOCAB);
+    }
     if (o->store == GPT_STORE_LOCAL && o->world > 1) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "--world %u cannot be combined with --store=local on a GPU, where the "

@@ -66,11 +66,21 @@ static int cuda_combine(struct gpt_pass *pass, uint32_t layer, enum cst_directio
                                     : gpt_cuda_moe_combine_backward(self(pass), layer, err);
 }
 
+/* Upload @rows tokens as bytes. @bytes is pinned memory. */
+static int upload_bytes(const struct gpt_cuda_pass *p, CUdeviceptr to, const uint32_t *tokens,
+                        uint8_t *bytes, size_t rows, struct cst_err *err)
+{
+    for (size_t i = 0; i < rows; i++) {
+        bytes[i] = (uint8_t)tokens[i];
+    }
+    return gpt_gpu_upload(p->gpu, to, bytes, rows, err);
+}
+
 static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct cst_err *err)
 {
     const struct gpt_model *m = p->head.model;
     const size_t rows = n_seqs * m->context;
-    int rc = gpt_gpu_upload(p->gpu, p->a.tokens, p->head.tokens, rows, err);
+    int rc = upload_bytes(p, p->a.tokens, p->head.tokens, p->token_bytes, rows, err);
 
     p->n_seqs = n_seqs;
     p->all = (struct gpt_attention_shape){
@@ -82,7 +92,7 @@ static int begin_pass(struct gpt_cuda_pass *p, size_t n_seqs, bool train, struct
     /* Nothing has been recomputed in this pass. */
     p->at_hand = UINT32_MAX;
     if (rc == 0 && train) {
-        rc = gpt_gpu_upload(p->gpu, p->a.targets, p->head.targets, rows, err);
+        rc = upload_bytes(p, p->a.targets, p->head.targets, p->target_bytes, rows, err);
     }
     return rc;
 }
@@ -175,7 +185,7 @@ static int cuda_loss(struct gpt_pass *pass, double *out, struct cst_err *err)
     return 0;
 }
 
-static int cuda_logits(struct gpt_pass *pass, size_t row, float out[GPT_VOCAB], struct cst_err *err)
+static int cuda_logits(struct gpt_pass *pass, size_t row, float *out, struct cst_err *err)
 {
     const struct gpt_cuda_pass *p = self(pass);
     const size_t bytes = GPT_VOCAB * sizeof(float);
@@ -204,8 +214,10 @@ static void cuda_close(struct gpt_pass *pass)
     gpt_activations_close(&p->a, p->gpu);
     gpt_gpu_free_host(p->gpu, p->losses);
     gpt_gpu_free_host(p->gpu, p->logits);
-    gpt_gpu_free_host(p->gpu, p->head.tokens);
-    gpt_gpu_free_host(p->gpu, p->head.targets);
+    gpt_gpu_free_host(p->gpu, p->token_bytes);
+    gpt_gpu_free_host(p->gpu, p->target_bytes);
+    free(p->head.tokens);
+    free(p->head.targets);
     free(p);
 }
 
@@ -230,10 +242,16 @@ static int alloc_pinned(struct gpt_cuda_pass *p, size_t rows, struct cst_err *er
     } arrays[] = {
         {(void **)&p->losses, rows * sizeof(float)},
         {(void **)&p->logits, GPT_VOCAB * sizeof(float)},
-        {(void **)&p->head.tokens, rows},
-        {(void **)&p->head.targets, rows},
+        {(void **)&p->token_bytes, rows},
+        {(void **)&p->target_bytes, rows},
     };
     int rc = 0;
+
+    p->head.tokens = calloc(rows, sizeof *p->head.tokens);
+    p->head.targets = calloc(rows, sizeof *p->head.targets);
+    if (p->head.tokens == NULL || p->head.targets == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory: %zu tokens", rows);
+    }
 
     for (size_t i = 0; rc == 0 && i < sizeof arrays / sizeof arrays[0]; i++) {
         rc = gpt_gpu_alloc_host(p->gpu, arrays[i].bytes, arrays[i].at, err);

@@ -21,6 +21,8 @@ struct gpt_cuda_pass {
     uint32_t at_hand;               /* with recompute: the layer whose activations are in memory */
     CUevent known;                  /* recorded when losses has the results */
     float *losses;                  /* pinned, one per row: copy of the device's losses */
+    uint8_t *token_bytes;           /* pinned, one per row: copy of head.tokens */
+    uint8_t *target_bytes;          /* pinned, one per row: copy of head.targets */
     float *logits;                  /* pinned: logits of one row */
 };
 
