@@ -106,6 +106,17 @@ int cstc_file_writer_open(struct cstc_file_writer **out, int dirfd, const char *
     return CST_OK;
 }
 
+/* Go on through the page cache. The rest of a short write need not be aligned, and some file
+ * systems open a file for direct writes and refuse them later. False: the writes are not direct. */
+static bool leave_direct(struct cstc_file_writer *writer)
+{
+    bool was = writer->direct;
+    int flags = was ? fcntl(writer->fd, F_GETFL) : -1;
+
+    writer->direct = false;
+    return flags >= 0 && fcntl(writer->fd, F_SETFL, flags & ~O_DIRECT) == 0;
+}
+
 /* Write the rest of a buffer of which @done bytes are written already. */
 static int write_rest(struct cstc_file_writer *writer, const struct buffer *buffer, size_t done)
 {
@@ -113,7 +124,7 @@ static int write_rest(struct cstc_file_writer *writer, const struct buffer *buff
         ssize_t n = pwrite(writer->fd, buffer->data + done, buffer->bytes - done,
                            (off_t)(buffer->offset + done));
 
-        if (n < 0 && errno == EINTR) {
+        if (n < 0 && (errno == EINTR || (errno == EINVAL && leave_direct(writer)))) {
             continue;
         }
         if (n <= 0) {
@@ -142,7 +153,7 @@ static int take_completion(struct cstc_file_writer *writer)
     io_uring_cqe_seen(&writer->ring, cqe);
     buffer->in_flight = false;
     writer->n_in_flight--;
-    if (rc < 0 && rc != -EAGAIN && rc != -EINTR) {
+    if (rc < 0 && rc != -EAGAIN && rc != -EINTR && rc != -EINVAL) {
         return fail(writer, -rc, buffer->offset, "write");
     }
     return write_rest(writer, buffer, rc > 0 ? (size_t)rc : 0);
