@@ -9,11 +9,13 @@ int cstc_task_find(struct cst_client *client,
 {
     int rc = cstc_client_check(client, err);
 
-    *out = client->task;
-    if (client->task != NULL && client->task->advance == advance) {
-        return CST_OK; /* It tells the cause itself if the connection is over. */
+    *out = NULL;
+    if (client->task != NULL && client->pending && client->task->advance == advance) {
+        *out = client->task; /* It tells the cause itself if the connection is over. */
+        return CST_OK;
     }
-    if (rc == CST_OK && client->pending) {
+    /* A task that is not pending is the one from which the caller is called. */
+    if (rc == CST_OK && (client->pending || client->task != NULL)) {
         rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
     }
     return rc;
@@ -24,7 +26,7 @@ int cstc_task_drive(struct cst_client *client, bool block, struct cst_err *err)
     struct cst_err ignored;
     int rc;
 
-    client->pending = true;
+    client->pending = false;
     if (!block) {
         (void)cstc_call_pump(client, &ignored);
     }

@@ -380,6 +380,32 @@ START_TEST(without_waiting)
 }
 END_TEST
 
+static void ask_more(void *arg, uint64_t step)
+{
+    struct cst_client *client = arg;
+    const struct cst_save_spec to = {.dir = dir};
+
+    ck_assert_uint_eq(step, 0);
+    OK(cst_ping(client, NULL, &err));
+    ck_assert_int_eq(cst_save(client, "m", &to, NULL, &err), CST_EBUSY);
+    ck_assert_int_eq(cst_try_save(client, "m", &to, NULL, &err), CST_EBUSY);
+}
+
+/* When a save has begun, its client can be used for requests, but not for another save. */
+START_TEST(called_from_a_save)
+{
+    static const char *const names[] = {"a", NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1};
+    struct job j = open_job(&spec, names);
+    const struct cst_save_spec to = {.dir = dir, .on_begun = ask_more, .arg = j.client};
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    OK(cst_save(j.client, "m", &to, NULL, &err));
+    leave(&j);
+}
+END_TEST
+
 /* A client that disconnects while its save is pending, in each of its phases, leaves nothing, and
  * the job can be saved again. */
 START_TEST(given_up)
@@ -485,6 +511,7 @@ int main(void)
     tcase_add_test(tcase, names_of_states);
     tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
     tcase_add_test(tcase, without_waiting);
+    tcase_add_test(tcase, called_from_a_save);
     tcase_add_loop_test(tcase, given_up, 1, 8);
     tcase_add_test(tcase, many_begun);
     return suite_run(suite);
