@@ -491,11 +491,14 @@ int cstc_directory_open(const char *path, int *fd, struct cst_err *err)
         return CST_OK;
     }
     rc = list(parent, path, false, &all, &n, err);
-    while (rc == CST_OK && n > 0 && !all[n - 1].whole) {
+    while (rc == CST_OK && n > 0 && !all[n - 1].whole && all[n - 1].status != CST_EUNSUPPORTED) {
         n--;
     }
     if (rc == CST_OK && n == 0) {
         rc = cst_err_set(err, CST_ENOTFOUND, "%.128s: there is no whole checkpoint", path);
+    } else if (rc == CST_OK && !all[n - 1].whole) {
+        rc = cst_err_set(err, CST_EUNSUPPORTED, "%.128s/%s: %s", path, all[n - 1].name,
+                         all[n - 1].why);
     }
     if (rc == CST_OK) {
         *fd = open_dir(parent, all[n - 1].name);

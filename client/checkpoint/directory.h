@@ -45,7 +45,8 @@ void cstc_directory_abandon(struct cstc_directory *directory);
 int cstc_directory_keep(const char *path, uint32_t keep, uint64_t newest, struct cst_err *err);
 
 /* Open the checkpoint @path or, if it is a directory of checkpoints, the newest whole one in it.
- * The caller closes *fd. CST_ENOTFOUND: there is none; CST_EIO. */
+ * The caller closes *fd. CST_ENOTFOUND: there is none; CST_EUNSUPPORTED: a newer one is of a later
+ * format, so that an older one would not be what is wanted; CST_EIO. */
 int cstc_directory_open(const char *path, int *fd, struct cst_err *err);
 
 #endif

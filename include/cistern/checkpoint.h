@@ -102,7 +102,8 @@ struct cst_load_result {
  * Statuses:
  *   - CST_ENOTFOUND: there is no checkpoint at @path.
  *   - CST_EINVAL: a file is torn, altered or not of a checkpoint. The error names it.
- *   - CST_EUNSUPPORTED: the checkpoint has a later format, which this version cannot read.
+ *   - CST_EUNSUPPORTED: the checkpoint, or a newer one in the directory, has a later format, which
+ * this version cannot read.
  *   - CST_EMISMATCH: the job has other tensors or another optimizer, or only one of the two has the
  * frozen tensors of a base job.
  *   - CST_EBUSY: a step is running, or a cst_try_... call is pending.

@@ -413,13 +413,14 @@ static void set_format(uint64_t step, const char *format)
     ck_assert_int_eq(system(command), 0);
 }
 
-/* A checkpoint of a later format is named as such. It is neither removed nor replaced. What is no
- * format is torn. */
+/* A checkpoint of a later format is named as such. It is neither removed nor replaced, and none
+ * that is older is loaded in its place. What is no format is torn. */
 START_TEST(later_format)
 {
     struct cstc_directory directory;
     struct cst_checkpoint *all;
     uint32_t n;
+    int fd;
 
     save(1);
     save(2);
@@ -437,6 +438,11 @@ START_TEST(later_format)
     ck_assert(exists("step-00000001/model.safetensors") && !exists("step-00000002") && whole(3));
     ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, "format 7, this version reads 1"));
+    ck_assert_int_eq(cstc_directory_open(path, &fd, &err), CST_OK);
+    ck_assert_int_eq(close(fd), 0);
+    set_format(3, "7");
+    ck_assert_int_eq(cstc_directory_open(path, &fd, &err), CST_EUNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.text, "step-00000003: format 7, this version reads 1"));
 }
 END_TEST
 
