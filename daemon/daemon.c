@@ -5,6 +5,7 @@
 #include "daemon/job/core_driver.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/staging.h"
+#include "daemon/job/state_copy.h"
 #include "daemon/job/worker.h"
 #include "proto/size.h"
 #include "proto/sched_slice.h"
@@ -172,7 +173,10 @@ static void on_lost(struct cstd_job *job, const struct cst_err *why)
 }
 
 static const struct cstd_core_driver_ops core_ops = {
-    .settled = cstd_commit_settled, .left = cstd_worker_left, .lost = on_lost};
+    .settled = cstd_commit_settled,
+    .left = cstd_worker_left,
+    .copied = cstd_state_copy_reply,
+    .lost = on_lost};
 
 static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *config)
 {

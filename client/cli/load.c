@@ -34,6 +34,7 @@ static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor
         .pattern = (enum cst_pattern_kind)tensor->pattern,
         .lr_scale = tensor->lr_scale,
         .decay_scale = tensor->decay_scale,
+        .whole_name = tensor->whole_name,
         .whole_shape = tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
         .first = tensor->n_box_first > 0 ? tensor->box_first : NULL,
         .external_names = (const char *const *)tensor->external_name,

@@ -127,6 +127,10 @@ static const struct cst_option table[] = {
     CST_OPTION_HEADING("ranks and states:"),
     ROW("rank", "N", "rank of this worker, 0..world-1 (0)", CST_U32(AT(rank), 0, 63)),
     ROW("world", "N", "number of workers (1)", CST_U32(AT(world), 1, 64)),
+    ROW("reshape", NULL,
+        "if the job has no worker, open it again in place with these ranks, pools and options; its "
+        "states are kept",
+        CST_FLAG(AT(reshape))),
     ROW("store", "WHAT",
         "where states are: daemon, or local: in this process, with a thread for each rank (daemon)",
         CST_NAME(AT(store), 0, store_names)),
@@ -253,10 +257,11 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
     if (o->store == GPT_STORE_LOCAL && (o->grad_over_weight || o->device_update_bytes > 0 ||
-                                        o->device_states > 0 || o->plan_file != NULL)) {
+                                        o->device_states > 0 || o->plan_file != NULL ||
+                                        o->reshape)) {
         return cst_err_set(
             err, CST_EINVAL,
-            "--grad-over-weight, --device-update, --device-states and --plan are for "
+            "--grad-over-weight, --device-update, --device-states, --plan and --reshape are for "
             "the daemon: they cannot be combined with --store=local");
     }
     return 0;

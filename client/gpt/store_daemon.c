@@ -322,6 +322,7 @@ static int open_job(struct daemon_store *s, struct gpt_device *device, struct cs
         .plan_file = options->plan_file,
         .model_config = config,
         .adapter_config = adapter_config,
+        .reshape = options->reshape,
     };
     int rc = cst_job_open(&s->job, s->client, &spec, err);
 

@@ -85,6 +85,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                                                .decay_scale = spec->decay_scale,
                                                .group = (uint32_t)spec->group,
                                                .pattern = (uint32_t)spec->pattern,
+                                               .whole_name = spec->whole_name,
                                                .whole = spec->whole_shape,
                                                .first = spec->first,
                                                .external_names = spec->external_names,

@@ -14,6 +14,9 @@ static size_t tensor_bytes(const struct cst_layout_tensor *tensor)
     size_t bytes =
         96 + strlen(tensor->name) + (tensor->box != NULL ? 30 : 10) * (size_t)tensor->n_dims;
 
+    if (tensor->box != NULL) {
+        bytes += 6 + strlen(tensor->box->name);
+    }
     for (uint32_t i = 0; tensor->external != NULL && i < tensor->external->n; i++) {
         bytes += 16 + strlen(tensor->external->names[i]);
     }
@@ -72,6 +75,9 @@ static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
             msg->external_rows = tensor->external->rows;
             msg->has_transposed = tensor->external->transposed;
             msg->transposed = tensor->external->transposed;
+        }
+        if (tensor->box != NULL && tensor->box->name[0] != '\0') {
+            msg->whole_name = (char *)(uintptr_t)tensor->box->name;
         }
     }
     return msg;

@@ -87,6 +87,8 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->device_states = spec->device_states;
     msg->has_recompute = true;
     msg->recompute = spec->recompute;
+    msg->has_reshape = spec->reshape;
+    msg->reshape = spec->reshape;
 }
 
 /* Fill @msg with a plan. The message points into @plan. */

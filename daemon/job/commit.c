@@ -9,6 +9,7 @@
 #include "daemon/job/given.h"
 #include "daemon/job/job_core.h"
 #include "daemon/job/layout_work.h"
+#include "daemon/job/reshape.h"
 #include "daemon/report/log.h"
 #include "daemon/report/pool_info.h"
 #include "daemon/memory/pool_share.h"
@@ -28,19 +29,24 @@ static int make_plan(struct cstd_job *job, struct cst_err *err);
 static int lay_out(struct cstd_job *job, struct cst_err *err);
 static int make_memory(struct cstd_job *job, struct cst_err *err);
 static int open_core(struct cstd_job *job, struct cst_err *err);
+static int take_states(struct cstd_job *job, struct cst_err *err);
 static int attach_ranks(struct cstd_job *job, struct cst_err *err);
 static int answer_ranks(struct cstd_job *job, struct cst_err *err);
 static int cancel_plan(struct cstd_job *job);
 static int drop_layout(struct cstd_job *job);
 static int close_memory(struct cstd_job *job);
 static int close_core(struct cstd_job *job);
+static int stop_states(struct cstd_job *job);
+static int size_pools(struct cstd_job *job, struct cst_err *err);
 
 /* A phase of a commit.
  *
- *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> ATTACH -> ANSWER -> DONE
- *      ^________________________________________________________|                  ^_________|
- *         an error, or a rank that leaves in DECLARING                 a Commit of a worker that
- *                                                                      has opened the job again */
+ *   COLLECT -> ENGINES -> PLAN -> LAYOUT -> POOLS -> MEMORY -> CORE -> STATES
+ *      ^___________________________________________________________________|
+ *         an error, or a rank that leaves in DECLARING                     v
+ *                                                   DONE <- ANSWER <- ATTACH
+ *                                                     |________^
+ *          a Commit of a worker that has opened the job again */
 struct phase {
     const char *name; /* For users. */
     /* State of the job in this phase.
@@ -67,9 +73,10 @@ static const struct phase phases[] = {
     [CSTD_COMMIT_ENGINES] = {"starting", CSTD_JOB_DECLARING, await_engines, NULL, false},
     [CSTD_COMMIT_PLAN] = {"planning", CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
     [CSTD_COMMIT_LAYOUT] = {"populating", CSTD_JOB_POPULATING, lay_out, drop_layout, true},
-    [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, cstd_pool_share_divide, NULL, true},
+    [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, size_pools, NULL, true},
     [CSTD_COMMIT_MEMORY] = {"populating", CSTD_JOB_POPULATING, make_memory, close_memory, true},
     [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
+    [CSTD_COMMIT_STATES] = {"reshaping", CSTD_JOB_POPULATING, take_states, stop_states, false},
     [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
     [CSTD_COMMIT_ANSWER] = {"ready", CSTD_JOB_READY, answer_ranks, NULL, false},
     [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, NULL, NULL, false},
@@ -249,9 +256,12 @@ void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
 /* -- ENGINES and PLAN ------------------------------------------------------------------------- */
 
 /* Wait until the engines of all accelerators of the job have reported the granularity of their
- * memory. */
+ * memory. A successor whose declarations do not fit is refused before anything is made. */
 static int await_engines(struct cstd_job *job, struct cst_err *err)
 {
+    if (cstd_reshape_check(job, err) != CST_OK) {
+        return err->status;
+    }
     for (uint32_t r = 0; r < job->world; r++) {
         cstd_rank_devices_need(&job->workers[r]);
     }
@@ -348,6 +358,16 @@ static int lay_out(struct cstd_job *job, struct cst_err *err)
     return rc == CST_OK ? CST_EAGAIN : rc;
 }
 
+static int size_pools(struct cstd_job *job, struct cst_err *err)
+{
+    int rc = cstd_pool_share_divide(job, err);
+
+    if (rc != CST_OK) {
+        cstd_reshape_explain(job, err);
+    }
+    return rc;
+}
+
 static int make_memory(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
@@ -403,7 +423,7 @@ void cstd_commit_memory_gone(struct cstd_job *job)
     go_back(job);
 }
 
-/* -- CORE and ATTACH -------------------------------------------------------------------------- */
+/* -- CORE, STATES and ATTACH ------------------------------------------------------------------ */
 
 /* Log that the memory of @job is populated. */
 static void tell_populated(struct cstd_job *job)
@@ -434,6 +454,28 @@ static int open_core(struct cstd_job *job, struct cst_err *err)
 static int close_core(struct cstd_job *job)
 {
     cstd_job_core_close(job);
+    return CST_OK;
+}
+
+static void on_states(struct cstd_job *job, const struct cst_err *err)
+{
+    const struct cst_err result = *err;
+
+    if (result.status == CST_OK) {
+        cstd_reshape_end(job);
+    }
+    end_phase(job, &result);
+    cstd_job_check_idle(job); /* All workers may have left meanwhile. */
+}
+
+static int take_states(struct cstd_job *job, struct cst_err *err)
+{
+    return cstd_reshape_copy(job, on_states, err);
+}
+
+static int stop_states(struct cstd_job *job)
+{
+    cstd_reshape_cancel(job);
     return CST_OK;
 }
 

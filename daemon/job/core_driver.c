@@ -205,7 +205,11 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
             submit(job, &action->command);
             break;
         case CST_ACT_REPLY:
-            on_reply(job->daemon, &action->reply);
+            if (cstd_pending_is_tag(action->reply.tag)) {
+                on_reply(job->daemon, &action->reply);
+            } else {
+                job->daemon->core_ops->copied(job, &action->reply);
+            }
             break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);

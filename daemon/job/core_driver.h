@@ -13,6 +13,8 @@ struct cstd_core_driver_ops {
     void (*settled)(struct cstd_job *job);
     /* The core has released @rank, whose worker asked to leave. */
     void (*left)(struct cstd_job *job, uint32_t rank);
+    /* @reply answers a request of the daemon itself (state_copy.h). */
+    void (*copied)(struct cstd_job *job, const struct cst_reply *reply);
     /* A command of the job could not be sent to its engine, so the job cannot go on. */
     void (*lost)(struct cstd_job *job, const struct cst_err *why);
 };

@@ -138,6 +138,7 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
         .decay_scale = decl->decay_scale,
         .group = decl->group,
         .pattern = decl->pattern,
+        .whole_name = decl->whole_name,
         .whole = decl->n_whole_shape > 0 ? decl->whole_shape : NULL,
         .first = decl->n_box_first > 0 ? decl->box_first : NULL,
         .external_names = (const char *const *)decl->external_name,

@@ -59,6 +59,8 @@ static void fill_tensors(const struct cst_model *model, struct declarations *d)
             tensor->n_whole_shape = tensor->n_box_first = from->n_dims;
             tensor->whole_shape = from->box->whole;
             tensor->box_first = from->box->first;
+            tensor->whole_name =
+                from->box->name[0] != '\0' ? (char *)(uintptr_t)from->box->name : NULL;
         }
         if (from->external != NULL) {
             tensor->n_external_name = tensor->n_external_rows = from->external->n;

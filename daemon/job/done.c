@@ -28,7 +28,7 @@ static bool is_at_rest(const struct cstd_job *job)
     struct cst_err err;
 
     cst_core_stats(job->core, &stats);
-    if (stats.phase != CST_PHASE_IDLE || stats.commands_in_flight > 0) {
+    if (stats.commands_in_flight > 0) {
         return false;
     }
     for (uint32_t r = 0; r < job->world; r++) {
@@ -40,12 +40,22 @@ static bool is_at_rest(const struct cstd_job *job)
     return true;
 }
 
+/* True if all workers have left in good order between two steps. */
+static bool is_done(const struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    return stats.phase == CST_PHASE_IDLE && all_left(job);
+}
+
 void cstd_done_look(struct cstd_job *job)
 {
     char pools[CST_SIZE_TEXT], arenas[CST_SIZE_TEXT];
     uint64_t before = job->memory.pool_bytes;
 
-    if (job->state != CSTD_JOB_READY || job->core == NULL || !all_left(job) || job->memory.parked ||
+    if (job->state != CSTD_JOB_READY || job->core == NULL ||
+        !(is_done(job) || job->successor != NULL) || job->memory.parked ||
         job->memory.n_waiting > 0 || !is_at_rest(job)) {
         return;
     }
@@ -96,7 +106,7 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
         uint64_t bytes = job->memory.arena_bytes;
-        bool eligible = job->memory.parked && (manager || job->uid == asker) &&
+        bool eligible = job->memory.parked && job->successor == NULL && (manager || job->uid == asker) &&
                         cstd_base_job_user(job, NULL) == NULL;
         bool later = last == NULL || bytes < last->memory.arena_bytes ||
                      (bytes == last->memory.arena_bytes && passed);

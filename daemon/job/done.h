@@ -12,8 +12,8 @@
 
 #include "daemon/job/job.h"
 
-/* Close the pools of @job if the job is done now. Called after events that may have been the last
- * ones of a run. */
+/* Close the pools of @job if the job is done now, or is to be replaced by another one (reshape.h).
+ * Called after events that may have been the last ones of a run. */
 void cstd_done_look(struct cstd_job *job);
 
 /* Make the pools of @job again if it is done. Called when a worker attaches; Commits wait until the

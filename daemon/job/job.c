@@ -7,6 +7,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
+#include "daemon/job/reshape.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/session.h"
 #include "daemon/job/worker.h"
@@ -26,7 +27,8 @@ static void on_ttl(uv_timer_t *timer)
     struct cstd_job *job = timer->data;
     struct cst_err why = {0};
 
-    if (cstd_base_job_user(job, NULL) != NULL) { /* The base job lives on for its users. */
+    /* A base job lives on for its users, and a job that is being replaced for its successor. */
+    if (cstd_base_job_user(job, NULL) != NULL || job->successor != NULL) {
         (void)uv_timer_start(&job->ttl, on_ttl, (uint64_t)job->ttl_s * 1000, 0);
         return;
     }
@@ -218,6 +220,7 @@ static void on_close(struct cstd_deferred *later)
     if (job->saver != NULL) {
         cstd_saver_detach(job->saver);
     }
+    cstd_reshape_forget(job);
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);
     }
@@ -246,6 +249,9 @@ void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_er
 
     if (job->state == CSTD_JOB_CLOSING) {
         return;
+    }
+    if (job->successor != NULL) {
+        cstd_job_remove(job->successor, 0, why);
     }
     /* Jobs that use @job as their base cannot exist without its weights. */
     while ((user = next_living_user(job)) != NULL) {

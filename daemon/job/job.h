@@ -52,12 +52,14 @@ enum cstd_commit_phase {
     CSTD_COMMIT_POOLS,   /* Size the pools, and check all budgets. */
     CSTD_COMMIT_MEMORY,  /* Create the segments; the engines map and populate them. */
     CSTD_COMMIT_CORE,    /* Open the core and write the job table. */
+    CSTD_COMMIT_STATES,  /* Take the states of the predecessor, and take its place. */
     CSTD_COMMIT_ATTACH,  /* Tell the core about the attached ranks. */
     CSTD_COMMIT_ANSWER,  /* Answer the Commits, when no step is closing and all pools exist. */
     CSTD_COMMIT_DONE,    /* The job is committed, and no Commit waits. */
 };
 
 struct cstd_layout_work;
+struct cstd_state_copy;
 
 /* One rank of a job, and the worker that occupies it. */
 struct cstd_worker {
@@ -140,7 +142,13 @@ struct cstd_job {
     struct cst_layout layout;    /* Layout of the model; see cstd_job_has_layout. */
     /* The building of the layout in phase LAYOUT; NULL: not under way. */
     struct cstd_layout_work *layout_work;
-    struct cstd_memory memory;           /* Memory of the job, from phase MEMORY on. */
+    struct cstd_memory memory; /* Memory of the job, from phase MEMORY on. */
+    /* The job that this one replaces, and whose states it gets; NULL: none (reshape.h). */
+    struct cstd_job *predecessor;
+    /* The job that is to replace this one; NULL: none. Only one of both is ever set. */
+    struct cstd_job *successor;
+    /* The copying of the predecessor's states; NULL: not under way. */
+    struct cstd_state_copy *state_copy;
     struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
     struct cstd_description description; /* The last one that was made (describe.h). */
     struct cst_core *core;               /* Core of the job, from phase CORE on; else NULL. */
@@ -200,7 +208,7 @@ static inline bool cstd_job_has_layout(const struct cstd_job *job)
  *   occupies a rank without a connection does not prolong it. */
 void cstd_job_check_idle(struct cstd_job *job);
 
-/* Remove @job and the jobs that use it as their base. They are taken apart at the end of this turn
+/* Remove @job, its successor, and the jobs that use it as their base. They are taken apart at the end of this turn
  * of the loop; waiting requests fail with @why. The request with tag @remover (0: none) is answered
  * with OK when the memory of @job is given back. */
 void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);

@@ -19,7 +19,7 @@ struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        if (job->uid == uid && strcmp(job->name, name) == 0) {
+        if (job->uid == uid && job->predecessor == NULL && strcmp(job->name, name) == 0) {
             return job;
         }
     }

@@ -24,7 +24,8 @@ struct cstd_jobs {
 /* Initialise empty lists of jobs. */
 void cstd_jobs_init(struct cstd_jobs *jobs);
 
-/* Returns the living job of owner @uid with this @name, or NULL. */
+/* Returns the living job of owner @uid with this @name, or NULL. A job that is to replace another
+ * one (reshape.h) is not found. */
 struct cstd_job *cstd_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name);
 
 #endif

@@ -9,6 +9,7 @@
 #include "daemon/job/given.h"
 #include "daemon/report/log.h"
 #include "daemon/job/relocate.h"
+#include "daemon/job/reshape.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/wire/session.h"
 
@@ -198,8 +199,12 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
     int rc;
 
     if (request->world != job->world) {
-        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants",
-                           job->name, job->world, request->world, request->rank);
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' has %u ranks, not %u as rank %u wants%s", job->name,
+                           job->world, request->world, request->rank,
+                           cstd_job_is_decided(job)
+                               ? " (when it has no worker, 'reshape' changes that)"
+                               : "");
     }
     if (request->chunk_elems != job->chunk_elems &&
         (job->state != CSTD_JOB_READY || request->chunk_elems != job->layout.capacity)) {
@@ -283,13 +288,11 @@ static int join(struct cstd_job *job, const struct cstd_session *session,
                         : rc;
 }
 
-/* Find the living job @name. A job that is not committed ends with its last connection. Connections
- * that have ended are found out now, not at the end of this turn of the loop, because a request
- * must not be compared with a dead job. */
-static struct cstd_job *find_living(const struct cstd_session *session, const char *name)
+/* If @job lives, return it, else NULL. A job that is not committed ends with its last connection.
+ * Connections that have ended are found out now, not at the end of this turn of the loop, because a
+ * request must not be compared with a dead job. */
+static struct cstd_job *if_living(struct cstd_job *job)
 {
-    struct cstd_job *job = cstd_job_find(session->daemon, session->peer.uid, name);
-
     for (uint32_t r = 0; job != NULL && r < job->world && job->state == CSTD_JOB_DECLARING; r++) {
         struct cstd_session *held = job->workers[r].session;
 
@@ -300,17 +303,53 @@ static struct cstd_job *find_living(const struct cstd_session *session, const ch
     return job != NULL && job->state != CSTD_JOB_CLOSING ? job : NULL;
 }
 
+/* Find out now which workers of @job have died, because a job with workers is not replaced. */
+static void end_dead_workers(struct cstd_job *job)
+{
+    for (uint32_t r = 0; r < job->world && job->state == CSTD_JOB_READY; r++) {
+        struct cstd_worker *worker = &job->workers[r];
+
+        if (worker->session != NULL && cstd_session_is_gone(worker->session)) {
+            cstd_worker_hangup(job, r);
+        }
+        if (worker->present && worker->session == NULL &&
+            (worker->watch == NULL || !cstd_watch_lives(worker->watch))) {
+            worker_dead(worker);
+        }
+    }
+}
+
+/* Find the living job that a worker with @request joins; *out NULL: none. *predecessor: the job that
+ * a new one will replace; NULL: none. */
+static int find_living(const struct cstd_session *session, const struct cstd_job_request *request,
+                       struct cstd_job **out, struct cstd_job **predecessor, struct cst_err *err)
+{
+    *out = if_living(cstd_job_find(session->daemon, session->peer.uid, request->name));
+    *predecessor = NULL;
+    if (*out == NULL) {
+        return CST_OK;
+    }
+    (void)if_living((*out)->successor);
+    if (request->reshape) {
+        end_dead_workers(*out);
+    }
+    return cstd_reshape_find(request, out, predecessor, err);
+}
+
 /* Find the job that @request names and free the rank, or make the job. @settled: @request with what
  * the job's plan decides. */
 static int find_or_make(struct cstd_session *session, const struct cstd_job_request *request,
                         struct cstd_job_request *settled, bool *created, struct cstd_job **out,
                         struct cst_err *err)
 {
-    struct cstd_job *job = find_living(session, request->name);
-    int rc;
+    struct cstd_job *job, *predecessor;
+    int rc = find_living(session, request, &job, &predecessor, err);
 
     *created = false;
     *settled = *request;
+    if (rc != CST_OK) {
+        return rc;
+    }
     if (job != NULL) {
         rc = join(job, session, settled, err);
         /* If claim_rank found the last worker of an uncommitted job dead, the job is closing: make
@@ -321,9 +360,13 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
         }
         *settled = *request;
     }
-    *created = true;
     rc = settle_request(NULL, settled, err);
-    return rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
+    rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;
+    *created = rc == CST_OK && predecessor == NULL;
+    if (rc == CST_OK && predecessor != NULL) {
+        cstd_reshape_begin(*out, predecessor);
+    }
+    return rc;
 }
 
 int cstd_worker_attach(struct cstd_session *session, const struct cstd_job_request *asked,

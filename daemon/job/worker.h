@@ -31,6 +31,8 @@ struct cstd_job_request {
     uint32_t micro_batches; /* Micro-batches per step, at least 1. */
     /* Hint: the worker repeats each forward pass before the backward pass. */
     bool recompute;
+    /* Open an existing job without workers again in place (reshape.h). */
+    bool reshape;
     struct cstd_job_options options;
     const char *model_config, *adapter_config; /* As in JobOpen; NULL: none. */
     const char *base;                          /* Name of the base job; NULL: none. */

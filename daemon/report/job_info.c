@@ -260,7 +260,8 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
  * - "ready", "training", "failed", "closing";
  * - "idle": workers left between two steps;
  * - "done": all workers have left in good order (done.h);
- * - "interrupted": a worker died or left in the middle of a step. */
+ * - "interrupted": a worker died or left in the middle of a step;
+ * - "reshaping": another job is to take its place (reshape.h). */
 static const char *state_name(const struct cstd_job *job)
 {
     static const char *const phases[] = {[CST_PHASE_READY] = "ready",
@@ -272,6 +273,9 @@ static const char *state_name(const struct cstd_job *job)
 
     if (job->state == CSTD_JOB_DECLARING || job->state == CSTD_JOB_POPULATING) {
         return cstd_commit_name(job);
+    }
+    if (job->successor != NULL) {
+        return "reshaping";
     }
     if (job->core == NULL || job->memory.parked) {
         return job->core == NULL ? "closing" : "done";
@@ -310,10 +314,12 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     }
 }
 
-/* True if the session's user may see @job: the owner, root, and managers. */
+/* True if the session's user may see @job: the owner, root, and managers. A job that is to replace
+ * another one (reshape.h) is not seen until then. */
 static bool may_see(const struct cstd_session *session, const struct cstd_job *job)
 {
-    return session->manager || session->peer.uid == job->uid || session->peer.uid == 0;
+    return job->predecessor == NULL &&
+           (session->manager || session->peer.uid == job->uid || session->peer.uid == 0);
 }
 
 void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)

@@ -92,6 +92,12 @@ static inline uint64_t cstd_pending_tag(const struct cstd_pending *request, uint
     return (uint64_t)request->serial << 32 | (uint64_t)request->index << 12 | item;
 }
 
+/* True if @tag is that of a request; false: it has no serial number, and is used otherwise. */
+static inline bool cstd_pending_is_tag(uint64_t tag)
+{
+    return tag >> 32 != 0;
+}
+
 /* Return the request of @tag, and set *item to the item's number. NULL: the request is closed
  * already. */
 struct cstd_pending *cstd_pending_find(const struct cstd_pendings *requests, uint64_t tag,

@@ -34,7 +34,7 @@ int cstd_serve_find_job(const struct cstd_session *session, const char *name, bo
     if (found == NULL && session->manager && !has_uid) {
         TAILQ_FOREACH(job, &daemon->jobs.living, link)
         {
-            if (strcmp(job->name, name) == 0) {
+            if (job->predecessor == NULL && strcmp(job->name, name) == 0) {
                 if (found != NULL) {
                     return cst_err_set(err, CST_EINVAL,
                                        "several users have a job '%.63s': name its owner (--uid)",

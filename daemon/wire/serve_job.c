@@ -78,6 +78,7 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
         .device_states = message->device_states,
         .micro_batches = message->micro_batches > 1 ? message->micro_batches : 1,
         .recompute = message->recompute,
+        .reshape = message->reshape,
         .options = options,
         .model_config = message->model_config,
         .adapter_config = message->adapter_config,
@@ -93,11 +94,13 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
 static void reply_opened(struct cstd_session *session, uint64_t id, bool created)
 {
     struct cstd_job *job = session->job;
+    const struct cstd_job *states = job->predecessor != NULL ? job->predecessor : job;
     struct cst_core_stats stats = {.step = 0};
     Cistern__JobOpened opened = CISTERN__JOB_OPENED__INIT;
 
-    if (job->core != NULL) {
-        cst_core_stats(job->core, &stats);
+    /* A job that is reshaped has the states of its predecessor after the commit. */
+    if (states->core != NULL) {
+        cst_core_stats(states->core, &stats);
     }
     opened.job = job->serial;
     opened.token.data = job->workers[session->rank].token;

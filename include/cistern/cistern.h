@@ -245,6 +245,28 @@ struct cst_job_spec {
      * adapter_model.safetensors, as adapters of the frozen ones. */
     const char *model_config;
     const char *adapter_config;
+    /* If the job exists, is committed and has no worker, open it again in place. The job gets
+     * another world, other pools, chunks, options or another plan, as this struct and the
+     * declarations say, and keeps its states:
+     *   - Every tensor gets the master weights, weights and moments of the job's tensor with the
+     *     same name. The parts of a larger tensor are cut and joined (`whole_name` of struct
+     *     cst_tensor_spec). Bits stay the same. Only moments may change: to another format, or if
+     *     the parts of a tensor in mx8 divide its blocks of 32 elements.
+     *   - The numbers of steps, and of skipped steps, are kept.
+     *   - The optimizer is the same, and the base job, if this struct names one.
+     * Until all ranks have committed and the states are there, the job stays as it was: if a rank
+     * dies or cst_commit fails, nothing has changed. Meanwhile it can be opened only with
+     * `reshape`. If the job does not exist, it is created. If the job has a worker, `reshape`
+     * changes nothing. Equal in all ranks.
+     *
+     * Statuses:
+     *   - cst_job_open, CST_EBUSY: the job is the base of another job, or it is being saved.
+     *   - cst_job_open, CST_EBUSY: a step was interrupted after its first early update.
+     *   - cst_job_open, CST_EMISMATCH: another optimizer or base job.
+     *   - cst_commit, CST_EMISMATCH: the job has other tensors, or tensors of other shapes.
+     *   - cst_commit, CST_EBUDGET: there is no memory for the new states in addition to the old
+     *     ones. */
+    bool reshape;
 };
 
 #define CST_MAX_CONFIG_BYTES 16384
@@ -340,6 +362,11 @@ struct cst_tensor_spec {
     uint32_t n_external;
     /* The external tensors are columns of this matrix, and files have these columns as rows. */
     bool transposed;
+    /* CST_PATTERN_TENSOR: name of the larger tensor, 1 to 63 bytes. Tensors with equal whole_name
+     * are parts of one tensor. When the job is opened again for other ranks (`reshape` of struct
+     * cst_job_spec), these parts are cut and joined. A tensor without whole_shape is the larger
+     * tensor of its own name. NULL: `name`, and the tensor is never cut. Other patterns: NULL. */
+    const char *whole_name;
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
@@ -347,7 +374,9 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: the pattern is unknown.
  *   - CST_EINVAL: the pattern is CST_PATTERN_TENSOR, and whole_shape or first is missing.
  *   - CST_EINVAL: the box is not inside of the larger tensor.
- *   - CST_EINVAL: whole_shape or first is given, and the pattern is not CST_PATTERN_TENSOR.
+ *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is not
+ *     CST_PATTERN_TENSOR.
+ *   - CST_EINVAL: whole_name is empty, longer than 63 bytes or not printable.
  *   - CST_EINVAL: an external name is empty, too long, not printable or given twice.
  *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor has rows
  *     or, with `transposed`, columns.

@@ -39,6 +39,9 @@
 
 /* The box of a larger tensor that a rank of a tensor-parallel group holds. */
 struct cst_layout_box {
+    /* Name of the whole tensor; empty: that of the tensor. It matters only when the job is opened
+     * again for other ranks (mapping.h). */
+    char name[CST_LAYOUT_NAME_BYTES];
     int64_t whole[CST_LAYOUT_MAX_DIMS]; /* Shape of the whole tensor. */
     /* Where the box begins in the whole tensor; first + shape <= whole. */
     int64_t first[CST_LAYOUT_MAX_DIMS];
@@ -304,6 +307,7 @@ struct cst_tensor_words {
     float decay_scale;
     uint32_t group;   /* Number of a declared group; 0: all ranks. */
     uint32_t pattern; /* enum cst_pattern_kind. */
+    const char *whole_name; /* Name of the whole tensor; NULL: `name`, or there is no box. */
     /* n_dims numbers: shape of the whole tensor, if the pattern wants a box; else NULL. */
     const int64_t *whole;
     /* n_dims numbers: where the box begins, if the pattern wants a box; else NULL. */
@@ -320,7 +324,7 @@ struct cst_tensor_words {
  *   - CST_EINVAL: a name that is empty, too long or not printable; no dimensions, or more than 8; a
  *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group or
  *     pattern; a box that is missing, not wanted, or not within the whole tensor; too many tensors;
- *     external tensors that do not have all rows.
+ *     external tensors that do not have all rows; a whole_name that is no name, or without a box.
  *   - CST_EEXIST: the name, or the name in model files, is in use.
  *   - CST_ENOMEM. */
 int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,

@@ -113,8 +113,12 @@ static int check_shape(const char *name, const int64_t *shape, uint32_t n_dims,
 static int check_box(const struct cst_tensor_words *words, struct cst_err *err)
 {
     uint64_t whole = 1;
-    int status;
+    int status =
+        words->whole_name != NULL ? check_name("a whole tensor", words->whole_name, err) : CST_OK;
 
+    if (status != CST_OK) {
+        return status;
+    }
     status = check_shape(words->name, words->whole, words->n_dims, &whole, err);
     if (status != CST_OK) {
         (void)cst_err_prefix(err, "the whole of which it is a box");
@@ -149,7 +153,8 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
                            words->name, words->group, model->n_groups - 1);
     }
     if (pattern->wants_box != (words->whole != NULL) ||
-        pattern->wants_box != (words->first != NULL)) {
+        pattern->wants_box != (words->first != NULL) ||
+        (!pattern->wants_box && words->whole_name != NULL)) {
         return cst_err_set(
             err, CST_EINVAL, "tensor '%s': pattern %s %s", words->name, pattern->name,
             pattern->wants_box ? "needs the shape of the whole tensor and where the box begins"
@@ -331,6 +336,9 @@ static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
     struct cst_layout_box *box = calloc(1, sizeof *box);
 
     if (box != NULL) {
+        if (words->whole_name != NULL) {
+            memcpy(box->name, words->whole_name, strlen(words->whole_name));
+        }
         memcpy(box->whole, words->whole, words->n_dims * sizeof *words->whole);
         memcpy(box->first, words->first, words->n_dims * sizeof *words->first);
     }
@@ -442,6 +450,7 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
         .decay_scale = t->decay_scale,
         .group = t->group,
         .pattern = t->pattern,
+        .whole_name = t->box != NULL && t->box->name[0] != '\0' ? t->box->name : NULL,
         .whole = t->box != NULL ? t->box->whole : NULL,
         .first = t->box != NULL ? t->box->first : NULL,
         .external_names = t->external != NULL ? (const char *const *)t->external->names : NULL,

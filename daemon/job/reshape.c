@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/reshape.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/base_job.h"
+#include "daemon/job/done.h"
+#include "daemon/job/state_copy.h"
+#include "daemon/job/worker.h"
+#include "offload/layout/mapping.h"
+#include "proto/optimizers.h"
+#include "proto/size.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* -- which job -------------------------------------------------------------------------------- */
+
+static bool has_worker(const struct cstd_job *job)
+{
+    bool present = false;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        present = present || job->workers[r].present;
+    }
+    return present;
+}
+
+/* Check that the states of @job are whole and that nobody else uses them. */
+static int check_rest(const struct cstd_job *job, struct cst_err *err)
+{
+    struct cst_core_stats stats;
+    char what[96];
+
+    cst_core_stats(job->core, &stats);
+    if (stats.phase == CST_PHASE_FAILED) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s' cannot be reshaped: it has failed, and its states may be "
+                           "damaged",
+                           job->name);
+    }
+    if (stats.chunks_ahead > 0) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s' cannot be reshaped: step %" PRIu64
+                           " has begun its updates, and must be finished with %u ranks",
+                           job->name, stats.step, job->world);
+    }
+    if (stats.saving || job->saver != NULL) {
+        return cst_err_set(err, CST_EBUSY, "job '%s' cannot be reshaped while it is saved",
+                           job->name);
+    }
+    (void)snprintf(what, sizeof what, "job '%s' cannot be reshaped", job->name);
+    return cstd_base_job_check_unused(job, what, err);
+}
+
+/* Check that the states of @job mean the same in the job that @request describes. */
+static int check_kind(const struct cstd_job *job, const struct cstd_job_request *request,
+                      struct cst_err *err)
+{
+    const char *base = job->base != NULL ? job->base->name : "";
+
+    if (request->options.optimizer != job->options.optimizer) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' cannot be reshaped: its optimizer is %s, not %s as rank %u "
+                           "wants",
+                           job->name, cst_optimizer_names[job->options.optimizer],
+                           cst_optimizer_names[request->options.optimizer], request->rank);
+    }
+    if (request->base != NULL && strcmp(request->base, base) != 0) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' cannot be reshaped: its base is '%s', not '%s' as rank %u "
+                           "wants",
+                           job->name, base, request->base, request->rank);
+    }
+    return CST_OK;
+}
+
+int cstd_reshape_find(const struct cstd_job_request *request, struct cstd_job **job,
+                      struct cstd_job **predecessor, struct cst_err *err)
+{
+    struct cstd_job *old = *job;
+    int rc;
+
+    *predecessor = NULL;
+    if (old->successor != NULL && old->successor->state != CSTD_JOB_CLOSING) {
+        *job = old->successor;
+        return request->reshape
+                   ? CST_OK
+                   : cst_err_set(err, CST_EBUSY,
+                                 "job '%s' is being reshaped to %u ranks: until then it can be "
+                                 "opened only with 'reshape'",
+                                 old->name, old->successor->world);
+    }
+    if (!request->reshape || old->state != CSTD_JOB_READY || has_worker(old)) {
+        return CST_OK;
+    }
+    rc = check_rest(old, err);
+    rc = rc == CST_OK ? check_kind(old, request, err) : rc;
+    if (rc == CST_OK) {
+        *job = NULL;
+        *predecessor = old;
+    }
+    return rc;
+}
+
+/* -- from the first rank to the commit -------------------------------------------------------- */
+
+void cstd_reshape_begin(struct cstd_job *job, struct cstd_job *predecessor)
+{
+    job->predecessor = predecessor;
+    job->created_ns = predecessor->created_ns;
+    predecessor->successor = job;
+    cstd_done_look(predecessor);
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "is opened again, with %u ranks",
+                   job->world);
+}
+
+int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err)
+{
+    struct cst_mapping mapping;
+    int rc;
+
+    if (job->predecessor == NULL) {
+        return CST_OK;
+    }
+    rc = cst_mapping_open(&mapping, &job->predecessor->model, &job->model, err);
+    if (rc == CST_OK) {
+        cst_mapping_close(&mapping);
+        return CST_OK;
+    }
+    return cst_err_prefix(err, "job '%s' cannot be reshaped", job->name);
+}
+
+void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err)
+{
+    char bytes[CST_SIZE_EXACT];
+
+    if (job->predecessor != NULL &&
+        (err->status == CST_EBUDGET || err->status == CST_ENOMEM || err->status == CST_EPOOL)) {
+        (void)cst_err_prefix(err, "reshaping keeps the old states of %s until the new ones exist",
+                             cst_size_exact(job->predecessor->memory.arena_bytes, bytes));
+    }
+}
+
+/* -- states ----------------------------------------------------------------------------------- */
+
+int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, const struct cst_err *),
+                      struct cst_err *err)
+{
+    struct cst_core_stats stats;
+    int rc;
+
+    if (job->predecessor == NULL) {
+        return CST_OK;
+    }
+    cst_core_stats(job->predecessor->core, &stats);
+    if (!stats.initialised) { /* There are no states yet: the ranks write the initial weights. */
+        cstd_reshape_end(job);
+        return CST_OK;
+    }
+    rc = cstd_state_copy_open(job, job->predecessor, done, err);
+    return rc == CST_OK ? CST_EAGAIN : rc;
+}
+
+void cstd_reshape_end(struct cstd_job *job)
+{
+    struct cstd_job *old = job->predecessor;
+    struct cst_err why = {0};
+    char bytes[CST_SIZE_TEXT];
+
+    if (old == NULL) {
+        return;
+    }
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "is reshaped from %u to %u ranks, %s were copied", old->world, job->world,
+                   cst_size_text(cstd_state_copy_bytes(job), bytes));
+    cstd_state_copy_close(job);
+    cstd_reshape_forget(job);
+    (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was reshaped", old->name);
+    cstd_job_remove(old, 0, &why);
+}
+
+void cstd_reshape_cancel(struct cstd_job *job)
+{
+    cstd_state_copy_close(job);
+}
+
+void cstd_reshape_forget(struct cstd_job *job)
+{
+    struct cstd_job *old = job->predecessor;
+
+    if (old != NULL) {
+        cstd_state_copy_close(job);
+        /* Another job may have become its successor since @job was removed. */
+        old->successor = old->successor == job ? NULL : old->successor;
+        job->predecessor = NULL;
+        old->daemon->status_changed = true;
+    }
+}

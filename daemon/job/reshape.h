@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening a committed job again in place, with other ranks, pools, chunks or options. The daemon
+ * makes a successor, a job of the same name that is found only by JobOpen with `reshape`. Its ranks
+ * declare and commit as those of a new job do. In the phase STATES of its commit it gets the states
+ * of the old job, the predecessor, and takes its place.
+ *
+ *   job --JobOpen(reshape), no worker--> job, successor --states are there--> successor is the job
+ *    ^                                      |
+ *    +--the successor's commit fails, and its workers end; or the successor is removed
+ *
+ * Until then the predecessor keeps everything but its pools, which are given back when the
+ * successor is made, and nobody can attach to it. If it is removed, so is its successor. */
+#ifndef CSTD_RESHAPE_H
+#define CSTD_RESHAPE_H
+
+#include "daemon/job/job.h"
+
+struct cstd_job_request;
+
+/* Find the job that a worker with @request joins, if there is the job *job of its name: *job, its
+ * successor, or NULL if a successor must be made. *predecessor: the job to replace then, else NULL.
+ * CST_EBUSY: *job cannot be replaced now, or @request does not ask for `reshape` and *job is being
+ * replaced; CST_EMISMATCH: @request has another optimizer or base than *job. */
+int cstd_reshape_find(const struct cstd_job_request *request, struct cstd_job **job,
+                      struct cstd_job **predecessor, struct cst_err *err);
+
+/* @job, which was just made, is the successor of @predecessor. */
+void cstd_reshape_begin(struct cstd_job *job, struct cstd_job *predecessor);
+
+/* Compare the declarations of a successor with those of its predecessor, before anything is made.
+ * CST_OK also if @job is no successor. CST_EMISMATCH: they do not have the same parameters. */
+int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err);
+
+/* The memory of @job is too small, because of @err: tell what the predecessor holds of it. */
+void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err);
+
+/* Begin to copy the states of the predecessor to @job. @done is called at the end, and then
+ * cstd_reshape_end or cstd_reshape_cancel. CST_EAGAIN: it has begun; CST_OK: there is nothing to
+ * copy, and @job is no successor any more. */
+int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, const struct cst_err *),
+                      struct cst_err *err);
+
+/* All states are in @job: it takes the place of its predecessor, which is removed. */
+void cstd_reshape_end(struct cstd_job *job);
+
+/* Stop the copying. */
+void cstd_reshape_cancel(struct cstd_job *job);
+
+/* @job is being removed and freed soon: it is no successor any more. */
+void cstd_reshape_forget(struct cstd_job *job);
+
+#endif

@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/state_copy.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/core_driver.h"
+#include "offload/layout/mapping.h"
+
+#include <stdlib.h>
+
+enum {
+    N_SLOTS = 8,
+    SLOT_BYTES = 1 << 20,
+    SLOT_RUNS = 256, /* Most READs of a piece; a multiple of CST_MX8_BLOCK. */
+    /* Items of tags; the others are READs, SLOT_RUNS for each slot. */
+    SAVE_ITEM = 1,
+    RESTORE_ITEM = 2,
+    WRITE_ITEM = 16,
+    READ_ITEM = 1024,
+};
+
+/* A part of one row of a tensor of the destination. */
+struct piece {
+    uint32_t tensor;
+    enum cst_row row;
+    bool raw, exponents;     /* As in struct cst_event. */
+    uint64_t first, n_elems; /* Elements of the tensor. */
+};
+
+enum slot_state { SLOT_FREE, SLOT_READING, SLOT_WRITING };
+
+struct slot {
+    enum slot_state state;
+    struct piece piece;
+    uint32_t n_reads; /* READING: READs without a reply. 0: the slot is full. */
+};
+
+struct cstd_state_copy {
+    struct cstd_job *from, *to;
+    cstd_state_copy_cb done;
+    struct cst_mapping mapping;
+    struct cstd_segment *staging;
+    struct cstd_population population;
+    enum { MOUNTING, CUTTING, COPYING, RESTORING, ENDED } state;
+    bool asked;     /* The current state's request was made. */
+    bool answered;  /* It has its reply. */
+    bool saving;    /* The source's core was asked for a save and has not refused it. */
+    uint32_t place; /* The next piece: tensor by place in layout.order, */
+    uint32_t step;  /* row by place in `rows`, */
+    uint64_t first; /* and element. */
+    uint64_t bytes; /* Bytes that were written. */
+    struct slot slots[N_SLOTS];
+    uint32_t n_filled, n_written; /* Slots whose READs and whose WRITE were issued, in all. */
+    uint32_t n_done;              /* WRITEs that were answered. */
+    struct cst_err err;           /* The first error; status 0: none. */
+    struct cstd_deferred turn;
+};
+
+/* The rows of a tensor with states, in the order in which they are written: master weights first,
+ * because they change the others. */
+static const struct piece rows[] = {
+    {.row = CST_ROW_MASTER},
+    {.row = CST_ROW_WEIGHT},
+    {.row = CST_ROW_EXP_AVG},
+    {.row = CST_ROW_EXP_AVG, .raw = true},
+    {.row = CST_ROW_EXP_AVG, .raw = true, .exponents = true},
+    {.row = CST_ROW_EXP_AVG_SQ},
+    {.row = CST_ROW_EXP_AVG_SQ, .raw = true},
+    {.row = CST_ROW_EXP_AVG_SQ, .raw = true, .exponents = true},
+};
+
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+/* -- tags ------------------------------------------------------------------------------------- */
+
+/* The number of the destination tells a late reply to an earlier copying of the same source. */
+static uint64_t tag_of(const struct cstd_state_copy *copy, uint32_t item)
+{
+    return (copy->to->serial & 0xfffff) << 12 | item;
+}
+
+static struct cstd_state_copy *copy_of(const struct cstd_job *job)
+{
+    return job->successor != NULL ? job->successor->state_copy : job->state_copy;
+}
+
+static void look_later(struct cstd_state_copy *copy)
+{
+    cstd_deferred_add(&copy->to->daemon->later, &copy->turn);
+}
+
+void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
+{
+    struct cstd_state_copy *copy = copy_of(job);
+    uint32_t item = (uint32_t)reply->tag & 0xfff;
+    struct slot *slot;
+
+    if (copy == NULL || reply->tag != tag_of(copy, item)) {
+        return;
+    }
+    if (reply->status != CST_OK && copy->err.status == CST_OK) {
+        copy->err = reply->err;
+    }
+    if (item >= READ_ITEM) {
+        copy->slots[(item - READ_ITEM) / SLOT_RUNS].n_reads--;
+    } else if (item >= WRITE_ITEM) {
+        slot = &copy->slots[item - WRITE_ITEM];
+        slot->state = SLOT_FREE;
+        copy->n_done++;
+    } else {
+        copy->answered = true;
+        copy->saving = copy->saving && (item != SAVE_ITEM || reply->status == CST_OK);
+    }
+    look_later(copy); /* Actions of the core are being carried out now. */
+}
+
+/* -- pieces ----------------------------------------------------------------------------------- */
+
+static bool is_moment(enum cst_row row)
+{
+    return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
+}
+
+/* True if the moments of tensor @t are copied in their own format, whose blocks stay the same. */
+static bool is_raw(const struct cstd_state_copy *copy, uint32_t t)
+{
+    enum cst_moments moments = copy->to->options.moments;
+
+    return moments != CST_MOMENTS_FP32 && moments == copy->from->options.moments &&
+           cst_mapping_is_whole(&copy->mapping, t);
+}
+
+/* True if @row of tensor @t is copied as rows[] says. */
+static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const struct piece *row)
+{
+    const struct cst_layout_tensor *tensor = &copy->to->model.tensors[t];
+    const struct cst_layout_chunk *chunk = &copy->to->layout.chunks[tensor->chunk];
+
+    if (!cst_layout_is_own(chunk)) {
+        return false;
+    }
+    if (!cst_layout_has_states(chunk)) {
+        return row->row == CST_ROW_WEIGHT;
+    }
+    if (row->row == CST_ROW_WEIGHT) { /* Otherwise they are made from the master weights. */
+        return !copy->to->options.grad_over_weight;
+    }
+    if (row->row == CST_ROW_EXP_AVG_SQ && !cst_table_has_second(copy->to->options.optimizer)) {
+        return false;
+    }
+    if (is_moment(row->row) && row->raw != is_raw(copy, t)) {
+        return false;
+    }
+    return !row->exponents || copy->to->options.moments == CST_MOMENTS_MX8;
+}
+
+static uint64_t bytes_of(const struct cstd_state_copy *copy, const struct piece *piece,
+                         uint64_t n_elems)
+{
+    const struct cst_layout_states states = cstd_job_options_states(&copy->to->options);
+
+    return cst_core_io_bytes(&states, piece->row, piece->raw, piece->exponents, n_elems);
+}
+
+/* Find the row of the next piece. Returns false at the end. */
+static bool find_row(struct cstd_state_copy *copy)
+{
+    const struct cst_layout *layout = &copy->to->layout;
+
+    while (copy->place < copy->to->model.n_tensors) {
+        if (copy->step < N_ROWS && is_copied(copy, layout->order[copy->place], &rows[copy->step])) {
+            return true;
+        }
+        copy->step++;
+        if (copy->step >= N_ROWS) {
+            copy->step = 0;
+            copy->place++;
+        }
+    }
+    return false;
+}
+
+/* Take the next piece. The caller has found its row. */
+static void take_piece(struct cstd_state_copy *copy, struct piece *out)
+{
+    const struct piece *row = &rows[copy->step];
+    uint32_t t = copy->to->layout.order[copy->place];
+    uint64_t most = SLOT_BYTES / bytes_of(copy, row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
+
+    *out = *row;
+    out->tensor = t;
+    out->first = copy->first;
+    out->n_elems =
+        cst_mapping_reach(&copy->mapping, t, copy->first, most, SLOT_RUNS, CST_MX8_BLOCK);
+    copy->first += out->n_elems;
+    if (copy->first == copy->to->model.tensors[t].n_elems) {
+        copy->first = 0;
+        copy->step++;
+    }
+}
+
+static void feed(struct cstd_job *job, const struct piece *piece, struct cst_event *event)
+{
+    event->row = piece->row;
+    event->raw = piece->raw;
+    event->exponents = piece->exponents;
+    cstd_job_feed(job, event);
+}
+
+/* Issue the READs of the piece of slot @i. */
+static void read_piece(struct cstd_state_copy *copy, uint32_t i)
+{
+    struct slot *slot = &copy->slots[i];
+    const struct piece *piece = &slot->piece;
+    uint64_t n = 0;
+
+    slot->state = SLOT_READING;
+    slot->n_reads = 1; /* This function's own, so that replies from within do not fill the slot. */
+    for (uint32_t r = 0; n < piece->n_elems && copy->to->state != CSTD_JOB_CLOSING; r++) {
+        struct cst_mapping_run run = cst_mapping_run(
+            &copy->mapping, piece->tensor, piece->first + n, piece->n_elems - n);
+        struct cst_event event = {
+            .kind = CST_EV_READ,
+            .tag = tag_of(copy, READ_ITEM + i * SLOT_RUNS + r),
+            .tensor = run.tensor,
+            .first = run.first,
+            .n_elems = run.n_elems,
+            .place = {.segment = copy->staging->id,
+                      .offset = (uint64_t)i * SLOT_BYTES + bytes_of(copy, piece, n)}};
+
+        slot->n_reads++;
+        n += run.n_elems;
+        feed(copy->from, piece, &event);
+    }
+    slot->n_reads--;
+}
+
+static void write_piece(struct cstd_state_copy *copy, uint32_t i)
+{
+    struct slot *slot = &copy->slots[i];
+    const struct piece *piece = &slot->piece;
+    struct cst_event event = {
+        .kind = CST_EV_WRITE,
+        .tag = tag_of(copy, WRITE_ITEM + i),
+        .tensor = piece->tensor,
+        .first = piece->first,
+        .n_elems = piece->n_elems,
+        .place = {.segment = copy->staging->id, .offset = (uint64_t)i * SLOT_BYTES}};
+
+    slot->state = SLOT_WRITING;
+    copy->bytes += bytes_of(copy, piece, piece->n_elems);
+    feed(copy->to, piece, &event);
+}
+
+/* -- states ----------------------------------------------------------------------------------- */
+
+static bool is_stopped(const struct cstd_state_copy *copy)
+{
+    return copy->err.status != CST_OK || copy->to->state == CSTD_JOB_CLOSING;
+}
+
+/* Issue what can be issued now. Returns true when all is copied. */
+static bool copy_more(struct cstd_state_copy *copy)
+{
+    while (!is_stopped(copy) && copy->n_filled < copy->n_done + N_SLOTS && find_row(copy)) {
+        uint32_t i = copy->n_filled % N_SLOTS;
+
+        if (copy->slots[i].state != SLOT_FREE) {
+            break; /* A later slot is free, but they are filled in turn. */
+        }
+        take_piece(copy, &copy->slots[i].piece);
+        copy->n_filled++;
+        read_piece(copy, i);
+    }
+    while (!is_stopped(copy) && copy->n_written < copy->n_filled &&
+           copy->slots[copy->n_written % N_SLOTS].n_reads == 0) {
+        write_piece(copy, copy->n_written++ % N_SLOTS);
+    }
+    return !is_stopped(copy) && copy->n_done == copy->n_filled && !find_row(copy);
+}
+
+static void begin_save(struct cstd_state_copy *copy)
+{
+    struct cst_event event = {.kind = CST_EV_SAVE, .tag = tag_of(copy, SAVE_ITEM)};
+
+    copy->saving = true;
+    cstd_job_feed(copy->from, &event);
+}
+
+static void restore(struct cstd_state_copy *copy)
+{
+    struct cst_event event = {.kind = CST_EV_RESTORE, .tag = tag_of(copy, RESTORE_ITEM)};
+    struct cst_core_stats stats;
+
+    cst_core_stats(copy->from->core, &stats);
+    event.counters = (struct cst_counters){.step = stats.step,
+                                           .adam_step = stats.adam_step,
+                                           .n_skipped = stats.n_skipped,
+                                           .n_overflows = stats.n_overflows};
+    cstd_job_feed(copy->to, &event);
+}
+
+/* True if the current state is over. Its request is made first. */
+static bool is_over(struct cstd_state_copy *copy)
+{
+    bool asked = copy->asked;
+
+    copy->asked = true;
+    switch (copy->state) {
+    case MOUNTING:
+        return copy->staging->n_waiting == 0;
+    case CUTTING:
+        if (!asked) {
+            begin_save(copy);
+        }
+        return copy->answered;
+    case COPYING:
+        return copy_more(copy);
+    case RESTORING:
+        if (!asked) {
+            restore(copy);
+        }
+        return copy->answered;
+    case ENDED:
+        break;
+    }
+    return false;
+}
+
+static void on_turn(struct cstd_deferred *later)
+{
+    struct cstd_state_copy *copy = cstd_owner_of(later, struct cstd_state_copy, turn);
+
+    while (!is_stopped(copy) && copy->state != ENDED && is_over(copy)) {
+        copy->state++;
+        copy->asked = copy->answered = false;
+    }
+    if (copy->to->state != CSTD_JOB_CLOSING &&
+        (copy->err.status != CST_OK || copy->state == ENDED)) {
+        const struct cst_err err = copy->err;
+
+        copy->done(copy->to, &err);
+    }
+}
+
+/* -- open and close --------------------------------------------------------------------------- */
+
+static void on_mounted(struct cstd_segment *segment)
+{
+    struct cstd_state_copy *copy = segment->arg;
+
+    if (segment->err.status != CST_OK) {
+        copy->err = segment->err;
+    }
+    look_later(copy);
+}
+
+/* Engines that hold states of @job, one bit each. */
+static uint32_t engines_of(const struct cstd_job *job)
+{
+    uint32_t engines = 0;
+
+    for (uint32_t i = 0; i < job->layout.n_segments; i++) {
+        engines |= UINT32_C(1) << job->layout.segments[i].node;
+    }
+    return engines;
+}
+
+static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = copy->to->daemon;
+    int rc = cstd_segment_open(&copy->staging, cstd_engines_segment_id(&daemon->engines),
+                               (uint64_t)N_SLOTS * SLOT_BYTES, &daemon->host, copy->to->account,
+                               copy->to->name, err);
+
+    if (rc == CST_OK) {
+        copy->staging->populate = 0;
+        copy->staging->population = &copy->population;
+        copy->staging->engines = ((UINT32_C(1) << daemon->engines.n_nodes) - 1) |
+                                 engines_of(copy->from) | engines_of(copy->to);
+        copy->staging->arg = copy;
+        copy->staging->on_mounted = on_mounted;
+        cstd_engines_mount(&daemon->engines, copy->staging);
+    }
+    return rc;
+}
+
+int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_copy_cb done,
+                         struct cst_err *err)
+{
+    struct cstd_state_copy *copy = calloc(1, sizeof *copy);
+    int rc;
+
+    if (copy == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to copy states");
+    }
+    copy->from = from;
+    copy->to = to;
+    copy->done = done;
+    copy->turn.fn = on_turn;
+    rc = cst_mapping_open(&copy->mapping, &from->model, &to->model, err);
+    if (rc == CST_OK) {
+        rc = make_staging(copy, err);
+    }
+    if (rc != CST_OK) {
+        cst_mapping_close(&copy->mapping);
+        free(copy);
+        return rc;
+    }
+    to->state_copy = copy;
+    return CST_OK;
+}
+
+void cstd_state_copy_close(struct cstd_job *to)
+{
+    struct cstd_state_copy *copy = to->state_copy;
+    struct cst_event event = {.kind = CST_EV_SAVE_END};
+
+    if (copy == NULL) {
+        return;
+    }
+    to->state_copy = NULL;
+    cstd_deferred_remove(&to->daemon->later, &copy->turn);
+    copy->staging->on_mounted = NULL;
+    copy->staging->population = NULL;
+    cstd_engines_unmount(&to->daemon->engines, copy->staging);
+    cstd_segment_unref(copy->staging);
+    if (copy->saving && copy->from->core != NULL && copy->from->state == CSTD_JOB_READY) {
+        cstd_job_feed(copy->from, &event);
+    }
+    cst_mapping_close(&copy->mapping);
+    free(copy);
+}
+
+uint64_t cstd_state_copy_bytes(const struct cstd_job *to)
+{
+    return to->state_copy != NULL ? to->state_copy->bytes : 0;
+}

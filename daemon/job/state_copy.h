@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies all states of a job to another job, whose memory and core exist and which has no workers
+ * in its core yet. The source is read as a save reads it, so that it stays as it is; the destination
+ * is written as from a checkpoint. Both are done by the engines, piece by piece through a staging
+ * segment of the daemon:
+ *
+ *   MOUNTING --engines map the staging--> CUTTING --SAVE--> COPYING --RESTORE--> RESTORING --> done
+ *
+ *   a slot of the staging:   free --READs--> reading --all done--> full --WRITE--> writing --> free
+ *
+ * WRITEs are issued in the order of the pieces, because a WRITE of master weights also sets weights
+ * and moments. Loop thread only. */
+#ifndef CSTD_STATE_COPY_H
+#define CSTD_STATE_COPY_H
+
+#include "offload/core/core.h"
+
+struct cstd_job;
+
+/* The copying to @to has ended with @err. */
+typedef void (*cstd_state_copy_cb)(struct cstd_job *to, const struct cst_err *err);
+
+/* Copy the states of @from, which is READY and initialised, to @to. @done follows later; the caller
+ * then calls cstd_state_copy_close. CST_EMISMATCH: the models do not fit (cst_mapping_open);
+ * CST_EBUDGET, CST_ENOMEM. */
+int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_copy_cb done,
+                         struct cst_err *err);
+
+/* End the copying to @to, if there is one. @from stays as it is. */
+void cstd_state_copy_close(struct cstd_job *to);
+
+/* Bytes that were copied so far. */
+uint64_t cstd_state_copy_bytes(const struct cstd_job *to);
+
+/* A reply of the core of @job to a request of this module, whose tags have no serial number
+ * (pending.h). Replies to a copying that has ended are ignored. */
+void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply);
+
+#endif

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/layout/mapping.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- boxes ------------------------------------------------------------------------------------ */
+
+static const char *whole_name(const struct cst_layout_tensor *t)
+{
+    return t->box != NULL && t->box->name[0] != '\0' ? t->box->name : t->name;
+}
+
+static int64_t whole_dim(const struct cst_layout_tensor *t, uint32_t d)
+{
+    return t->box != NULL ? t->box->whole[d] : t->shape[d];
+}
+
+/* Where the tensor begins and ends in dimension @d of its whole. */
+static int64_t begin_of(const struct cst_layout_tensor *t, uint32_t d)
+{
+    return t->box != NULL ? t->box->first[d] : 0;
+}
+
+static int64_t end_of(const struct cst_layout_tensor *t, uint32_t d)
+{
+    return begin_of(t, d) + t->shape[d];
+}
+
+static bool same_whole(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
+{
+    bool same = a->n_dims == b->n_dims;
+
+    for (uint32_t d = 0; same && d < a->n_dims; d++) {
+        same = whole_dim(a, d) == whole_dim(b, d);
+    }
+    return same;
+}
+
+static bool same_extent(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b,
+                        uint32_t d)
+{
+    return begin_of(a, d) == begin_of(b, d) && a->shape[d] == b->shape[d];
+}
+
+static bool same_box(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
+{
+    bool same = true;
+
+    for (uint32_t d = 0; d < a->n_dims; d++) {
+        same = same && same_extent(a, b, d);
+    }
+    return same;
+}
+
+/* Number of elements that both boxes have. */
+static uint64_t common(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
+{
+    uint64_t n = 1;
+
+    for (uint32_t d = 0; d < a->n_dims; d++) {
+        int64_t begin = begin_of(a, d) > begin_of(b, d) ? begin_of(a, d) : begin_of(b, d);
+        int64_t end = end_of(a, d) < end_of(b, d) ? end_of(a, d) : end_of(b, d);
+
+        n *= end > begin ? (uint64_t)(end - begin) : 0;
+    }
+    return n;
+}
+
+/* -- tensors of one whole --------------------------------------------------------------------- */
+
+/* More would take the daemon's time: each is compared with each. */
+enum { MAX_PARTS = 256 };
+
+static int compare(int64_t a, int64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* Equal boxes of a whole follow each other. */
+static int by_whole(const void *a, const void *b, void *model)
+{
+    const struct cst_layout_tensor *tensors = ((const struct cst_model *)model)->tensors;
+    uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
+    const struct cst_layout_tensor *s = &tensors[i], *t = &tensors[j];
+    int order = strcmp(whole_name(s), whole_name(t));
+
+    for (uint32_t d = 0; order == 0 && d < s->n_dims && d < t->n_dims; d++) {
+        order = compare(begin_of(s, d), begin_of(t, d));
+        order = order == 0 ? compare(s->shape[d], t->shape[d]) : order;
+    }
+    return order != 0 ? order : compare(i, j);
+}
+
+/* The numbers of all tensors of @model, ordered by whole. NULL: out of memory. */
+static uint32_t *make_order(const struct cst_model *model)
+{
+    /* One more, because calloc(0) may return NULL. */
+    uint32_t *order = calloc((size_t)model->n_tensors + 1, sizeof *order);
+
+    for (uint32_t i = 0; order != NULL && i < model->n_tensors; i++) {
+        order[i] = i;
+    }
+    if (order != NULL) {
+        qsort_r(order, model->n_tensors, sizeof *order, by_whole, (void *)(uintptr_t)model);
+    }
+    return order;
+}
+
+/* The first place in @order whose tensor's whole is not before @name. */
+static uint32_t find_whole(const struct cst_model *model, const uint32_t *order, const char *name)
+{
+    uint32_t low = 0, high = model->n_tensors;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (strcmp(whole_name(&model->tensors[order[middle]]), name) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static bool is_of_whole(const struct cst_model *model, const uint32_t *order, uint32_t i,
+                        const char *name)
+{
+    return i < model->n_tensors && strcmp(whole_name(&model->tensors[order[i]]), name) == 0;
+}
+
+/* True if place @i of @order has the box of the place before it: another rank's copy of the same
+ * elements. @first: the first place of the whole. */
+static bool is_repeated(const struct cst_model *model, const uint32_t *order, uint32_t first,
+                        uint32_t i)
+{
+    return i > first && same_box(&model->tensors[order[i - 1]], &model->tensors[order[i]]);
+}
+
+/* -- checks ----------------------------------------------------------------------------------- */
+
+static int check_pair(const struct cst_layout_tensor *t, const struct cst_layout_tensor *other,
+                      const char *here, const char *there, struct cst_err *err)
+{
+    if (!same_whole(t, other)) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' has another shape in %s than in %s",
+                           t->name, here, there);
+    }
+    if (cst_pattern(t->pattern)->has_states != cst_pattern(other->pattern)->has_states) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is frozen in %s only", t->name,
+                           cst_pattern(t->pattern)->has_states ? there : here);
+    }
+    return CST_OK;
+}
+
+/* Check that each element of @t is once in @model. */
+static int check_tensor(const struct cst_layout_tensor *t, const struct cst_model *model,
+                        const uint32_t *order, const char *here, const char *there,
+                        struct cst_err *err)
+{
+    const char *name = whole_name(t);
+    uint32_t first = find_whole(model, order, name);
+    uint64_t n = 0;
+
+    for (uint32_t i = first; is_of_whole(model, order, i, name); i++) {
+        const struct cst_layout_tensor *other = &model->tensors[order[i]];
+
+        if (i - first == MAX_PARTS) {
+            return cst_err_set(err, CST_EMISMATCH, "'%s' has more than %d parts in %s", name,
+                               MAX_PARTS, there);
+        }
+        if (check_pair(t, other, here, there, err) != CST_OK) {
+            return err->status;
+        }
+        n += is_repeated(model, order, first, i) ? 0 : common(t, other);
+    }
+    if (n == t->n_elems) {
+        return CST_OK;
+    }
+    return n < t->n_elems
+               ? cst_err_set(err, CST_EMISMATCH,
+                             "tensor '%s' of %s: %s has %" PRIu64 " of its %" PRIu64 " elements",
+                             t->name, here, there, n, t->n_elems)
+               : cst_err_set(err, CST_EMISMATCH,
+                             "tensor '%s' of %s: parts of '%s' meet in %s without being equal",
+                             t->name, here, name, there);
+}
+
+/* Check that each element of @model is once in @other, whose order is @order. */
+static int check_model(const struct cst_model *model, const struct cst_model *other,
+                       const uint32_t *order, const char *here, const char *there,
+                       struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; rc == CST_OK && i < model->n_tensors; i++) {
+        rc = check_tensor(&model->tensors[i], other, order, here, there, err);
+    }
+    return rc;
+}
+
+int cst_mapping_open(struct cst_mapping *mapping, const struct cst_model *from,
+                     const struct cst_model *to, struct cst_err *err)
+{
+    uint32_t *order = make_order(from), *back = make_order(to);
+    int rc = CST_OK;
+
+    if (order == NULL || back == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory to compare two models");
+    }
+    if (rc == CST_OK) {
+        rc = check_model(to, from, order, "the new declaration", "the job", err);
+    }
+    if (rc == CST_OK) {
+        rc = check_model(from, to, back, "the job", "the new declaration", err);
+    }
+    free(back);
+    if (rc != CST_OK) {
+        free(order);
+        return rc;
+    }
+    *mapping = (struct cst_mapping){.from = from, .to = to, .order = order};
+    return CST_OK;
+}
+
+void cst_mapping_close(struct cst_mapping *mapping)
+{
+    free(mapping->order);
+    *mapping = (struct cst_mapping){.from = NULL};
+}
+
+/* -- runs ------------------------------------------------------------------------------------- */
+
+/* Set @at to the place in the whole of element @element of @t. */
+static void place_of(const struct cst_layout_tensor *t, uint64_t element, int64_t *at)
+{
+    for (uint32_t d = t->n_dims; d-- > 0;) {
+        at[d] = begin_of(t, d) + (int64_t)(element % (uint64_t)t->shape[d]);
+        element /= (uint64_t)t->shape[d];
+    }
+}
+
+static bool contains(const struct cst_layout_tensor *t, const int64_t *at)
+{
+    bool inside = true;
+
+    for (uint32_t d = 0; d < t->n_dims; d++) {
+        inside = inside && at[d] >= begin_of(t, d) && at[d] < end_of(t, d);
+    }
+    return inside;
+}
+
+/* The number of the element of @t that is at @at of the whole. */
+static uint64_t element_at(const struct cst_layout_tensor *t, const int64_t *at)
+{
+    uint64_t element = 0;
+
+    for (uint32_t d = 0; d < t->n_dims; d++) {
+        element = element * (uint64_t)t->shape[d] + (uint64_t)(at[d] - begin_of(t, d));
+    }
+    return element;
+}
+
+/* The number of elements from @at on that follow each other in @a and in @b. A run goes beyond a
+ * dimension only if both boxes have the same extent in it, and it begins there. */
+static uint64_t length(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b,
+                       const int64_t *at)
+{
+    uint64_t inner = 1;
+    uint32_t d = a->n_dims - 1;
+    int64_t end;
+
+    while (d > 0 && same_extent(a, b, d) && at[d] == begin_of(a, d)) {
+        inner *= (uint64_t)a->shape[d--];
+    }
+    end = end_of(a, d) < end_of(b, d) ? end_of(a, d) : end_of(b, d);
+    return inner * (uint64_t)(end - at[d]);
+}
+
+struct cst_mapping_run cst_mapping_run(const struct cst_mapping *mapping, uint32_t tensor,
+                                       uint64_t first, uint64_t most)
+{
+    const struct cst_layout_tensor *t = &mapping->to->tensors[tensor], *other;
+    struct cst_mapping_run run;
+    int64_t at[CST_LAYOUT_MAX_DIMS];
+    uint32_t i = find_whole(mapping->from, mapping->order, whole_name(t));
+
+    place_of(t, first, at);
+    /* cst_mapping_open has checked that one of the boxes has the element. */
+    while (!contains(&mapping->from->tensors[mapping->order[i]], at)) {
+        i++;
+    }
+    run.tensor = mapping->order[i];
+    other = &mapping->from->tensors[run.tensor];
+    run.first = element_at(other, at);
+    run.n_elems = length(t, other, at);
+    run.n_elems = run.n_elems < most ? run.n_elems : most;
+    return run;
+}
+
+bool cst_mapping_is_whole(const struct cst_mapping *mapping, uint32_t tensor)
+{
+    const struct cst_layout_tensor *t = &mapping->to->tensors[tensor];
+    struct cst_mapping_run run = cst_mapping_run(mapping, tensor, 0, t->n_elems);
+
+    return run.n_elems == t->n_elems && mapping->from->tensors[run.tensor].n_elems == t->n_elems;
+}
+
+uint64_t cst_mapping_reach(const struct cst_mapping *mapping, uint32_t tensor, uint64_t first,
+                           uint64_t most, uint32_t n_runs, uint32_t step)
+{
+    uint64_t left = mapping->to->tensors[tensor].n_elems - first, n = 0;
+
+    most = most < left ? most : left;
+    for (uint32_t i = 0; i < n_runs && n < most; i++) {
+        n += cst_mapping_run(mapping, tensor, first + n, most - n).n_elems;
+    }
+    return n == left ? n : n - n % step;
+}
