@@ -172,11 +172,10 @@ static void on_lost(struct cstd_job *job, const struct cst_err *why)
     cstd_job_remove(job, 0, why);
 }
 
-static const struct cstd_core_driver_ops core_ops = {
-    .settled = cstd_commit_settled,
-    .left = cstd_worker_left,
-    .copied = cstd_state_copy_reply,
-    .lost = on_lost};
+static const struct cstd_core_driver_ops core_ops = {.settled = cstd_commit_settled,
+                                                     .left = cstd_worker_left,
+                                                     .copied = cstd_state_copy_reply,
+                                                     .lost = on_lost};
 
 static void init_parts(struct cstd_daemon *daemon, const struct cstd_settings *config)
 {

@@ -256,9 +256,9 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--delay-from %llu needs --overlap delayed, not %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
-    if (o->store == GPT_STORE_LOCAL && (o->grad_over_weight || o->device_update_bytes > 0 ||
-                                        o->device_states > 0 || o->plan_file != NULL ||
-                                        o->reshape)) {
+    if (o->store == GPT_STORE_LOCAL &&
+        (o->grad_over_weight || o->device_update_bytes > 0 || o->device_states > 0 ||
+         o->plan_file != NULL || o->reshape)) {
         return cst_err_set(
             err, CST_EINVAL,
             "--grad-over-weight, --device-update, --device-states, --plan and --reshape are for "

@@ -106,8 +106,8 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
         uint64_t bytes = job->memory.arena_bytes;
-        bool eligible = job->memory.parked && job->successor == NULL && (manager || job->uid == asker) &&
-                        cstd_base_job_user(job, NULL) == NULL;
+        bool eligible = job->memory.parked && job->successor == NULL &&
+                        (manager || job->uid == asker) && cstd_base_job_user(job, NULL) == NULL;
         bool later = last == NULL || bytes < last->memory.arena_bytes ||
                      (bytes == last->memory.arena_bytes && passed);
 

@@ -208,9 +208,9 @@ static inline bool cstd_job_has_layout(const struct cstd_job *job)
  *   occupies a rank without a connection does not prolong it. */
 void cstd_job_check_idle(struct cstd_job *job);
 
-/* Remove @job, its successor, and the jobs that use it as their base. They are taken apart at the end of this turn
- * of the loop; waiting requests fail with @why. The request with tag @remover (0: none) is answered
- * with OK when the memory of @job is given back. */
+/* Remove @job, its successor, and the jobs that use it as their base. They are taken apart at the
+ * end of this turn of the loop; waiting requests fail with @why. The request with tag @remover (0:
+ * none) is answered with OK when the memory of @job is given back. */
 void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);
 
 /* True if @job was opened with a plan that a worker gave (given.h). */

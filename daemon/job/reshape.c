@@ -6,7 +6,7 @@
 #include "daemon/job/done.h"
 #include "daemon/job/state_copy.h"
 #include "daemon/job/worker.h"
-#include "offload/layout/mapping.h"
+#include "offload/layout/reshard.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
 
@@ -117,15 +117,15 @@ void cstd_reshape_begin(struct cstd_job *job, struct cstd_job *predecessor)
 
 int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err)
 {
-    struct cst_mapping mapping;
+    struct cst_reshard reshard;
     int rc;
 
     if (job->predecessor == NULL) {
         return CST_OK;
     }
-    rc = cst_mapping_open(&mapping, &job->predecessor->model, &job->model, err);
+    rc = cst_reshard_open(&reshard, &job->predecessor->model, &job->model, err);
     if (rc == CST_OK) {
-        cst_mapping_close(&mapping);
+        cst_reshard_close(&reshard);
         return CST_OK;
     }
     return cst_err_prefix(err, "job '%s' cannot be reshaped", job->name);
@@ -174,7 +174,11 @@ void cstd_reshape_end(struct cstd_job *job)
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "is reshaped from %u to %u ranks, %s were copied", old->world, job->world,
                    cst_size_text(cstd_state_copy_bytes(job), bytes));
-    cstd_state_copy_close(job);
+    if (job->model_config == NULL && job->adapter_config == NULL) {
+        job->model_config = old->model_config;
+        job->adapter_config = old->adapter_config;
+        old->model_config = old->adapter_config = NULL;
+    }
     cstd_reshape_forget(job);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was reshaped", old->name);
     cstd_job_remove(old, 0, &why);

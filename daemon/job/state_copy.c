@@ -3,7 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/core_driver.h"
-#include "offload/layout/mapping.h"
+#include "offload/layout/reshard.h"
 
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ struct slot {
 struct cstd_state_copy {
     struct cstd_job *from, *to;
     cstd_state_copy_cb done;
-    struct cst_mapping mapping;
+    struct cst_reshard reshard;
     struct cstd_segment *staging;
     struct cstd_population population;
     enum { MOUNTING, CUTTING, COPYING, RESTORING, ENDED } state;
@@ -126,7 +126,7 @@ static bool is_raw(const struct cstd_state_copy *copy, uint32_t t)
     enum cst_moments moments = copy->to->options.moments;
 
     return moments != CST_MOMENTS_FP32 && moments == copy->from->options.moments &&
-           cst_mapping_is_whole(&copy->mapping, t);
+           cst_reshard_is_whole(&copy->reshard, t);
 }
 
 /* True if @row of tensor @t is copied as rows[] says. */
@@ -190,7 +190,7 @@ static void take_piece(struct cstd_state_copy *copy, struct piece *out)
     out->tensor = t;
     out->first = copy->first;
     out->n_elems =
-        cst_mapping_reach(&copy->mapping, t, copy->first, most, SLOT_RUNS, CST_MX8_BLOCK);
+        cst_reshard_reach(&copy->reshard, t, copy->first, most, SLOT_RUNS, CST_MX8_BLOCK);
     copy->first += out->n_elems;
     if (copy->first == copy->to->model.tensors[t].n_elems) {
         copy->first = 0;
@@ -216,8 +216,8 @@ static void read_piece(struct cstd_state_copy *copy, uint32_t i)
     slot->state = SLOT_READING;
     slot->n_reads = 1; /* This function's own, so that replies from within do not fill the slot. */
     for (uint32_t r = 0; n < piece->n_elems && copy->to->state != CSTD_JOB_CLOSING; r++) {
-        struct cst_mapping_run run = cst_mapping_run(
-            &copy->mapping, piece->tensor, piece->first + n, piece->n_elems - n);
+        struct cst_reshard_run run =
+            cst_reshard_run(&copy->reshard, piece->tensor, piece->first + n, piece->n_elems - n);
         struct cst_event event = {
             .kind = CST_EV_READ,
             .tag = tag_of(copy, READ_ITEM + i * SLOT_RUNS + r),
@@ -397,12 +397,12 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
     copy->to = to;
     copy->done = done;
     copy->turn.fn = on_turn;
-    rc = cst_mapping_open(&copy->mapping, &from->model, &to->model, err);
+    rc = cst_reshard_open(&copy->reshard, &from->model, &to->model, err);
     if (rc == CST_OK) {
         rc = make_staging(copy, err);
     }
     if (rc != CST_OK) {
-        cst_mapping_close(&copy->mapping);
+        cst_reshard_close(&copy->reshard);
         free(copy);
         return rc;
     }
@@ -427,7 +427,7 @@ void cstd_state_copy_close(struct cstd_job *to)
     if (copy->saving && copy->from->core != NULL && copy->from->state == CSTD_JOB_READY) {
         cstd_job_feed(copy->from, &event);
     }
-    cst_mapping_close(&copy->mapping);
+    cst_reshard_close(&copy->reshard);
     free(copy);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies all states of a job to another job, whose memory and core exist and which has no workers
- * in its core yet. The source is read as a save reads it, so that it stays as it is; the destination
- * is written as from a checkpoint. Both are done by the engines, piece by piece through a staging
- * segment of the daemon:
+ * in its core yet. The source is read as a save reads it, so that it stays as it is; the
+ * destination is written as from a checkpoint. Both are done by the engines, piece by piece through
+ * a staging segment of the daemon:
  *
  *   MOUNTING --engines map the staging--> CUTTING --SAVE--> COPYING --RESTORE--> RESTORING --> done
  *
@@ -21,7 +21,7 @@ struct cstd_job;
 typedef void (*cstd_state_copy_cb)(struct cstd_job *to, const struct cst_err *err);
 
 /* Copy the states of @from, which is READY and initialised, to @to. @done follows later; the caller
- * then calls cstd_state_copy_close. CST_EMISMATCH: the models do not fit (cst_mapping_open);
+ * then calls cstd_state_copy_close. CST_EMISMATCH: the models do not fit (cst_reshard_open);
  * CST_EBUDGET, CST_ENOMEM. */
 int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_copy_cb done,
                          struct cst_err *err);

@@ -199,12 +199,10 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
     int rc;
 
     if (request->world != job->world) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "job '%s' has %u ranks, not %u as rank %u wants%s", job->name,
-                           job->world, request->world, request->rank,
-                           cstd_job_is_decided(job)
-                               ? " (when it has no worker, 'reshape' changes that)"
-                               : "");
+        return cst_err_set(
+            err, CST_EMISMATCH, "job '%s' has %u ranks, not %u as rank %u wants%s", job->name,
+            job->world, request->world, request->rank,
+            cstd_job_is_decided(job) ? " (when it has no worker, 'reshape' changes that)" : "");
     }
     if (request->chunk_elems != job->chunk_elems &&
         (job->state != CSTD_JOB_READY || request->chunk_elems != job->layout.capacity)) {
@@ -319,8 +317,8 @@ static void end_dead_workers(struct cstd_job *job)
     }
 }
 
-/* Find the living job that a worker with @request joins; *out NULL: none. *predecessor: the job that
- * a new one will replace; NULL: none. */
+/* Find the living job that a worker with @request joins; *out NULL: none. *predecessor: the job
+ * that a new one will replace; NULL: none. */
 static int find_living(const struct cstd_session *session, const struct cstd_job_request *request,
                        struct cstd_job **out, struct cstd_job **predecessor, struct cst_err *err)
 {

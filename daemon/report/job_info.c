@@ -401,9 +401,11 @@ static void fill_users(const struct cstd_job *job, struct details *details, Cist
     }
 }
 
-/* Returns what the job waits for; NULL: it waits for no rank. */
+/* Returns what the job, or the one that is to take its place, waits for; NULL: it waits for no
+ * rank. */
 static char *waits_for(const struct cstd_job *job, char *text, size_t size)
 {
+    job = job->successor != NULL ? job->successor : job;
     if (job->core != NULL) {
         cst_core_waits(job->core, text, size);
     } else {

@@ -40,7 +40,7 @@
 /* The box of a larger tensor that a rank of a tensor-parallel group holds. */
 struct cst_layout_box {
     /* Name of the whole tensor; empty: that of the tensor. It matters only when the job is opened
-     * again for other ranks (mapping.h). */
+     * again for other ranks (reshard.h). */
     char name[CST_LAYOUT_NAME_BYTES];
     int64_t whole[CST_LAYOUT_MAX_DIMS]; /* Shape of the whole tensor. */
     /* Where the box begins in the whole tensor; first + shape <= whole. */
@@ -305,8 +305,8 @@ struct cst_tensor_words {
     uint32_t n_dims;
     float lr_scale;
     float decay_scale;
-    uint32_t group;   /* Number of a declared group; 0: all ranks. */
-    uint32_t pattern; /* enum cst_pattern_kind. */
+    uint32_t group;         /* Number of a declared group; 0: all ranks. */
+    uint32_t pattern;       /* enum cst_pattern_kind. */
     const char *whole_name; /* Name of the whole tensor; NULL: `name`, or there is no box. */
     /* n_dims numbers: shape of the whole tensor, if the pattern wants a box; else NULL. */
     const int64_t *whole;

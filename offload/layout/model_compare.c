@@ -10,8 +10,9 @@ static int same_box(const struct cst_layout_tensor *t, const struct cst_layout_t
                     const char *mine, const char *theirs, struct cst_err *err)
 {
     if (strcmp(t->box->name, other->box->name) != 0) {
-        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': the whole is '%s' in %s and '%s' in %s",
-                           t->name, other->box->name, mine, t->box->name, theirs);
+        return cst_err_set(err, CST_EMISMATCH,
+                           "tensor '%s': the whole is '%s' in %s and '%s' in %s", t->name,
+                           other->box->name, mine, t->box->name, theirs);
     }
     for (uint32_t d = 0; d < t->n_dims; d++) {
         if (t->box->whole[d] != other->box->whole[d]) {

@@ -13,50 +13,50 @@
  *   +---+---+           +-------+        +---f---+
  *
  * A run is a range of elements that follow each other in both models. */
-#ifndef CST_MAPPING_H
-#define CST_MAPPING_H
+#ifndef CST_RESHARD_H
+#define CST_RESHARD_H
 
 #include "offload/layout/layout.h"
 
-struct cst_mapping {
+struct cst_reshard {
     const struct cst_model *from, *to; /* Borrowed. */
     /* Numbers of all tensors of `from`, ordered by the name of their whole and by box. Owned. */
     uint32_t *order;
 };
 
 /* Consecutive elements of a tensor of `to`, and where they are in `from`. */
-struct cst_mapping_run {
+struct cst_reshard_run {
     uint32_t tensor;  /* Number of the tensor in `from`. */
     uint64_t first;   /* First element in that tensor. */
     uint64_t n_elems; /* Number of elements. */
 };
 
-/* Make a mapping from @from to @to, which must not change while it is used. Every element of either
- * model must be in the other one. The caller closes *mapping. Statuses:
+/* Make the way from @from to @to, which must not change while it is used. Every element of either
+ * model must be in the other one. The caller closes *reshard. Statuses:
  *
  *   - CST_EMISMATCH: an element is in one model only, or is frozen in one model only; boxes of one
- *     model meet without being equal; the wholes of the same name have different shapes; a whole has
- *     more than 256 parts. The words name the tensor.
+ *     model meet without being equal; the wholes of the same name have different shapes; a whole
+ * has more than 256 parts. The words name the tensor.
  *   - CST_ENOMEM. */
-int cst_mapping_open(struct cst_mapping *mapping, const struct cst_model *from,
+int cst_reshard_open(struct cst_reshard *reshard, const struct cst_model *from,
                      const struct cst_model *to, struct cst_err *err);
 
 /* Free the mapping. A zeroed mapping is allowed. */
-void cst_mapping_close(struct cst_mapping *mapping);
+void cst_reshard_close(struct cst_reshard *reshard);
 
 /* Find the run that begins at element @first of tensor @tensor of `to` and has at most @most
  * elements. */
-struct cst_mapping_run cst_mapping_run(const struct cst_mapping *mapping, uint32_t tensor,
+struct cst_reshard_run cst_reshard_run(const struct cst_reshard *reshard, uint32_t tensor,
                                        uint64_t first, uint64_t most);
 
 /* True if tensor @tensor of `to` has all its elements, in the same order, in one tensor of `from`,
  * which has no others. */
-bool cst_mapping_is_whole(const struct cst_mapping *mapping, uint32_t tensor);
+bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor);
 
 /* The number of elements of tensor @tensor from @first on, at most @most, that are in at most
  * @n_runs runs. A number that does not reach the end of the tensor is a multiple of @step, which
  * divides @most and is at most @n_runs. */
-uint64_t cst_mapping_reach(const struct cst_mapping *mapping, uint32_t tensor, uint64_t first,
+uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, uint64_t first,
                            uint64_t most, uint32_t n_runs, uint32_t step);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/layout/mapping.h"
+#include "offload/layout/reshard.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -201,7 +201,7 @@ static int check_model(const struct cst_model *model, const struct cst_model *ot
     return rc;
 }
 
-int cst_mapping_open(struct cst_mapping *mapping, const struct cst_model *from,
+int cst_reshard_open(struct cst_reshard *reshard, const struct cst_model *from,
                      const struct cst_model *to, struct cst_err *err)
 {
     uint32_t *order = make_order(from), *back = make_order(to);
@@ -221,14 +221,14 @@ int cst_mapping_open(struct cst_mapping *mapping, const struct cst_model *from,
         free(order);
         return rc;
     }
-    *mapping = (struct cst_mapping){.from = from, .to = to, .order = order};
+    *reshard = (struct cst_reshard){.from = from, .to = to, .order = order};
     return CST_OK;
 }
 
-void cst_mapping_close(struct cst_mapping *mapping)
+void cst_reshard_close(struct cst_reshard *reshard)
 {
-    free(mapping->order);
-    *mapping = (struct cst_mapping){.from = NULL};
+    free(reshard->order);
+    *reshard = (struct cst_reshard){.from = NULL};
 }
 
 /* -- runs ------------------------------------------------------------------------------------- */
@@ -279,43 +279,43 @@ static uint64_t length(const struct cst_layout_tensor *a, const struct cst_layou
     return inner * (uint64_t)(end - at[d]);
 }
 
-struct cst_mapping_run cst_mapping_run(const struct cst_mapping *mapping, uint32_t tensor,
+struct cst_reshard_run cst_reshard_run(const struct cst_reshard *reshard, uint32_t tensor,
                                        uint64_t first, uint64_t most)
 {
-    const struct cst_layout_tensor *t = &mapping->to->tensors[tensor], *other;
-    struct cst_mapping_run run;
+    const struct cst_layout_tensor *t = &reshard->to->tensors[tensor], *other;
+    struct cst_reshard_run run;
     int64_t at[CST_LAYOUT_MAX_DIMS];
-    uint32_t i = find_whole(mapping->from, mapping->order, whole_name(t));
+    uint32_t i = find_whole(reshard->from, reshard->order, whole_name(t));
 
     place_of(t, first, at);
-    /* cst_mapping_open has checked that one of the boxes has the element. */
-    while (!contains(&mapping->from->tensors[mapping->order[i]], at)) {
+    /* cst_reshard_open has checked that one of the boxes has the element. */
+    while (!contains(&reshard->from->tensors[reshard->order[i]], at)) {
         i++;
     }
-    run.tensor = mapping->order[i];
-    other = &mapping->from->tensors[run.tensor];
+    run.tensor = reshard->order[i];
+    other = &reshard->from->tensors[run.tensor];
     run.first = element_at(other, at);
     run.n_elems = length(t, other, at);
     run.n_elems = run.n_elems < most ? run.n_elems : most;
     return run;
 }
 
-bool cst_mapping_is_whole(const struct cst_mapping *mapping, uint32_t tensor)
+bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor)
 {
-    const struct cst_layout_tensor *t = &mapping->to->tensors[tensor];
-    struct cst_mapping_run run = cst_mapping_run(mapping, tensor, 0, t->n_elems);
+    const struct cst_layout_tensor *t = &reshard->to->tensors[tensor];
+    struct cst_reshard_run run = cst_reshard_run(reshard, tensor, 0, t->n_elems);
 
-    return run.n_elems == t->n_elems && mapping->from->tensors[run.tensor].n_elems == t->n_elems;
+    return run.n_elems == t->n_elems && reshard->from->tensors[run.tensor].n_elems == t->n_elems;
 }
 
-uint64_t cst_mapping_reach(const struct cst_mapping *mapping, uint32_t tensor, uint64_t first,
+uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, uint64_t first,
                            uint64_t most, uint32_t n_runs, uint32_t step)
 {
-    uint64_t left = mapping->to->tensors[tensor].n_elems - first, n = 0;
+    uint64_t left = reshard->to->tensors[tensor].n_elems - first, n = 0;
 
     most = most < left ? most : left;
     for (uint32_t i = 0; i < n_runs && n < most; i++) {
-        n += cst_mapping_run(mapping, tensor, first + n, most - n).n_elems;
+        n += cst_reshard_run(reshard, tensor, first + n, most - n).n_elems;
     }
     return n == left ? n : n - n % step;
 }

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of jobs that are opened again in place (`reshape`): the states are cut and joined without a
+ * change of bits, what cannot be is refused, and whatever fails before the end leaves the job as it
+ * was. After every test the daemon has its initial number of descriptors and bytes in use. */
+#include "tests/lib/job_rig.h"
+#include "tests/lib/patience.h"
+#include "tests/lib/suite.h"
+
+#include "cistern/cistern.h"
+#include "proto/cistern.pb-c.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 96, COLUMNS = 192, ELEMS = ROWS * COLUMNS, MAX_PARTS = 3 };
+
+static void teardown(void)
+{
+    settle_balanced(&witness);
+    settle_remove_jobs(&witness);
+    job_rig_teardown();
+}
+
+struct client {
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_err err;
+};
+
+static struct cst_job_spec spec_of(uint32_t world, bool reshape)
+{
+    return (struct cst_job_spec){.name = "j",
+                                 .world = world,
+                                 .timeout_ms = (uint32_t)patience_ms(20000),
+                                 .reshape = reshape};
+}
+
+static int open_as(struct client *c, const struct cst_job_spec *spec)
+{
+    memset(c, 0, sizeof *c);
+    ck_assert_int_eq(cst_connect(&c->client, proc.socket, &c->err), CST_OK);
+    return cst_job_open(&c->job, c->client, spec, &c->err);
+}
+
+static void open_well(struct client *c, const struct cst_job_spec *spec)
+{
+    ck_assert_msg(open_as(c, spec) == CST_OK, "%s", c->err.text);
+}
+
+#define CHECK(call_, c_) ck_assert_msg((call_) == CST_OK, "%s", (c_)->err.text)
+
+static int declare(const struct client *c, const struct cst_tensor_spec *spec)
+{
+    int tensor = cst_tensor_as(c->job, spec);
+
+    ck_assert_msg(tensor >= 0, "%s", cst_job_error(c->job)->text);
+    ck_assert_int_ge(cst_operator(c->job, spec->name, &tensor, 1), 0);
+    return tensor;
+}
+
+/* -- a matrix in parts ------------------------------------------------------------------------ */
+
+/* The matrix is cut into parts of equal numbers of rows and of columns. */
+struct cut {
+    int64_t rows, columns;
+};
+
+static const int64_t whole[2] = {ROWS, COLUMNS};
+
+static int64_t n_parts(const struct cut *cut)
+{
+    return cut->rows * cut->columns;
+}
+
+static void declare_cut(const struct client *c, const struct cut *cut)
+{
+    const int64_t shape[2] = {ROWS / cut->rows, COLUMNS / cut->columns};
+
+    for (int64_t i = 0; i < n_parts(cut); i++) {
+        const int64_t first[2] = {i / cut->columns * shape[0], i % cut->columns * shape[1]};
+        bool boxes = n_parts(cut) > 1;
+        char name[16];
+
+        (void)snprintf(name, sizeof name, boxes ? "w.%d" : "w", (int)i);
+        (void)declare(
+            c, &(struct cst_tensor_spec){.name = name,
+                                         .dtype = CST_BF16,
+                                         .n_dims = 2,
+                                         .shape = shape,
+                                         .pattern = boxes ? CST_PATTERN_TENSOR : CST_PATTERN_SHARD,
+                                         .lr_scale = 1.0f,
+                                         .decay_scale = 1.0f,
+                                         .whole_name = boxes ? "w" : NULL,
+                                         .whole_shape = boxes ? whole : NULL,
+                                         .first = boxes ? first : NULL});
+    }
+}
+
+/* Read or write @state of all parts; @matrix is in the order of the whole. */
+static void transfer(struct client *c, const struct cut *cut, enum cst_state state, float *matrix,
+                     bool write)
+{
+    const int64_t rows = ROWS / cut->rows, columns = COLUMNS / cut->columns;
+    float *part = malloc((size_t)(rows * columns) * sizeof *part);
+
+    ck_assert_ptr_nonnull(part);
+    for (int64_t i = 0; i < n_parts(cut); i++) {
+        float *corner = matrix + i / cut->columns * rows * COLUMNS + i % cut->columns * columns;
+        uint64_t n = (uint64_t)(rows * columns);
+
+        for (int64_t r = 0; write && r < rows; r++) {
+            memcpy(part + r * columns, corner + r * COLUMNS, (size_t)columns * sizeof *part);
+        }
+        if (write) {
+            CHECK(cst_tensor_write(c->job, (int)i, state, 0, n, part, &c->err), c);
+        } else {
+            CHECK(cst_tensor_read(c->job, (int)i, state, 0, n, part, &c->err), c);
+        }
+        for (int64_t r = 0; !write && r < rows; r++) {
+            memcpy(corner + r * COLUMNS, part + r * columns, (size_t)columns * sizeof *part);
+        }
+    }
+    free(part);
+}
+
+struct states {
+    float master[ELEMS], exp_avg[ELEMS], exp_avg_sq[ELEMS];
+};
+
+static void read_all(struct client *c, const struct cut *cut, struct states *out)
+{
+    transfer(c, cut, CST_STATE_MASTER, out->master, false);
+    transfer(c, cut, CST_STATE_EXP_AVG, out->exp_avg, false);
+    transfer(c, cut, CST_STATE_EXP_AVG_SQ, out->exp_avg_sq, false);
+}
+
+/* Open job "j" for one rank with the matrix cut as @cut. */
+static void open_cut(struct client *c, const struct cut *cut, enum cst_moments moments,
+                     bool reshape)
+{
+    struct cst_job_spec spec = spec_of(1, reshape);
+
+    spec.moments = moments;
+    open_well(c, &spec);
+    declare_cut(c, cut);
+    CHECK(cst_commit(c->job, NULL, &c->err), c);
+}
+
+static void leave(struct client *c)
+{
+    CHECK(cst_job_leave(c->job, &c->err), c);
+    cst_disconnect(c->client);
+}
+
+/* Make job "j" with @cut and random states, and read them back. */
+static void make_job(const struct cut *cut, enum cst_moments moments, struct states *out)
+{
+    struct client c;
+
+    open_cut(&c, cut, moments, false);
+    ck_assert(!cst_job_initialised(c.job));
+    srandom(11);
+    for (int i = 0; i < ELEMS; i++) {
+        out->master[i] = (float)random() / 1e9f - 1.0f;
+        out->exp_avg[i] = ((float)random() / 1e9f - 1.0f) * 1e-3f;
+        out->exp_avg_sq[i] = (float)random() / 1e9f * 1e-6f;
+    }
+    transfer(&c, cut, CST_STATE_MASTER, out->master, true);
+    transfer(&c, cut, CST_STATE_EXP_AVG, out->exp_avg, true);
+    transfer(&c, cut, CST_STATE_EXP_AVG_SQ, out->exp_avg_sq, true);
+    CHECK(cst_sync(c.job, NULL, &c.err), &c);
+    read_all(&c, cut, out);
+    leave(&c);
+}
+
+/* Two parts of rows, two of columns, the whole, three of rows and three of columns have the same
+ * states, in every format of moments. */
+START_TEST(parts_are_cut_and_joined)
+{
+    static const struct cut cuts[] = {{2, 1}, {1, 2}, {1, 1}, {3, 1}, {1, 3}, {1, 3}, {2, 1}};
+    struct states *before = malloc(sizeof *before), *after = malloc(sizeof *after);
+    struct client c;
+
+    ck_assert(before != NULL && after != NULL);
+    make_job(&cuts[0], (enum cst_moments)_i, before);
+    for (unsigned i = 1; i < sizeof cuts / sizeof cuts[0]; i++) {
+        open_cut(&c, &cuts[i], (enum cst_moments)_i, true);
+        ck_assert(cst_job_initialised(c.job));
+        read_all(&c, &cuts[i], after);
+        ck_assert_int_eq(memcmp(before, after, sizeof *before), 0);
+        CHECK(cst_sync(c.job, NULL, &c.err), &c);
+        leave(&c);
+    }
+    free(before);
+    free(after);
+}
+END_TEST
+
+/* Other formats of moments, too: those of fp32 are rounded to bf16 and stay so. */
+START_TEST(moments_change_their_format)
+{
+    static const struct cut one = {1, 1}, rows = {2, 1};
+    struct states *before = malloc(sizeof *before), *after = malloc(sizeof *after);
+    struct client c;
+
+    ck_assert(before != NULL && after != NULL);
+    make_job(&one, CST_MOMENTS_FP32, before);
+    open_cut(&c, &rows, CST_MOMENTS_BF16, true);
+    read_all(&c, &rows, after);
+    ck_assert_int_eq(memcmp(before->master, after->master, sizeof before->master), 0);
+    for (int i = 0; i < ELEMS; i++) {
+        ck_assert_float_eq_tol(after->exp_avg[i], before->exp_avg[i], 1e-5f);
+    }
+    leave(&c);
+    open_cut(&c, &one, CST_MOMENTS_FP32, true);
+    read_all(&c, &one, before);
+    ck_assert_int_eq(memcmp(before, after, sizeof *before), 0);
+    leave(&c);
+    free(before);
+    free(after);
+}
+END_TEST
+
+/* -- what is refused -------------------------------------------------------------------------- */
+
+/* Check that job "j" has the states @expected, and can be opened without `reshape`. */
+static void check_untouched(const struct cut *cut, const struct states *expected)
+{
+    struct states *now = malloc(sizeof *now);
+    struct client c;
+
+    ck_assert_ptr_nonnull(now);
+    open_cut(&c, cut, CST_MOMENTS_FP32, false);
+    ck_assert(cst_job_initialised(c.job));
+    read_all(&c, cut, now);
+    ck_assert_int_eq(memcmp(now, expected, sizeof *now), 0);
+    leave(&c);
+    free(now);
+}
+
+static void refused(const struct cst_job_spec *spec, int status, const char *words)
+{
+    struct client c;
+
+    ck_assert_int_eq(open_as(&c, spec), status);
+    ck_assert_msg(strstr(c.err.text, words) != NULL, "%s", c.err.text);
+    cst_disconnect(c.client);
+}
+
+static const struct cut two = {2, 1};
+
+/* Without the flag, with a worker, and of another optimizer a job is refused with the reason. */
+START_TEST(refusals_have_a_reason)
+{
+    struct states *states = malloc(sizeof *states);
+    struct cst_job_spec spec = spec_of(2, false);
+    struct client c;
+
+    ck_assert_ptr_nonnull(states);
+    make_job(&two, CST_MOMENTS_FP32, states);
+    refused(&spec, CST_EMISMATCH,
+            "has 1 ranks, not 2 as rank 0 wants (when it has no worker, "
+            "'reshape' changes that)");
+    spec.reshape = true;
+    spec.optimizer = CST_OPTIMIZER_LION;
+    refused(&spec, CST_EMISMATCH, "its optimizer is adamw, not lion");
+    spec.optimizer = CST_OPTIMIZER_ADAMW;
+    open_cut(&c, &two, CST_MOMENTS_FP32, false);
+    refused(&spec, CST_EMISMATCH, "has 1 ranks, not 2");
+    leave(&c);
+    check_untouched(&two, states);
+    free(states);
+}
+END_TEST
+
+/* A declaration that lacks parameters of the job is refused when it is committed. */
+START_TEST(other_tensors_are_refused)
+{
+    const int64_t shape[2] = {ROWS, COLUMNS - 1};
+    struct states *states = malloc(sizeof *states);
+    struct cst_job_spec spec = spec_of(1, true);
+    struct client c;
+
+    ck_assert_ptr_nonnull(states);
+    make_job(&two, CST_MOMENTS_FP32, states);
+    open_well(&c, &spec);
+    (void)declare(&c, &(struct cst_tensor_spec){.name = "w",
+                                                .dtype = CST_BF16,
+                                                .n_dims = 2,
+                                                .shape = shape,
+                                                .lr_scale = 1.0f,
+                                                .decay_scale = 1.0f});
+    ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), CST_EMISMATCH);
+    ck_assert_msg(strstr(c.err.text, "job 'j' cannot be reshaped: tensor 'w' has another shape") !=
+                      NULL,
+                  "%s", c.err.text);
+    cst_disconnect(c.client);
+    check_untouched(&two, states);
+    free(states);
+}
+END_TEST
+
+/* Begin the commit of rank 0 until the daemon says that rank 1 is missing. */
+static void begin_commit(struct client *c)
+{
+    uint64_t until = patience_until(20000);
+    char missing[64] = "";
+    struct cst_client *other;
+
+    ck_assert_int_eq(cst_connect(&other, proc.socket, &c->err), CST_OK);
+    while (strcmp(missing, "rank 1") != 0) {
+        ck_assert(!patience_over(until));
+        ck_assert_int_eq(cst_try_commit(c->job, NULL, &c->err), CST_EAGAIN);
+        CHECK(cst_job_waits(other, "j", missing, sizeof missing, &c->err), c);
+    }
+    cst_disconnect(other);
+}
+
+/* A rank that dies, before or after its own commit, leaves the job as it was. Until then, nobody
+ * opens the job without the flag. */
+START_TEST(a_dead_rank_changes_nothing)
+{
+    struct states *states = malloc(sizeof *states);
+    struct cst_job_spec spec = spec_of(2, true), plain = spec_of(1, false);
+    struct client a, b;
+
+    ck_assert_ptr_nonnull(states);
+    make_job(&two, CST_MOMENTS_FP32, states);
+    open_well(&a, &spec);
+    spec.rank = 1;
+    open_well(&b, &spec);
+    declare_cut(&a, &two);
+    declare_cut(&b, &two);
+    refused(&plain, CST_EBUSY, "job 'j' is being reshaped to 2 ranks");
+    if (_i == 1) {
+        begin_commit(&a);
+    }
+    cst_disconnect(b.client);
+    if (_i == 1) {
+        ck_assert_int_eq(cst_commit(a.job, NULL, &a.err), CST_EPEERDIED);
+    }
+    cst_disconnect(a.client);
+    check_untouched(&two, states);
+    free(states);
+}
+END_TEST
+
+/* A job that is removed takes the one that was to replace it along. */
+START_TEST(removal_ends_both)
+{
+    struct states *states = malloc(sizeof *states);
+    struct cst_job_spec spec = spec_of(2, true);
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    struct client c;
+
+    ck_assert_ptr_nonnull(states);
+    make_job(&two, CST_MOMENTS_FP32, states);
+    open_well(&c, &spec);
+    declare_cut(&c, &two);
+    name.name = (char *)(uintptr_t) "j";
+    ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &name.base), CST_OK);
+    ck_assert_int_ne(cst_commit(c.job, NULL, &c.err), CST_OK);
+    cst_disconnect(c.client);
+    free(states);
+}
+END_TEST
+
+/* Declare four tensors with 160 MiB of states together; the daemon has 256 MiB. */
+static void declare_large(const struct client *c)
+{
+    static const int64_t n = 10 << 18;
+    static const char *const names[] = {"a", "b", "c", "d"};
+
+    for (int i = 0; i < 4; i++) {
+        (void)declare(c, &(struct cst_tensor_spec){.name = names[i],
+                                                   .dtype = CST_BF16,
+                                                   .n_dims = 1,
+                                                   .shape = &n,
+                                                   .lr_scale = 1.0f,
+                                                   .decay_scale = 1.0f});
+    }
+}
+
+/* If memory is short for both states, the numbers are told and the job stays. */
+START_TEST(short_memory_has_numbers)
+{
+    struct cst_job_spec spec = spec_of(1, false);
+    const float value = 3.0f;
+    float back = 0;
+    struct client c;
+
+    spec.pool_bytes = 20 << 20;
+    spec.chunk_elems = 10 << 18;
+    open_well(&c, &spec);
+    declare_large(&c);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    CHECK(cst_tensor_write(c.job, 1, CST_STATE_MASTER, 5, 1, &value, &c.err), &c);
+    CHECK(cst_sync(c.job, NULL, &c.err), &c);
+    leave(&c);
+    spec.reshape = true;
+    spec.micro_batches = 2; /* Gradients of fp32 take more memory. */
+    open_well(&c, &spec);
+    declare_large(&c);
+    ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), CST_EBUDGET);
+    ck_assert_msg(strstr(c.err.text, "reshaping keeps the old states of 160.0 MiB") != NULL &&
+                      strstr(c.err.text, "bytes) short") != NULL,
+                  "%s", c.err.text);
+    cst_disconnect(c.client);
+    spec.reshape = false;
+    spec.micro_batches = 1;
+    open_well(&c, &spec);
+    declare_large(&c);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    CHECK(cst_tensor_read(c.job, 1, CST_STATE_MASTER, 5, 1, &back, &c.err), &c);
+    ck_assert_float_eq(back, value);
+    leave(&c);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("reshape");
+    TCase *tcase = suite_case(suite, "reshape", job_rig_setup, teardown);
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, parts_are_cut_and_joined, 0, CST_MOMENTS_COUNT);
+    tcase_add_test(tcase, moments_change_their_format);
+    tcase_add_test(tcase, refusals_have_a_reason);
+    tcase_add_test(tcase, other_tensors_are_refused);
+    tcase_add_loop_test(tcase, a_dead_rank_changes_nothing, 0, 2);
+    tcase_add_test(tcase, removal_ends_both);
+    tcase_add_test(tcase, short_memory_has_numbers);
+    return suite_run(suite);
+}

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of offload/layout/reshard: the elements of tensors that are cut into boxes for some ranks
+ * are found in the boxes for others. An element's value is its place in the whole. */
+#include "offload/layout/reshard.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_DIMS = 3, MAX_PARTS = 4 };
+
+/* How a whole tensor is cut: into parts[d] pieces in dimension d. Pieces of uneven wholes differ in
+ * size. */
+struct cut {
+    int64_t whole[N_DIMS];
+    int64_t parts[N_DIMS];
+};
+
+static int64_t border(const struct cut *cut, uint32_t d, int64_t i)
+{
+    return cut->whole[d] * i / cut->parts[d];
+}
+
+static void declare(struct cst_model *model, const struct cst_tensor_words *words)
+{
+    struct cst_err err = {0};
+
+    ck_assert_msg(cst_model_tensor(model, words, &err) == CST_OK, "%s", err.text);
+}
+
+/* Declare all parts of tensor @name. A tensor that is not cut has no box. */
+static void declare_cut(struct cst_model *model, const char *name, const struct cut *cut)
+{
+    int64_t n = cut->parts[0] * cut->parts[1] * cut->parts[2];
+
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at[N_DIMS] = {i / (cut->parts[1] * cut->parts[2]),
+                                    i / cut->parts[2] % cut->parts[1], i % cut->parts[2]};
+        int64_t first[N_DIMS], shape[N_DIMS];
+        char part[CST_LAYOUT_NAME_BYTES];
+
+        for (uint32_t d = 0; d < N_DIMS; d++) {
+            first[d] = border(cut, d, at[d]);
+            shape[d] = border(cut, d, at[d] + 1) - first[d];
+        }
+        (void)snprintf(part, sizeof part, n > 1 ? "%s.%d" : "%s", name, (int)i);
+        declare(model, &(struct cst_tensor_words){.name = part,
+                                                  .shape = shape,
+                                                  .n_dims = N_DIMS,
+                                                  .lr_scale = 1,
+                                                  .decay_scale = 1,
+                                                  .pattern = n > 1 ? CST_PATTERN_TENSOR
+                                                                   : CST_PATTERN_SHARD,
+                                                  .whole_name = n > 1 ? name : NULL,
+                                                  .whole = n > 1 ? cut->whole : NULL,
+                                                  .first = n > 1 ? first : NULL});
+    }
+}
+
+/* The values of tensor @t, an array of the caller. */
+static uint32_t *values_of(const struct cst_layout_tensor *t, const struct cut *cut)
+{
+    uint32_t *values = calloc(t->n_elems, sizeof *values), n = 0;
+    int64_t zero[N_DIMS] = {0};
+    const int64_t *first = t->box != NULL ? t->box->first : zero;
+
+    ck_assert_ptr_nonnull(values);
+    for (int64_t i = first[0]; i < first[0] + t->shape[0]; i++) {
+        for (int64_t j = first[1]; j < first[1] + t->shape[1]; j++) {
+            for (int64_t k = first[2]; k < first[2] + t->shape[2]; k++) {
+                values[n++] = (uint32_t)((i * cut->whole[1] + j) * cut->whole[2] + k);
+            }
+        }
+    }
+    return values;
+}
+
+/* Copy tensor @t of reshard->to by runs of at most @most elements, and check all values. */
+static void check_copy(const struct cst_reshard *reshard, uint32_t t, uint64_t most,
+                       const struct cut *from, const struct cut *to)
+{
+    const struct cst_layout_tensor *tensor = &reshard->to->tensors[t];
+    uint32_t *expected = values_of(tensor, to);
+    uint64_t n = 0;
+
+    while (n < tensor->n_elems) {
+        uint64_t left = tensor->n_elems - n;
+        struct cst_reshard_run run = cst_reshard_run(reshard, t, n, left < most ? left : most);
+        const struct cst_layout_tensor *source = &reshard->from->tensors[run.tensor];
+        uint32_t *values = values_of(source, from);
+
+        ck_assert_uint_ge(run.n_elems, 1);
+        ck_assert_uint_le(run.n_elems, left < most ? left : most);
+        ck_assert_uint_le(run.first + run.n_elems, source->n_elems);
+        ck_assert_int_eq(memcmp(values + run.first, expected + n, run.n_elems * sizeof *expected),
+                         0);
+        free(values);
+        n += run.n_elems;
+    }
+    free(expected);
+}
+
+static void check_cuts(const struct cut *from, const struct cut *to, uint64_t most)
+{
+    struct cst_model old, new;
+    struct cst_reshard reshard;
+    struct cst_err err = {0};
+
+    cst_model_init(&old);
+    cst_model_init(&new);
+    declare_cut(&old, "w", from);
+    declare_cut(&new, "w", to);
+    ck_assert_msg(cst_reshard_open(&reshard, &old, &new, &err) == CST_OK, "%s", err.text);
+    for (uint32_t t = 0; t < new.n_tensors; t++) {
+        check_copy(&reshard, t, most, from, to);
+    }
+    cst_reshard_close(&reshard);
+    cst_model_close(&old);
+    cst_model_close(&new);
+}
+
+/* Two ranks that hold halves of the rows become two that hold halves of the columns, then one that
+ * holds all, then three. */
+START_TEST(halves_whole_thirds)
+{
+    static const struct cut cuts[] = {{{6, 12, 1}, {2, 1, 1}},
+                                      {{6, 12, 1}, {1, 2, 1}},
+                                      {{6, 12, 1}, {1, 1, 1}},
+                                      {{6, 12, 1}, {1, 3, 1}},
+                                      {{6, 12, 1}, {3, 1, 1}}};
+
+    for (unsigned i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+        for (unsigned k = 0; k < sizeof cuts / sizeof cuts[0]; k++) {
+            check_cuts(&cuts[i], &cuts[k], UINT64_MAX);
+        }
+    }
+}
+END_TEST
+
+/* Cuts drawn at random, uneven ones among them, in three dimensions. */
+START_TEST(random_cuts)
+{
+    const char *given = getenv("CST_TEST_SEED");
+
+    srandom(given != NULL ? (unsigned)strtoul(given, NULL, 10) : 7);
+    for (unsigned i = 0; i < 200; i++) {
+        struct cut from, to;
+
+        for (uint32_t d = 0; d < N_DIMS; d++) {
+            from.whole[d] = to.whole[d] = 4 + random() % 6;
+            from.parts[d] = 1 + random() % MAX_PARTS;
+            to.parts[d] = 1 + random() % MAX_PARTS;
+        }
+        check_cuts(&from, &to, 1 + (uint64_t)(random() % 50));
+    }
+}
+END_TEST
+
+/* Rows that both models have whole are one run. */
+START_TEST(runs_are_long)
+{
+    const struct cut from = {{6, 12, 2}, {2, 1, 1}}, to = {{6, 12, 2}, {3, 1, 1}};
+    struct cst_model old, new;
+    struct cst_reshard reshard;
+    struct cst_reshard_run run;
+    struct cst_err err;
+
+    cst_model_init(&old);
+    cst_model_init(&new);
+    declare_cut(&old, "w", &from);
+    declare_cut(&new, "w", &to);
+    ck_assert_int_eq(cst_reshard_open(&reshard, &old, &new, &err), CST_OK);
+    run = cst_reshard_run(&reshard, 0, 0, UINT64_MAX); /* rows 0 and 1 of 0 to 2 */
+    ck_assert_uint_eq(run.n_elems, 2u * 12 * 2);
+    run = cst_reshard_run(&reshard, 1, 0, UINT64_MAX); /* row 2 of 2 and 3; row 3 is elsewhere */
+    ck_assert_uint_eq(run.n_elems, 12u * 2);
+    ck_assert_uint_eq(run.first, 2u * 12 * 2);
+    ck_assert_uint_eq(cst_reshard_reach(&reshard, 1, 0, 1024, 32, 32), 2u * 12 * 2);
+    ck_assert_uint_eq(cst_reshard_reach(&reshard, 1, 0, 32, 32, 32), 32);
+    ck_assert_uint_eq(cst_reshard_reach(&reshard, 1, 0, 1024, 1, 16), 16);
+    ck_assert(!cst_reshard_is_whole(&reshard, 0));
+    cst_reshard_close(&reshard);
+    ck_assert_int_eq(cst_reshard_open(&reshard, &old, &old, &err), CST_OK);
+    ck_assert(cst_reshard_is_whole(&reshard, 1));
+    cst_reshard_close(&reshard);
+    cst_model_close(&old);
+    cst_model_close(&new);
+}
+END_TEST
+
+static void declare_one(struct cst_model *model, const char *name, int64_t n,
+                        enum cst_pattern_kind pattern)
+{
+    declare(model, &(struct cst_tensor_words){.name = name,
+                                              .shape = &n,
+                                              .n_dims = 1,
+                                              .lr_scale = 1,
+                                              .decay_scale = 1,
+                                              .pattern = pattern});
+}
+
+static void declare_box(struct cst_model *model, const char *name, int64_t first, int64_t n)
+{
+    declare(model, &(struct cst_tensor_words){.name = name,
+                                              .shape = &n,
+                                              .n_dims = 1,
+                                              .lr_scale = 1,
+                                              .decay_scale = 1,
+                                              .pattern = CST_PATTERN_TENSOR,
+                                              .whole_name = "w",
+                                              .whole = (int64_t[]){10},
+                                              .first = &first});
+}
+
+static void refused(const struct cst_model *old, const struct cst_model *new, const char *words)
+{
+    struct cst_reshard reshard;
+    struct cst_err err = {0};
+
+    ck_assert_int_eq(cst_reshard_open(&reshard, old, new, &err), CST_EMISMATCH);
+    ck_assert_msg(strstr(err.text, words) != NULL, "%s", err.text);
+}
+
+/* Models that do not have the same elements are refused with the tensor's name. */
+START_TEST(other_elements)
+{
+    struct cst_model old, new;
+
+    cst_model_init(&old);
+    cst_model_init(&new);
+    declare_one(&old, "w", 10, CST_PATTERN_SHARD);
+    declare_box(&new, "a", 0, 6);
+    refused(&old, &new, "tensor 'w' of the job: the new declaration has 6 of its 10 elements");
+    refused(&new, &old, "tensor 'w' of the new declaration: the job has 6 of its 10 elements");
+    declare_box(&new, "b", 5, 5);
+    refused(&old, &new, "parts of 'w' meet in the new declaration");
+    cst_model_close(&new);
+    cst_model_init(&new);
+    declare_one(&new, "w", 11, CST_PATTERN_SHARD);
+    refused(&old, &new, "tensor 'w' has another shape");
+    cst_model_close(&new);
+    cst_model_init(&new);
+    declare_one(&new, "w", 10, CST_PATTERN_FROZEN);
+    refused(&old, &new, "tensor 'w' is frozen in the new declaration only");
+    cst_model_close(&new);
+    cst_model_init(&new);
+    declare_one(&new, "w", 10, CST_PATTERN_SHARD);
+    declare_one(&new, "x", 10, CST_PATTERN_SHARD);
+    refused(&old, &new, "tensor 'x' of the new declaration: the job has 0 of its 10 elements");
+    cst_model_close(&new);
+    cst_model_close(&old);
+}
+END_TEST
+
+/* Ranks may hold equal copies of a box; one of them is read. */
+START_TEST(equal_copies)
+{
+    struct cst_model old, new;
+    struct cst_reshard reshard;
+    struct cst_err err = {0};
+
+    cst_model_init(&old);
+    cst_model_init(&new);
+    declare_box(&old, "a", 0, 5);
+    declare_box(&old, "b", 5, 5);
+    declare_box(&old, "c", 0, 5);
+    declare_one(&new, "w", 10, CST_PATTERN_SHARD);
+    ck_assert_msg(cst_reshard_open(&reshard, &old, &new, &err) == CST_OK, "%s", err.text);
+    ck_assert_uint_eq(cst_reshard_run(&reshard, 0, 0, 10).tensor, 0);
+    ck_assert_uint_eq(cst_reshard_run(&reshard, 0, 5, 10).tensor, 1);
+    cst_reshard_close(&reshard);
+    for (int64_t i = 0; i < 257; i++) {
+        char name[16];
+
+        (void)snprintf(name, sizeof name, "d%d", (int)i);
+        declare_box(&old, name, 0, 5);
+    }
+    refused(&old, &new, "'w' has more than 256 parts in the job");
+    cst_model_close(&old);
+    cst_model_close(&new);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("reshard");
+    TCase *tcase = suite_case(suite, "reshard", NULL, NULL);
+
+    tcase_add_test(tcase, halves_whole_thirds);
+    tcase_add_test(tcase, random_cuts);
+    tcase_add_test(tcase, runs_are_long);
+    tcase_add_test(tcase, other_elements);
+    tcase_add_test(tcase, equal_copies);
+    return suite_run(suite);
+}
