@@ -417,11 +417,14 @@ static int on_ended(struct save *save, struct cst_err *err)
     }
     save->has_directory = false;
     rc = cstc_directory_commit(&save->directory, err);
-    if (rc == CST_OK && save->spec.keep > 0) {
-        rc = cstc_directory_keep(save->spec.dir, save->spec.keep, save->description->step, err);
+    if (rc != CST_OK) {
+        return rc;
     }
     save->done.step = save->description->step;
     save->done.bytes = save->bytes;
+    if (save->spec.keep > 0) {
+        rc = cstc_directory_keep(save->spec.dir, save->spec.keep, save->description->step, err);
+    }
     save->done.seconds = now() - save->began;
     return rc;
 }
@@ -527,7 +530,7 @@ static int save_job(struct cst_client *client, const char *name, const struct cs
         return rc;
     }
     rc = cstc_task_drive(client, block, err);
-    if (rc == CST_OK && result != NULL) {
+    if (rc != CST_EAGAIN && result != NULL) {
         *result = ((struct save *)client->task)->done;
     }
     if (rc != CST_EAGAIN) {

@@ -18,18 +18,19 @@ static int save_once(struct cli *cli, uint64_t *step)
     const struct cst_save_spec spec = {.dir = cli->args[1],
                                        .keep = (uint32_t)cli->keep,
                                        .fp32_weights = cli->weights == CLI_WEIGHTS_FP32};
-    struct cst_save_result result;
+    struct cst_save_result result = {0};
     struct cst_err err = {0};
     char size[CLI_HUMAN_BYTES];
+    int rc = cst_save(cli->client, cli->args[0], &spec, &result, &err);
 
-    if (cst_save(cli->client, cli->args[0], &spec, &result, &err) != CST_OK) {
+    if (result.bytes == 0) {
         return cli_fail(&err);
     }
     (void)printf("saved step %llu of %s to %s: %s in %.2f s\n", (unsigned long long)result.step,
                  cli->args[0], cli->args[1], cli_bytes(result.bytes, size), result.seconds);
     (void)fflush(stdout);
     *step = result.step;
-    return CLI_EXIT_OK;
+    return rc == CST_OK ? CLI_EXIT_OK : cli_fail(&err);
 }
 
 /* Get the job's step. False: it failed; the error was printed. *goes_on: it may make more steps. */

@@ -33,7 +33,7 @@ static void *save(void *arg)
     const struct gpt_options *o = checkpoint->options;
     const struct cst_save_spec spec = {
         .dir = o->save_dir, .keep = o->keep, .on_begun = on_begun, .arg = checkpoint};
-    struct cst_save_result result;
+    struct cst_save_result result = {0};
     struct cst_client *client = NULL;
     struct cst_err err = {0};
     int rc = cst_connect(&client, o->socket, &err);
@@ -42,9 +42,12 @@ static void *save(void *arg)
         rc = cst_save(client, o->job, &spec, &result, &err);
     }
     cst_disconnect(client);
-    if (rc == 0) {
+    if (result.bytes > 0) {
         report(o, &result);
-    } else {
+    }
+    if (rc != 0 && result.bytes > 0) {
+        (void)fprintf(stderr, "cistern-gpt: %s\n", err.text);
+    } else if (rc != 0) {
         (void)fprintf(stderr, "cistern-gpt: job '%s' was not saved after step %llu: %s\n", o->job,
                       (unsigned long long)checkpoint->step, err.text);
     }

@@ -45,7 +45,7 @@ struct cst_save_spec {
 
 struct cst_save_result {
     uint64_t step;       /* Number of committed steps in the checkpoint. */
-    uint64_t bytes;      /* Size of all files. */
+    uint64_t bytes;      /* Size of all files; 0: the save has failed. */
     double seconds;      /* Duration of the whole call. */
     double read_seconds; /* Time for which a commit of the job had to wait, at most. */
 };
@@ -69,7 +69,7 @@ struct cst_save_result {
  *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
  *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
  *   - CST_EIO: an older checkpoint that `keep` excludes cannot be removed. In this case alone, the
- * new one is whole.
+ * new one is whole, and *result is set.
  *   - CST_ETIMEDOUT: the save was too slow: it read nothing for the job's timeout while a step
  *     waited for it.
  *   - CST_ELOST, CST_EENGINE: states are lost.

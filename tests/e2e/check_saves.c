@@ -9,6 +9,7 @@
 
 #include <check.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -302,6 +303,32 @@ START_TEST(other_moments)
 }
 END_TEST
 
+/* If an older checkpoint cannot be removed, the call fails, and says that the new one is whole. */
+START_TEST(one_too_many)
+{
+    static const char *const names[] = {"a", NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1};
+    const struct cst_save_spec to = {.dir = dir, .keep = 1};
+    struct cst_save_result result;
+    struct job j = open_job(&spec, names);
+    char foreign[128];
+
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    save(&j, "m", 0);
+    ck_assert_int_eq(cst_save(j.client, "m", &to, &result, &err), CST_EEXIST);
+    ck_assert_uint_eq(result.bytes, 0);
+    (void)snprintf(foreign, sizeof foreign, "%s/notes", path_of(0));
+    ck_assert_int_eq(close(open(foreign, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)), 0);
+    step(&j);
+    ck_assert_int_eq(cst_save(j.client, "m", &to, &result, &err), CST_EIO);
+    ck_assert_ptr_nonnull(strstr(err.text, "notes"));
+    ck_assert(result.step == 1 && result.bytes > 0);
+    OK(cst_load(j.job, path_of(1), NULL, &err));
+    leave(&j);
+}
+END_TEST
+
 /* -- calls that do not wait ----------------------------------------------------------------------
  */
 
@@ -510,6 +537,7 @@ int main(void)
     tcase_add_test(tcase, frozen_of_a_base);
     tcase_add_test(tcase, names_of_states);
     tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
+    tcase_add_test(tcase, one_too_many);
     tcase_add_test(tcase, without_waiting);
     tcase_add_test(tcase, called_from_a_save);
     tcase_add_loop_test(tcase, given_up, 1, 8);
