@@ -330,7 +330,6 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
                       struct cst_err *err)
 {
     struct load *load = arg;
-
     const struct cstc_content_entry *entry = &load->content.entries[load->given];
 
     if (entry->weights != NULL) {
