@@ -46,13 +46,14 @@ struct cli {
     const char *socket; /* --socket; NULL: $CISTERN_SOCKET or the default. */
     /* --manager-socket; NULL: manager.sock in the directory of the socket. */
     const char *manager_socket;
-    bool json;                    /* --json */
-    double watch_seconds;         /* --watch: time between two drawings; 0: draw once. */
-    uint32_t uid;                 /* --uid: owner of the job; CLI_NO_UID: this user. */
-    uint64_t count;               /* --count: number of pings. */
-    const char *output;           /* --output: a file. */
-    uint64_t every;               /* --every: steps between saves; 0: save once. */
-    uint64_t keep;                /* --keep: checkpoints that remain; 0: all. */
+    bool json;            /* --json */
+    double watch_seconds; /* --watch: time between two drawings; 0: draw once. */
+    uint32_t uid;         /* --uid: owner of the job; CLI_NO_UID: this user. */
+    uint64_t count;       /* --count: number of pings. */
+    const char *output;   /* --output: a file. */
+    uint64_t every;       /* --every: steps between saves; 0: save once. */
+    uint64_t keep;        /* --keep: checkpoints that remain; 0: all. */
+    bool frozen;          /* --frozen: load the weights alone. */
     /* --weights: format of model files. */
     enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
     bool check;                   /* --check: compare checksums. */

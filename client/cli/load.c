@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command `cistern load`: makes a job from a checkpoint, without workers. This process opens
  * all ranks of the job, declares what the description says, commits, loads the states, and leaves.
- */
+ *
+ * With --frozen, the job has one rank and the weights alone, as the base of other jobs. */
 #include "cistern/checkpoint.h"
 #include "client/checkpoint/directory.h"
 #include "client/checkpoint/manifest.h"
@@ -21,22 +22,23 @@ struct ranks {
     struct cst_job **jobs;
     bool *committed;
     uint32_t n;
+    bool frozen; /* All tensors are frozen. */
 };
 
-static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor)
+static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor, bool frozen)
 {
     const struct cst_tensor_spec spec = {
         .name = tensor->name,
         .dtype = (enum cst_dtype)tensor->dtype,
         .n_dims = (uint32_t)tensor->n_shape,
         .shape = tensor->shape,
-        .group = (int)tensor->group,
-        .pattern = (enum cst_pattern_kind)tensor->pattern,
+        .group = frozen ? 0 : (int)tensor->group,
+        .pattern = frozen ? CST_PATTERN_FROZEN : (enum cst_pattern_kind)tensor->pattern,
         .lr_scale = tensor->lr_scale,
         .decay_scale = tensor->decay_scale,
-        .whole_name = tensor->whole_name,
-        .whole_shape = tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
-        .first = tensor->n_box_first > 0 ? tensor->box_first : NULL,
+        .whole_name = frozen ? NULL : tensor->whole_name,
+        .whole_shape = !frozen && tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
+        .first = !frozen && tensor->n_box_first > 0 ? tensor->box_first : NULL,
         .external_names = (const char *const *)tensor->external_name,
         .external_rows = tensor->n_external_rows > 0 ? tensor->external_rows : NULL,
         .n_external = (uint32_t)tensor->n_external_name,
@@ -57,15 +59,16 @@ static int declare_operator(struct cst_job *job, const Cistern__OperatorDecl *op
                            (uint32_t)op->n_tensors, &cost);
 }
 
-static int declare(struct cst_job *job, const Cistern__JobDescription *d, struct cst_err *err)
+static int declare(struct cst_job *job, const Cistern__JobDescription *d, bool frozen,
+                   struct cst_err *err)
 {
     int rc = CST_OK;
 
-    for (size_t i = 0; rc >= 0 && i < d->n_groups; i++) {
+    for (size_t i = 0; rc >= 0 && !frozen && i < d->n_groups; i++) {
         rc = cst_group(job, d->groups[i]->ranks, (uint32_t)d->groups[i]->n_ranks);
     }
     for (size_t i = 0; rc >= 0 && i < d->n_tensors; i++) {
-        rc = declare_tensor(job, d->tensors[i]);
+        rc = declare_tensor(job, d->tensors[i], frozen);
     }
     for (size_t i = 0; rc >= 0 && i < d->n_operators; i++) {
         rc = declare_operator(job, d->operators[i]);
@@ -80,7 +83,8 @@ static int declare(struct cst_job *job, const Cistern__JobDescription *d, struct
 static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const char *name,
                      const Cistern__JobDescription *d, struct cst_err *err)
 {
-    const struct cst_job_spec spec = {
+    const struct cst_job_spec weights = {.name = name, .world = 1, .model_config = d->model_config};
+    const struct cst_job_spec all = {
         .name = name,
         .rank = rank,
         .world = d->world,
@@ -99,12 +103,13 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
     int rc = cst_connect(&ranks->clients[rank], cli->client->path, err);
 
     if (rc == CST_OK) {
-        rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank], &spec, err);
+        rc = cst_job_open(&ranks->jobs[rank], ranks->clients[rank], ranks->frozen ? &weights : &all,
+                          err);
     }
     if (rc == CST_OK && cst_job_initialised(ranks->jobs[rank])) {
         rc = cst_err_set(err, CST_EEXIST, "there is a job '%s' with states already", name);
     }
-    return rc == CST_OK ? declare(ranks->jobs[rank], d, err) : rc;
+    return rc == CST_OK ? declare(ranks->jobs[rank], d, ranks->frozen, err) : rc;
 }
 
 /* Commit all ranks. Each commit waits for the others, so they are made side by side. */
@@ -145,14 +150,44 @@ static int leave(struct ranks *ranks, struct cst_err *err)
     return rc;
 }
 
+/* Load the weights alone, from a checkpoint whose files are whole. The first sync makes them those
+ * of the job. */
+static int load_weights(struct cst_job *job, const char *path, struct cst_err *err)
+{
+    struct cstc_manifest manifest;
+    char directory[32];
+    int dirfd, rc = cstc_directory_open(path, &dirfd, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    (void)snprintf(directory, sizeof directory, "/proc/self/fd/%d", dirfd);
+    rc = cstc_manifest_read(&manifest, dirfd, err);
+    if (rc == CST_OK) {
+        rc = cstc_manifest_check(&manifest, dirfd, true, err);
+        cstc_manifest_close(&manifest);
+    }
+    if (rc == CST_OK) {
+        rc = cst_load_model(job, &(struct cst_load_model_spec){.path = directory}, NULL, err);
+    }
+    (void)close(dirfd);
+    return rc == CST_OK ? cst_sync(job, NULL, err) : rc;
+}
+
 /* Make the job @name from the checkpoint @path, whose description is @d. */
 static int make_job(struct cli *cli, const char *name, const char *path,
                     const Cistern__JobDescription *d, struct cst_load_result *result,
                     struct cst_err *err)
 {
-    struct ranks ranks = {.n = d->world};
+    struct ranks ranks = {.n = cli->frozen ? 1 : d->world, .frozen = cli->frozen};
     int rc = CST_OK;
 
+    if (cli->frozen && d->base_job != NULL) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--frozen: the checkpoint has no frozen weights, because they are those "
+                           "of the base job '%s'",
+                           d->base_job);
+    }
     if (d->world < 1 || d->world > MAX_WORLD) {
         return cst_err_set(err, CST_EINVAL, "a checkpoint of %u ranks: 1 to %d are possible",
                            d->world, MAX_WORLD);
@@ -163,19 +198,20 @@ static int make_job(struct cli *cli, const char *name, const char *path,
     if (ranks.clients == NULL || ranks.jobs == NULL || ranks.committed == NULL) {
         rc = cst_err_set(err, CST_ENOMEM, "no memory for %u ranks", d->world);
     }
-    for (uint32_t r = 0; rc == CST_OK && r < d->world; r++) {
+    for (uint32_t r = 0; rc == CST_OK && r < ranks.n; r++) {
         rc = open_rank(cli, &ranks, r, name, d, err);
     }
     if (rc == CST_OK) {
         rc = commit(&ranks, err);
     }
     if (rc == CST_OK) {
-        rc = cst_load(ranks.jobs[0], path, result, err);
+        rc = cli->frozen ? load_weights(ranks.jobs[0], path, err)
+                         : cst_load(ranks.jobs[0], path, result, err);
     }
     if (rc == CST_OK) {
         rc = leave(&ranks, err);
     }
-    for (uint32_t r = 0; ranks.clients != NULL && r < d->world; r++) {
+    for (uint32_t r = 0; ranks.clients != NULL && r < ranks.n; r++) {
         cst_disconnect(ranks.clients[r]);
     }
     free(ranks.clients);
@@ -189,7 +225,7 @@ int cli_load(struct cli *cli)
     struct cstc_manifest manifest;
     struct cst_err err = {0};
     const char *name;
-    struct cst_load_result result;
+    struct cst_load_result result = {0};
     int dirfd, rc = cstc_directory_open(cli->args[0], &dirfd, &err);
 
     if (rc != CST_OK) {
@@ -207,7 +243,10 @@ int cli_load(struct cli *cli)
     }
     name = cli->n_args > 1 ? cli->args[1] : manifest.description->name;
     rc = make_job(cli, name, cli->args[0], manifest.description, &result, &err);
-    if (rc == CST_OK) {
+    if (rc == CST_OK && cli->frozen) {
+        (void)printf("loaded the weights of step %llu as job %s, frozen\n",
+                     (unsigned long long)manifest.description->step, name);
+    } else if (rc == CST_OK) {
         (void)printf("loaded step %llu as job %s of %u rank%s\n", (unsigned long long)result.step,
                      name, manifest.description->world,
                      manifest.description->world == 1 ? "" : "s");

@@ -34,6 +34,8 @@ const struct cst_option cli_options[] = {
     ROW("weights", 0, CLI_USES_SAVE, "FORMAT",
         "model files have bf16 weights, or fp32 master weights (default: bf16)",
         CST_NAME(AT(weights), 0, weight_names)),
+    ROW("frozen", 0, CLI_USES_LOAD, NULL, "load the weights alone, as the base of other jobs",
+        CST_FLAG(AT(frozen))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
     ROW("disk", 0, CLI_USES_DISK, "DIR|SIZE", "probe: measure the disk of DIR; plan: use SIZE",

@@ -260,10 +260,10 @@ static bool is_no_adapter(void *arg, const char *name)
 static int daemon_init(struct gpt_store *store, const char *dir, struct cst_err *err)
 {
     const struct daemon_store *s = self(store);
-    const struct cst_weights_spec spec = {
+    const struct cst_load_model_spec spec = {
         .path = dir, .prefix = GPT_GPT2_PREFIX, .wants = is_no_adapter};
-    struct cst_weights_result result;
-    int rc = cst_load_weights(s->job, &spec, &result, err);
+    struct cst_load_model_result result;
+    int rc = cst_load_model(s->job, &spec, &result, err);
 
     if (rc == 0 && !s->options->quiet) {
         (void)printf("loaded %u tensors from %s", result.n_tensors, dir);

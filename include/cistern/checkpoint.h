@@ -118,7 +118,7 @@ int cst_try_load(struct cst_job *job, const char *path, struct cst_load_result *
                  struct cst_err *err);
 
 /* Which model files to load. Zero every field that is not set. */
-struct cst_weights_spec {
+struct cst_load_model_spec {
     /* A file in the format of safetensors, or a directory with model.safetensors, or one with
      * model.safetensors.index.json and the files that it names. */
     const char *path;
@@ -130,7 +130,7 @@ struct cst_weights_spec {
     void *arg; /* For wants. */
 };
 
-struct cst_weights_result {
+struct cst_load_model_result {
     uint32_t n_tensors; /* Tensors of the job that were loaded. */
     uint32_t n_ignored; /* Tensors of the files that the job does not have. */
     char ignored[256];  /* Names of the first ones of these. */
@@ -155,8 +155,8 @@ struct cst_weights_result {
  *   - CST_EIO, CST_ENOMEM.
  * All headers are checked before anything is written. After a failure of reading that comes later,
  * the job's states are undefined. */
-int cst_load_weights(struct cst_job *job, const struct cst_weights_spec *spec,
-                     struct cst_weights_result *result, struct cst_err *err);
+int cst_load_model(struct cst_job *job, const struct cst_load_model_spec *spec,
+                   struct cst_load_model_result *result, struct cst_err *err);
 
 /* A checkpoint of a directory. */
 struct cst_checkpoint {

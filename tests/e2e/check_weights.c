@@ -174,12 +174,12 @@ static void close_job(void)
     cst_disconnect(client);
 }
 
-static int load(const char *name, struct cst_weights_result *result)
+static int load(const char *name, struct cst_load_model_result *result)
 {
     char full[128];
 
     (void)snprintf(full, sizeof full, "%s/%s", path, name);
-    return cst_load_weights(job, &(struct cst_weights_spec){.path = full}, result, &err);
+    return cst_load_model(job, &(struct cst_load_model_spec){.path = full}, result, &err);
 }
 
 /* The tensors of the job have the values of the file. */
@@ -258,7 +258,7 @@ static void save(const char *dir, bool fp32)
 START_TEST(there_and_back)
 {
     const bool frozen = _i == 1;
-    struct cst_weights_result result;
+    struct cst_load_model_result result;
     char text[64] = "", full[128];
     uint64_t step;
     int fd;
@@ -316,7 +316,7 @@ END_TEST
 /* What is wrong is found before anything is written. */
 START_TEST(refused)
 {
-    struct cst_weights_result result;
+    struct cst_load_model_result result;
 
     open_job("w", NULL, false);
     ck_assert_int_eq(load("", NULL), CST_ENOTFOUND);

@@ -64,6 +64,13 @@ train user $steps --base shared --layers 2 --width 64 --context 32 --vocab 777 "
 cp "$tmp/model"/model* "$tmp/user/step-000000$steps"
 same "$tmp/user/step-000000$steps" user
 
+# A trained model is the base of adapters.
+./cistern load --frozen "$tmp/outside/step-000000$steps" trained
+train onto $steps --base trained --layers 2 --width 64 --context 32 --vocab 777 "${lora[@]}"
+./cistern save onto "$tmp/onto"
+cp "$tmp/inside/step-000000$steps"/model* "$tmp/onto/step-000000$steps"
+same "$tmp/onto/step-000000$steps" onto
+
 # Tokens of four bytes are the same text.
 "$python" -c 'import numpy, sys; numpy.fromfile(sys.argv[1], "<u2").astype("<u4").tofile(sys.argv[2])' "$tmp/model/tokens" "$tmp/tokens4"
 train four 0 --init "$tmp/model" --data "$tmp/tokens4" --tokens uint32

@@ -156,8 +156,8 @@ START_TEST(declare)
 }
 END_TEST
 
-/* A tensor with a box and an external name is declared again until there is memory for it. A failed declaration leaves
- * nothing behind. */
+/* A tensor with a box and an external name is declared again until there is memory for it. A failed
+ * declaration leaves nothing behind. */
 START_TEST(declare_boxes)
 {
     struct cst_tensor_words words = {.name = "box",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cst_load_weights: model files of other programs. All headers are checked against the declared
+/* cst_load_model: model files of other programs. All headers are checked against the declared
  * tensors, then the weights are written as master weights. */
 #include "cistern/checkpoint.h"
 
@@ -29,7 +29,7 @@ struct tensor {
 
 struct load {
     struct cst_job *job;
-    const struct cst_weights_spec *spec;
+    const struct cst_load_model_spec *spec;
     struct cstc_tensor_file *files; /* The first n_files are open. */
     uint32_t n_files;
     struct tensor *tensors;
@@ -215,7 +215,7 @@ static struct place *used_places(const struct load *load, size_t *n_out)
 }
 
 /* Count the tensors of the files that are not loaded, and list the names of the first ones. */
-static int count_ignored(const struct load *load, struct cst_weights_result *result,
+static int count_ignored(const struct load *load, struct cst_load_model_result *result,
                          struct cst_err *err)
 {
     size_t used = 0, n_places;
@@ -302,13 +302,13 @@ static int write_weights(struct load *load, struct cst_err *err)
     return rc == CST_OK ? cstc_states_write(load->job->client, &stream, err) : rc;
 }
 
-static int check(const struct cst_job *job, const struct cst_weights_spec *spec,
+static int check(const struct cst_job *job, const struct cst_load_model_spec *spec,
                  struct cst_err *err)
 {
     int rc = cstc_job_check_committed(job, err);
 
     if (rc == CST_OK && (spec == NULL || spec->path == NULL)) {
-        rc = cst_err_set(err, CST_EINVAL, "cst_load_weights needs a path");
+        rc = cst_err_set(err, CST_EINVAL, "cst_load_model needs a path");
     }
     if (rc == CST_OK && job->initialised) {
         rc = cst_err_set(err, CST_EEXIST, "job '%s' has states already", job->name);
@@ -328,11 +328,11 @@ static void close_load(struct load *load)
     free(load->files);
 }
 
-int cst_load_weights(struct cst_job *job, const struct cst_weights_spec *spec,
-                     struct cst_weights_result *result, struct cst_err *err)
+int cst_load_model(struct cst_job *job, const struct cst_load_model_spec *spec,
+                   struct cst_load_model_result *result, struct cst_err *err)
 {
     struct load load = {.job = job, .spec = spec};
-    struct cst_weights_result found = {0};
+    struct cst_load_model_result found = {0};
     int rc = check(job, spec, err);
 
     if (rc != CST_OK) {
