@@ -3,6 +3,7 @@
 
 #include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
+#include "daemon/ledger/revive.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/staging.h"
 #include "daemon/job/state_copy.h"
@@ -61,6 +62,9 @@ static void on_turn(uv_prepare_t *turn)
         daemon->status_changed = false;
         tell_status(daemon);
     }
+    if (daemon->leaving && cstd_engines_all_ended(&daemon->engines)) {
+        uv_stop(&daemon->loop);
+    }
 }
 
 static void on_watchdog(uv_timer_t *timer)
@@ -85,7 +89,7 @@ static void on_terminate(uv_signal_t *signal, int number)
         /* Engines end by themselves when their sockets are closed. */
         _exit(1);
     }
-    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u jobs end", strsignal(number), daemon->jobs.n);
+    cstd_log(CSTD_LOG_NOTICE, "%s: shutting down; %u jobs", strsignal(number), daemon->jobs.n);
     cstd_daemon_drain(daemon);
 }
 
@@ -230,6 +234,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     }
     daemon->engines.on_timed = cstd_core_driver_timed;
     cstd_remains_init(&daemon->remains, &daemon->loop);
+    cstd_keeper_init(&daemon->keeper, &daemon->notify);
     daemon->host.remains = daemon->pool.remains = &daemon->remains;
     cstd_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
     rc = cstd_server_open(&daemon->server, daemon, err);
@@ -239,6 +244,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     start_signals(daemon);
     start_timers(daemon);
     cstd_notify_init(&daemon->notify, &daemon->loop);
+    cstd_revive_jobs(daemon);
     /* The loop has active handles now. If the start fails from here on, they must be ended in the
      * same way as by a shutdown. */
     rc = cstd_engines_start(&daemon->engines, err);
@@ -246,7 +252,9 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
         /* Engines that were started already must end. */
         cstd_daemon_drain(daemon);
         cstd_daemon_run(daemon);
-        cstd_daemon_close(daemon);
+        if (!daemon->leaving) {
+            cstd_daemon_close(daemon);
+        }
         return rc;
     }
     cstd_log(CSTD_LOG_NOTICE, "listening at %s, managers at %s, engine %s",
@@ -257,6 +265,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     return CST_OK;
 
 err_after_engines:
+    cstd_keeper_close(&daemon->keeper);
     cstd_engines_close(&daemon->engines);
     cstd_remains_close(&daemon->remains);
 err_after_loop:
@@ -289,6 +298,13 @@ static struct cst_err words_of_end(const struct cstd_job *job)
     }
     if (job->core != NULL) {
         cst_core_stats(job->core, &stats);
+    }
+    if (job->ledger.state == CSTD_LEDGER_KEPT) {
+        (void)cst_err_set(&why, CST_EDRAINING,
+                          "the daemon is shutting down: if the service is restarted, job '%s' goes "
+                          "on after step %llu, and if it is stopped, its states are lost",
+                          job->name, (unsigned long long)stats.step);
+        return why;
     }
     (void)cst_err_set(
         &why, CST_EDRAINING,
@@ -363,8 +379,32 @@ static void close_handle(uv_handle_t *handle)
     uv_close(handle, NULL);
 }
 
+/* Jobs are kept in the service manager's store: end without removing them. What engines have not
+ * finished, the engines of the next process do. */
+static void leave(struct cstd_daemon *daemon)
+{
+    const struct cstd_job *job;
+
+    daemon->draining = daemon->leaving = true;
+    cstd_notify_stopping(&daemon->notify);
+    cstd_server_stop(&daemon->server);
+    say_farewell(daemon);
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        struct cst_err why = words_of_end(job);
+
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
+    }
+    cstd_gpus_stop(&daemon->gpus);
+    cstd_engines_stop(&daemon->engines);
+}
+
 void cstd_daemon_drain(struct cstd_daemon *daemon)
 {
+    if (cstd_ledger_keeps_any(daemon)) {
+        leave(daemon);
+        return;
+    }
     daemon->draining = true;
     cstd_notify_stopping(&daemon->notify);
     cstd_server_stop(&daemon->server);

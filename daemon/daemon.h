@@ -14,6 +14,7 @@
 #include "daemon/engine/gpus.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
+#include "daemon/ledger/keeper.h"
 #include "daemon/deferred.h"
 #include "daemon/report/notify.h"
 #include "daemon/wire/pending.h"
@@ -63,6 +64,8 @@ struct cstd_daemon {
     uv_prepare_t turn;          /* Runs at the end of each turn of the loop. */
     uv_signal_t terminate, interrupt, reload;
     struct cstd_notify notify; /* Connection to the service manager. */
+    struct cstd_keeper keeper; /* The service manager's store of descriptors. */
+    bool leaving;              /* draining: jobs are kept for the next process. */
     uv_timer_t watchdog;       /* Runs only if the service manager asked for a watchdog. */
 };
 

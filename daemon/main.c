@@ -29,6 +29,10 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
     cstd_daemon_run(&daemon);
+    if (daemon.leaving) { /* Nothing may be taken apart that the next process goes on with. */
+        cstd_log(CSTD_LOG_NOTICE, "stopped; jobs are kept");
+        return EXIT_SUCCESS;
+    }
     cstd_daemon_close(&daemon);
     return EXIT_SUCCESS;
 }

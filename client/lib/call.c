@@ -49,6 +49,11 @@ void cstc_client_die(struct cst_client *client, const struct cst_err *cause)
 
     if (client->dead.status == CST_OK) {
         client->dead = *cause;
+        if (client->returns && (cause->status == CST_ECONN || cause->status == CST_EDRAINING)) {
+            (void)cst_err_set(&client->dead, CST_EPEERDIED,
+                              "%.256s: cst_sync waits for the next process of the daemon",
+                              cause->text);
+        }
     }
     if (client->sock >= 0) {
         (void)close(client->sock);

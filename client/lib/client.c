@@ -147,6 +147,23 @@ out:
     return rc;
 }
 
+int cstc_client_reopen(struct cst_client *client, struct cst_err *err)
+{
+    int rc = dial(client->path, &client->sock, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    client->dead = client->farewell = (struct cst_err){0};
+    client->credits = 1; /* For the Hello; Welcome has the number. */
+    rc = cstc_wake_add_socket(&client->wake, client->sock, err);
+    rc = rc == CST_OK ? hello(client, err) : rc;
+    if (rc != CST_OK) {
+        cstc_client_die(client, err);
+    }
+    return rc;
+}
+
 int cst_connect(struct cst_client **out, const char *path, struct cst_err *err)
 {
     struct cst_client *client;

@@ -24,6 +24,9 @@ struct cst_client {
     struct cstc_wake wake;        /* What cst_client_fd() and waits for a reply poll. */
     bool forked;                  /* This process is a child of the one that connected. */
     struct cst_err dead;          /* Why the connection is over; status CST_OK: it is not. */
+    /* The daemon is started again if it ends, and goes on with the job: the end of the connection
+     * only voids the step (CST_EPEERDIED). */
+    bool returns;
     struct cst_err farewell;      /* Why the daemon will close the connection, if it has said so. */
     char path[108];               /* Path of the socket, for messages. */
     uint32_t credits;             /* Largest number of requests in flight. */
@@ -49,6 +52,9 @@ struct cst_client {
 /* CST_OK if requests can be made; else CST_EFORKED, or the status and cause that ended the
  * connection. */
 int cstc_client_check(const struct cst_client *client, struct cst_err *err);
+
+/* Connect again, after the connection has ended. CST_ECONN: nobody listens, or nobody answers. */
+int cstc_client_reopen(struct cst_client *client, struct cst_err *err);
 
 /* End the connection: close the socket, and finish every call in flight or queued with the status
  * and words of @cause. If the connection is over already, its first cause is kept. */

@@ -424,7 +424,7 @@ static void declare_anew(struct cst_commit *commit)
     memset(&commit->asked, 0, sizeof commit->asked);
 }
 
-static int advance(struct cst_job *job, struct cst_err *err)
+int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err)
 {
     int (*const phases[])(struct cst_job *, struct cst_err *) = {
         [CSTC_COMMIT_DECLARE] = declare_some, [CSTC_COMMIT_COMMIT] = commit_declared,
@@ -445,6 +445,20 @@ static int advance(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+void cstc_job_uncommit(struct cst_job *job)
+{
+    if (job->device.calls != NULL) {
+        cstc_device_unmap(job);
+    }
+    cstc_load_unmap(job);
+    for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
+        cstc_segment_unmap(&job->slabs[i]);
+    }
+    cst_sequence_close(&job->sequence);
+    memset(&job->sequence, 0, sizeof job->sequence);
+    memset(&job->commit, 0, sizeof job->commit);
+}
+
 static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, struct cst_err *err)
 {
     struct cstc_pending want = {.kind = CSTC_PENDING_COMMIT};
@@ -463,7 +477,7 @@ static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, st
         rc = cstc_job_pend(job, &want, err);
     }
     if (rc == CST_OK) {
-        rc = cstc_job_drive(job, advance, block, err);
+        rc = cstc_job_drive(job, cstc_job_advance_commit, block, err);
     }
     if (rc == CST_OK && plan != NULL) {
         *plan = job->plan;

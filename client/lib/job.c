@@ -4,7 +4,7 @@
 #include "client/lib/poison.h"
 
 #include "client/lib/batch.h"
-#include "proto/saved_plan.h"
+#include "proto/plan_message.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,33 +91,6 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->reshape = spec->reshape;
 }
 
-/* Fill @msg with a plan. The message points into @plan. */
-static void fill_plan(struct cst_saved_plan *plan, Cistern__JobPlan *msg)
-{
-    cistern__job_plan__init(msg);
-    msg->fingerprint = plan->fingerprint;
-    msg->n_params = plan->n_params;
-    msg->n_tensors = plan->n_tensors;
-    msg->n_operators = plan->n_operators;
-    msg->world = plan->world;
-    msg->micro_batches = plan->micro_batches;
-    msg->optimizer = plan->optimizer;
-    msg->moments = plan->moments;
-    msg->overlap = plan->overlap;
-    msg->grad_over_weight = plan->grad_over_weight;
-    msg->n_chunk_elems = plan->n_classes;
-    msg->chunk_elems = plan->chunk_elems;
-    msg->n_n_blocks = plan->n_classes;
-    msg->n_blocks = plan->n_blocks;
-    msg->n_chunks = plan->n_chunks;
-    msg->pool_bytes = plan->pool_bytes;
-    msg->prefetch_depth = plan->prefetch_depth;
-    msg->eviction = plan->eviction;
-    msg->device_update_bytes = plan->device_update_bytes;
-    msg->device_states = plan->device_states;
-    msg->step_seconds = plan->step_s;
-}
-
 static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
 {
     cistern__job_open__init(msg);
@@ -139,6 +112,20 @@ static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
     msg->model_config = (char *)(uintptr_t)spec->model_config;
     msg->adapter_config = (char *)(uintptr_t)spec->adapter_config;
     fill_options(spec, msg);
+}
+
+/* Keep the request, so that the job can be opened again after the daemon's end. */
+static int keep_opening(struct cst_job *job, Cistern__JobOpen *msg, struct cst_err *err)
+{
+    msg->has_again = msg->again = true;
+    job->opening_bytes = cistern__job_open__get_packed_size(msg);
+    job->opening = malloc(job->opening_bytes);
+    if (job->opening == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for job '%s'", msg->name);
+    }
+    (void)cistern__job_open__pack(msg, job->opening);
+    msg->has_again = msg->again = false;
+    return CST_OK;
 }
 
 int cst_job_open(struct cst_job **out, struct cst_client *client, const struct cst_job_spec *spec,
@@ -171,12 +158,17 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     }
     fill_open(spec, &msg);
     if (spec->plan_file != NULL) {
-        fill_plan(&plan, &plan_msg);
+        cst_plan_message_fill(&plan_msg, &plan);
         msg.plan = &plan_msg;
     }
-    rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg.base,
-                        CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor, err);
+    rc = keep_opening(job, &msg, err);
+    if (rc == CST_OK) {
+        rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg.base,
+                            CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor,
+                            err);
+    }
     if (rc != CST_OK) {
+        free(job->opening);
         free(job);
         return rc;
     }
@@ -185,6 +177,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     (void)snprintf(job->name, sizeof job->name, "%s", spec->name);
     (void)snprintf(job->device_name, sizeof job->device_name, "%s", opened->device);
     job->poison = poison;
+    job->timeout_ms = spec->timeout_ms;
     job->rank = spec->rank;
     job->world = spec->world;
     job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;
@@ -223,6 +216,7 @@ void cstc_job_free(struct cst_job *job)
     cst_sequence_close(&job->sequence);
     cstc_load_close(&job->device.loads);
     cst_model_close(&job->model);
+    free(job->opening);
     free(job->slabs);
     free(job->tensor_chunk);
     free(job->tensor_offset);

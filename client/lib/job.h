@@ -81,6 +81,10 @@ struct cst_job {
     uint32_t world;                 /* Number of ranks. */
     char device_name[64];           /* "host", "paced:N" or a UUID; NUL-terminated. */
     struct cstc_device device;      /* The device's functions, if the pool is not on the host. */
+    uint8_t *opening;               /* Packed JobOpen, to open the job again. Owned. */
+    size_t opening_bytes;           /* Its length. */
+    uint32_t timeout_ms;            /* From struct cst_job_spec. */
+    bool reopening;                 /* The job is being opened again (reopen.c). */
     bool left;                      /* cst_job_leave has succeeded. */
     bool poison;                    /* CISTERN_DEBUG=poison is set, see poison.h. */
     bool initialised;               /* A sync has completed in the job's life. */
@@ -155,6 +159,18 @@ int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, stru
  * CST_OK: the caller reads job->call.reply and then resets the call. Other statuses: the call has
  * failed, and this function has reset it. */
 int cstc_job_answer(struct cst_job *job, struct cst_err *err);
+
+/* reopen.c: after the daemon's end, connect to its next process, open the job again and commit it.
+ * @block: wait for that process; else CST_EAGAIN if it is not there yet. CST_ECONN: it did not come in
+ * time. CST_ELOST: it does not have the job. Other statuses are those of cst_job_open and
+ * cst_commit; the next call goes on. */
+int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err);
+
+/* commit.c: drop what a commit has made, and begin again. */
+void cstc_job_uncommit(struct cst_job *job);
+
+/* commit.c: continue the commit, for cstc_job_drive. */
+int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err);
 
 /* Make the current step void, because of @cause. If it is void already, its first cause is kept. */
 void cstc_job_void(struct cst_job *job, const struct cst_err *cause);

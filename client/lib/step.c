@@ -49,6 +49,7 @@ static int advance_sync(struct cst_job *job, struct cst_err *err)
         job->steps = msg->step;
         job->initialised = true;
         job->synced = true;
+        job->client->returns = msg->has_kept && msg->kept;
         job->void_step.status = CST_OK;
         job->device.loads.over = false;
         cstc_call_reset(&job->call);
@@ -61,6 +62,9 @@ static int sync_job(struct cst_job *job, bool block, uint64_t *step, struct cst_
     struct cstc_pending want = {.kind = CSTC_PENDING_SYNC};
     int rc = cstc_job_check_committed(job, err);
 
+    if (job->reopening || (rc == CST_EPEERDIED && job->client->returns)) {
+        rc = cstc_job_reopen(job, block, err);
+    }
     if (rc == CST_OK) {
         rc = cstc_job_pend(job, &want, err);
     }

@@ -27,6 +27,12 @@ int cstc_wake_open(struct cstc_wake *wake, int sock, struct cst_err *err)
     return CST_OK;
 }
 
+int cstc_wake_add_socket(struct cstc_wake *wake, int sock, struct cst_err *err)
+{
+    cstc_wake_resend(wake, sock, CSTC_RESEND_NONE);
+    return add(wake, sock) == 0 ? CST_OK : cst_err_errno(err, CST_EIO, errno, "the socket to poll");
+}
+
 int cstc_wake_add_device(struct cstc_wake *wake, int fd, struct cst_err *err)
 {
     return add(wake, fd) == 0

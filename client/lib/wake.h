@@ -29,6 +29,9 @@ int cstc_wake_open(struct cstc_wake *wake, int sock, struct cst_err *err);
 /* Close the descriptors. Does nothing if they are closed or were never opened (-1). */
 void cstc_wake_close(struct cstc_wake *wake);
 
+/* Poll @sock instead of an earlier socket, which is closed. CST_EIO. */
+int cstc_wake_add_socket(struct cstc_wake *wake, int sock, struct cst_err *err);
+
 /* Poll the device's descriptor @fd, too, until it is closed. CST_EINVAL: it cannot be polled. */
 int cstc_wake_add_device(struct cstc_wake *wake, int fd, struct cst_err *err);
 

@@ -193,6 +193,16 @@ void cstd_engines_stop(struct cstd_engines *engines)
     uv_unref((uv_handle_t *)&engines->ping);
 }
 
+bool cstd_engines_all_ended(const struct cstd_engines *engines)
+{
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (engines->v[i].process != NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void cstd_engines_close(struct cstd_engines *engines)
 {
     uv_close((uv_handle_t *)&engines->ping, NULL);
@@ -266,6 +276,20 @@ void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segme
             cstd_engine_need(&engines->v[i]);
             cstd_mounts_add(&engines->v[i], segment);
         }
+    }
+}
+
+void cstd_engines_remount(struct cstd_engines *engines, struct cstd_segment *segment)
+{
+    list_segment(engines, segment);
+    for (unsigned i = 0; i < engines->n; i++) {
+        if (maps(engines, segment, i)) {
+            segment->mounts[i] = CSTD_MOUNT_REMOUNT;
+            cstd_segment_ref(segment);
+        }
+    }
+    if (segment->id >= engines->next_segment) {
+        engines->next_segment = segment->id + 1;
     }
 }
 

@@ -86,6 +86,9 @@ int cstd_engines_start(struct cstd_engines *engines, struct cst_err *err);
  * from the engines when all have ended. */
 void cstd_engines_stop(struct cstd_engines *engines);
 
+/* True if no engine has a process. */
+bool cstd_engines_all_ended(const struct cstd_engines *engines);
+
 /* Free everything, after the processes have ended. The loop must run once more to close a
  * handle. */
 void cstd_engines_close(struct cstd_engines *engines);
@@ -100,6 +103,10 @@ static inline uint32_t cstd_engines_segment_id(struct cstd_engines *engines)
  * on_mounted is called when all engines have answered, never inside this call. An engine that had
  * failed is started again. */
 void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segment);
+
+/* As cstd_engines_mount, for a segment that an earlier daemon has populated: commands wait for it, but
+ * nobody is told when it is mapped. Before the engines are started. */
+void cstd_engines_remount(struct cstd_engines *engines, struct cstd_segment *segment);
 
 /* Unmap @segment in all engines. Each engine's reference is released when the engine has unmapped
  * the segment. */

@@ -49,6 +49,8 @@ static void answer_sync(struct cstd_daemon *daemon, struct cstd_pending *request
     }
     synced.attempt = reply->attempt;
     synced.step = reply->step;
+    synced.has_kept = 1;
+    synced.kept = request->job != NULL && request->job->ledger.state == CSTD_LEDGER_KEPT;
     cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_SYNCED, &synced.base, NULL, 0);
 }
 
@@ -270,6 +272,7 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
 
     event->now = uv_hrtime();
     cst_core_step(job->core, event, &daemon->actions);
+    cstd_ledger_note(job);
     carry_out(job, &daemon->actions);
     note_wait(daemon, event);
     /* An action may have removed the job. */

@@ -86,38 +86,24 @@ static bool copy_configs(struct cstd_job *job, const struct cstd_job_request *re
            (request->adapter_config == NULL || job->adapter_config != NULL);
 }
 
-int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
-                  struct cstd_job **out, struct cst_err *err)
+int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *account,
+                    const struct cstd_job_request *request, struct cstd_job *base, uint32_t ttl_s,
+                    struct cstd_job **out, struct cst_err *err)
 {
-    struct cstd_daemon *daemon = session->daemon;
-    const struct cstd_settings *config = daemon->config;
-    struct cstd_job *job, *base = NULL;
-    uid_t uid = session->peer.uid;
-    uint32_t ttl_s = 0;
-    int rc = request->base != NULL
-                 ? cstd_base_job_find(daemon, uid, request->name, request->base, &base, err)
-                 : CST_OK;
+    struct cstd_job *job = calloc(1, sizeof *job);
 
-    if (rc == CST_OK) {
-        rc = take_job(daemon, session->account, request, &ttl_s, err);
-    }
-    if (rc != CST_OK) {
-        return rc;
-    }
-    job = calloc(1, sizeof *job);
     if (job != NULL) {
         job->workers = calloc(request->world, sizeof *job->workers);
     }
     if (job == NULL || job->workers == NULL || !copy_configs(job, request)) {
         free_job(job);
-        cstd_quota_give(session->account, CSTD_QUOTA_JOBS, 1);
         return cst_err_set(err, CST_ENOMEM, "no memory for a job");
     }
     job->daemon = daemon;
     job->serial = ++daemon->jobs.serial;
     (void)snprintf(job->name, sizeof job->name, "%s", request->name);
-    job->uid = uid;
-    job->account = cstd_quota_ref(session->account);
+    job->uid = account->uid;
+    job->account = cstd_quota_ref(account);
     job->world = request->world;
     job->chunk_elems = request->chunk_elems;
     job->micro_batches = request->micro_batches;
@@ -125,7 +111,8 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
     job->options = request->options;
     job->base = base;
     job->given = request->plan;
-    job->timeout_ms = request->timeout_ms > 0 ? request->timeout_ms : config->timeout_s * 1000;
+    job->timeout_ms =
+        request->timeout_ms > 0 ? request->timeout_ms : daemon->config->timeout_s * 1000;
     job->ttl_s = ttl_s;
     for (uint32_t r = 0; r < job->world; r++) {
         job->workers[r].job = job;
@@ -147,6 +134,29 @@ int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *r
     daemon->jobs.n++;
     *out = job;
     return CST_OK;
+}
+
+int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
+                  struct cstd_job **out, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = session->daemon;
+    struct cstd_job *base = NULL;
+    uint32_t ttl_s = 0;
+    int rc = request->base != NULL ? cstd_base_job_find(daemon, session->peer.uid, request->name,
+                                                        request->base, &base, err)
+                                   : CST_OK;
+
+    if (rc == CST_OK) {
+        rc = take_job(daemon, session->account, request, &ttl_s, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = cstd_job_create(daemon, session->account, request, base, ttl_s, out, err);
+    if (rc != CST_OK) {
+        cstd_quota_give(session->account, CSTD_QUOTA_JOBS, 1);
+    }
+    return rc;
 }
 
 static void release_hold(struct cstd_job *job)
@@ -258,6 +268,7 @@ void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_er
         cstd_job_remove(user, 0, why);
     }
     job->state = CSTD_JOB_CLOSING;
+    cstd_ledger_forget(job);
     job->closing = *why;
     job->remover = remover;
     cstd_planner_cancel(job);

@@ -18,6 +18,7 @@
 #include "daemon/wire/peer.h"
 #include "daemon/wire/pending.h"
 #include "daemon/job/planner.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/report/rates.h"
 #include "daemon/report/record.h"
 #include "offload/core/core.h"
@@ -149,6 +150,7 @@ struct cstd_job {
     struct cstd_job *successor;
     /* The copying of the predecessor's states; NULL: not under way. */
     struct cstd_state_copy *state_copy;
+    struct cstd_ledger ledger;           /* What outlives the daemon of this job. */
     struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
     struct cstd_description description; /* The last one that was made (describe.h). */
     struct cst_core *core;               /* Core of the job, from phase CORE on; else NULL. */
@@ -189,6 +191,12 @@ struct cstd_job {
  */
 int cstd_job_make(struct cstd_session *session, const struct cstd_job_request *request,
                   struct cstd_job **out, struct cst_err *err);
+
+/* Create the job of @request for the user of @account, who is charged for it already, with the base
+ * job @base (NULL: none). CST_ENOMEM. */
+int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *account,
+                    const struct cstd_job_request *request, struct cstd_job *base, uint32_t ttl_s,
+                    struct cstd_job **out, struct cst_err *err);
 
 /* True if the job's memory is decided: its pools exist or are being made. */
 static inline bool cstd_job_is_decided(const struct cstd_job *job)

@@ -4,6 +4,9 @@
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
 #include "daemon/job/updates.h"
+#include "offload/core/revival.h"
+
+#include <string.h>
 
 static struct cst_core_policy policy_of(const struct cstd_job *job)
 {
@@ -18,10 +21,11 @@ static struct cst_core_policy policy_of(const struct cstd_job *job)
     return policy;
 }
 
-int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
+static struct cst_core_config config_of(struct cstd_job *job)
 {
     const struct cstd_memory *memory = &job->memory;
-    struct cst_core_config config = {
+
+    return (struct cst_core_config){
         .model = &job->model,
         .layout = &job->layout,
         .world = job->world,
@@ -40,14 +44,38 @@ int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
         .n_reservations = memory->n_rooms,
         .interleave = cstd_updates_open(job),
     };
+}
+
+int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
+{
+    struct cst_core_config config = config_of(job);
     int rc = cst_core_open(&job->core, &config, err);
 
     if (rc == CST_OK) {
         cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
-        cstd_memory_size_table(&job->layout, memory->table);
-        cst_core_write_table(&config, memory->table);
+        cstd_memory_size_table(&job->layout, job->memory.table);
+        cst_core_write_table(&config, job->memory.table);
     }
     return rc;
+}
+
+int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *record,
+                         struct cst_err *err)
+{
+    struct cst_table_header *table = job->memory.table, wanted;
+    struct cst_core_config config = config_of(job);
+    int rc = cst_core_open(&job->core, &config, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
+    cstd_memory_size_table(&job->layout, &wanted);
+    /* The fields that depend on the layout come first. */
+    if (memcmp(table, &wanted, offsetof(struct cst_table_header, grad_bytes)) != 0) {
+        return cst_err_set(err, CST_ELOST, "its job table is not that of its layout");
+    }
+    return cst_core_may_revive(job->core, record, table, err);
 }
 
 void cstd_job_core_close(struct cstd_job *job)

@@ -6,6 +6,14 @@
 
 #include "daemon/job/job.h"
 
+struct cst_core_record;
+
+/* Open job->core for a job whose memory and table were kept. The core gets CST_EV_REVIVE next.
+ * CST_ELOST: @record and table do not belong together (offload/core/revival.h). Other statuses as
+ * below. */
+int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *record,
+                         struct cst_err *err);
+
 /* Open job->core and fill in the job table. @job must have its plan, layout and memory. CST_ENOMEM;
  * CST_EINVAL, CST_EUNSUPPORTED: statuses of cst_core_open. */
 int cstd_job_core_open(struct cstd_job *job, struct cst_err *err);

@@ -38,6 +38,7 @@ struct cstd_job_request {
     const char *base;                          /* Name of the base job; NULL: none. */
     struct cstd_gpu *gpu;                      /* The rank's device; NULL: the host. */
     bool any_device;      /* "auto": the device that the rank has already, if it is decided. */
+    bool again;           /* The job must exist: it was open with an earlier daemon process. */
     const uint8_t *token; /* Token of CSTD_JOB_TOKEN_BYTES; NULL: none. */
     uint32_t timeout_ms;  /* Longest wait for other ranks; 0: as configured. */
     uint32_t ttl_s;       /* How long the job lives without a worker; 0: as configured. */

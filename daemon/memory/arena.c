@@ -199,6 +199,47 @@ err_after_alloc:
     return rc;
 }
 
+int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                       struct cstd_budget *budget, struct cstd_quota_account *account,
+                       struct cst_err *err)
+{
+    struct cstd_segment *segment = calloc(1, sizeof *segment);
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct stat st;
+    int rc = CST_OK;
+
+    if (segment == NULL) {
+        rc = cst_err_set(err, CST_ENOMEM, "no memory for a segment");
+    } else if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != bytes || seals < 0 ||
+               (seals & F_SEAL_SHRINK) == 0) {
+        rc = cst_err_set(err, CST_ELOST, "segment %u is no sealed file of %llu bytes", id,
+                         (unsigned long long)bytes);
+    }
+    if (rc != CST_OK) {
+        (void)close(fd);
+        free(segment);
+        return rc;
+    }
+    if (budget != NULL) {
+        cstd_budget_force(budget, account, bytes);
+    }
+    *segment = (struct cstd_segment){.id = id,
+                                     .bytes = bytes,
+                                     .budget = budget,
+                                     .account = cstd_quota_ref(account),
+                                     .n_refs = 1,
+                                     .worker_fd = -1,
+                                     .fd = fd,
+                                     .kept = true,
+                                     .made = true,
+                                     .populate = -1,
+                                     .bind = -1,
+                                     .populated = bytes,
+                                     .counted = bytes};
+    *out = segment;
+    return CST_OK;
+}
+
 int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
                              const char *what, struct cst_err *err)
 {

@@ -126,6 +126,9 @@ struct cstd_segment {
     int worker_fd;
     /* The segment is accelerator memory, allocated by the engine whose index is in populate. */
     bool device;
+    /* The contents must outlive the segment: the file is closed with it, and nothing is returned to
+     * the system. */
+    bool kept;
     /* The segment exists and is populated, so that other accelerators' engines may map it. */
     bool made;
     uint64_t bytes;             /* Length in bytes. */
@@ -163,6 +166,13 @@ int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
                       struct cstd_budget *budget, struct cstd_quota_account *account,
                       const char *what, struct cst_err *err);
 
+/* Create a segment of the memfd @fd of @bytes, which an earlier daemon made, populated and named @id.
+ * The segment owns @fd, on failure too, and is `kept`. It is charged even beyond the limits. CST_ENOMEM: out of
+ * memory; CST_ELOST: the file has another size or lacks a seal. */
+int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                       struct cstd_budget *budget, struct cstd_quota_account *account,
+                       struct cst_err *err);
+
 /* Create a segment of accelerator memory, with the parameters of cstd_segment_open. The engine with
  * index @engine allocates the memory when the segment is mounted. */
 int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t bytes,
@@ -184,7 +194,7 @@ int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *er
  * the engines have unmapped it. False for a segment that shares the file of another one. */
 static inline bool cstd_segment_is_ours(const struct cstd_segment *segment)
 {
-    return segment->budget != NULL && segment->budget->remains != NULL;
+    return !segment->kept && segment->budget != NULL && segment->budget->remains != NULL;
 }
 
 /* Return all memory of the memfd that has been populated so far to the system. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 /* Largest number of bytes between two progress lines in the log. */
 static const uint64_t log_step_bytes = UINT64_C(1) << 30;
@@ -116,9 +117,13 @@ static int add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_b
 {
     struct cstd_daemon *daemon = memory->daemon;
     struct cstd_engines *engines = &daemon->engines;
+    const struct cstd_memory_kept *kept = memory->kept;
     struct cstd_segment *segment;
-    int rc = cstd_segment_open(&segment, cstd_engines_segment_id(engines), bytes, budget,
-                               memory->account, memory->name, err);
+    int rc = kept != NULL
+                 ? cstd_segment_adopt(&segment, kept[memory->n_segments].id, bytes,
+                                      kept[memory->n_segments].fd, budget, memory->account, err)
+                 : cstd_segment_open(&segment, cstd_engines_segment_id(engines), bytes, budget,
+                                     memory->account, memory->name, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -160,8 +165,9 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
                       struct cst_err *err)
 {
     struct cstd_segment *segment;
-    int rc = cstd_segment_open_shared(&segment, cstd_engines_segment_id(&memory->daemon->engines),
-                                      of, memory->name, err);
+    uint32_t id = memory->kept != NULL ? memory->kept[memory->n_segments].id
+                                       : cstd_engines_segment_id(&memory->daemon->engines);
+    int rc = cstd_segment_open_shared(&segment, id, of, memory->name, err);
 
     if (rc == CST_OK) {
         segment->engines = UINT32_C(1) << node | memory->gpu_engines;
@@ -256,7 +262,11 @@ static int add_pool(struct cstd_memory *memory, const struct cst_layout *layout,
         to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
                                               .blocks_per_slab = cstd_pools_per_slab(layout, c),
                                               .first_slab = memory->n_segments - first};
-        rc = add_part(memory, layout, rank, pool, c, err);
+        if (memory->kept != NULL) { /* The pools are parked. */
+            memory->n_segments += cstd_pools_slabs(layout, c, pool->blocks.n[c]);
+        } else {
+            rc = add_part(memory, layout, rank, pool, c, err);
+        }
     }
     return rc;
 }
@@ -309,12 +319,13 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};
     memory->population = (struct cstd_population){0};
-    memory->parked = false;
+    memory->kept = request->kept;
+    memory->parked = request->kept != NULL;
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < request->world; r++) {
         const struct cstd_memory_pool *pool = &request->pools[r];
 
-        memory->pool_bytes += pool->bytes;
+        memory->pool_bytes += memory->parked ? 0 : pool->bytes;
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
     memory->gpu_engines = memory->pool_engines;
@@ -347,6 +358,34 @@ static void unmap_table(struct cstd_memory *memory)
     }
 }
 
+/* Let the engines map all segments. The slabs of parked pools are NULL. */
+static void mount_all(struct cstd_memory *memory)
+{
+    struct cstd_engines *engines = &memory->daemon->engines;
+
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        struct cstd_segment *segment = memory->segments[i];
+
+        memory->n_open += segment != NULL;
+        memory->n_waiting += segment != NULL && memory->kept == NULL;
+    }
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        struct cstd_segment *segment = memory->segments[i];
+
+        if (segment == NULL) {
+            continue;
+        }
+        /* Set only now, because after a failure above nobody waits for on_gone. */
+        segment->on_gone = on_segment_gone;
+        if (memory->kept != NULL) {
+            memory->populated += segment->bytes;
+            cstd_engines_remount(engines, segment);
+        } else {
+            cstd_engines_mount(engines, segment);
+        }
+    }
+}
+
 int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err)
 {
@@ -363,18 +402,21 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
         goto err_after_segments;
     }
     memory->started_ns = uv_hrtime();
-    memory->n_open = memory->n_waiting = memory->n_segments;
-    for (uint32_t i = 0; i < memory->n_segments; i++) {
-        /* Set only now, because after a failure above nobody waits for on_gone. */
-        memory->segments[i]->on_gone = on_segment_gone;
-        cstd_engines_mount(&memory->daemon->engines, memory->segments[i]);
-    }
+    mount_all(memory);
+    memory->kept = NULL;
     return CST_OK;
 
 err_after_segments:
     unmap_table(memory);
+    /* The segment that failed has closed its own descriptor. */
+    for (uint32_t i = memory->n_segments + 1; memory->kept != NULL && i <= request->layout->n_segments;
+         i++) {
+        (void)close(memory->kept[i].fd);
+    }
     for (uint32_t i = 0; i < memory->n_segments; i++) {
-        cstd_segment_unref(memory->segments[i]);
+        if (memory->segments[i] != NULL) {
+            cstd_segment_unref(memory->segments[i]);
+        }
     }
     free_lists(memory);
     return rc;

@@ -61,6 +61,7 @@ struct cstd_memory {
     /* Engine deaths while host memory segments of the job were populated. */
     struct cstd_population population;
     struct cst_err err; /* The first error of populating; status 0: none. */
+    const struct cstd_memory_kept *kept; /* In cstd_memory_open: the request's. */
     /* The pools are given back: they have numbers of blocks but no slabs. */
     bool parked;
     /* All segments are populated, or err has the reason why not. Never called inside a function of
@@ -82,6 +83,12 @@ struct cstd_memory_pool {
     uint64_t bytes; /* What its slabs are charged with. */
 };
 
+/* A segment that an earlier daemon has made. */
+struct cstd_memory_kept {
+    uint32_t id;
+    int fd; /* -1: the segment shares the memory of the base job. */
+};
+
 /* Description of a job's memory, for cstd_memory_open. */
 struct cstd_memory_request {
     const struct cst_layout *layout;
@@ -95,9 +102,13 @@ struct cstd_memory_request {
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
      * base. */
     const struct cstd_memory *base;
+    /* Arenas and job table that an earlier daemon made for the same layout, in this order; NULL:
+     * all memory is made now. The descriptors belong to the function. */
+    const struct cstd_memory_kept *kept;
 };
 
-/* Create the memory that @request describes and have it populated. The engines of its accelerators
+/* Create the memory that @request describes and have it populated. Memory that was kept is ready at
+ * once, on_ready does not follow, and its pools are parked; the engines are started later. The engines of its accelerators
  * must be up. on_ready follows. The caller has checked the sums
  * (pool_share.h). CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM: out of memory.
  * After a failure there is nothing to close. */

@@ -1,19 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notifications to the service manager: READY, STATUS, WATCHDOG and STOPPING. All functions do
- * nothing if NOTIFY_SOCKET is not set. Loop thread only.
+/* Notifications to the service manager: READY, STATUS, WATCHDOG and STOPPING, and descriptors for its
+ * store. All functions do nothing if NOTIFY_SOCKET is not set. Loop thread only.
  *
  * libsystemd's sd_notify blocks when the manager's queue is full (ten datagrams by default). This
  * module therefore speaks the protocol itself and never blocks. READY, STATUS and STOPPING are
  * states: the newest one is kept, and sent as soon as the queue has space. A WATCHDOG for which
- * there is no space is dropped and counted, because a later one serves as well. */
+ * there is no space is dropped and counted, because a later one serves as well. Messages about
+ * descriptors wait in a queue, and are sent before the states. */
 #ifndef CST_NOTIFY_H
 #define CST_NOTIFY_H
 
+#include "cistern/status.h"
+
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <uv.h>
+
+struct cstd_notify_store; /* private: one file */
 
 struct cstd_notify {
     int fd; /* Datagram socket, non-blocking; -1: there is no service manager. */
@@ -24,6 +30,7 @@ struct cstd_notify {
     bool stopping;  /* STOPPING is still to be sent. */
     bool changed;   /* The text in status is still to be sent. */
     char status[256];
+    STAILQ_HEAD(, cstd_notify_store) stores; /* Messages about descriptors that wait. */
     /* The manager's queue was full at the last attempt. Limits the warning to one per full
      * queue. */
     bool full;
@@ -47,6 +54,13 @@ void cstd_notify_ready(struct cstd_notify *notify, const char *status);
 
 /* Send @status, unless it equals the last status. */
 void cstd_notify_status(struct cstd_notify *notify, const char *status);
+
+/* Ask the manager to store the @n descriptors @fds under @name, and to remove those under @name from
+ * its store. Both are sent in the order of the calls. The descriptors stay the caller's, which may
+ * close them at once. CST_ENOMEM: out of memory or descriptors. */
+int cstd_notify_store(struct cstd_notify *notify, const char *name, const int *fds, uint32_t n,
+                      struct cst_err *err);
+void cstd_notify_unstore(struct cstd_notify *notify, const char *name);
 
 /* Send WATCHDOG=1. Also retries the states that wait. */
 void cstd_notify_alive(struct cstd_notify *notify);

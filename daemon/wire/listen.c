@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/wire/listen.h"
 
+#include "daemon/ledger/keeper.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -215,7 +217,8 @@ static int adopt(struct cstd_listen *listener, int fd, const char *name, struct 
     return CST_OK;
 }
 
-int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager, struct cst_err *err)
+int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager,
+                        struct cstd_keeper *keeper, struct cst_err *err)
 {
     char **names = NULL;
     int n = sd_listen_fds_with_names(1, &names), rc = CST_OK;
@@ -228,7 +231,9 @@ int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager, s
         const char *name = names != NULL && names[i] != NULL ? names[i] : "unknown";
         int fd = SD_LISTEN_FDS_START + i;
 
-        if (rc == CST_OK && manager->fd < 0 &&
+        if (rc == CST_OK && cstd_keeper_is_name(name)) {
+            rc = cstd_keeper_inherit(keeper, name, fd, err);
+        } else if (rc == CST_OK && manager->fd < 0 &&
             (strcmp(name, "manager") == 0 || strcmp(name, "manager.sock") == 0)) {
             rc = adopt(manager, fd, name, err);
         } else if (rc == CST_OK && user->fd < 0) {

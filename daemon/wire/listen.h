@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+struct cstd_keeper;
+
 struct cstd_listen {
     int fd; /* The listening, non-blocking socket; -1: none. */
     /* The locked lock file; -1: none (an inherited socket's path belongs to systemd). */
@@ -23,11 +25,12 @@ struct cstd_listen {
 int cstd_listen_open(struct cstd_listen *listener, const char *path, mode_t mode,
                      struct cst_err *err);
 
-/* Take the sockets that systemd passed. @manager gets the socket named "manager" or "manager.sock";
- * @user gets the first other one. fd stays -1 if no socket was passed. CST_EINVAL: a passed
- * descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is invalid; CST_EIO: another system
- * error. */
-int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager, struct cst_err *err);
+/* Take the descriptors that systemd passed. @keeper gets those of its store, @manager the socket named
+ * "manager" or "manager.sock", @user the first other one. fd stays -1 if no socket was passed.
+ * CST_EINVAL: a passed descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is invalid;
+ * CST_EIO: another system error; CST_ENOMEM. */
+int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager,
+                        struct cstd_keeper *keeper, struct cst_err *err);
 
 /* Stop listening. The socket file and the lock file are removed if the daemon created them. */
 void cstd_listen_close(struct cstd_listen *listener);

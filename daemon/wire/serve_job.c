@@ -83,6 +83,7 @@ static int read_request(const Cistern__JobOpen *message, struct cstd_job_request
         .model_config = message->model_config,
         .adapter_config = message->adapter_config,
         .base = message->base_job,
+        .again = message->again,
         .token = message->has_token ? message->token.data : NULL,
         .timeout_ms = message->timeout_ms,
         .ttl_s = message->ttl_s,

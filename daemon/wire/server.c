@@ -224,7 +224,7 @@ int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, str
     server->spare_fd = -1;
     TAILQ_INIT(&server->sessions);
     cstd_turns_init(&server->turns);
-    rc = cstd_listen_inherit(&server->user, &server->manager, err);
+    rc = cstd_listen_inherit(&server->user, &server->manager, &daemon->keeper, err);
     if (rc == CST_OK && server->user.fd < 0) {
         rc = cstd_listen_open(&server->user, config->socket, 0660, err);
     }

@@ -5,8 +5,11 @@
 #include "proto/sched_slice.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -86,6 +89,24 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
     return CST_OK;
 }
 
+/* Lock the undo segment's file while this process lives. A daemon that takes over the file from
+ * another daemon waits for the lock, so that two engines never work with the same memory. The file
+ * is opened anew, because a lock belongs to the file description, and the daemon shares this one. */
+static void hold_lock(struct cste_engine *engine, int fd)
+{
+    char path[40];
+    struct cst_err err;
+    int own;
+
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    own = open(path, O_RDWR | O_CLOEXEC);
+    if (own < 0 || flock(own, LOCK_SH | LOCK_NB) != 0) {
+        (void)cst_err_errno(&err, CST_EIO, errno, "locking the undo segment");
+        engine->config.warn(&err);
+    }
+    engine->undo_lock = own;
+}
+
 /* Map the undo segment. The loop thread touches its pages itself: the segment is small, and no
  * command can be waiting yet. */
 static int open_undo(struct cste_engine *engine, const Engine__Setup *setup, int fd,
@@ -104,6 +125,7 @@ static int open_undo(struct cste_engine *engine, const Engine__Setup *setup, int
     if (rc != CST_OK) {
         return cst_err_prefix(err, "undo segment %u", setup->undo_segment);
     }
+    hold_lock(engine, fd);
     engine->undo_id = setup->undo_segment;
     engine->recovery = (struct cste_recovery){
         .slots = engine->undo.base,

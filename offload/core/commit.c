@@ -148,6 +148,8 @@ static void commit(struct cst_core *core, double sum_squares)
     core->step++;
     core->commit.has_hyper = true;
     core->commit.hyper = *hyper;
+    core->commit.factor = clip.factor;
+    core->commit.guard = guard;
     core->commit.last_loss = mean_loss(core);
     core->commit.last_grad_norm = clip.grad_norm;
     core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
@@ -169,6 +171,7 @@ static void commit(struct cst_core *core, double sum_squares)
         core->commit.adam_step++;
         issue_updates(core, clip.factor, guard);
     }
+    cst_overlap_end_step(core);
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
     cst_ranks_committed(core);
 }
@@ -219,7 +222,7 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
 void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters)
 {
     core->step = counters->step;
-    core->commit.adam_step = counters->adam_step;
+    core->commit.adam_step = core->commit.restored_adam_step = counters->adam_step;
     core->commit.n_skipped = counters->n_skipped;
     core->commit.n_overflows = counters->n_overflows;
 }

@@ -15,11 +15,14 @@ struct cst_commit {
     uint64_t n_skipped;
     uint64_t n_overflows;
     uint64_t adam_step;
+    uint64_t restored_adam_step; /* adam_step when states were restored last; 0: never. */
     uint64_t last_ns; /* Time of the last commit, in ns; 0: none yet. */
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
     bool has_hyper;         /* There was a step. */
     struct cst_hyper hyper; /* Hyper-parameters of the last step. */
+    float factor;           /* Factor of the gradients in the updates of the last step. */
+    bool guard;             /* The updates of the last step are guarded (overlap.c). */
     uint64_t held_ns; /* Time since which the commit waits for the end of a save; 0: it does not. */
     uint32_t *order;  /* Scratch: chunks in the order of their updates; owned. */
 };

@@ -21,6 +21,7 @@
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
 #include "offload/residency/residency.h"
+#include "offload/core/revival.h"
 #include "offload/core/save.h"
 #include "offload/residency/spill.h"
 #include "offload/core/states.h"
@@ -77,6 +78,7 @@ static const struct {
     [CST_EV_SAVE] = {NEEDS_REQUEST, cst_save_begin},
     [CST_EV_SAVE_END] = {NEEDS_NOTHING, cst_save_end},
     [CST_EV_RESTORE] = {NEEDS_REQUEST, cst_save_restore},
+    [CST_EV_REVIVE] = {NEEDS_REQUEST, cst_revival_go_on},
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},

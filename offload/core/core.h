@@ -147,6 +147,7 @@
 #define CST_CORE_NO_PREFETCH UINT32_MAX /* Value of prefetch_depth: no prefetch. */
 
 struct cst_core;
+struct cst_core_record;
 
 /* Blocks of one size class in a rank's pool. Slabs are numbered through all classes; each slab has
  * blocks of one class only. */
@@ -358,6 +359,9 @@ enum cst_event_kind {
     /* tag, counters. The states were written from a checkpoint: the job goes on with these
      * counters. EBUSY as WRITE. */
     CST_EV_RESTORE,
+    /* record, table. The first event of a core: go on with a job whose memory was kept
+     * (offload/core/revival.h). The stats are `initialised` afterwards, unless memory is short. */
+    CST_EV_REVIVE,
     /* rank, tag, cancel (the tag to cancel). The cancelled request is answered first, then this
      * one. */
     CST_EV_CANCEL,
@@ -394,6 +398,8 @@ struct cst_event {
     bool raw;
     bool exponents; /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
     struct cst_counters counters;
+    const struct cst_core_record *record;
+    struct cst_table_header *table;
     struct cst_place place;
     uint64_t cancel;
     uint64_t ticket;

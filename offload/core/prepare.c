@@ -6,6 +6,7 @@
 #include "offload/core/core_state.h"
 #include "offload/core/hyper.h"
 #include "offload/core/ranks.h"
+#include "offload/update/overlap.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,7 +28,7 @@ static int check_promise(const struct cst_core *core, uint32_t rank, const struc
             return err->status;
         }
     }
-    if (core->early.n == 0) {
+    if (!cst_overlap_has_begun(core)) {
         return CST_OK;
     }
     return cst_hyper_same(&core->early.hyper, hyper, "the updates that have begun", mine, err);
@@ -40,7 +41,7 @@ int cst_prepare_check_step(const struct cst_core *core, uint32_t rank, struct cs
 
     if (r->prepared) {
         status = cst_hyper_same(&r->promised, &r->hyper, "what was prepared", "what is asked", err);
-    } else if (core->early.n > 0) {
+    } else if (cst_overlap_has_begun(core)) {
         status = check_promise(core, rank, &r->hyper, err);
     }
     return status == CST_OK

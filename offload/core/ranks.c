@@ -148,6 +148,13 @@ void cst_ranks_restored(struct cst_core *core)
     core->attempt.initialised = true;
 }
 
+void cst_ranks_revived(struct cst_core *core)
+{
+    core->attempt.initialised = true;
+    core->attempt.phase = CST_PHASE_INTERRUPTED;
+    (void)cst_err_set(&core->attempt.why, CST_EPEERDIED, "the daemon was started again");
+}
+
 void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why)
 {
     core->attempt.closing = false;

@@ -41,6 +41,9 @@ void cst_ranks_end_closing(struct cst_core *core);
 /* The states were written from a checkpoint: workers that join must not write the weights. */
 void cst_ranks_restored(struct cst_core *core);
 
+/* The job goes on after the death of the daemon: all ranks must attach and sync. */
+void cst_ranks_revived(struct cst_core *core);
+
 /* The step is committed and its collection ended: end the attempt, if that was postponed. */
 void cst_ranks_committed(struct cst_core *core);
 

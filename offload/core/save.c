@@ -5,6 +5,7 @@
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
+#include "offload/update/overlap.h"
 
 #include <inttypes.h>
 
@@ -14,7 +15,7 @@
  * of the uncommitted step was issued, and none will be before a save could hold it. */
 static bool is_cut(const struct cst_core *core)
 {
-    return core->early.n == 0 && core->writes.n == 0 &&
+    return !cst_overlap_has_begun(core) && core->writes.n == 0 &&
            core->commit.normed != core->collection.number + 1;
 }
 
@@ -140,7 +141,7 @@ void cst_save_restore(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &core->attempt.why);
         return;
     }
-    if (core->early.n > 0 || core->writes.n > 0 || core->attempt.closing ||
+    if (cst_overlap_has_begun(core) || core->writes.n > 0 || core->attempt.closing ||
         (core->attempt.phase == CST_PHASE_RUNNING &&
          cst_rank_furthest(core) != CST_BEGUN_NOTHING)) {
         cst_core_refuse(core, event->tag, CST_EBUSY,

@@ -51,8 +51,8 @@ int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst
                            " was summed in its update: early updates do not store it",
                            chunk);
     }
-    if (cst_weight_row_is_early(&core->chunks[chunk].weight) && row != CST_ROW_WEIGHT &&
-        row != CST_ROW_GRAD) {
+    if ((cst_weight_row_is_early(&core->chunks[chunk].weight) || core->early.repeated) &&
+        row != CST_ROW_WEIGHT && row != CST_ROW_GRAD) {
         return cst_err_set(err, CST_EBUSY,
                            "states of chunk %" PRIu32 " are of step %" PRIu64
                            " already, which is not committed yet",
@@ -63,7 +63,7 @@ int cst_overlap_check_read(const struct cst_core *core, uint32_t chunk, enum cst
 
 int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err)
 {
-    if (core->early.n == 0) {
+    if (!cst_overlap_has_begun(core)) {
         return CST_OK;
     }
     return cst_err_set(err, CST_EBUSY,
@@ -114,6 +114,16 @@ void cst_overlap_committed(struct cst_core *core, uint32_t c, const struct cst_u
     }
 }
 
+bool cst_overlap_has_begun(const struct cst_core *core)
+{
+    return core->early.n > 0 || core->early.repeated;
+}
+
+void cst_overlap_end_step(struct cst_core *core)
+{
+    core->early.repeated = false;
+}
+
 void cst_overlap_flush(struct cst_core *core)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
@@ -139,7 +149,7 @@ static bool is_prepared(const struct cst_core *core)
 
 bool cst_overlap_guards(const struct cst_core *core)
 {
-    return core->early.n > 0 || is_prepared(core);
+    return cst_overlap_has_begun(core) || is_prepared(core);
 }
 
 /* True if the chunk may be updated before the commit. With a WRITE in flight it may not: if the

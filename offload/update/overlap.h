@@ -11,9 +11,14 @@
 struct cst_core;
 
 struct cst_early {
-    uint32_t n;             /* Chunks whose update of the uncommitted step was issued. */
-    struct cst_hyper hyper; /* If n > 0: hyper-parameters of these updates. */
+    uint32_t n; /* Chunks whose update of the uncommitted step was issued. */
+    /* The uncommitted step is that of an earlier core, in which updates were begun (revival.h). */
+    bool repeated;
+    struct cst_hyper hyper; /* If updates were begun: their hyper-parameters. */
 };
+
+/* True if states can have an update of the uncommitted step, which can then only be completed. */
+bool cst_overlap_has_begun(const struct cst_core *core);
 
 /* CST_EBUSY: @row of @chunk belongs to a step that is not committed. CST_EUNSUPPORTED: the gradient
  * was never stored. */
@@ -25,6 +30,9 @@ int cst_overlap_check_write(const struct cst_core *core, struct cst_err *err);
 /* The step is committed: update @chunk as @update says, unless that is already done, and switch
  * fetches to the row that they read from now on. NULL: the step is skipped. */
 void cst_overlap_committed(struct cst_core *core, uint32_t chunk, const struct cst_update *update);
+
+/* The step is committed and cst_overlap_committed was called for all chunks. */
+void cst_overlap_end_step(struct cst_core *core);
 
 /* Switch fetches to the last updates now, not at the next commit. */
 void cst_overlap_flush(struct cst_core *core);

@@ -4,10 +4,16 @@
  * followed by READY=1, STATUS=..., WATCHDOG=1, ...; and at the end EXIT=status or SIGNAL=number.
  * SIGTERM and SIGINT are passed on. Exits with PROGRAM's status (128 + number after a signal).
  *
- *   notify_run [--watchdog USEC] PROGRAM [ARG]... */
+ * With --keep it has a store of descriptors, as systemd has for a service. If PROGRAM is killed, or
+ * ends after SIGUSR1, which it gets as SIGTERM, it is started again with the descriptors.
+ *
+ *   notify_run [--watchdog USEC] [--keep] PROGRAM [ARG]... */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdalign.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +22,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -47,6 +54,37 @@ static int open_socket(char name[static 64])
     return fd;
 }
 
+enum { MAX_STORED = 4096, MAX_FDS = 253 };
+
+/* The store: descriptors with their names. */
+static struct {
+    char name[64];
+    int fd;
+} stored[MAX_STORED];
+static unsigned n_stored;
+static bool keep; /* --keep */
+
+/* Pass the stored descriptors on, as sd_listen_fds(3) expects them. */
+static void pass_stored(void)
+{
+    static char names[MAX_STORED * sizeof stored->name];
+    char text[16];
+
+    for (unsigned i = 0; i < n_stored; i++) { /* First out of the way of the numbers from 3 on. */
+        stored[i].fd = fcntl(stored[i].fd, F_DUPFD, 3 + MAX_STORED);
+    }
+    for (unsigned i = 0; i < n_stored; i++) {
+        (void)dup2(stored[i].fd, 3 + (int)i);
+        (void)close(stored[i].fd);
+        (void)strcat(strcat(names, i > 0 ? ":" : ""), stored[i].name);
+    }
+    (void)snprintf(text, sizeof text, "%d", (int)getpid());
+    (void)setenv("LISTEN_PID", text, 1);
+    (void)snprintf(text, sizeof text, "%u", n_stored);
+    (void)setenv("LISTEN_FDS", text, 1);
+    (void)setenv("LISTEN_FDNAMES", names, 1);
+}
+
 static _Noreturn void run_child(char **argv, const char *socket_name, const char *watchdog_usec,
                                 const sigset_t *old_mask)
 {
@@ -54,6 +92,12 @@ static _Noreturn void run_child(char **argv, const char *socket_name, const char
 
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)sigprocmask(SIG_SETMASK, old_mask, NULL);
+    if (keep) {
+        (void)setenv("FDSTORE", "4096", 1);
+        if (n_stored > 0) {
+            pass_stored();
+        }
+    }
     (void)setenv("NOTIFY_SOCKET", socket_name, 1);
     if (watchdog_usec != NULL) {
         (void)snprintf(pid, sizeof pid, "%d", (int)getpid());
@@ -65,17 +109,80 @@ static _Noreturn void run_child(char **argv, const char *socket_name, const char
     _exit(127);
 }
 
+/* The name in a message about the store. */
+static void read_name(const char *text, char out[static 64])
+{
+    const char *at = strstr(text, "FDNAME=");
+
+    (void)snprintf(out, 64, "%.*s", at != NULL ? (int)strcspn(at + 7, "\n") : 0,
+                   at != NULL ? at + 7 : "");
+}
+
+static void store(const char *text, const int *fds, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (n_stored == MAX_STORED) {
+            (void)close(fds[i]);
+            continue;
+        }
+        read_name(text, stored[n_stored].name);
+        stored[n_stored++].fd = fds[i];
+    }
+}
+
+static void remove_stored(const char *text)
+{
+    char name[64];
+    unsigned n = 0;
+
+    read_name(text, name);
+    for (unsigned i = 0; i < n_stored; i++) {
+        if (strcmp(stored[i].name, name) == 0) {
+            (void)close(stored[i].fd);
+        } else {
+            stored[n++] = stored[i];
+        }
+    }
+    n_stored = n;
+}
+
+/* Receive a datagram and its descriptors. Returns its length; 0: there is none. */
+static ssize_t receive(int fd, char *text, size_t size, int *fds, unsigned *n_fds)
+{
+    alignas(struct cmsghdr) char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
+    struct iovec part = {.iov_base = text, .iov_len = size - 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const struct cmsghdr *header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+
+    *n_fds = 0;
+    if (header != NULL && header->cmsg_type == SCM_RIGHTS) {
+        *n_fds = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        memcpy(fds, CMSG_DATA(header), *n_fds * sizeof(int));
+    }
+    text[n > 0 ? n : 0] = '\0';
+    return n > 0 ? n : 0;
+}
+
 /* Print one datagram, which may contain several lines. */
 static void print_message(int fd, double began)
 {
     char text[4096];
-    ssize_t n = recv(fd, text, sizeof text - 1, MSG_DONTWAIT);
+    int fds[MAX_FDS];
+    unsigned n_fds;
     char *save = NULL;
 
-    if (n <= 0) {
+    if (receive(fd, text, sizeof text, fds, &n_fds) == 0) {
         return;
     }
-    text[n] = '\0';
+    if (strstr(text, "FDSTOREREMOVE=1") != NULL) {
+        remove_stored(text);
+    } else {
+        store(text, fds, n_fds);
+    }
     for (char *line = strtok_r(text, "\n", &save); line != NULL;
          line = strtok_r(NULL, "\n", &save)) {
         if (strcmp(line, "READY=1") == 0) {
@@ -87,6 +194,8 @@ static void print_message(int fd, double began)
 }
 
 /* Print messages and pass on signals until the child has ended and all its messages are printed. */
+static bool again; /* The child is ended in order to be started again. */
+
 static int serve(pid_t child, int fd, int signals, double began)
 {
     int pidfd = (int)syscall(SYS_pidfd_open, child, 0);
@@ -102,7 +211,8 @@ static int serve(pid_t child, int fd, int signals, double began)
             struct signalfd_siginfo info;
 
             if (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
-                (void)kill(child, (int)info.ssi_signo);
+                again = info.ssi_signo == SIGUSR1;
+                (void)kill(child, again ? SIGTERM : (int)info.ssi_signo);
             }
         } else if ((fds[2].revents & POLLIN) != 0) {
             break;
@@ -128,32 +238,43 @@ int main(int argc, char **argv)
         argv += 2;
         argc -= 2;
     }
+    if (argc > 1 && strcmp(argv[0], "--keep") == 0) {
+        keep = true;
+        argv++;
+        argc--;
+    }
     if (argc < 1) {
-        (void)fputs("usage: notify_run [--watchdog USEC] PROGRAM [ARG]...\n", stderr);
+        (void)fputs("usage: notify_run [--watchdog USEC] [--keep] PROGRAM [ARG]...\n", stderr);
         return 125;
     }
     (void)sigemptyset(&mask);
     (void)sigaddset(&mask, SIGTERM);
     (void)sigaddset(&mask, SIGINT);
+    (void)sigaddset(&mask, SIGUSR1);
     (void)sigprocmask(SIG_BLOCK, &mask, &old_mask);
     signals = signalfd(-1, &mask, SFD_CLOEXEC);
     fd = open_socket(socket_name);
-    began = now_ms();
-    child = fork();
-    if (child == 0) {
-        run_child(argv, socket_name, watchdog_usec, &old_mask);
-    }
-    if (child < 0 || signals < 0) {
+    if (signals < 0) {
         perror("notify_run");
         return 125;
     }
-    (void)printf("PID=%d\n", (int)child);
-    (void)fflush(stdout);
-    status = serve(child, fd, signals, began);
-    if (WIFSIGNALED(status)) {
-        (void)printf("SIGNAL=%d\n", WTERMSIG(status));
-        return 128 + WTERMSIG(status);
-    }
-    (void)printf("EXIT=%d\n", WEXITSTATUS(status));
-    return WEXITSTATUS(status);
+    do {
+        again = false;
+        began = now_ms();
+        child = fork();
+        if (child == 0) {
+            run_child(argv, socket_name, watchdog_usec, &old_mask);
+        }
+        if (child < 0) {
+            perror("notify_run");
+            return 125;
+        }
+        (void)printf("PID=%d\n", (int)child);
+        (void)fflush(stdout);
+        status = serve(child, fd, signals, began);
+        (void)printf(WIFSIGNALED(status) ? "SIGNAL=%d\n" : "EXIT=%d\n",
+                     WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        (void)fflush(stdout);
+    } while (keep && (again || WIFSIGNALED(status)));
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }

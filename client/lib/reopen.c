@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opens a job again that has outlived a process of the daemon. */
+#include "client/lib/job.h"
+
+#include <stdio.h>
+#include <time.h>
+
+enum {
+    DEFAULT_WAIT_MS =
+        60000,    /* Longest wait for the daemon, if the job has no timeout of its own. */
+    LOOK_MS = 10, /* Time between two attempts to connect. */
+};
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Connect to the next process of the daemon. While a service is restarted, a connection can be made
+ * and be closed again. */
+static int connect_again(struct cst_job *job, bool block, struct cst_err *err)
+{
+    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
+    int64_t until = now_ms() + (job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_WAIT_MS);
+    int rc;
+
+    while ((rc = cstc_client_reopen(job->client, err)) != CST_OK && block && now_ms() < until) {
+        (void)nanosleep(&pause, NULL);
+    }
+    return rc != CST_OK && !block ? CST_EAGAIN : rc;
+}
+
+/* Send the JobOpen of cst_job_open again. */
+static int open_again(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__JobOpen *msg = cistern__job_open__unpack(NULL, job->opening_bytes, job->opening);
+    const Cistern__JobOpened *opened;
+    struct cstc_call call = {0};
+    int rc;
+
+    if (msg == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to open job '%s' again", job->name);
+    }
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &msg->base,
+                        CISTERN__MSG_TYPE__MSG_JOB_OPENED, &cistern__job_opened__descriptor, err);
+    if (rc == CST_OK) {
+        opened = (const Cistern__JobOpened *)call.reply;
+        job->steps = opened->step;
+        cstc_call_reset(&call);
+    }
+    cistern__job_open__free_unpacked(msg, NULL);
+    return rc;
+}
+
+int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err)
+{
+    struct cst_err ignored;
+    int rc = CST_OK;
+
+    if (cstc_client_check(job->client, &ignored) != CST_OK) {
+        job->reopening = false;
+        rc = connect_again(job, block, err);
+    }
+    if (rc == CST_OK && !job->reopening) {
+        rc = open_again(job, err);
+        if (rc == CST_OK) {
+            /* Nobody uses the old memory: the device's work was voided with the step. */
+            cstc_call_reset(&job->call);
+            cstc_job_uncommit(job);
+            cstc_segment_unmap(&job->client->staging);
+            job->reopening = true;
+        } else {
+            /* Without the job, this connection is of no use. */
+            cstc_client_die(job->client, err);
+        }
+    }
+    if (rc == CST_OK) {
+        rc = cstc_job_drive(job, cstc_job_advance_commit, true, err);
+    }
+    job->reopening = job->reopening && rc != CST_OK;
+    return rc;
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The service manager's store of descriptors, which keeps memory while there is no daemon. With
+ * systemd it is the service's fd store (FDSTORE=1 of sd_notify, FileDescriptorStoreMax= of the
+ * unit). The next process of the service inherits everything in it, as with socket activation.
+ *
+ * A descriptor is stored under the name of what it belongs to; several can have one name. An
+ * inherited descriptor is found by the number of its file, because names do not tell descriptors
+ * apart. Without a store (the variable FDSTORE is not set) nothing can be stored. Loop thread
+ * only. */
+#ifndef CSTD_KEEPER_H
+#define CSTD_KEEPER_H
+
+#include "cistern/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct cstd_notify;
+
+#define CSTD_KEEPER_NAME_BYTES 32
+
+/* An inherited descriptor. */
+struct cstd_kept {
+    char name[CSTD_KEEPER_NAME_BYTES];
+    int fd; /* -1: it was taken. */
+    ino_t inode;
+};
+
+struct cstd_keeper {
+    struct cstd_notify *notify; /* The way to the service manager. */
+    uint32_t limit;             /* Descriptors that the store can hold; 0: there is no store. */
+    uint32_t n_stored;          /* Descriptors that are in the store. */
+    bool undo_stored;           /* The undo slots of the nodes' engines are in the store. */
+    struct cstd_kept *kept;     /* Inherited descriptors; owned. */
+    uint32_t n_kept;
+};
+
+/* Initialise @keeper with no inherited descriptors. */
+void cstd_keeper_init(struct cstd_keeper *keeper, struct cstd_notify *notify);
+
+/* True if @name is that of a stored descriptor. */
+bool cstd_keeper_is_name(const char *name);
+
+/* Enter the inherited descriptor @fd, which @keeper owns from now on. CST_ENOMEM: it was closed. */
+int cstd_keeper_inherit(struct cstd_keeper *keeper, const char *name, int fd, struct cst_err *err);
+
+/* Close the inherited descriptors that were not taken. They stay in the store. */
+void cstd_keeper_close(struct cstd_keeper *keeper);
+
+/* Take the inherited descriptor of the file @inode with @name. It belongs to the caller. -1: there
+ * is none. */
+int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inode);
+
+/* True if @n more descriptors can be stored. */
+bool cstd_keeper_has_room(const struct cstd_keeper *keeper, uint32_t n);
+
+/* Store the @n descriptors @fds under @name. They stay the caller's. CST_ENOMEM. */
+int cstd_keeper_store(struct cstd_keeper *keeper, const char *name, const int *fds, uint32_t n,
+                      struct cst_err *err);
+
+/* Remove the @n descriptors that were stored under @name. */
+void cstd_keeper_forget(struct cstd_keeper *keeper, const char *name, uint32_t n);
+
+#endif

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/ledger/ledger.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/describe.h"
+#include "daemon/report/log.h"
+#include "proto/plan_message.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+/* -- the layout ------------------------------------------------------------------------------- */
+
+uint64_t cstd_ledger_hash(const struct cstd_job *job)
+{
+    const struct cst_layout *layout = &job->layout;
+    XXH64_hash_t hash = layout->n_chunks;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        for (uint32_t r = 0; r <= CST_ROW_COUNT; r++) {
+            const struct cst_layout_row *row =
+                r < CST_ROW_COUNT ? &chunk->rows[r] : &chunk->other_weight;
+            uint64_t place[] = {row->segment, row->offset, chunk->n_elems};
+
+            hash = XXH3_64bits_withSeed(place, sizeof place, hash);
+        }
+    }
+    for (uint32_t i = 0; i < job->model.n_tensors; i++) {
+        const struct cst_layout_tensor *tensor = &job->model.tensors[i];
+        uint64_t place[] = {tensor->chunk, tensor->offset, tensor->first_tile};
+
+        hash = XXH3_64bits_withSeed(place, sizeof place, hash);
+    }
+    return hash;
+}
+
+/* -- writing ---------------------------------------------------------------------------------- */
+
+/* The parts of the message that are not in the job. */
+struct parts {
+    Ledger__Segment *segments, **segment_list;
+    Ledger__Rank *ranks, **rank_list;
+    uint8_t *description, *plan;
+};
+
+static void free_parts(struct parts *parts)
+{
+    free(parts->segments);
+    free(parts->segment_list);
+    free(parts->ranks);
+    free(parts->rank_list);
+    free(parts->description);
+    free(parts->plan);
+}
+
+/* Number of arenas, and the job table. */
+static uint32_t count_segments(const struct cstd_job *job)
+{
+    return job->memory.n_arenas + 1;
+}
+
+static int fill_segments(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,
+                         struct cst_err *err)
+{
+    uint32_t n = count_segments(job);
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct cstd_segment *segment = job->memory.segments[i];
+        struct stat st;
+
+        if (fstat(segment->fd, &st) != 0) {
+            return cst_err_set(err, CST_EINTERNAL, "segment %u cannot be read", segment->id);
+        }
+        ledger__segment__init(&parts->segments[i]);
+        parts->segments[i].id = segment->id;
+        parts->segments[i].bytes = segment->bytes;
+        parts->segments[i].inode = st.st_ino;
+        parts->segment_list[i] = &parts->segments[i];
+    }
+    out->n_segments = n;
+    out->segments = parts->segment_list;
+    return CST_OK;
+}
+
+static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__Job *out)
+{
+    for (uint32_t r = 0; r < job->world; r++) {
+        struct cstd_worker *worker = &job->workers[r];
+        Ledger__Rank *rank = &parts->ranks[r];
+
+        ledger__rank__init(rank);
+        rank->pool_asked = worker->pool_bytes;
+        rank->pool_bytes = worker->pool.bytes;
+        rank->n_n_blocks = CST_LAYOUT_MAX_CLASSES;
+        rank->n_blocks = worker->pool.blocks.n;
+        parts->rank_list[r] = rank;
+    }
+    out->n_ranks = job->world;
+    out->ranks = parts->rank_list;
+}
+
+static int fill_plan(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,
+                     struct cst_err *err)
+{
+    struct cst_saved_plan plan = job->given;
+    Cistern__JobPlan message;
+
+    if (!cstd_job_has_given_plan(job)) {
+        return CST_OK;
+    }
+    cst_plan_message_fill(&message, &plan);
+    out->plan.len = cistern__job_plan__get_packed_size(&message);
+    parts->plan = malloc(out->plan.len);
+    if (parts->plan == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a plan");
+    }
+    out->has_plan = true;
+    out->plan.data = parts->plan;
+    (void)cistern__job_plan__pack(&message, parts->plan);
+    return CST_OK;
+}
+
+static int fill_description(struct cstd_job *job, struct parts *parts, Ledger__Job *out,
+                            struct cst_err *err)
+{
+    uint64_t n;
+    int fd, rc = cstd_describe(job, &fd, &n, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    parts->description = malloc(n);
+    if (parts->description == NULL || pread(fd, parts->description, n, 0) != (ssize_t)n) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a description");
+    }
+    out->description.len = n;
+    out->description.data = parts->description;
+    return CST_OK;
+}
+
+/* Fill @out, which refers to @job and @parts. The caller frees @parts in any case. */
+static int fill(struct cstd_job *job, struct parts *parts, uint64_t *class_elems, Ledger__Job *out,
+                struct cst_err *err)
+{
+    uint32_t n = count_segments(job);
+    int rc;
+
+    parts->segments = calloc(n, sizeof *parts->segments);
+    parts->segment_list = calloc(n, sizeof(void *));
+    parts->ranks = calloc(job->world, sizeof *parts->ranks);
+    parts->rank_list = calloc(job->world, sizeof(void *));
+    if (parts->segments == NULL || parts->segment_list == NULL || parts->ranks == NULL ||
+        parts->rank_list == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a ledger");
+    }
+    rc = fill_description(job, parts, out, err);
+    rc = rc == CST_OK ? fill_segments(job, parts, out, err) : rc;
+    rc = rc == CST_OK ? fill_plan(job, parts, out, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    fill_ranks(job, parts, out);
+    for (uint32_t i = 0; i < job->layout.n_classes; i++) {
+        class_elems[i] = job->layout.classes[i].capacity;
+    }
+    out->serial = job->serial;
+    out->uid = job->uid;
+    out->n_gids = job->account->n_gids;
+    out->gids = job->account->gids;
+    out->chunk_elems = job->chunk_elems;
+    out->recompute = job->recompute;
+    out->timeout_ms = job->timeout_ms;
+    out->ttl_s = job->ttl_s;
+    out->n_nodes = job->daemon->engines.n_nodes;
+    out->n_class_elems = job->layout.n_classes;
+    out->class_elems = class_elems;
+    out->prefetch_depth = job->plan.valid ? job->plan.choice.prefetch_depth : 0;
+    out->eviction = job->plan.valid ? job->plan.choice.eviction : CST_EVICT_NEXT_USE;
+    out->step_s = job->plan.step_s;
+    out->plan_words = job->plan.words;
+    out->layout_hash = cstd_ledger_hash(job);
+    return CST_OK;
+}
+
+static int make_file(struct cstd_job *job, struct cstd_ledger_file *file, struct cst_err *err)
+{
+    Ledger__Job message = LEDGER__JOB__INIT;
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
+    struct parts parts = {0};
+    int rc = fill(job, &parts, class_elems, &message, err);
+
+    if (rc == CST_OK) {
+        rc = cstd_ledger_file_make(file, &message, err);
+    }
+    free_parts(&parts);
+    return rc;
+}
+
+/* -- the store -------------------------------------------------------------------------------- */
+
+static const char *name_of(const char *what, const struct cstd_job *job,
+                           char out[CSTD_KEEPER_NAME_BYTES])
+{
+    (void)snprintf(out, CSTD_KEEPER_NAME_BYTES, "kept-%s-%" PRIu64, what, job->serial);
+    return out;
+}
+
+/* Store the undo slots of the nodes' engines, which finish updates that are under way. */
+static int store_undo(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    struct cstd_keeper *keeper = &daemon->keeper;
+    int rc = CST_OK;
+
+    for (unsigned i = 0; i < daemon->engines.n_nodes && rc == CST_OK && !keeper->undo_stored; i++) {
+        const struct cstd_segment *undo = daemon->engines.v[i].undo;
+        char name[CSTD_KEEPER_NAME_BYTES];
+
+        (void)snprintf(name, sizeof name, "kept-undo-%u-%u", i, undo->id);
+        rc = cstd_keeper_store(keeper, name, &undo->fd, 1, err);
+    }
+    keeper->undo_stored = rc == CST_OK;
+    return rc;
+}
+
+/* The ledger comes last: without it, segments in the store are of no job. */
+static int store(struct cstd_job *job, const struct cstd_ledger_file *file, struct cst_err *err)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    uint32_t n = count_segments(job);
+    char name[CSTD_KEEPER_NAME_BYTES];
+    int *fds = calloc(n, sizeof *fds);
+    int rc;
+
+    if (fds == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        fds[i] = job->memory.segments[i]->fd;
+    }
+    rc = store_undo(job->daemon, err);
+    rc = rc == CST_OK ? cstd_keeper_store(keeper, name_of("job", job, name), fds, n, err) : rc;
+    if (rc == CST_OK) {
+        rc = cstd_keeper_store(keeper, name_of("ledger", job, name), &file->fd, 1, err);
+    }
+    free(fds);
+    return rc;
+}
+
+/* -- a job ------------------------------------------------------------------------------------ */
+
+static int check(const struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_keeper *keeper = &job->daemon->keeper;
+    uint32_t n = count_segments(job) + 1 + job->daemon->engines.n_nodes;
+
+    if (job->memory.gpu_engines != 0 || job->layout.device_bytes > 0) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "it has memory on accelerators");
+    }
+    if (job->base != NULL && job->base->ledger.state != CSTD_LEDGER_KEPT) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "its base '%s' is not kept", job->base->name);
+    }
+    if (!cstd_keeper_has_room(keeper, n)) {
+        return cst_err_set(err, CST_EBUDGET,
+                           "it needs %" PRIu32 " descriptors, and %" PRIu32 " of %" PRIu32
+                           " in the service manager's store are in use (FileDescriptorStoreMax=)",
+                           n, keeper->n_stored, keeper->limit);
+    }
+    return CST_OK;
+}
+
+static void begin(struct cstd_job *job, const struct cst_core_record *record)
+{
+    struct cstd_ledger_file file = {.fd = -1};
+    struct cst_err err;
+    int rc = check(job, &err);
+
+    rc = rc == CST_OK ? make_file(job, &file, &err) : rc;
+    if (rc == CST_OK) {
+        cstd_ledger_file_write(&file, record);
+        rc = store(job, &file, &err);
+    }
+    if (rc != CST_OK) {
+        cstd_ledger_file_close(&file);
+        job->ledger.state = CSTD_LEDGER_REFUSED;
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                       "it will end with the daemon, also if the service is restarted: %s",
+                       err.text);
+        return;
+    }
+    cstd_ledger_continue(job, &file, count_segments(job));
+}
+
+void cstd_ledger_note(struct cstd_job *job)
+{
+    struct cstd_ledger *ledger = &job->ledger;
+    struct cst_core_record record;
+
+    if (job->daemon->keeper.limit == 0 || ledger->state == CSTD_LEDGER_REFUSED ||
+        job->state == CSTD_JOB_CLOSING) {
+        return;
+    }
+    cst_core_record(job->core, &record);
+    if (ledger->state == CSTD_LEDGER_KEPT) {
+        cstd_ledger_file_write(&ledger->file, &record);
+    } else if (record.initialised) {
+        begin(job, &record);
+    }
+}
+
+void cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
+                          uint32_t n_segments)
+{
+    job->ledger =
+        (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file, .n_segments = n_segments};
+}
+
+void cstd_ledger_forget(struct cstd_job *job)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    if (job->ledger.state != CSTD_LEDGER_KEPT) {
+        return;
+    }
+    cstd_keeper_forget(keeper, name_of("ledger", job, name), 1);
+    cstd_keeper_forget(keeper, name_of("job", job, name), job->ledger.n_segments);
+    cstd_ledger_file_close(&job->ledger.file);
+    job->ledger.state = CSTD_LEDGER_REFUSED;
+}
+
+bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon)
+{
+    const struct cstd_job *job;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        if (job->ledger.state == CSTD_LEDGER_KEPT) {
+            return true;
+        }
+    }
+    return false;
+}

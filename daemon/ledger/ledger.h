@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keeps jobs over the death of the daemon: writes the ledger of each job (ledger_file.h), and gives
+ * the job's memory to the service manager's store (keeper.h). revive.h reads them again.
+ *
+ * A job is kept from its first cst_sync on, because earlier its states are not complete, and until
+ * it is removed. Jobs with memory on accelerators are not kept. Loop thread only. */
+#ifndef CSTD_LEDGER_H
+#define CSTD_LEDGER_H
+
+#include "daemon/ledger/ledger_file.h"
+
+#include <stdbool.h>
+
+struct cstd_daemon;
+struct cstd_job;
+
+enum cstd_ledger_state {
+    CSTD_LEDGER_NONE,    /* The job is not kept yet. */
+    CSTD_LEDGER_KEPT,    /* The job is kept. */
+    CSTD_LEDGER_REFUSED, /* The job cannot be kept. */
+};
+
+/* The ledger of one job. Zeroed: NONE. */
+struct cstd_ledger {
+    enum cstd_ledger_state state;
+    struct cstd_ledger_file file; /* KEPT */
+    uint32_t n_segments;          /* KEPT: descriptors in the store, without the ledger itself. */
+};
+
+/* The core of @job has processed an event: record how far the job is. Must be called before the
+ * event's actions are carried out. */
+void cstd_ledger_note(struct cstd_job *job);
+
+/* @job goes on from @file, of which @n_segments segments are in the store. */
+void cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
+                          uint32_t n_segments);
+
+/* @job is removed: it and its memory are not kept any more. */
+void cstd_ledger_forget(struct cstd_job *job);
+
+/* Hash of all places in the layout of @job, to be compared after the layout was built again. */
+uint64_t cstd_ledger_hash(const struct cstd_job *job);
+
+/* True if any job is kept. */
+bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon);
+
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ledger of a job: a memfd from which another daemon can go on with the job. It has
+ *
+ *   | header | record | record | ... | message of ledger.proto |
+ *
+ * The message says what the job is and does not change. A record says how far the job is; the two
+ * records are written in turns, each with a number and a checksum, so that one of them is whole
+ * whenever the daemon is killed. Knows nothing of jobs and of the loop. */
+#ifndef CSTD_LEDGER_FILE_H
+#define CSTD_LEDGER_FILE_H
+
+#include "offload/core/revival.h"
+#include "proto/ledger.pb-c.h"
+
+/* Increased whenever the header, the records, or the meaning of the message change. */
+#define CSTD_LEDGER_FORMAT 1
+
+struct cstd_ledger_head; /* private: one file */
+
+struct cstd_ledger_file {
+    int fd;                        /* -1: closed. */
+    struct cstd_ledger_head *head; /* The mapped file. */
+    size_t bytes;                  /* Size of the file. */
+    struct cst_core_record last;   /* The record that was written last. */
+};
+
+/* Make the file with @job and no record. CST_ENOMEM. */
+int cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *job,
+                          struct cst_err *err);
+
+/* Write @record, if it differs from the last one. */
+void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cst_core_record *record);
+
+/* Open the file @fd that an earlier daemon wrote; @file owns @fd, on failure too. *job is freed by
+ * the caller, and file->last is the newest whole record. CST_EVERSION: it has another format.
+ * CST_ELOST: it is damaged. CST_ENOMEM. */
+int cstd_ledger_file_open(struct cstd_ledger_file *file, int fd, Ledger__Job **job,
+                          struct cst_err *err);
+
+void cstd_ledger_file_close(struct cstd_ledger_file *file);
+
+#endif

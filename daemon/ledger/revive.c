@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/ledger/revive.h"
+
+#include "daemon/daemon.h"
+#include "daemon/job/base_job.h"
+#include "daemon/job/core_driver.h"
+#include "daemon/job/declare.h"
+#include "daemon/job/given.h"
+#include "daemon/job/job_core.h"
+#include "daemon/job/worker.h"
+#include "daemon/report/log.h"
+#include "proto/cistern.pb-c.h"
+#include "proto/size.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    WAIT_MS = 10000, /* Longest wait for the end of an earlier daemon's engine. */
+    LOOK_MS = 2,     /* Time between two attempts. */
+};
+
+/* A job in the store, while it is revived. */
+struct kept_job {
+    Ledger__Job *ledger;
+    Cistern__JobDescription *description;
+    struct cstd_ledger_file file;
+    struct cstd_memory_kept *segments;
+};
+
+/* -- engines of the earlier daemon ------------------------------------------------------------ */
+
+/* Wait until no engine has @fd, its undo slots, locked. An engine holds the lock while it lives. */
+static int await_end(int fd, struct cst_err *err)
+{
+    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
+    char path[40];
+    int own, rc = -1;
+
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    own = open(path, O_RDWR | O_CLOEXEC); /* A file description of its own has a lock of its own. */
+    for (unsigned ms = 0; own >= 0 && ms < WAIT_MS; ms += LOOK_MS) {
+        rc = flock(own, LOCK_EX | LOCK_NB);
+        if (rc == 0 || errno != EWOULDBLOCK) {
+            break;
+        }
+        (void)nanosleep(&pause, NULL);
+    }
+    if (own >= 0) {
+        (void)close(own);
+    }
+    return rc == 0 ? CST_OK
+                   : cst_err_set(err, CST_EBUSY,
+                                 "an engine of the earlier daemon still runs after %d ms", WAIT_MS);
+}
+
+/* Take over the undo slots of the nodes' engines. */
+static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    struct cstd_engines *engines = &daemon->engines;
+    struct cstd_keeper *keeper = &daemon->keeper;
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
+        struct cstd_kept *kept = &keeper->kept[i];
+        unsigned node, id;
+        off_t bytes;
+
+        if (sscanf(kept->name, "kept-undo-%u-%u", &node, &id) != 2 || node >= engines->n_nodes) {
+            continue;
+        }
+        rc = await_end(kept->fd, err);
+        bytes = lseek(kept->fd, 0, SEEK_END);
+        if (rc == CST_OK) {
+            rc = cstd_segment_adopt(&engines->v[node].undo, id, (uint64_t)bytes, kept->fd, NULL,
+                                    NULL, err);
+            kept->fd = -1;
+            engines->next_segment = id >= engines->next_segment ? id + 1 : engines->next_segment;
+        }
+    }
+    keeper->undo_stored = rc == CST_OK;
+    return rc;
+}
+
+/* -- the parts of a job ----------------------------------------------------------------------- */
+
+static void close_kept(struct kept_job *kept)
+{
+    if (kept->ledger != NULL) {
+        ledger__job__free_unpacked(kept->ledger, NULL);
+    }
+    if (kept->description != NULL) {
+        cistern__job_description__free_unpacked(kept->description, NULL);
+    }
+    cstd_ledger_file_close(&kept->file);
+    free(kept->segments);
+}
+
+static int read_ledger(struct kept_job *kept, int fd, struct cst_err *err)
+{
+    int rc = cstd_ledger_file_open(&kept->file, fd, &kept->ledger, err);
+
+    if (rc == CST_OK) {
+        kept->description = cistern__job_description__unpack(NULL, kept->ledger->description.len,
+                                                             kept->ledger->description.data);
+    }
+    if (rc == CST_OK && kept->description == NULL) {
+        rc = cst_err_set(err, CST_ELOST, "its description cannot be read");
+    }
+    return rc;
+}
+
+/* Find the memory of the job in the store. Segments of the base job have no descriptor of their
+ * own; @layout tells which these are. */
+static int find_segments(struct cstd_daemon *daemon, struct kept_job *kept,
+                         const struct cst_layout *layout, struct cst_err *err)
+{
+    const Ledger__Job *ledger = kept->ledger;
+    uint32_t n = layout->n_segments + 1;
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    if (ledger->n_segments != n) {
+        return cst_err_set(err, CST_ELOST, "its ledger has %zu segments, but its layout %" PRIu32,
+                           ledger->n_segments, n);
+    }
+    kept->segments = calloc(n, sizeof *kept->segments);
+    if (kept->segments == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of segments");
+    }
+    (void)snprintf(name, sizeof name, "kept-job-%" PRIu64, ledger->serial);
+    for (uint32_t i = 0; i < n; i++) {
+        const Ledger__Segment *segment = ledger->segments[i];
+        bool shared = i < layout->n_segments && layout->segments[i].is_base;
+
+        kept->segments[i] = (struct cstd_memory_kept){.id = segment->id, .fd = -1};
+        if (!shared) {
+            kept->segments[i].fd = cstd_keeper_take(&daemon->keeper, name, segment->inode);
+        }
+        if (!shared && kept->segments[i].fd < 0) {
+            return cst_err_set(
+                err, CST_ELOST,
+                "segment %" PRIu32 " of %" PRIu32 " is not in the service manager's store", i, n);
+        }
+    }
+    return CST_OK;
+}
+
+static struct cstd_job_options options_of(const Cistern__JobDescription *from)
+{
+    return (struct cstd_job_options){
+        .optimizer = (enum cst_optimizer)from->optimizer,
+        .moments = (enum cst_moments)from->moments,
+        .rounding = (enum cst_rounding)from->rounding,
+        .seed = from->seed,
+        .overlap = (enum cst_overlap)from->overlap,
+        .delay_from = from->delay_from,
+        .grad_over_weight = from->grad_over_weight,
+    };
+}
+
+static int read_given(const Ledger__Job *ledger, struct cst_saved_plan *out, struct cst_err *err)
+{
+    Cistern__JobPlan *message;
+    int rc;
+
+    if (!ledger->has_plan) {
+        return CST_OK;
+    }
+    message = cistern__job_plan__unpack(NULL, ledger->plan.len, ledger->plan.data);
+    if (message == NULL) {
+        return cst_err_set(err, CST_ELOST, "its plan cannot be read");
+    }
+    rc = cstd_given_read(message, out, err);
+    cistern__job_plan__free_unpacked(message, NULL);
+    return rc;
+}
+
+/* Make the job without model and memory. */
+static int make_job(struct cstd_daemon *daemon, const struct kept_job *kept, struct cstd_job **out,
+                    struct cst_err *err)
+{
+    const Ledger__Job *ledger = kept->ledger;
+    const Cistern__JobDescription *description = kept->description;
+    struct cstd_job_request request = {
+        .name = description->name,
+        .world = description->world,
+        .chunk_elems = ledger->chunk_elems,
+        .micro_batches = description->micro_batches,
+        .recompute = ledger->recompute,
+        .options = options_of(description),
+        .timeout_ms = ledger->timeout_ms,
+    };
+    struct cstd_quota_account *account;
+    struct cstd_job *base = NULL;
+    int rc = read_given(ledger, &request.plan, err);
+
+    if (rc == CST_OK && description->base_job != NULL) {
+        rc = cstd_base_job_find(daemon, ledger->uid, description->name, description->base_job,
+                                &base, err);
+    }
+    if (rc == CST_OK) {
+        rc = cstd_quota_open(&daemon->quota, ledger->uid, ledger->gids, ledger->n_gids, &account,
+                             err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cstd_quota_force(account, CSTD_QUOTA_JOBS, 1);
+    daemon->jobs.serial = ledger->serial - 1;
+    rc = cstd_job_create(daemon, account, &request, base, ledger->ttl_s, out, err);
+    if (rc != CST_OK) {
+        cstd_quota_give(account, CSTD_QUOTA_JOBS, 1);
+    }
+    cstd_quota_unref(account); /* The job has a reference of its own. */
+    return rc;
+}
+
+static int declare_model(struct cstd_job *job, const Cistern__JobDescription *description,
+                         struct cst_err *err)
+{
+    struct cstd_worker *worker = &job->workers[0];
+    Cistern__Declare declare = CISTERN__DECLARE__INIT;
+    int rc;
+
+    declare.n_groups = description->n_groups;
+    declare.groups = description->groups;
+    declare.n_tensors = description->n_tensors;
+    declare.tensors = description->tensors;
+    declare.n_operators = description->n_operators;
+    declare.operators = description->operators;
+    rc = cstd_declare(worker, &declare, err);
+    /* No worker has declared anything. */
+    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+    return rc;
+}
+
+static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
+{
+    struct cst_plan_choice *choice = &job->plan.choice;
+
+    job->plan.valid = true;
+    job->plan.step_s = ledger->step_s;
+    (void)snprintf(job->plan.words, sizeof job->plan.words, "%s", ledger->plan_words);
+    choice->prefetch_depth = ledger->prefetch_depth;
+    choice->eviction = (enum cst_core_eviction)ledger->eviction;
+    choice->n_classes = (uint32_t)ledger->n_class_elems;
+}
+
+/* Build the layout again, with the sizes of chunks that it had. */
+static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err)
+{
+    struct cst_layout_config config = {.n_nodes = job->daemon->engines.n_nodes,
+                                       .world = job->world,
+                                       .grad_bytes = job->micro_batches > 1 ? 4 : 2,
+                                       .states = cstd_job_options_states(&job->options),
+                                       .max_classes = (uint32_t)ledger->n_class_elems};
+    int rc;
+
+    if (ledger->n_nodes != config.n_nodes) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "it was laid out for %" PRIu32 " NUMA nodes, and there are %" PRIu32,
+                           ledger->n_nodes, config.n_nodes);
+    }
+    if (ledger->n_class_elems < 1 || ledger->n_class_elems > CST_LAYOUT_MAX_CLASSES ||
+        ledger->n_ranks != job->world) {
+        return cst_err_set(err, CST_ELOST, "its ledger has %zu size classes and %zu ranks of %u",
+                           ledger->n_class_elems, ledger->n_ranks, job->world);
+    }
+    config.chunk_elems = ledger->class_elems[0];
+    for (uint32_t i = 1; i < ledger->n_class_elems; i++) {
+        config.class_elems[i - 1] = ledger->class_elems[i];
+    }
+    if (job->base != NULL) {
+        config.base_model = &job->base->model;
+        config.base = &job->base->layout;
+    }
+    rc = cst_layout_build(&job->layout, &job->model, &config, err);
+    if (rc == CST_OK) {
+        job->phase = CSTD_COMMIT_LAYOUT;
+    }
+    if (rc == CST_OK && cstd_ledger_hash(job) != ledger->layout_hash) {
+        rc = cst_err_set(err, CST_EVERSION, "this daemon would lay it out differently");
+    }
+    return rc;
+}
+
+static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
+{
+    struct cstd_memory_pool pools[CST_CORE_MAX_WORLD] = {0};
+    struct cstd_memory_request request = {.layout = &job->layout,
+                                          .world = job->world,
+                                          .account = job->account,
+                                          .pools = pools,
+                                          .base = job->base != NULL ? &job->base->memory : NULL};
+    int rc;
+
+    for (uint32_t r = 0; r < job->world; r++) {
+        const Ledger__Rank *rank = kept->ledger->ranks[r];
+
+        if (rank->n_n_blocks != CST_LAYOUT_MAX_CLASSES) {
+            return cst_err_set(err, CST_ELOST, "its ledger has a pool of %zu size classes",
+                               rank->n_n_blocks);
+        }
+        pools[r].bytes = rank->pool_bytes;
+        memcpy(pools[r].blocks.n, rank->n_blocks, sizeof pools[r].blocks.n);
+        job->workers[r].pool = pools[r];
+        job->workers[r].pool_bytes = rank->pool_asked;
+    }
+    rc = find_segments(job->daemon, kept, &job->layout, err);
+    request.kept = kept->segments;
+    if (rc == CST_OK) {
+        rc = cstd_memory_open(&job->memory, &request, err);
+    }
+    if (rc == CST_OK) {
+        job->phase = CSTD_COMMIT_MEMORY;
+    }
+    return rc;
+}
+
+/* The job goes on: its memory belongs to it as if it had been made now. */
+static void finish(struct cstd_job *job, struct kept_job *kept)
+{
+    struct cst_event event = {
+        .kind = CST_EV_REVIVE, .record = &kept->file.last, .table = job->memory.table};
+    struct cst_core_record record = kept->file.last;
+    char arenas[CST_SIZE_TEXT];
+
+    for (uint32_t i = 0; i <= job->memory.n_arenas; i++) {
+        job->memory.segments[i]->kept = false;
+    }
+    cstd_ledger_continue(job, &kept->file, (uint32_t)kept->ledger->n_segments);
+    kept->file = (struct cstd_ledger_file){.fd = -1};
+    job->phase = CSTD_COMMIT_DONE;
+    job->state = CSTD_JOB_READY;
+    event.record = &record;
+    cstd_job_feed(job, &event);
+    cstd_job_check_idle(job);
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "goes on after step %" PRIu64 ", its states (%s) were kept",
+                   record.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
+}
+
+static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_err *err)
+{
+    struct cstd_job *job;
+    int rc = make_job(daemon, kept, &job, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    rc = declare_model(job, kept->description, err);
+    take_plan(job, kept->ledger);
+    rc = rc == CST_OK ? build_layout(job, kept->ledger, err) : rc;
+    rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
+    if (rc == CST_OK) {
+        rc = cstd_job_core_reopen(job, &kept->file.last, err);
+        job->phase = CSTD_COMMIT_CORE;
+    }
+    if (rc == CST_OK) {
+        finish(job, kept);
+    } else {
+        cstd_job_remove(job, 0, err);
+    }
+    return rc;
+}
+
+/* -- all jobs --------------------------------------------------------------------------------- */
+
+/* Inherited ledgers in the order of serial numbers, so that a base job comes before its users. */
+static int compare(const void *a, const void *b)
+{
+    const struct kept_job *x = a, *y = b;
+
+    return (x->ledger->serial > y->ledger->serial) - (x->ledger->serial < y->ledger->serial);
+}
+
+static void tell(const char *name, const struct cst_err *why)
+{
+    cstd_log(CSTD_LOG_ERROR,
+             "job '%s' of the earlier daemon cannot go on: %s; its memory stays in the service "
+             "manager's store until the service is stopped",
+             name, why->text);
+}
+
+static uint32_t read_all(struct cstd_keeper *keeper, struct kept_job *jobs)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < keeper->n_kept; i++) {
+        struct cstd_kept *kept = &keeper->kept[i];
+        struct cst_err err = {0};
+
+        if (strncmp(kept->name, "kept-ledger-", 12) != 0) {
+            continue;
+        }
+        jobs[n] = (struct kept_job){.file.fd = -1};
+        if (read_ledger(&jobs[n], kept->fd, &err) == CST_OK) {
+            n++;
+        } else {
+            tell(kept->name, &err);
+            close_kept(&jobs[n]);
+        }
+        kept->fd = -1;
+    }
+    return n;
+}
+
+void cstd_revive_jobs(struct cstd_daemon *daemon)
+{
+    struct kept_job *jobs = calloc(daemon->keeper.n_kept + 1, sizeof *jobs);
+    struct cst_err err = {0};
+    uint32_t n = jobs != NULL ? read_all(&daemon->keeper, jobs) : 0;
+    bool safe = adopt_undo(daemon, &err) == CST_OK;
+
+    qsort(jobs, n, sizeof *jobs, compare);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!safe || revive(daemon, &jobs[i], &err) != CST_OK) {
+            tell(jobs[i].description->name, &err);
+        }
+        close_kept(&jobs[i]);
+    }
+    free(jobs);
+    cstd_keeper_close(&daemon->keeper);
+}

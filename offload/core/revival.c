@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/core/revival.h"
+
+#include "offload/core/actions.h"
+#include "offload/core/core_state.h"
+#include "offload/update/update.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* -- recording -------------------------------------------------------------------------------- */
+
+/* The weight rows of all chunks with states change their roles together, so one stands for all. */
+static const struct cst_chunk *find_trained(const struct cst_core *core)
+{
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].has_states) {
+            return &core->chunks[c];
+        }
+    }
+    return NULL;
+}
+
+void cst_core_record(const struct cst_core *core, struct cst_core_record *out)
+{
+    const struct cst_commit *commit = &core->commit;
+    const struct cst_chunk *trained = core->two_weights ? find_trained(core) : NULL;
+
+    memset(out, 0, sizeof *out);
+    out->counters = (struct cst_counters){.step = core->step,
+                                          .adam_step = commit->adam_step,
+                                          .n_skipped = commit->n_skipped,
+                                          .n_overflows = commit->n_overflows};
+    out->restored_adam_step = commit->restored_adam_step;
+    out->n_writes = core->writes.n;
+    out->initialised = core->attempt.initialised;
+    out->failed = core->attempt.phase == CST_PHASE_FAILED;
+    out->has_hyper = commit->has_hyper;
+    out->hyper = commit->hyper;
+    out->factor = commit->factor;
+    out->guard = commit->guard;
+    out->last_loss = commit->last_loss;
+    out->last_grad_norm = commit->last_grad_norm;
+    if (trained != NULL) {
+        out->delayed = trained->weight.rows == CST_ROWS_DELAYED;
+        out->second = trained->weight.second;
+    }
+    out->early = core->early.n > 0 || core->early.repeated;
+    if (out->early) {
+        out->early_hyper = core->early.hyper;
+    }
+}
+
+/* -- going on --------------------------------------------------------------------------------- */
+
+/* What the marks of a chunk say about its update. */
+enum progress {
+    DONE,   /* The last committed update is complete. */
+    BEGUN,  /* The last committed update is not complete, or was not begun. */
+    AHEAD,  /* An early update of the uncommitted step is complete. */
+    UNSURE, /* Some other update was made last. */
+};
+
+static enum progress progress_of(const struct cst_core_record *record, uint64_t mark)
+{
+    uint64_t adam = record->counters.adam_step;
+
+    if (record->early && mark == adam + 1) {
+        return AHEAD;
+    }
+    if (mark == adam || adam == record->restored_adam_step) {
+        return DONE;
+    }
+    /* After a restore there was no update with the number before. */
+    return mark + 1 == adam || adam == record->restored_adam_step + 1 ? BEGUN : UNSURE;
+}
+
+int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
+                        struct cst_table_header *table, struct cst_err *err)
+{
+    const struct cst_table_chunk *chunks = cst_table_chunks(table);
+
+    if (!record->initialised) {
+        return cst_err_set(err, CST_ELOST, "its ranks had not begun their first step");
+    }
+    if (record->failed) {
+        return cst_err_set(err, CST_ELOST, "it had failed");
+    }
+    if (record->n_writes > 0) {
+        return cst_err_set(err, CST_ELOST, "%" PRIu32 " writes of its states were under way",
+                           record->n_writes);
+    }
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].has_states && progress_of(record, chunks[c].update_mark) == UNSURE) {
+            return cst_err_set(err, CST_ELOST,
+                               "the last update of chunk %" PRIu32 " was number %" PRIu64
+                               ", but the last step has number %" PRIu64,
+                               c, chunks[c].update_mark, record->counters.adam_step);
+        }
+    }
+    return CST_OK;
+}
+
+static void set_counters(struct cst_core *core, const struct cst_core_record *record)
+{
+    struct cst_commit *commit = &core->commit;
+
+    core->step = record->counters.step;
+    commit->adam_step = record->counters.adam_step;
+    commit->n_skipped = record->counters.n_skipped;
+    commit->n_overflows = record->counters.n_overflows;
+    commit->restored_adam_step = record->restored_adam_step;
+    commit->has_hyper = record->has_hyper;
+    commit->hyper = record->hyper;
+    commit->factor = record->factor;
+    commit->guard = record->guard;
+    commit->last_loss = record->last_loss;
+    commit->last_grad_norm = record->last_grad_norm;
+    core->early.hyper = record->early_hyper;
+    core->early.repeated = record->early;
+    cst_ranks_revived(core);
+}
+
+/* Issue the last committed update of chunk @c again. */
+static void repeat_update(struct cst_core *core, uint32_t c, const struct cst_core_record *record)
+{
+    struct cst_update what = {
+        .chunk = c,
+        .mark = record->counters.adam_step,
+        .hyper = record->hyper,
+        .weight = cst_core_row_place(core, c, cst_weight_row_newest(core, c), 0),
+        .guard = record->guard,
+    };
+
+    what.hyper.grad_scale = record->factor;
+    (void)cst_update_by_node(core, &what);
+    if (core->chunks[c].weight.rows == CST_ROWS_CURRENT) {
+        cst_chunk_update_read(&core->chunks[c]);
+    }
+}
+
+static void go_on(struct cst_core *core, uint32_t c, const struct cst_core_record *record,
+                  uint64_t mark)
+{
+    struct cst_weight_row *weight = &core->chunks[c].weight;
+    enum progress progress = progress_of(record, mark);
+
+    weight->second = record->second;
+    weight->rows = record->delayed ? CST_ROWS_DELAYED : CST_ROWS_CURRENT;
+    /* The row can hold a gradient. The master weights give the same weights. */
+    weight->holds = core->layout->states.grad_over_weight ? CST_HOLDS_STALE : CST_HOLDS_WEIGHTS;
+    if (progress == AHEAD) {
+        weight->rows = CST_ROWS_CARRIED;
+        core->early.n++;
+    } else if (progress == BEGUN) {
+        repeat_update(core, c, record);
+    }
+}
+
+void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_table_chunk *chunks = cst_table_chunks(event->table);
+    struct cst_table_tile *tiles = cst_table_tiles(event->table);
+
+    set_counters(core, event->record);
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        chunks[c].reduce_mark = CST_MARK_NONE;
+        if (core->chunks[c].has_states) {
+            go_on(core, c, event->record, chunks[c].update_mark);
+        }
+    }
+    for (uint64_t i = 0; i < event->table->n_tiles; i++) {
+        tiles[i].reduce_mark = CST_MARK_NONE;
+    }
+}
+
+void cst_core_forget_updates(struct cst_table_header *table)
+{
+    struct cst_table_chunk *chunks = cst_table_chunks(table);
+    struct cst_table_tile *tiles = cst_table_tiles(table);
+
+    for (uint32_t c = 0; c < table->n_chunks; c++) {
+        chunks[c].update_mark = CST_MARK_NONE;
+    }
+    for (uint64_t i = 0; i < table->n_tiles; i++) {
+        tiles[i].update_mark = CST_MARK_NONE;
+    }
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What of a job must be known to go on with it after the death of the daemon, in addition to its
+ * memory, and how a new core goes on from there. Owns nothing. Called by the driver.
+ *
+ * The driver stores the record of cst_core_record after each event, before it carries out the
+ * event's actions. The record then never lags behind what engines have begun or workers were told.
+ * A new core that is given the record and the job table
+ *
+ *   - stands at the last committed step, in phase IDLE: each worker must attach and sync,
+ *   - issues again the updates of that step whose chunks do not carry the step's mark. An engine
+ *     that finds marks of tiles does only what is left,
+ *   - keeps early updates of the uncommitted step that are complete. An early update that was begun
+ *     is made again when its gradient has been summed again; the tiles that are done are skipped.
+ *     Until the commit, all ranks must therefore repeat the step with the same hyper-parameters. */
+#ifndef CST_REVIVAL_H
+#define CST_REVIVAL_H
+
+#include "offload/core/core.h"
+
+struct cst_core_record {
+    struct cst_counters counters;
+    uint64_t restored_adam_step;  /* counters.adam_step when states were restored last, or 0. */
+    uint32_t n_writes;            /* WRITEs of states in flight. */
+    uint8_t initialised;          /* As in struct cst_core_stats. */
+    uint8_t failed;               /* The job has failed: states are lost. */
+    uint8_t has_hyper;            /* There was a step. */
+    uint8_t guard;                /* The updates of the last step are guarded (offload/update/). */
+    uint8_t second;               /* Fetches read the second weight row of chunks with states. */
+    uint8_t delayed;              /* The other weight row has the last committed update. */
+    uint8_t early;                /* Updates of the uncommitted step were issued. */
+    uint8_t pad;                  /* 0. */
+    struct cst_hyper hyper;       /* Hyper-parameters of the last step. */
+    float factor;                 /* Factor of the gradients in the updates of the last step. */
+    struct cst_hyper early_hyper; /* Hyper-parameters of the early updates. */
+    uint32_t pad2;                /* 0. */
+    double last_loss, last_grad_norm;
+};
+
+/* Fill *out. All its bytes are set, so that two records can be compared with memcmp. */
+void cst_core_record(const struct cst_core *core, struct cst_core_record *out);
+
+/* CST_OK: @core, which was just opened for a job whose memory was kept, can go on by CST_EV_REVIVE
+ * from @record and @table, the job table as the engines left it. CST_ELOST: it cannot be proven
+ * that the states are those of one step, for the reason in @err. */
+int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
+                        struct cst_table_header *table, struct cst_err *err);
+
+/* Handle CST_EV_REVIVE. Marks of reductions are deleted from the table, because tickets begin
+ * anew. */
+void cst_revival_go_on(struct cst_core *core, const struct cst_event *event);
+
+/* States were restored from a checkpoint, whose steps can have been made here before: delete the
+ * marks of updates, because equal marks would make an engine skip the tiles. No update may be in
+ * flight. */
+void cst_core_forget_updates(struct cst_table_header *table);
+
+#endif
