@@ -232,7 +232,8 @@ int cst_client_fd(const struct cst_client *client)
 {
     int rc = cstc_client_check(client, NULL);
 
-    return rc == CST_OK ? client->wake.epoll : rc;
+    /* The descriptor also tells when to try again to connect. */
+    return rc == CST_OK || (rc == CST_EPEERDIED && client->returns) ? client->wake.epoll : rc;
 }
 
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)

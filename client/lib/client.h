@@ -21,9 +21,9 @@ struct cst_client {
     int watched; /* A device's descriptor, which `wake` polls; -1: none. */
     /* Called when `watched` is readable; may send requests. NULL: nothing is watched. */
     void (*watch)(struct cst_client *client);
-    struct cstc_wake wake;        /* What cst_client_fd() and waits for a reply poll. */
-    bool forked;                  /* This process is a child of the one that connected. */
-    struct cst_err dead;          /* Why the connection is over; status CST_OK: it is not. */
+    struct cstc_wake wake; /* What cst_client_fd() and waits for a reply poll. */
+    bool forked;           /* This process is a child of the one that connected. */
+    struct cst_err dead;   /* Why the connection is over; status CST_OK: it is not. */
     /* The daemon is started again if it ends, and goes on with the job: the end of the connection
      * only voids the step (CST_EPEERDIED). */
     bool returns;

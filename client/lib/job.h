@@ -84,6 +84,8 @@ struct cst_job {
     uint8_t *opening;               /* Packed JobOpen, to open the job again. Owned. */
     size_t opening_bytes;           /* Its length. */
     uint32_t timeout_ms;            /* From struct cst_job_spec. */
+    /* Monotonic time until which the daemon is waited for, ms; 0: it is not. */
+    int64_t reopen_until_ms;
     bool reopening;                 /* The job is being opened again (reopen.c). */
     bool left;                      /* cst_job_leave has succeeded. */
     bool poison;                    /* CISTERN_DEBUG=poison is set, see poison.h. */
@@ -161,8 +163,8 @@ int cstc_job_drive(struct cst_job *job, int (*advance)(struct cst_job *job, stru
 int cstc_job_answer(struct cst_job *job, struct cst_err *err);
 
 /* reopen.c: after the daemon's end, connect to its next process, open the job again and commit it.
- * @block: wait for that process; else CST_EAGAIN if it is not there yet. CST_ECONN: it did not come in
- * time. CST_ELOST: it does not have the job. Other statuses are those of cst_job_open and
+ * @block: wait for that process; else CST_EAGAIN if it is not there yet. CST_ECONN: it did not come
+ * in time. CST_ELOST: it does not have the job. Other statuses are those of cst_job_open and
  * cst_commit; the next call goes on. */
 int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err);
 

@@ -24,13 +24,22 @@ static int64_t now_ms(void)
 static int connect_again(struct cst_job *job, bool block, struct cst_err *err)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
-    int64_t until = now_ms() + (job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_WAIT_MS);
     int rc;
 
-    while ((rc = cstc_client_reopen(job->client, err)) != CST_OK && block && now_ms() < until) {
+    if (job->reopen_until_ms == 0) {
+        job->reopen_until_ms = now_ms() + (job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_WAIT_MS);
+    }
+    while ((rc = cstc_client_reopen(job->client, err)) != CST_OK &&
+           now_ms() < job->reopen_until_ms) {
+        if (!block) {
+            /* The client's descriptor polls readable when the next attempt is due. */
+            cstc_wake_resend(&job->client->wake, job->client->sock, CSTC_RESEND_LATER);
+            return CST_EAGAIN;
+        }
         (void)nanosleep(&pause, NULL);
     }
-    return rc != CST_OK && !block ? CST_EAGAIN : rc;
+    job->reopen_until_ms = 0;
+    return rc;
 }
 
 /* Send the JobOpen of cst_job_open again. */

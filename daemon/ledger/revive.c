@@ -196,6 +196,8 @@ static int make_job(struct cstd_daemon *daemon, const struct kept_job *kept, str
         .recompute = ledger->recompute,
         .options = options_of(description),
         .timeout_ms = ledger->timeout_ms,
+        .model_config = description->model_config,
+        .adapter_config = description->adapter_config,
     };
     struct cstd_quota_account *account;
     struct cstd_job *base = NULL;
