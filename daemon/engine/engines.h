@@ -104,8 +104,8 @@ static inline uint32_t cstd_engines_segment_id(struct cstd_engines *engines)
  * failed is started again. */
 void cstd_engines_mount(struct cstd_engines *engines, struct cstd_segment *segment);
 
-/* As cstd_engines_mount, for a segment that an earlier daemon has populated: commands wait for it, but
- * nobody is told when it is mapped. Before the engines are started. */
+/* As cstd_engines_mount, for a segment that an earlier daemon has populated: commands wait for it,
+ * but nobody is told when it is mapped. Before the engines are started. */
 void cstd_engines_remount(struct cstd_engines *engines, struct cstd_segment *segment);
 
 /* Unmap @segment in all engines. Each engine's reference is released when the engine has unmapped

@@ -359,9 +359,10 @@ static int find_or_make(struct cstd_session *session, const struct cstd_job_requ
         *settled = *request;
     }
     if (request->again) {
-        return cst_err_set(err, CST_ELOST,
-                           "job '%s' did not outlive the earlier daemon process: its states are lost",
-                           request->name);
+        return cst_err_set(
+            err, CST_ELOST,
+            "job '%s' did not outlive the earlier daemon process: its states are lost",
+            request->name);
     }
     rc = settle_request(NULL, settled, err);
     rc = rc == CST_OK ? cstd_job_make(session, settled, out, err) : rc;

@@ -166,9 +166,9 @@ int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
                       struct cstd_budget *budget, struct cstd_quota_account *account,
                       const char *what, struct cst_err *err);
 
-/* Create a segment of the memfd @fd of @bytes, which an earlier daemon made, populated and named @id.
- * The segment owns @fd, on failure too, and is `kept`. It is charged even beyond the limits. CST_ENOMEM: out of
- * memory; CST_ELOST: the file has another size or lacks a seal. */
+/* Create a segment of the memfd @fd of @bytes, which an earlier daemon made, populated and named
+ * @id. The segment owns @fd, on failure too, and is `kept`. It is charged even beyond the limits.
+ * CST_ENOMEM: out of memory; CST_ELOST: the file has another size or lacks a seal. */
 int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
                        struct cstd_budget *budget, struct cstd_quota_account *account,
                        struct cst_err *err);

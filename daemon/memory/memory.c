@@ -409,8 +409,8 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
 err_after_segments:
     unmap_table(memory);
     /* The segment that failed has closed its own descriptor. */
-    for (uint32_t i = memory->n_segments + 1; memory->kept != NULL && i <= request->layout->n_segments;
-         i++) {
+    for (uint32_t i = memory->n_segments + 1;
+         memory->kept != NULL && i <= request->layout->n_segments; i++) {
         (void)close(memory->kept[i].fd);
     }
     for (uint32_t i = 0; i < memory->n_segments; i++) {

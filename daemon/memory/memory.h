@@ -60,7 +60,7 @@ struct cstd_memory {
     uint64_t started_ns; /* Monotonic time of cstd_memory_open. */
     /* Engine deaths while host memory segments of the job were populated. */
     struct cstd_population population;
-    struct cst_err err; /* The first error of populating; status 0: none. */
+    struct cst_err err;                  /* The first error of populating; status 0: none. */
     const struct cstd_memory_kept *kept; /* In cstd_memory_open: the request's. */
     /* The pools are given back: they have numbers of blocks but no slabs. */
     bool parked;
@@ -108,8 +108,8 @@ struct cstd_memory_request {
 };
 
 /* Create the memory that @request describes and have it populated. Memory that was kept is ready at
- * once, on_ready does not follow, and its pools are parked; the engines are started later. The engines of its accelerators
- * must be up. on_ready follows. The caller has checked the sums
+ * once, on_ready does not follow, and its pools are parked; the engines are started later. The
+ * engines of its accelerators must be up. on_ready follows. The caller has checked the sums
  * (pool_share.h). CST_EBUDGET: a budget is exceeded, with all numbers; CST_ENOMEM: out of memory.
  * After a failure there is nothing to close. */
 int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,

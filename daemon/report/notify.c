@@ -138,8 +138,8 @@ static void flush(struct cstd_notify *notify)
     char text[sizeof notify->status + 32];
     int errnum;
 
-    if (notify->fd < 0 || !(notify->ready || notify->stopping || notify->changed ||
-                            !STAILQ_EMPTY(&notify->stores))) {
+    if (notify->fd < 0 ||
+        !(notify->ready || notify->stopping || notify->changed || !STAILQ_EMPTY(&notify->stores))) {
         return;
     }
     (void)snprintf(text, sizeof text, "%s%s%s",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notifications to the service manager: READY, STATUS, WATCHDOG and STOPPING, and descriptors for its
- * store. All functions do nothing if NOTIFY_SOCKET is not set. Loop thread only.
+/* Notifications to the service manager: READY, STATUS, WATCHDOG and STOPPING, and descriptors for
+ * its store. All functions do nothing if NOTIFY_SOCKET is not set. Loop thread only.
  *
  * libsystemd's sd_notify blocks when the manager's queue is full (ten datagrams by default). This
  * module therefore speaks the protocol itself and never blocks. READY, STATUS and STOPPING are
@@ -55,9 +55,9 @@ void cstd_notify_ready(struct cstd_notify *notify, const char *status);
 /* Send @status, unless it equals the last status. */
 void cstd_notify_status(struct cstd_notify *notify, const char *status);
 
-/* Ask the manager to store the @n descriptors @fds under @name, and to remove those under @name from
- * its store. Both are sent in the order of the calls. The descriptors stay the caller's, which may
- * close them at once. CST_ENOMEM: out of memory or descriptors. */
+/* Ask the manager to store the @n descriptors @fds under @name, and to remove those under @name
+ * from its store. Both are sent in the order of the calls. The descriptors stay the caller's, which
+ * may close them at once. CST_ENOMEM: out of memory or descriptors. */
 int cstd_notify_store(struct cstd_notify *notify, const char *name, const int *fds, uint32_t n,
                       struct cst_err *err);
 void cstd_notify_unstore(struct cstd_notify *notify, const char *name);

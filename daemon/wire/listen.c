@@ -234,7 +234,7 @@ int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager,
         if (rc == CST_OK && cstd_keeper_is_name(name)) {
             rc = cstd_keeper_inherit(keeper, name, fd, err);
         } else if (rc == CST_OK && manager->fd < 0 &&
-            (strcmp(name, "manager") == 0 || strcmp(name, "manager.sock") == 0)) {
+                   (strcmp(name, "manager") == 0 || strcmp(name, "manager.sock") == 0)) {
             rc = adopt(manager, fd, name, err);
         } else if (rc == CST_OK && user->fd < 0) {
             rc = adopt(user, fd, name, err);

@@ -25,10 +25,10 @@ struct cstd_listen {
 int cstd_listen_open(struct cstd_listen *listener, const char *path, mode_t mode,
                      struct cst_err *err);
 
-/* Take the descriptors that systemd passed. @keeper gets those of its store, @manager the socket named
- * "manager" or "manager.sock", @user the first other one. fd stays -1 if no socket was passed.
- * CST_EINVAL: a passed descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is invalid;
- * CST_EIO: another system error; CST_ENOMEM. */
+/* Take the descriptors that systemd passed. @keeper gets those of its store, @manager the socket
+ * named "manager" or "manager.sock", @user the first other one. fd stays -1 if no socket was
+ * passed. CST_EINVAL: a passed descriptor is not a listening SEQPACKET socket, or LISTEN_FDS is
+ * invalid; CST_EIO: another system error; CST_ENOMEM. */
 int cstd_listen_inherit(struct cstd_listen *user, struct cstd_listen *manager,
                         struct cstd_keeper *keeper, struct cst_err *err);
 

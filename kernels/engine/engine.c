@@ -91,7 +91,8 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
 
 /* Lock the undo segment's file while this process lives. A daemon that takes over the file from
  * another daemon waits for the lock, so that two engines never work with the same memory. The file
- * is opened anew, because a lock belongs to the file description, and the daemon shares this one. */
+ * is opened anew, because a lock belongs to the file description, and the daemon shares this one.
+ */
 static void hold_lock(struct cste_engine *engine, int fd)
 {
     char path[40];

@@ -16,7 +16,7 @@ struct cst_commit {
     uint64_t n_overflows;
     uint64_t adam_step;
     uint64_t restored_adam_step; /* adam_step when states were restored last; 0: never. */
-    uint64_t last_ns; /* Time of the last commit, in ns; 0: none yet. */
+    uint64_t last_ns;            /* Time of the last commit, in ns; 0: none yet. */
     uint64_t last_step_ns;
     double last_loss, last_grad_norm;
     bool has_hyper;         /* There was a step. */
