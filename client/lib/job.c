@@ -225,7 +225,7 @@ void cstc_job_free(struct cst_job *job)
     free(job);
 }
 
-int cst_job_leave(struct cst_job *job, struct cst_err *err)
+static int leave(struct cst_job *job, struct cst_err *err)
 {
     struct cstc_call call = {0};
     int rc = cstc_job_check(job, err);
@@ -248,6 +248,16 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err)
         job->left = true;
         cstc_call_reset(&call);
     }
+    return rc;
+}
+
+int cst_job_leave(struct cst_job *job, struct cst_err *err)
+{
+    int rc;
+
+    do {
+        rc = leave(job, err);
+    } while (cstc_job_goes_on(job, &rc, err));
     return rc;
 }
 

@@ -168,6 +168,11 @@ int cstc_job_answer(struct cst_job *job, struct cst_err *err);
  * cst_commit; the next call goes on. */
 int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err);
 
+/* reopen.c: true if the connection has ended with *rc, and the job was opened again: the caller
+ * repeats what it did outside of steps. *rc is the status if it could not be opened again. Does
+ * nothing while an operator is begun, because the worker then uses the pool. */
+bool cstc_job_goes_on(struct cst_job *job, int *rc, struct cst_err *err);
+
 /* commit.c: drop what a commit has made, and begin again. */
 void cstc_job_uncommit(struct cst_job *job);
 

@@ -64,12 +64,23 @@ static int open_again(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+bool cstc_job_goes_on(struct cst_job *job, int *rc, struct cst_err *err)
+{
+    if (*rc != CST_EPEERDIED || !job->client->returns || job->begun >= 0 ||
+        job->client->dead.status != CST_EPEERDIED) {
+        return false;
+    }
+    *rc = cstc_job_reopen(job, true, err);
+    return *rc == CST_OK;
+}
+
 int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err)
 {
-    struct cst_err ignored;
+    struct cst_err cause;
     int rc = CST_OK;
 
-    if (cstc_client_check(job->client, &ignored) != CST_OK) {
+    if (cstc_client_check(job->client, &cause) != CST_OK) {
+        cstc_job_void(job, &cause);
         job->reopening = false;
         rc = connect_again(job, block, err);
     }

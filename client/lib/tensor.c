@@ -116,9 +116,13 @@ int cst_tensor_read(struct cst_job *job, int tensor, enum cst_state state, uint6
 {
     struct cursor cursor;
     struct cstc_state_stream stream = {.next = next_piece, .data = take_data, .arg = &cursor};
-    int rc = prepare(job, tensor, state, first, n_elems, data, &cursor, err);
+    int rc;
 
-    return rc == CST_OK ? cstc_states_read(job->client, &stream, err) : rc;
+    do {
+        rc = prepare(job, tensor, state, first, n_elems, data, &cursor, err);
+        rc = rc == CST_OK ? cstc_states_read(job->client, &stream, err) : rc;
+    } while (cstc_job_goes_on(job, &rc, err));
+    return rc;
 }
 
 int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
@@ -126,7 +130,11 @@ int cst_tensor_write(struct cst_job *job, int tensor, enum cst_state state, uint
 {
     struct cursor cursor;
     struct cstc_state_stream stream = {.next = next_piece, .data = give_data, .arg = &cursor};
-    int rc = prepare(job, tensor, state, first, n_elems, data, &cursor, err);
+    int rc;
 
-    return rc == CST_OK ? cstc_states_write(job->client, &stream, err) : rc;
+    do {
+        rc = prepare(job, tensor, state, first, n_elems, data, &cursor, err);
+        rc = rc == CST_OK ? cstc_states_write(job->client, &stream, err) : rc;
+    } while (cstc_job_goes_on(job, &rc, err));
+    return rc;
 }

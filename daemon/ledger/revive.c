@@ -66,6 +66,7 @@ static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
 {
     struct cstd_engines *engines = &daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
+    unsigned n_adopted = 0;
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
@@ -82,10 +83,11 @@ static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
             rc = cstd_segment_adopt(&engines->v[node].undo, id, (uint64_t)bytes, kept->fd, NULL,
                                     NULL, err);
             kept->fd = -1;
+            n_adopted++;
             engines->next_segment = id >= engines->next_segment ? id + 1 : engines->next_segment;
         }
     }
-    keeper->undo_stored = rc == CST_OK;
+    keeper->undo_stored = n_adopted == engines->n_nodes;
     return rc;
 }
 
