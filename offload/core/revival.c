@@ -173,16 +173,3 @@ void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
         tiles[i].reduce_mark = CST_MARK_NONE;
     }
 }
-
-void cst_core_forget_updates(struct cst_table_header *table)
-{
-    struct cst_table_chunk *chunks = cst_table_chunks(table);
-    struct cst_table_tile *tiles = cst_table_tiles(table);
-
-    for (uint32_t c = 0; c < table->n_chunks; c++) {
-        chunks[c].update_mark = CST_MARK_NONE;
-    }
-    for (uint64_t i = 0; i < table->n_tiles; i++) {
-        tiles[i].update_mark = CST_MARK_NONE;
-    }
-}

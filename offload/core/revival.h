@@ -49,9 +49,4 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
  * anew. */
 void cst_revival_go_on(struct cst_core *core, const struct cst_event *event);
 
-/* States were restored from a checkpoint, whose steps can have been made here before: delete the
- * marks of updates, because equal marks would make an engine skip the tiles. No update may be in
- * flight. */
-void cst_core_forget_updates(struct cst_table_header *table);
-
 #endif
