@@ -80,6 +80,7 @@ int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *rec
 
 void cstd_job_core_close(struct cstd_job *job)
 {
+    cstd_ledger_forget(job);
     cst_core_close(job->core);
     job->core = NULL;
     cstd_updates_close(job);

@@ -331,7 +331,7 @@ void cstd_ledger_forget(struct cstd_job *job)
     cstd_keeper_forget(keeper, name_of("ledger", job, name), 1);
     cstd_keeper_forget(keeper, name_of("job", job, name), job->ledger.n_segments);
     cstd_ledger_file_close(&job->ledger.file);
-    job->ledger.state = CSTD_LEDGER_REFUSED;
+    job->ledger.state = CSTD_LEDGER_NONE;
 }
 
 bool cstd_ledger_keeps_any(const struct cstd_daemon *daemon)

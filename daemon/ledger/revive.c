@@ -202,7 +202,7 @@ static int make_job(struct cstd_daemon *daemon, const struct kept_job *kept, str
         .adapter_config = description->adapter_config,
     };
     struct cstd_quota_account *account;
-    struct cstd_job *base = NULL;
+    struct cstd_job *base = NULL, *older = cstd_job_find(daemon, ledger->uid, description->name);
     int rc = read_given(ledger, &request.plan, err);
 
     if (rc == CST_OK && description->base_job != NULL) {
