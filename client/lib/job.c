@@ -117,7 +117,10 @@ static void fill_open(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
 /* Keep the request, so that the job can be opened again after the daemon's end. */
 static int keep_opening(struct cst_job *job, Cistern__JobOpen *msg, struct cst_err *err)
 {
+    bool reshape = msg->has_reshape;
+
     msg->has_again = msg->again = true;
+    msg->has_reshape = false; /* It is reshaped then. */
     job->opening_bytes = cistern__job_open__get_packed_size(msg);
     job->opening = malloc(job->opening_bytes);
     if (job->opening == NULL) {
@@ -125,6 +128,7 @@ static int keep_opening(struct cst_job *job, Cistern__JobOpen *msg, struct cst_e
     }
     (void)cistern__job_open__pack(msg, job->opening);
     msg->has_again = msg->again = false;
+    msg->has_reshape = reshape;
     return CST_OK;
 }
 

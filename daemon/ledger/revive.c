@@ -202,7 +202,7 @@ static int make_job(struct cstd_daemon *daemon, const struct kept_job *kept, str
         .adapter_config = description->adapter_config,
     };
     struct cstd_quota_account *account;
-    struct cstd_job *base = NULL, *older = cstd_job_find(daemon, ledger->uid, description->name);
+    struct cstd_job *base = NULL;
     int rc = read_given(ledger, &request.plan, err);
 
     if (rc == CST_OK && description->base_job != NULL) {
@@ -353,6 +353,10 @@ static void finish(struct cstd_job *job, struct kept_job *kept)
 
 static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_err *err)
 {
+    /* A job of the same name was being reshaped: both have the same states, and this one is newer.
+     */
+    struct cstd_job *older = cstd_job_find(daemon, kept->ledger->uid, kept->description->name);
+    struct cst_err reshaped;
     struct cstd_job *job;
     int rc = make_job(daemon, kept, &job, err);
 
@@ -369,6 +373,10 @@ static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_
     }
     if (rc == CST_OK) {
         finish(job, kept);
+        if (older != NULL) {
+            (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
+            cstd_job_remove(older, 0, &reshaped);
+        }
     } else {
         cstd_job_remove(job, 0, err);
     }
