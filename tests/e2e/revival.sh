@@ -99,3 +99,61 @@ same delayed 1 --overlap delayed
 same over 1 --grad-over-weight
 same lora 1 --lora 4
 same mixture 2 --experts 4 --top-k 2
+
+# A daemon that is terminated leaves its jobs to the next one, with a step under way.
+begin ended 2 
+end ended
+begin terminated 2
+poll has_stepped terminated 2
+kill -USR1 "${manager_of[keeper]}"
+await keeper 'EXIT=*'
+[ "$line" = EXIT=0 ] || fail "the terminated daemon ended with $line"
+await keeper 'PID=*'
+daemon_pid=${line#PID=}
+await keeper READY=1
+end terminated
+cmp "$tmp/ended.weights" "$tmp/terminated.weights" || fail "other weights after a termination"
+has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the terminated daemon did not say what becomes of its jobs"
+
+# Two jobs, of which one is saved all the time: both have the same bits, and all checkpoints are whole.
+begin saved 1 --save-dir "$tmp/saved" --save-every 2 --keep 3
+saver=("${workers[@]}")
+begin beside 2
+for ((i = 0; i < n_kills; i++)); do
+    poll has_stepped beside 1
+    sleep "0.$(printf '%03d' $((RANDOM % 300)))"
+    kill_daemon keeper
+done
+end beside
+workers=("${saver[@]}")
+end saved
+cmp "$tmp/ended.weights" "$tmp/beside.weights" || fail "other weights beside a job that is saved"
+cmp "$tmp/adamw.weights" "$tmp/saved.weights" || fail "other weights of the job that is saved"
+[ "$(./cistern checkpoints "$tmp/saved" --check --json | jq 'length > 0 and all(.whole)')" = true ] || fail "$(./cistern checkpoints "$tmp/saved" --check)"
+printf 'two jobs, one of which is saved: same bits\n'
+
+# A job of which no whole record is left is named and does not go on; the other jobs do. Its memory stays in the store.
+ledgers() {
+    find "/proc/${manager_of[keeper]}/fd" -lname '*cistern-ledger*' | sort -t / -k 5n
+}
+[ "$(ledgers | wc -l)" = 4 ] || fail "$(ledgers | wc -l) ledgers of 4 jobs are in the store"
+damaged=$(ledgers | head -n 1)
+head -c 1000 /dev/zero | dd of="$damaged" conv=notrunc status=none
+kill_daemon keeper
+has 'cannot go on: its ledger does not begin like one' "$tmp/keeper.log" || fail "a damaged ledger was not named"
+[ "$(./cistern jobs --json | jq length)" = 3 ] || fail "not three jobs: $(./cistern jobs)"
+
+# A fresh worker goes on with a job that has outlived its workers and two daemons; removed jobs leave nothing behind.
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job saved --steps $((steps + 5)) >"$tmp/more.0.log" || fail "a fresh worker"
+[ "$(step_of saved)" = $((steps + 5)) ] || fail "saved stands at step $(step_of saved)"
+for job in $(./cistern jobs --json | jq -r '.[].name'); do
+    ./cistern rm "$job"
+done
+poll [ "$(ledgers | wc -l)" = 1 ] # the damaged one
+kill_daemon keeper
+[ "$(./cistern jobs --json | jq length)" = 0 ] || fail "removed jobs are back: $(./cistern jobs)"
+[ "$(./cistern stat --json | jq .host_used)" = 0 ] || fail "memory in use without jobs: $(./cistern stat)"
+
+# A job that was never opened again after its death can be removed with the service: a stopped daemon's store is empty.
+stop_daemon keeper
+printf 'all well\n'
