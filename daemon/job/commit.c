@@ -10,6 +10,7 @@
 #include "daemon/job/job_core.h"
 #include "daemon/job/layout_work.h"
 #include "daemon/job/reshape.h"
+#include "daemon/job/state_copy.h"
 #include "daemon/report/log.h"
 #include "daemon/report/pool_info.h"
 #include "daemon/memory/pool_share.h"
@@ -360,8 +361,10 @@ static int lay_out(struct cstd_job *job, struct cst_err *err)
 
 static int size_pools(struct cstd_job *job, struct cst_err *err)
 {
-    int rc = cstd_pool_share_divide(job, err);
+    int rc;
 
+    cstd_reshape_settle(job);
+    rc = cstd_pool_share_divide(job, err);
     if (rc != CST_OK) {
         cstd_reshape_explain(job, err);
     }
@@ -372,14 +375,15 @@ static int make_memory(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
     struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    const struct cstd_memory_request request = {.layout = &job->layout,
-                                                .world = job->world,
-                                                .account = job->account,
-                                                .pools = pools,
-                                                .rooms = rooms,
-                                                .n_rooms = cstd_device_reservation_list(job, rooms),
-                                                .base =
-                                                    job->base != NULL ? &job->base->memory : NULL};
+    const struct cstd_memory_request request = {
+        .layout = &job->layout,
+        .world = job->world,
+        .account = job->account,
+        .pools = pools,
+        .rooms = rooms,
+        .n_rooms = cstd_device_reservation_list(job, rooms),
+        .base = job->base != NULL ? &job->base->memory : NULL,
+        .inherited = job->inherits ? &job->predecessor->memory : NULL};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;
 
@@ -557,6 +561,9 @@ static int answer_ranks(struct cstd_job *job, struct cst_err *err)
 
 void cstd_commit_settled(struct cstd_job *job)
 {
+    if (job->successor != NULL) {
+        cstd_state_copy_look(job->successor);
+    }
     if (job->phase == CSTD_COMMIT_ANSWER) {
         enter_from(job, CSTD_COMMIT_ANSWER);
     }
@@ -576,64 +583,10 @@ const char *cstd_commit_name(const struct cstd_job *job)
     return phases[job->phase].name;
 }
 
-/* -- requests --------------------------------------------------------------------------------- */
-
-/* Refuse a worker that cannot copy weights itself although the configuration requires this. */
-static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
+void cstd_commit_add(struct cstd_worker *worker, struct cstd_pending *request)
 {
-    const struct cst_layout_states states = cstd_job_options_states(&worker->job->options);
+    struct cstd_job *job = worker->job;
 
-    if (copies || !cstd_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
-        return CST_OK;
-    }
-    return cst_err_set(err, CST_EUNSUPPORTED,
-                       "the worker of rank %u cannot copy weights to %s, which this daemon "
-                       "requires ('copies = worker' in [gpu])",
-                       worker->rank, cstd_rank_devices_name(worker));
-}
-
-/* Check the Commit of @worker. */
-static int check_commit(const struct cstd_worker *worker, const Cistern__Commit *commit,
-                        struct cst_err *err)
-{
-    bool ready = worker->job->state == CSTD_JOB_READY;
-    int rc = cstd_declare_check(worker, commit->n_tensors, commit->n_operators, err);
-
-    if (rc == CST_OK && worker->commit != NULL) {
-        rc = cst_err_set(err, CST_EINVAL, "rank %u is committing already", worker->rank);
-    }
-    rc = rc == CST_OK ? check_copies(worker, commit->has_copies && commit->copies, err) : rc;
-    /* The rank's pool could not be made again on another device. The worker must open the job
-     * anew. */
-    if (rc == CST_OK && ready && worker->relocate_err.status != CST_OK) {
-        *err = worker->relocate_err;
-        rc = err->status;
-    }
-    /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
-     * that exists. */
-    return rc == CST_OK && ready ? cstd_pool_share_check(worker, err) : rc;
-}
-
-void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
-{
-    struct cstd_job *job = session->job;
-    struct cstd_worker *worker = &job->workers[session->rank];
-    struct cstd_pending *request;
-    struct cst_err err = {0};
-    int rc = check_commit(worker, body, &err);
-
-    if (rc == CST_OK) {
-        rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
-    }
-    if (rc != CST_OK) {
-        /* The worker is answered before cstd_commit_disagree tells the other ranks and drops the
-         * model. */
-        cstd_session_error(session, id, &err);
-        if (rc == CST_EMISMATCH) {
-            cstd_commit_disagree(job, worker, &err);
-        }
-        return;
-    }
     request->waits_commit = true;
     worker->commit = request;
     if (job->phase == CSTD_COMMIT_COLLECT) {

@@ -8,9 +8,9 @@
  * send Commit again.
  *
  * This module has no state of its own: the phase, the cause of a failure and the waiting Commits
- * are members of struct cstd_job and of its workers. Commit requests arrive in cstd_serve_commit
- * (serve.h); job.c, worker.c, job_info.c, serve_*.c and callbacks of the engines and of the core
- * call the functions below. Loop thread only. */
+ * are members of struct cstd_job and of its workers. Commit requests arrive in serve_job.c; job.c,
+ * worker.c, job_info.c, serve_*.c and callbacks of the engines and of the core call the functions
+ * below. Loop thread only. */
 #ifndef CST_COMMIT_H
 #define CST_COMMIT_H
 
@@ -34,6 +34,10 @@ void cstd_commit_break(struct cstd_job *job, const struct cst_err *why);
  * @why. */
 void cstd_commit_disagree(struct cstd_job *job, struct cstd_worker *worker,
                           const struct cst_err *why);
+
+/* @request, the Commit of @worker, was checked: it waits for the other ranks, or for the pools of a
+ * job that is committed already. */
+void cstd_commit_add(struct cstd_worker *worker, struct cstd_pending *request);
 
 /* Withdraw the waiting Commit of rank @rank; the caller answers the request. A search for a plan of
  * the job is cancelled. Other ranks that have committed wait for this rank again, at most for the

@@ -148,7 +148,9 @@ struct cstd_job {
     struct cstd_job *predecessor;
     /* The job that is to replace this one; NULL: none. Only one of both is ever set. */
     struct cstd_job *successor;
-    /* The copying of the predecessor's states; NULL: not under way. */
+    /* The arenas are those of the predecessor: nothing is copied. Known from phase POOLS on. */
+    bool inherits;
+    /* The taking of the predecessor's states; NULL: not under way. */
     struct cstd_state_copy *state_copy;
     struct cstd_ledger ledger;           /* What outlives the daemon of this job. */
     struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */

@@ -131,11 +131,19 @@ int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err)
     return cst_err_prefix(err, "job '%s' cannot be reshaped", job->name);
 }
 
+void cstd_reshape_settle(struct cstd_job *job)
+{
+    const struct cstd_job *old = job->predecessor;
+
+    job->inherits = old != NULL && cst_core_is_plain(old->core) &&
+                    cst_reshard_is_in_place(&old->model, &old->layout, &job->model, &job->layout);
+}
+
 void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err)
 {
     char bytes[CST_SIZE_EXACT];
 
-    if (job->predecessor != NULL &&
+    if (job->predecessor != NULL && !job->inherits &&
         (err->status == CST_EBUDGET || err->status == CST_ENOMEM || err->status == CST_EPOOL)) {
         (void)cst_err_prefix(err, "reshaping keeps the old states of %s until the new ones exist",
                              cst_size_exact(job->predecessor->memory.arena_bytes, bytes));
@@ -174,6 +182,10 @@ void cstd_reshape_end(struct cstd_job *job)
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "is reshaped from %u to %u ranks, %s were copied", old->world, job->world,
                    cst_size_text(cstd_state_copy_bytes(job), bytes));
+    if (job->inherits) {
+        cstd_memory_inherit(&job->memory, &old->memory);
+        job->inherits = false;
+    }
     if (job->model_config == NULL && job->adapter_config == NULL) {
         job->model_config = old->model_config;
         job->adapter_config = old->adapter_config;

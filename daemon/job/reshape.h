@@ -31,10 +31,14 @@ void cstd_reshape_begin(struct cstd_job *job, struct cstd_job *predecessor);
  * CST_OK also if @job is no successor. CST_EMISMATCH: they do not have the same parameters. */
 int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err);
 
+/* Decide whether @job, which has its layout, uses the arenas of its predecessor (job->inherits): if
+ * everything is where it was. */
+void cstd_reshape_settle(struct cstd_job *job);
+
 /* The memory of @job is too small, because of @err: tell what the predecessor holds of it. */
 void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err);
 
-/* Begin to copy the states of the predecessor to @job. @done is called at the end, and then
+/* Begin to take the states of the predecessor for @job. @done is called at the end, and then
  * cstd_reshape_end or cstd_reshape_cancel. CST_EAGAIN: it has begun; CST_OK: there is nothing to
  * copy, and @job is no successor any more. */
 int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, const struct cst_err *),

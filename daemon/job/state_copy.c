@@ -38,7 +38,7 @@ struct cstd_state_copy {
     struct cstd_job *from, *to;
     cstd_state_copy_cb done;
     struct cst_reshard reshard;
-    struct cstd_segment *staging;
+    struct cstd_segment *staging; /* NULL: nothing is copied. */
     struct cstd_population population;
     enum { MOUNTING, CUTTING, COPYING, RESTORING, ENDED } state;
     bool asked;     /* The current state's request was made. */
@@ -299,6 +299,15 @@ static void restore(struct cstd_state_copy *copy)
     cstd_job_feed(copy->to, &event);
 }
 
+/* True if all updates of @job are done. */
+static bool is_quiet(const struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    return stats.commands_in_flight == 0;
+}
+
 /* True if the current state is over. Its request is made first. */
 static bool is_over(struct cstd_state_copy *copy)
 {
@@ -307,14 +316,14 @@ static bool is_over(struct cstd_state_copy *copy)
     copy->asked = true;
     switch (copy->state) {
     case MOUNTING:
-        return copy->staging->n_waiting == 0;
+        return copy->staging == NULL || copy->staging->n_waiting == 0;
     case CUTTING:
         if (!asked) {
             begin_save(copy);
         }
         return copy->answered;
     case COPYING:
-        return copy_more(copy);
+        return copy->to->inherits ? is_quiet(copy->from) : copy_more(copy);
     case RESTORING:
         if (!asked) {
             restore(copy);
@@ -398,7 +407,7 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
     copy->done = done;
     copy->turn.fn = on_turn;
     rc = cst_reshard_open(&copy->reshard, &from->model, &to->model, err);
-    if (rc == CST_OK) {
+    if (rc == CST_OK && !to->inherits) {
         rc = make_staging(copy, err);
     }
     if (rc != CST_OK) {
@@ -407,7 +416,25 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
         return rc;
     }
     to->state_copy = copy;
+    look_later(copy);
     return CST_OK;
+}
+
+static void drop_staging(struct cstd_state_copy *copy)
+{
+    if (copy->staging != NULL) {
+        copy->staging->on_mounted = NULL;
+        copy->staging->population = NULL;
+        cstd_engines_unmount(&copy->to->daemon->engines, copy->staging);
+        cstd_segment_unref(copy->staging);
+    }
+}
+
+void cstd_state_copy_look(struct cstd_job *to)
+{
+    if (to->state_copy != NULL) {
+        look_later(to->state_copy);
+    }
 }
 
 void cstd_state_copy_close(struct cstd_job *to)
@@ -420,10 +447,7 @@ void cstd_state_copy_close(struct cstd_job *to)
     }
     to->state_copy = NULL;
     cstd_deferred_remove(&to->daemon->later, &copy->turn);
-    copy->staging->on_mounted = NULL;
-    copy->staging->population = NULL;
-    cstd_engines_unmount(&to->daemon->engines, copy->staging);
-    cstd_segment_unref(copy->staging);
+    drop_staging(copy);
     if (copy->saving && copy->from->core != NULL && copy->from->state == CSTD_JOB_READY) {
         cstd_job_feed(copy->from, &event);
     }

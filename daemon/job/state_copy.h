@@ -2,7 +2,8 @@
 /* Copies all states of a job to another job, whose memory and core exist and which has no workers
  * in its core yet. The source is read as a save reads it, so that it stays as it is; the
  * destination is written as from a checkpoint. Both are done by the engines, piece by piece through
- * a staging segment of the daemon:
+ * a staging segment of the daemon. If the destination has the arenas of the source (job->inherits),
+ * nothing is copied, and COPYING only lasts until the source's last updates are done.
  *
  *   MOUNTING --engines map the staging--> CUTTING --SAVE--> COPYING --RESTORE--> RESTORING --> done
  *
@@ -28,6 +29,9 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
 
 /* End the copying to @to, if there is one. @from stays as it is. */
 void cstd_state_copy_close(struct cstd_job *to);
+
+/* The source of @to may have no command in flight any more. */
+void cstd_state_copy_look(struct cstd_job *to);
 
 /* Bytes that were copied so far. */
 uint64_t cstd_state_copy_bytes(const struct cstd_job *to);

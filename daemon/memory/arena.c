@@ -271,6 +271,32 @@ int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struc
     return CST_OK;
 }
 
+int cstd_segment_open_heir(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
+                           uint32_t engines, const char *what, struct cst_err *err)
+{
+    int rc = cstd_segment_open_shared(out, id, of, what, err);
+
+    if (rc == CST_OK) {
+        /* The engine finds all pages populated, and locks them in its new mapping. */
+        (*out)->populate = of->populate;
+        (*out)->engines = UINT32_C(1) << of->populate | engines;
+        (*out)->bind = of->bind;
+        (*out)->lock = of->lock;
+        (*out)->populated = (*out)->counted = 0;
+    }
+    return rc;
+}
+
+void cstd_segment_inherit(struct cstd_segment *heir, struct cstd_segment *of)
+{
+    heir->budget = of->budget;
+    heir->account = cstd_quota_ref(of->account);
+    heir->lock_required = of->lock_required;
+    heir->worker_fd = of->worker_fd;
+    of->budget = NULL; /* @of no longer gives the charge back, nor frees the memory. */
+    of->worker_fd = -1;
+}
+
 /* True for a memfd of the daemon or of an engine, false for a driver's handle of GPU memory,
  * whatever kind of file the handle is. Only memfds support seals. */
 static bool is_memfd(int fd)

@@ -185,6 +185,15 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
 int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
                              const char *what, struct cst_err *err);
 
+/* Create a segment that shares the memfd of @of, whose place it may take later. It is used by the
+ * engine that populates @of and by those in @engines (one bit each). Errors are those of
+ * cstd_segment_open_shared. */
+int cstd_segment_open_heir(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,
+                           uint32_t engines, const char *what, struct cst_err *err);
+
+/* @heir takes over the memory of @of and its charge: the memory ends with @heir from now on. */
+void cstd_segment_inherit(struct cstd_segment *heir, struct cstd_segment *of);
+
 /* Set *fd to a descriptor of @segment that can be sent to workers. It belongs to the segment. A
  * memfd is opened separately for workers, which lets the daemon find out later whether any worker
  * still has it (remains.h). CST_ENOMEM: too many open files. */

@@ -177,6 +177,18 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
     return rc;
 }
 
+static int add_heir(struct cstd_memory *memory, const struct cstd_segment *of, struct cst_err *err)
+{
+    struct cstd_segment *segment;
+    int rc = cstd_segment_open_heir(&segment, cstd_engines_segment_id(&memory->daemon->engines), of,
+                                    memory->gpu_engines, memory->name, err);
+
+    if (rc == CST_OK) {
+        enter(memory, segment);
+    }
+    return rc;
+}
+
 static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
@@ -192,9 +204,14 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
                                     cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
             continue;
         }
-        rc = s->is_base ? add_shared(memory, request->base->segments[s->base_segment], s->node, err)
-                        : add_segment(memory, s->bytes, &memory->daemon->host,
-                                      UINT32_C(1) << s->node, (int)s->node, err);
+        if (s->is_base) {
+            rc = add_shared(memory, request->base->segments[s->base_segment], s->node, err);
+        } else if (request->inherited != NULL) {
+            rc = add_heir(memory, request->inherited->segments[i], err);
+        } else {
+            rc = add_segment(memory, s->bytes, &memory->daemon->host, UINT32_C(1) << s->node,
+                             (int)s->node, err);
+        }
     }
     memory->n_arenas = memory->n_segments;
     return rc;
@@ -593,34 +610,4 @@ void cstd_memory_close(struct cstd_memory *memory)
     if (n == 0 && memory->n_open == 0) {
         cstd_deferred_add(&memory->daemon->later, &memory->gone);
     }
-}
-
-/* -- queries -------------------------------------------------------------------------------- */
-
-uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank)
-{
-    const struct cst_core_pool *pool = &memory->pools[rank];
-    uint32_t n = 0;
-
-    for (uint32_t c = 0; c < CST_LAYOUT_MAX_CLASSES && pool->parts[c].blocks_per_slab > 0; c++) {
-        const struct cst_core_part *part = &pool->parts[c];
-
-        n += (part->n_blocks + part->blocks_per_slab - 1) / part->blocks_per_slab;
-    }
-    return n;
-}
-
-struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t rank, uint32_t i)
-{
-    return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
-}
-
-bool cstd_memory_is_locked(const struct cstd_memory *memory)
-{
-    bool locked = memory->n_arenas > 0;
-
-    for (uint32_t i = 0; i < memory->n_arenas; i++) {
-        locked = locked && memory->segments[i]->locked;
-    }
-    return locked;
 }

@@ -105,6 +105,9 @@ struct cstd_memory_request {
     /* Arenas and job table that an earlier daemon made for the same layout, in this order; NULL:
      * all memory is made now. The descriptors belong to the function. */
     const struct cstd_memory_kept *kept;
+    /* Memory of the job that this one replaces, whose arenas have the same layout and become this
+     * memory's (cstd_memory_inherit); NULL: new arenas are made. */
+    const struct cstd_memory *inherited;
 };
 
 /* Create the memory that @request describes and have it populated. Memory that was kept is ready at
@@ -114,6 +117,10 @@ struct cstd_memory_request {
  * After a failure there is nothing to close. */
 int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err);
+
+/* Take over the arenas of @from, which was `inherited` in the request. @from can only be closed
+ * afterwards. */
+void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from);
 
 /* Return the bytes of host memory that a job of @layout takes without pools: arenas and job table.
  */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The questions of memory.h that need no struct cstd_memory: sizes, and the budgets of devices. */
+/* Sizes and budgets of memory, questions about it, and the handing over of arenas. */
 #include "daemon/memory/memory.h"
 
 #include "daemon/daemon.h"
@@ -32,4 +32,39 @@ bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cs
 struct cstd_budget *cstd_memory_budget(struct cstd_daemon *daemon, struct cstd_gpu *gpu)
 {
     return gpu != NULL ? &gpu->pool : &daemon->pool;
+}
+
+void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from)
+{
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        cstd_segment_inherit(memory->segments[i], from->segments[i]);
+    }
+}
+
+uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank)
+{
+    const struct cst_core_pool *pool = &memory->pools[rank];
+    uint32_t n = 0;
+
+    for (uint32_t c = 0; c < CST_LAYOUT_MAX_CLASSES && pool->parts[c].blocks_per_slab > 0; c++) {
+        const struct cst_core_part *part = &pool->parts[c];
+
+        n += (part->n_blocks + part->blocks_per_slab - 1) / part->blocks_per_slab;
+    }
+    return n;
+}
+
+struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t rank, uint32_t i)
+{
+    return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
+}
+
+bool cstd_memory_is_locked(const struct cstd_memory *memory)
+{
+    bool locked = memory->n_arenas > 0;
+
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        locked = locked && memory->segments[i]->locked;
+    }
+    return locked;
 }

@@ -230,7 +230,8 @@ static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, stru
 static int check_budgets(const struct cstd_job *job, struct cst_err *err)
 {
     struct rooms rooms = {.n = cstd_device_reservation_list(job, rooms.v)};
-    uint64_t host = cstd_memory_host_bytes(&job->layout);
+    uint64_t host =
+        cstd_memory_host_bytes(&job->layout) - (job->inherits ? job->layout.arena_bytes : 0);
     int rc = check_host(job, host, false, err);
 
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {

@@ -6,6 +6,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/daemon.h"
 #include "daemon/job/declare.h"
+#include "daemon/memory/pool_share.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/wire/serve.h"
 #include "daemon/job/core_driver.h"
@@ -191,6 +192,65 @@ void cstd_serve_declare(struct cstd_session *session, uint64_t id, void *body)
     if (rc == CST_EMISMATCH) {
         cstd_commit_disagree(job, worker, &err);
     }
+}
+
+/* Refuse a worker that cannot copy weights itself although the configuration requires this. */
+static int check_copies(const struct cstd_worker *worker, bool copies, struct cst_err *err)
+{
+    const struct cst_layout_states states = cstd_job_options_states(&worker->job->options);
+
+    if (copies || !cstd_memory_worker_copies(worker->job->daemon, worker->gpu, &states)) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EUNSUPPORTED,
+                       "the worker of rank %u cannot copy weights to %s, which this daemon "
+                       "requires ('copies = worker' in [gpu])",
+                       worker->rank, cstd_rank_devices_name(worker));
+}
+
+/* Check the Commit of @worker. */
+static int check_commit(const struct cstd_worker *worker, const Cistern__Commit *commit,
+                        struct cst_err *err)
+{
+    bool ready = worker->job->state == CSTD_JOB_READY;
+    int rc = cstd_declare_check(worker, commit->n_tensors, commit->n_operators, err);
+
+    if (rc == CST_OK && worker->commit != NULL) {
+        rc = cst_err_set(err, CST_EINVAL, "rank %u is committing already", worker->rank);
+    }
+    rc = rc == CST_OK ? check_copies(worker, commit->has_copies && commit->copies, err) : rc;
+    /* The rank's pool could not be made again on another device. The worker must open the job
+     * anew. */
+    if (rc == CST_OK && ready && worker->relocate_err.status != CST_OK) {
+        *err = worker->relocate_err;
+        rc = err->status;
+    }
+    /* Pools of a committed job keep their sizes; a worker that comes back must ask for the pool
+     * that exists. */
+    return rc == CST_OK && ready ? cstd_pool_share_check(worker, err) : rc;
+}
+
+void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body)
+{
+    struct cstd_job *job = session->job;
+    struct cstd_worker *worker = &job->workers[session->rank];
+    struct cstd_pending *request;
+    struct cst_err err = {0};
+    int rc = check_commit(worker, body, &err);
+
+    if (rc == CST_OK) {
+        rc = cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_COMMIT, 1, &request, &err);
+    }
+    if (rc != CST_OK) {
+        /* The worker is answered before cstd_commit_disagree tells the other ranks and drops the
+         * model. */
+        cstd_session_error(session, id, &err);
+        if (rc == CST_EMISMATCH) {
+            cstd_commit_disagree(job, worker, &err);
+        }
+        return;
+    }
+    cstd_commit_add(worker, request);
 }
 
 static bool check_committed(struct cstd_session *session, uint64_t id)

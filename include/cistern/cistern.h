@@ -265,7 +265,8 @@ struct cst_job_spec {
      *   - cst_job_open, CST_EMISMATCH: another optimizer or base job.
      *   - cst_commit, CST_EMISMATCH: the job has other tensors, or tensors of other shapes.
      *   - cst_commit, CST_EBUDGET: there is no memory for the new states in addition to the old
-     *     ones. */
+     *     ones. If chunks, formats and `micro_batches` > 1 are as before, the states stay where
+     *     they are, and need no further memory. */
     bool reshape;
 };
 

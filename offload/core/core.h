@@ -618,6 +618,10 @@ unsigned cst_core_explain(const struct cst_core *core, uint32_t chunk, char line
  * header->total_bytes. */
 void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table);
 
+/* True if a new core over the same rows would read the same states: fetches read the first weight
+ * row of every chunk, and it has the newest weights. Updates may be in flight. */
+bool cst_core_is_plain(const struct cst_core *core);
+
 /* The job is restored to Adam step @adam_step: clear the marks of later UPDATEs, so that none of
  * the updates to come is taken for one that is done. No UPDATE is in flight. */
 void cst_core_forget_updates(struct cst_table_header *table, uint64_t adam_step);

@@ -288,3 +288,16 @@ void cst_core_forget_updates(struct cst_table_header *table, uint64_t adam_step)
         }
     }
 }
+
+bool cst_core_is_plain(const struct cst_core *core)
+{
+    bool plain = true;
+
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        const struct cst_weight_row *row = &core->chunks[c].weight;
+
+        plain = plain && !row->second && row->rows == CST_ROWS_CURRENT &&
+                row->holds == CST_HOLDS_WEIGHTS && !row->broken;
+    }
+    return plain;
+}

@@ -319,3 +319,63 @@ uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, u
     }
     return n == left ? n : n - n % step;
 }
+
+/* -- layouts ---------------------------------------------------------------------------------- */
+
+static bool same_states(const struct cst_layout *a, const struct cst_layout *b)
+{
+    return a->grad_bytes == b->grad_bytes && a->states.optimizer == b->states.optimizer &&
+           a->states.moments == b->states.moments &&
+           a->states.two_weights == b->states.two_weights &&
+           a->states.grad_over_weight == b->states.grad_over_weight;
+}
+
+static bool same_segments(const struct cst_layout *a, const struct cst_layout *b)
+{
+    bool same = a->n_segments == b->n_segments && a->device_bytes == 0 && b->device_bytes == 0;
+
+    for (uint32_t i = 0; same && i < a->n_segments; i++) {
+        const struct cst_layout_segment *s = &a->segments[i], *t = &b->segments[i];
+
+        same = s->bytes == t->bytes && s->node == t->node && s->is_base == t->is_base &&
+               s->base_segment == t->base_segment;
+    }
+    return same;
+}
+
+static bool same_row(const struct cst_layout_row *a, const struct cst_layout_row *b)
+{
+    return a->segment == b->segment && (a->segment == CST_LAYOUT_NO_ROW || a->offset == b->offset);
+}
+
+static bool same_chunk(const struct cst_layout_chunk *a, const struct cst_layout_chunk *b)
+{
+    bool same = a->n_elems == b->n_elems && a->n_tensors == b->n_tensors &&
+                a->base_chunk == b->base_chunk && same_row(&a->other_weight, &b->other_weight);
+
+    for (int r = 0; r < CST_ROW_COUNT; r++) {
+        same = same && same_row(&a->rows[r], &b->rows[r]);
+    }
+    return same;
+}
+
+static bool same_tensor(const struct cst_layout_tensor *a, const struct cst_layout_tensor *b)
+{
+    return a->offset == b->offset && strcmp(whole_name(a), whole_name(b)) == 0 &&
+           same_whole(a, b) && same_box(a, b);
+}
+
+bool cst_reshard_is_in_place(const struct cst_model *from, const struct cst_layout *old,
+                             const struct cst_model *to, const struct cst_layout *layout)
+{
+    bool same = same_states(old, layout) && same_segments(old, layout) &&
+                old->n_chunks == layout->n_chunks && from->n_tensors == to->n_tensors;
+
+    for (uint32_t c = 0; same && c < layout->n_chunks; c++) {
+        same = same_chunk(&old->chunks[c], &layout->chunks[c]);
+    }
+    for (uint32_t i = 0; same && i < to->n_tensors; i++) {
+        same = same_tensor(&from->tensors[old->order[i]], &to->tensors[layout->order[i]]);
+    }
+    return same;
+}

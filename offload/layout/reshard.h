@@ -59,4 +59,10 @@ bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor);
 uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, uint64_t first,
                            uint64_t most, uint32_t n_runs, uint32_t step);
 
+/* True if every row of @layout, of the model @to, is where @old, of the model @from, has the same
+ * elements in the same format, in host memory. Memory of the one then serves as memory of the
+ * other. */
+bool cst_reshard_is_in_place(const struct cst_model *from, const struct cst_layout *old,
+                             const struct cst_model *to, const struct cst_layout *layout);
+
 #endif

@@ -383,12 +383,46 @@ static void declare_large(const struct client *c)
     }
 }
 
+/* Write or check a value in the states of declare_large. */
+static void mark_large(struct client *c, bool write)
+{
+    static const float value = 3.0f;
+    float back = 0;
+
+    if (write) {
+        CHECK(cst_tensor_write(c->job, 1, CST_STATE_MASTER, 5, 1, &value, &c->err), c);
+        CHECK(cst_sync(c->job, NULL, &c->err), c);
+    } else {
+        CHECK(cst_tensor_read(c->job, 1, CST_STATE_MASTER, 5, 1, &back, &c->err), c);
+        ck_assert_float_eq(back, value);
+    }
+}
+
+/* If all chunks are where they were, the states stay in their memory: no second one is needed, and
+ * nothing is copied. */
+START_TEST(states_stay_in_their_memory)
+{
+    struct cst_job_spec spec = spec_of(1, false);
+    struct client c;
+
+    spec.chunk_elems = 10 << 18;
+    for (int i = 0; i < 4; i++) {
+        spec.pool_bytes = (uint64_t)(20 - 5 * (i % 2)) << 20;
+        spec.reshape = i > 0;
+        open_well(&c, &spec);
+        declare_large(&c);
+        CHECK(cst_commit(c.job, NULL, &c.err), &c);
+        mark_large(&c, i == 0);
+        leave(&c);
+    }
+    ck_assert(daemon_proc_logged(&proc, "is reshaped from 1 to 1 ranks, 0 B were copied"));
+}
+END_TEST
+
 /* If memory is short for both states, the numbers are told and the job stays. */
 START_TEST(short_memory_has_numbers)
 {
     struct cst_job_spec spec = spec_of(1, false);
-    const float value = 3.0f;
-    float back = 0;
     struct client c;
 
     spec.pool_bytes = 20 << 20;
@@ -396,8 +430,7 @@ START_TEST(short_memory_has_numbers)
     open_well(&c, &spec);
     declare_large(&c);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
-    CHECK(cst_tensor_write(c.job, 1, CST_STATE_MASTER, 5, 1, &value, &c.err), &c);
-    CHECK(cst_sync(c.job, NULL, &c.err), &c);
+    mark_large(&c, true);
     leave(&c);
     spec.reshape = true;
     spec.micro_batches = 2; /* Gradients of fp32 take more memory. */
@@ -413,8 +446,7 @@ START_TEST(short_memory_has_numbers)
     open_well(&c, &spec);
     declare_large(&c);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
-    CHECK(cst_tensor_read(c.job, 1, CST_STATE_MASTER, 5, 1, &back, &c.err), &c);
-    ck_assert_float_eq(back, value);
+    mark_large(&c, false);
     leave(&c);
 }
 END_TEST
@@ -431,6 +463,7 @@ int main(void)
     tcase_add_test(tcase, other_tensors_are_refused);
     tcase_add_loop_test(tcase, a_dead_rank_changes_nothing, 0, 2);
     tcase_add_test(tcase, removal_ends_both);
+    tcase_add_test(tcase, states_stay_in_their_memory);
     tcase_add_test(tcase, short_memory_has_numbers);
     return suite_run(suite);
 }

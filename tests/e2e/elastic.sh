@@ -43,9 +43,10 @@ same_states() {
     [ "$(./cistern job "$1" --json | jq .step)" = "$(./cistern job "$2" --json | jq .step)" ] || fail "$1 and $2: other steps"
 }
 
-# Train with four, two, three and one ranks and the options $2...: in place, and through files.
+# Train with four, two, three and one ranks and the options $2...: in place, and through files. Three ranks have other chunks, so
+# that states are copied; before, they stay where they are.
 elastic() {
-    local job=$1 world steps=3 from
+    local job=$1 world steps=3 from chunk=()
     shift
     train "$job" 4 $steps "$@"
     train "$job-files" 4 $steps "$@"
@@ -55,8 +56,10 @@ elastic() {
         ./cistern rm "$job-files"
         from=$(./cistern checkpoints "$tmp/step" --json | jq -r '.[0].name')
         steps=$((steps + 2))
-        train "$job-files" $world $steps --resume "$tmp/step/$from" "$@"
-        train "$job" $world $steps --reshape "$@"
+        chunk=()
+        [ $world != 3 ] || chunk=(--chunk 40000)
+        train "$job-files" $world $steps --resume "$tmp/step/$from" "${chunk[@]}" "$@"
+        train "$job" $world $steps --reshape "${chunk[@]}" "$@"
         [ "$(./cistern job "$job" --json | jq .world)" = $world ] || fail "$job: $(./cistern jobs)"
         cmp "$tmp/$job.losses" "$tmp/$job-files.losses" || fail "$job: $world ranks have other losses than through files"
         same_states "$job" "$job-files"
@@ -80,11 +83,18 @@ elastic over --grad-over-weight
 elastic early --overlap early --clip 0
 elastic lora --lora 4
 
+has 'from 4 to 2 ranks, 0 B were copied' "$tmp/daemon.log" || fail "states did not stay: $(grep copied "$tmp/daemon.log")"
+has 'from 2 to 3 ranks, .* MiB were copied' "$tmp/daemon.log" || fail "states were not copied: $(grep copied "$tmp/daemon.log")"
+
 # As many ranks in other chunks and pools, with gradients elsewhere, have the bits of an undisturbed run.
 train plain 4 6
 train other 4 2
+train other 4 3 --reshape --pool 150%
+for engine in $(children "$daemon_pid"); do
+    kill -9 "$engine" # The next one finds the memory that the job has inherited.
+done
 train other 4 4 --reshape --chunk 40000
-train other 4 5 --reshape --pool 150%
+train other 4 5 --reshape
 train other 4 6 --reshape --grad-over-weight
 cmp "$tmp/plain.losses" "$tmp/other.losses" || fail "other chunks: $(paste "$tmp/plain.losses" "$tmp/other.losses")"
 printf 'other chunks and pools: same bits\n'
@@ -116,9 +126,11 @@ train killed 4 6
 for ((i = 0; i < ${CST_TEST_SAVES:-12}; i++)); do
     world=$((2 + i % 2))
     pids=()
+    chunk=()
+    [ $((i % 4)) -lt 2 ] || chunk=(--chunk 40000) # The states are copied then.
     for ((rank = 0; rank < world; rank++)); do
         ./cistern-gpt "${model[@]}" --batch $((12 / world)) --data "$tmp/text" --job killed --world $world --rank $rank --steps 6 \
-            --reshape >"$tmp/killed.$rank.log" 2>&1 &
+            --reshape "${chunk[@]}" >"$tmp/killed.$rank.log" 2>&1 &
         pids+=($!)
     done
     # The moment of the kill is random; nothing waits for it.

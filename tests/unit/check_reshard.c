@@ -283,6 +283,55 @@ START_TEST(equal_copies)
 }
 END_TEST
 
+/* Declare two tensors and lay them out for @world ranks. */
+static void lay_out(struct cst_model *model, struct cst_layout *layout, const char *second,
+                    uint32_t world, uint64_t chunk_elems, enum cst_moments moments)
+{
+    const struct cst_layout_config config = {
+        .chunk_elems = chunk_elems, .n_nodes = 1, .world = world, .states = {.moments = moments}};
+    struct cst_err err = {0};
+
+    cst_model_init(model);
+    declare_one(model, "w", 4000, CST_PATTERN_SHARD);
+    declare_one(model, second, 3000, CST_PATTERN_SHARD);
+    for (uint32_t t = 0; t < 2; t++) {
+        ck_assert_int_eq(cst_model_operator(model, model->tensors[t].name, &t, 1, NULL, &err),
+                         CST_OK);
+    }
+    ck_assert_msg(cst_layout_build(layout, model, &config, &err) == CST_OK, "%s", err.text);
+}
+
+/* Memory stays if only the number of ranks differs, and not with other chunks, other formats or
+ * other names. */
+START_TEST(memory_stays)
+{
+    static const struct {
+        const char *second;
+        uint32_t world;
+        uint64_t chunk_elems;
+        enum cst_moments moments;
+        bool stays;
+    } cases[] = {{"x", 1, 4096, CST_MOMENTS_FP32, true},
+                 {"x", 4, 4096, CST_MOMENTS_FP32, true},
+                 {"x", 4, 8192, CST_MOMENTS_FP32, false},
+                 {"x", 4, 4096, CST_MOMENTS_BF16, false},
+                 {"y", 4, 4096, CST_MOMENTS_FP32, false}};
+    struct cst_model old, new;
+    struct cst_layout before, after;
+
+    lay_out(&old, &before, "x", 2, 4096, CST_MOMENTS_FP32);
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        lay_out(&new, &after, cases[i].second, cases[i].world, cases[i].chunk_elems,
+                cases[i].moments);
+        ck_assert_int_eq(cst_reshard_is_in_place(&old, &before, &new, &after), cases[i].stays);
+        cst_layout_close(&after);
+        cst_model_close(&new);
+    }
+    cst_layout_close(&before);
+    cst_model_close(&old);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("reshard");
@@ -293,5 +342,6 @@ int main(void)
     tcase_add_test(tcase, runs_are_long);
     tcase_add_test(tcase, other_elements);
     tcase_add_test(tcase, equal_copies);
+    tcase_add_test(tcase, memory_stays);
     return suite_run(suite);
 }
