@@ -374,6 +374,7 @@ static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_
     if (rc == CST_OK) {
         finish(job, kept);
         if (older != NULL) {
+            cstd_memory_disown(&older->memory, &job->memory);
             (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
             cstd_job_remove(older, 0, &reshaped);
         }

@@ -122,6 +122,10 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
  * afterwards. */
 void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from);
 
+/* Arenas of @from whose files are also arenas of @heir belong to @heir alone from now on: an
+ * earlier daemon ended when @heir had inherited them. @from can only be closed afterwards. */
+void cstd_memory_disown(struct cstd_memory *from, const struct cstd_memory *heir);
+
 /* Return the bytes of host memory that a job of @layout takes without pools: arenas and job table.
  */
 uint64_t cstd_memory_host_bytes(const struct cst_layout *layout);

@@ -4,6 +4,8 @@
 
 #include "daemon/daemon.h"
 
+#include <sys/stat.h>
+
 void cstd_memory_size_table(const struct cst_layout *layout, struct cst_table_header *header)
 {
     cst_table_size(header, layout->n_chunks, layout->n_spans, layout->n_tiles);
@@ -67,4 +69,26 @@ bool cstd_memory_is_locked(const struct cstd_memory *memory)
         locked = locked && memory->segments[i]->locked;
     }
     return locked;
+}
+
+static bool same_file(const struct cstd_segment *a, const struct cstd_segment *b)
+{
+    struct stat one, other;
+
+    return fstat(a->fd, &one) == 0 && fstat(b->fd, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
+void cstd_memory_disown(struct cstd_memory *from, const struct cstd_memory *heir)
+{
+    uint32_t n = from->n_arenas < heir->n_arenas ? from->n_arenas : heir->n_arenas;
+
+    for (uint32_t i = 0; i < n; i++) { /* The layouts are the same, if files are. */
+        struct cstd_segment *of = from->segments[i];
+
+        if (of->budget != NULL && same_file(of, heir->segments[i])) {
+            cstd_budget_give(of->budget, of->account, of->bytes);
+            of->budget = NULL;
+        }
+    }
 }
