@@ -226,13 +226,13 @@ static int validate(struct train *t, uint64_t step, struct cst_err *err)
     return rc == 0 ? gpt_progress_validation(&t->progress, step, loss, err) : rc;
 }
 
-/* True if rank 0 validates after step @step. */
+/* True if rank 0 validates after step @step, which is not the last one. */
 static bool is_validated(const struct train *t, uint64_t step)
 {
     const struct gpt_options *o = t->options;
 
-    return t->rank == 0 && o->validate != NULL &&
-           (step == o->steps || (o->validate_every > 0 && step % o->validate_every == 0));
+    return t->rank == 0 && o->validate_every > 0 && step % o->validate_every == 0 &&
+           step < o->steps;
 }
 
 static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
@@ -258,7 +258,13 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
             if (rc == 0 && is_validated(t, step)) {
                 rc = validate(t, step, err);
             }
+            if (is_void(rc)) {
+                rc = sync_all(t, &step, err);
+            }
         }
+    }
+    if (rc == 0 && t->rank == 0 && t->options->validate != NULL) {
+        rc = validate(t, step, err);
     }
     return rc;
 }

@@ -35,6 +35,8 @@ same() {
 # A new job has the logits of the files, whose names may lack the beginning.
 train new 0 --init "$tmp/model"
 same "$tmp/model" new
+train measured 0 --init "$tmp/model" --validate 5%
+has 'step 0/0  validation loss 7' "$tmp/measured.log" || fail "validation without steps: $(cat "$tmp/measured.log")"
 has 'loaded 28 tensors from .*; ignored 2: lm_head.weight, transformer.h.0.attn.bias' "$tmp/new.log" || fail "$(cat "$tmp/new.log")"
 train short 0 --init "$tmp/short"
 cmp "$tmp/new.logits" "$tmp/short.logits" || fail "other logits without the beginning of the names"

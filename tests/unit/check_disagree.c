@@ -81,6 +81,27 @@ static int declare(uint32_t rank, const char *name, int64_t n, uint32_t tensor)
     return rc;
 }
 
+/* Declare tensor "a" of ten elements, with one external name. */
+static int declare_external(uint32_t rank, const char *name, int64_t rows, bool has_rows)
+{
+    Cistern__TensorDecl t = CISTERN__TENSOR_DECL__INIT, *ts = &t;
+    Cistern__Declare message = CISTERN__DECLARE__INIT;
+    char *names[] = {(char *)(uintptr_t)name};
+    int64_t shape = 10;
+
+    t.name = (char *)(uintptr_t) "a";
+    t.dtype = 1;
+    t.shape = &shape;
+    t.n_shape = 1;
+    t.external_name = names;
+    t.n_external_name = 1;
+    t.external_rows = &rows;
+    t.n_external_rows = has_rows;
+    message.n_tensors = 1;
+    message.tensors = &ts;
+    return cstd_declare(&workers[rank], &message, &err);
+}
+
 static int commit(uint32_t rank, uint32_t n_tensors, uint32_t n_operators)
 {
     int rc = cstd_declare_check(&workers[rank], n_tensors, n_operators, &err);
@@ -371,6 +392,21 @@ START_TEST(bad_kinds_are_refused)
 }
 END_TEST
 
+/* External names have numbers of rows, and are the same in all ranks. */
+START_TEST(external_names_are_checked)
+{
+    ck_assert_int_eq(declare_external(0, "file", 10, false), CST_EINVAL);
+    assert_says("tensor 'a' has 1 external names and 0 numbers of rows");
+    ck_assert_int_eq(declare_external(0, "file", 9, true), CST_EINVAL);
+    ck_assert_int_eq(declare_external(0, "file", INT64_MIN, true), CST_EINVAL);
+    ck_assert_int_eq(declare_external(0, "file", 10, true), CST_OK);
+    ck_assert_int_eq(declare_external(1, "file", 10, true), CST_OK);
+    ck_assert_int_eq(declare_external(2, "other", 10, true), CST_EMISMATCH);
+    assert_says("tensor 'a': external name 0 is 'other' with 10 rows in rank 2 and 'file' with 10 "
+                "in ranks 0, 1");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("disagree");
@@ -386,5 +422,6 @@ int main(void)
     tcase_add_test(tcase, kinds_that_differ_are_named);
     tcase_add_test(tcase, groups_are_counted);
     tcase_add_test(tcase, bad_kinds_are_refused);
+    tcase_add_test(tcase, external_names_are_checked);
     return suite_run(suite);
 }
