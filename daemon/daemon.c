@@ -3,6 +3,7 @@
 
 #include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
+#include "daemon/ledger/handover.h"
 #include "daemon/ledger/revive.h"
 #include "daemon/report/log.h"
 #include "daemon/memory/staging.h"
@@ -237,7 +238,10 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     cstd_keeper_init(&daemon->keeper, &daemon->notify);
     daemon->host.remains = daemon->pool.remains = &daemon->remains;
     cstd_searches_init(&daemon->searches, &daemon->loop, &daemon->later, config->search_time_s);
-    rc = cstd_server_open(&daemon->server, daemon, err);
+    if (config->handover) {
+        rc = cstd_handover_take(config->manager_socket, &daemon->keeper, err);
+    }
+    rc = rc == CST_OK ? cstd_server_open(&daemon->server, daemon, err) : rc;
     if (rc != CST_OK) {
         goto err_after_engines;
     }
@@ -299,11 +303,14 @@ static struct cst_err words_of_end(const struct cstd_job *job)
     if (job->core != NULL) {
         cst_core_stats(job->core, &stats);
     }
-    if (job->ledger.state == CSTD_LEDGER_KEPT) {
-        (void)cst_err_set(&why, CST_EDRAINING,
-                          "the daemon is shutting down: if the service is restarted, job '%s' goes "
-                          "on after step %llu, and if it is stopped, its states are lost",
-                          job->name, (unsigned long long)stats.step);
+    if (job->daemon->leaving && job->ledger.state == CSTD_LEDGER_KEPT) {
+        (void)cst_err_set(
+            &why, CST_EDRAINING,
+            job->daemon->keeper.limit > 0
+                ? "the daemon is shutting down: if the service is restarted, job '%s' "
+                  "goes on after step %llu, and if it is stopped, its states are lost"
+                : "the daemon is replaced: job '%s' goes on after step %llu",
+            job->name, (unsigned long long)stats.step);
         return why;
     }
     (void)cst_err_set(
@@ -379,9 +386,7 @@ static void close_handle(uv_handle_t *handle)
     uv_close(handle, NULL);
 }
 
-/* Jobs are kept in the service manager's store: end without removing them. What engines have not
- * finished, the engines of the next process do. */
-static void leave(struct cstd_daemon *daemon)
+void cstd_daemon_leave(struct cstd_daemon *daemon)
 {
     const struct cstd_job *job;
 
@@ -401,8 +406,8 @@ static void leave(struct cstd_daemon *daemon)
 
 void cstd_daemon_drain(struct cstd_daemon *daemon)
 {
-    if (cstd_ledger_keeps_any(daemon)) {
-        leave(daemon);
+    if (daemon->keeper.limit > 0 && cstd_ledger_keeps_any(daemon)) {
+        cstd_daemon_leave(daemon);
         return;
     }
     daemon->draining = true;

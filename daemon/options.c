@@ -27,6 +27,7 @@ enum { N_KEYS = sizeof keys / sizeof *keys };
 struct command_line {
     const char *values[N_KEYS]; /* Per entry of keys: the value; NULL: not given. */
     const char *config;         /* --config; NULL: the default file. */
+    bool handover;              /* --handover */
     bool help, version;         /* --help, --version */
 };
 
@@ -50,6 +51,8 @@ static const struct cst_option table[] = {
     ROW("config", "FILE",
         "read FILE (default: " CST_SYSCONFDIR "/cistern/cistern.conf, if it is there)",
         CST_TEXT(AT(config))),
+    ROW("handover", NULL, "take over all jobs from the daemon that listens at these sockets",
+        CST_FLAG(AT(handover))),
     ROW("help", NULL, "print this text", CST_FLAG(AT(help))),
     ROW("version", NULL, "print the version of this program", CST_FLAG(AT(version))),
     CST_OPTION_END,
@@ -107,6 +110,7 @@ int cstd_options_read(struct cstd_settings *config, int argc, char **argv,
     rc = cstd_settings_load(
         config, line.config != NULL ? line.config : CST_SYSCONFDIR "/cistern/cistern.conf",
         line.config != NULL, err);
+    config->handover = line.handover;
     if (rc == CST_OK) {
         rc = set_keys(config, &line, err);
         *result = rc == CST_OK ? CSTD_OPTIONS_RUN : CSTD_OPTIONS_WRONG;

@@ -27,8 +27,9 @@ enum cstd_settings_copies { CSTD_COPIES_ENGINE, CSTD_COPIES_WORKER };
 struct cstd_settings {
     /* The configuration file that was read; empty: no file was named. */
     char file[CSTD_SETTINGS_PATH_BYTES];
-    bool file_required;                      /* The file must exist. */
-    uint64_t memory_bytes;                   /* Memory of the machine in bytes; not a setting. */
+    bool file_required;    /* The file must exist. */
+    bool handover;         /* Take over from the daemon at manager_socket; not a setting. */
+    uint64_t memory_bytes; /* Memory of the machine in bytes; not a setting. */
     char socket[CSTD_SETTINGS_SOCKET_BYTES]; /* [daemon] socket. */
     /* [daemon] manager_socket; empty: manager.sock in the directory of socket. */
     char manager_socket[CSTD_SETTINGS_SOCKET_BYTES];

@@ -81,8 +81,8 @@ int cstc_client_distrust(struct cst_client *client, const struct cst_err *why, s
 }
 
 /* Read the body of an Error message. Its status must be a final failure, else the daemon is faulty:
- * CST_EPROTO. */
-static int parse_error(const struct cst_frame *frame, struct cst_err *out)
+ * CST_EPROTO. *returns: the daemon is started again, and has the job then. */
+static int parse_error(const struct cst_frame *frame, struct cst_err *out, bool *returns)
 {
     Cistern__Error *msg = cistern__error__unpack(NULL, frame->body_bytes, frame->body);
 
@@ -93,6 +93,7 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out)
         return cst_err_set(out, CST_EPROTO, "an error reply that does not parse");
     }
     (void)cst_err_set(out, msg->status, "%s", msg->text);
+    *returns = msg->returns;
     cistern__error__free_unpacked(msg, NULL);
     return CST_OK;
 }
@@ -102,9 +103,12 @@ static int parse_error(const struct cst_frame *frame, struct cst_err *out)
 static void take_event(struct cst_client *client, const struct cst_frame *frame)
 {
     struct cst_err why = {0};
+    bool returns = false;
 
-    if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR && parse_error(frame, &why) == CST_OK) {
+    if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR &&
+        parse_error(frame, &why, &returns) == CST_OK) {
         client->farewell = why;
+        client->returns = client->returns || returns;
     }
 }
 
@@ -301,7 +305,7 @@ static int dispatch(struct cst_client *client, struct cst_frame *frame, struct c
                            (unsigned long long)frame->request);
     }
     if (frame->type == CISTERN__MSG_TYPE__MSG_ERROR) {
-        rc = parse_error(frame, &words);
+        rc = parse_error(frame, &words, &(bool){false});
         if (rc == CST_OK) {
             finish(call, words.status, words.text);
             return CST_OK;

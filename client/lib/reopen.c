@@ -70,7 +70,9 @@ bool cstc_job_goes_on(struct cst_job *job, int *rc, struct cst_err *err)
         job->client->dead.status != CST_EPEERDIED) {
         return false;
     }
-    *rc = cstc_job_reopen(job, true, err);
+    do {
+        *rc = cstc_job_reopen(job, true, err);
+    } while (*rc == CST_EPEERDIED); /* That process of the daemon has ended, too. */
     return *rc == CST_OK;
 }
 

@@ -23,7 +23,7 @@ static void fill(const Cistern__JobInfo *job, const Cistern__RankInfo *rank,
     };
 }
 
-int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err)
+static int stat_rank(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     const Cistern__JobInfo *info;
@@ -50,6 +50,16 @@ int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err
         }
     }
     cstc_call_reset(&call);
+    return rc;
+}
+
+int cst_stat(struct cst_job *job, struct cst_rank_stat *out, struct cst_err *err)
+{
+    int rc;
+
+    do {
+        rc = stat_rank(job, out, err);
+    } while (cstc_job_goes_on(job, &rc, err));
     return rc;
 }
 

@@ -43,7 +43,6 @@ int cstd_keeper_inherit(struct cstd_keeper *keeper, const char *name, int fd, st
     kept = &keeper->kept[keeper->n_kept++];
     *kept = (struct cstd_kept){.fd = fd, .inode = st.st_ino};
     (void)snprintf(kept->name, sizeof kept->name, "%s", name);
-    keeper->n_stored++;
     return CST_OK;
 }
 
@@ -76,20 +75,41 @@ int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inod
 
 bool cstd_keeper_has_room(const struct cstd_keeper *keeper, uint32_t n)
 {
-    return keeper->n_stored <= keeper->limit && n <= keeper->limit - keeper->n_stored;
+    return keeper->limit == 0 ||
+           (keeper->n_stored <= keeper->limit && n <= keeper->limit - keeper->n_stored);
 }
 
 int cstd_keeper_store(struct cstd_keeper *keeper, const char *name, const int *fds, uint32_t n,
-                      struct cst_err *err)
+                      bool sent, struct cst_err *err)
 {
-    int rc = cstd_notify_store(keeper->notify, name, fds, n, err);
+    struct cstd_stored *stored = reallocarray(keeper->stored, keeper->n_stored + n, sizeof *stored);
 
-    keeper->n_stored += rc == CST_OK ? n : 0;
-    return rc;
+    if (stored == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
+    }
+    keeper->stored = stored;
+    if (keeper->limit > 0 && !sent &&
+        cstd_notify_store(keeper->notify, name, fds, n, err) != CST_OK) {
+        return err->status;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        stored[keeper->n_stored].fd = fds[i];
+        (void)snprintf(stored[keeper->n_stored++].name, sizeof stored->name, "%s", name);
+    }
+    return CST_OK;
 }
 
-void cstd_keeper_forget(struct cstd_keeper *keeper, const char *name, uint32_t n)
+void cstd_keeper_forget(struct cstd_keeper *keeper, const char *name)
 {
-    cstd_notify_unstore(keeper->notify, name);
-    keeper->n_stored -= n < keeper->n_stored ? n : keeper->n_stored;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < keeper->n_stored; i++) {
+        if (strcmp(keeper->stored[i].name, name) != 0) {
+            keeper->stored[n++] = keeper->stored[i];
+        }
+    }
+    keeper->n_stored = n;
+    if (keeper->limit > 0) {
+        cstd_notify_unstore(keeper->notify, name);
+    }
 }

@@ -5,8 +5,8 @@
  *
  * A descriptor is stored under the name of what it belongs to; several can have one name. An
  * inherited descriptor is found by the number of its file, because names do not tell descriptors
- * apart. Without a store (the variable FDSTORE is not set) nothing can be stored. Loop thread
- * only. */
+ * apart. Without a store (the variable FDSTORE is not set) the descriptors are only listed, for a
+ * daemon that takes them over (handover.h). Loop thread only. */
 #ifndef CSTD_KEEPER_H
 #define CSTD_KEEPER_H
 
@@ -27,12 +27,19 @@ struct cstd_kept {
     ino_t inode;
 };
 
+/* A stored descriptor, which belongs to whoever stored it. */
+struct cstd_stored {
+    char name[CSTD_KEEPER_NAME_BYTES];
+    int fd;
+};
+
 struct cstd_keeper {
     struct cstd_notify *notify; /* The way to the service manager. */
     uint32_t limit;             /* Descriptors that the store can hold; 0: there is no store. */
-    uint32_t n_stored;          /* Descriptors that are in the store. */
-    bool undo_stored;           /* The undo slots of the nodes' engines are in the store. */
-    struct cstd_kept *kept;     /* Inherited descriptors; owned. */
+    struct cstd_stored *stored; /* All stored descriptors; owned. */
+    uint32_t n_stored;
+    bool undo_stored;       /* The undo slots of the nodes' engines are in the store. */
+    struct cstd_kept *kept; /* Inherited descriptors; owned. */
     uint32_t n_kept;
 };
 
@@ -45,7 +52,7 @@ bool cstd_keeper_is_name(const char *name);
 /* Enter the inherited descriptor @fd, which @keeper owns from now on. CST_ENOMEM: it was closed. */
 int cstd_keeper_inherit(struct cstd_keeper *keeper, const char *name, int fd, struct cst_err *err);
 
-/* Close the inherited descriptors that were not taken. They stay in the store. */
+/* Close the inherited descriptors that were not taken. They stay in the service manager's store. */
 void cstd_keeper_close(struct cstd_keeper *keeper);
 
 /* Take the inherited descriptor of the file @inode with @name. It belongs to the caller. -1: there
@@ -55,11 +62,12 @@ int cstd_keeper_take(struct cstd_keeper *keeper, const char *name, uint64_t inod
 /* True if @n more descriptors can be stored. */
 bool cstd_keeper_has_room(const struct cstd_keeper *keeper, uint32_t n);
 
-/* Store the @n descriptors @fds under @name. They stay the caller's. CST_ENOMEM. */
+/* Store the @n descriptors @fds under @name. They stay the caller's, which forgets them before it
+ * closes them. @sent: they were inherited, and are in the service manager's store. CST_ENOMEM. */
 int cstd_keeper_store(struct cstd_keeper *keeper, const char *name, const int *fds, uint32_t n,
-                      struct cst_err *err);
+                      bool sent, struct cst_err *err);
 
-/* Remove the @n descriptors that were stored under @name. */
-void cstd_keeper_forget(struct cstd_keeper *keeper, const char *name, uint32_t n);
+/* Remove the descriptors that were stored under @name. */
+void cstd_keeper_forget(struct cstd_keeper *keeper, const char *name);
 
 #endif

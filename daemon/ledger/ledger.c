@@ -212,7 +212,7 @@ static const char *name_of(const char *what, const struct cstd_job *job,
 }
 
 /* Store the undo slots of the nodes' engines, which finish updates that are under way. */
-static int store_undo(struct cstd_daemon *daemon, struct cst_err *err)
+static int store_undo(struct cstd_daemon *daemon, bool sent, struct cst_err *err)
 {
     struct cstd_keeper *keeper = &daemon->keeper;
     int rc = CST_OK;
@@ -222,14 +222,15 @@ static int store_undo(struct cstd_daemon *daemon, struct cst_err *err)
         char name[CSTD_KEEPER_NAME_BYTES];
 
         (void)snprintf(name, sizeof name, "kept-undo-%u-%u", i, undo->id);
-        rc = cstd_keeper_store(keeper, name, &undo->fd, 1, err);
+        rc = cstd_keeper_store(keeper, name, &undo->fd, 1, sent, err);
     }
     keeper->undo_stored = rc == CST_OK;
     return rc;
 }
 
 /* The ledger comes last: without it, segments in the store are of no job. */
-static int store(struct cstd_job *job, const struct cstd_ledger_file *file, struct cst_err *err)
+static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool sent,
+                 struct cst_err *err)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
     uint32_t n = count_segments(job);
@@ -243,10 +244,12 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, stru
     for (uint32_t i = 0; i < n; i++) {
         fds[i] = job->memory.segments[i]->fd;
     }
-    rc = store_undo(job->daemon, err);
-    rc = rc == CST_OK ? cstd_keeper_store(keeper, name_of("job", job, name), fds, n, err) : rc;
+    rc = store_undo(job->daemon, sent, err);
     if (rc == CST_OK) {
-        rc = cstd_keeper_store(keeper, name_of("ledger", job, name), &file->fd, 1, err);
+        rc = cstd_keeper_store(keeper, name_of("job", job, name), fds, n, sent, err);
+    }
+    if (rc == CST_OK) {
+        rc = cstd_keeper_store(keeper, name_of("ledger", job, name), &file->fd, 1, sent, err);
     }
     free(fds);
     return rc;
@@ -274,50 +277,79 @@ static int check(const struct cstd_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-static void begin(struct cstd_job *job, const struct cst_core_record *record)
+static int begin(struct cstd_job *job, const struct cst_core_record *record, struct cst_err *err)
 {
     struct cstd_ledger_file file = {.fd = -1};
-    struct cst_err err;
-    int rc = check(job, &err);
+    int rc = check(job, err);
 
-    rc = rc == CST_OK ? make_file(job, &file, &err) : rc;
+    rc = rc == CST_OK ? make_file(job, &file, err) : rc;
     if (rc == CST_OK) {
         cstd_ledger_file_write(&file, record);
-        rc = store(job, &file, &err);
+        rc = store(job, &file, false, err);
     }
     if (rc != CST_OK) {
         cstd_ledger_file_close(&file);
-        job->ledger.state = CSTD_LEDGER_REFUSED;
-        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                       "it will end with the daemon, also if the service is restarted: %s",
-                       err.text);
-        return;
+        return rc;
     }
-    cstd_ledger_continue(job, &file, count_segments(job));
+    job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = file};
+    return CST_OK;
 }
 
 void cstd_ledger_note(struct cstd_job *job)
 {
     struct cstd_ledger *ledger = &job->ledger;
+    bool begins = ledger->state == CSTD_LEDGER_NONE && job->daemon->keeper.limit > 0;
     struct cst_core_record record;
+    struct cst_err err;
 
-    if (job->daemon->keeper.limit == 0 || ledger->state == CSTD_LEDGER_REFUSED ||
-        job->state == CSTD_JOB_CLOSING) {
+    if (job->state == CSTD_JOB_CLOSING || !(begins || ledger->state == CSTD_LEDGER_KEPT)) {
         return;
     }
     cst_core_record(job->core, &record);
     if (ledger->state == CSTD_LEDGER_KEPT) {
         cstd_ledger_file_write(&ledger->file, &record);
-    } else if (record.initialised) {
-        begin(job, &record);
+    } else if (record.initialised && begin(job, &record, &err) != CST_OK) {
+        ledger->state = CSTD_LEDGER_REFUSED;
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                       "it will end with the daemon, also if the service is restarted: %s",
+                       err.text);
     }
 }
 
-void cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
-                          uint32_t n_segments)
+int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
+                         struct cst_err *err)
 {
-    job->ledger =
-        (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file, .n_segments = n_segments};
+    int rc = store(job, file, true, err);
+
+    if (rc == CST_OK) {
+        job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file};
+    }
+    return rc;
+}
+
+int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
+{
+    struct cstd_job *job;
+    int rc = CST_OK;
+
+    TAILQ_FOREACH(job, &daemon->jobs.living, link)
+    {
+        struct cst_core_record record = {0};
+
+        if (job->core != NULL) {
+            cst_core_record(job->core, &record);
+        }
+        if (rc == CST_OK && !record.initialised) {
+            rc = cst_err_set(err, CST_EBUSY, "it has not begun its first step");
+        }
+        if (rc == CST_OK && job->ledger.state != CSTD_LEDGER_KEPT) {
+            rc = begin(job, &record, err);
+        }
+        if (rc != CST_OK) {
+            return cst_err_prefix(err, "job '%s' cannot be handed over", job->name);
+        }
+    }
+    return CST_OK;
 }
 
 void cstd_ledger_forget(struct cstd_job *job)
@@ -328,8 +360,8 @@ void cstd_ledger_forget(struct cstd_job *job)
     if (job->ledger.state != CSTD_LEDGER_KEPT) {
         return;
     }
-    cstd_keeper_forget(keeper, name_of("ledger", job, name), 1);
-    cstd_keeper_forget(keeper, name_of("job", job, name), job->ledger.n_segments);
+    cstd_keeper_forget(keeper, name_of("ledger", job, name));
+    cstd_keeper_forget(keeper, name_of("job", job, name));
     cstd_ledger_file_close(&job->ledger.file);
     job->ledger.state = CSTD_LEDGER_NONE;
 }

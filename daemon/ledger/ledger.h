@@ -24,16 +24,20 @@ enum cstd_ledger_state {
 struct cstd_ledger {
     enum cstd_ledger_state state;
     struct cstd_ledger_file file; /* KEPT */
-    uint32_t n_segments;          /* KEPT: descriptors in the store, without the ledger itself. */
 };
 
 /* The core of @job has processed an event: record how far the job is. Must be called before the
  * event's actions are carried out. */
 void cstd_ledger_note(struct cstd_job *job);
 
-/* @job goes on from @file, of which @n_segments segments are in the store. */
-void cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
-                          uint32_t n_segments);
+/* @job goes on from @file, and its memory and @file are in the service manager's store. CST_ENOMEM.
+ */
+int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *file,
+                         struct cst_err *err);
+
+/* Keep all jobs from now on, although there is no service manager's store, because they are handed
+ * over. CST_EBUSY: a job has not begun its first step. Other statuses: a job cannot be kept. */
+int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err);
 
 /* @job is removed: it and its memory are not kept any more. */
 void cstd_ledger_forget(struct cstd_job *job);

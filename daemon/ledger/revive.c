@@ -84,6 +84,9 @@ static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
                                     NULL, err);
             kept->fd = -1;
             n_adopted++;
+            rc = rc == CST_OK ? cstd_keeper_store(keeper, kept->name, &engines->v[node].undo->fd, 1,
+                                                  true, err)
+                              : rc;
             engines->next_segment = id >= engines->next_segment ? id + 1 : engines->next_segment;
         }
     }
@@ -329,17 +332,19 @@ static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_e
 }
 
 /* The job goes on: its memory belongs to it as if it had been made now. */
-static void finish(struct cstd_job *job, struct kept_job *kept)
+static int finish(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
 {
     struct cst_event event = {
         .kind = CST_EV_REVIVE, .record = &kept->file.last, .table = job->memory.table};
     struct cst_core_record record = kept->file.last;
     char arenas[CST_SIZE_TEXT];
 
+    if (cstd_ledger_continue(job, &kept->file, err) != CST_OK) {
+        return err->status;
+    }
     for (uint32_t i = 0; i <= job->memory.n_arenas; i++) {
         job->memory.segments[i]->kept = false;
     }
-    cstd_ledger_continue(job, &kept->file, (uint32_t)kept->ledger->n_segments);
     kept->file = (struct cstd_ledger_file){.fd = -1};
     job->phase = CSTD_COMMIT_DONE;
     job->state = CSTD_JOB_READY;
@@ -349,6 +354,7 @@ static void finish(struct cstd_job *job, struct kept_job *kept)
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "goes on after step %" PRIu64 ", its states (%s) were kept",
                    record.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
+    return CST_OK;
 }
 
 static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_err *err)
@@ -371,15 +377,13 @@ static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_
         rc = cstd_job_core_reopen(job, &kept->file.last, err);
         job->phase = CSTD_COMMIT_CORE;
     }
-    if (rc == CST_OK) {
-        finish(job, kept);
-        if (older != NULL) {
-            cstd_memory_disown(&older->memory, &job->memory);
-            (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
-            cstd_job_remove(older, 0, &reshaped);
-        }
-    } else {
+    rc = rc == CST_OK ? finish(job, kept, err) : rc;
+    if (rc != CST_OK) {
         cstd_job_remove(job, 0, err);
+    } else if (older != NULL) {
+        cstd_memory_disown(&older->memory, &job->memory);
+        (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
+        cstd_job_remove(older, 0, &reshaped);
     }
     return rc;
 }
@@ -402,6 +406,11 @@ static void tell(const char *name, const struct cst_err *why)
              name, why->text);
 }
 
+static bool is_ledger(const struct cstd_kept *kept)
+{
+    return kept->fd >= 0 && strncmp(kept->name, "kept-ledger-", 12) == 0;
+}
+
 static uint32_t read_all(struct cstd_keeper *keeper, struct kept_job *jobs)
 {
     uint32_t n = 0;
@@ -410,7 +419,7 @@ static uint32_t read_all(struct cstd_keeper *keeper, struct kept_job *jobs)
         struct cstd_kept *kept = &keeper->kept[i];
         struct cst_err err = {0};
 
-        if (strncmp(kept->name, "kept-ledger-", 12) != 0) {
+        if (!is_ledger(kept)) {
             continue;
         }
         jobs[n] = (struct kept_job){.file.fd = -1};
@@ -423,6 +432,31 @@ static uint32_t read_all(struct cstd_keeper *keeper, struct kept_job *jobs)
         kept->fd = -1;
     }
     return n;
+}
+
+int cstd_revive_check(const struct cstd_keeper *keeper, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
+        struct kept_job job = {.file.fd = -1};
+        int fd = -1;
+
+        if (!is_ledger(&keeper->kept[i])) {
+            continue;
+        }
+        fd = fcntl(keeper->kept[i].fd, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0) {
+            return cst_err_errno(err, CST_ENOMEM, errno, "%s", keeper->kept[i].name);
+        }
+        rc = read_ledger(&job, fd, err);
+        close_kept(&job);
+        if (rc != CST_OK) {
+            (void)cst_err_prefix(err, "%s cannot be taken over", keeper->kept[i].name);
+            rc = err->status = CST_EBUSY;
+        }
+    }
+    return rc;
 }
 
 void cstd_revive_jobs(struct cstd_daemon *daemon)

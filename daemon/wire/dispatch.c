@@ -91,6 +91,10 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_SAVE] = {cstd_serve_save, &cistern__job_name__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_SAVE_END] = {cstd_serve_save_end, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_RESTORE] = {cstd_serve_restore, &cistern__restore__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_HANDOVER] = {cstd_serve_handover, &cistern__handover_get__descriptor,
+                                         NOTHING},
+    [CISTERN__MSG_TYPE__MSG_HANDOVER_END] = {cstd_serve_handover_end,
+                                             &cistern__handover_end__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_STAT] = {cstd_serve_stat, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cstd_serve_job_list, &cistern__job_list_get__descriptor,
                                          NOTHING},
@@ -193,7 +197,14 @@ void cstd_dispatch(struct cstd_session *session, struct cst_frame *frame)
     void *body = frame; /* Batches are decoded by cstd_serve_batch (batch.h). */
     bool fatal = false;
     struct cst_err err;
-    int rc = check_frame(frame, &err);
+    int rc;
+
+    /* The worker asks the next process of the daemon. */
+    if (session->daemon->leaving) {
+        cst_frame_close_fds(frame);
+        return;
+    }
+    rc = check_frame(frame, &err);
 
     if (rc == CST_OK) {
         rc = check_session(session, frame, row, &fatal, &err);

@@ -46,12 +46,14 @@ has_stepped() {
 
 # Train job $1 with $2 ranks and the options $3... in the background. Sets workers.
 begin() {
-    local job=$1 world=$2 rank
+    local job=$1 world=$2 rank dump
     shift 2
     workers=()
     for ((rank = 0; rank < world; rank++)); do
-        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --world "$world" --rank "$rank" "$@" \
-            $([ "$rank" != 0 ] || printf -- '--dump-weights %s' "$tmp/$job.weights") >"$tmp/$job.$rank.log" 2>&1 &
+        dump=()
+        [ "$rank" != 0 ] || dump=(--dump-weights "$tmp/$job.weights")
+        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --world "$world" --rank "$rank" "${dump[@]}" "$@" \
+            >"$tmp/$job.$rank.log" 2>&1 &
         workers+=($!)
         managers+=($!)
     done
@@ -101,7 +103,7 @@ same lora 1 --lora 4
 same mixture 2 --experts 4 --top-k 2
 
 # A daemon that is terminated leaves its jobs to the next one, with a step under way.
-begin ended 2 
+begin ended 2
 end ended
 begin terminated 2
 poll has_stepped terminated 2
@@ -154,6 +156,28 @@ kill_daemon keeper
 [ "$(./cistern jobs --json | jq length)" = 0 ] || fail "removed jobs are back: $(./cistern jobs)"
 [ "$(./cistern stat --json | jq .host_used)" = 0 ] || fail "memory in use without jobs: $(./cistern stat)"
 
-# A job that was never opened again after its death can be removed with the service: a stopped daemon's store is empty.
 stop_daemon keeper
+
+# Without a service manager, a daemon takes over from another one, with a step under way, and again from that one.
+take_over() {
+    start "$2" ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" --gpus none --engine-threads 2 --handover
+    await "$1" 'EXIT=*'
+    [ "$line" = EXIT=0 ] || fail "$1 ended with $line"
+    await "$2" READY=1
+}
+start_daemon first --engine-threads 2
+begin handed 2
+poll has_stepped handed 2
+take_over first second
+poll has_stepped handed $((steps / 2))
+take_over second third
+end handed
+cmp "$tmp/ended.weights" "$tmp/handed.weights" || fail "other weights after two daemons took over"
+rc=0
+./cisternd --config "$tmp/empty.conf" --socket "$tmp/nobody.sock" --gpus none --handover 2>"$tmp/nobody.log" || rc=$?
+if [ $rc != 1 ] || ! has 'no daemon to take over from' "$tmp/nobody.log"; then
+    fail "a handover from nobody: $rc, $(cat "$tmp/nobody.log")"
+fi
+stop_daemon third
+has "job 'handed' ends with it" "$tmp/third.log" || fail "the last daemon did not say that its jobs end"
 printf 'all well\n'
