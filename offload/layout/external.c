@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/external.h"
+#include "offload/layout/name_index.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -149,4 +150,96 @@ int cst_external_same(const struct cst_layout_tensor *t, const struct cst_layout
         }
     }
     return CST_OK;
+}
+
+/* -- names of all tensors --------------------------------------------------------------------- */
+
+#define OWN_NAME UINT32_MAX
+
+/* A tensor of a model file. */
+struct file_name {
+    uint32_t tensor;
+    uint32_t external; /* Number of the external name; OWN_NAME: the tensor's own name. */
+};
+
+/* cst_model.external */
+struct names {
+    struct cst_name_index index;
+    struct file_name *entries; /* Owned. */
+    uint32_t capacity;         /* Number of allocated entries. */
+};
+
+static const char *name_of(const struct cst_model *model, uint32_t i)
+{
+    const struct file_name *name = &((const struct names *)model->external)->entries[i];
+    const struct cst_layout_tensor *t = &model->tensors[name->tensor];
+
+    return name->external == OWN_NAME ? t->name : t->external->names[name->external];
+}
+
+int cst_external_reserve(struct cst_model *model, const struct cst_tensor_words *words)
+{
+    uint32_t n = words->n_external > 0 ? words->n_external : 1;
+    struct names *names = model->external;
+    struct file_name *entries;
+
+    if (names == NULL) {
+        names = model->external = calloc(1, sizeof *names);
+    }
+    if (names == NULL) {
+        return CST_ENOMEM;
+    }
+    if (names->index.n_entries + n > names->capacity) {
+        entries = realloc(names->entries, (2 * (size_t)names->capacity + n) * sizeof *entries);
+        if (entries == NULL) {
+            return CST_ENOMEM;
+        }
+        names->entries = entries;
+        names->capacity = 2 * names->capacity + n;
+    }
+    return cst_name_index_reserve(&names->index, model, name_of, n);
+}
+
+int cst_external_check_names(const struct cst_model *model, const struct cst_tensor_words *words,
+                             struct cst_err *err)
+{
+    const struct names *names = model->external;
+
+    for (uint32_t i = 0; i < (words->n_external > 0 ? words->n_external : 1); i++) {
+        const char *name = words->n_external > 0 ? words->external_names[i] : words->name;
+        uint32_t at = cst_name_index_find(&names->index, model, name_of, name);
+
+        if (at != CST_NO_NAME) {
+            return cst_err_set(err, CST_EEXIST,
+                               "tensors '%s' and '%s' have the same name '%s' in model files",
+                               model->tensors[names->entries[at].tensor].name, words->name, name);
+        }
+    }
+    return CST_OK;
+}
+
+void cst_external_add(struct cst_model *model)
+{
+    const struct cst_layout_tensor *t = &model->tensors[model->n_tensors];
+    struct names *names = model->external;
+
+    for (uint32_t i = 0; i < (t->external != NULL ? t->external->n : 1); i++) {
+        uint32_t at = names->index.n_entries;
+
+        names->entries[at] = (struct file_name){.tensor = model->n_tensors,
+                                                .external = t->external != NULL ? i : OWN_NAME};
+        cst_name_index_add(&names->index, model, name_of, name_of(model, at));
+    }
+}
+
+void cst_external_close(struct cst_model *model)
+{
+    struct names *names = model->external;
+
+    if (names != NULL) {
+        cst_name_index_close(&names->index);
+        free(names->entries);
+        free(names);
+    }
+    model->external = NULL;
 }

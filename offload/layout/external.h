@@ -19,4 +19,19 @@ struct cst_layout_external *cst_external_copy(const struct cst_tensor_words *wor
 int cst_external_same(const struct cst_layout_tensor *t, const struct cst_layout_tensor *other,
                       const char *mine, const char *theirs, struct cst_err *err);
 
+/* The names of all tensors of @model in model files: external names, and the names of tensors that
+ * have none. Make room for the names of @words. CST_ENOMEM. */
+int cst_external_reserve(struct cst_model *model, const struct cst_tensor_words *words);
+
+/* Check that no tensor of @model has a name of @words in model files. CST_EEXIST. */
+int cst_external_check_names(const struct cst_model *model, const struct cst_tensor_words *words,
+                             struct cst_err *err);
+
+/* Add the names of the tensor that is being declared, after the n_tensors others of @model. Room
+ * was made. */
+void cst_external_add(struct cst_model *model);
+
+/* Free the names of @model, but not its tensors. */
+void cst_external_close(struct cst_model *model);
+
 #endif

@@ -111,6 +111,7 @@ struct cst_model {
     uint32_t n_uses;   /* Sum of n_tensors over all operators. */
     uint64_t n_params; /* Sum of n_elems over all tensors. */
     void *index;       /* Private: index from names to numbers. */
+    void *external;    /* Private: index of the names in model files. */
 };
 
 #define CST_LAYOUT_NO_ROW UINT32_MAX

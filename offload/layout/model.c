@@ -10,23 +10,12 @@
 
 #define MAX_ELEMS (1ull << 40)
 
-#define OWN_NAME UINT32_MAX
-
-/* A tensor of a model file. */
-struct file_name {
-    uint32_t tensor;
-    uint32_t external; /* Number of the external name; OWN_NAME: the tensor's own name. */
-};
-
 struct index {
     struct cst_name_index tensors;
     struct cst_name_index operators;
-    struct cst_name_index in_files;
-    struct file_name *file_names; /* Entries of in_files; owned. */
-    uint32_t files_capacity;      /* Number of allocated entries of file_names. */
-    uint32_t tensors_capacity;    /* Number of allocated entries of model->tensors. */
-    uint32_t operators_capacity;  /* Number of allocated entries of model->operators. */
-    uint32_t *seen;               /* Per tensor: 1 + the last operator that named it; owned. */
+    uint32_t tensors_capacity;   /* Number of allocated entries of model->tensors. */
+    uint32_t operators_capacity; /* Number of allocated entries of model->operators. */
+    uint32_t *seen;              /* Per tensor: 1 + the last operator that named it; owned. */
 };
 
 static const char *tensor_name(const struct cst_model *model, uint32_t i)
@@ -37,14 +26,6 @@ static const char *tensor_name(const struct cst_model *model, uint32_t i)
 static const char *operator_name(const struct cst_model *model, uint32_t i)
 {
     return model->operators[i].name;
-}
-
-static const char *file_name(const struct cst_model *model, uint32_t i)
-{
-    const struct file_name *name = &((const struct index *)model->index)->file_names[i];
-    const struct cst_layout_tensor *t = &model->tensors[name->tensor];
-
-    return name->external == OWN_NAME ? t->name : t->external->names[name->external];
 }
 
 /* Make room for one more entry of @size bytes after the @n entries in @v. Returns the array, or
@@ -214,11 +195,10 @@ void cst_model_close(struct cst_model *model)
     if (index != NULL) {
         cst_name_index_close(&index->tensors);
         cst_name_index_close(&index->operators);
-        cst_name_index_close(&index->in_files);
-        free(index->file_names);
         free(index->seen);
     }
     free(index);
+    cst_external_close(model);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         free(model->tensors[i].box);
         free(model->tensors[i].external);
@@ -226,23 +206,6 @@ void cst_model_close(struct cst_model *model)
     free(model->operators);
     free(model->tensors);
     memset(model, 0, sizeof *model);
-}
-
-/* Make room for @n more names in model files. */
-static int reserve_file_names(struct cst_model *model, struct index *index, uint32_t n)
-{
-    uint32_t used = index->in_files.n_entries, grown = 2 * index->files_capacity + n;
-    struct file_name *names;
-
-    if (used + n > index->files_capacity) {
-        names = realloc(index->file_names, grown * sizeof *names);
-        if (names == NULL) {
-            return CST_ENOMEM;
-        }
-        index->file_names = names;
-        index->files_capacity = grown;
-    }
-    return cst_name_index_reserve(&index->in_files, model, file_name, n);
 }
 
 /* Make room for one more tensor, also in `seen`. */
@@ -345,40 +308,6 @@ static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
     return box;
 }
 
-/* Check that no other tensor has a name of @words in model files. */
-static int check_file_names(const struct cst_model *model, const struct cst_tensor_words *words,
-                            struct cst_err *err)
-{
-    const struct index *index = model->index;
-
-    for (uint32_t i = 0; i < (words->n_external > 0 ? words->n_external : 1); i++) {
-        const char *name = words->n_external > 0 ? words->external_names[i] : words->name;
-        uint32_t at = cst_name_index_find(&index->in_files, model, file_name, name);
-
-        if (at != CST_NO_NAME) {
-            return cst_err_set(
-                err, CST_EEXIST, "tensors '%s' and '%s' have the same name '%s' in model files",
-                model->tensors[index->file_names[at].tensor].name, words->name, name);
-        }
-    }
-    return CST_OK;
-}
-
-/* Add the names of the newest tensor in model files. */
-static void add_file_names(struct cst_model *model, const struct cst_layout_tensor *t)
-{
-    struct index *index = model->index;
-    uint32_t n = t->external != NULL ? t->external->n : 1;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = index->in_files.n_entries;
-
-        index->file_names[at] = (struct file_name){.tensor = model->n_tensors,
-                                                   .external = t->external != NULL ? i : OWN_NAME};
-        cst_name_index_add(&index->in_files, model, file_name, file_name(model, at));
-    }
-}
-
 static void add_tensor(struct cst_model *model, const struct cst_tensor_words *words,
                        uint64_t n_elems, struct cst_layout_box *box,
                        struct cst_layout_external *external)
@@ -397,7 +326,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->pattern = (enum cst_pattern_kind)words->pattern;
     t->box = box;
     t->external = external;
-    add_file_names(model, t);
+    cst_external_add(model);
     cst_name_index_add(&index->tensors, model, tensor_name, t->name);
     model->n_params += n_elems;
     model->n_tensors++;
@@ -416,14 +345,14 @@ int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *wor
         return status;
     }
     if (index == NULL || reserve_tensor(model, index) != CST_OK ||
-        reserve_file_names(model, index, words->n_external > 0 ? words->n_external : 1) != CST_OK) {
+        cst_external_reserve(model, words) != CST_OK) {
         return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
                            words->name);
     }
     if (cst_name_index_find(&index->tensors, model, tensor_name, words->name) != CST_NO_NAME) {
         return cst_err_set(err, CST_EEXIST, "tensor '%s' is declared already", words->name);
     }
-    if (check_file_names(model, words, err) != CST_OK) {
+    if (cst_external_check_names(model, words, err) != CST_OK) {
         return CST_EEXIST;
     }
     box = words->whole != NULL ? copy_box(words) : NULL;

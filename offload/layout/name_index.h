@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An index from names to numbers, for entries that the caller keeps, numbered in order of
- * insertion. Private to model.c. */
+ * insertion. Private to model.c and external.c. */
 #ifndef CST_NAME_INDEX_H
 #define CST_NAME_INDEX_H
 

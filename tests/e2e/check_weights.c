@@ -63,6 +63,10 @@ static size_t encode(float v, enum cstc_dtype dtype, uint8_t *out)
         memcpy(out, &bits, 4);
         return 4;
     }
+    if (dtype == CSTC_DTYPE_U8) {
+        *out = 0;
+        return 1;
+    }
     if (dtype == CSTC_DTYPE_F16) { /* All values are normal numbers, or zero. */
         half = v == 0 ? 0
                       : (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 |
@@ -72,8 +76,14 @@ static size_t encode(float v, enum cstc_dtype dtype, uint8_t *out)
     return 2;
 }
 
-/* Write the tensors of the bits @which to the file @name. */
-static void write_file(const char *name, unsigned which)
+/* The type in which tensor @i is stored, if the norm has the type @norm. */
+static enum cstc_dtype type_of(uint32_t i, enum cstc_dtype norm)
+{
+    return i == 3 ? norm : in_file[i].dtype;
+}
+
+/* Write the tensors of the bits @which to the file @name, the norm as @norm. */
+static void write_typed(const char *name, unsigned which, enum cstc_dtype norm)
 {
     struct cstc_tensor_header header;
     int fd = openat(dirfd_, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -86,7 +96,7 @@ static void write_file(const char *name, unsigned which)
         const int64_t shape[] = {in_file[i].rows, in_file[i].columns};
 
         if ((which >> i & 1) != 0) {
-            ck_assert_int_eq(cstc_tensor_header_add(&header, in_file[i].name, in_file[i].dtype,
+            ck_assert_int_eq(cstc_tensor_header_add(&header, in_file[i].name, type_of(i, norm),
                                                     shape, in_file[i].columns > 0 ? 2 : 1, &err),
                              CST_OK);
         }
@@ -97,7 +107,7 @@ static void write_file(const char *name, unsigned which)
         size_t n = 0;
 
         for (uint64_t k = 0; (which >> i & 1) != 0 && k < n_elems(&in_file[i]); k++) {
-            n += encode(value(i, k), in_file[i].dtype, data + n);
+            n += encode(value(i, k), type_of(i, norm), data + n);
         }
         ck_assert_int_eq(write(fd, data, n), (ssize_t)n);
     }
@@ -105,6 +115,11 @@ static void write_file(const char *name, unsigned which)
     free(begin);
     free(data);
     cstc_tensor_header_close(&header);
+}
+
+static void write_file(const char *name, unsigned which)
+{
+    write_typed(name, which, CSTC_DTYPE_F32);
 }
 
 static void setup(void)
@@ -313,6 +328,19 @@ START_TEST(indexed)
 }
 END_TEST
 
+/* The master weights of a new job, to which nothing was written. */
+static void check_untouched(void)
+{
+    float master[D];
+
+    for (int t = 0; t < 3; t++) {
+        ck_assert_int_eq(cst_tensor_read(job, t, CST_STATE_MASTER, 0, D, master, &err), CST_OK);
+        for (int i = 0; i < D; i++) {
+            ck_assert(master[i] == 0);
+        }
+    }
+}
+
 /* What is wrong is found before anything is written. */
 START_TEST(refused)
 {
@@ -324,6 +352,10 @@ START_TEST(refused)
     write_file("model.safetensors", 63 - 8);
     ck_assert_int_eq(load("", NULL), CST_EINVAL);
     ck_assert_str_eq(err.text, "no file has the tensor 'model.norm.weight'");
+    write_typed("model.safetensors", 63, CSTC_DTYPE_U8);
+    ck_assert_int_eq(load("", NULL), CST_EINVAL);
+    ck_assert_ptr_nonnull(
+        strstr(err.text, "'model.norm.weight' has another type than F32, BF16 or F16"));
     write_file("model.safetensors", 63);
     {
         int fd = openat(dirfd_, "model.safetensors", O_WRONLY | O_CLOEXEC);
@@ -333,6 +365,7 @@ START_TEST(refused)
     }
     ck_assert_int_eq(load("", &result), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "has the bytes"));
+    check_untouched();
     write_file("model.safetensors", 63);
     ck_assert_int_eq(load("", &result), CST_OK);
     check_states(false);

@@ -180,8 +180,8 @@ START_TEST(declare_boxes)
     }
     fail_in = -1;
     ck_assert_int_eq(status, CST_OK);
-    /* Allocations: index, names, marks, tensors, names in files and their index, box, external. */
-    ck_assert_int_eq(n, 9);
+    /* Allocations: index, names, marks, tensors, names in files (3), box, external. */
+    ck_assert_int_eq(n, 10);
 }
 END_TEST
 
