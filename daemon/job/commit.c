@@ -10,7 +10,6 @@
 #include "daemon/job/job_core.h"
 #include "daemon/job/layout_work.h"
 #include "daemon/job/reshape.h"
-#include "daemon/job/state_copy.h"
 #include "daemon/report/log.h"
 #include "daemon/report/pool_info.h"
 #include "daemon/memory/pool_share.h"
@@ -37,7 +36,6 @@ static int cancel_plan(struct cstd_job *job);
 static int drop_layout(struct cstd_job *job);
 static int close_memory(struct cstd_job *job);
 static int close_core(struct cstd_job *job);
-static int stop_states(struct cstd_job *job);
 static int size_pools(struct cstd_job *job, struct cst_err *err);
 
 /* A phase of a commit.
@@ -64,8 +62,9 @@ struct phase {
      * cstd_commit_memory_gone is called at its end. NULL: there is nothing to give back. */
     int (*undo)(struct cstd_job *job);
     /* If the phase fails when it is entered, the commit goes back to LAYOUT and is tried again with
-     * a smaller plan (cstd_planner_forgo). A pool that is one slab larger than the plan assumed, or
-     * an accelerator whose memory another job has taken meanwhile, must not fail the job. */
+     * a smaller plan (cstd_planner_forgo) or the chunks of the predecessor. A pool that is one slab
+     * larger than the plan assumed, or an accelerator whose memory another job has taken meanwhile,
+     * must not fail the job. */
     bool may_replan;
 };
 
@@ -77,7 +76,8 @@ static const struct phase phases[] = {
     [CSTD_COMMIT_POOLS] = {"populating", CSTD_JOB_POPULATING, size_pools, NULL, true},
     [CSTD_COMMIT_MEMORY] = {"populating", CSTD_JOB_POPULATING, make_memory, close_memory, true},
     [CSTD_COMMIT_CORE] = {"populating", CSTD_JOB_POPULATING, open_core, close_core, false},
-    [CSTD_COMMIT_STATES] = {"reshaping", CSTD_JOB_POPULATING, take_states, stop_states, false},
+    [CSTD_COMMIT_STATES] = {"reshaping", CSTD_JOB_POPULATING, take_states, cstd_reshape_cancel,
+                            false},
     [CSTD_COMMIT_ATTACH] = {"ready", CSTD_JOB_READY, attach_ranks, NULL, false},
     [CSTD_COMMIT_ANSWER] = {"ready", CSTD_JOB_READY, answer_ranks, NULL, false},
     [CSTD_COMMIT_DONE] = {"ready", CSTD_JOB_READY, NULL, NULL, false},
@@ -137,6 +137,12 @@ static void fail(struct cstd_job *job, const struct cst_err *why)
     go_back(job);
 }
 
+/* True if the layout should be built again in another way, because of @err. */
+static bool may_retry(struct cstd_job *job, const struct cst_err *err)
+{
+    return cstd_reshape_keep_chunks(job, err) || cstd_planner_forgo(job, err);
+}
+
 /* Enter phase @next and the phases after it, up to one that takes time. COLLECT and ANSWER are
  * entered again to check whether they still have to wait. */
 static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
@@ -154,7 +160,7 @@ static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
             next++;
         } else if (rc != CST_EAGAIN) {
             set_phase(job, next - 1);
-            if (phases[next].may_replan && cstd_planner_forgo(job, &err)) {
+            if (phases[next].may_replan && may_retry(job, &err)) {
                 (void)undo_to(job, CSTD_COMMIT_PLAN);
                 next = CSTD_COMMIT_LAYOUT;
                 rc = CST_OK;
@@ -328,7 +334,7 @@ static void end_layout(struct cstd_job *job, struct cst_err *err)
         return;
     }
     set_phase(job, CSTD_COMMIT_LAYOUT - 1);
-    if (cstd_planner_forgo(job, err)) {
+    if (may_retry(job, err)) {
         enter_from(job, CSTD_COMMIT_LAYOUT);
     } else {
         fail(job, err);
@@ -363,6 +369,9 @@ static int size_pools(struct cstd_job *job, struct cst_err *err)
 {
     int rc;
 
+    if (cstd_reshape_awaits_pools(job)) {
+        return CST_EAGAIN;
+    }
     cstd_reshape_settle(job);
     rc = cstd_pool_share_divide(job, err);
     if (rc != CST_OK) {
@@ -371,19 +380,26 @@ static int size_pools(struct cstd_job *job, struct cst_err *err)
     return rc;
 }
 
+void cstd_commit_pools_gone(struct cstd_job *job)
+{
+    if (job->state == CSTD_JOB_POPULATING && job->phase == CSTD_COMMIT_POOLS && job->awaits_pools) {
+        enter_from(job, CSTD_COMMIT_POOLS);
+    }
+}
+
 static int make_memory(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
     struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
-    const struct cstd_memory_request request = {
-        .layout = &job->layout,
-        .world = job->world,
-        .account = job->account,
-        .pools = pools,
-        .rooms = rooms,
-        .n_rooms = cstd_device_reservation_list(job, rooms),
-        .base = job->base != NULL ? &job->base->memory : NULL,
-        .inherited = job->inherits ? &job->predecessor->memory : NULL};
+    const struct cstd_memory_request request = {.layout = &job->layout,
+                                                .world = job->world,
+                                                .account = job->account,
+                                                .pools = pools,
+                                                .rooms = rooms,
+                                                .n_rooms = cstd_device_reservation_list(job, rooms),
+                                                .base =
+                                                    job->base != NULL ? &job->base->memory : NULL,
+                                                .inherited = cstd_reshape_arenas(job)};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;
 
@@ -463,24 +479,16 @@ static int close_core(struct cstd_job *job)
 
 static void on_states(struct cstd_job *job, const struct cst_err *err)
 {
-    const struct cst_err result = *err;
-
-    if (result.status == CST_OK) {
+    if (err->status == CST_OK) {
         cstd_reshape_end(job);
     }
-    end_phase(job, &result);
+    end_phase(job, err);
     cstd_job_check_idle(job); /* All workers may have left meanwhile. */
 }
 
 static int take_states(struct cstd_job *job, struct cst_err *err)
 {
     return cstd_reshape_copy(job, on_states, err);
-}
-
-static int stop_states(struct cstd_job *job)
-{
-    cstd_reshape_cancel(job);
-    return CST_OK;
 }
 
 /* Tell the core about the workers that attached before the core existed. */
@@ -561,9 +569,7 @@ static int answer_ranks(struct cstd_job *job, struct cst_err *err)
 
 void cstd_commit_settled(struct cstd_job *job)
 {
-    if (job->successor != NULL) {
-        cstd_state_copy_look(job->successor);
-    }
+    cstd_reshape_look(job);
     if (job->phase == CSTD_COMMIT_ANSWER) {
         enter_from(job, CSTD_COMMIT_ANSWER);
     }

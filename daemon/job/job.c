@@ -19,6 +19,8 @@
 
 static void on_close(struct cstd_deferred *later);
 static void on_memory_gone(struct cstd_memory *memory);
+static void on_memory_less(struct cstd_memory *memory);
+static void on_pools_gone(struct cstd_deferred *later);
 
 /* -- creation and removal ------------------------------------------------------------------- */
 
@@ -122,6 +124,8 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     cstd_memory_init(&job->memory, daemon, job->name);
     job->memory.on_ready = cstd_commit_memory_ready;
     job->memory.on_gone = on_memory_gone;
+    job->memory.on_less = on_memory_less;
+    job->pools_gone.fn = on_pools_gone;
     TAILQ_INIT(&job->requests);
     (void)uv_timer_init(&daemon->loop, &job->deadline);
     (void)uv_timer_init(&daemon->loop, &job->ttl);
@@ -202,6 +206,16 @@ static void on_memory_gone(struct cstd_memory *memory)
     }
     daemon->status_changed = true;
     release_hold(job);
+}
+
+static void on_memory_less(struct cstd_memory *memory)
+{
+    cstd_reshape_look(cstd_owner_of(memory, struct cstd_job, memory));
+}
+
+static void on_pools_gone(struct cstd_deferred *later)
+{
+    cstd_commit_pools_gone(cstd_owner_of(later, struct cstd_job, pools_gone));
 }
 
 static void detach_all(struct cstd_job *job)

@@ -148,6 +148,11 @@ struct cstd_job {
     struct cstd_job *predecessor;
     /* The job that is to replace this one; NULL: none. Only one of both is ever set. */
     struct cstd_job *successor;
+    /* POOLS: the commit waits for the predecessor's pools, which are being given back. */
+    bool awaits_pools;
+    struct cstd_deferred pools_gone; /* Looks whether they are given back. */
+    /* The chunks have the capacities of the predecessor's, because memory is short for others. */
+    bool keeps_chunks;
     /* The arenas are those of the predecessor: nothing is copied. Known from phase POOLS on. */
     bool inherits;
     /* The taking of the predecessor's states; NULL: not under way. */

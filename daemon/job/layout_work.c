@@ -40,6 +40,14 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
         config.chunk_elems = job->plan.choice.layout.chunk_elems;
         memcpy(config.class_elems, job->plan.choice.layout.class_elems, sizeof config.class_elems);
     }
+    if (job->keeps_chunks) {
+        const struct cst_layout *old = &job->predecessor->layout;
+
+        config.chunk_elems = old->capacity;
+        for (uint32_t i = 1; i < old->n_classes; i++) {
+            config.class_elems[i - 1] = old->classes[i].capacity;
+        }
+    }
     if (rc == CST_OK && job->base != NULL) {
         config.base_model = &job->base->model;
         config.base = &job->base->layout;

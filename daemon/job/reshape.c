@@ -6,6 +6,7 @@
 #include "daemon/job/done.h"
 #include "daemon/job/state_copy.h"
 #include "daemon/job/worker.h"
+#include "daemon/memory/device_reservation.h"
 #include "offload/layout/reshard.h"
 #include "proto/optimizers.h"
 #include "proto/size.h"
@@ -131,12 +132,54 @@ int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err)
     return cst_err_prefix(err, "job '%s' cannot be reshaped", job->name);
 }
 
+bool cstd_reshape_awaits_pools(struct cstd_job *job)
+{
+    const struct cstd_job *old = job->predecessor;
+    struct cst_core_stats stats = {0};
+
+    if (old != NULL) {
+        cst_core_stats(old->core, &stats);
+    }
+    /* The pools are parked as soon as no command is in flight. */
+    job->awaits_pools = old != NULL && (old->memory.parked ? cstd_memory_is_leaving(&old->memory)
+                                                           : stats.commands_in_flight > 0);
+    return job->awaits_pools;
+}
+
+void cstd_reshape_look(struct cstd_job *old)
+{
+    struct cstd_job *job = old->successor;
+
+    if (job != NULL && job->awaits_pools) {
+        cstd_deferred_add(&job->daemon->later, &job->pools_gone);
+    }
+    if (job != NULL) {
+        cstd_state_copy_look(job);
+    }
+}
+
 void cstd_reshape_settle(struct cstd_job *job)
 {
     const struct cstd_job *old = job->predecessor;
 
     job->inherits = old != NULL && cst_core_is_plain(old->core) &&
                     cst_reshard_is_in_place(&old->model, &old->layout, &job->model, &job->layout);
+}
+
+bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err)
+{
+    if (job->predecessor == NULL || job->inherits || job->keeps_chunks || job->chunk_elems != 0 ||
+        cstd_job_has_given_plan(job) || cstd_device_reservation_is_chosen(&job->workers[0]) ||
+        (err->status != CST_EBUDGET && err->status != CST_ENOMEM)) {
+        return false;
+    }
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "there is no memory for other chunks: continuing with those of before, without "
+                   "a plan: %s",
+                   err->text);
+    job->keeps_chunks = true;
+    job->plan.valid = false;
+    return true;
 }
 
 void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err)
@@ -196,15 +239,17 @@ void cstd_reshape_end(struct cstd_job *job)
     cstd_job_remove(old, 0, &why);
 }
 
-void cstd_reshape_cancel(struct cstd_job *job)
+int cstd_reshape_cancel(struct cstd_job *job)
 {
     cstd_state_copy_close(job);
+    return CST_OK;
 }
 
 void cstd_reshape_forget(struct cstd_job *job)
 {
     struct cstd_job *old = job->predecessor;
 
+    cstd_deferred_remove(&job->daemon->later, &job->pools_gone);
     if (old != NULL) {
         cstd_state_copy_close(job);
         /* Another job may have become its successor since @job was removed. */

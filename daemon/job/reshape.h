@@ -31,9 +31,28 @@ void cstd_reshape_begin(struct cstd_job *job, struct cstd_job *predecessor);
  * CST_OK also if @job is no successor. CST_EMISMATCH: they do not have the same parameters. */
 int cstd_reshape_check(const struct cstd_job *job, struct cst_err *err);
 
+/* Returns whether phase POOLS of @job must wait until the pools of its predecessor are given back.
+ * cstd_commit_pools_gone follows then. */
+bool cstd_reshape_awaits_pools(struct cstd_job *job);
+
+/* The core of @old, or its memory, has moved on: its successor looks at it at the end of the turn
+ * of the loop, if it waits for that. */
+void cstd_reshape_look(struct cstd_job *old);
+
 /* Decide whether @job, which has its layout, uses the arenas of its predecessor (job->inherits): if
  * everything is where it was. */
 void cstd_reshape_settle(struct cstd_job *job);
+
+/* There was no memory for @job, because of @err. Returns whether its layout should be built again
+ * with the chunks of its predecessor (job->keeps_chunks), whose arenas it may then use. This
+ * happens once, and only if the daemon has chosen the chunks. */
+bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err);
+
+/* Returns the memory whose arenas @job inherits; NULL: none. */
+static inline const struct cstd_memory *cstd_reshape_arenas(const struct cstd_job *job)
+{
+    return job->inherits ? &job->predecessor->memory : NULL;
+}
 
 /* The memory of @job is too small, because of @err: tell what the predecessor holds of it. */
 void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err);
@@ -47,8 +66,8 @@ int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, cons
 /* All states are in @job: it takes the place of its predecessor, which is removed. */
 void cstd_reshape_end(struct cstd_job *job);
 
-/* Stop the copying. */
-void cstd_reshape_cancel(struct cstd_job *job);
+/* Stop the copying. Returns CST_OK. */
+int cstd_reshape_cancel(struct cstd_job *job);
 
 /* @job is being removed and freed soon: it is no successor any more. */
 void cstd_reshape_forget(struct cstd_job *job);

@@ -25,7 +25,11 @@ static void on_gone_later(struct cstd_deferred *later)
 {
     struct cstd_memory *memory = cstd_owner_of(later, struct cstd_memory, gone);
 
-    memory->on_gone(memory);
+    if (memory->n_open == 0) {
+        memory->on_gone(memory);
+    } else if (memory->on_less != NULL) {
+        memory->on_less(memory);
+    }
 }
 
 void cstd_memory_init(struct cstd_memory *memory, struct cstd_daemon *daemon, const char *name)
@@ -94,7 +98,7 @@ static void on_segment_gone(struct cstd_segment *segment)
 {
     struct cstd_memory *memory = segment->arg;
 
-    if (--memory->n_open == 0) {
+    if (--memory->n_open == 0 || memory->parked) {
         cstd_deferred_add(&memory->daemon->later, &memory->gone);
     }
 }

@@ -69,6 +69,9 @@ struct cstd_memory {
     cstd_memory_cb on_ready;
     /* All memory is given back. Never called inside a function of this module. */
     cstd_memory_cb on_gone;
+    /* Slabs of parked pools are given back. May be NULL. Never called inside a function of this
+     * module. */
+    cstd_memory_cb on_less;
     struct cstd_deferred ready, gone;
 };
 
@@ -153,6 +156,9 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
 
 /* Give the slabs of all pools back and keep all other memory. Nobody may be using the pools. */
 void cstd_memory_park(struct cstd_memory *memory);
+
+/* True if the slabs of parked pools still exist, because an engine has not released them. */
+bool cstd_memory_is_leaving(const struct cstd_memory *memory);
 
 /* Make the parked pools again, with as many blocks as before, rank r's on @gpus[r] (NULL: the
  * host), its previous device. on_ready follows, and then err has the outcome; n_waiting > 0 until

@@ -61,6 +61,16 @@ struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t
     return memory->segments[(size_t)(memory->pools[rank].segments - memory->ids) + i];
 }
 
+bool cstd_memory_is_leaving(const struct cstd_memory *memory)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < memory->n_segments; i++) {
+        n += memory->segments[i] != NULL;
+    }
+    return memory->parked && memory->n_open > n;
+}
+
 bool cstd_memory_is_locked(const struct cstd_memory *memory)
 {
     bool locked = memory->n_arenas > 0;

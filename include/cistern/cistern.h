@@ -266,7 +266,8 @@ struct cst_job_spec {
      *   - cst_commit, CST_EMISMATCH: the job has other tensors, or tensors of other shapes.
      *   - cst_commit, CST_EBUDGET: there is no memory for the new states in addition to the old
      *     ones. If chunks, formats and `micro_batches` > 1 are as before, the states stay where
-     *     they are, and need no further memory. */
+     *     they are, and need no further memory. With chunk_elems 0 the daemon leaves the chunks as
+     *     they are if memory is short. */
     bool reshape;
 };
 

@@ -419,6 +419,32 @@ START_TEST(states_stay_in_their_memory)
 }
 END_TEST
 
+/* If the daemon may choose the chunks, and there is no memory to copy the states to others, it
+ * keeps those that there are. */
+START_TEST(chunks_stay_if_memory_is_short)
+{
+    struct cst_job_spec spec = spec_of(1, false);
+    struct client c;
+
+    spec.pool_bytes = 50 << 20;
+    spec.chunk_elems = 20 << 18; /* The daemon would choose fewer for such a pool. */
+    open_well(&c, &spec);
+    declare_large(&c);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    mark_large(&c, true);
+    leave(&c);
+    spec.reshape = true;
+    spec.chunk_elems = 0;
+    open_well(&c, &spec);
+    declare_large(&c);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    mark_large(&c, false);
+    leave(&c);
+    ck_assert(daemon_proc_logged(&proc, "there is no memory for other chunks"));
+    ck_assert(daemon_proc_logged(&proc, "0 B were copied"));
+}
+END_TEST
+
 /* If memory is short for both states, the numbers are told and the job stays. */
 START_TEST(short_memory_has_numbers)
 {
@@ -464,6 +490,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_dead_rank_changes_nothing, 0, 2);
     tcase_add_test(tcase, removal_ends_both);
     tcase_add_test(tcase, states_stay_in_their_memory);
+    tcase_add_test(tcase, chunks_stay_if_memory_is_short);
     tcase_add_test(tcase, short_memory_has_numbers);
     return suite_run(suite);
 }
