@@ -26,7 +26,7 @@ struct cli_plan_request {
     bool recompute;         /* --recompute */
     bool simulate;          /* --simulate */
     bool what_if;           /* --what-if: plan also with what the daemon cannot do yet. */
-    const char *save;       /* --save: a file. */
+    const char *save;       /* --save: a file; drain: a directory. */
     uint64_t batch;         /* --batch: sequences per micro-batch of a preset. */
     uint64_t context;       /* --context: tokens per sequence of a preset. */
     double flops;           /* --flops: flop/s of the device. */
@@ -113,6 +113,7 @@ int cli_trace(struct cli *cli);
 int cli_save(struct cli *cli);
 int cli_load(struct cli *cli);
 int cli_checkpoints(struct cli *cli);
+int cli_drain(struct cli *cli);
 int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
 

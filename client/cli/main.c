@@ -44,6 +44,8 @@ static const struct command commands[] = {
      CLI_USES_LOAD, DAEMON, cli_load},
     {"checkpoints", "DIR", "list the checkpoints in DIR: step, size, whole or torn", 1, 0,
      CLI_USES_JSON | CLI_USES_CHECK, NO_DAEMON, cli_checkpoints},
+    {"drain", "", "end the daemon and its jobs, which can be saved first", 0, 0, CLI_USES_DRAIN,
+     DAEMON, cli_drain},
     {"rm", "NAME", "remove a job and free its memory", 1, 0, CLI_USES_UID, DAEMON, cli_remove},
     {"quota", "", "show your limits and use (--manager-socket: all users)", 0, 0,
      CLI_USES_JSON | CLI_USES_WATCH, DAEMON, cli_quota},
@@ -113,8 +115,9 @@ static int no_such_command(const char *name)
 }
 
 /* Return the path of the socket to connect to, which the caller frees; NULL: out of memory. Only
- * the manager's socket allows requests about jobs of other owners. */
-static char *choose_socket(const struct cli *cli)
+ * the manager's socket allows requests about jobs of other owners, and those that @manager_only
+ * says are for managers. */
+static char *choose_socket(const struct cli *cli, bool manager_only)
 {
     const char *path = cli->socket;
     char *copy, *manager;
@@ -125,7 +128,7 @@ static char *choose_socket(const struct cli *cli)
     if (path == NULL || path[0] == '\0') {
         path = CST_DEFAULT_SOCKET;
     }
-    if (cli->uid == CLI_NO_UID && cli->manager_socket == NULL) {
+    if (cli->uid == CLI_NO_UID && cli->manager_socket == NULL && !manager_only) {
         return strdup(path);
     }
     if (cli->manager_socket != NULL) {
@@ -142,7 +145,7 @@ static char *choose_socket(const struct cli *cli)
 static int run(struct cli *cli, const struct command *command)
 {
     struct cst_err err = {0};
-    char *path = choose_socket(cli);
+    char *path = choose_socket(cli, (command->uses & CLI_USES_DRAIN) != 0);
     int rc;
 
     if (path == NULL) {

@@ -95,6 +95,7 @@ static const struct row rows[] = {
                                          NOTHING},
     [CISTERN__MSG_TYPE__MSG_HANDOVER_END] = {cstd_serve_handover_end,
                                              &cistern__handover_end__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_DRAIN] = {cstd_serve_drain, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_STAT] = {cstd_serve_stat, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cstd_serve_job_list, &cistern__job_list_get__descriptor,
                                          NOTHING},

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of another daemon that takes over all jobs (daemon/ledger/handover.h). */
+/* Requests of another daemon that takes over all jobs (daemon/ledger/handover.h), and of managers
+ * who end this one. */
 #include "daemon/daemon.h"
+#include "daemon/report/log.h"
 #include "daemon/wire/serve.h"
 #include "proto/cistern.pb-c.h"
+
+#include <signal.h>
 
 /* Only managers may end the daemon. */
 static bool admit(struct cstd_session *session, uint64_t id)
 {
     if (!session->manager) {
-        cstd_serve_error(session, id, CST_EDENIED, "jobs are handed over on the manager socket");
+        cstd_serve_error(session, id, CST_EDENIED, "a daemon is ended on its manager socket");
     }
     return session->manager;
 }
@@ -59,4 +63,18 @@ void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *bo
     }
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
     cstd_daemon_leave(daemon);
+}
+
+void cstd_serve_drain(struct cstd_session *session, uint64_t id, void *body)
+{
+    struct cstd_daemon *daemon = session->daemon;
+
+    (void)body;
+    if (!admit(session, id)) {
+        return;
+    }
+    cstd_log(CSTD_LOG_NOTICE, "ended by pid %d (uid %u); %u jobs", (int)session->peer.pid,
+             (unsigned)session->peer.uid, daemon->jobs.n);
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+    (void)raise(SIGTERM); /* Handled when this request has been served. */
 }

@@ -178,6 +178,16 @@ rc=0
 if [ $rc != 1 ] || ! has 'no daemon to take over from' "$tmp/nobody.log"; then
     fail "a handover from nobody: $rc, $(cat "$tmp/nobody.log")"
 fi
-stop_daemon third
+
+# A manager saves all jobs and ends the daemon; a user may not.
+rc=0
+./cistern drain --manager-socket "$CISTERN_SOCKET" 2>"$tmp/denied" || rc=$?
+if [ $rc != 1 ] || ! has 'a daemon is ended on its manager socket' "$tmp/denied"; then
+    fail "a user ended the daemon: $rc, $(cat "$tmp/denied")"
+fi
+./cistern drain --save "$tmp/drained" || fail "cistern drain failed"
+await third 'EXIT=*'
+[ "$(./cistern checkpoints "$tmp/drained/handed" --check --json | jq -r '.[0] | "\(.step) \(.whole)"')" = "$steps true" ] ||
+    fail "$(./cistern checkpoints "$tmp/drained/handed" --check)"
 has "job 'handed' ends with it" "$tmp/third.log" || fail "the last daemon did not say that its jobs end"
 printf 'all well\n'

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command `cistern drain`. */
+#include "cistern/checkpoint.h"
+#include "client/cli/cli.h"
+#include "client/cli/table.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* True if the job has states that can be saved. */
+static bool has_states(const char *state)
+{
+    static const char *const without[] = {"declaring",  "starting", "planning",
+                                          "populating", "ready",    "failed"};
+
+    for (size_t i = 0; i < sizeof without / sizeof *without; i++) {
+        if (strcmp(state, without[i]) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Save one job to a directory of its name, in one of its owner's uid if that is another user. */
+static bool save(struct cli *cli, const char *name, const char *state, json_int_t uid)
+{
+    struct cst_save_spec spec = {.dir = NULL};
+    struct cst_save_result result = {0};
+    struct cst_err err = {0};
+    char *dir, size[CLI_HUMAN_BYTES];
+    int rc;
+
+    if (!has_states(state)) {
+        (void)printf("%s is not saved: it is %s\n", name, state);
+        return true;
+    }
+    rc = uid == (json_int_t)getuid() ? asprintf(&dir, "%s/%s", cli->plan.save, name)
+                                     : asprintf(&dir, "%s/%lld/%s", cli->plan.save, uid, name);
+    if (rc < 0) {
+        (void)cli_fail(&(struct cst_err){.text = "out of memory"});
+        return false;
+    }
+    spec.dir = dir;
+    rc = cst_save(cli->client, name, &spec, &result, &err);
+    if (rc == CST_OK) {
+        (void)printf("saved step %llu of %s to %s: %s\n", (unsigned long long)result.step, name,
+                     dir, cli_bytes(result.bytes, size));
+    } else if (rc == CST_EEXIST) { /* It has made no step since. */
+        (void)printf("%s is saved already: %s\n", name, err.text);
+        rc = CST_OK;
+    } else {
+        (void)cli_fail(&err);
+    }
+    free(dir);
+    (void)fflush(stdout);
+    return rc == CST_OK;
+}
+
+static bool save_all(struct cli *cli)
+{
+    json_t *jobs = json_array(), *job;
+    bool good = jobs != NULL && cli_list_append(cli, &cli_jobs_list, jobs);
+    size_t i;
+
+    json_array_foreach(jobs, i, job)
+    {
+        const char *name = json_string_value(json_object_get(job, "name"));
+        const char *state = json_string_value(json_object_get(job, "state"));
+        json_int_t uid = json_integer_value(json_object_get(job, "uid"));
+
+        good = good && name != NULL && state != NULL && save(cli, name, state, uid);
+    }
+    json_decref(jobs);
+    return good;
+}
+
+int cli_drain(struct cli *cli)
+{
+    struct cstc_call call = {0};
+
+    if (cli->plan.save != NULL && !save_all(cli)) {
+        (void)fprintf(stderr, "cistern: the daemon goes on, because not all jobs were saved\n");
+        return CLI_EXIT_FAILURE;
+    }
+    if (!cli_ask(cli, &call, CISTERN__MSG_TYPE__MSG_DRAIN, NULL, CISTERN__MSG_TYPE__MSG_OK, NULL)) {
+        return CLI_EXIT_FAILURE;
+    }
+    cstc_call_reset(&call);
+    return CLI_EXIT_OK;
+}
