@@ -3,6 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/core_driver.h"
+#include "offload/core/revival.h"
 #include "offload/layout/reshard.h"
 
 #include <stdlib.h>
@@ -289,13 +290,11 @@ static void begin_save(struct cstd_state_copy *copy)
 static void restore(struct cstd_state_copy *copy)
 {
     struct cst_event event = {.kind = CST_EV_RESTORE, .tag = tag_of(copy, RESTORE_ITEM)};
-    struct cst_core_stats stats;
+    struct cst_core_record record;
 
-    cst_core_stats(copy->from->core, &stats);
-    event.counters = (struct cst_counters){.step = stats.step,
-                                           .adam_step = stats.adam_step,
-                                           .n_skipped = stats.n_skipped,
-                                           .n_overflows = stats.n_overflows};
+    cst_core_record(copy->from->core, &record);
+    event.counters = record.counters;
+    event.record = &record;
     cstd_job_feed(copy->to, &event);
 }
 

@@ -15,6 +15,7 @@
 #include "offload/update/overlap.h"
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
+#include "offload/core/revival.h"
 #include "offload/residency/waiting.h"
 
 #include <inttypes.h>
@@ -219,12 +220,19 @@ void cst_commit_normed(struct cst_core *core, const struct cst_flight *flight,
     }
 }
 
-void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters)
+void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters,
+                        const struct cst_core_record *record)
 {
     core->step = counters->step;
     core->commit.adam_step = core->commit.restored_adam_step = counters->adam_step;
     core->commit.n_skipped = counters->n_skipped;
     core->commit.n_overflows = counters->n_overflows;
+    if (record != NULL) {
+        core->commit.has_hyper = record->has_hyper;
+        core->commit.hyper = record->hyper;
+        core->commit.last_loss = record->last_loss;
+        core->commit.last_grad_norm = record->last_grad_norm;
+    }
 }
 
 /* -- step ------------------------------------------------------------------------------------ */

@@ -31,8 +31,10 @@ struct cst_commit {
 void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event);
 void cst_commit_step(struct cst_core *core, const struct cst_event *event);
 
-/* The states were written from a checkpoint: go on with these counters. */
-void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters);
+/* The states were written from a checkpoint: go on with these counters. @record: the job from which
+ * they were copied, whose last step is reported as the last one; NULL: none. */
+void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters,
+                        const struct cst_core_record *record);
 
 /* Issue the NORM if all gradients are reduced, no WRITE is in flight, and no save is active. */
 void cst_commit_close(struct cst_core *core);

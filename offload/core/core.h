@@ -356,8 +356,9 @@ enum cst_event_kind {
     /* tag. ETIMEDOUT: the save read nothing for peer_timeout_ns while a commit waited for it, and
      * was ended then. */
     CST_EV_SAVE_END,
-    /* tag, counters. The states were written from a checkpoint: the job goes on with these
-     * counters. EBUSY as WRITE. */
+    /* tag, counters, record. The states were written from a checkpoint: the job goes on with these
+     * counters. record: of the job that they were copied from, whose last step is reported as the
+     * last one; or NULL. EBUSY as WRITE. */
     CST_EV_RESTORE,
     /* record, table. The first event of a core: go on with a job whose memory was kept
      * (offload/core/revival.h). The stats are `initialised` afterwards, unless memory is short. */

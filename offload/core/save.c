@@ -149,6 +149,6 @@ void cst_save_restore(struct cst_core *core, const struct cst_event *event)
         return;
     }
     cst_ranks_restored(core);
-    cst_commit_restore(core, &event->counters);
+    cst_commit_restore(core, &event->counters, event->record);
     (void)cst_core_reply(core, event->tag);
 }

@@ -40,7 +40,8 @@ same_states() {
     for file in model.safetensors states-00001-of-00001.safetensors; do
         cmp "$tmp/save-$1"/step-*/$file "$tmp/save-$2"/step-*/$file || fail "$1 and $2: other $file"
     done
-    [ "$(./cistern job "$1" --json | jq .step)" = "$(./cistern job "$2" --json | jq .step)" ] || fail "$1 and $2: other steps"
+    [ "$(./cistern job "$1" --json | jq -c '[.step, .last_loss]')" = "$(./cistern job "$2" --json | jq -c '[.step, .last_loss]')" ] ||
+        fail "$1 and $2: other steps, or another loss of the last one: $(./cistern jobs)"
 }
 
 # Train with four, two, three and one ranks and the options $2...: in place, and through files. Three ranks have other chunks, so
