@@ -45,6 +45,10 @@
  *   - Outputs are written only on success.
  *   - Every call can return CST_EFORKED, or the status that ended the connection (for example
  *     CST_ECONN, CST_EPROTO or CST_EDRAINING). Calls that send a request can return CST_ENOMEM.
+ *   - If the daemon ends and the job is kept for its next process (cisternd(8), KEEPING JOBS), calls
+ *     return CST_EPEERDIED instead. cst_sync then waits for that process. cst_tensor_read,
+ *     cst_tensor_write, cst_stat and cst_job_leave wait for it by themselves, if no operator is
+ *     begun.
  *   - If the job is removed (`cistern rm`), waiting calls return CST_ECANCELLED, and later requests
  *     return CST_ENOTFOUND.
  *   - The comment of a function lists its other statuses.
@@ -492,12 +496,19 @@ uint64_t cst_job_steps(const struct cst_job *job);
  * These two statuses mean that the current step is void for all ranks. Nothing of the step is kept,
  * and it must be done again. A step with early updates is an exception: see cst_prepare_step.
  *
+ * After the end of the daemon, cst_sync waits up to timeout_ms (60 s if it is 0) for its next process,
+ * opens the job again and maps a new pool. The addresses of the old pool are not valid any more.
+ * cst_try_sync does the same without waiting for the daemon, but it waits for the answers of the new
+ * process.
+ *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
  * too. But if every rank has already called cst_step, the step is committed first.
  *
  * Statuses:
  *   - CST_ETIMEDOUT: ranks are missing after timeout_ms; the error names them.
+ *   - CST_ECONN: the daemon was not started again in time.
+ *   - CST_ELOST: the daemon was started again and does not have the job.
  *   - CST_EENGINE, CST_ELOST: the device of this rank's pool is lost. The error names the device
  *     and the cause. The step is void. Unless the error names chunks, the states are not lost, and
  *     can be read and written.
