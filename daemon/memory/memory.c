@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/memory/memory.h"
+#include "daemon/memory/memory_pools.h"
 
 #include "daemon/daemon.h"
 #include "daemon/report/log.h"
@@ -114,10 +114,8 @@ static void enter(struct cstd_memory *memory, struct cstd_segment *segment)
     memory->segments[memory->n_segments++] = segment;
 }
 
-/* Add a segment of host memory for the engines in @host_engines (one bit each) and all
- * accelerators' engines of the job. Engine @populate populates it. */
-static int add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
-                       uint32_t host_engines, int populate, struct cst_err *err)
+int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
+                            uint32_t host_engines, int populate, struct cst_err *err)
 {
     struct cstd_daemon *daemon = memory->daemon;
     struct cstd_engines *engines = &daemon->engines;
@@ -143,9 +141,8 @@ static int add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_b
     return CST_OK;
 }
 
-/* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). */
-static int add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
-                              uint32_t others, struct cst_err *err)
+int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
+                                   uint32_t others, struct cst_err *err)
 {
     struct cstd_segment *segment;
     int rc =
@@ -157,11 +154,6 @@ static int add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct
         enter(memory, segment);
     }
     return rc;
-}
-
-static uint32_t all_nodes(const struct cstd_memory *memory)
-{
-    return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
 }
 
 /* Add a segment that maps the memory of segment @of of the base job. */
@@ -193,6 +185,11 @@ static int add_heir(struct cstd_memory *memory, const struct cstd_segment *of, s
     return rc;
 }
 
+uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory)
+{
+    return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
+}
+
 static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
@@ -204,8 +201,8 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
 
         if (s->node >= memory->daemon->engines.n_nodes) {
             /* States on an accelerator are used by its own engine alone. */
-            rc = add_device_segment(memory, s->bytes,
-                                    cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
+            rc = cstd_memory_add_device_segment(
+                memory, s->bytes, cstd_gpus_of_engine(&memory->daemon->gpus, s->node), 0, err);
             continue;
         }
         if (s->is_base) {
@@ -213,8 +210,8 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
         } else if (request->inherited != NULL) {
             rc = add_heir(memory, request->inherited->segments[i], err);
         } else {
-            rc = add_segment(memory, s->bytes, &memory->daemon->host, UINT32_C(1) << s->node,
-                             (int)s->node, err);
+            rc = cstd_memory_add_segment(memory, s->bytes, &memory->daemon->host,
+                                         UINT32_C(1) << s->node, (int)s->node, err);
         }
     }
     memory->n_arenas = memory->n_segments;
@@ -229,7 +226,8 @@ static int add_table(struct cstd_memory *memory, const struct cst_layout *layout
     int rc;
 
     cstd_memory_size_table(layout, &header);
-    rc = add_segment(memory, header.total_bytes, &memory->daemon->host, all_nodes(memory), 0, err);
+    rc = cstd_memory_add_segment(memory, header.total_bytes, &memory->daemon->host,
+                                 cstd_memory_all_nodes(memory), 0, err);
     if (rc != CST_OK) {
         return rc;
     }
@@ -244,54 +242,6 @@ static int add_table(struct cstd_memory *memory, const struct cst_layout *layout
     return CST_OK;
 }
 
-/* -- pools ---------------------------------------------------------------------------------- */
-
-/* Add the slabs of one size class. */
-static int add_part(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    const struct cstd_memory_pool *pool, uint32_t class, struct cst_err *err)
-{
-    struct cstd_daemon *daemon = memory->daemon;
-    uint32_t per_slab = cstd_pools_per_slab(layout, class), left = pool->blocks.n[class];
-    uint64_t grain = cstd_memory_grain(daemon, pool->gpu);
-    /* Pools in host memory are spread over the nodes by rank. */
-    int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
-
-    while (left > 0 && rc == CST_OK) {
-        uint32_t n = left < per_slab ? left : per_slab;
-        uint64_t bytes = cstd_pools_slab_bytes(layout, class, n, grain);
-
-        rc = pool->gpu != NULL
-                 ? add_device_segment(memory, bytes, pool->gpu, memory->pool_engines, err)
-                 : add_segment(memory, bytes, &daemon->pool, all_nodes(memory), node, err);
-        left -= n;
-    }
-    return rc;
-}
-
-static int add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                    const struct cstd_memory_pool *pool, struct cst_err *err)
-{
-    struct cst_core_pool *to = &memory->pools[rank];
-    uint32_t first = memory->n_segments;
-    int rc = CST_OK;
-
-    *to = (struct cst_core_pool){
-        .segments = memory->ids + first,
-        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
-        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
-    for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
-        to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
-                                              .blocks_per_slab = cstd_pools_per_slab(layout, c),
-                                              .first_slab = memory->n_segments - first};
-        if (memory->kept != NULL) { /* The pools are parked. */
-            memory->n_segments += cstd_pools_slabs(layout, c, pool->blocks.n[c]);
-        } else {
-            rc = add_part(memory, layout, rank, pool, c, err);
-        }
-    }
-    return rc;
-}
-
 static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_request *request,
                      struct cst_err *err)
 {
@@ -300,7 +250,7 @@ static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_reques
     for (uint32_t i = 0; i < request->n_rooms && rc == CST_OK; i++) {
         const struct cstd_device_reservation *room = &request->rooms[i];
 
-        rc = add_device_segment(memory, room->bytes, room->gpu, 0, err);
+        rc = cstd_memory_add_device_segment(memory, room->bytes, room->gpu, 0, err);
         if (rc == CST_OK) {
             memory->rooms[memory->n_rooms++] =
                 (struct cst_core_device_reservation){.engine = room->gpu->engine,
@@ -366,7 +316,7 @@ static int add_all(struct cstd_memory *memory, const struct cstd_memory_request 
         rc = add_table(memory, request->layout, err);
     }
     for (uint32_t r = 0; r < request->world && rc == CST_OK; r++) {
-        rc = add_pool(memory, request->layout, r, &request->pools[r], err);
+        rc = cstd_memory_add_pool(memory, request->layout, r, &request->pools[r], err);
     }
     return rc == CST_OK ? add_rooms(memory, request, err) : rc;
 }
@@ -443,22 +393,16 @@ err_after_segments:
     return rc;
 }
 
-/* -- moving a pool -------------------------------------------------------------------------- */
-
-/* Replace the new slabs of a pool by the @n old ones again. */
-static void undo_move(struct cstd_memory *memory, uint32_t first, uint32_t n_made,
-                      struct cstd_segment *const *old, uint32_t n)
+void cstd_memory_mount(struct cstd_memory *memory, struct cstd_segment *segment)
 {
-    for (uint32_t i = 0; i < n_made; i++) {
-        cstd_segment_unref(memory->segments[first + i]);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        memory->segments[first + i] = old[i];
-        memory->ids[first + i] = old[i]->id;
-    }
+    memory->n_open++;
+    memory->n_waiting++;
+    memory->pool_bytes += segment->bytes;
+    segment->on_gone = on_segment_gone;
+    cstd_engines_mount(&memory->daemon->engines, segment);
 }
 
-static uint64_t release(struct cstd_memory *memory, struct cstd_segment *segment)
+uint64_t cstd_memory_release(struct cstd_memory *memory, struct cstd_segment *segment)
 {
     uint64_t bytes = segment->bytes;
 
@@ -468,127 +412,6 @@ static uint64_t release(struct cstd_memory *memory, struct cstd_segment *segment
     cstd_engines_unmount(&memory->daemon->engines, segment);
     cstd_segment_unref(segment);
     return bytes;
-}
-
-static void mount(struct cstd_memory *memory, struct cstd_segment *segment)
-{
-    memory->n_open++;
-    memory->n_waiting++;
-    memory->pool_bytes += segment->bytes;
-    segment->on_gone = on_segment_gone;
-    cstd_engines_mount(&memory->daemon->engines, segment);
-}
-
-int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
-                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err)
-{
-    struct cst_core_pool was = memory->pools[rank];
-    uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
-             n_all = memory->n_segments, pool_engines = memory->pool_engines,
-             gpu_engines = memory->gpu_engines;
-    struct cstd_memory_pool pool = {.gpu = gpu};
-    struct cstd_segment **old;
-    int rc;
-
-    if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
-        return cst_err_set(err, CST_EMISMATCH,
-                           "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
-                           "the job has a pool on; %s is neither",
-                           rank, memory->name, gpu->uuid);
-    }
-    /* n may be 0, and calloc(0) may return NULL. */
-    old = calloc(n + 1u, sizeof(struct cstd_segment *));
-    if (old == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
-    }
-    memcpy(old, memory->segments + first, n * sizeof(struct cstd_segment *));
-    for (uint32_t c = 0; c < layout->n_classes; c++) {
-        pool.blocks.n[c] = was.parts[c].n_blocks;
-    }
-    memory->pool_engines &= ~lost;
-    /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
-     * which is set to the first place for the call. */
-    memory->gpu_engines &= ~lost;
-    memory->n_segments = first;
-    rc = add_pool(memory, layout, rank, &pool, err);
-    if (rc != CST_OK) {
-        undo_move(memory, first, memory->n_segments - first, old, n);
-        memory->pools[rank] = was;
-        memory->pool_engines = pool_engines;
-        memory->gpu_engines = gpu_engines;
-    }
-    memory->n_segments = n_all;
-    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        memory->pool_bytes -= release(memory, old[i]);
-    }
-    memory->err = (struct cst_err){0};
-    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        mount(memory, memory->segments[first + i]);
-    }
-    free(old);
-    return rc;
-}
-
-/* -- parking of pools ------------------------------------------------------------------------- */
-
-/* Find the slabs of all pools in segments: [*first, *end). */
-static void find_slabs(const struct cstd_memory *memory, uint32_t *first, uint32_t *end)
-{
-    *first = (uint32_t)(memory->pools[0].segments - memory->ids);
-    *end = *first;
-    for (uint32_t r = 0; r < memory->world; r++) {
-        *end += cstd_memory_n_slabs(memory, r);
-    }
-}
-
-void cstd_memory_park(struct cstd_memory *memory)
-{
-    uint32_t first, end;
-
-    find_slabs(memory, &first, &end);
-    memory->parked = true;
-    for (uint32_t i = first; i < end; i++) {
-        memory->pool_bytes -= release(memory, memory->segments[i]);
-        memory->segments[i] = NULL;
-    }
-}
-
-int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
-                       struct cstd_gpu *const *gpus, struct cst_err *err)
-{
-    uint32_t first, end, n_all = memory->n_segments;
-    int rc = CST_OK;
-
-    find_slabs(memory, &first, &end);
-    memory->n_segments = first;
-    for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
-        struct cstd_memory_pool pool = {.gpu = gpus[r]};
-        struct cst_core_pool was = memory->pools[r];
-
-        for (uint32_t c = 0; c < layout->n_classes; c++) {
-            pool.blocks.n[c] = was.parts[c].n_blocks;
-        }
-        rc = add_pool(memory, layout, r, &pool, err);
-        if (rc != CST_OK) {
-            memory->pools[r] = was;
-        }
-    }
-    for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
-        cstd_segment_unref(memory->segments[i]);
-        memory->segments[i] = NULL;
-    }
-    memory->n_segments = n_all;
-    if (rc != CST_OK) {
-        return rc;
-    }
-    memory->parked = false;
-    memory->err = (struct cst_err){0};
-    /* Deaths during an earlier population do not count against this one. */
-    memory->population = (struct cstd_population){0};
-    for (uint32_t i = first; i < end; i++) {
-        mount(memory, memory->segments[i]);
-    }
-    return CST_OK;
 }
 
 /* -- close ---------------------------------------------------------------------------------- */
@@ -605,7 +428,7 @@ void cstd_memory_close(struct cstd_memory *memory)
     memory->n_segments = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (segments[i] != NULL) { /* The slabs of parked pools are NULL. */
-            (void)release(memory, segments[i]);
+            (void)cstd_memory_release(memory, segments[i]);
         }
     }
     free(segments);

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The slabs of pools: making, moving and parking them. */
+#include "daemon/memory/memory_pools.h"
+
+#include "daemon/daemon.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* -- pools ---------------------------------------------------------------------------------- */
+
+/* Add the slabs of one size class. */
+static int add_part(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                    const struct cstd_memory_pool *pool, uint32_t class, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = memory->daemon;
+    uint32_t per_slab = cstd_pools_per_slab(layout, class), left = pool->blocks.n[class];
+    uint64_t grain = cstd_memory_grain(daemon, pool->gpu);
+    /* Pools in host memory are spread over the nodes by rank. */
+    int rc = CST_OK, node = (int)(rank % daemon->engines.n_nodes);
+
+    while (left > 0 && rc == CST_OK) {
+        uint32_t n = left < per_slab ? left : per_slab;
+        uint64_t bytes = cstd_pools_slab_bytes(layout, class, n, grain);
+
+        rc = pool->gpu != NULL ? cstd_memory_add_device_segment(memory, bytes, pool->gpu,
+                                                                memory->pool_engines, err)
+                               : cstd_memory_add_segment(memory, bytes, &daemon->pool,
+                                                         cstd_memory_all_nodes(memory), node, err);
+        left -= n;
+    }
+    return rc;
+}
+
+int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                         const struct cstd_memory_pool *pool, struct cst_err *err)
+{
+    struct cst_core_pool *to = &memory->pools[rank];
+    uint32_t first = memory->n_segments;
+    int rc = CST_OK;
+
+    *to = (struct cst_core_pool){
+        .segments = memory->ids + first,
+        .engine = pool->gpu != NULL ? pool->gpu->engine : 0,
+        .worker_copies = cstd_memory_worker_copies(memory->daemon, pool->gpu, &layout->states)};
+    for (uint32_t c = 0; c < layout->n_classes && rc == CST_OK; c++) {
+        to->parts[c] = (struct cst_core_part){.n_blocks = pool->blocks.n[c],
+                                              .blocks_per_slab = cstd_pools_per_slab(layout, c),
+                                              .first_slab = memory->n_segments - first};
+        if (memory->kept != NULL) { /* The pools are parked. */
+            memory->n_segments += cstd_pools_slabs(layout, c, pool->blocks.n[c]);
+        } else {
+            rc = add_part(memory, layout, rank, pool, c, err);
+        }
+    }
+    return rc;
+}
+
+/* -- moving a pool -------------------------------------------------------------------------- */
+
+/* Replace the new slabs of a pool by the @n old ones again. */
+static void undo_move(struct cstd_memory *memory, uint32_t first, uint32_t n_made,
+                      struct cstd_segment *const *old, uint32_t n)
+{
+    for (uint32_t i = 0; i < n_made; i++) {
+        cstd_segment_unref(memory->segments[first + i]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        memory->segments[first + i] = old[i];
+        memory->ids[first + i] = old[i]->id;
+    }
+}
+
+int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
+                     uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err)
+{
+    struct cst_core_pool was = memory->pools[rank];
+    uint32_t first = (uint32_t)(was.segments - memory->ids), n = cstd_memory_n_slabs(memory, rank),
+             n_all = memory->n_segments, pool_engines = memory->pool_engines,
+             gpu_engines = memory->gpu_engines;
+    struct cstd_memory_pool pool = {.gpu = gpu};
+    struct cstd_segment **old;
+    int rc;
+
+    if (gpu != NULL && ((pool_engines & ~lost) >> gpu->engine & 1) == 0) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the pool of rank %u of job '%s' can move to the host, or to a GPU that "
+                           "the job has a pool on; %s is neither",
+                           rank, memory->name, gpu->uuid);
+    }
+    /* n may be 0, and calloc(0) may return NULL. */
+    old = calloc(n + 1u, sizeof(struct cstd_segment *));
+    if (old == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", n);
+    }
+    memcpy(old, memory->segments + first, n * sizeof(struct cstd_segment *));
+    for (uint32_t c = 0; c < layout->n_classes; c++) {
+        pool.blocks.n[c] = was.parts[c].n_blocks;
+    }
+    memory->pool_engines &= ~lost;
+    /* The new slabs take the places of the old ones in the arrays. add_pool appends at n_segments,
+     * which is set to the first place for the call. */
+    memory->gpu_engines &= ~lost;
+    memory->n_segments = first;
+    rc = cstd_memory_add_pool(memory, layout, rank, &pool, err);
+    if (rc != CST_OK) {
+        undo_move(memory, first, memory->n_segments - first, old, n);
+        memory->pools[rank] = was;
+        memory->pool_engines = pool_engines;
+        memory->gpu_engines = gpu_engines;
+    }
+    memory->n_segments = n_all;
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        memory->pool_bytes -= cstd_memory_release(memory, old[i]);
+    }
+    memory->err = (struct cst_err){0};
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        cstd_memory_mount(memory, memory->segments[first + i]);
+    }
+    free(old);
+    return rc;
+}
+
+/* -- parking of pools ------------------------------------------------------------------------- */
+
+/* Find the slabs of all pools in segments: [*first, *end). */
+static void find_slabs(const struct cstd_memory *memory, uint32_t *first, uint32_t *end)
+{
+    *first = (uint32_t)(memory->pools[0].segments - memory->ids);
+    *end = *first;
+    for (uint32_t r = 0; r < memory->world; r++) {
+        *end += cstd_memory_n_slabs(memory, r);
+    }
+}
+
+void cstd_memory_park(struct cstd_memory *memory)
+{
+    uint32_t first, end;
+
+    find_slabs(memory, &first, &end);
+    memory->parked = true;
+    for (uint32_t i = first; i < end; i++) {
+        memory->pool_bytes -= cstd_memory_release(memory, memory->segments[i]);
+        memory->segments[i] = NULL;
+    }
+}
+
+int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
+                       struct cstd_gpu *const *gpus, struct cst_err *err)
+{
+    uint32_t first, end, n_all = memory->n_segments;
+    int rc = CST_OK;
+
+    find_slabs(memory, &first, &end);
+    memory->n_segments = first;
+    for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
+        struct cstd_memory_pool pool = {.gpu = gpus[r]};
+        struct cst_core_pool was = memory->pools[r];
+
+        for (uint32_t c = 0; c < layout->n_classes; c++) {
+            pool.blocks.n[c] = was.parts[c].n_blocks;
+        }
+        rc = cstd_memory_add_pool(memory, layout, r, &pool, err);
+        if (rc != CST_OK) {
+            memory->pools[r] = was;
+        }
+    }
+    for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
+        cstd_segment_unref(memory->segments[i]);
+        memory->segments[i] = NULL;
+    }
+    memory->n_segments = n_all;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    memory->parked = false;
+    memory->err = (struct cst_err){0};
+    /* Deaths during an earlier population do not count against this one. */
+    memory->population = (struct cstd_population){0};
+    for (uint32_t i = first; i < end; i++) {
+        cstd_memory_mount(memory, memory->segments[i]);
+    }
+    return CST_OK;
+}
