@@ -277,6 +277,13 @@ static int check(const struct cstd_job *job, struct cst_err *err)
     return CST_OK;
 }
 
+/* @job has @file now, whose memory its owner is charged for. */
+static void keep(struct cstd_job *job, const struct cstd_ledger_file *file)
+{
+    job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file};
+    cstd_budget_force(&job->daemon->host, job->account, file->bytes);
+}
+
 static int begin(struct cstd_job *job, const struct cst_core_record *record, struct cst_err *err)
 {
     struct cstd_ledger_file file = {.fd = -1};
@@ -291,7 +298,7 @@ static int begin(struct cstd_job *job, const struct cst_core_record *record, str
         cstd_ledger_file_close(&file);
         return rc;
     }
-    job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = file};
+    keep(job, &file);
     return CST_OK;
 }
 
@@ -322,7 +329,7 @@ int cstd_ledger_continue(struct cstd_job *job, const struct cstd_ledger_file *fi
     int rc = store(job, file, true, err);
 
     if (rc == CST_OK) {
-        job->ledger = (struct cstd_ledger){.state = CSTD_LEDGER_KEPT, .file = *file};
+        keep(job, file);
     }
     return rc;
 }
@@ -362,6 +369,7 @@ void cstd_ledger_forget(struct cstd_job *job)
     }
     cstd_keeper_forget(keeper, name_of("ledger", job, name));
     cstd_keeper_forget(keeper, name_of("job", job, name));
+    cstd_budget_give(&job->daemon->host, job->account, job->ledger.file.bytes);
     cstd_ledger_file_close(&job->ledger.file);
     job->ledger.state = CSTD_LEDGER_NONE;
 }

@@ -27,6 +27,9 @@ enum {
     LOOK_MS = 2,     /* Time between two attempts. */
 };
 
+/* The names of ledgers begin with this. */
+#define LEDGER "kept-ledger-"
+
 /* A job in the store, while it is revived. */
 struct kept_job {
     Ledger__Job *ledger;
@@ -408,7 +411,7 @@ static void tell(const char *name, const struct cst_err *why)
 
 static bool is_ledger(const struct cstd_kept *kept)
 {
-    return kept->fd >= 0 && strncmp(kept->name, "kept-ledger-", 12) == 0;
+    return kept->fd >= 0 && strncmp(kept->name, LEDGER, sizeof LEDGER - 1) == 0;
 }
 
 static uint32_t read_all(struct cstd_keeper *keeper, struct kept_job *jobs)
@@ -459,6 +462,47 @@ int cstd_revive_check(const struct cstd_keeper *keeper, struct cst_err *err)
     return rc;
 }
 
+/* The serial number in the name of a job's descriptor; 0: it is of no job. */
+static uint64_t serial_of(const struct cstd_kept *kept)
+{
+    uint64_t serial;
+
+    return sscanf(kept->name, "kept-job-%" SCNu64, &serial) == 1 ||
+                   sscanf(kept->name, "kept-ledger-%" SCNu64, &serial) == 1
+               ? serial
+               : 0;
+}
+
+/* True if a ledger of job @serial was inherited, readable or not. */
+static bool has_ledger(const struct cstd_keeper *keeper, uint64_t serial)
+{
+    for (uint32_t i = 0; i < keeper->n_kept; i++) {
+        if (strncmp(keeper->kept[i].name, LEDGER, sizeof LEDGER - 1) == 0 &&
+            serial_of(&keeper->kept[i]) == serial) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The earlier daemon died while it stored or removed a job, and its memory has no ledger: remove it
+ * from the store, too. New jobs get numbers that no inherited job has. */
+static void settle(struct cstd_daemon *daemon)
+{
+    struct cstd_keeper *keeper = &daemon->keeper;
+
+    for (uint32_t i = 0; i < keeper->n_kept; i++) {
+        uint64_t serial = serial_of(&keeper->kept[i]);
+
+        if (serial > daemon->jobs.serial) {
+            daemon->jobs.serial = serial;
+        }
+        if (serial != 0 && !has_ledger(keeper, serial)) {
+            cstd_keeper_forget(keeper, keeper->kept[i].name);
+        }
+    }
+}
+
 void cstd_revive_jobs(struct cstd_daemon *daemon)
 {
     struct kept_job *jobs = calloc(daemon->keeper.n_kept + 1, sizeof *jobs);
@@ -474,5 +518,6 @@ void cstd_revive_jobs(struct cstd_daemon *daemon)
         close_kept(&jobs[i]);
     }
     free(jobs);
+    settle(daemon);
     cstd_keeper_close(&daemon->keeper);
 }

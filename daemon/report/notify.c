@@ -245,6 +245,7 @@ static int queue(struct cstd_notify *notify, const char *what, const char *name,
                  unsigned n)
 {
     struct cstd_notify_store *store = calloc(1, sizeof *store + n * sizeof(int));
+    char path[40];
 
     if (store == NULL) {
         return CST_ENOMEM;
@@ -252,7 +253,10 @@ static int queue(struct cstd_notify *notify, const char *what, const char *name,
     (void)snprintf(store->text, sizeof store->text, "%s=1\nFDNAME=%s\nFDPOLL=0", what, name);
     STAILQ_INSERT_TAIL(&notify->stores, store, link);
     for (unsigned i = 0; i < n; i++) {
-        store->fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+        /* systemd ignores a duplicate of a descriptor that it has under another name, and a job that
+         * replaces another one can have its memory. Opening the file makes no duplicate. */
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fds[i]);
+        store->fds[i] = open(path, O_RDWR | O_CLOEXEC);
         if (store->fds[i] < 0) {
             return CST_ENOMEM;
         }

@@ -117,6 +117,13 @@ end terminated
 cmp "$tmp/ended.weights" "$tmp/terminated.weights" || fail "other weights after a termination"
 has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the terminated daemon did not say what becomes of its jobs"
 
+# A job that is reshaped keeps its arenas, and outlives the daemon as before.
+./cistern-gpt "${model[@]}" --batch 8 --data "$tmp/text" --job terminated --reshape --steps $((steps + 1)) >"$tmp/reshaped.0.log" || fail "a reshape"
+has 'is reshaped from 2 to 1 ranks, 0 B were copied' "$tmp/keeper.log" || fail "its arenas were not kept"
+kill_daemon keeper
+[ "$(step_of terminated)" = $((steps + 1)) ] || fail "the reshaped job stands at step $(step_of terminated)"
+./cistern-gpt "${model[@]}" --batch 8 --data "$tmp/text" --job terminated --steps $((steps + 2)) >"$tmp/reshaped.0.log" || fail "a reshaped job that was kept"
+
 # Two jobs, of which one is saved all the time: both have the same bits, and all checkpoints are whole.
 begin saved 1 --save-dir "$tmp/saved" --save-every 2 --keep 3
 saver=("${workers[@]}")

@@ -10,6 +10,7 @@
  *   notify_run [--watchdog USEC] [--keep] PROGRAM [ARG]... */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/kcmp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdalign.h>
@@ -118,10 +119,21 @@ static void read_name(const char *text, char out[static 64])
                    at != NULL ? at + 7 : "");
 }
 
+/* True if the open file @fd is in the store already. systemd compares in the same way. */
+static bool is_stored(int fd)
+{
+    for (unsigned i = 0; i < n_stored; i++) {
+        if (syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, fd, stored[i].fd) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void store(const char *text, const int *fds, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        if (n_stored == MAX_STORED) {
+        if (n_stored == MAX_STORED || is_stored(fds[i])) {
             (void)close(fds[i]);
             continue;
         }
