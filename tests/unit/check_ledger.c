@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of daemon/ledger/ledger_file: a ledger that was torn or damaged anywhere is read as it was
+ * before, or is named, and never read as something else. */
+#include "daemon/ledger/ledger_file.h"
+
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static struct cst_err err;
+static uint8_t *bytes; /* A ledger after its second record. */
+static size_t n_bytes;
+
+static struct cst_core_record record_of(uint64_t step)
+{
+    struct cst_core_record record;
+
+    memset(&record, 0, sizeof record);
+    record.counters.step = record.counters.adam_step = step;
+    record.initialised = 1;
+    return record;
+}
+
+static void make(struct cstd_ledger_file *file)
+{
+    Ledger__Job job = LEDGER__JOB__INIT;
+    uint8_t description[] = "description";
+
+    job.serial = 7;
+    job.description.data = description;
+    job.description.len = sizeof description;
+    job.plan_words = (char *)(uintptr_t) "";
+    ck_assert_int_eq(cstd_ledger_file_make(file, &job, &err), CST_OK);
+}
+
+/* Make `bytes`. */
+static void setup(void)
+{
+    struct cstd_ledger_file file;
+    struct cst_core_record first = record_of(1), second = record_of(2);
+
+    make(&file);
+    cstd_ledger_file_write(&file, &first);
+    cstd_ledger_file_write(&file, &second);
+    n_bytes = file.bytes;
+    bytes = malloc(n_bytes);
+    ck_assert_ptr_nonnull(bytes);
+    memcpy(bytes, file.head, n_bytes);
+    cstd_ledger_file_close(&file);
+}
+
+static void teardown(void)
+{
+    free(bytes);
+}
+
+/* Open the first @n of `bytes`. *step: that of the record. */
+static int reopen(size_t n, uint64_t *step)
+{
+    struct cstd_ledger_file file;
+    Ledger__Job *job;
+    int fd = memfd_create("ledger", MFD_CLOEXEC), rc;
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_uint_eq((size_t)write(fd, bytes, n), n);
+    rc = cstd_ledger_file_open(&file, fd, &job, &err);
+    if (rc == CST_OK) {
+        *step = file.last.counters.step;
+        ck_assert_uint_eq(job->serial, 7);
+        ledger__job__free_unpacked(job, NULL);
+    }
+    cstd_ledger_file_close(&file);
+    return rc;
+}
+
+START_TEST(whole)
+{
+    uint64_t step;
+
+    ck_assert_int_eq(reopen(n_bytes, &step), CST_OK);
+    ck_assert_uint_eq(step, 2);
+}
+END_TEST
+
+/* With any byte changed, the ledger has its second record, or its first one, or is refused. A
+ * change in the second record's place leads to the first one. */
+START_TEST(damaged)
+{
+    unsigned n_first = 0, n_second = 0, n_refused = 0;
+
+    for (size_t i = 0; i < n_bytes; i++) {
+        uint64_t step = 0;
+        int rc;
+
+        bytes[i] ^= 0x10;
+        rc = reopen(n_bytes, &step);
+        bytes[i] ^= 0x10;
+        ck_assert_msg(rc == CST_ELOST || rc == CST_EVERSION ||
+                          (rc == CST_OK && step >= 1 && step <= 2),
+                      "byte %zu: status %d, step %llu", i, rc, (unsigned long long)step);
+        n_first += rc == CST_OK && step == 1;
+        n_second += rc == CST_OK && step == 2;
+        n_refused += rc != CST_OK;
+    }
+    /* Each record has as many bytes, with a number and a checksum; the rest is head and message. */
+    ck_assert_uint_eq(n_first, n_second);
+    ck_assert_uint_eq(n_first, sizeof(struct cst_core_record) + 16);
+    ck_assert_uint_eq(n_refused, n_bytes - n_first - n_second);
+}
+END_TEST
+
+START_TEST(cut)
+{
+    uint64_t step;
+
+    for (size_t n = 0; n < n_bytes; n++) {
+        ck_assert_int_eq(reopen(n, &step), CST_ELOST);
+    }
+}
+END_TEST
+
+/* The records are written in turns, so that the newest whole one is never touched. */
+START_TEST(turns)
+{
+    struct cstd_ledger_file file, other;
+    Ledger__Job *job;
+
+    make(&file);
+    for (uint64_t step = 1; step < 20; step++) {
+        struct cst_core_record record = record_of(step);
+        int fd = dup(file.fd);
+
+        cstd_ledger_file_write(&file, &record);
+        ck_assert_int_eq(cstd_ledger_file_open(&other, fd, &job, &err), CST_OK);
+        ck_assert_int_eq(memcmp(&other.last, &record, sizeof record), 0);
+        ledger__job__free_unpacked(job, NULL);
+        cstd_ledger_file_close(&other);
+    }
+    cstd_ledger_file_close(&file);
+}
+END_TEST
+
+START_TEST(without_a_record)
+{
+    struct cstd_ledger_file file, other;
+    Ledger__Job *job;
+
+    make(&file);
+    ck_assert_int_eq(cstd_ledger_file_open(&other, dup(file.fd), &job, &err), CST_ELOST);
+    ck_assert_ptr_nonnull(strstr(err.text, "no whole record"));
+    cstd_ledger_file_close(&file);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("ledger");
+    TCase *tc = suite_case(s, "file", setup, teardown);
+
+    tcase_add_test(tc, whole);
+    tcase_add_test(tc, damaged);
+    tcase_add_test(tc, cut);
+    tcase_add_test(tc, turns);
+    tcase_add_test(tc, without_a_record);
+    return suite_run(s);
+}
