@@ -81,9 +81,9 @@ void cstd_daemon_run(struct cstd_daemon *daemon);
  * and stop the engines. cstd_daemon_run returns when that is done. */
 void cstd_daemon_drain(struct cstd_daemon *daemon);
 
-/* Begin to end without removing the jobs, which are kept for the next process: tell the workers, and
- * stop the engines. What engines have not finished, those of the next process do. cstd_daemon_run
- * returns when the engines have ended, and the caller ends the process. */
+/* Begin to end without removing the jobs, which are kept for the next process: tell the workers,
+ * and stop the engines. What engines have not finished, those of the next process do.
+ * cstd_daemon_run returns when the engines have ended, and the caller ends the process. */
 void cstd_daemon_leave(struct cstd_daemon *daemon);
 
 /* Free everything, after cstd_daemon_run has returned. */

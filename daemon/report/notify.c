@@ -253,8 +253,8 @@ static int queue(struct cstd_notify *notify, const char *what, const char *name,
     (void)snprintf(store->text, sizeof store->text, "%s=1\nFDNAME=%s\nFDPOLL=0", what, name);
     STAILQ_INSERT_TAIL(&notify->stores, store, link);
     for (unsigned i = 0; i < n; i++) {
-        /* systemd ignores a duplicate of a descriptor that it has under another name, and a job that
-         * replaces another one can have its memory. Opening the file makes no duplicate. */
+        /* systemd ignores a duplicate of a descriptor that it has under another name, and a job
+         * that replaces another one can have its memory. Opening the file makes no duplicate. */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fds[i]);
         store->fds[i] = open(path, O_RDWR | O_CLOEXEC);
         if (store->fds[i] < 0) {

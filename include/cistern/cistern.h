@@ -45,8 +45,8 @@
  *   - Outputs are written only on success.
  *   - Every call can return CST_EFORKED, or the status that ended the connection (for example
  *     CST_ECONN, CST_EPROTO or CST_EDRAINING). Calls that send a request can return CST_ENOMEM.
- *   - If the daemon ends and the job is kept for its next process (cisternd(8), KEEPING JOBS), calls
- *     return CST_EPEERDIED instead. cst_sync then waits for that process. cst_tensor_read,
+ *   - If the daemon ends and the job is kept for its next process (cisternd(8), KEEPING JOBS),
+ *     calls return CST_EPEERDIED instead. cst_sync then waits for that process. cst_tensor_read,
  *     cst_tensor_write, cst_stat and cst_job_leave wait for it by themselves, if no operator is
  *     begun.
  *   - If the job is removed (`cistern rm`), waiting calls return CST_ECANCELLED, and later requests
@@ -496,10 +496,10 @@ uint64_t cst_job_steps(const struct cst_job *job);
  * These two statuses mean that the current step is void for all ranks. Nothing of the step is kept,
  * and it must be done again. A step with early updates is an exception: see cst_prepare_step.
  *
- * After the end of the daemon, cst_sync waits up to timeout_ms (60 s if it is 0) for its next process,
- * opens the job again and maps a new pool. The addresses of the old pool are not valid any more.
- * cst_try_sync does the same without waiting for the daemon, but it waits for the answers of the new
- * process.
+ * After the end of the daemon, cst_sync waits up to timeout_ms (60 s if it is 0) for its next
+ * process, opens the job again and maps a new pool. The addresses of the old pool are not valid any
+ * more. cst_try_sync does the same without waiting for the daemon, but it waits for the answers of
+ * the new process.
  *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,

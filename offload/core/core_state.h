@@ -5,7 +5,7 @@
  * and from left to right in each of them:
  *
  *   core                                events in, facts routed, actions out
- *   states  save  commit  prepare  device_loss  ranks  update_end
+ *   revival  states  save  commit  prepare  device_loss  ranks  update_end
  *   overlap  update  device_update  fetch  prefetch  spill
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
