@@ -435,6 +435,9 @@ void cstd_engine_need(struct cstd_engine *engine)
 {
     struct cst_err err = {0};
 
+    if (engine->engines->traffic == NULL) {
+        return; /* cstd_engines_start starts it. */
+    }
     if (engine->state != CSTD_ENGINE_FAILED && engine->state != CSTD_ENGINE_OFF) {
         return; /* In ENDING the function ended() starts the engine again. */
     }

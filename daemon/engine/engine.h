@@ -111,7 +111,7 @@ void cstd_engine_close(struct cstd_engine *engine);
 int cstd_engine_start(struct cstd_engine *engine, struct cst_err *err);
 
 /* Start the engine if it is OFF or FAILED. If the start fails, those who wait for the engine are
- * told later, not inside this call. */
+ * told later, not inside this call. Before cstd_engines_start nothing is started. */
 void cstd_engine_need(struct cstd_engine *engine);
 
 /* Count a use of an accelerator's engine by a rank, and the end of this use. The engine starts with

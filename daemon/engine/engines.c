@@ -131,10 +131,12 @@ int cstd_engines_add_gpu(struct cstd_engines *engines, const char *uuid, int os_
 static int open_traffic(struct cstd_engines *engines, struct cst_err *err)
 {
     void *slots;
-    int rc;
+    int rc = CST_OK;
 
-    rc = cstd_segment_open(&engines->traffic_memory, cstd_engines_segment_id(engines),
-                           TRAFFIC_BYTES, NULL, NULL, "table of traffic", err);
+    if (engines->traffic_memory == NULL) {
+        rc = cstd_segment_open(&engines->traffic_memory, cstd_engines_segment_id(engines),
+                               TRAFFIC_BYTES, NULL, NULL, "table of traffic", err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -143,6 +145,7 @@ static int open_traffic(struct cstd_engines *engines, struct cst_err *err)
     if (slots == MAP_FAILED) {
         return cst_err_errno(err, CST_ENOMEM, errno, "mapping the table of traffic");
     }
+    memset(slots, 0, TRAFFIC_BYTES); /* An earlier daemon's engines have left it. */
     engines->traffic = slots;
     return CST_OK;
 }
@@ -163,6 +166,11 @@ int cstd_engines_start(struct cstd_engines *engines, struct cst_err *err)
 
     for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
         rc = cstd_engine_start(&engines->v[i], err);
+    }
+    for (unsigned i = engines->n_nodes; i < engines->n && rc == CST_OK; i++) {
+        if (engines->v[i].n_users > 0) {
+            cstd_engine_need(&engines->v[i]);
+        }
     }
     return rc;
 }

@@ -50,7 +50,9 @@ struct cstd_engines {
     uint32_t next_segment;                              /* Id of the next new segment. */
     /* Number of engine processes that have died. */
     uint64_t n_deaths;
-    struct cstd_segment *traffic_memory; /* Segment of the table of traffic. */
+    /* Segment of the table of traffic. Engines hold a lock of its file while they live. It can be
+     * that of an earlier daemon, set before cstd_engines_start. */
+    struct cstd_segment *traffic_memory;
     /* The table of traffic, mapped: one slot for each engine. */
     struct cst_traffic *traffic;
     cstd_engines_done_fn on_done;
@@ -79,7 +81,8 @@ int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
 int cstd_engines_add_gpu(struct cstd_engines *engines, const char *uuid, int os_node,
                          unsigned *index, struct cst_err *err);
 
-/* Start the nodes' engines. CST_EENGINE, CST_ENOMEM: an engine cannot be started. */
+/* Start the nodes' engines, and those of accelerators that are in use already. CST_EENGINE,
+ * CST_ENOMEM: a node's engine cannot be started. */
 int cstd_engines_start(struct cstd_engines *engines, struct cst_err *err);
 
 /* Stop all processes; those that still run after two seconds are killed. The loop has no more work

@@ -219,18 +219,40 @@ void cstd_gpus_stop(struct cstd_gpus *gpus)
     }
 }
 
-struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine)
+void cstd_gpus_await(struct cstd_gpus *gpus)
+{
+    while (gpus->state == CSTD_GPUS_LOOKING) {
+        (void)uv_run(&gpus->daemon->loop, UV_RUN_ONCE);
+    }
+}
+
+/* -- lookup ----------------------------------------------------------------------------------- */
+
+/* Find the accelerator with the UUID @uuid or, if that is NULL, with the engine @engine. */
+static struct cstd_gpu *find(struct cstd_gpus *gpus, const char *uuid, unsigned engine)
 {
     struct cstd_gpu_list *const lists[] = {&gpus->paced, &gpus->list};
 
     for (unsigned k = 0; k < 2; k++) {
         for (unsigned i = 0; i < lists[k]->n; i++) {
-            if (lists[k]->v[i].engine == engine) {
-                return &lists[k]->v[i];
+            struct cstd_gpu *gpu = &lists[k]->v[i];
+
+            if (uuid != NULL ? strcmp(gpu->uuid, uuid) == 0 : gpu->engine == engine) {
+                return gpu;
             }
         }
     }
     return NULL;
+}
+
+struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine)
+{
+    return find(gpus, NULL, engine);
+}
+
+struct cstd_gpu *cstd_gpus_of_uuid(struct cstd_gpus *gpus, const char *uuid)
+{
+    return find(gpus, uuid, 0);
 }
 
 /* -- choice of a device ----------------------------------------------------------------------- */

@@ -37,8 +37,14 @@ struct cstd_gpus {
  * stored in why or written to the log. */
 void cstd_gpus_start(struct cstd_gpus *gpus, struct cstd_daemon *daemon);
 
-/* Returns the accelerator whose engine has the index @engine, or NULL. */
+/* Run the loop until the GPUs are known. Only while nothing else uses the loop, which is before the
+ * daemon serves anybody. */
+void cstd_gpus_await(struct cstd_gpus *gpus);
+
+/* Returns the accelerator whose engine has the index @engine, or whose UUID is @uuid; NULL: there
+ * is none. */
 struct cstd_gpu *cstd_gpus_of_engine(struct cstd_gpus *gpus, unsigned engine);
+struct cstd_gpu *cstd_gpus_of_uuid(struct cstd_gpus *gpus, const char *uuid);
 
 /* Cancel the probe if it runs, and forget the waiting requests. */
 void cstd_gpus_stop(struct cstd_gpus *gpus);

@@ -89,10 +89,10 @@ static int check_setup(const Engine__Setup *setup, struct cst_err *err)
     return CST_OK;
 }
 
-/* Lock the undo segment's file while this process lives. A daemon that takes over the file from
- * another daemon waits for the lock, so that two engines never work with the same memory. The file
- * is opened anew, because a lock belongs to the file description, and the daemon shares this one.
- */
+/* Lock the file of the table of traffic, which all engines of a daemon have, while this process
+ * lives. A daemon that takes over the jobs of another daemon waits for the lock, so that engines of
+ * two daemons never work with the same memory. The file is opened anew, because a lock belongs to
+ * the file description, and the daemon shares this one. */
 static void hold_lock(struct cste_engine *engine, int fd)
 {
     char path[40];
@@ -102,10 +102,10 @@ static void hold_lock(struct cste_engine *engine, int fd)
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     own = open(path, O_RDWR | O_CLOEXEC);
     if (own < 0 || flock(own, LOCK_SH | LOCK_NB) != 0) {
-        (void)cst_err_errno(&err, CST_EIO, errno, "locking the undo segment");
+        (void)cst_err_errno(&err, CST_EIO, errno, "locking the table of traffic");
         engine->config.warn(&err);
     }
-    engine->undo_lock = own;
+    engine->lock = own;
 }
 
 /* Map the undo segment. The loop thread touches its pages itself: the segment is small, and no
@@ -126,7 +126,6 @@ static int open_undo(struct cste_engine *engine, const Engine__Setup *setup, int
     if (rc != CST_OK) {
         return cst_err_prefix(err, "undo segment %u", setup->undo_segment);
     }
-    hold_lock(engine, fd);
     engine->undo_id = setup->undo_segment;
     engine->recovery = (struct cste_recovery){
         .slots = engine->undo.base,
@@ -192,6 +191,7 @@ static int open_budget(struct cste_engine *engine, const Engine__Setup *setup, u
     int rc = cste_bandwidth_share_open(&context->budget, (double)setup->copy_share, n_team, err);
 
     if (rc == CST_OK && traffic_fd >= 0) {
+        hold_lock(engine, traffic_fd);
         rc = cste_engine_traffic_open(&engine->traffic, traffic_fd, setup->traffic_slots, own, err);
     }
     if (rc == CST_OK && engine->traffic.own == NULL) {

@@ -30,10 +30,10 @@ struct cste_engine {
     struct cste_thread_pool team; /* Thread pool for REDUCE, UPDATE and NORM. */
     /* Segments that the daemon passed in. Each belongs to an owned struct cste_mapping. */
     struct cste_segments segments;
-    uint32_t n_adding;    /* Number of segments in state ADDING. */
-    uint32_t undo_id;     /* Id of the undo segment, which is not in segments. */
-    int undo_lock;        /* Descriptor that holds the lock of the undo segment's file; -1: none. */
-    struct cste_mem undo; /* Memory of the undo segment. */
+    uint32_t n_adding; /* Number of segments in state ADDING. */
+    uint32_t undo_id;  /* Id of the undo segment, which is not in segments. */
+    int lock; /* Descriptor that holds the lock of the table of traffic's file; -1: none. */
+    struct cste_mem undo;               /* Memory of the undo segment. */
     struct cste_recovery recovery;      /* The undo slots in the undo segment. */
     struct cste_engine_traffic traffic; /* Table of the copies that accelerators make. */
     bool recovered;                     /* No undo slot is left to restore, and commands may run. */
