@@ -31,6 +31,7 @@ static struct cst_core_config config_of(struct cstd_job *job)
         .world = job->world,
         .arena_segments = memory->ids,
         .table_segment = memory->ids[memory->n_arenas],
+        .table = memory->table,
         .pools = memory->pools,
         /* The low 32 bits of a mark must not be 0 (proto/table.h). A REDUCE is marked with its
          * ticket. */

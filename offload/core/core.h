@@ -199,9 +199,12 @@ struct cst_core_device_reservation {
 struct cst_core_config {
     const struct cst_model *model; /* Borrowed for the core's life, like layout. */
     const struct cst_layout *layout;
-    uint32_t world;                    /* Number of ranks, 1..CST_CORE_MAX_WORLD. */
-    const uint32_t *arena_segments;    /* Segment id of each segment of the layout; borrowed. */
-    uint32_t table_segment;            /* Segment id of the job table. */
+    uint32_t world;                 /* Number of ranks, 1..CST_CORE_MAX_WORLD. */
+    const uint32_t *arena_segments; /* Segment id of each segment of the layout; borrowed. */
+    uint32_t table_segment;         /* Segment id of the job table. */
+    /* The job table, in which the core marks device updates that are complete; NULL: it does not.
+     * Must stay valid. */
+    struct cst_table_header *table;
     const struct cst_core_pool *pools; /* One for each rank; copied. */
     uint64_t first_ticket;             /* Tickets count up from this one. */
     /* How long SYNC, STEP and a fetch that lacks a block wait for other ranks. CST_CORE_NEVER:

@@ -155,6 +155,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->layout = config->layout;
     core->arena_segments = config->arena_segments;
     core->table_segment = config->table_segment;
+    core->table = config->table;
     core->world = config->world;
     core->n_chunks = config->layout->n_chunks;
     core->peer_timeout_ns = config->peer_timeout_ns;

@@ -72,6 +72,7 @@ struct cst_core {
     const struct cst_layout *layout;
     const uint32_t *arena_segments;
     uint32_t table_segment;
+    struct cst_table_header *table; /* As in struct cst_core_config. */
     uint32_t world;
     uint32_t n_chunks;
     uint64_t everybody; /* One bit for each rank. */

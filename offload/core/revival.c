@@ -3,6 +3,7 @@
 
 #include "offload/core/actions.h"
 #include "offload/core/core_state.h"
+#include "offload/update/device_update.h"
 #include "offload/update/update.h"
 
 #include <inttypes.h>
@@ -19,6 +20,19 @@ static const struct cst_chunk *find_trained(const struct cst_core *core)
         }
     }
     return NULL;
+}
+
+static void record_copying(const struct cst_core *core, struct cst_core_record *out)
+{
+    for (uint32_t i = 0; i < core->device_updates.n_reservations * CST_BUFFERS_MAX; i++) {
+        const struct cst_update *what =
+            cst_device_update_copying(core, i / CST_BUFFERS_MAX, i % CST_BUFFERS_MAX);
+
+        if (what != NULL) {
+            out->copying[i].chunk = what->chunk + 1;
+            out->copying[i].mark = what->mark;
+        }
+    }
 }
 
 void cst_core_record(const struct cst_core *core, struct cst_core_record *out)
@@ -49,6 +63,7 @@ void cst_core_record(const struct cst_core *core, struct cst_core_record *out)
     if (out->early) {
         out->early_hyper = core->early.hyper;
     }
+    record_copying(core, out);
 }
 
 /* -- going on --------------------------------------------------------------------------------- */
@@ -75,6 +90,18 @@ static enum progress progress_of(const struct cst_core_record *record, uint64_t 
     return mark + 1 == adam || adam == record->restored_adam_step + 1 ? BEGUN : UNSURE;
 }
 
+/* True if the results of an update of chunk @c were being copied back. Its rows are then old or
+ * new, and its mark may lag behind. */
+static bool is_copying(const struct cst_core_record *record, uint32_t c)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < CST_CORE_MAX_COPYING; i++) {
+        any = any || record->copying[i].chunk == c + 1;
+    }
+    return any;
+}
+
 int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
                         struct cst_table_header *table, struct cst_err *err)
 {
@@ -90,8 +117,19 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
         return cst_err_set(err, CST_ELOST, "%" PRIu32 " writes of its states were under way",
                            record->n_writes);
     }
+    for (uint32_t i = 0; i < CST_CORE_MAX_COPYING; i++) {
+        if (record->copying[i].chunk > core->n_chunks ||
+            (record->copying[i].chunk != 0 &&
+             i / CST_BUFFERS_MAX >= core->device_updates.n_reservations)) {
+            return cst_err_set(err, CST_ELOST,
+                               "its record has an update in buffer %" PRIu32
+                               " of device reservation %" PRIu32 ", which does not exist",
+                               i % CST_BUFFERS_MAX, i / CST_BUFFERS_MAX);
+        }
+    }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
-        if (core->chunks[c].has_states && progress_of(record, chunks[c].update_mark) == UNSURE) {
+        if (core->chunks[c].has_states && !is_copying(record, c) &&
+            progress_of(record, chunks[c].update_mark) == UNSURE) {
             return cst_err_set(err, CST_ELOST,
                                "the last update of chunk %" PRIu32 " was number %" PRIu64
                                ", but the last step has number %" PRIu64,
@@ -133,25 +171,59 @@ static void repeat_update(struct cst_core *core, uint32_t c, const struct cst_co
     };
 
     what.hyper.grad_scale = record->factor;
-    (void)cst_update_by_node(core, &what);
+    if (core->chunks[c].device != 0) {
+        cst_update_issue(core, &what);
+    } else {
+        /* An engine of a node may have updated some tiles in place. */
+        (void)cst_update_by_node(core, &what);
+    }
     if (core->chunks[c].weight.rows == CST_ROWS_CURRENT) {
         cst_chunk_update_read(&core->chunks[c]);
     }
 }
 
-static void go_on(struct cst_core *core, uint32_t c, const struct cst_core_record *record,
-                  uint64_t mark)
+/* Keep the early update of chunk @c, which is complete or being copied back. */
+static void keep_early(struct cst_core *core, uint32_t c)
+{
+    core->chunks[c].weight.rows = CST_ROWS_CARRIED;
+    core->early.n++;
+}
+
+/* Issue again the COPYs of the device update record->copying[@i]. */
+static void copy_back(struct cst_core *core, uint32_t i, const struct cst_core_record *record)
+{
+    const struct cst_core_copying *copying = &record->copying[i];
+    bool early = copying->mark > record->counters.adam_step;
+    uint32_t c = copying->chunk - 1;
+    enum cst_row row = early ? cst_weight_row_target(core, c) : cst_weight_row_newest(core, c);
+    struct cst_update what = {
+        .chunk = c, .mark = copying->mark, .weight = cst_core_row_place(core, c, row, 0)};
+
+    cst_device_update_copy_back(core, i / CST_BUFFERS_MAX, i % CST_BUFFERS_MAX, &what);
+    if (early) {
+        keep_early(core, c);
+    } else if (core->chunks[c].weight.rows == CST_ROWS_CURRENT) {
+        cst_chunk_update_read(&core->chunks[c]);
+    }
+}
+
+static void set_rows(struct cst_core *core, uint32_t c, const struct cst_core_record *record)
 {
     struct cst_weight_row *weight = &core->chunks[c].weight;
-    enum progress progress = progress_of(record, mark);
 
     weight->second = record->second;
     weight->rows = record->delayed ? CST_ROWS_DELAYED : CST_ROWS_CURRENT;
     /* The row can hold a gradient. The master weights give the same weights. */
     weight->holds = core->layout->states.grad_over_weight ? CST_HOLDS_STALE : CST_HOLDS_WEIGHTS;
+}
+
+static void go_on(struct cst_core *core, uint32_t c, const struct cst_core_record *record,
+                  uint64_t mark)
+{
+    enum progress progress = progress_of(record, mark);
+
     if (progress == AHEAD) {
-        weight->rows = CST_ROWS_CARRIED;
-        core->early.n++;
+        keep_early(core, c);
     } else if (progress == BEGUN) {
         repeat_update(core, c, record);
     }
@@ -166,6 +238,17 @@ void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         chunks[c].reduce_mark = CST_MARK_NONE;
         if (core->chunks[c].has_states) {
+            set_rows(core, c, event->record);
+        }
+    }
+    /* Their buffers are not free until they are done. */
+    for (uint32_t i = 0; i < core->device_updates.n_reservations * CST_BUFFERS_MAX; i++) {
+        if (event->record->copying[i].chunk != 0) {
+            copy_back(core, i, event->record);
+        }
+    }
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        if (core->chunks[c].has_states && !is_copying(event->record, c)) {
             go_on(core, c, event->record, chunks[c].update_mark);
         }
     }

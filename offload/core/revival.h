@@ -4,11 +4,16 @@
  *
  * The driver stores the record of cst_core_record after each event, before it carries out the
  * event's actions. The record then never lags behind what engines have begun or workers were told.
+ * The engines mark the updates that they make in place. The core marks device updates, when their
+ * results are copied back.
+ *
  * A new core that is given the record and the job table
  *
  *   - stands at the last committed step, in phase IDLE: each worker must attach and sync,
  *   - issues again the updates of that step whose chunks do not carry the step's mark. An engine
  *     that finds marks of tiles does only what is left,
+ *   - issues again the COPYs that bring the results of device updates back from the device
+ *     reservation, which was kept,
  *   - keeps early updates of the uncommitted step that are complete. An early update that was begun
  *     is made again when its gradient has been summed again; the tiles that are done are skipped.
  *     Until the commit, all ranks must therefore repeat the step with the same hyper-parameters. */
@@ -16,6 +21,17 @@
 #define CST_REVIVAL_H
 
 #include "offload/core/core.h"
+#include "offload/update/buffers.h"
+
+/* A device update that is known to be complete, and whose results are being copied back: the rows
+ * of its chunk are partly overwritten. */
+struct cst_core_copying {
+    uint32_t chunk; /* Number of the chunk + 1; 0: none. */
+    uint32_t pad;   /* 0. */
+    uint64_t mark;  /* Adam step of the update. */
+};
+
+#define CST_CORE_MAX_COPYING (CST_CORE_MAX_UPDATE_DEVICES * CST_BUFFERS_MAX)
 
 struct cst_core_record {
     struct cst_counters counters;
@@ -34,6 +50,8 @@ struct cst_core_record {
     struct cst_hyper early_hyper; /* Hyper-parameters of the early updates. */
     uint32_t pad2;                /* 0. */
     double last_loss, last_grad_norm;
+    /* Of buffer b of device reservation r at r * CST_BUFFERS_MAX + b. */
+    struct cst_core_copying copying[CST_CORE_MAX_COPYING];
 };
 
 /* Fill *out. All its bytes are set, so that two records can be compared with memcmp. */

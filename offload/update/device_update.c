@@ -388,14 +388,14 @@ static uint64_t copy_down_after(struct cst_core *core, uint32_t c, enum cst_row 
     return copy->ticket;
 }
 
-void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
+/* Issue the COPYs of what UPDATE @update (0: it is done) has left of @what in @buffer. */
+static void copy_all_down(struct cst_core *core, struct cst_device_reservation *reservation,
+                          uint32_t buffer, const struct cst_update *what, uint64_t update)
 {
-    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
     struct cst_chunk *chunk = &core->chunks[what->chunk];
-    uint64_t update = update_there(core, reservation, what);
-    uint64_t *down = reservation->down[reservation->next];
+    uint64_t *down = reservation->down[buffer];
 
-    cst_chunk_update_begin_device(chunk, what, reservation->next);
+    cst_chunk_update_begin_device(chunk, what, buffer);
     down[0] = copy_down_after(core, what->chunk, CST_ROW_WEIGHT, update);
     for (uint32_t i = 0; i < N_STATES; i++) {
         down[i + 1] = has_row(core, what->chunk, states[i])
@@ -403,7 +403,43 @@ void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cs
                           : 0;
     }
     cst_chunk_update_issued_down(chunk, down);
+}
+
+void cst_device_update_update(struct cst_core *core, uint32_t r, const struct cst_update *what)
+{
+    struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+    uint64_t update = update_there(core, reservation, what);
+
+    copy_all_down(core, reservation, reservation->next, what, update);
     reservation->next = (reservation->next + 1) % reservation->buffers.n;
+}
+
+void cst_device_update_done(struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk_update *update = &core->chunks[c].update;
+
+    core->device_updates.reservations[update->reservation].user[update->buffer] = c;
+    cst_chunk_update_copying_back(&core->chunks[c]);
+}
+
+const struct cst_update *cst_device_update_copying(const struct cst_core *core, uint32_t r,
+                                                   uint32_t buffer)
+{
+    const struct cst_device_reservation *reservation = &core->device_updates.reservations[r];
+    const struct cst_chunk *chunk = &core->chunks[reservation->user[buffer]];
+    bool copying = chunk->update.where == CST_UPDATE_COPYING_BACK &&
+                   chunk->update.reservation == r && chunk->update.buffer == buffer &&
+                   !cst_chunk_update_is_over(&chunk->update);
+
+    return copying ? &chunk->update.what : NULL;
+}
+
+void cst_device_update_copy_back(struct cst_core *core, uint32_t r, uint32_t buffer,
+                                 const struct cst_update *what)
+{
+    cst_chunk_update_place(&core->chunks[what->chunk], CST_UPDATE_ON_DEVICE, r);
+    copy_all_down(core, &core->device_updates.reservations[r], buffer, what, 0);
+    cst_device_update_done(core, what->chunk);
 }
 
 /* -- failures --------------------------------------------------------------------------------- */

@@ -33,6 +33,8 @@ struct cst_device_reservation {
     uint32_t next; /* Buffer that the next update uses. */
     /* Per buffer: the last COPYs out of it; 0: none. */
     uint64_t down[CST_BUFFERS_MAX][CST_DEVICE_UPDATE_COPIES_DOWN];
+    /* Per buffer: the chunk whose UPDATE was completed there last. */
+    uint32_t user[CST_BUFFERS_MAX];
 };
 
 struct cst_device_updates {
@@ -71,6 +73,19 @@ bool cst_device_update_pass(struct cst_core *core, uint32_t chunk);
 /* Issue the device update @what in the device reservation @reservation. */
 void cst_device_update_update(struct cst_core *core, uint32_t reservation,
                               const struct cst_update *what);
+
+/* The UPDATE of @chunk is done: its results are being copied back. */
+void cst_device_update_done(struct cst_core *core, uint32_t chunk);
+
+/* The device update in buffer @buffer of device reservation @reservation whose results are being
+ * copied back; NULL: none. */
+const struct cst_update *cst_device_update_copying(const struct cst_core *core,
+                                                   uint32_t reservation, uint32_t buffer);
+
+/* The results of @what are in the buffer, from which an earlier core was copying them back: issue
+ * these COPYs again. No update of the chunk may be in flight. */
+void cst_device_update_copy_back(struct cst_core *core, uint32_t reservation, uint32_t buffer,
+                                 const struct cst_update *what);
 
 /* The device update of @chunk failed and nothing has been copied down: the next update in its
  * buffer waits for nothing. */

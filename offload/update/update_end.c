@@ -196,6 +196,16 @@ static void end_use(struct cst_core *core, const struct cst_flight *flight)
     }
 }
 
+/* The chunk's update is over. Engines mark only updates in place. */
+static void mark(struct cst_core *core, uint32_t c, const struct cst_event *event)
+{
+    const struct cst_chunk_update *update = &core->chunks[c].update;
+
+    if (core->table != NULL && update->reservation != CST_NONE && event->status == CST_OK) {
+        cst_table_chunks(core->table)[c].update_mark = update->what.mark;
+    }
+}
+
 void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
                     const struct cst_event *event)
 {
@@ -206,12 +216,13 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
         return;
     }
     if (flight->kind == CST_FLIGHT_UPDATE_ON_DEVICE && event->status == CST_OK) {
-        cst_chunk_update_copying_back(chunk);
+        cst_device_update_done(core, flight->chunk);
     }
     if (cst_chunk_update_replace(chunk, flight->ticket, 0) &&
         cst_chunk_update_is_over(&chunk->update)) {
         core->updates_done.n++;
         core->updates_done.n_device += chunk->update.reservation != CST_NONE;
+        mark(core, flight->chunk, event);
     }
     if (flight->kind == CST_FLIGHT_UPDATE || flight->kind == CST_FLIGHT_STATES) {
         cst_exposure_done(core);

@@ -5,7 +5,7 @@
 #include "offload/core/revival.h"
 
 #include "tests/lib/suite.h"
-#include "tests/unit/core_rig.h"
+#include "tests/unit/room_rig.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -202,6 +202,91 @@ START_TEST(restored)
 }
 END_TEST
 
+static void open_with_room(enum cst_overlap overlap)
+{
+    struct cst_core_device_reservation room = {
+        .engine = ROOM_ENGINE, .segment = ROOM_SEGMENT, .bytes = 3 * ROOM_BUFFER};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = N_CHUNKS,
+                                         .world = 1,
+                                         .n_blocks = 2 * N_CHUNKS,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .interleave = 2,
+                                         .overlap = overlap,
+                                         .table = table});
+}
+
+/* Complete the commands of chunk 1's device update until its results are copied back. These COPYs
+ * are stored in @down. */
+static void copy_back_begins(struct cst_command down[4])
+{
+    const struct cst_command *copy;
+
+    while ((copy = room_copy(&rig, 1, true, 0)) != NULL) {
+        rig_done(&rig, copy->ticket, CST_OK, NULL);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        copy = room_copy(&rig, 1, false, i);
+        ck_assert_ptr_nonnull(copy);
+        down[i] = *copy;
+    }
+    rig_done(&rig, room_update(&rig, 1)->ticket, CST_OK, NULL);
+}
+
+/* Of two device updates one was being copied back, and of the other one nothing was: the COPYs of
+ * the first are made again from the same buffer to the same rows, and the node makes the second. */
+START_TEST(device_updates)
+{
+    struct cst_command down[4];
+
+    open_with_room((enum cst_overlap)_i);
+    rig_start(&rig, 1);
+    rig_whole_step(&rig, N_CHUNKS, 1);
+    rig_drain(&rig);
+    ck_assert_uint_eq(cst_table_chunks(table)[1].update_mark, 1);
+    ck_assert_uint_eq(cst_table_chunks(table)[3].update_mark, 1);
+    room_commit(&rig, N_CHUNKS);
+    copy_back_begins(down);
+    cst_core_record(rig.core, &record);
+    mark(2, 1, 1, 1);
+
+    rig_close(&rig);
+    open_with_room((enum cst_overlap)_i);
+    ck_assert_int_eq(cst_core_may_revive(rig.core, &record, table, &err), CST_OK);
+    (void)rig_event(&rig,
+                    (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = table});
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_COPY), 4);
+    for (unsigned i = 0; i < 4; i++) {
+        const struct cst_command *copy = room_copy(&rig, 1, false, i);
+
+        ck_assert_ptr_nonnull(copy);
+        ck_assert_uint_eq(copy->node, ROOM_ENGINE);
+        ck_assert_uint_eq(copy->bytes, down[i].bytes);
+        ck_assert_int_eq(memcmp(copy->src, down[i].src, sizeof copy->src[0]), 0);
+        ck_assert_int_eq(memcmp(copy->dst, down[i].dst, sizeof copy->dst[0]), 0);
+    }
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 2);
+    ck_assert_uint_eq(room_update(&rig, 2)->node, 0);
+    ck_assert_uint_eq(room_update(&rig, 3)->node, 0);
+    rig_drain(&rig);
+    ck_assert_uint_eq(cst_table_chunks(table)[1].update_mark, 2);
+    rig_start(&rig, 1);
+    rig_whole_step(&rig, N_CHUNKS, 1);
+    ck_assert_uint_eq(rig_stats(&rig).step, 3);
+}
+END_TEST
+
+/* A record that does not fit the device reservations is refused. */
+START_TEST(no_such_buffer)
+{
+    live(CST_OVERLAP_COMMIT, 1);
+    mark(1, 1, 1, 1);
+    record.copying[0].chunk = 1;
+    refused("its record has an update in buffer 0 of device reservation 0, which does not exist");
+}
+END_TEST
+
 START_TEST(not_proven)
 {
     live(CST_OVERLAP_COMMIT, 3);
@@ -230,6 +315,8 @@ int main(void)
     tcase_add_test(tc, same_record);
     tcase_add_test(tc, ahead);
     tcase_add_test(tc, restored);
+    tcase_add_loop_test(tc, device_updates, CST_OVERLAP_COMMIT, CST_OVERLAP_DELAYED + 1);
+    tcase_add_test(tc, no_such_buffer);
     tcase_add_test(tc, not_proven);
     return suite_run(s);
 }

@@ -117,6 +117,7 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
                                       .world = world,
                                       .arena_segments = arena_segments,
                                       .table_segment = RIG_TABLE_SEGMENT,
+                                      .table = job->table,
                                       .pools = rig->pools,
                                       .first_ticket = job->first_ticket,
                                       .peer_timeout_ns = 1000000000,
