@@ -245,10 +245,11 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     if (rc != CST_OK) {
         goto err_after_engines;
     }
+    cstd_notify_init(&daemon->notify, &daemon->loop);
+    cstd_gpus_start(&daemon->gpus, daemon);
+    cstd_revive_jobs(daemon); /* The loop may run in it. */
     start_signals(daemon);
     start_timers(daemon);
-    cstd_notify_init(&daemon->notify, &daemon->loop);
-    cstd_revive_jobs(daemon);
     /* The loop has active handles now. If the start fails from here on, they must be ended in the
      * same way as by a shutdown. */
     rc = cstd_engines_start(&daemon->engines, err);
@@ -263,7 +264,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
     }
     cstd_log(CSTD_LOG_NOTICE, "listening at %s, managers at %s, engine %s",
              daemon->server.user.path, daemon->server.manager.path, daemon->engines.program);
-    cstd_gpus_start(&daemon->gpus, daemon);
+    cstd_server_accept(&daemon->server);
     format_status(daemon, status, sizeof status);
     cstd_notify_ready(&daemon->notify, status);
     return CST_OK;

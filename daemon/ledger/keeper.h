@@ -38,7 +38,7 @@ struct cstd_keeper {
     uint32_t limit;             /* Descriptors that the store can hold; 0: there is no store. */
     struct cstd_stored *stored; /* All stored descriptors; owned. */
     uint32_t n_stored;
-    bool undo_stored;       /* The undo slots of the nodes' engines are in the store. */
+    bool engines_stored;    /* What all jobs need of the engines is in the store. */
     struct cstd_kept *kept; /* Inherited descriptors; owned. */
     uint32_t n_kept;
 };

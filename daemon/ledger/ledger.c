@@ -3,6 +3,8 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
+#include "daemon/memory/device_reservation.h"
+#include "daemon/memory/rank_devices.h"
 #include "daemon/report/log.h"
 #include "proto/plan_message.h"
 
@@ -46,6 +48,7 @@ uint64_t cstd_ledger_hash(const struct cstd_job *job)
 struct parts {
     Ledger__Segment *segments, **segment_list;
     Ledger__Rank *ranks, **rank_list;
+    Ledger__Device devices[CSTD_ARENA_MAX_ENGINES], *device_list[CSTD_ARENA_MAX_ENGINES];
     uint8_t *description, *plan;
 };
 
@@ -59,10 +62,20 @@ static void free_parts(struct parts *parts)
     free(parts->plan);
 }
 
-/* Number of arenas, and the job table. */
+/* Number of arenas, device reservations, and the job table. */
 static uint32_t count_segments(const struct cstd_job *job)
 {
-    return job->memory.n_arenas + 1;
+    return job->memory.n_arenas + 1 + job->memory.n_rooms;
+}
+
+/* Segment @i of those that are kept: the slabs of pools, which are not, lie between the job table
+ * and the device reservations. */
+static const struct cstd_segment *segment_of(const struct cstd_job *job, uint32_t i)
+{
+    const struct cstd_memory *memory = &job->memory;
+
+    return memory
+        ->segments[i <= memory->n_arenas ? i : memory->n_segments - count_segments(job) + i];
 }
 
 static int fill_segments(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,
@@ -71,7 +84,7 @@ static int fill_segments(const struct cstd_job *job, struct parts *parts, Ledger
     uint32_t n = count_segments(job);
 
     for (uint32_t i = 0; i < n; i++) {
-        const struct cstd_segment *segment = job->memory.segments[i];
+        const struct cstd_segment *segment = segment_of(job, i);
         struct stat st;
 
         if (fstat(segment->fd, &st) != 0) {
@@ -99,10 +112,59 @@ static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__
         rank->pool_bytes = worker->pool.bytes;
         rank->n_n_blocks = CST_LAYOUT_MAX_CLASSES;
         rank->n_blocks = worker->pool.blocks.n;
+        rank->device = worker->gpu != NULL ? worker->gpu->uuid : NULL;
+        rank->accelerator = worker->accelerator != NULL ? worker->accelerator->uuid : NULL;
+        rank->reservation_asked = worker->room_asked;
+        rank->states_asked = worker->states_asked;
+        rank->reservation_bytes = worker->device_update_bytes;
+        rank->states_bytes = worker->device_states;
         parts->rank_list[r] = rank;
     }
     out->n_ranks = job->world;
     out->ranks = parts->rank_list;
+}
+
+static void add_device(struct cstd_job *job, struct parts *parts, Ledger__Job *out, unsigned engine,
+                       uint64_t reservation_bytes, uint64_t states_bytes)
+{
+    Ledger__Device *device = &parts->devices[out->n_devices];
+
+    ledger__device__init(device);
+    device->uuid = job->daemon->engines.v[engine].device;
+    device->grain = job->daemon->engines.v[engine].granularity;
+    device->reservation_bytes = reservation_bytes;
+    device->states_bytes = states_bytes;
+    parts->device_list[out->n_devices++] = device;
+}
+
+/* Name the accelerators: first those with device reservations, in their order, then those that have
+ * only pools. */
+static int fill_devices(struct cstd_job *job, struct parts *parts, Ledger__Job *out,
+                        struct cst_err *err)
+{
+    const struct cstd_memory *memory = &job->memory;
+    struct cst_layout_config config = {0};
+    uint32_t rest = memory->gpu_engines;
+    int rc = cstd_device_reservation_devices(job, &config, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    out->devices = parts->device_list;
+    for (uint32_t i = 0; i < memory->n_rooms; i++) {
+        uint64_t states = 0;
+
+        for (uint32_t d = 0; d < config.n_devices; d++) {
+            states +=
+                config.devices[d].engine == memory->rooms[i].engine ? config.devices[d].bytes : 0;
+        }
+        add_device(job, parts, out, memory->rooms[i].engine, memory->rooms[i].bytes, states);
+        rest &= ~(UINT32_C(1) << memory->rooms[i].engine);
+    }
+    for (; rest != 0; rest &= rest - 1) {
+        add_device(job, parts, out, (unsigned)__builtin_ctz(rest), 0, 0);
+    }
+    return CST_OK;
 }
 
 static int fill_plan(const struct cstd_job *job, struct parts *parts, Ledger__Job *out,
@@ -161,6 +223,7 @@ static int fill(struct cstd_job *job, struct parts *parts, uint64_t *class_elems
     }
     rc = fill_description(job, parts, out, err);
     rc = rc == CST_OK ? fill_segments(job, parts, out, err) : rc;
+    rc = rc == CST_OK ? fill_devices(job, parts, out, err) : rc;
     rc = rc == CST_OK ? fill_plan(job, parts, out, err) : rc;
     if (rc != CST_OK) {
         return rc;
@@ -211,20 +274,64 @@ static const char *name_of(const char *what, const struct cstd_job *job,
     return out;
 }
 
-/* Store the undo slots of the nodes' engines, which finish updates that are under way. */
-static int store_undo(struct cstd_daemon *daemon, bool sent, struct cst_err *err)
+const char *cstd_ledger_name_of_device(uint64_t serial, uint32_t i,
+                                       char out[CSTD_KEEPER_NAME_BYTES])
 {
-    struct cstd_keeper *keeper = &daemon->keeper;
-    int rc = CST_OK;
+    (void)snprintf(out, CSTD_KEEPER_NAME_BYTES, "kept-device-%" PRIu64 "-%" PRIu32, serial, i);
+    return out;
+}
 
-    for (unsigned i = 0; i < daemon->engines.n_nodes && rc == CST_OK && !keeper->undo_stored; i++) {
-        const struct cstd_segment *undo = daemon->engines.v[i].undo;
-        char name[CSTD_KEEPER_NAME_BYTES];
+/* Store the undo slots of the nodes' engines, which finish updates that are under way, and the
+ * table of traffic, by whose lock the next daemon knows that all engines have ended. */
+static int store_engines(struct cstd_daemon *daemon, bool sent, struct cst_err *err)
+{
+    const struct cstd_engines *engines = &daemon->engines;
+    struct cstd_keeper *keeper = &daemon->keeper;
+    char name[CSTD_KEEPER_NAME_BYTES];
+    int rc;
+
+    if (keeper->engines_stored) {
+        return CST_OK;
+    }
+    (void)snprintf(name, sizeof name, "kept-traffic-%u", engines->traffic_memory->id);
+    rc = cstd_keeper_store(keeper, name, &engines->traffic_memory->fd, 1, sent, err);
+    for (unsigned i = 0; i < engines->n_nodes && rc == CST_OK; i++) {
+        const struct cstd_segment *undo = engines->v[i].undo;
 
         (void)snprintf(name, sizeof name, "kept-undo-%u-%u", i, undo->id);
         rc = cstd_keeper_store(keeper, name, &undo->fd, 1, sent, err);
     }
-    keeper->undo_stored = rc == CST_OK;
+    keeper->engines_stored = rc == CST_OK;
+    return rc;
+}
+
+/* Store the segments in host memory under one name. Drivers' handles of memory can all have the
+ * same file, so each segment of an accelerator has a name of its own. */
+static int store_segments(struct cstd_job *job, bool sent, struct cst_err *err)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    uint32_t n = count_segments(job), n_host = 0;
+    char name[CSTD_KEEPER_NAME_BYTES];
+    int *fds = calloc(n, sizeof *fds);
+    int rc = CST_OK;
+
+    if (fds == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
+    }
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        const struct cstd_segment *segment = segment_of(job, i);
+
+        if (segment->device) {
+            rc = cstd_keeper_store(keeper, cstd_ledger_name_of_device(job->serial, i, name),
+                                   &segment->fd, 1, sent, err);
+        } else {
+            fds[n_host++] = segment->fd;
+        }
+    }
+    if (rc == CST_OK) {
+        rc = cstd_keeper_store(keeper, name_of("job", job, name), fds, n_host, sent, err);
+    }
+    free(fds);
     return rc;
 }
 
@@ -233,25 +340,15 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
                  struct cst_err *err)
 {
     struct cstd_keeper *keeper = &job->daemon->keeper;
-    uint32_t n = count_segments(job);
     char name[CSTD_KEEPER_NAME_BYTES];
-    int *fds = calloc(n, sizeof *fds);
-    int rc;
+    int rc = store_engines(job->daemon, sent, err);
 
-    if (fds == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a list of descriptors");
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        fds[i] = job->memory.segments[i]->fd;
-    }
-    rc = store_undo(job->daemon, sent, err);
     if (rc == CST_OK) {
-        rc = cstd_keeper_store(keeper, name_of("job", job, name), fds, n, sent, err);
+        rc = store_segments(job, sent, err);
     }
     if (rc == CST_OK) {
         rc = cstd_keeper_store(keeper, name_of("ledger", job, name), &file->fd, 1, sent, err);
     }
-    free(fds);
     return rc;
 }
 
@@ -260,11 +357,8 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
 static int check(const struct cstd_job *job, struct cst_err *err)
 {
     const struct cstd_keeper *keeper = &job->daemon->keeper;
-    uint32_t n = count_segments(job) + 1 + job->daemon->engines.n_nodes;
+    uint32_t n = count_segments(job) + 1 + job->daemon->engines.n_nodes + 1;
 
-    if (job->memory.gpu_engines != 0 || job->layout.device_bytes > 0) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "it has memory on accelerators");
-    }
     if (job->base != NULL && job->base->ledger.state != CSTD_LEDGER_KEPT) {
         return cst_err_set(err, CST_EUNSUPPORTED, "its base '%s' is not kept", job->base->name);
     }
@@ -369,6 +463,11 @@ void cstd_ledger_forget(struct cstd_job *job)
     }
     cstd_keeper_forget(keeper, name_of("ledger", job, name));
     cstd_keeper_forget(keeper, name_of("job", job, name));
+    for (uint32_t i = 0; i < count_segments(job); i++) {
+        if (segment_of(job, i)->device) {
+            cstd_keeper_forget(keeper, cstd_ledger_name_of_device(job->serial, i, name));
+        }
+    }
     cstd_budget_give(&job->daemon->host, job->account, job->ledger.file.bytes);
     cstd_ledger_file_close(&job->ledger.file);
     job->ledger.state = CSTD_LEDGER_NONE;

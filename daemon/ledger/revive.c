@@ -2,6 +2,7 @@
 #include "daemon/ledger/revive.h"
 
 #include "daemon/daemon.h"
+#include "daemon/ledger/revive_devices.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/declare.h"
@@ -40,7 +41,8 @@ struct kept_job {
 
 /* -- engines of the earlier daemon ------------------------------------------------------------ */
 
-/* Wait until no engine has @fd, its undo slots, locked. An engine holds the lock while it lives. */
+/* Wait until no engine has @fd, the table of traffic, locked. An engine holds the lock while it
+ * lives. */
 static int await_end(int fd, struct cst_err *err)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
@@ -64,8 +66,23 @@ static int await_end(int fd, struct cst_err *err)
                                  "an engine of the earlier daemon still runs after %d ms", WAIT_MS);
 }
 
-/* Take over the undo slots of the nodes' engines. */
-static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
+/* Make the segment *@out with the number @id of @kept. */
+static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, unsigned id,
+                 struct cstd_segment **out, struct cst_err *err)
+{
+    uint64_t bytes = (uint64_t)lseek(kept->fd, 0, SEEK_END);
+    int rc = cstd_segment_adopt(out, id, bytes, kept->fd, NULL, NULL, err);
+
+    kept->fd = -1;
+    if (id >= daemon->engines.next_segment) {
+        daemon->engines.next_segment = id + 1;
+    }
+    return rc == CST_OK ? cstd_keeper_store(&daemon->keeper, kept->name, &(*out)->fd, 1, true, err)
+                        : rc;
+}
+
+/* Take over the table of traffic and the undo slots of the nodes' engines. */
+static int adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
 {
     struct cstd_engines *engines = &daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
@@ -75,25 +92,18 @@ static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
         struct cstd_kept *kept = &keeper->kept[i];
         unsigned node, id;
-        off_t bytes;
 
-        if (sscanf(kept->name, "kept-undo-%u-%u", &node, &id) != 2 || node >= engines->n_nodes) {
-            continue;
-        }
-        rc = await_end(kept->fd, err);
-        bytes = lseek(kept->fd, 0, SEEK_END);
-        if (rc == CST_OK) {
-            rc = cstd_segment_adopt(&engines->v[node].undo, id, (uint64_t)bytes, kept->fd, NULL,
-                                    NULL, err);
-            kept->fd = -1;
+        if (sscanf(kept->name, "kept-traffic-%u", &id) == 1) {
+            rc = await_end(kept->fd, err);
+            rc = rc == CST_OK ? adopt(daemon, kept, id, &engines->traffic_memory, err) : rc;
             n_adopted++;
-            rc = rc == CST_OK ? cstd_keeper_store(keeper, kept->name, &engines->v[node].undo->fd, 1,
-                                                  true, err)
-                              : rc;
-            engines->next_segment = id >= engines->next_segment ? id + 1 : engines->next_segment;
+        } else if (sscanf(kept->name, "kept-undo-%u-%u", &node, &id) == 2 &&
+                   node < engines->n_nodes) {
+            rc = adopt(daemon, kept, id, &engines->v[node].undo, err);
+            n_adopted++;
         }
     }
-    keeper->undo_stored = n_adopted == engines->n_nodes;
+    keeper->engines_stored = n_adopted == engines->n_nodes + 1;
     return rc;
 }
 
@@ -101,6 +111,12 @@ static int adopt_undo(struct cstd_daemon *daemon, struct cst_err *err)
 
 static void close_kept(struct kept_job *kept)
 {
+    for (uint32_t i = 0; kept->segments != NULL && i < kept->ledger->n_segments; i++) {
+        if (kept->segments[i].fd >= 0) {
+            (void)close(kept->segments[i].fd);
+        }
+    }
+    free(kept->segments);
     if (kept->ledger != NULL) {
         ledger__job__free_unpacked(kept->ledger, NULL);
     }
@@ -108,7 +124,6 @@ static void close_kept(struct kept_job *kept)
         cistern__job_description__free_unpacked(kept->description, NULL);
     }
     cstd_ledger_file_close(&kept->file);
-    free(kept->segments);
 }
 
 static int read_ledger(struct kept_job *kept, int fd, struct cst_err *err)
@@ -125,14 +140,29 @@ static int read_ledger(struct kept_job *kept, int fd, struct cst_err *err)
     return rc;
 }
 
+/* Take segment @i of the job from the store. @layout: its layout. */
+static int take_segment(struct cstd_daemon *daemon, const struct kept_job *kept, uint32_t i,
+                        const struct cst_layout *layout)
+{
+    uint64_t serial = kept->ledger->serial;
+    bool is_arena = i < layout->n_segments;
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    (void)snprintf(name, sizeof name, "kept-job-%" PRIu64, serial);
+    if (i > layout->n_segments ||
+        (is_arena && layout->segments[i].node >= daemon->engines.n_nodes)) {
+        (void)cstd_ledger_name_of_device(serial, i, name);
+    }
+    return cstd_keeper_take(&daemon->keeper, name, kept->ledger->segments[i]->inode);
+}
+
 /* Find the memory of the job in the store. Segments of the base job have no descriptor of their
  * own; @layout tells which these are. */
 static int find_segments(struct cstd_daemon *daemon, struct kept_job *kept,
                          const struct cst_layout *layout, struct cst_err *err)
 {
     const Ledger__Job *ledger = kept->ledger;
-    uint32_t n = layout->n_segments + 1;
-    char name[CSTD_KEEPER_NAME_BYTES];
+    uint32_t n = layout->n_segments + 1 + cstd_revive_count_rooms(ledger);
 
     if (ledger->n_segments != n) {
         return cst_err_set(err, CST_ELOST, "its ledger has %zu segments, but its layout %" PRIu32,
@@ -142,16 +172,15 @@ static int find_segments(struct cstd_daemon *daemon, struct kept_job *kept,
     if (kept->segments == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a list of segments");
     }
-    (void)snprintf(name, sizeof name, "kept-job-%" PRIu64, ledger->serial);
     for (uint32_t i = 0; i < n; i++) {
-        const Ledger__Segment *segment = ledger->segments[i];
-        bool shared = i < layout->n_segments && layout->segments[i].is_base;
-
-        kept->segments[i] = (struct cstd_memory_kept){.id = segment->id, .fd = -1};
-        if (!shared) {
-            kept->segments[i].fd = cstd_keeper_take(&daemon->keeper, name, segment->inode);
+        kept->segments[i] = (struct cstd_memory_kept){.id = ledger->segments[i]->id, .fd = -1};
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (i < layout->n_segments && layout->segments[i].is_base) {
+            continue;
         }
-        if (!shared && kept->segments[i].fd < 0) {
+        kept->segments[i].fd = take_segment(daemon, kept, i, layout);
+        if (kept->segments[i].fd < 0) {
             return cst_err_set(
                 err, CST_ELOST,
                 "segment %" PRIu32 " of %" PRIu32 " is not in the service manager's store", i, n);
@@ -271,6 +300,7 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
                                        .grad_bytes = job->micro_batches > 1 ? 4 : 2,
                                        .states = cstd_job_options_states(&job->options),
                                        .max_classes = (uint32_t)ledger->n_class_elems};
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     int rc;
 
     if (ledger->n_nodes != config.n_nodes) {
@@ -278,11 +308,14 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
                            "it was laid out for %" PRIu32 " NUMA nodes, and there are %" PRIu32,
                            ledger->n_nodes, config.n_nodes);
     }
-    if (ledger->n_class_elems < 1 || ledger->n_class_elems > CST_LAYOUT_MAX_CLASSES ||
-        ledger->n_ranks != job->world) {
-        return cst_err_set(err, CST_ELOST, "its ledger has %zu size classes and %zu ranks of %u",
-                           ledger->n_class_elems, ledger->n_ranks, job->world);
+    if (ledger->n_class_elems < 1 || ledger->n_class_elems > CST_LAYOUT_MAX_CLASSES) {
+        return cst_err_set(err, CST_ELOST, "its ledger has %zu size classes",
+                           ledger->n_class_elems);
     }
+    for (uint32_t r = 0; r < job->world; r++) {
+        config.landings = config.landings || job->workers[r].gpu != NULL;
+    }
+    (void)cstd_revive_list_rooms(job->daemon, ledger, rooms, &config);
     config.chunk_elems = ledger->class_elems[0];
     for (uint32_t i = 1; i < ledger->n_class_elems; i++) {
         config.class_elems[i - 1] = ledger->class_elems[i];
@@ -304,10 +337,13 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
 static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
 {
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD] = {0};
+    struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
+    struct cst_layout_config unused = {0};
     struct cstd_memory_request request = {.layout = &job->layout,
                                           .world = job->world,
                                           .account = job->account,
                                           .pools = pools,
+                                          .rooms = rooms,
                                           .base = job->base != NULL ? &job->base->memory : NULL};
     int rc;
 
@@ -318,11 +354,13 @@ static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_e
             return cst_err_set(err, CST_ELOST, "its ledger has a pool of %zu size classes",
                                rank->n_n_blocks);
         }
+        pools[r].gpu = job->workers[r].gpu;
         pools[r].bytes = rank->pool_bytes;
         memcpy(pools[r].blocks.n, rank->n_blocks, sizeof pools[r].blocks.n);
         job->workers[r].pool = pools[r];
         job->workers[r].pool_bytes = rank->pool_asked;
     }
+    request.n_rooms = cstd_revive_list_rooms(job->daemon, kept->ledger, rooms, &unused);
     rc = find_segments(job->daemon, kept, &job->layout, err);
     request.kept = kept->segments;
     if (rc == CST_OK) {
@@ -345,8 +383,10 @@ static int finish(struct cstd_job *job, struct kept_job *kept, struct cst_err *e
     if (cstd_ledger_continue(job, &kept->file, err) != CST_OK) {
         return err->status;
     }
-    for (uint32_t i = 0; i <= job->memory.n_arenas; i++) {
-        job->memory.segments[i]->kept = false;
+    for (uint32_t i = 0; i < job->memory.n_segments; i++) {
+        if (job->memory.segments[i] != NULL) { /* The slabs of parked pools are NULL. */
+            job->memory.segments[i]->kept = false;
+        }
     }
     kept->file = (struct cstd_ledger_file){.fd = -1};
     job->phase = CSTD_COMMIT_DONE;
@@ -374,6 +414,7 @@ static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_
     }
     rc = declare_model(job, kept->description, err);
     take_plan(job, kept->ledger);
+    rc = rc == CST_OK ? cstd_revive_take_devices(job, kept->ledger, err) : rc;
     rc = rc == CST_OK ? build_layout(job, kept->ledger, err) : rc;
     rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
     if (rc == CST_OK) {
@@ -468,6 +509,7 @@ static uint64_t serial_of(const struct cstd_kept *kept)
     uint64_t serial;
 
     return sscanf(kept->name, "kept-job-%" SCNu64, &serial) == 1 ||
+                   sscanf(kept->name, "kept-device-%" SCNu64, &serial) == 1 ||
                    sscanf(kept->name, "kept-ledger-%" SCNu64, &serial) == 1
                ? serial
                : 0;
@@ -508,8 +550,11 @@ void cstd_revive_jobs(struct cstd_daemon *daemon)
     struct kept_job *jobs = calloc(daemon->keeper.n_kept + 1, sizeof *jobs);
     struct cst_err err = {0};
     uint32_t n = jobs != NULL ? read_all(&daemon->keeper, jobs) : 0;
-    bool safe = adopt_undo(daemon, &err) == CST_OK;
+    bool safe = adopt_engines(daemon, &err) == CST_OK;
 
+    for (uint32_t i = 0; i < n; i++) {
+        cstd_revive_await_devices(daemon, jobs[i].ledger);
+    }
     qsort(jobs, n, sizeof *jobs, compare);
     for (uint32_t i = 0; i < n; i++) {
         if (!safe || revive(daemon, &jobs[i], &err) != CST_OK) {

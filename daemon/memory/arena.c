@@ -199,26 +199,16 @@ err_after_alloc:
     return rc;
 }
 
-int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
-                       struct cstd_budget *budget, struct cstd_quota_account *account,
-                       struct cst_err *err)
+/* Make the segment of cstd_segment_adopt and cstd_segment_adopt_device. */
+static int adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                 struct cstd_budget *budget, struct cstd_quota_account *account,
+                 struct cst_err *err)
 {
     struct cstd_segment *segment = calloc(1, sizeof *segment);
-    int seals = fcntl(fd, F_GET_SEALS);
-    struct stat st;
-    int rc = CST_OK;
 
     if (segment == NULL) {
-        rc = cst_err_set(err, CST_ENOMEM, "no memory for a segment");
-    } else if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != bytes || seals < 0 ||
-               (seals & F_SEAL_SHRINK) == 0) {
-        rc = cst_err_set(err, CST_ELOST, "segment %u is no sealed file of %llu bytes", id,
-                         (unsigned long long)bytes);
-    }
-    if (rc != CST_OK) {
         (void)close(fd);
-        free(segment);
-        return rc;
+        return cst_err_set(err, CST_ENOMEM, "no memory for a segment");
     }
     if (budget != NULL) {
         cstd_budget_force(budget, account, bytes);
@@ -238,6 +228,36 @@ int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, i
                                      .counted = bytes};
     *out = segment;
     return CST_OK;
+}
+
+int cstd_segment_adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                       struct cstd_budget *budget, struct cstd_quota_account *account,
+                       struct cst_err *err)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct stat st;
+
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size != bytes || seals < 0 ||
+        (seals & F_SEAL_SHRINK) == 0) {
+        (void)close(fd);
+        return cst_err_set(err, CST_ELOST, "segment %u is no sealed file of %llu bytes", id,
+                           (unsigned long long)bytes);
+    }
+    return adopt(out, id, bytes, fd, budget, account, err);
+}
+
+int cstd_segment_adopt_device(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                              struct cstd_budget *budget, struct cstd_quota_account *account,
+                              unsigned engine, struct cst_err *err)
+{
+    int rc = adopt(out, id, bytes, fd, budget, account, err);
+
+    if (rc == CST_OK) {
+        (*out)->device = true;
+        (*out)->engines = UINT32_C(1) << engine;
+        (*out)->populate = (int)engine;
+    }
+    return rc;
 }
 
 int cstd_segment_open_shared(struct cstd_segment **out, uint32_t id, const struct cstd_segment *of,

@@ -179,6 +179,13 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
                              struct cstd_budget *budget, struct cstd_quota_account *account,
                              unsigned engine, const char *what, struct cst_err *err);
 
+/* Create a segment of the accelerator memory @fd, which an earlier daemon's engine of the same
+ * accelerator allocated; the engine with index @engine imports it. Everything else is as for
+ * cstd_segment_adopt. */
+int cstd_segment_adopt_device(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
+                              struct cstd_budget *budget, struct cstd_quota_account *account,
+                              unsigned engine, struct cst_err *err);
+
 /* Create a segment that shares the memfd of @of. It is charged to no budget and populated by no
  * engine. The memory lives until both segments are gone. CST_ENOMEM: too many open files, or out of
  * memory. */

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 /* Largest number of bytes between two progress lines in the log. */
 static const uint64_t log_step_bytes = UINT64_C(1) << 30;
@@ -114,19 +113,31 @@ static void enter(struct cstd_memory *memory, struct cstd_segment *segment)
     memory->segments[memory->n_segments++] = segment;
 }
 
+/* Take the next segment that was kept, whose descriptor belongs to the caller. */
+static struct cstd_memory_kept take_kept(struct cstd_memory *memory)
+{
+    struct cstd_memory_kept kept = *memory->kept;
+
+    memory->kept++->fd = -1;
+    return kept;
+}
+
 int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
                             uint32_t host_engines, int populate, struct cst_err *err)
 {
     struct cstd_daemon *daemon = memory->daemon;
     struct cstd_engines *engines = &daemon->engines;
-    const struct cstd_memory_kept *kept = memory->kept;
     struct cstd_segment *segment;
-    int rc = kept != NULL
-                 ? cstd_segment_adopt(&segment, kept[memory->n_segments].id, bytes,
-                                      kept[memory->n_segments].fd, budget, memory->account, err)
-                 : cstd_segment_open(&segment, cstd_engines_segment_id(engines), bytes, budget,
-                                     memory->account, memory->name, err);
+    int rc;
 
+    if (memory->kept != NULL) {
+        struct cstd_memory_kept kept = take_kept(memory);
+
+        rc = cstd_segment_adopt(&segment, kept.id, bytes, kept.fd, budget, memory->account, err);
+    } else {
+        rc = cstd_segment_open(&segment, cstd_engines_segment_id(engines), bytes, budget,
+                               memory->account, memory->name, err);
+    }
     if (rc != CST_OK) {
         return rc;
     }
@@ -145,10 +156,18 @@ int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, s
                                    uint32_t others, struct cst_err *err)
 {
     struct cstd_segment *segment;
-    int rc =
-        cstd_segment_open_device(&segment, cstd_engines_segment_id(&memory->daemon->engines), bytes,
-                                 &gpu->pool, memory->account, gpu->engine, memory->name, err);
+    int rc;
 
+    if (memory->kept != NULL) {
+        struct cstd_memory_kept kept = take_kept(memory);
+
+        rc = cstd_segment_adopt_device(&segment, kept.id, bytes, kept.fd, &gpu->pool,
+                                       memory->account, gpu->engine, err);
+    } else {
+        rc = cstd_segment_open_device(&segment, cstd_engines_segment_id(&memory->daemon->engines),
+                                      bytes, &gpu->pool, memory->account, gpu->engine, memory->name,
+                                      err);
+    }
     if (rc == CST_OK) {
         segment->engines |= others;
         enter(memory, segment);
@@ -161,7 +180,7 @@ static int add_shared(struct cstd_memory *memory, const struct cstd_segment *of,
                       struct cst_err *err)
 {
     struct cstd_segment *segment;
-    uint32_t id = memory->kept != NULL ? memory->kept[memory->n_segments].id
+    uint32_t id = memory->kept != NULL ? take_kept(memory).id
                                        : cstd_engines_segment_id(&memory->daemon->engines);
     int rc = cstd_segment_open_shared(&segment, id, of, memory->name, err);
 
@@ -379,11 +398,7 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
 
 err_after_segments:
     unmap_table(memory);
-    /* The segment that failed has closed its own descriptor. */
-    for (uint32_t i = memory->n_segments + 1;
-         memory->kept != NULL && i <= request->layout->n_segments; i++) {
-        (void)close(memory->kept[i].fd);
-    }
+    memory->kept = NULL;
     for (uint32_t i = 0; i < memory->n_segments; i++) {
         if (memory->segments[i] != NULL) {
             cstd_segment_unref(memory->segments[i]);

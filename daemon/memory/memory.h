@@ -60,8 +60,8 @@ struct cstd_memory {
     uint64_t started_ns; /* Monotonic time of cstd_memory_open. */
     /* Engine deaths while host memory segments of the job were populated. */
     struct cstd_population population;
-    struct cst_err err;                  /* The first error of populating; status 0: none. */
-    const struct cstd_memory_kept *kept; /* In cstd_memory_open: the request's. */
+    struct cst_err err;            /* The first error of populating; status 0: none. */
+    struct cstd_memory_kept *kept; /* In cstd_memory_open: the next one of the request's. */
     /* The pools are given back: they have numbers of blocks but no slabs. */
     bool parked;
     /* All segments are populated, or err has the reason why not. Never called inside a function of
@@ -89,7 +89,7 @@ struct cstd_memory_pool {
 /* A segment that an earlier daemon has made. */
 struct cstd_memory_kept {
     uint32_t id;
-    int fd; /* -1: the segment shares the memory of the base job. */
+    int fd; /* -1: the segment shares the memory of the base job, or has become a segment here. */
 };
 
 /* Description of a job's memory, for cstd_memory_open. */
@@ -105,9 +105,9 @@ struct cstd_memory_request {
     /* Memory of the base job, which is ready and has the base's segments of the layout; NULL: no
      * base. */
     const struct cstd_memory *base;
-    /* Arenas and job table that an earlier daemon made for the same layout, in this order; NULL:
-     * all memory is made now. The descriptors belong to the function. */
-    const struct cstd_memory_kept *kept;
+    /* Arenas, job table and device reservations that an earlier daemon made for the same layout, in
+     * this order; NULL: all memory is made now. Descriptors that become segments are set to -1. */
+    struct cstd_memory_kept *kept;
     /* Memory of the job that this one replaces, whose arenas have the same layout and become this
      * memory's (cstd_memory_inherit); NULL: new arenas are made. */
     const struct cstd_memory *inherited;

@@ -10,7 +10,8 @@
 int cstd_memory_add_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_budget *budget,
                             uint32_t host_engines, int populate, struct cst_err *err);
 
-/* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). */
+/* Add a segment of @gpu's memory for its engine and the engines in @others (one bit each). Both
+ * functions take the next segment that was kept, if the memory was kept. */
 int cstd_memory_add_device_segment(struct cstd_memory *memory, uint64_t bytes, struct cstd_gpu *gpu,
                                    uint32_t others, struct cst_err *err);
 

@@ -240,12 +240,26 @@ void cstd_notify_status(struct cstd_notify *notify, const char *status)
     flush(notify);
 }
 
+/* Returns a descriptor of the file @fd that systemd takes for another one: it ignores a duplicate
+ * of a descriptor that it has under another name, and a job that replaces another one can have its
+ * memory. Opening a memfd makes no duplicate. A GPU driver's handle of memory can only be
+ * duplicated, and belongs to one job. */
+static int another(int fd)
+{
+    char path[40];
+
+    if (fcntl(fd, F_GET_SEALS) < 0) {
+        return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    }
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
 /* Queue a message of @n descriptors, at most STORE_FDS. */
 static int queue(struct cstd_notify *notify, const char *what, const char *name, const int *fds,
                  unsigned n)
 {
     struct cstd_notify_store *store = calloc(1, sizeof *store + n * sizeof(int));
-    char path[40];
 
     if (store == NULL) {
         return CST_ENOMEM;
@@ -253,10 +267,7 @@ static int queue(struct cstd_notify *notify, const char *what, const char *name,
     (void)snprintf(store->text, sizeof store->text, "%s=1\nFDNAME=%s\nFDPOLL=0", what, name);
     STAILQ_INSERT_TAIL(&notify->stores, store, link);
     for (unsigned i = 0; i < n; i++) {
-        /* systemd ignores a duplicate of a descriptor that it has under another name, and a job
-         * that replaces another one can have its memory. Opening the file makes no duplicate. */
-        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fds[i]);
-        store->fds[i] = open(path, O_RDWR | O_CLOEXEC);
+        store->fds[i] = another(fds[i]);
         if (store->fds[i] < 0) {
             return CST_ENOMEM;
         }

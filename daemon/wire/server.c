@@ -52,12 +52,15 @@ static bool refuse_one(struct cstd_server *server, int listen_fd)
 
 static void on_connection(uv_poll_t *poll, int status, int events);
 
-static void accept_again(uv_timer_t *timer)
+void cstd_server_accept(struct cstd_server *server)
 {
-    struct cstd_server *server = timer->data;
-
     (void)uv_poll_start(&server->user_poll, UV_READABLE, on_connection);
     (void)uv_poll_start(&server->manager_poll, UV_READABLE, on_connection);
+}
+
+static void accept_again(uv_timer_t *timer)
+{
+    cstd_server_accept(timer->data);
 }
 
 static void pause_accepting(struct cstd_server *server)
@@ -205,11 +208,10 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-static void start_poll(struct cstd_server *server, uv_poll_t *poll, int fd)
+static void init_poll(struct cstd_server *server, uv_poll_t *poll, int fd)
 {
     (void)uv_poll_init(&server->daemon->loop, poll, fd);
     poll->data = server;
-    (void)uv_poll_start(poll, UV_READABLE, on_connection);
 }
 
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err)
@@ -240,8 +242,8 @@ int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, str
     server->spare_fd = open_spare();
     (void)uv_timer_init(&daemon->loop, &server->pause);
     server->pause.data = server;
-    start_poll(server, &server->user_poll, server->user.fd);
-    start_poll(server, &server->manager_poll, server->manager.fd);
+    init_poll(server, &server->user_poll, server->user.fd);
+    init_poll(server, &server->manager_poll, server->manager.fd);
     return CST_OK;
 
 err_after_user:

@@ -36,6 +36,9 @@ struct cstd_server {
  * initialised @server->unread. Statuses are those of cstd_listen_open. */
 int cstd_server_open(struct cstd_server *server, struct cstd_daemon *daemon, struct cst_err *err);
 
+/* Accept connections from now on. Those that came earlier have waited. */
+void cstd_server_accept(struct cstd_server *server);
+
 /* Make a session of the connected socket @fd and enter it in the list. Arguments and CST_ENOMEM are
  * those of cstd_session_open. When the session ends, the connection that @account was charged with
  * is given back, and the reference to @account is dropped. */

@@ -15,12 +15,13 @@ seed=${CST_TEST_SEED:-$(($(date +%s) % 100000))}
 printf 'seed %s\n' "$seed"
 RANDOM=$seed
 write_text 400
+printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
 
 # Start a daemon as $1 whose jobs are kept, with the options $2...
 start_keeping() {
     local name=$1
     shift
-    start "$name" --keep ./cisternd --config "$tmp/empty.conf" --socket "$CISTERN_SOCKET" --gpus none --engine-threads 2 "$@"
+    start "$name" --keep ./cisternd --config "$tmp/paced.conf" --socket "$CISTERN_SOCKET" --gpus none --engine-threads 2 "$@"
     await "$name" 'PID=*'
     daemon_pid=${line#PID=}
     await "$name" READY=1
@@ -77,7 +78,7 @@ same() {
     begin "$job-killed" "$world" "$@"
     poll has_stepped "$job-killed" 1
     for ((i = 0; i < n_kills; i++)); do
-        sleep "0.$(printf '%03d' $((RANDOM % 400)))"
+        [ $i = 0 ] || sleep "0.$(printf '%03d' $((RANDOM % 400)))"
         ! gone "${workers[0]}" || break
         kill_daemon keeper
         done=$((done + 1))
@@ -101,6 +102,10 @@ same delayed 1 --overlap delayed
 same over 1 --grad-over-weight
 same lora 1 --lora 4
 same mixture 2 --experts 4 --top-k 2
+same accelerator 2 --device paced
+same reservation 1 --device-update 4M
+same reservation-two 2 --device paced --device-update 4M --overlap early --clip 0
+same states 1 --device paced --device-update 4M --device-states 2M
 
 # A daemon that is terminated leaves its jobs to the next one, with a step under way.
 begin ended 2

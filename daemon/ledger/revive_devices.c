@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/ledger/revive_devices.h"
+
+#include "daemon/daemon.h"
+#include "daemon/memory/rank_devices.h"
+
+#include <inttypes.h>
+
+void cstd_revive_await_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger)
+{
+    for (uint32_t i = 0; i < ledger->n_devices; i++) {
+        if (cstd_gpus_of_uuid(&daemon->gpus, ledger->devices[i]->uuid) == NULL) {
+            cstd_gpus_await(&daemon->gpus);
+        }
+    }
+}
+
+/* Check that the accelerators in @ledger are there. */
+static int check_devices(struct cstd_daemon *daemon, const Ledger__Job *ledger, struct cst_err *err)
+{
+    for (uint32_t i = 0; i < ledger->n_devices; i++) {
+        const Ledger__Device *device = ledger->devices[i];
+        struct cstd_gpu *gpu = cstd_gpus_of_uuid(&daemon->gpus, device->uuid);
+
+        if (gpu == NULL) {
+            return cst_err_set(err, CST_ENOTFOUND, "its accelerator %.63s is not there",
+                               device->uuid);
+        }
+        /* The engine reports it again, but memory may be wanted earlier. */
+        if (daemon->engines.v[gpu->engine].granularity == 0) {
+            daemon->engines.v[gpu->engine].granularity = device->grain > 0 ? device->grain : 1;
+        }
+    }
+    return CST_OK;
+}
+
+/* @uuid: NULL for none. */
+static struct cstd_gpu *gpu_of(struct cstd_daemon *daemon, const char *uuid)
+{
+    return uuid != NULL ? cstd_gpus_of_uuid(&daemon->gpus, uuid) : NULL;
+}
+
+int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, struct cst_err *err)
+{
+    struct cstd_daemon *daemon = job->daemon;
+    int rc = check_devices(daemon, ledger, err);
+
+    if (rc == CST_OK && ledger->n_ranks != job->world) {
+        return cst_err_set(err, CST_ELOST, "its ledger has %zu ranks of %" PRIu32, ledger->n_ranks,
+                           job->world);
+    }
+    for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {
+        const Ledger__Rank *rank = ledger->ranks[r];
+        struct cstd_worker *worker = &job->workers[r];
+
+        worker->room_asked = rank->reservation_asked;
+        worker->states_asked = rank->states_asked;
+        worker->device_update_bytes = rank->reservation_bytes;
+        worker->device_states = rank->states_bytes;
+        cstd_rank_devices_use(worker, &worker->gpu, gpu_of(daemon, rank->device));
+        cstd_rank_devices_use(worker, &worker->accelerator, gpu_of(daemon, rank->accelerator));
+    }
+    return rc;
+}
+
+uint32_t cstd_revive_list_rooms(struct cstd_daemon *daemon, const Ledger__Job *ledger,
+                                struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES],
+                                struct cst_layout_config *config)
+{
+    uint32_t n = 0;
+
+    config->n_devices = 0;
+    for (uint32_t i = 0; i < ledger->n_devices && n < CST_CORE_MAX_UPDATE_DEVICES; i++) {
+        const Ledger__Device *device = ledger->devices[i];
+        struct cstd_gpu *gpu = cstd_gpus_of_uuid(&daemon->gpus, device->uuid);
+
+        if (gpu == NULL || device->reservation_bytes == 0) {
+            continue;
+        }
+        rooms[n++] =
+            (struct cstd_device_reservation){.gpu = gpu, .bytes = device->reservation_bytes};
+        if (device->states_bytes > 0 && config->n_devices < CST_LAYOUT_MAX_DEVICES) {
+            config->devices[config->n_devices++] =
+                (struct cst_layout_device){.engine = gpu->engine,
+                                           .bytes = device->states_bytes,
+                                           .grain = device->grain,
+                                           .reservation_bytes = device->reservation_bytes};
+        }
+    }
+    return n;
+}
+
+uint32_t cstd_revive_count_rooms(const Ledger__Job *ledger)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < ledger->n_devices; i++) {
+        n += ledger->devices[i]->reservation_bytes > 0;
+    }
+    return n;
+}
