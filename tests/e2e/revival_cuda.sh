@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests without a GPU (tests/lib/fakecuda) that jobs with memory on GPUs outlive the daemon: a run whose daemon is killed has the
+# weights of an undisturbed run, bit for bit, with its pool on a GPU, with updates there, and with states that stay there.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/keeping.sh
+. "${srcdir:-.}/tests/e2e/keeping.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+not_sparse
+use_fakecuda
+
+model=(--layers 2 --heads 1 --width 32 --context 16 --batch 2 --steps 12 --warmup 2 --lr 0.003 --seed 7 --device cuda --matmul plain)
+write_text 400
+printf '[plan]\ninterleave = 2\n' >"$tmp/cuda.conf"
+start_keeping keeper --config "$tmp/cuda.conf" --gpus all
+
+same pool 1 --pool 200%
+same updates 1 --device-update 4M
+same states 1 --device-update 4M --device-states 2M
+stop_daemon keeper
+printf 'all well\n'
