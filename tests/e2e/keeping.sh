@@ -35,18 +35,24 @@ has_stepped() {
     [ "$(step_of "$1")" -ge "$2" ]
 }
 
+# Begin rank $3 of job $1, which has $2 ranks, with the options $4... in the background.
+begin_rank() {
+    local job=$1 world=$2 rank=$3 dump=()
+    shift 3
+    [ "$rank" != 0 ] || dump=(--dump-weights "$tmp/$job.weights")
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --world "$world" --rank "$rank" "${dump[@]}" "$@" \
+        >"$tmp/$job.$rank.log" 2>&1 &
+    workers[rank]=$!
+    managers+=($!)
+}
+
 # Train job $1 with $2 ranks and the options $3... in the background. Sets workers.
 begin() {
-    local job=$1 world=$2 rank dump
+    local job=$1 world=$2 rank
     shift 2
     workers=()
     for ((rank = 0; rank < world; rank++)); do
-        dump=()
-        [ "$rank" != 0 ] || dump=(--dump-weights "$tmp/$job.weights")
-        ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --world "$world" --rank "$rank" "${dump[@]}" "$@" \
-            >"$tmp/$job.$rank.log" 2>&1 &
-        workers+=($!)
-        managers+=($!)
+        begin_rank "$job" "$world" "$rank" "$@"
     done
 }
 

@@ -49,6 +49,32 @@ end terminated
 cmp "$tmp/ended.weights" "$tmp/terminated.weights" || fail "other weights after a termination"
 has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the terminated daemon did not say what becomes of its jobs"
 
+# While there is no daemon, rank 1 is stopped or killed: rank 0 waits until rank 1 goes on, or until another process is rank 1.
+away() {
+    local job=$1 signal=$2
+    begin "$job" 2
+    poll has_stepped "$job" 2
+    kill -STOP "${manager_of[keeper]}"
+    kill "-$signal" "${workers[1]}"
+    kill -9 "$daemon_pid"
+    kill -CONT "${manager_of[keeper]}"
+    await keeper 'SIGNAL=9'
+    await keeper 'PID=*'
+    daemon_pid=${line#PID=}
+    await keeper READY=1
+    if [ "$signal" = STOP ]; then
+        kill -CONT "${workers[1]}"
+    else
+        wait "${workers[1]}" || true
+        begin_rank "$job" 2 1
+    fi
+    end "$job"
+    cmp "$tmp/ended.weights" "$tmp/$job.weights" || fail "other weights after SIG$signal for a rank without a daemon"
+    ./cistern rm "$job"
+}
+away stopped STOP
+away gone KILL
+
 # A job that is reshaped keeps its arenas, and outlives the daemon as before.
 ./cistern-gpt "${model[@]}" --batch 8 --data "$tmp/text" --job terminated --reshape --steps $((steps + 1)) >"$tmp/reshaped.0.log" || fail "a reshape"
 has 'is reshaped from 2 to 1 ranks, 0 B were copied' "$tmp/keeper.log" || fail "its arenas were not kept"
@@ -77,7 +103,10 @@ printf 'two jobs, one of which is saved: same bits\n'
 ledgers() {
     find "/proc/${manager_of[keeper]}/fd" -lname '*cistern-ledger*' | sort -t / -k 5n
 }
-[ "$(ledgers | wc -l)" = 4 ] || fail "$(ledgers | wc -l) ledgers of 4 jobs are in the store"
+has_ledgers() {
+    [ "$(ledgers | wc -l)" = "$1" ]
+}
+has_ledgers 4 || fail "$(ledgers | wc -l) ledgers of 4 jobs are in the store"
 damaged=$(ledgers | head -n 1)
 head -c 1000 /dev/zero | dd of="$damaged" conv=notrunc status=none
 kill_daemon keeper
@@ -90,7 +119,7 @@ has 'cannot go on: its ledger does not begin like one' "$tmp/keeper.log" || fail
 for job in $(./cistern jobs --json | jq -r '.[].name'); do
     ./cistern rm "$job"
 done
-poll [ "$(ledgers | wc -l)" = 1 ] # the damaged one
+poll has_ledgers 1 # the damaged one
 kill_daemon keeper
 [ "$(./cistern jobs --json | jq length)" = 0 ] || fail "removed jobs are back: $(./cistern jobs)"
 [ "$(./cistern stat --json | jq .host_used)" = 0 ] || fail "memory in use without jobs: $(./cistern stat)"
