@@ -2,6 +2,7 @@
 #include "client/checkpoint/directory.h"
 
 #include "cistern/checkpoint.h"
+#include "client/checkpoint/listing.h"
 #include "client/checkpoint/manifest.h"
 
 #include <dirent.h>
@@ -35,27 +36,10 @@ static bool is_ours(const char *name)
     return false;
 }
 
-static int open_dir(int dirfd, const char *name)
-{
-    return openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-}
-
-/* The same for a directory that is changed: a link to another one is not followed. */
+/* Open a directory that is changed: a link to another one is not followed. */
 static int open_own(int dirfd, const char *name)
 {
     return openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-}
-
-/* List the names in @dirfd. NULL: an error, see errno. */
-static DIR *list_dir(int dirfd)
-{
-    int fd = open_dir(dirfd, ".");
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-
-    if (dir == NULL && fd >= 0) {
-        (void)close(fd);
-    }
-    return dir;
 }
 
 /* Write a temporary name for the checkpoint @name. Processes of other hosts may have the same pid.
@@ -79,7 +63,7 @@ static bool is_temporary(const char *name)
 static int remove_temporary(int parent, const char *name)
 {
     int fd = open_own(parent, name);
-    DIR *dir = fd >= 0 ? list_dir(fd) : NULL;
+    DIR *dir = fd >= 0 ? cstc_dir_list(fd) : NULL;
     struct dirent *entry;
 
     while (dir != NULL && (entry = readdir(dir)) != NULL) {
@@ -100,7 +84,7 @@ static int remove_temporary(int parent, const char *name)
  * on its directory. */
 static void remove_stale(int parent)
 {
-    DIR *dir = list_dir(parent);
+    DIR *dir = cstc_dir_list(parent);
     struct dirent *entry;
 
     while (dir != NULL && (entry = readdir(dir)) != NULL) {
@@ -134,7 +118,7 @@ static int check_removable(int fd, const char *path, const char *name, struct cs
         return cst_err_set(err, CST_EIO, "%.128s/%s is not a checkpoint: it has no %s", path, name,
                            CSTC_MANIFEST_NAME);
     }
-    dir = list_dir(fd);
+    dir = cstc_dir_list(fd);
     if (dir == NULL) {
         return cst_err_errno(err, CST_EIO, errno, "%.128s/%s", path, name);
     }
@@ -176,27 +160,6 @@ static int remove_checkpoint(int parent, const char *path, const char *name, str
 
 /* -- making --------------------------------------------------------------------------------- */
 
-/* CST_OK if the checkpoint in @parent is whole. */
-static int check(int parent, const char *name, bool hashes, uint64_t *bytes, struct cst_err *err)
-{
-    struct cstc_manifest manifest;
-    int fd = open_dir(parent, name), rc;
-
-    if (fd < 0) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%s", name);
-    }
-    rc = cstc_manifest_read(&manifest, fd, err);
-    if (rc == CST_OK) {
-        rc = cstc_manifest_check(&manifest, fd, hashes, err);
-        for (uint32_t i = 0; i < manifest.n_files; i++) {
-            *bytes += manifest.files[i].bytes;
-        }
-        cstc_manifest_close(&manifest);
-    }
-    (void)close(fd);
-    return rc;
-}
-
 /* Make the directory @path, unless it exists, and let its name in @parent survive a crash. */
 static int make_one(const char *path, const char *parent, struct cst_err *err)
 {
@@ -207,7 +170,7 @@ static int make_one(const char *path, const char *parent, struct cst_err *err)
                    ? CST_OK
                    : cst_err_errno(err, CST_EIO, errno, "directory %.128s cannot be made", path);
     }
-    fd = open_dir(AT_FDCWD, parent);
+    fd = cstc_dir_open(AT_FDCWD, parent);
     if (fd < 0 || fsync(fd) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "%.128s: fsync", parent);
     }
@@ -243,21 +206,34 @@ static int make_path(const char *path, struct cst_err *err)
     return rc;
 }
 
+/* CST_EINVAL: the directory is that of another job. */
+static int check_job(const struct cstc_directory *directory, struct cst_err *err)
+{
+    char job[CSTC_LISTING_JOB_BYTES];
+
+    return !cstc_listing_job(directory->parent, job) || strcmp(job, directory->job) == 0
+               ? CST_OK
+               : cst_err_set(err, CST_EINVAL,
+                             "%.128s has checkpoints of job '%s': job '%s' needs another directory",
+                             directory->path, job, directory->job);
+}
+
 /* See whether the checkpoint's name can be taken. *in_the_way: by a torn checkpoint, which must be
  * removed before. CST_EEXIST: by a whole one. CST_EIO: by something else, or by what cannot be read
  * now and may be whole. */
 static int check_name(const struct cstc_directory *directory, bool *in_the_way, struct cst_err *err)
 {
+    struct cst_checkpoint found = {0};
     struct cst_err why;
-    uint64_t bytes = 0;
     struct stat st;
     int fd, rc;
 
+    memcpy(found.name, directory->name, sizeof found.name);
     *in_the_way = fstatat(directory->parent, directory->name, &st, AT_SYMLINK_NOFOLLOW) == 0;
     if (!*in_the_way) {
         return CST_OK;
     }
-    rc = check(directory->parent, directory->name, false, &bytes, &why);
+    rc = cstc_listing_check(directory->parent, false, &found, &why);
     if (rc == CST_OK) {
         return cst_err_set(err, CST_EEXIST, "%.128s has a checkpoint of step %" PRIu64 " already",
                            directory->path, directory->step);
@@ -266,7 +242,7 @@ static int check_name(const struct cstc_directory *directory, bool *in_the_way, 
         return cst_err_set(err, CST_EIO, "%.128s/%s: %.192s", directory->path, directory->name,
                            why.text);
     }
-    fd = open_dir(directory->parent, directory->name);
+    fd = cstc_dir_open(directory->parent, directory->name);
     rc = fd >= 0
              ? check_removable(fd, directory->path, directory->name, err)
              : cst_err_errno(err, CST_EIO, errno, "%.128s/%s", directory->path, directory->name);
@@ -300,8 +276,8 @@ static int make_directory(struct cstc_directory *directory, struct cst_err *err)
     return rc;
 }
 
-int cstc_directory_begin(struct cstc_directory *directory, const char *path, uint64_t step,
-                         struct cst_err *err)
+int cstc_directory_begin(struct cstc_directory *directory, const char *path, const char *job,
+                         uint64_t step, struct cst_err *err)
 {
     bool in_the_way;
     int rc = make_path(path, err);
@@ -311,12 +287,16 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, uin
     }
     directory->step = step;
     (void)snprintf(directory->path, sizeof directory->path, "%s", path);
+    (void)snprintf(directory->job, sizeof directory->job, "%s", job);
     (void)snprintf(directory->name, sizeof directory->name, "step-%08" PRIu64, step);
-    directory->parent = open_dir(AT_FDCWD, path);
+    directory->parent = cstc_dir_open(AT_FDCWD, path);
     if (directory->parent < 0) {
         return cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
     }
-    rc = check_name(directory, &in_the_way, err);
+    rc = check_job(directory, err);
+    if (rc == CST_OK) {
+        rc = check_name(directory, &in_the_way, err);
+    }
     if (rc == CST_OK) {
         rc = make_directory(directory, err);
     }
@@ -326,16 +306,15 @@ int cstc_directory_begin(struct cstc_directory *directory, const char *path, uin
     return rc;
 }
 
-int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
+/* Give the directory its final name. Another process may have saved the same step, or another job,
+ * since the beginning; the lock keeps it from doing so now. */
+static int take_name(const struct cstc_directory *directory, struct cst_err *err)
 {
     bool in_the_way = false;
-    int rc = CST_OK;
+    int rc;
 
-    if (fsync(directory->fd) != 0) {
-        rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s: fsync", directory->path,
-                           directory->temporary);
-    }
-    /* Another process may have saved the same step meanwhile. */
+    (void)flock(directory->parent, LOCK_EX);
+    rc = check_job(directory, err);
     if (rc == CST_OK) {
         rc = check_name(directory, &in_the_way, err);
     }
@@ -347,6 +326,16 @@ int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
         rc = cst_err_errno(err, CST_EIO, errno, "%.128s/%s cannot be renamed", directory->path,
                            directory->temporary);
     }
+    (void)flock(directory->parent, LOCK_UN);
+    return rc;
+}
+
+int cstc_directory_commit(struct cstc_directory *directory, struct cst_err *err)
+{
+    int rc = fsync(directory->fd) == 0 ? take_name(directory, err)
+                                       : cst_err_errno(err, CST_EIO, errno, "%.128s/%s: fsync",
+                                                       directory->path, directory->temporary);
+
     if (rc != CST_OK) {
         cstc_directory_abandon(directory);
         return rc;
@@ -366,102 +355,24 @@ void cstc_directory_abandon(struct cstc_directory *directory)
     (void)close(directory->parent);
 }
 
-/* -- listing -------------------------------------------------------------------------------- */
+/* -- retention ------------------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b)
-{
-    const struct cst_checkpoint *x = a, *y = b;
-
-    return (x->step > y->step) - (x->step < y->step);
-}
-
-/* Append an entry for @name, if it is that of a checkpoint. */
-static int append(struct cst_checkpoint **list, uint32_t *n, const char *name, struct cst_err *err)
-{
-    struct cst_checkpoint *more;
-    unsigned long long step;
-    int length = 0;
-
-    if (sscanf(name, "step-%llu%n", &step, &length) != 1 || name[length] != '\0' ||
-        strlen(name) >= sizeof more->name) {
-        return CST_OK;
-    }
-    more = realloc(*list, (*n + 1) * sizeof *more);
-    if (more == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for a list of %" PRIu32 " checkpoints", *n);
-    }
-    *list = more;
-    more[*n] = (struct cst_checkpoint){.step = step};
-    memcpy(more[*n].name, name, strlen(name) + 1);
-    (*n)++;
-    return CST_OK;
-}
-
-/* List the checkpoints of @parent, which is the directory @path. The caller frees *out. */
-static int list(int parent, const char *path, bool hashes, struct cst_checkpoint **out,
-                uint32_t *n_out, struct cst_err *err)
-{
-    struct cst_checkpoint *all = NULL;
-    struct dirent *entry;
-    uint32_t n = 0;
-    DIR *dir = list_dir(parent);
-    int rc = dir != NULL ? CST_OK : cst_err_errno(err, CST_EIO, errno, "directory %.128s", path);
-
-    while (rc == CST_OK && (entry = readdir(dir)) != NULL) {
-        rc = append(&all, &n, entry->d_name, err);
-    }
-    if (dir != NULL) {
-        (void)closedir(dir);
-    }
-    for (uint32_t i = 0; rc == CST_OK && i < n; i++) {
-        struct cst_err why;
-
-        all[i].status = check(parent, all[i].name, hashes, &all[i].bytes, &why);
-        all[i].whole = all[i].status == CST_OK;
-        if (!all[i].whole) {
-            (void)snprintf(all[i].why, sizeof all[i].why, "%.255s", why.text);
-        }
-    }
-    if (rc != CST_OK) {
-        free(all);
-        return rc;
-    }
-    if (n > 0) {
-        qsort(all, n, sizeof *all, compare);
-    }
-    *out = all;
-    *n_out = n;
-    return CST_OK;
-}
-
-int cst_checkpoints(const char *dir, bool check_hashes, struct cst_checkpoint **out,
-                    uint32_t *n_out, struct cst_err *err)
-{
-    int fd = open_dir(AT_FDCWD, dir), rc;
-
-    if (fd < 0) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", dir);
-    }
-    rc = list(fd, dir, check_hashes, out, n_out, err);
-    (void)close(fd);
-    return rc;
-}
-
-int cstc_directory_keep(const char *path, uint32_t keep, uint64_t newest, struct cst_err *err)
+int cstc_directory_keep(const char *path, const char *job, uint32_t keep, uint64_t newest,
+                        struct cst_err *err)
 {
     struct cst_checkpoint *all = NULL;
     uint32_t n = 0, n_kept = 1;
-    int fd = open_dir(AT_FDCWD, path), rc, removed = CST_OK;
+    int fd = cstc_dir_open(AT_FDCWD, path), rc, removed = CST_OK;
 
     if (fd < 0) {
         return cst_err_errno(err, CST_EIO, errno, "%.128s", path);
     }
-    rc = list(fd, path, false, &all, &n, err);
+    rc = cstc_listing_make(fd, path, false, &all, &n, err);
     for (uint32_t i = n; rc == CST_OK && i-- > 0;) {
         bool torn = all[i].status == CST_EINVAL && all[i].step < newest;
         bool goes = n_kept >= keep && (all[i].whole || torn);
 
-        if (all[i].step == newest) {
+        if (all[i].step == newest || (all[i].job[0] != '\0' && strcmp(all[i].job, job) != 0)) {
             continue;
         }
         n_kept += all[i].whole;
@@ -475,36 +386,4 @@ int cstc_directory_keep(const char *path, uint32_t keep, uint64_t newest, struct
     free(all);
     (void)close(fd);
     return rc == CST_OK ? removed : rc;
-}
-
-int cstc_directory_open(const char *path, int *fd, struct cst_err *err)
-{
-    struct cst_checkpoint *all = NULL;
-    uint32_t n = 0;
-    int parent = open_dir(AT_FDCWD, path), rc;
-
-    if (parent < 0) {
-        return cst_err_errno(err, errno == ENOENT ? CST_ENOTFOUND : CST_EIO, errno, "%.128s", path);
-    }
-    if (faccessat(parent, CSTC_MANIFEST_NAME, F_OK, 0) == 0) {
-        *fd = parent;
-        return CST_OK;
-    }
-    rc = list(parent, path, false, &all, &n, err);
-    while (rc == CST_OK && n > 0 && !all[n - 1].whole && all[n - 1].status != CST_EUNSUPPORTED) {
-        n--;
-    }
-    if (rc == CST_OK && n == 0) {
-        rc = cst_err_set(err, CST_ENOTFOUND, "%.128s: there is no whole checkpoint", path);
-    } else if (rc == CST_OK && !all[n - 1].whole) {
-        rc = cst_err_set(err, CST_EUNSUPPORTED, "%.128s/%s: %s", path, all[n - 1].name,
-                         all[n - 1].why);
-    }
-    if (rc == CST_OK) {
-        *fd = open_dir(parent, all[n - 1].name);
-        rc = *fd >= 0 ? CST_OK : cst_err_errno(err, CST_EIO, errno, "%s", all[n - 1].name);
-    }
-    free(all);
-    (void)close(parent);
-    return rc;
 }

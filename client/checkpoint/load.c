@@ -3,7 +3,8 @@
  * contents, then the counters are set. */
 #include "cistern/checkpoint.h"
 
-#include "client/checkpoint/directory.h"
+#include "client/checkpoint/differences.h"
+#include "client/checkpoint/listing.h"
 #include "client/checkpoint/manifest.h"
 #include "client/lib/job.h"
 #include "client/lib/state_io.h"
@@ -14,6 +15,7 @@
 #include "proto/table.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,6 +30,7 @@ struct load {
     struct cstc_call call; /* Of this phase. */
     struct cstc_state_run run;
     int dirfd;
+    char warning[CSTC_LISTING_WARNING_BYTES]; /* About the directory. */
     struct cstc_manifest manifest;
     struct cstc_content content;
     struct cstc_tensor_file *files; /* The files with tensors. Entries of the content name these. */
@@ -206,14 +209,23 @@ static int open_files(struct load *load, struct cst_err *err)
     return rc == CST_OK ? open_kind(load, true, err) : rc;
 }
 
-/* Everything that can be wrong with the checkpoint is found here. */
-static int check_all(struct load *load, struct cst_err *err)
+/* Read the manifest and check all files. Errors name the file, so @path is added. */
+static int check_files(struct load *load, const char *path, struct cst_err *err)
 {
-    int rc = cstc_manifest_read(&load->manifest, load->dirfd, err);
+    struct cst_err why = {0};
+    int rc = cstc_manifest_read(&load->manifest, load->dirfd, &why);
 
     if (rc == CST_OK) {
-        rc = cstc_manifest_check(&load->manifest, load->dirfd, true, err);
+        rc = cstc_manifest_check(&load->manifest, load->dirfd, true, &why);
     }
+    return rc == CST_OK ? CST_OK : cst_err_set(err, rc, "%.128s: %s", path, why.text);
+}
+
+/* Everything that can be wrong with the checkpoint is found here. */
+static int check_all(struct load *load, const char *path, struct cst_err *err)
+{
+    int rc = check_files(load, path, err);
+
     if (rc == CST_OK) {
         rc = cstc_content_make(&load->content, load->manifest.description, UINT64_MAX, false, err);
     }
@@ -443,9 +455,9 @@ static int open_load(struct cst_job *job, const char *path, struct cst_err *err)
     load->task = (struct cstc_task){.advance = advance, .close = close_load};
     load->job = job;
     load->dirfd = -1;
-    rc = cstc_directory_open(path, &load->dirfd, err);
+    rc = cstc_listing_open(path, &load->dirfd, load->warning, err);
     if (rc == CST_OK) {
-        rc = check_all(load, err);
+        rc = check_all(load, path, err);
     }
     if (rc == CST_OK && job->client->staging.base == NULL) {
         rc = cstc_state_ask(job->client, &load->call, err);
@@ -456,6 +468,34 @@ static int open_load(struct cst_job *job, const char *path, struct cst_err *err)
     }
     job->client->task = &load->task;
     return CST_OK;
+}
+
+static struct cst_hyper_params get_params(const Cistern__Hyper *hyper)
+{
+    return hyper == NULL ? (struct cst_hyper_params){0}
+                         : (struct cst_hyper_params){.lr = hyper->lr,
+                                                     .beta1 = hyper->beta1,
+                                                     .beta2 = hyper->beta2,
+                                                     .eps = hyper->eps,
+                                                     .weight_decay = hyper->weight_decay,
+                                                     .clip_norm = hyper->clip_norm,
+                                                     .grad_scale = hyper->grad_scale};
+}
+
+/* Tell the caller what was loaded. */
+static void report(const struct load *load, struct cst_load_result *out)
+{
+    const struct cst_job *job = load->job;
+    const Cistern__JobDescription *d = load->manifest.description;
+    Cistern__JobOpen *open = cistern__job_open__unpack(NULL, job->opening_bytes, job->opening);
+
+    *out = (struct cst_load_result){
+        .step = job->steps, .converted = load->converts, .params = get_params(d->hyper)};
+    (void)snprintf(out->warning, sizeof out->warning, "%s", load->warning);
+    if (open != NULL) {
+        cstc_differences(d, open, out->warning, sizeof out->warning);
+        cistern__job_open__free_unpacked(open, NULL);
+    }
 }
 
 static int load_job(struct cst_job *job, const char *path, struct cst_load_result *result,
@@ -478,9 +518,7 @@ static int load_job(struct cst_job *job, const char *path, struct cst_load_resul
     }
     rc = cstc_task_drive(job->client, block, err);
     if (rc == CST_OK && result != NULL) {
-        const struct load *load = (const struct load *)job->client->task;
-
-        *result = (struct cst_load_result){.step = job->steps, .converted = load->converts};
+        report((const struct load *)job->client->task, result);
     }
     if (rc != CST_EAGAIN) {
         cstc_task_close(job->client);

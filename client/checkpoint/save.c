@@ -352,7 +352,8 @@ static int prepare(struct save *save, struct cst_err *err)
     if (save->writers == NULL || save->files == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for %u files", save->content.n_files);
     }
-    rc = cstc_directory_begin(&save->directory, save->spec.dir, save->description->step, err);
+    rc = cstc_directory_begin(&save->directory, save->spec.dir, save->description->name,
+                              save->description->step, err);
     save->has_directory = rc == CST_OK;
     return rc;
 }
@@ -423,7 +424,8 @@ static int on_ended(struct save *save, struct cst_err *err)
     save->done.step = save->description->step;
     save->done.bytes = save->bytes;
     if (save->spec.keep > 0) {
-        rc = cstc_directory_keep(save->spec.dir, save->spec.keep, save->description->step, err);
+        rc = cstc_directory_keep(save->spec.dir, save->description->name, save->spec.keep,
+                                 save->description->step, err);
     }
     save->done.seconds = now() - save->began;
     return rc;

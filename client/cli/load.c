@@ -4,7 +4,7 @@
  *
  * With --frozen, the job has one rank and the weights alone, as the base of other jobs. */
 #include "cistern/checkpoint.h"
-#include "client/checkpoint/directory.h"
+#include "client/checkpoint/listing.h"
 #include "client/checkpoint/manifest.h"
 #include "client/cli/cli.h"
 
@@ -140,6 +140,19 @@ static int commit(struct ranks *ranks, struct cst_err *err)
     return CST_OK;
 }
 
+/* Remove the job, which has no states, because they could not be loaded. */
+static void remove_job(struct cli *cli, const char *name)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct cstc_call call = {0};
+
+    msg.name = (char *)(uintptr_t)name;
+    if (cstc_call_sync(cli->client, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
+                       CISTERN__MSG_TYPE__MSG_OK, NULL, NULL) == CST_OK) {
+        cstc_call_reset(&call);
+    }
+}
+
 static int leave(struct ranks *ranks, struct cst_err *err)
 {
     int rc = CST_OK;
@@ -155,8 +168,8 @@ static int leave(struct ranks *ranks, struct cst_err *err)
 static int load_weights(struct cst_job *job, const char *path, struct cst_err *err)
 {
     struct cstc_manifest manifest;
-    char directory[32];
-    int dirfd, rc = cstc_directory_open(path, &dirfd, err);
+    char directory[32], warning[CSTC_LISTING_WARNING_BYTES];
+    int dirfd, rc = cstc_listing_open(path, &dirfd, warning, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -180,6 +193,7 @@ static int make_job(struct cli *cli, const char *name, const char *path,
                     struct cst_err *err)
 {
     struct ranks ranks = {.n = cli->frozen ? 1 : d->world, .frozen = cli->frozen};
+    bool ours = false;
     int rc = CST_OK;
 
     if (cli->frozen && d->base_job != NULL) {
@@ -201,6 +215,7 @@ static int make_job(struct cli *cli, const char *name, const char *path,
     for (uint32_t r = 0; rc == CST_OK && r < ranks.n; r++) {
         rc = open_rank(cli, &ranks, r, name, d, err);
     }
+    ours = rc == CST_OK; /* Nobody else has a rank of the job, and it has no states. */
     if (rc == CST_OK) {
         rc = commit(&ranks, err);
     }
@@ -214,10 +229,20 @@ static int make_job(struct cli *cli, const char *name, const char *path,
     for (uint32_t r = 0; ranks.clients != NULL && r < ranks.n; r++) {
         cst_disconnect(ranks.clients[r]);
     }
+    if (rc != CST_OK && ours) {
+        remove_job(cli, name);
+    }
     free(ranks.clients);
     free(ranks.jobs);
     free(ranks.committed);
     return rc;
+}
+
+/* Print an error about the checkpoint @path. Errors name the file alone. */
+static int fail_at(const char *path, const struct cst_err *err)
+{
+    (void)fprintf(stderr, "cistern: %s: %s\n", path, err->text);
+    return CLI_EXIT_FAILURE;
 }
 
 int cli_load(struct cli *cli)
@@ -226,7 +251,8 @@ int cli_load(struct cli *cli)
     struct cst_err err = {0};
     const char *name;
     struct cst_load_result result = {0};
-    int dirfd, rc = cstc_directory_open(cli->args[0], &dirfd, &err);
+    char warning[CSTC_LISTING_WARNING_BYTES];
+    int dirfd, rc = cstc_listing_open(cli->args[0], &dirfd, warning, &err);
 
     if (rc != CST_OK) {
         return cli_fail(&err);
@@ -234,14 +260,17 @@ int cli_load(struct cli *cli)
     rc = cstc_manifest_read(&manifest, dirfd, &err);
     (void)close(dirfd);
     if (rc != CST_OK) {
-        return cli_fail(&err);
+        return fail_at(cli->args[0], &err);
     }
     rc = cstc_content_check(manifest.description, &err);
     if (rc != CST_OK) {
         cstc_manifest_close(&manifest);
-        return cli_fail(&err);
+        return fail_at(cli->args[0], &err);
     }
     name = cli->n_args > 1 ? cli->args[1] : manifest.description->name;
+    if (warning[0] != '\0') {
+        (void)fprintf(stderr, "cistern: warning: %s\n", warning);
+    }
     rc = make_job(cli, name, cli->args[0], manifest.description, &result, &err);
     if (rc == CST_OK && cli->frozen) {
         (void)printf("loaded the weights of step %llu as job %s, frozen\n",

@@ -30,9 +30,12 @@ extern "C" {
 
 /* How to save. Zero every field that is not set. */
 struct cst_save_spec {
-    const char *dir; /* Directory of the checkpoints. It is made if it does not exist. */
+    /* Directory of the checkpoints. It is made if it does not exist. Each job needs one of its own;
+     * jobs are told apart by their names. */
+    const char *dir;
     /* Number of checkpoints that remain in the directory, this one included: when this one is
-     * whole, of the others those with the fewest steps are removed. 0: all remain. */
+     * whole, of the others those with the fewest steps are removed. Meanwhile there is one more. 0:
+     * all remain. */
     uint32_t keep;
     /* Called by cst_save, in the calling thread, when it is decided that the states of step @step
      * are saved. Later steps do not change this. NULL: not called. */
@@ -65,6 +68,7 @@ struct cst_save_result {
  * A failed save changes neither the job nor the earlier checkpoints. Statuses:
  *   - CST_ENOTFOUND: there is no such job.
  *   - CST_EINVAL: the job is not committed or has no weights yet.
+ *   - CST_EINVAL: the directory has checkpoints of another job. The error names it.
  *   - CST_EBUSY: the job is being saved already, or a cst_try_... call is pending.
  *   - CST_EEXIST: a checkpoint of this step exists already, and is whole.
  *   - CST_EIO: a file cannot be written. The error names the file, the byte and the cause.
@@ -89,6 +93,13 @@ struct cst_load_result {
     /* The moments were converted to the format of the job, rounded to nearest: the next steps have
      * other bits than those of the saved job. */
     bool converted;
+    /* The hyper-parameters of the last step before the checkpoint, without the loss. All 0: no step
+     * was made, or they are unknown. */
+    struct cst_hyper_params params;
+    /* What differs from the saved job and may not be intended, for a person to read: the seed, the
+     * rounding of moments, delayed updates, and keys of model_config and adapter_config. Also a
+     * newer checkpoint of the directory that is not whole. "": nothing. */
+    char warning[512];
 };
 
 /* Write the states of the checkpoint at @path to @job, which is committed, and set its counters.
@@ -102,6 +113,7 @@ struct cst_load_result {
  * Statuses:
  *   - CST_ENOTFOUND: there is no checkpoint at @path.
  *   - CST_EINVAL: a file is torn, altered or not of a checkpoint. The error names it.
+ *   - CST_EINVAL: the directory has checkpoints of several jobs.
  *   - CST_EUNSUPPORTED: the checkpoint, or a newer one in the directory, has a later format, which
  * this version cannot read.
  *   - CST_EMISMATCH: the job has other tensors or another optimizer, or only one of the two has the
@@ -167,6 +179,7 @@ struct cst_checkpoint {
      * a later format, which this version cannot read. Others: it cannot be read now. */
     int status;
     char name[64]; /* Name in the directory. */
+    char job[64];  /* Name of the job that was saved; "": unknown. */
     char why[256]; /* If it is not whole: the reason. */
 };
 

@@ -122,20 +122,29 @@ static void leave(struct job *j)
     cst_disconnect(j->client);
 }
 
+/* The directory of the job's checkpoints. */
+static const char *dir_of(const char *name)
+{
+    static char path[64];
+
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path;
+}
+
 static void save(struct job *j, const char *name, uint64_t step)
 {
-    const struct cst_save_spec spec = {.dir = dir};
+    const struct cst_save_spec spec = {.dir = dir_of(name)};
     struct cst_save_result result;
 
     OK(cst_save(j->client, name, &spec, &result, &err));
     ck_assert_uint_eq(result.step, step);
 }
 
-static const char *path_of(uint64_t step)
+static const char *path_of(const char *name, uint64_t step)
 {
     static char path[96];
 
-    (void)snprintf(path, sizeof path, "%s/step-%08u", dir, (unsigned)step);
+    (void)snprintf(path, sizeof path, "%s/step-%08u", dir_of(name), (unsigned)step);
     return path;
 }
 
@@ -181,7 +190,7 @@ START_TEST(goes_back)
     }
     leave(&j);
     j = open_job(&spec, names);
-    OK(cst_load(j.job, path_of(1), &result, &err));
+    OK(cst_load(j.job, path_of("m", 1), &result, &err));
     ck_assert(result.step == 1 && !result.converted);
     OK(cst_sync(j.job, NULL, &err));
     for (int i = 0; i < _i; i++) {
@@ -217,7 +226,7 @@ START_TEST(frozen_of_a_base)
     leave(&j);
 
     j = open_job(&alone, names);
-    ck_assert_int_eq(cst_load(j.job, path_of(1), NULL, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_load(j.job, path_of("m", 1), NULL, &err), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(err.text, "'frozen'"));
     write_start(&j);
     OK(cst_sync(j.job, NULL, &err));
@@ -227,9 +236,9 @@ START_TEST(frozen_of_a_base)
     leave(&j);
 
     j = open_job(&lora, names);
-    ck_assert_int_eq(cst_load(j.job, path_of(2), NULL, &err), CST_EMISMATCH);
+    ck_assert_int_eq(cst_load(j.job, path_of("alone", 2), NULL, &err), CST_EMISMATCH);
     ck_assert_ptr_nonnull(strstr(err.text, "'frozen'"));
-    OK(cst_load(j.job, path_of(1), NULL, &err));
+    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
     leave(&j);
     ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
 }
@@ -253,7 +262,7 @@ START_TEST(names_of_states)
     leave(&j);
     ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
     j = open_job(&spec, names);
-    OK(cst_load(j.job, path_of(1), NULL, &err));
+    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
     for (int t = 0; t < MAX_TENSORS; t++) {
         assert_same(&j, t, CST_STATE_EXP_AVG, before[t]);
         free(before[t]);
@@ -292,7 +301,7 @@ START_TEST(other_moments)
     for (int i = 0; i < 4; i++) {
         float *want = read_state(&j, i / 2, states[i % 2]);
 
-        OK(cst_load(j.job, dir, &result, &err));
+        OK(cst_load(j.job, dir_of("from"), &result, &err));
         ck_assert_int_eq(result.converted, from.moments != to.moments);
         assert_same(&j, i / 2, states[i % 2], want);
         free(want);
@@ -308,7 +317,7 @@ START_TEST(one_too_many)
 {
     static const char *const names[] = {"a", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1};
-    const struct cst_save_spec to = {.dir = dir, .keep = 1};
+    const struct cst_save_spec to = {.dir = dir_of("m"), .keep = 1};
     struct cst_save_result result;
     struct job j = open_job(&spec, names);
     char foreign[128];
@@ -318,13 +327,13 @@ START_TEST(one_too_many)
     save(&j, "m", 0);
     ck_assert_int_eq(cst_save(j.client, "m", &to, &result, &err), CST_EEXIST);
     ck_assert_uint_eq(result.bytes, 0);
-    (void)snprintf(foreign, sizeof foreign, "%s/notes", path_of(0));
+    (void)snprintf(foreign, sizeof foreign, "%s/notes", path_of("m", 0));
     ck_assert_int_eq(close(open(foreign, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)), 0);
     step(&j);
     ck_assert_int_eq(cst_save(j.client, "m", &to, &result, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, "notes"));
     ck_assert(result.step == 1 && result.bytes > 0);
-    OK(cst_load(j.job, path_of(1), NULL, &err));
+    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
     leave(&j);
 }
 END_TEST
@@ -341,7 +350,7 @@ static void await(const struct cst_client *client)
 
 static unsigned count_names(void)
 {
-    DIR *list = opendir(dir);
+    DIR *list = opendir(dir_of("m"));
     unsigned n = 0;
 
     while (readdir(list) != NULL) {
@@ -358,7 +367,7 @@ START_TEST(without_waiting)
     static const char *const names[] = {"a", "b", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1, .moments = CST_MOMENTS_MX8};
     const struct cst_hyper_params params = {.lr = 0.01f};
-    const struct cst_save_spec to = {.dir = dir};
+    const struct cst_save_spec to = {.dir = dir_of("m")};
     struct cst_save_result saved;
     struct cst_load_result loaded;
     struct job j = open_job(&spec, names);
@@ -392,7 +401,7 @@ START_TEST(without_waiting)
     cst_disconnect(saver);
 
     j = open_job(&spec, names);
-    for (n = 0; (rc = cst_try_load(j.job, dir, &loaded, &err)) == CST_EAGAIN; n++) {
+    for (n = 0; (rc = cst_try_load(j.job, dir_of("m"), &loaded, &err)) == CST_EAGAIN; n++) {
         ck_assert_int_eq(cst_sync(j.job, NULL, &err), CST_EBUSY);
         ck_assert_int_eq(cst_tensor_read(j.job, 0, CST_STATE_MASTER, 0, 1, &other, &err),
                          CST_EBUSY);
@@ -410,7 +419,7 @@ END_TEST
 static void ask_more(void *arg, uint64_t step)
 {
     struct cst_client *client = arg;
-    const struct cst_save_spec to = {.dir = dir};
+    const struct cst_save_spec to = {.dir = dir_of("m")};
 
     ck_assert_uint_eq(step, 0);
     OK(cst_ping(client, NULL, &err));
@@ -424,7 +433,7 @@ START_TEST(called_from_a_save)
     static const char *const names[] = {"a", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1};
     struct job j = open_job(&spec, names);
-    const struct cst_save_spec to = {.dir = dir, .on_begun = ask_more, .arg = j.client};
+    const struct cst_save_spec to = {.dir = dir_of("m"), .on_begun = ask_more, .arg = j.client};
 
     write_start(&j);
     OK(cst_sync(j.job, NULL, &err));
@@ -439,7 +448,7 @@ START_TEST(given_up)
 {
     static const char *const names[] = {"a", "b", NULL};
     const struct cst_job_spec spec = {.name = "m", .world = 1};
-    const struct cst_save_spec to = {.dir = dir};
+    const struct cst_save_spec to = {.dir = dir_of("m")};
     struct job j = open_job(&spec, names);
     struct cst_client *saver;
     int rc = CST_EAGAIN;

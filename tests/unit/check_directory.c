@@ -118,7 +118,7 @@ static bool exists(const char *name)
     return lstat(full, &st) == 0;
 }
 
-/* Write the files of a checkpoint. */
+/* Write the files of a checkpoint of @directory's job. */
 static void fill(const struct cstc_directory *directory)
 {
     Cistern__JobDescription job = CISTERN__JOB_DESCRIPTION__INIT;
@@ -127,7 +127,7 @@ static void fill(const struct cstc_directory *directory)
     struct cstc_file_writer *writer;
     uint64_t bytes;
 
-    job.name = (char *)(uintptr_t) "job";
+    job.name = (char *)(uintptr_t)directory->job;
     ck_assert_int_eq(cstc_file_writer_open(&writer, directory->fd, file.name, &err), CST_OK);
     ck_assert_int_eq(cstc_file_writer_append(writer, "weights", 7, &err), CST_OK);
     ck_assert_int_eq(cstc_file_writer_finish(writer, &file.bytes, &file.hash, &err), CST_OK);
@@ -138,7 +138,7 @@ static void fill(const struct cstc_directory *directory)
 static void save(uint64_t step)
 {
     struct cstc_directory directory;
-    int rc = cstc_directory_begin(&directory, path, step, &err);
+    int rc = cstc_directory_begin(&directory, path, "job", step, &err);
 
     ck_assert_msg(rc == CST_OK, "%s", err.text);
     fill(&directory);
@@ -203,9 +203,9 @@ START_TEST(stale)
     memcpy(left, path, strlen(path));
     ck_assert_int_eq(mkdir(left, 0700), 0);
     touch(".step-00000007.1-2.tmp/states-00001-of-00001.safetensors");
-    ck_assert_int_eq(cstc_directory_begin(&living, path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&living, path, "job", 1, &err), CST_OK);
     ck_assert(!exists(".step-00000007.1-2.tmp"));
-    ck_assert_int_eq(cstc_directory_begin(&other, path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&other, path, "job", 1, &err), CST_OK);
     ck_assert(exists(living.temporary));
     cstc_directory_abandon(&other);
     fill(&living);
@@ -220,7 +220,7 @@ static void begin_another(void)
     struct cstc_directory directory;
 
     if (fork() == 0) {
-        (void)cstc_directory_begin(&directory, path, 2, NULL);
+        (void)cstc_directory_begin(&directory, path, "job", 2, NULL);
         _exit(0);
     }
     (void)usleep(100000);
@@ -233,7 +233,7 @@ START_TEST(simultaneous)
     struct cstc_directory directory;
 
     after_mkdir = begin_another;
-    ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_OK);
     (void)wait(NULL);
     ck_assert(exists(directory.temporary));
     fill(&directory);
@@ -250,8 +250,8 @@ START_TEST(same_step)
     struct stat before, after;
     char full[96];
 
-    ck_assert_int_eq(cstc_directory_begin(&first, path, 1, &err), CST_OK);
-    ck_assert_int_eq(cstc_directory_begin(&second, path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&first, path, "job", 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&second, path, "job", 1, &err), CST_OK);
     fill(&first);
     fill(&second);
     ck_assert_int_eq(cstc_directory_commit(&first, &err), CST_OK);
@@ -262,7 +262,7 @@ START_TEST(same_step)
     ck_assert_uint_eq(before.st_ino, after.st_ino);
     ck_assert(whole(1));
     ck_assert_uint_eq(count_names(), 1);
-    ck_assert_int_eq(cstc_directory_begin(&first, path, 1, &err), CST_EEXIST);
+    ck_assert_int_eq(cstc_directory_begin(&first, path, "job", 1, &err), CST_EEXIST);
 }
 END_TEST
 
@@ -286,12 +286,12 @@ START_TEST(torn_foreign)
 
     save(1);
     touch("step-00000001/model.safetensors");
-    ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_OK);
     fill(&directory);
     touch("step-00000001/notes");
     ck_assert_int_eq(cstc_directory_commit(&directory, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, "step-00000001 cannot be removed: its file notes"));
-    ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_EIO);
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, "step-00000001 cannot be removed: its file notes"));
     ck_assert(exists("step-00000001/notes") && exists("step-00000001/cistern.json"));
     ck_assert_uint_eq(count_names(), 1);
@@ -307,12 +307,12 @@ START_TEST(not_ours)
     (void)snprintf(full, sizeof full, "%s/step-00000001", path);
     ck_assert_int_eq(mkdir(full, 0700), 0);
     touch("step-00000001/model.safetensors");
-    ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_EIO);
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, full));
     ck_assert_ptr_nonnull(strstr(err.text, "no cistern.json"));
     save(2);
     save(3);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, 3, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 3, &err), CST_OK);
     ck_assert(exists("step-00000001/model.safetensors"));
     ck_assert(!exists("step-00000002") && whole(3));
 }
@@ -329,8 +329,8 @@ START_TEST(read_only)
     save(1);
     save(2);
     ck_assert_int_eq(chmod(path, 0555), 0);
-    begin = cstc_directory_begin(&directory, path, 3, &why_begin);
-    keep = cstc_directory_keep(path, 1, 2, &why_keep);
+    begin = cstc_directory_begin(&directory, path, "job", 3, &why_begin);
+    keep = cstc_directory_keep(path, "job", 1, 2, &why_keep);
     regain_rights();
     ck_assert(whole(1) && whole(2));
     ck_assert_uint_eq(count_names(), 2);
@@ -355,13 +355,13 @@ START_TEST(retention)
     }
     touch("step-00000003/model.safetensors");
     touch("step-00000005/model.safetensors");
-    ck_assert_int_eq(cstc_directory_keep(path, 2, 4, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 2, 4, &err), CST_OK);
     ck_assert(!whole(1) && whole(2) && whole(4));
     ck_assert_uint_eq(count_names(), 4);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, 4, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 4, &err), CST_OK);
     ck_assert(whole(4) && exists("step-00000005"));
     ck_assert_uint_eq(count_names(), 2);
-    ck_assert_int_eq(cstc_directory_keep(path, 0, 4, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 0, 4, &err), CST_OK);
     ck_assert(whole(4));
 }
 END_TEST
@@ -376,7 +376,7 @@ START_TEST(foreign)
         save(step);
     }
     touch("step-00000002/notes");
-    rc = cstc_directory_keep(path, 1, 3, &why);
+    rc = cstc_directory_keep(path, "job", 1, 3, &why);
     ck_assert(whole(2) && whole(3) && exists("step-00000002/notes"));
     ck_assert(!exists("step-00000001"));
     ck_assert_int_eq(rc, CST_EIO);
@@ -393,10 +393,10 @@ START_TEST(gone_back)
     save(5);
     save(6);
     save(1);
-    ck_assert_int_eq(cstc_directory_keep(path, 2, 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 2, 1, &err), CST_OK);
     ck_assert(whole(1) && whole(6) && !exists("step-00000005"));
     save(2);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, 2, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 2, &err), CST_OK);
     ck_assert(whole(2));
     ck_assert_uint_eq(count_names(), 1);
 }
@@ -417,6 +417,7 @@ static void set_format(uint64_t step, const char *format)
  * that is older is loaded in its place. What is no format is torn. */
 START_TEST(later_format)
 {
+    char warning[CSTC_LISTING_WARNING_BYTES];
     struct cstc_directory directory;
     struct cst_checkpoint *all;
     uint32_t n;
@@ -434,14 +435,14 @@ START_TEST(later_format)
     ck_assert_int_eq(all[1].status, CST_EINVAL);
     ck_assert(all[2].whole && all[2].status == CST_OK);
     free(all);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, 3, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 3, &err), CST_OK);
     ck_assert(exists("step-00000001/model.safetensors") && !exists("step-00000002") && whole(3));
-    ck_assert_int_eq(cstc_directory_begin(&directory, path, 1, &err), CST_EIO);
+    ck_assert_int_eq(cstc_directory_begin(&directory, path, "job", 1, &err), CST_EIO);
     ck_assert_ptr_nonnull(strstr(err.text, "format 7, this version reads 1"));
-    ck_assert_int_eq(cstc_directory_open(path, &fd, &err), CST_OK);
+    ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_OK);
     ck_assert_int_eq(close(fd), 0);
     set_format(3, "7");
-    ck_assert_int_eq(cstc_directory_open(path, &fd, &err), CST_EUNSUPPORTED);
+    ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_EUNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(err.text, "step-00000003: format 7, this version reads 1"));
 }
 END_TEST
@@ -456,7 +457,7 @@ START_TEST(unreadable)
     save(2);
     (void)snprintf(full, sizeof full, "%s/step-00000001/cistern.json", path);
     ck_assert_int_eq(chmod(full, 0), 0);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, 2, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 2, &err), CST_OK);
     ck_assert_int_eq(chmod(full, 0600), 0);
     regain_rights();
     ck_assert(whole(1) && whole(2));
@@ -506,7 +507,7 @@ START_TEST(linked)
     (void)snprintf(to, sizeof to, "%s/elsewhere", path);
     ck_assert_int_eq(rename(from, to), 0);
     ck_assert_int_eq(symlink("elsewhere", from), 0);
-    ck_assert_int_eq(cstc_directory_keep(path, 1, 2, &err), CST_EIO);
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 2, &err), CST_EIO);
     ck_assert(exists("elsewhere/cistern.json") && exists("elsewhere/model.safetensors"));
 }
 END_TEST
@@ -524,7 +525,7 @@ static bool dies(unsigned moment)
         calls_left = moment;
         save(2);
         save(4);
-        _exit(cstc_directory_keep(path, 2, 4, &err) == CST_OK ? 0 : 1);
+        _exit(cstc_directory_keep(path, "job", 2, 4, &err) == CST_OK ? 0 : 1);
     }
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
@@ -547,13 +548,83 @@ START_TEST(killed)
         ck_assert_msg(whole(1) || (!exists("step-00000001") && whole(4)), "moment %u", moment);
         ck_assert_msg(whole(4) || !exists("step-00000004"), "moment %u", moment);
         save(5);
-        ck_assert_int_eq(cstc_directory_keep(path, 1, 5, &err), CST_OK);
+        ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 5, &err), CST_OK);
         ck_assert(whole(5));
         ck_assert_msg(count_names() == 1, "moment %u: %u names", moment, count_names());
         teardown();
         setup();
     }
     ck_assert_uint_gt(moment, 20);
+}
+END_TEST
+
+/* A directory is of one job. Another one can neither save there nor remove what is there, whoever
+ * was first. */
+START_TEST(other_job)
+{
+    struct cstc_directory first, second;
+
+    ck_assert_int_eq(cstc_directory_begin(&first, path, "job", 1, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_begin(&second, path, "other", 2, &err), CST_OK);
+    fill(&first);
+    fill(&second);
+    ck_assert_int_eq(cstc_directory_commit(&first, &err), CST_OK);
+    ck_assert_int_eq(cstc_directory_commit(&second, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "checkpoints of job 'job': job 'other' needs another"));
+    ck_assert(whole(1) && count_names() == 1);
+    ck_assert_int_eq(cstc_directory_begin(&second, path, "other", 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cstc_directory_keep(path, "other", 1, 2, &err), CST_OK);
+    ck_assert(whole(1) && count_names() == 1);
+}
+END_TEST
+
+/* A directory into which somebody has copied checkpoints of two jobs: a load must name one of them,
+ * and each job removes only its own. */
+START_TEST(mixed_jobs)
+{
+    char warning[CSTC_LISTING_WARNING_BYTES], command[256];
+    struct cst_checkpoint *all;
+    struct cstc_directory other;
+    uint32_t n;
+    int fd;
+
+    (void)snprintf(command, sizeof command, "%s/elsewhere", path);
+    ck_assert_int_eq(cstc_directory_begin(&other, command, "other", 5, &err), CST_OK);
+    fill(&other);
+    ck_assert_int_eq(cstc_directory_commit(&other, &err), CST_OK);
+    save(1);
+    save(3);
+    (void)snprintf(command, sizeof command, "mv %s/elsewhere/step-00000005 %s", path, path);
+    ck_assert_int_eq(system(command), 0);
+    ck_assert_int_eq(cst_checkpoints(path, false, &all, &n, &err), CST_OK);
+    ck_assert_uint_eq(n, 3);
+    ck_assert_str_eq(all[1].job, "job");
+    ck_assert_str_eq(all[2].job, "other");
+    free(all);
+    ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "the jobs 'other' and 'job'"));
+    ck_assert_int_eq(cstc_directory_keep(path, "job", 1, 3, &err), CST_OK);
+    ck_assert(!exists("step-00000001") && whole(3) && whole(5));
+    ck_assert_int_eq(cstc_directory_keep(path, "other", 1, 5, &err), CST_OK);
+    ck_assert(whole(3) && whole(5));
+}
+END_TEST
+
+/* A load says which newer checkpoint it leaves out. */
+START_TEST(newest_torn)
+{
+    char warning[CSTC_LISTING_WARNING_BYTES];
+    int fd;
+
+    save(1);
+    save(2);
+    ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_OK);
+    ck_assert_str_eq(warning, "");
+    ck_assert_int_eq(close(fd), 0);
+    touch("step-00000002/model.safetensors");
+    ck_assert_int_eq(cstc_listing_open(path, &fd, warning, &err), CST_OK);
+    ck_assert_ptr_nonnull(strstr(warning, "step-00000002 is newer but not whole: model.safet"));
+    ck_assert_int_eq(close(fd), 0);
 }
 END_TEST
 
@@ -569,6 +640,9 @@ static Suite *suite(void)
     tcase_add_test(tc, torn_foreign);
     tcase_add_test(tc, not_ours);
     tcase_add_test(tc, read_only);
+    tcase_add_test(tc, other_job);
+    tcase_add_test(tc, mixed_jobs);
+    tcase_add_test(tc, newest_torn);
     tc = suite_case(s, "removing", setup, teardown);
     tcase_add_test(tc, retention);
     tcase_add_test(tc, foreign);
