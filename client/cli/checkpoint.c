@@ -11,7 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LOOK_US 200000 /* Time between two looks at the job's step. */
+#define LOOK_US 200000   /* Time between two looks at the job's step. */
+#define WAIT_US 60000000 /* Longest wait for the daemon's next process, as in cst_sync. */
 
 static int save_once(struct cli *cli, uint64_t *step)
 {
@@ -52,6 +53,25 @@ static bool look(struct cli *cli, uint64_t *step, bool *goes_on)
     return true;
 }
 
+/* Wait until the daemon's next process answers. False: the daemon has not ended, or none comes. */
+static bool wait_for_daemon(struct cli *cli)
+{
+    struct cst_err err = {0};
+
+    if (cstc_client_check(cli->client, NULL) == CST_OK) {
+        return false;
+    }
+    for (int n = 0; n < WAIT_US / LOOK_US; n++) {
+        if (cstc_client_reopen(cli->client, &err) == CST_OK) {
+            (void)fprintf(stderr, "cistern: connected again\n");
+            return true;
+        }
+        (void)usleep(LOOK_US);
+    }
+    (void)cli_fail(&err);
+    return false;
+}
+
 /* Save the job each time when it has made --every more steps, and when it is done. A save that
  * fails is tried again after as many steps. */
 static int follow(struct cli *cli)
@@ -60,8 +80,10 @@ static int follow(struct cli *cli)
     bool goes_on, any = false;
 
     for (;;) {
-        if (!look(cli, &step, &goes_on)) {
-            return CLI_EXIT_FAILURE;
+        while (!look(cli, &step, &goes_on)) {
+            if (!wait_for_daemon(cli)) {
+                return CLI_EXIT_FAILURE;
+            }
         }
         if (step / cli->every > tried / cli->every || (!goes_on && (!any || step > saved))) {
             any = save_once(cli, &saved) == CLI_EXIT_OK || any;
@@ -90,6 +112,9 @@ static int print_json(const struct cst_checkpoint *list, uint32_t n)
                                   (json_int_t)list[i].step, "bytes", (json_int_t)list[i].bytes,
                                   "whole", list[i].whole);
 
+        if (list[i].job[0] != '\0') {
+            (void)json_object_set_new(entry, "job", json_string(list[i].job));
+        }
         if (!list[i].whole) {
             (void)json_object_set_new(entry, "why", json_string(list[i].why));
         }
@@ -100,7 +125,7 @@ static int print_json(const struct cst_checkpoint *list, uint32_t n)
 
 int cli_checkpoints(struct cli *cli)
 {
-    static const char *const titles[] = {"NAME", ">STEP", ">SIZE", "STATE", NULL};
+    static const char *const titles[] = {"NAME", ">STEP", ">SIZE", "JOB", "STATE", NULL};
     struct cst_checkpoint *list;
     struct cli_table table;
     struct cst_err err = {0};
@@ -121,6 +146,7 @@ int cli_checkpoints(struct cli *cli)
         cli_table_cell(&table, "%s", list[i].name);
         cli_table_cell(&table, "%llu", (unsigned long long)list[i].step);
         cli_table_cell(&table, "%s", list[i].bytes > 0 ? cli_bytes(list[i].bytes, size) : "-");
+        cli_table_cell(&table, "%s", list[i].job[0] != '\0' ? list[i].job : "-");
         cli_table_cell(&table, "%s%s",
                        list[i].whole                  ? "whole"
                        : list[i].status == CST_EINVAL ? "torn: "

@@ -34,7 +34,9 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     int rc;
 
     if (!has_states(state)) {
-        (void)printf("%s is not saved: it is %s\n", name, state);
+        (void)printf("%s is not saved, because it is %s: %s\n", name, state,
+                     strcmp(state, "failed") == 0 ? "its states may be damaged"
+                                                  : "it has not begun its first step");
         return true;
     }
     rc = uid == (json_int_t)getuid() ? asprintf(&dir, "%s/%s", cli->plan.save, name)

@@ -136,11 +136,17 @@ take_over() {
 start_daemon first --engine-threads 2
 begin handed 2
 poll has_stepped handed 2
+./cistern save --every 2 --keep 2 handed "$tmp/followed" >"$tmp/follow.log" 2>&1 &
+follower=$!
+managers+=("$follower")
+poll has 'saved step' "$tmp/follow.log"
 take_over first second
 poll has_stepped handed $((steps / 2))
 take_over second third
 end handed
 cmp "$tmp/ended.weights" "$tmp/handed.weights" || fail "other weights after two daemons took over"
+wait "$follower" || fail "cistern save --every does not outlive the daemon: $(cat "$tmp/follow.log")"
+[ -e "$tmp/followed/step-$(printf %08d "$steps")" ] || fail "the last step was not saved: $(cat "$tmp/follow.log")"
 rc=0
 ./cisternd --config "$tmp/empty.conf" --socket "$tmp/nobody.sock" --gpus none --handover 2>"$tmp/nobody.log" || rc=$?
 if [ $rc != 1 ] || ! has 'no daemon to take over from' "$tmp/nobody.log"; then
