@@ -2,10 +2,107 @@
 #include "client/gpt/checkpoint.h"
 
 #include "cistern/checkpoint.h"
+#include "client/gpt/gpt2.h"
 #include "proto/size.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* -- before the first step -------------------------------------------------------------------- */
+
+/* List the checkpoints in @dir. A directory that cannot be read has none: a save or a load reports
+ * the reason. */
+static int list(const char *dir, struct cst_checkpoint **all, uint32_t *n, struct cst_err *err)
+{
+    int rc = cst_checkpoints(dir, false, all, n, err);
+
+    if (rc == CST_ENOMEM) {
+        return rc;
+    }
+    if (rc != 0) {
+        *all = NULL;
+        *n = 0;
+    }
+    return 0;
+}
+
+int gpt_checkpoint_check_job(const struct gpt_options *o, struct cst_err *err)
+{
+    struct cst_checkpoint *all;
+    uint32_t n;
+    int rc;
+
+    if (o->save_dir == NULL) {
+        return 0;
+    }
+    rc = list(o->save_dir, &all, &n, err);
+    if (rc != 0) {
+        return rc;
+    }
+    for (uint32_t i = 0; rc == 0 && i < n; i++) {
+        if (all[i].job[0] != '\0' && strcmp(all[i].job, o->job) != 0) {
+            rc = cst_err_set(err, CST_EMISMATCH,
+                             "--save-dir %.128s has checkpoints of job '%s': job '%s' needs a "
+                             "directory of its own",
+                             o->save_dir, all[i].job, o->job);
+        }
+    }
+    free(all);
+    return rc;
+}
+
+int gpt_checkpoint_check_model(const char *path, const struct gpt_model *model, struct cst_err *err)
+{
+    struct gpt_gpt2_sizes sizes;
+    struct cst_checkpoint *all;
+    char *dir = NULL;
+    uint32_t n;
+    int rc = list(path, &all, &n, err), made;
+
+    if (rc != 0) {
+        return rc;
+    }
+    while (n > 0 && !all[n - 1].whole) {
+        n--;
+    }
+    made = n > 0 ? asprintf(&dir, "%s/%s", path, all[n - 1].name) : asprintf(&dir, "%s", path);
+    free(all);
+    if (made < 0) {
+        return cst_err_set(err, CST_ENOMEM, "out of memory");
+    }
+    /* A mixture of experts has no config.json. */
+    if (gpt_gpt2_read(dir, &sizes, NULL) == 0 && sizes.heads != model->heads) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "the checkpoint %.128s is of a model with %u heads, --heads is %u", dir,
+                         sizes.heads, model->heads);
+    }
+    free(dir);
+    return rc;
+}
+
+void gpt_checkpoint_warn(const struct gpt_options *o, uint64_t step)
+{
+    struct cst_checkpoint *all;
+    uint32_t n;
+
+    if (o->save_every == 0 || list(o->save_dir, &all, &n, NULL) != 0) {
+        return;
+    }
+    while (n > 0 && !all[n - 1].whole) {
+        n--;
+    }
+    if (n > 0 && all[n - 1].step > step) {
+        (void)fprintf(stderr,
+                      "cistern-gpt: warning: %s has checkpoints of later steps, up to %s, and the "
+                      "job stands at step %llu: --resume auto would take the latest, and a step "
+                      "that has a checkpoint is not saved again\n",
+                      o->save_dir, all[n - 1].name, (unsigned long long)step);
+    }
+    free(all);
+}
+
+/* -- saves ------------------------------------------------------------------------------------ */
 
 static void report(const struct gpt_options *o, const struct cst_save_result *result)
 {
@@ -64,7 +161,8 @@ void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step)
     if (o->save_every == 0 || step % o->save_every != 0) {
         return;
     }
-    if (checkpoint->running && !atomic_load(&checkpoint->finished)) {
+    /* The last step is saved in any case: gpt_checkpoint_close waits for the save before it. */
+    if (checkpoint->running && !atomic_load(&checkpoint->finished) && step < o->steps) {
         (void)fprintf(stderr,
                       "cistern-gpt: step %llu is not saved, because the save after step %llu is "
                       "still under way\n",

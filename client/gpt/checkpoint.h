@@ -4,6 +4,7 @@
 #ifndef GPT_CHECKPOINT_H
 #define GPT_CHECKPOINT_H
 
+#include "client/gpt/model.h"
 #include "client/gpt/options.h"
 
 #include <pthread.h>
@@ -19,8 +20,21 @@ struct gpt_checkpoint {
     uint64_t step;        /* step after which the thread was started */
 };
 
+/* Check, before the job is opened, that --save-dir has no checkpoints of another job.
+ * CST_EMISMATCH: it has; CST_ENOMEM. */
+int gpt_checkpoint_check_job(const struct gpt_options *options, struct cst_err *err);
+
+/* Check that the checkpoint at @path, or the newest one in this directory, is of a model with as
+ * many heads as @model, which tensors do not show. CST_EMISMATCH: it has others; CST_ENOMEM. */
+int gpt_checkpoint_check_model(const char *path, const struct gpt_model *model,
+                               struct cst_err *err);
+
+/* Warn if --save-dir has checkpoints of later steps than @step, the step that the job stands at. */
+void gpt_checkpoint_warn(const struct gpt_options *options, uint64_t step);
+
 /* @step is committed: begin to save it, if it is time, and return when later steps do not matter.
- * If the last save is still under way, say that this one is left out. */
+ * If the last save is still under way, say that this one is left out, unless @step is the last one
+ * of the job. */
 void gpt_checkpoint_step(struct gpt_checkpoint *checkpoint, uint64_t step);
 
 /* Wait until the last save has ended. */

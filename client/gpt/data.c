@@ -49,6 +49,13 @@ int gpt_data_open(struct gpt_data *data, const char *path, enum gpt_tokens form,
         rc = cst_err_set(err, CST_EINVAL, "data file '%s': not a regular file", path);
         goto out_close;
     }
+    if (st.st_size % forms[form].bytes != 0) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "data file '%s' has %lld bytes, which is no whole number of tokens of %u "
+                         "bytes (--tokens)",
+                         path, (long long)st.st_size, forms[form].bytes);
+        goto out_close;
+    }
     *data = (struct gpt_data){.name = path,
                               .n_tokens = (size_t)st.st_size / forms[form].bytes,
                               .form = form,
@@ -86,7 +93,13 @@ int gpt_data_split(struct gpt_data *data, double percent, size_t context, struct
     part->n_tokens = (size_t)((double)data->n_tokens * percent / 100);
     data->n_tokens -= part->n_tokens;
     part->first += data->n_tokens * forms[data->form].bytes;
-    return check_length(data, context, err) != 0 ? CST_EINVAL : check_length(part, context, err);
+    return part->n_tokens > context && data->n_tokens > context
+               ? 0
+               : cst_err_set(err, CST_EINVAL,
+                             "--validate %g%%: of the %zu %s of '%s', %zu are for validation and "
+                             "%zu remain; both need at least %zu",
+                             percent, data->n_tokens + part->n_tokens, forms[data->form].name,
+                             data->name, part->n_tokens, data->n_tokens, context + 1);
 }
 
 static uint32_t token(const struct gpt_data *data, size_t at)

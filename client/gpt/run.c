@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/run.h"
 
+#include "client/gpt/checkpoint.h"
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
 #include "client/gpt/exchange.h"
@@ -219,6 +220,12 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
 
     if (rc != 0) {
         return rc;
+    }
+    if (options->rank == 0) {
+        rc = gpt_checkpoint_check_job(options, err);
+    }
+    if (rc != 0) {
+        goto out_data;
     }
     rc = gpt_model_init(&model, options, err);
     if (rc != 0) {

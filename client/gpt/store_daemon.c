@@ -117,15 +117,21 @@ static uint64_t daemon_steps(const struct gpt_store *store)
     return cst_job_steps(((const struct daemon_store *)(const void *)store)->job);
 }
 
-/* Print the ranks for which this rank waits, if the daemon knows. It uses a connection of its own,
- * because a call is pending on the other connection. */
+/* Print for what this rank waits: the daemon, or ranks, if the daemon knows which. It uses a
+ * connection of its own, because a call is pending on the other connection. */
 static void tell_waits(const struct daemon_store *s)
 {
     const struct gpt_options *o = s->options;
     struct cst_client *client;
+    struct cst_err why;
     char words[256] = "";
 
-    if (o->quiet || cst_connect(&client, o->socket, NULL) != CST_OK) {
+    if (o->quiet) {
+        return;
+    }
+    if (cst_connect(&client, o->socket, &why) != CST_OK) {
+        (void)printf("cistern-gpt: rank %u waits for the daemon: %s\n", o->rank, why.text);
+        (void)fflush(stdout);
         return;
     }
     if (cst_job_waits(client, o->job, words, sizeof words, NULL) == CST_OK && words[0] != '\0') {

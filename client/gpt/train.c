@@ -84,27 +84,100 @@ static int write_initial(const struct train *t, struct cst_err *err)
     return rc;
 }
 
+/* The parameters of step @step, counted from 0. */
+static struct cst_hyper_params hyper_params(const struct train *t, uint64_t step)
+{
+    const struct gpt_options *o = t->options;
+
+    return (struct cst_hyper_params){
+        .lr = (float)gpt_train_lr(o, step),
+        .beta1 = o->beta1 > 0 ? (float)o->beta1 : -1, /* negative: no momentum */
+        .beta2 = (float)o->beta2,
+        .eps = 1e-8f,
+        .weight_decay = (float)o->weight_decay,
+        .clip_norm = (float)o->clip,
+        .grad_scale = 1.0f / (float)(o->world * t->n_passes),
+    };
+}
+
+/* Warn if a parameter of the last step before the checkpoint, @was, is another one now. */
+static void compare_param(const char *name, float was, float now)
+{
+    if (fabsf(was - now) > 1e-6f * fabsf(now)) {
+        (void)fprintf(stderr,
+                      "cistern-gpt: warning: %s was %g in the checkpoint's last step, now "
+                      "it would be %g\n",
+                      name, (double)was, (double)now);
+    }
+}
+
+/* Tell what was loaded from @path, and what is other than in the saved job. */
+static void tell_loaded(const struct train *t, const struct cst_load_result *loaded,
+                        const char *path)
+{
+    const struct cst_hyper_params *was = &loaded->params;
+    struct cst_hyper_params now;
+
+    if (!t->options->quiet) {
+        (void)printf("loaded step %llu from %s%s\n", (unsigned long long)loaded->step, path,
+                     loaded->converted
+                         ? ": the moments were converted, so that the next steps have "
+                           "other bits than without interruption"
+                         : "");
+    }
+    if (loaded->warning[0] != '\0') {
+        (void)fprintf(stderr, "cistern-gpt: warning: %s: %s\n", path, loaded->warning);
+    }
+    if (loaded->step == 0 || was->grad_scale == 0) {
+        return;
+    }
+    now = hyper_params(t, loaded->step - 1);
+    compare_param("the learning rate", was->lr, now.lr);
+    compare_param("beta1", was->beta1, now.beta1 > 0 ? now.beta1 : was->beta1);
+    compare_param("beta2", was->beta2, now.beta2);
+    compare_param("weight decay", was->weight_decay, now.weight_decay);
+    compare_param("the largest norm of gradients", was->clip_norm, now.clip_norm);
+}
+
 /* Give a new job its states: those of a checkpoint, or initial weights. */
 static int initialise(struct train *t, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
     const bool automatic = o->resume != NULL && strcmp(o->resume, "auto") == 0;
+    const char *path = automatic ? o->save_dir : o->resume;
     struct cst_load_result loaded;
     int rc;
 
     if (o->resume == NULL) {
         return write_initial(t, err);
     }
-    rc = t->store->ops->load(t->store, automatic ? o->save_dir : o->resume, &loaded, err);
+    rc = gpt_checkpoint_check_model(path, t->model, err);
+    if (rc == 0) {
+        rc = t->store->ops->load(t->store, path, &loaded, err);
+    }
     if (rc == CST_ENOTFOUND && automatic) {
         return write_initial(t, err);
     }
-    if (rc == 0 && !o->quiet) {
-        (void)printf("loaded step %llu from %s%s\n", (unsigned long long)loaded.step,
-                     automatic ? o->save_dir : o->resume,
-                     loaded.converted ? ": the moments were converted, so that the next steps have "
-                                        "other bits than without interruption"
-                                      : "");
+    if (rc == 0) {
+        tell_loaded(t, &loaded, path);
+    }
+    return rc;
+}
+
+/* What rank 0 does before the first sync: a job without states gets them. */
+static int begin(struct train *t, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    int rc = 0;
+
+    if (!t->store->ops->initialised(t->store)) {
+        rc = initialise(t, err);
+    } else if (o->resume != NULL && strcmp(o->resume, "auto") != 0 && !o->quiet) {
+        (void)printf("job '%s' exists and goes on after step %llu: --resume is not used\n", o->job,
+                     (unsigned long long)t->store->ops->steps(t->store));
+    }
+    if (rc == 0) {
+        gpt_checkpoint_warn(o, t->store->ops->steps(t->store));
     }
     return rc;
 }
@@ -161,16 +234,7 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
 static int one_step(struct train *t, uint64_t step, struct cst_step_result *result,
                     struct cst_err *err)
 {
-    const struct gpt_options *o = t->options;
-    struct cst_hyper_params params = {
-        .lr = (float)gpt_train_lr(o, step),
-        .beta1 = o->beta1 > 0 ? (float)o->beta1 : -1, /* negative: no momentum */
-        .beta2 = (float)o->beta2,
-        .eps = 1e-8f,
-        .weight_decay = (float)o->weight_decay,
-        .clip_norm = (float)o->clip,
-        .grad_scale = 1.0f / (float)(o->world * t->n_passes),
-    };
+    struct cst_hyper_params params = hyper_params(t, step);
     const struct gpt_store_ops *ops = t->store->ops;
     double loss;
     int rc = ops->prepare != NULL ? ops->prepare(t->store, &params, err) : 0;
@@ -235,6 +299,24 @@ static bool is_validated(const struct train *t, uint64_t step)
            step < o->steps;
 }
 
+/* A step is void, or its result was lost with the daemon: wait for all ranks. *step is the step to
+ * do next. If it is a later one, the last one is committed, and its loss is not known. */
+static int sync_again(struct train *t, uint64_t *step, struct cst_err *err)
+{
+    const uint64_t begun = *step;
+    int rc = sync_all(t, step, err);
+
+    if (rc != 0 || *step == begun) {
+        return rc;
+    }
+    if (t->rank == 0) {
+        gpt_checkpoint_step(&t->checkpoint, *step);
+    }
+    return t->losses == NULL || fputs("nan\n", t->losses) >= 0
+               ? 0
+               : cst_err_errno(err, CST_EIO, errno, "--loss-file '%s'", t->options->loss_file);
+}
+
 static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
 {
     int rc = 0;
@@ -248,7 +330,7 @@ static int run_steps(struct train *t, uint64_t step, struct cst_err *err)
         rc = one_step(t, step, &result, err);
         /* A peer died, and the step is void for all ranks: sync and repeat it. */
         if (is_void(rc)) {
-            rc = sync_all(t, &step, err);
+            rc = sync_again(t, &step, err);
         } else if (rc == 0) {
             if (t->rank == 0) {
                 gpt_checkpoint_step(&t->checkpoint, result.step);
@@ -408,8 +490,8 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
         return rc;
     }
     t.pass->exchange = exchange;
-    if (rank == 0 && !store->ops->initialised(store)) {
-        rc = initialise(&t, err);
+    if (rank == 0) {
+        rc = begin(&t, err);
     }
     step = store->ops->steps(store);
     if (rc == 0 && step < options->steps) {

@@ -246,12 +246,15 @@ START_TEST(tokens_have_a_form)
     ck_assert_int_eq(gpt_data_sequence(&part, 0, 2, tokens, targets, &err), 0);
     ck_assert(tokens[0] == 0 && tokens[1] == 5 && targets[1] == 0);
     ck_assert_int_eq(gpt_data_split(&data, 50, 2, &part, &err), CST_EINVAL);
-    ck_assert_ptr_nonnull(strstr(err.text, "has 2 tokens"));
+    ck_assert_ptr_nonnull(strstr(err.text, "1 are for validation and 2 remain"));
     gpt_data_close(&data);
     ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_UINT32, 260, 2, &err), 0);
     ck_assert_int_eq(gpt_data_sequence(&data, 0, 2, tokens, targets, &err), CST_EINVAL);
     ck_assert_ptr_nonnull(strstr(err.text, "token 0 is 197121, the vocabulary has 260"));
     gpt_data_close(&data);
+    path = test_file(0, "t", file, sizeof file - 1);
+    ck_assert_int_eq(gpt_data_open(&data, path, GPT_TOKENS_UINT16, 600, 2, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "has 11 bytes, which is no whole number of tokens"));
 }
 END_TEST
 
