@@ -220,6 +220,12 @@ static int check_request(const struct cstd_job *job, const struct cstd_job_reque
         CST_OK) {
         return CST_EMISMATCH;
     }
+    if (request->model_config != NULL && job->model_config != NULL &&
+        strcmp(request->model_config, job->model_config) != 0) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "job '%s' was opened with another model (model_config) than rank %u has",
+                           job->name, request->rank);
+    }
     if ((request->base != NULL) != (job->base != NULL) ||
         (request->base != NULL && strcmp(request->base, job->base->name) != 0)) {
         return cst_err_set(err, CST_EMISMATCH,

@@ -245,7 +245,8 @@ struct cst_job_spec {
     /* Contents of the files config.json and adapter_config.json in the job's checkpoints, from
      * which other programs learn the architecture (cistern/checkpoint.h). At most
      * CST_MAX_CONFIG_BYTES (else CST_EINVAL). NULL: no file. Only the texts of the rank that
-     * creates the job are used. With adapter_config, the weights that are trained are saved to
+     * creates the job are used. A rank that gives another model_config has another model
+     * (CST_EMISMATCH). With adapter_config, the weights that are trained are saved to
      * adapter_model.safetensors, as adapters of the frozen ones. */
     const char *model_config;
     const char *adapter_config;

@@ -108,6 +108,42 @@ for moments in bf16 mx8; do
 done
 ! has 'moments were converted' "$tmp/adamw-again.log" || fail "no moments were converted: $(cat "$tmp/adamw-again.log")"
 
+! has 'warning' "$tmp/adamw-again.log" || fail "the same options are another job: $(cat "$tmp/adamw-again.log")"
+
+# What differs from the saved job, and would change the training silently, is named.
+from=$(first_of "$tmp/mx8")
+warned() {
+    local words=$1
+    shift
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job warned --resume "$tmp/mx8/$from" --moments mx8 "$@" >"$tmp/warned.log" 2>&1 || fail "$*: $(cat "$tmp/warned.log")"
+    has "warning: .*$words" "$tmp/warned.log" || fail "no warning for $*: $(cat "$tmp/warned.log")"
+    ./cistern rm warned
+}
+warned 'the seed was 7, now 9' --seed 9
+warned 'rounding was stochastic, now nearest' --rounding nearest
+warned 'updates were not delayed, now they are' --overlap delayed
+warned 'the learning rate was' --lr 0.01
+warned 'beta1 was 0.9 .* 0.5' --beta1 0.5
+warned 'weight decay was 0.1 .* 0' --weight-decay 0
+warned 'norm of gradients was 1 .* 0' --clip 0
+from=$(first_of "$tmp/lora")
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job warned --resume "$tmp/lora/$from" --lora 4 --lora-alpha 16 >"$tmp/warned.log" 2>&1 || fail "$(cat "$tmp/warned.log")"
+has 'lora_alpha of adapter_config.json was 4.0, now 16.0' "$tmp/warned.log" || fail "$(cat "$tmp/warned.log")"
+./cistern rm warned
+
+# A directory is of one job: another one neither saves there nor goes on from there by itself.
+rc=0
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job another --save-dir "$tmp/adamw" --save-every 3 --resume auto >"$tmp/another.log" 2>&1 || rc=$?
+if [ $rc != 1 ] || ! has "has checkpoints of job 'adamw': job 'another' needs a directory of its own" "$tmp/another.log"; then
+    fail "$rc, $(cat "$tmp/another.log")"
+fi
+! ./cistern job another >/dev/null 2>&1 || fail "the job was made"
+
+# A run that begins before the checkpoints of its directory is warned; the last step is saved although the save before is under way.
+train adamw --steps 2 --save-dir "$tmp/adamw" --save-every 1
+has 'has checkpoints of later steps, up to step-00000009' "$tmp/adamw.log" || fail "$(cat "$tmp/adamw.log")"
+[ -e "$tmp/adamw/step-00000002" ] || fail "the last step was not saved: $(cat "$tmp/adamw.log")"
+
 # A finished job is saved from outside; --keep removes older checkpoints; a step is saved once.
 fresh_daemon
 train ended
@@ -158,8 +194,35 @@ refused "$tmp/bad" "cistern.json was altered"
 refused "$good" "another shape" --width 128
 refused "$good" "is not in the job" --layers 1
 refused "$good" "lion" --optimizer lion
+refused "$good" "a model with 2 heads, --heads is 1" --heads 1
 refused "$tmp/nowhere" "No such file"
 refused "$tmp" "no whole checkpoint"
+
+# A checkpoint that cannot be loaded leaves no job; a newer one that is torn is named when an older one is loaded.
+rm "$tmp/bad/states-00001-of-00001.safetensors"
+mkdir "$tmp/two"
+cp -r "$good" "$tmp/two/step-0000000$steps"
+mv "$tmp/bad" "$tmp/two/step-00000010"
+rc=0
+./cistern load "$tmp/two/step-00000010" unloaded 2>"$tmp/load.err" || rc=$?
+if [ $rc != 1 ] || ! has "two/step-00000010: cistern.json was altered" "$tmp/load.err"; then
+    fail "$rc, $(cat "$tmp/load.err")"
+fi
+cp "$good/cistern.json" "$tmp/two/step-00000010"
+! ./cistern load "$tmp/two/step-00000010" unloaded 2>"$tmp/load.err" || fail "a torn checkpoint was loaded"
+has "two/step-00000010: states-00001-of-00001.safetensors: No such file" "$tmp/load.err" || fail "$(cat "$tmp/load.err")"
+! ./cistern job unloaded >/dev/null 2>&1 || fail "a load that failed left a job"
+./cistern load "$tmp/two" unloaded 2>"$tmp/load.err" || fail "$(cat "$tmp/load.err")"
+has "warning: step-00000010 is newer but not whole" "$tmp/load.err" || fail "$(cat "$tmp/load.err")"
+./cistern rm unloaded
+[ "$(./cistern checkpoints "$tmp/two" --json | jq -r 'map(.job) | join(" ")')" = "ended ended" ] || fail "$(./cistern checkpoints "$tmp/two")"
+
+# A worker of another model, whose tensors have the same shapes, is refused.
+rc=0
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job ended --heads 1 --steps 12 >"$tmp/heads.log" 2>&1 || rc=$?
+if [ $rc != 1 ] || ! has "opened with another model" "$tmp/heads.log"; then
+    fail "$rc, $(cat "$tmp/heads.log")"
+fi
 
 # A save that cannot write names the file and the reason, and the job stays as it was.
 full() {
