@@ -58,16 +58,18 @@ same() {
 }
 
 same adamw
-same bf16 --moments bf16
-same mx8 --moments mx8
-same lion --optimizer lion --moments mx8
-same sgd --optimizer sgd
+if ! sparse; then
+    same bf16 --moments bf16
+    same mx8 --moments mx8
+    same lion --optimizer lion --moments mx8
+    same sgd --optimizer sgd
+    same early --overlap early --clip 0
+    same over --grad-over-weight
+    same mixture --experts 4 --top-k 2
+fi
 same micro --micro-batches 2
-same early --overlap early --clip 0
 same early-mx8 --overlap early --clip 0 --moments mx8
-same over --grad-over-weight
 same lora --lora 4
-same mixture --experts 4 --top-k 2
 
 # Train job $1 with $2 ranks, which share a batch of 12, and the options $3...
 train_ranks() {

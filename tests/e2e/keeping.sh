@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2154 # line and model are assigned by the others
 # Functions of tests whose daemon is killed and whose jobs outlive it. Sourced after lib.sh by scripts that set the array `model`, the
 # options of cistern-gpt. CST_TEST_KILLS: kills of each run. CST_TEST_SEED: seed of the moments.
-n_kills=${CST_TEST_KILLS:-3}
+n_kills=${CST_TEST_KILLS:-$(if sparse; then echo 1; else echo 3; fi)}
 seed=${CST_TEST_SEED:-$(($(date +%s) % 100000))}
 printf 'seed %s\n' "$seed"
 RANDOM=$seed

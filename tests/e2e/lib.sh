@@ -30,6 +30,11 @@ not_sparse() {
     [ -z "${CST_TEST_SPARSE-}" ] || skip "a sparse run: this takes too long"
 }
 
+# True in sparse runs, under sanitizers and of the packaged tree: scripts then try fewer of many kinds.
+sparse() {
+    [ -n "${CST_TEST_SPARSE-}" ]
+}
+
 # Let programs find the driver that needs no GPU.
 use_fakecuda() {
     local fake=$PWD/tests/lib/fakecuda/.libs

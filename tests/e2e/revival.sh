@@ -18,19 +18,21 @@ printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/pac
 start_keeping keeper --config "$tmp/paced.conf" --gpus none
 
 same adamw 1
-same two 2
-same bf16 1 --moments bf16
-same mx8 1 --moments mx8
-same lion 1 --optimizer lion --moments mx8
-same micro 2 --micro-batches 2
-same early 1 --overlap early --clip 0
+if ! sparse; then
+    same two 2
+    same bf16 1 --moments bf16
+    same mx8 1 --moments mx8
+    same lion 1 --optimizer lion --moments mx8
+    same micro 2 --micro-batches 2
+    same early 1 --overlap early --clip 0
+    same over 1 --grad-over-weight
+    same mixture 2 --experts 4 --top-k 2
+    same accelerator 2 --device paced
+    same reservation 1 --device-update 4M
+fi
 same early-two 2 --overlap early --clip 0 --moments mx8
 same delayed 1 --overlap delayed
-same over 1 --grad-over-weight
 same lora 1 --lora 4
-same mixture 2 --experts 4 --top-k 2
-same accelerator 2 --device paced
-same reservation 1 --device-update 4M
 same reservation-two 2 --device paced --device-update 4M --overlap early --clip 0
 same states 1 --device paced --device-update 4M --device-states 2M
 
