@@ -10,22 +10,24 @@
 #include <string.h>
 #include <unistd.h>
 
-/* True if the job has states that can be saved. */
-static bool has_states(const char *state)
+/* True if the job has states that can be saved. A job that was loaded, or whose workers come back,
+ * has them before its next step. */
+static bool has_states(const char *state, json_int_t step)
 {
     static const char *const without[] = {"declaring",  "starting", "planning",
                                           "populating", "ready",    "failed"};
 
     for (size_t i = 0; i < sizeof without / sizeof *without; i++) {
         if (strcmp(state, without[i]) == 0) {
-            return false;
+            return step > 0 && strcmp(state, "failed") != 0;
         }
     }
     return true;
 }
 
 /* Save one job to a directory of its name, in one of its owner's uid if that is another user. */
-static bool save(struct cli *cli, const char *name, const char *state, json_int_t uid)
+static bool save(struct cli *cli, const char *name, const char *state, json_int_t step,
+                 json_int_t uid)
 {
     struct cst_save_spec spec = {.dir = NULL};
     struct cst_save_result result = {0};
@@ -33,7 +35,7 @@ static bool save(struct cli *cli, const char *name, const char *state, json_int_
     char *dir, size[CLI_HUMAN_BYTES];
     int rc;
 
-    if (!has_states(state)) {
+    if (!has_states(state, step)) {
         (void)printf("%s is not saved, because it is %s: %s\n", name, state,
                      strcmp(state, "failed") == 0 ? "its states may be damaged"
                                                   : "it has not begun its first step");
@@ -72,8 +74,9 @@ static bool save_all(struct cli *cli)
         const char *name = json_string_value(json_object_get(job, "name"));
         const char *state = json_string_value(json_object_get(job, "state"));
         json_int_t uid = json_integer_value(json_object_get(job, "uid"));
+        json_int_t step = json_integer_value(json_object_get(job, "step"));
 
-        good = good && name != NULL && state != NULL && save(cli, name, state, uid);
+        good = good && name != NULL && state != NULL && save(cli, name, state, step, uid);
     }
     json_decref(jobs);
     return good;

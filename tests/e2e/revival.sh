@@ -161,7 +161,9 @@ rc=0
 if [ $rc != 1 ] || ! has 'a daemon is ended on its manager socket' "$tmp/denied"; then
     fail "a user ended the daemon: $rc, $(cat "$tmp/denied")"
 fi
+./cistern load "$tmp/followed" loaded # it has states, although no worker has made a step
 ./cistern drain --save "$tmp/drained" || fail "cistern drain failed"
+[ "$(./cistern checkpoints "$tmp/drained/loaded" --json | jq -r '.[0].step')" = "$steps" ] || fail "drain left out a job that was loaded"
 await third 'EXIT=*'
 [ "$(./cistern checkpoints "$tmp/drained/handed" --check --json | jq -r '.[0] | "\(.step) \(.whole)"')" = "$steps true" ] ||
     fail "$(./cistern checkpoints "$tmp/drained/handed" --check)"
