@@ -1,34 +1,71 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tests that a daemon which is killed repeatedly is started again each time, that its sockets go on listening, and that its jobs go
-# on with the same bits: after kills, a restart of the service, the watchdog, and a new binary. A private systemd runs the installed
-# units, except for paths, users, and the service's restrictions, which a user's manager cannot apply. CST_TEST_KILLS: number of
-# kills.
+# Tests that a daemon which is killed repeatedly is started again each time, that its sockets go on listening, and that a training
+# makes steps after each time and has the same bits at the end: after kills, a restart of the service, the watchdog, and a new
+# binary; and that a stopped service loses its jobs. A private systemd, the first process of its own namespaces, runs the units with
+# all their restrictions, which need the system's manager: a user's manager cannot apply most of them. Only the program's path and
+# the watchdog's time differ. CST_TEST_KILLS: number of kills.
+CST_TEST_KILLS=${CST_TEST_KILLS:-20} # more than a second between two of them; systemd's default allows five in ten seconds
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/keeping.sh
+. "${srcdir:-.}/tests/e2e/keeping.sh"
 need systemctl
+need systemd-sysusers
+need systemd-tmpfiles
 need unshare
+need jq
 
-n_kills=${CST_TEST_KILLS:-7} # with a second between them; systemd's default allows fewer
-steps=3000
-seed=${CST_TEST_SEED:-$(($(date +%s) % 100000))}
-printf 'seed %s\n' "$seed"
+# The learning rate does not depend on the number of steps.
+model=(--layers 2 --heads 2 --width 64 --context 32 --batch 4 --warmup 2 --lr 0.001 --min-lr 0.001 --matmul fp32 --threads 1 --seed 7)
+namespaces=(--mount --pid --cgroup --uts --net --ipc --fork --mount-proc)
 manager=/lib/systemd/systemd
 [ -x $manager ] || skip "no $manager"
-unshare -m -p -f --mount-proc true 2>/dev/null || skip "no namespaces for mounts and processes"
+unshare "${namespaces[@]}" true 2>/dev/null || skip "no namespaces"
+cgroups=$(findmnt -n -t cgroup2 -o TARGET | head -n 1)$(sed -n 's|^0::||p' /proc/self/cgroup)
+cgroup=$cgroups/cistern-test-$$
+mkdir "$cgroup" 2>/dev/null || skip "no cgroup of its own"
 
+# The units of the service, the targets that units depend on by default, and a unit for the test, with which the manager ends. Of
+# the machine's own units there are none.
 write_units() {
-    mkdir -p "$tmp/config/systemd/user"
-    for unit in cisternd.socket cisternd-manager.socket; do
-        sed -e "s|/run/cistern/|$tmp/run/|" -e '/^Socket\(User\|Group\)=/d' "systemd/$unit" >"$tmp/config/systemd/user/$unit"
+    local target
+    mkdir -p "$tmp/units/cisternd.service.d"
+    cp systemd/*.socket "$tmp/units"
+    sed 's|^ExecStart=[^ ]*|ExecStart=/run/bin/cisternd|' systemd/cisternd.service >"$tmp/units/cisternd.service"
+    printf '[Service]\nWatchdogSec=2s\nStandardError=append:%s\nEnvironment=ASAN_OPTIONS=detect_leaks=0\n' "$tmp/cisternd.log" >"$tmp/units/cisternd.service.d/test.conf"
+    for target in sysinit basic sockets shutdown; do
+        printf '[Unit]\nDefaultDependencies=no\n' >"$tmp/units/$target.target"
     done
-    # Keep only the settings that determine starts and restarts.
-    grep -E '^(\[|#|$|Requires=|After=|StartLimit|Type=|Restart|Timeout|KillMode=|FileDescriptorStore|Environment=)' systemd/cisternd.service |
-        sed "s|^\[Service\]|&\nWatchdogSec=2s\nExecStart=$tmp/cisternd --config $tmp/empty.conf --gpus none --engine $PWD/cistern-engine-host|" >"$tmp/config/systemd/user/cisternd.service"
+    cat >"$tmp/units/test.service" <<UNIT
+[Unit]
+SuccessAction=exit-force
+FailureAction=exit-force
+[Service]
+WorkingDirectory=$PWD
+ExecStart=/bin/bash -euo pipefail $tmp/inside.sh
+StandardOutput=append:$tmp/test.out
+StandardError=inherit
+TimeoutStopSec=5s
+UNIT
+}
+
+# Make the service's user and its directory, hide what is the machine's, and become the manager.
+become_manager() {
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    mount --bind /proc/sys /proc/sys
+    mount -o remount,bind,ro /proc/sys # a manager of a system changes settings of the kernel
+    mount -t tmpfs tmpfs /run
+    mount --bind "$tmp/root/etc/passwd" /etc/passwd
+    mount --bind "$tmp/root/etc/group" /etc/group
+    systemd-tmpfiles --create "$(realpath "$srcdir/systemd/tmpfiles.d/cistern.conf")"
+    mkdir /run/bin
+    cp cisternd cistern-engine-host /run/bin
+    exec env -i container=test SYSTEMD_UNIT_PATH="$tmp/units" "$manager" --system --unit=test.service
 }
 
 property() {
-    systemctl --user show --value -p "$1" "$2"
+    systemctl show --value -p "$1" "$2"
 }
 
 # True if the service runs in another process than $1. Sets main_pid.
@@ -38,68 +75,141 @@ is_up() {
     [ "$(property ActiveState cisternd.service)" = active ] && [ "$main_pid" != 0 ] && [ "$main_pid" != "$1" ]
 }
 
-# Train job $1; its weights go to $tmp/$1.weights.
+# The value of $1 in the status of the daemon.
+status_of_daemon() {
+    awk -v key="$1:" '$1 == key { print $2 }' "/proc/$main_pid/status"
+}
+
+# Start to train job $1 without an end.
+begin_training() {
+    [ -x ./cistern-gpt ] || return 0
+    begin "$1" 1 --steps 1000000000
+    poll has_stepped "$1" 1
+}
+
+# Train job $1 up to step $2; its weights go to $tmp/$1.weights.
 train() {
-    ./cistern-gpt --data "$tmp/text" --layers 2 --heads 2 --width 64 --context 32 --batch 4 --steps "$steps" --matmul fp32 --threads 1 \
-        --seed 7 --job "$1" --dump-weights "$tmp/$1.weights" >"$tmp/$1.log" 2>&1
+    begin "$1" 1 --steps "$2"
+    end "$1"
 }
 
-manager_answers() {
-    systemctl --user show -p Version >/dev/null 2>&1
+# End the service's process by the command $@ during a training: another process goes on with the training, which has lost no step and makes more.
+disturb() {
+    local before=0 after
+    if [ -x ./cistern-gpt ]; then
+        before=$(step_of killed)
+        ! gone "${workers[0]}" || fail "the training ended before '$*'"
+        [ "$before" -gt 0 ] || fail "there was no training before '$*'"
+    fi
+    "$@"
+    poll is_up "$main_pid"
+    if [ -x ./cistern-gpt ]; then
+        after=$(step_of killed)
+        [ "$after" -ge "$before" ] || fail "after '$*' the training is at step $after, not at $before"
+        poll has_stepped killed $((after + 1))
+    fi
 }
 
-# In the namespaces: start a manager, open the sockets, kill the daemon.
-inside() {
-    mount -t tmpfs tmpfs /run # hides the machine's own manager
-    mkdir -p /run/systemd/system /run/user/0
-    export XDG_RUNTIME_DIR=/run/user/0 XDG_CONFIG_HOME=$tmp/config HOME=$tmp
-    unset NOTIFY_SOCKET DBUS_SESSION_BUS_ADDRESS
-    $manager --user >"$tmp/systemd.log" 2>&1 &
-    poll manager_answers
-    systemctl --user start cisternd.socket cisternd-manager.socket
+replace_program() {
+    cp cisternd /run/bin/cisternd.new
+    mv /run/bin/cisternd.new /run/bin/cisternd
+    systemctl restart cisternd.service
+}
+
+# The manager has started the service by its sockets, with the unit's restrictions and the sockets' owners.
+check_service() {
+    local seen
     ./cistern ping >/dev/null || fail "the socket did not start the service"
+    is_up 0
+    seen="$(status_of_daemon NoNewPrivs) $(status_of_daemon Seccomp) $(status_of_daemon CapBnd) $(stat -c %U "/proc/$main_pid")"
+    [ "$seen" = "1 2 0000000000000000 cistern" ] || fail "the service is not restricted: $seen"
+    [ ! -e "/proc/$main_pid/root$tmp" ] || fail "the service sees the machine's $tmp"
+    seen=$(cd /run/cistern && stat -c '%n %U %G %a' cistern.sock manager.sock | tr '\n' ' ')
+    [ "$seen" = "cistern.sock root cistern 660 manager.sock root root 600 " ] || fail "the sockets: $seen"
+}
 
+# The killed training is ended after some steps more, and has the weights of one that was not disturbed.
+compare_weights() {
+    local steps
+    kill "${workers[0]}"
+    wait "${workers[0]}" || true
+    steps=$(($(step_of killed) + 10))
+    train killed "$steps"
+    train undisturbed "$steps"
+    cmp "$tmp/undisturbed.weights" "$tmp/killed.weights" || fail "other weights after $n_kills kills and $steps steps"
+    [ "$(./cistern jobs --json | jq length)" = 2 ] || fail "not two jobs: $(./cistern jobs)"
+    printf '%d steps, same bits\n' "$steps"
+}
+
+# A service that is stopped loses its jobs. A worker that connects starts it again, and is told that its job is not there.
+check_stop() {
+    begin_training stopped
+    systemctl stop cisternd.service
     if [ -x ./cistern-gpt ]; then
-        train undisturbed
-        train killed &
-        trainer=$!
+        ! wait "${workers[0]}" || fail "the training outlived the stop"
+        has 'did not outlive the earlier daemon process' "$tmp/stopped.0.log" || fail "the worker does not say why it ended: $(tail -n 1 "$tmp/stopped.0.log")"
     fi
-    main_pid=0
+    [ "$(./cistern jobs --json | jq length)" = 0 ] || fail "a stopped service has its jobs again: $(./cistern jobs)"
+    is_up "$main_pid" || fail "the socket did not start the service again"
+    systemctl stop cisternd.socket cisternd-manager.socket
+    [ "$(property ActiveState cisternd.service)" = inactive ] || fail "the service runs without its sockets"
+    ! ./cistern ping 2>/dev/null || fail "an answer from a service that is stopped"
+}
+
+# In the namespaces: kill the daemon, and end it in all other ways.
+inside() {
+    local i unit
+    systemctl start cisternd.socket cisternd-manager.socket
+    check_service
+    begin_training killed
     for ((i = 0; i < n_kills; i++)); do
-        poll is_up "$main_pid"
-        sleep "0.$(printf '%03d' $((RANDOM % 1000)))"
-        kill -KILL "$main_pid"
+        sleep "0.$(printf '%03d' $((RANDOM % 1000)))" # the moment
+        disturb kill -KILL "$main_pid"
     done
-    poll is_up "$main_pid"
-    systemctl --user restart cisternd.service
-    poll is_up "$main_pid"
-    kill -STOP "$main_pid" # until the watchdog ends it
-    poll is_up "$main_pid"
-    cp cisternd "$tmp/cisternd.new" # a new version of the program
-    mv "$tmp/cisternd.new" "$tmp/cisternd"
-    systemctl --user restart cisternd.service
-    poll is_up "$main_pid"
-    if [ -x ./cistern-gpt ]; then
-        wait "$trainer" || fail "the training: $(tail -n 1 "$tmp/killed.log")"
-        cmp "$tmp/undisturbed.weights" "$tmp/killed.weights" || fail "other weights after $n_kills kills"
-        [ "$(./cistern jobs --json | grep -c '"name"')" = 2 ] || fail "$(./cistern jobs)"
-    fi
+    disturb systemctl restart cisternd.service
+    disturb kill -STOP "$main_pid" # until the watchdog ends it
+    disturb replace_program
+    [ ! -x ./cistern-gpt ] || compare_weights
     for unit in cisternd.socket cisternd-manager.socket; do
-        [ "$(property ActiveState $unit)" = active ] || fail "$unit: $(property Result $unit)"
+        [ "$(property ActiveState "$unit")" = active ] || fail "$unit: $(property Result "$unit")"
     done
     ./cistern ping >/dev/null || fail "no answer after $n_kills kills"
-    CISTERN_SOCKET=$tmp/run/manager.sock ./cistern ping >/dev/null || fail "no answer to a manager after $n_kills kills"
-    systemctl --user stop cisternd.service
-    ./cistern jobs >"$tmp/jobs.txt" || fail "the socket did not start the service again"
-    ! grep -q killed "$tmp/jobs.txt" || fail "a stopped service has its jobs again: $(cat "$tmp/jobs.txt")"
-    systemctl --user stop cisternd.socket cisternd-manager.socket cisternd.service
+    CISTERN_SOCKET=/run/cistern/manager.sock ./cistern ping >/dev/null || fail "no answer to a manager after $n_kills kills"
+    check_stop
 }
 
-cp cisternd "$tmp/cisternd"
+# Run the manager in namespaces and a cgroup of its own until the test in it ends, or this process is told to end.
+run_manager() {
+    local status=0 pid
+    export -f become_manager
+    export tmp srcdir manager
+    echo $BASHPID >"$cgroup/cgroup.procs"
+    unshare "${namespaces[@]}" --kill-child=KILL bash -euo pipefail -c become_manager &
+    pid=$!
+    trap 'kill -KILL $pid' TERM
+    wait $pid || status=$?
+    echo $BASHPID >"$cgroups/cgroup.procs"
+    poll find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null
+    return $status
+}
+
+mkdir -p "$tmp/root/etc"
+cp /etc/passwd /etc/group "$tmp/root/etc"
+systemd-sysusers --root="$tmp/root" "$(realpath "$srcdir/systemd/sysusers.d/cistern.conf")" 2>"$tmp/sysusers.log" || fail "systemd-sysusers failed"
 write_text 400
 write_units
-RANDOM=$seed
-export -f train fail property is_up manager_answers inside poll
-export tmp n_kills wait_s manager steps
-# All processes in the namespace end with its first one.
-unshare -m -p -f --mount-proc bash -euo pipefail -c inside || fail "see above"
+: >"$tmp/test.out"
+{
+    unset NOTIFY_SOCKET DBUS_SESSION_BUS_ADDRESS
+    export CISTERN_SOCKET=/run/cistern/cistern.sock HOME=$tmp
+    export -p
+    declare -p tmp n_kills wait_s model managers
+    declare -f
+    printf 'RANDOM=%s\ninside\n' "$seed"
+} >"$tmp/inside.sh"
+run_manager &
+managers+=($!)
+ended=well
+wait $! || ended=badly
+cat "$tmp/test.out"
+[ $ended = well ]
