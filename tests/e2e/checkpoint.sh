@@ -58,9 +58,9 @@ same() {
 }
 
 same adamw
+same mx8 --moments mx8
 if ! sparse; then
     same bf16 --moments bf16
-    same mx8 --moments mx8
     same lion --optimizer lion --moments mx8
     same sgd --optimizer sgd
     same early --overlap early --clip 0

@@ -78,6 +78,7 @@ START_TEST(waits_for_memory)
     daemon_state.config = &settings;
     ck_assert_int_eq(uv_loop_init(&daemon_state.loop), 0);
     ck_assert_int_eq(cstd_server_open(&daemon_state.server, &daemon_state, &err), CST_OK);
+    cstd_server_accept(&daemon_state.server);
     sock = connect_to(settings.socket);
     run();
     ck_assert_uint_ge(n_tries, 2);
