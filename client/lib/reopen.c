@@ -88,8 +88,9 @@ int cstc_job_reopen(struct cst_job *job, bool block, struct cst_err *err)
     }
     if (rc == CST_OK && !job->reopening) {
         rc = open_again(job, err);
+        /* The step is void, but its work on the device may still use the old memory. */
+        rc = rc == CST_OK ? cstc_device_finish(job, err) : rc;
         if (rc == CST_OK) {
-            /* Nobody uses the old memory: the device's work was voided with the step. */
             cstc_call_reset(&job->call);
             cstc_job_uncommit(job);
             cstc_segment_unmap(&job->client->staging);

@@ -500,7 +500,7 @@ uint64_t cst_job_steps(const struct cst_job *job);
  * After the end of the daemon, cst_sync waits up to timeout_ms (60 s if it is 0) for its next
  * process, opens the job again and maps a new pool. The addresses of the old pool are not valid any
  * more. cst_try_sync does the same without waiting for the daemon, but it waits for the answers of
- * the new process.
+ * the new process, and for the work on the rank's stream.
  *
  * If a rank calls cst_sync during a step, the step is void for all ranks. The others get
  * CST_EPEERDIED from the call in which they wait or from their next call, and must call cst_sync,
