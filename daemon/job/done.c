@@ -67,6 +67,11 @@ void cstd_done_look(struct cstd_job *job)
     job->daemon->status_changed = true;
 }
 
+bool cstd_done_is(const struct cstd_job *job)
+{
+    return job->memory.parked && job->successor == NULL && all_left(job);
+}
+
 int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_gpu *gpus[CST_CORE_MAX_WORLD];
@@ -81,8 +86,7 @@ int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
     rc = cstd_memory_unpark(&job->memory, &job->layout, gpus, err);
     if (rc != CST_OK) {
         return cst_err_prefix(
-            err, "job '%s' was done and its pools were freed, they cannot be allocated again",
-            job->name);
+            err, "the pools of job '%s' were freed, and cannot be allocated again", job->name);
     }
     job->resumes = job->memory.n_waiting > 0;
     for (uint32_t r = 0; r < job->world; r++) {
@@ -106,8 +110,8 @@ static const struct cstd_job *next_largest(const struct cstd_daemon *daemon, uid
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
         uint64_t bytes = job->memory.arena_bytes;
-        bool eligible = job->memory.parked && job->successor == NULL &&
-                        (manager || job->uid == asker) && cstd_base_job_user(job, NULL) == NULL;
+        bool eligible = cstd_done_is(job) && (manager || job->uid == asker) &&
+                        cstd_base_job_user(job, NULL) == NULL;
         bool later = last == NULL || bytes < last->memory.arena_bytes ||
                      (bytes == last->memory.arena_bytes && passed);
 

@@ -16,8 +16,13 @@
  * Called after events that may have been the last ones of a run. */
 void cstd_done_look(struct cstd_job *job);
 
-/* Make the pools of @job again if it is done. Called when a worker attaches; Commits wait until the
- * pools are ready. CST_EBUDGET, CST_ENOMEM: the pools cannot be made, and the job stays done. */
+/* True if @job is done. A job without pools is not done if an earlier daemon left it (ledger.h) and
+ * its workers are expected to come back. */
+bool cstd_done_is(const struct cstd_job *job);
+
+/* Make the pools of @job again if they were closed. Called when a worker attaches; Commits wait
+ * until the pools are ready. CST_EBUDGET, CST_ENOMEM: the pools cannot be made, and the job stays
+ * done. */
 int cstd_done_resume(struct cstd_job *job, struct cst_err *err);
 
 /* Append to @err, which says that host memory is short for user @asker, the commands that would

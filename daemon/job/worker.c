@@ -119,6 +119,7 @@ void cstd_worker_left(struct cstd_job *job, uint32_t rank)
     vacate(worker);
     worker->left = true;
     worker->has_token = false;
+    cstd_ledger_note(job);
     cstd_job_check_idle(job);
 }
 

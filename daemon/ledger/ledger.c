@@ -378,7 +378,17 @@ static void keep(struct cstd_job *job, const struct cstd_ledger_file *file)
     cstd_budget_force(&job->daemon->host, job->account, file->bytes);
 }
 
-static int begin(struct cstd_job *job, const struct cst_core_record *record, struct cst_err *err)
+/* Write to *out how far @job is, which has a core. */
+static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out)
+{
+    cst_core_record(job->core, &out->core);
+    out->left = 0;
+    for (uint32_t r = 0; r < job->world; r++) {
+        out->left |= (uint64_t)job->workers[r].left << r;
+    }
+}
+
+static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, struct cst_err *err)
 {
     struct cstd_ledger_file file = {.fd = -1};
     int rc = check(job, err);
@@ -400,16 +410,17 @@ void cstd_ledger_note(struct cstd_job *job)
 {
     struct cstd_ledger *ledger = &job->ledger;
     bool begins = ledger->state == CSTD_LEDGER_NONE && job->daemon->keeper.limit > 0;
-    struct cst_core_record record;
+    struct cstd_ledger_record record;
     struct cst_err err;
 
-    if (job->state == CSTD_JOB_CLOSING || !(begins || ledger->state == CSTD_LEDGER_KEPT)) {
+    if (job->core == NULL || job->state == CSTD_JOB_CLOSING ||
+        !(begins || ledger->state == CSTD_LEDGER_KEPT)) {
         return;
     }
-    cst_core_record(job->core, &record);
+    record_of(job, &record);
     if (ledger->state == CSTD_LEDGER_KEPT) {
         cstd_ledger_file_write(&ledger->file, &record);
-    } else if (record.initialised && begin(job, &record, &err) != CST_OK) {
+    } else if (record.core.initialised && begin(job, &record, &err) != CST_OK) {
         ledger->state = CSTD_LEDGER_REFUSED;
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                        "it will end with the daemon, also if the service is restarted: %s",
@@ -435,12 +446,12 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
 
     TAILQ_FOREACH(job, &daemon->jobs.living, link)
     {
-        struct cst_core_record record = {0};
+        struct cstd_ledger_record record = {.left = 0};
 
         if (job->core != NULL) {
-            cst_core_record(job->core, &record);
+            record_of(job, &record);
         }
-        if (rc == CST_OK && !record.initialised) {
+        if (rc == CST_OK && !record.core.initialised) {
             rc = cst_err_set(err, CST_EBUSY, "it has not begun its first step");
         }
         if (rc == CST_OK && job->ledger.state != CSTD_LEDGER_KEPT) {

@@ -27,8 +27,8 @@ struct cstd_ledger {
     struct cstd_ledger_file file; /* KEPT */
 };
 
-/* The core of @job has processed an event: record how far the job is. Must be called before the
- * event's actions are carried out. */
+/* The core of @job has processed an event, or a worker has left: record how far the job is. Must be
+ * called before the event's actions are carried out. */
 void cstd_ledger_note(struct cstd_job *job);
 
 /* @job goes on from @file, and its memory and @file are in the service manager's store. CST_ENOMEM.

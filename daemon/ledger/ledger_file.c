@@ -15,7 +15,7 @@
 /* A record in the file. Number 0: it was never written. */
 struct entry {
     uint64_t number;
-    struct cst_core_record record;
+    struct cstd_ledger_record record;
     uint64_t checksum; /* XXH3 of the members above. */
 };
 
@@ -91,7 +91,7 @@ static struct entry *newest(struct cstd_ledger_head *head)
     return best;
 }
 
-void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cst_core_record *record)
+void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cstd_ledger_record *record)
 {
     struct entry *last, *to;
     uint64_t number;

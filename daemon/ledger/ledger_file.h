@@ -13,15 +13,21 @@
 #include "proto/ledger.pb-c.h"
 
 /* Increased whenever the header, the records, or the meaning of the message change. */
-#define CSTD_LEDGER_FORMAT 2
+#define CSTD_LEDGER_FORMAT 3
 
 struct cstd_ledger_head; /* private: one file */
 
+/* How far a job is. All bytes are set. */
+struct cstd_ledger_record {
+    struct cst_core_record core;
+    uint64_t left; /* Ranks whose last worker left in good order, one bit each. */
+};
+
 struct cstd_ledger_file {
-    int fd;                        /* -1: closed. */
-    struct cstd_ledger_head *head; /* The mapped file. */
-    size_t bytes;                  /* Size of the file. */
-    struct cst_core_record last;   /* The record that was written last. */
+    int fd;                         /* -1: closed. */
+    struct cstd_ledger_head *head;  /* The mapped file. */
+    size_t bytes;                   /* Size of the file. */
+    struct cstd_ledger_record last; /* The record that was written last. */
 };
 
 /* Make the file with @job and no record. CST_ENOMEM. */
@@ -29,7 +35,7 @@ int cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *job,
                           struct cst_err *err);
 
 /* Write @record, if it differs from the last one. */
-void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cst_core_record *record);
+void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cstd_ledger_record *record);
 
 /* Open the file @fd that an earlier daemon wrote; @file owns @fd, on failure too. *job is freed by
  * the caller, and file->last is the newest whole record. CST_EVERSION: it has another format.

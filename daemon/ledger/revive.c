@@ -375,9 +375,9 @@ static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_e
 /* The job goes on: its memory belongs to it as if it had been made now. */
 static int finish(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
 {
+    const struct cstd_ledger_record record = kept->file.last;
     struct cst_event event = {
-        .kind = CST_EV_REVIVE, .record = &kept->file.last, .table = job->memory.table};
-    struct cst_core_record record = kept->file.last;
+        .kind = CST_EV_REVIVE, .record = &record.core, .table = job->memory.table};
     char arenas[CST_SIZE_TEXT];
 
     if (cstd_ledger_continue(job, &kept->file, err) != CST_OK) {
@@ -391,12 +391,14 @@ static int finish(struct cstd_job *job, struct kept_job *kept, struct cst_err *e
     kept->file = (struct cstd_ledger_file){.fd = -1};
     job->phase = CSTD_COMMIT_DONE;
     job->state = CSTD_JOB_READY;
-    event.record = &record;
+    for (uint32_t r = 0; r < job->world; r++) {
+        job->workers[r].left = (record.left >> r & 1) != 0;
+    }
     cstd_job_feed(job, &event);
     cstd_job_check_idle(job);
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "goes on after step %" PRIu64 ", its states (%s) were kept",
-                   record.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
+                   record.core.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
     return CST_OK;
 }
 
@@ -418,7 +420,7 @@ static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_
     rc = rc == CST_OK ? build_layout(job, kept->ledger, err) : rc;
     rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
     if (rc == CST_OK) {
-        rc = cstd_job_core_reopen(job, &kept->file.last, err);
+        rc = cstd_job_core_reopen(job, &kept->file.last.core, err);
         job->phase = CSTD_COMMIT_CORE;
     }
     rc = rc == CST_OK ? finish(job, kept, err) : rc;

@@ -4,6 +4,7 @@
 
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
+#include "daemon/job/done.h"
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/wire/serve.h"
@@ -277,7 +278,7 @@ static const char *state_name(const struct cstd_job *job)
     if (job->successor != NULL) {
         return "reshaping";
     }
-    if (job->core == NULL || job->memory.parked) {
+    if (job->core == NULL || cstd_done_is(job)) {
         return job->core == NULL ? "closing" : "done";
     }
     cst_core_stats(job->core, &stats);

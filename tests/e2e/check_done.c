@@ -174,7 +174,7 @@ START_TEST(a_pool_that_others_have)
     }
     ck_assert_int_eq(open_sized(&second, "second", 16, 1 << 18), CST_OK);
     ck_assert_int_eq(open_sized(&first, "first", 16, 1 << 18), CST_EBUDGET);
-    raw_says(&first, "job 'first' was done and its pools were freed");
+    raw_says(&first, "the pools of job 'first' were freed");
     raw_close(&first);
     await_done("first");
     ck_assert_uint_gt(raw_stat(&witness)->pool_used, 0);

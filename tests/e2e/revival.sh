@@ -51,6 +51,10 @@ end terminated
 cmp "$tmp/ended.weights" "$tmp/terminated.weights" || fail "other weights after a termination"
 has "job 'terminated' goes on after step" "$tmp/keeper.log" || fail "the terminated daemon did not say what becomes of its jobs"
 
+state_of() {
+    ./cistern jobs --json | jq -r --arg job "$1" '.[] | select(.name == $job) | .state'
+}
+
 # While there is no daemon, rank 1 is stopped or killed: rank 0 waits until rank 1 goes on, or until another process is rank 1.
 away() {
     local job=$1 signal=$2
@@ -64,6 +68,7 @@ away() {
     await keeper 'PID=*'
     daemon_pid=${line#PID=}
     await keeper READY=1
+    [ "$(state_of "$job")" != done ] || fail "$job is done, but its workers have not left"
     if [ "$signal" = STOP ]; then
         kill -CONT "${workers[1]}"
     else
@@ -113,7 +118,7 @@ damaged=$(ledgers | head -n 1)
 head -c 1000 /dev/zero | dd of="$damaged" conv=notrunc status=none
 kill_daemon keeper
 has 'cannot go on: its ledger does not begin like one' "$tmp/keeper.log" || fail "a damaged ledger was not named"
-[ "$(./cistern jobs --json | jq length)" = 3 ] || fail "not three jobs: $(./cistern jobs)"
+[ "$(./cistern jobs --json | jq -c 'map(.state)')" = '["done","done","done"]' ] || fail "not three jobs that are done: $(./cistern jobs)"
 
 # A fresh worker goes on with a job that has outlived its workers and two daemons; removed jobs leave nothing behind.
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --job saved --steps $((steps + 5)) >"$tmp/more.0.log" || fail "a fresh worker"

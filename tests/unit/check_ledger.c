@@ -16,13 +16,13 @@ static struct cst_err err;
 static uint8_t *bytes; /* A ledger after its second record. */
 static size_t n_bytes;
 
-static struct cst_core_record record_of(uint64_t step)
+static struct cstd_ledger_record record_of(uint64_t step)
 {
-    struct cst_core_record record;
+    struct cstd_ledger_record record;
 
     memset(&record, 0, sizeof record);
-    record.counters.step = record.counters.adam_step = step;
-    record.initialised = 1;
+    record.core.counters.step = record.core.counters.adam_step = step;
+    record.core.initialised = 1;
     return record;
 }
 
@@ -42,7 +42,7 @@ static void make(struct cstd_ledger_file *file)
 static void setup(void)
 {
     struct cstd_ledger_file file;
-    struct cst_core_record first = record_of(1), second = record_of(2);
+    struct cstd_ledger_record first = record_of(1), second = record_of(2);
 
     make(&file);
     cstd_ledger_file_write(&file, &first);
@@ -70,7 +70,7 @@ static int reopen(size_t n, uint64_t *step)
     ck_assert_uint_eq((size_t)write(fd, bytes, n), n);
     rc = cstd_ledger_file_open(&file, fd, &job, &err);
     if (rc == CST_OK) {
-        *step = file.last.counters.step;
+        *step = file.last.core.counters.step;
         ck_assert_uint_eq(job->serial, 7);
         ledger__job__free_unpacked(job, NULL);
     }
@@ -109,7 +109,7 @@ START_TEST(damaged)
     }
     /* Each record has as many bytes, with a number and a checksum; the rest is head and message. */
     ck_assert_uint_eq(n_first, n_second);
-    ck_assert_uint_eq(n_first, sizeof(struct cst_core_record) + 16);
+    ck_assert_uint_eq(n_first, sizeof(struct cstd_ledger_record) + 16);
     ck_assert_uint_eq(n_refused, n_bytes - n_first - n_second);
 }
 END_TEST
@@ -132,7 +132,7 @@ START_TEST(turns)
 
     make(&file);
     for (uint64_t step = 1; step < 20; step++) {
-        struct cst_core_record record = record_of(step);
+        struct cstd_ledger_record record = record_of(step);
         int fd = dup(file.fd);
 
         cstd_ledger_file_write(&file, &record);
