@@ -9,10 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MAX_ROWS = 6,  /* Rows and exponents of a tensor. */
-    MAX_NAME = 64, /* Bytes of a tensor's name, including the NUL. */
-};
+enum { MAX_ROWS = 6 }; /* Rows and exponents of a tensor. */
 
 #define MAX_ELEMS (UINT64_C(1) << 40) /* Elements of a tensor. */
 
@@ -50,7 +47,7 @@ static bool has_all_rows(const Cistern__TensorDecl *tensor)
     }
     for (size_t i = 0; i < tensor->n_external_rows; i++) {
         if (tensor->external_rows[i] < 1 || (uint64_t)tensor->external_rows[i] > MAX_ELEMS ||
-            strlen(tensor->external_name[i]) >= CST_LAYOUT_EXTERNAL_BYTES ||
+            strlen(tensor->external_name[i]) >= CST_LAYOUT_NAME_BYTES ||
             i >= CST_LAYOUT_MAX_EXTERNAL) {
             return false;
         }
@@ -74,7 +71,7 @@ static bool is_valid(const Cistern__TensorDecl *tensor)
     return tensor->n_shape > 0 && tensor->n_shape <= CSTC_TENSOR_MAX_DIMS &&
            (tensor->n_whole_shape == 0 || tensor->n_whole_shape == tensor->n_shape) &&
            tensor->n_box_first == tensor->n_whole_shape && tensor->pattern < CST_PATTERN_COUNT &&
-           strlen(tensor->name) < MAX_NAME && has_all_rows(tensor);
+           strlen(tensor->name) < CST_LAYOUT_NAME_BYTES && has_all_rows(tensor);
 }
 
 int cstc_content_check(const Cistern__JobDescription *d, struct cst_err *err)

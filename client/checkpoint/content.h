@@ -10,7 +10,8 @@
 
 #include <stdbool.h>
 
-#define CSTC_CONTENT_NAME_BYTES 96
+/* A tensor's name and the longest suffix. */
+#define CSTC_CONTENT_NAME_BYTES (CST_LAYOUT_NAME_BYTES + 32)
 #define CSTC_CONTENT_FILE_BYTES 64
 
 /* A row of a tensor, or the exponents of a row in mx8. */

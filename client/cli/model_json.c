@@ -233,7 +233,7 @@ static int find_tensors(const struct cst_model *model, const json_t *names, cons
         }
         out[i] = cst_model_find(model, name);
         if (out[i] == UINT32_MAX) {
-            return cst_err_set(err, CST_EINVAL, "%s.tensors[%zu]: no tensor '%.63s'", place, i,
+            return cst_err_set(err, CST_EINVAL, "%s.tensors[%zu]: no tensor '%.255s'", place, i,
                                name);
         }
     }

@@ -4,7 +4,7 @@
  * them.
  *
  *   {
- *     "name": "gpt2-124m",             1 to 63 printable characters
+ *     "name": "gpt2-124m",             1 to 255 printable characters
  *     "world": 2,                      ranks, 1 to 64; default 1; `cistern plan --ranks` overrides
  *     "tokens": 4096,                  per micro-batch and rank; default 0: unknown
  *     "groups": [[0], [1]],            ranks of group 1, 2, ...; group 0: all ranks; default none

@@ -46,25 +46,25 @@ static int check_spec(struct cst_job *job, const struct cst_tensor_spec *spec)
         return cst_err_set(&job->declare_err, CST_EINVAL, "a tensor without a name");
     }
     if (spec->shape == NULL) {
-        return cst_err_set(&job->declare_err, CST_EINVAL, "tensor '%.63s' has no shape",
+        return cst_err_set(&job->declare_err, CST_EINVAL, "tensor '%.255s' has no shape",
                            spec->name);
     }
     if (spec->dtype != CST_BF16) {
         return cst_err_set(&job->declare_err, CST_EINVAL,
-                           "tensor '%.63s': dtype %d; only CST_BF16 exists", spec->name,
+                           "tensor '%.255s': dtype %d; only CST_BF16 exists", spec->name,
                            (int)spec->dtype);
     }
     for (uint32_t i = 0; i < spec->n_external; i++) {
         if (spec->external_names == NULL || spec->external_names[i] == NULL) {
             return cst_err_set(&job->declare_err, CST_EINVAL,
-                               "tensor '%.63s': external name %u of %u is missing", spec->name, i,
+                               "tensor '%.255s': external name %u of %u is missing", spec->name, i,
                                spec->n_external);
         }
     }
     /* Perhaps the status of a cst_group that failed. */
     if (spec->group < 0) {
         return cst_err_set(&job->declare_err, CST_EINVAL,
-                           "tensor '%.63s' is of group %d, only 0..%u are declared", spec->name,
+                           "tensor '%.255s' is of group %d, only 0..%u are declared", spec->name,
                            spec->group, job->model.n_groups - 1);
     }
     return CST_OK;
@@ -127,19 +127,19 @@ static int check_operator(struct cst_job *job, const char *name, const int *tens
         return cst_err_set(&job->declare_err, CST_EINVAL, "an operator without a name");
     }
     if (tensors == NULL && n_tensors > 0) {
-        return cst_err_set(&job->declare_err, CST_EINVAL, "operator '%.63s' has no list of tensors",
-                           name);
+        return cst_err_set(&job->declare_err, CST_EINVAL,
+                           "operator '%.255s' has no list of tensors", name);
     }
     if (n_tensors > job->model.n_tensors) {
         return cst_err_set(&job->declare_err, CST_EINVAL,
-                           "operator '%.63s' uses %u tensors, but only %u are declared", name,
+                           "operator '%.255s' uses %u tensors, but only %u are declared", name,
                            n_tensors, job->model.n_tensors);
     }
     for (uint32_t i = 0; i < n_tensors; i++) {
         /* Perhaps the status of a cst_tensor that failed. */
         if (tensors[i] < 0) {
             return cst_err_set(&job->declare_err, CST_EINVAL,
-                               "operator '%.63s' uses tensor %d, only %u are declared", name,
+                               "operator '%.255s' uses tensor %d, only %u are declared", name,
                                tensors[i], job->model.n_tensors);
         }
     }

@@ -24,7 +24,7 @@ struct cstd_gpus {
     struct cstd_daemon *daemon;
     enum cstd_gpus_state state;
     /* NONE: the reason. FOUND: the configured GPUs that do not exist, or empty. */
-    char why[384];
+    char why[sizeof((struct cst_err *)NULL)->text];
     struct cstd_gpu_list list; /* FOUND: the GPUs. */
     /* From [paced]: simulated accelerators, always available whatever the probe finds. */
     struct cstd_gpu_list paced;

@@ -110,24 +110,25 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
 {
     if (decl->dtype != DTYPE_BF16) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "tensor '%.63s': dtype %u is unknown, this version knows 1 (bf16)",
+                           "tensor '%.255s': dtype %u is unknown, this version knows 1 (bf16)",
                            decl->name, decl->dtype);
     }
     if ((decl->n_whole_shape != 0 && decl->n_whole_shape != decl->n_shape) ||
         (decl->n_box_first != 0 && decl->n_box_first != decl->n_shape)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "tensor '%.63s' has %zu dimensions, but its whole shape has %zu and its "
-                           "first element %zu",
-                           decl->name, decl->n_shape, decl->n_whole_shape, decl->n_box_first);
+        return cst_err_set(
+            err, CST_EINVAL,
+            "tensor '%.255s' has %zu dimensions, but its whole shape has %zu and its "
+            "first element %zu",
+            decl->name, decl->n_shape, decl->n_whole_shape, decl->n_box_first);
     }
     if (decl->n_external_name != decl->n_external_rows) {
         return cst_err_set(err, CST_EINVAL,
-                           "tensor '%.63s' has %zu external names and %zu numbers of rows",
+                           "tensor '%.255s' has %zu external names and %zu numbers of rows",
                            decl->name, decl->n_external_name, decl->n_external_rows);
     }
     if (decl->group > worker->n_groups) {
         return cst_err_set(err, CST_EINVAL,
-                           "tensor '%.63s' is of group %u, but rank %u has declared %u groups",
+                           "tensor '%.255s' is of group %u, but rank %u has declared %u groups",
                            decl->name, decl->group, worker->rank, worker->n_groups);
     }
     *out = (struct cst_tensor_words){
@@ -183,11 +184,11 @@ static int declare_tensor(struct cstd_worker *worker, const Cistern__TensorDecl 
     if (rc == CST_OK && i < model->n_tensors) {
         rc = compare_tensor(worker, &words, err);
     } else if (rc == CST_OK && is_closed(worker->job)) {
-        rc =
-            cst_err_set(err, CST_EMISMATCH,
-                        "rank %u declares tensor '%.63s' as number %u, but %s committed %u tensors",
-                        worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
-                        model->n_tensors);
+        rc = cst_err_set(
+            err, CST_EMISMATCH,
+            "rank %u declares tensor '%.255s' as number %u, but %s committed %u tensors",
+            worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+            model->n_tensors);
     } else if (rc == CST_OK) {
         rc = cst_model_tensor(model, &words, err);
     }
@@ -200,15 +201,9 @@ static int compare_operator(const struct cstd_worker *worker, const Cistern__Ope
 {
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
     uint32_t i = worker->n_operators;
-    struct cst_layout_operator other = {.tensors = decl->tensors,
-                                        .n_tensors = (uint32_t)decl->n_tensors};
+    const struct cst_layout_operator other = {
+        .name = decl->name, .tensors = decl->tensors, .n_tensors = (uint32_t)decl->n_tensors};
 
-    /* A name that is cut off could be equal by mistake. */
-    if (strlen(decl->name) >= sizeof other.name) {
-        return cst_err_set(err, CST_EINVAL, "name of operator '%.20s...' is longer than %zu bytes",
-                           decl->name, sizeof other.name - 1);
-    }
-    (void)snprintf(other.name, sizeof other.name, "%s", decl->name);
     return cst_model_same_operator(&worker->job->model, i, &other, name_me(worker, mine),
                                    name_others(worker, did_operator, i, theirs), err);
 }
@@ -229,7 +224,7 @@ static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorD
     } else if (is_closed(worker->job)) {
         rc = cst_err_set(
             err, CST_EMISMATCH,
-            "rank %u declares operator '%.63s' as number %u, but %s committed %u operators",
+            "rank %u declares operator '%.255s' as number %u, but %s committed %u operators",
             worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
             model->n_operators);
     } else {

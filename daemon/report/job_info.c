@@ -513,7 +513,7 @@ void cstd_serve_explain(struct cstd_session *session, uint64_t id, void *body)
     }
     tensor = cst_model_find(&job->model, message->tensor);
     if (tensor == UINT32_MAX) {
-        cstd_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.63s'", job->name,
+        cstd_serve_error(session, id, CST_ENOTFOUND, "job '%s' has no tensor '%.255s'", job->name,
                          message->tensor);
     } else if (job->core == NULL) {
         cstd_serve_error(session, id, CST_EINVAL, "job '%s' is not committed yet", job->name);

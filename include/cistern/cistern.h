@@ -319,7 +319,7 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err);
  * the tensor (cistern/pattern.h). @shape has @n_dims (1 to 8) numbers of elements, outermost
  * dimension first. @group is CST_GROUP_ALL or a number from cst_group. Returns the tensor's number
  * (>= 0) or a negative status:
- *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: the name is empty, longer than 255 bytes or not printable.
  *   - CST_EINVAL: a dimension is less than 1, or there are more than 2^40 elements.
  *   - CST_EINVAL: the type or the group is unknown.
  *   - CST_EINVAL: there are more than 65536 tensors.
@@ -346,7 +346,7 @@ int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks);
 
 /* All properties of a tensor, for cst_tensor_as. */
 struct cst_tensor_spec {
-    const char *name;              /* 1 to 63 bytes, unique in the job. */
+    const char *name;              /* 1 to 255 bytes, unique in the job. */
     enum cst_dtype dtype;          /* CST_BF16. */
     uint32_t n_dims;               /* Number of dimensions, 1 to 8. */
     const int64_t *shape;          /* n_dims numbers of elements: the part that one rank holds. */
@@ -360,7 +360,7 @@ struct cst_tensor_spec {
     /* CST_PATTERN_TENSOR: n_dims numbers, the index of the box's first element in the larger
      * tensor. Other patterns: NULL. */
     const int64_t *first;
-    /* Names of the tensor in model files of other programs (cistern/checkpoint.h), 1 to 127 bytes
+    /* Names of the tensor in model files of other programs (cistern/checkpoint.h), 1 to 255 bytes
      * each. If there are several, the tensor consists of the rows of these external tensors, one
      * after the other, for example of those of q_proj, k_proj and v_proj. n_external 0: files have
      * the tensor under its own name. At most 64. */
@@ -369,7 +369,7 @@ struct cst_tensor_spec {
     uint32_t n_external;
     /* The external tensors are columns of this matrix, and files have these columns as rows. */
     bool transposed;
-    /* CST_PATTERN_TENSOR: name of the larger tensor, 1 to 63 bytes. Tensors with equal whole_name
+    /* CST_PATTERN_TENSOR: name of the larger tensor, 1 to 255 bytes. Tensors with equal whole_name
      * are parts of one tensor. When the job is opened again for other ranks (`reshape` of struct
      * cst_job_spec), these parts are cut and joined. A tensor without whole_shape is the larger
      * tensor of its own name. NULL: `name`, and the tensor is never cut. Other patterns: NULL. */
@@ -383,7 +383,7 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: the box is not inside of the larger tensor.
  *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is not
  *     CST_PATTERN_TENSOR.
- *   - CST_EINVAL: whole_name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: whole_name is empty, longer than 255 bytes or not printable.
  *   - CST_EINVAL: an external name is empty, too long, not printable or given twice.
  *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor has rows
  *     or, with `transposed`, columns.
@@ -395,7 +395,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec);
  * declared in the order of the forward pass. A rank runs an operator if the rank is in the groups
  * of all the operator's tensors. A step may leave out an operator. Returns the operator's number
  * (>= 0) or a negative status:
- *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: the name is empty, longer than 255 bytes or not printable.
  *   - CST_EINVAL: there are no tensors, a tensor that does not exist, or a tensor given twice.
  *   - CST_EINVAL: no rank is in the groups of all tensors.
  *   - CST_EINVAL: there are more than 65536 operators.

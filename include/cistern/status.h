@@ -55,7 +55,7 @@ enum cst_status {
 /* The cause of an error. It owns nothing and can be copied. */
 struct cst_err {
     int status;     /* The negative status of the error; 0: no error was written. */
-    char text[384]; /* One line of text without a newline, NUL-terminated. */
+    char text[640]; /* One line of text without a newline, NUL-terminated. */
 };
 
 /* Return the name of @status, for example "EPOOL" for CST_EPOOL; "?" for a number that is not in

@@ -14,12 +14,12 @@ static int64_t rows_of(const struct cst_tensor_words *words)
 
 static int check_name(const char *tensor, const char *name, struct cst_err *err)
 {
-    size_t n = strnlen(name, CST_LAYOUT_EXTERNAL_BYTES);
+    size_t n = strnlen(name, CST_LAYOUT_NAME_BYTES);
 
-    if (n == 0 || n == CST_LAYOUT_EXTERNAL_BYTES) {
+    if (n == 0 || n == CST_LAYOUT_NAME_BYTES) {
         return cst_err_set(err, CST_EINVAL,
                            "tensor '%s': an external name has 1 to %d bytes, '%.20s...' has %s",
-                           tensor, CST_LAYOUT_EXTERNAL_BYTES - 1, name, n == 0 ? "none" : "more");
+                           tensor, CST_LAYOUT_NAME_BYTES - 1, name, n == 0 ? "none" : "more");
     }
     for (size_t i = 0; i < n; i++) {
         if (name[i] < 0x20 || name[i] > 0x7e) {

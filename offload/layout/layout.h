@@ -31,7 +31,7 @@
 #define CST_LAYOUT_MAX_TENSORS 65536 /* Maximum for one job. */
 #define CST_LAYOUT_MAX_OPERATORS 65536
 #define CST_LAYOUT_MAX_USES 262144 /* Tensors of all operators together. */
-#define CST_LAYOUT_NAME_BYTES 64   /* Size of a name, including the NUL. */
+#define CST_LAYOUT_NAME_BYTES 256  /* Longest name, including the NUL. */
 #define CST_LAYOUT_MAX_CLASSES 4   /* Size classes of chunks. */
 #define CST_LAYOUT_MAX_DIMS 8
 #define CST_LAYOUT_MAX_WORLD 64
@@ -39,16 +39,15 @@
 
 /* The box of a larger tensor that a rank of a tensor-parallel group holds. */
 struct cst_layout_box {
-    /* Name of the whole tensor; empty: that of the tensor. It matters only when the job is opened
-     * again for other ranks (reshard.h). */
-    char name[CST_LAYOUT_NAME_BYTES];
+    /* Name of the whole tensor, in the same allocation; empty: that of the tensor. It matters only
+     * when the job is opened again for other ranks (reshard.h). */
+    const char *name;
     int64_t whole[CST_LAYOUT_MAX_DIMS]; /* Shape of the whole tensor. */
     /* Where the box begins in the whole tensor; first + shape <= whole. */
     int64_t first[CST_LAYOUT_MAX_DIMS];
 };
 
-#define CST_LAYOUT_EXTERNAL_BYTES 128 /* External name, including the NUL. */
-#define CST_LAYOUT_MAX_EXTERNAL 64    /* External names of a tensor. */
+#define CST_LAYOUT_MAX_EXTERNAL 64 /* External names of a tensor. */
 
 /* The tensors of other programs' model files that a tensor consists of: consecutive rows of it or,
  * if transposed, consecutive columns. */
@@ -60,7 +59,7 @@ struct cst_layout_external {
 };
 
 struct cst_layout_tensor {
-    char name[CST_LAYOUT_NAME_BYTES];
+    char *name; /* Owned by the model. */
     int64_t shape[CST_LAYOUT_MAX_DIMS];
     uint32_t n_dims;
     uint64_t n_elems;  /* Product of shape. */
@@ -80,7 +79,7 @@ struct cst_layout_tensor {
 };
 
 struct cst_layout_operator {
-    char name[CST_LAYOUT_NAME_BYTES];
+    char *name;        /* Owned by the model. */
     uint32_t *tensors; /* Numbers of its tensors; owned by the model. */
     uint32_t n_tensors;
     /* Ranks that run the operator, one bit each: those in the groups of all its tensors. Never 0.

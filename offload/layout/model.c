@@ -190,6 +190,7 @@ void cst_model_close(struct cst_model *model)
     struct index *index = model->index;
 
     for (uint32_t i = 0; i < model->n_operators; i++) {
+        free(model->operators[i].name);
         free(model->operators[i].tensors);
     }
     if (index != NULL) {
@@ -200,6 +201,7 @@ void cst_model_close(struct cst_model *model)
     free(index);
     cst_external_close(model);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
+        free(model->tensors[i].name);
         free(model->tensors[i].box);
         free(model->tensors[i].external);
     }
@@ -296,12 +298,11 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 /* NULL: no memory. */
 static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
 {
-    struct cst_layout_box *box = calloc(1, sizeof *box);
+    const char *name = words->whole_name != NULL ? words->whole_name : "";
+    struct cst_layout_box *box = calloc(1, sizeof *box + strlen(name) + 1);
 
     if (box != NULL) {
-        if (words->whole_name != NULL) {
-            memcpy(box->name, words->whole_name, strlen(words->whole_name));
-        }
+        box->name = strcpy((char *)(box + 1), name);
         memcpy(box->whole, words->whole, words->n_dims * sizeof *words->whole);
         memcpy(box->first, words->first, words->n_dims * sizeof *words->first);
     }
@@ -309,14 +310,14 @@ static struct cst_layout_box *copy_box(const struct cst_tensor_words *words)
 }
 
 static void add_tensor(struct cst_model *model, const struct cst_tensor_words *words,
-                       uint64_t n_elems, struct cst_layout_box *box,
+                       uint64_t n_elems, char *name, struct cst_layout_box *box,
                        struct cst_layout_external *external)
 {
     struct index *index = model->index;
     struct cst_layout_tensor *t = &model->tensors[model->n_tensors];
 
     memset(t, 0, sizeof *t);
-    memcpy(t->name, words->name, strlen(words->name));
+    t->name = name;
     memcpy(t->shape, words->shape, words->n_dims * sizeof *words->shape);
     t->n_dims = words->n_dims;
     t->n_elems = n_elems;
@@ -339,6 +340,7 @@ int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *wor
     struct cst_layout_external *external = NULL;
     struct cst_layout_box *box = NULL;
     uint64_t n_elems = 0;
+    char *name;
     int status = check_words(model, words, &n_elems, err);
 
     if (status != CST_OK) {
@@ -355,15 +357,18 @@ int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *wor
     if (cst_external_check_names(model, words, err) != CST_OK) {
         return CST_EEXIST;
     }
+    name = strdup(words->name);
     box = words->whole != NULL ? copy_box(words) : NULL;
     external = words->n_external > 0 ? cst_external_copy(words) : NULL;
-    if ((words->whole != NULL && box == NULL) || (words->n_external > 0 && external == NULL)) {
+    if (name == NULL || (words->whole != NULL && box == NULL) ||
+        (words->n_external > 0 && external == NULL)) {
+        free(name);
         free(box);
         free(external);
         return cst_err_set(err, CST_ENOMEM, "tensor '%s': no memory for its declaration",
                            words->name);
     }
-    add_tensor(model, words, n_elems, box, external);
+    add_tensor(model, words, n_elems, name, box, external);
     return CST_OK;
 }
 
@@ -475,14 +480,14 @@ static int find_ranks(const struct cst_model *model, const char *name, const uin
     return CST_OK;
 }
 
-static void add_operator(struct cst_model *model, const char *name, uint32_t *tensors,
-                         uint32_t n_tensors, uint64_t ranks, const struct cst_operator_hints *hints)
+static void add_operator(struct cst_model *model, char *name, uint32_t *tensors, uint32_t n_tensors,
+                         uint64_t ranks, const struct cst_operator_hints *hints)
 {
     struct index *index = model->index;
     struct cst_layout_operator *op = &model->operators[model->n_operators];
 
     memset(op, 0, sizeof *op);
-    memcpy(op->name, name, strlen(name));
+    op->name = name;
     op->tensors = tensors;
     op->n_tensors = n_tensors;
     op->ranks = ranks;
@@ -506,6 +511,7 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
 {
     struct index *index = get_index(model);
     uint64_t ranks = 0;
+    char *own_name;
     uint32_t *copy;
     int status = check_operator(model, name, n_tensors, hints, err);
 
@@ -525,12 +531,15 @@ int cst_model_operator(struct cst_model *model, const char *name, const uint32_t
     if (status != CST_OK) {
         return status;
     }
+    own_name = strdup(name);
     copy = malloc(n_tensors * sizeof *copy);
-    if (copy == NULL) {
+    if (own_name == NULL || copy == NULL) {
+        free(own_name);
+        free(copy);
         return cst_err_set(err, CST_ENOMEM, "operator '%s': no memory for its declaration", name);
     }
     memcpy(copy, tensors, n_tensors * sizeof *copy);
-    add_operator(model, name, copy, n_tensors, ranks, hints);
+    add_operator(model, own_name, copy, n_tensors, ranks, hints);
     return CST_OK;
 }
 

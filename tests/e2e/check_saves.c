@@ -245,6 +245,32 @@ START_TEST(frozen_of_a_base)
 }
 END_TEST
 
+/* A tensor with the longest name is saved and loaded. */
+START_TEST(longest_name)
+{
+    char name[256];
+    const char *const names[] = {name, NULL};
+    const struct cst_job_spec spec = {.name = "m", .world = 1};
+    struct job j;
+    float *before;
+
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    j = open_job(&spec, names);
+    write_start(&j);
+    OK(cst_sync(j.job, NULL, &err));
+    step(&j);
+    save(&j, "m", 1);
+    before = read_state(&j, 0, CST_STATE_EXP_AVG);
+    step(&j);
+    OK(cst_load(j.job, path_of("m", 1), NULL, &err));
+    assert_same(&j, 0, CST_STATE_EXP_AVG, before);
+    free(before);
+    leave(&j);
+    ck_assert_int_eq(raw_job_remove(&witness, "m"), CST_OK);
+}
+END_TEST
+
 /* A tensor may have the name of another tensor's state. */
 START_TEST(names_of_states)
 {
@@ -549,6 +575,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, goes_back, 1, 4);
     tcase_add_test(tcase, frozen_of_a_base);
+    tcase_add_test(tcase, longest_name);
     tcase_add_test(tcase, names_of_states);
     tcase_add_loop_test(tcase, other_moments, 0, CST_MOMENTS_COUNT * CST_MOMENTS_COUNT);
     tcase_add_test(tcase, one_too_many);

@@ -43,7 +43,7 @@ START_TEST(models_are_as_they_should)
 {
     unsigned n;
     const struct cuda_model_row *row = &cuda_models_all(&n)[_i];
-    char why[384] = "";
+    char why[640] = "";
 
     if (suite_is_sparse() && _i % 2 != 0) {
         return;

@@ -17,7 +17,7 @@ struct cuda_case {
     const struct gpt_gpu *gpu; /* borrowed */
     unsigned n_compared;       /* arrays compared so far */
     bool ok;                   /* all arrays were near enough */
-    char why[384];             /* describes the first array that was not */
+    char why[640];             /* describes the first array that was not */
 };
 
 struct cuda_case_row {

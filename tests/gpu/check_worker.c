@@ -34,7 +34,7 @@ static void run_models(bool plain, const char *how)
     const struct cuda_model_row *rows = cuda_models_all(&n);
 
     for (unsigned i = 0; i < n; i++) {
-        char why[384] = "";
+        char why[640] = "";
         const bool ok = rows[i].run(plain, why, sizeof why);
 
         tell(how, rows[i].name, ok, why);

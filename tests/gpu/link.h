@@ -17,7 +17,7 @@ struct gpu_message {
     int32_t status;                 /* A status of cistern; not 0 in a reply: the request failed. */
     uint32_t what;                  /* The verb, which the experiment defines. */
     double values[GPU_LINK_VALUES]; /* The arguments or results, which the verb defines. */
-    char text[384];                 /* The error message if `status` is not 0. */
+    char text[640];                 /* The error message if `status` is not 0. */
 };
 
 /* The parent's end of a connection to a child. */

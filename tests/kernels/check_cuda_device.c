@@ -151,7 +151,7 @@ static int live(struct cst_err *err)
 
 struct outcome {
     int status;                                       /* the status of live */
-    char text[384];                                   /* message of the error */
+    char text[640];                                   /* message of the error */
     unsigned long long leaks, misuses, calls, faults; /* the driver's counts at the end */
 };
 

@@ -63,7 +63,7 @@ struct engine_completion {
     uint64_t ticket;
     int status;
     double value;
-    char text[384];
+    char text[640];
 };
 
 /* The engine's answer to SEGMENT_ADD or SEGMENT_DROP. */
@@ -71,7 +71,7 @@ struct engine_segment_done {
     int status;
     bool locked;
     int fd; /* descriptor that came with the answer, owned by the caller; -1: none */
-    char text[384];
+    char text[640];
 };
 
 /* An engine process, and what it has sent. */

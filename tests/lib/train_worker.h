@@ -49,7 +49,7 @@ struct train_report {
     bool has_states;              /* run.states is filled in */
     uint32_t n_points;            /* number of points that the worker has passed */
     uint32_t n_syncs;             /* number of syncs after which a step was repeated */
-    char error[512];              /* reason for an exit status that is not 0 */
+    char error[768];              /* reason for an exit status that is not 0 */
 };
 
 /* Allocate a report that children share. */

@@ -229,7 +229,8 @@ START_TEST(same_operator)
 {
     uint32_t mine[] = {0, 1};
     uint32_t theirs[] = {0, 2};
-    struct cst_layout_operator other = {.name = "op", .tensors = mine, .n_tensors = 2};
+    char name[] = "op";
+    struct cst_layout_operator other = {.name = name, .tensors = mine, .n_tensors = 2};
 
     declare(3);
     ck_assert_int_eq(cst_model_operator(&model, "op", mine, 2, NULL, &err), CST_OK);
