@@ -18,14 +18,14 @@ extern const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1];     /* "commi
 uint32_t cst_name_find(const char *const *names, const char *name);
 
 /* Default betas, which replace a 0 in hyper-parameters. */
-static inline float cst_optimizer_beta1(void)
+static inline double cst_optimizer_beta1(void)
 {
-    return 0.9f;
+    return 0.9;
 }
 
-static inline float cst_optimizer_beta2(enum cst_optimizer optimizer)
+static inline double cst_optimizer_beta2(enum cst_optimizer optimizer)
 {
-    return optimizer == CST_OPTIMIZER_LION ? 0.99f : 0.999f;
+    return optimizer == CST_OPTIMIZER_LION ? 0.99 : 0.999;
 }
 
 #endif

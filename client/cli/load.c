@@ -140,19 +140,6 @@ static int commit(struct ranks *ranks, struct cst_err *err)
     return CST_OK;
 }
 
-/* Remove the job, which has no states, because they could not be loaded. */
-static void remove_job(struct cli *cli, const char *name)
-{
-    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
-    struct cstc_call call = {0};
-
-    msg.name = (char *)(uintptr_t)name;
-    if (cstc_call_sync(cli->client, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
-                       CISTERN__MSG_TYPE__MSG_OK, NULL, NULL) == CST_OK) {
-        cstc_call_reset(&call);
-    }
-}
-
 static int leave(struct ranks *ranks, struct cst_err *err)
 {
     int rc = CST_OK;
@@ -230,7 +217,8 @@ static int make_job(struct cli *cli, const char *name, const char *path,
         cst_disconnect(ranks.clients[r]);
     }
     if (rc != CST_OK && ours) {
-        remove_job(cli, name);
+        /* The job has no states, because they could not be loaded. */
+        (void)cst_job_remove(cli->client, name, NULL);
     }
     free(ranks.clients);
     free(ranks.jobs);

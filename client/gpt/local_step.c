@@ -91,17 +91,17 @@ static void update_share(void *arg, unsigned thread, size_t from, size_t to)
 static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
 {
     /* The ranks' losses may differ. */
-    const float x[] = {a->lr,           a->beta1,     a->beta2,     a->eps,
-                       a->weight_decay, a->clip_norm, a->grad_scale};
-    const float y[] = {b->lr,           b->beta1,     b->beta2,     b->eps,
-                       b->weight_decay, b->clip_norm, b->grad_scale};
+    const double x[] = {a->lr,           a->beta1,     a->beta2,     a->eps,
+                        a->weight_decay, a->clip_norm, a->grad_scale};
+    const double y[] = {b->lr,           b->beta1,     b->beta2,     b->eps,
+                        b->weight_decay, b->clip_norm, b->grad_scale};
 
     return memcmp(x, y, sizeof x) == 0;
 }
 
-static double or_default(float value, float fallback)
+static double or_default(double value, double fallback)
 {
-    return (double)(value == 0.0f ? fallback : value);
+    return value == 0 ? fallback : value;
 }
 
 /* A gradient that no operator wrote counts as zero. */
@@ -160,13 +160,13 @@ static struct cst_tile_hyper tile_hyper(const struct gpt_local *local,
 
     /* If beta2 is given, 0 is a valid beta1. Otherwise 0 means the default. */
     return (struct cst_tile_hyper){
-        .lr = (double)params->lr,
-        .beta1 = no_momentum             ? 0
-                 : params->beta2 == 0.0f ? or_default(params->beta1, cst_optimizer_beta1())
-                                         : (double)params->beta1,
+        .lr = params->lr,
+        .beta1 = no_momentum          ? 0
+                 : params->beta2 == 0 ? or_default(params->beta1, cst_optimizer_beta1())
+                                      : params->beta1,
         .beta2 = or_default(params->beta2, cst_optimizer_beta2(optimizer)),
-        .eps = or_default(params->eps, 1e-8f),
-        .weight_decay = (double)params->weight_decay,
+        .eps = or_default(params->eps, 1e-8),
+        .weight_decay = params->weight_decay,
         .grad_scale = factor,
     };
 }
@@ -202,7 +202,7 @@ void gpt_local_sync_all(struct gpt_local *local)
 void gpt_local_step_all(struct gpt_local *local)
 {
     const struct cst_hyper_params *params = &local->ranks[0].params;
-    const float scale = params->grad_scale == 0.0f ? 1.0f : params->grad_scale;
+    const double scale = or_default(params->grad_scale, 1);
     struct cst_clip clip;
     double loss = 0.0;
 

@@ -90,24 +90,24 @@ static struct cst_hyper_params hyper_params(const struct train *t, uint64_t step
     const struct gpt_options *o = t->options;
 
     return (struct cst_hyper_params){
-        .lr = (float)gpt_train_lr(o, step),
-        .beta1 = o->beta1 > 0 ? (float)o->beta1 : -1, /* negative: no momentum */
-        .beta2 = (float)o->beta2,
-        .eps = 1e-8f,
-        .weight_decay = (float)o->weight_decay,
-        .clip_norm = (float)o->clip,
-        .grad_scale = 1.0f / (float)(o->world * t->n_passes),
+        .lr = gpt_train_lr(o, step),
+        .beta1 = o->beta1 > 0 ? o->beta1 : -1, /* negative: no momentum */
+        .beta2 = o->beta2,
+        .eps = 1e-8,
+        .weight_decay = o->weight_decay,
+        .clip_norm = o->clip,
+        .grad_scale = 1.0 / (double)(o->world * t->n_passes),
     };
 }
 
 /* Warn if a parameter of the last step before the checkpoint, @was, is another one now. */
-static void compare_param(const char *name, float was, float now)
+static void compare_param(const char *name, double was, double now)
 {
-    if (fabsf(was - now) > 1e-6f * fabsf(now)) {
+    if (fabs(was - now) > 1e-6 * fabs(now)) {
         (void)fprintf(stderr,
                       "cistern-gpt: warning: %s was %g in the checkpoint's last step, now "
                       "it would be %g\n",
-                      name, (double)was, (double)now);
+                      name, was, now);
     }
 }
 

@@ -11,25 +11,25 @@ static int check(const struct cst_job *job, const Cistern__Hyper *h, struct cst_
 {
     const struct {
         const char *name;
-        float value, low, high; /* Must hold: low <= value < high. */
+        double value, low, high; /* Must hold: low <= value < high. */
     } fields[] = {
-        {"lr", h->lr, 0.0f, INFINITY},
-        {"beta1", h->beta1, 0.0f, 1.0f},
-        {"beta2", h->beta2, 0.0f, 1.0f},
-        {"eps", h->eps, 0.0f, INFINITY},
-        {"weight_decay", h->weight_decay, 0.0f, INFINITY},
-        {"clip_norm", h->clip_norm, 0.0f, INFINITY},
-        {"grad_scale", h->grad_scale, 0.0f, INFINITY},
+        {"lr", h->lr, 0.0, INFINITY},
+        {"beta1", h->beta1, 0.0, 1.0},
+        {"beta2", h->beta2, 0.0, 1.0},
+        {"eps", h->eps, 0.0, INFINITY},
+        {"weight_decay", h->weight_decay, 0.0, INFINITY},
+        {"clip_norm", h->clip_norm, 0.0, INFINITY},
+        {"grad_scale", h->grad_scale, 0.0, INFINITY},
     };
 
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        float v = fields[i].value;
+        double v = fields[i].value;
 
         if (!isfinite(v) || v < fields[i].low || v >= fields[i].high) {
             return cst_err_set(err, CST_EINVAL,
                                "job '%s': %s = %g with %s: %g <= %s < %g is required", job->name,
-                               fields[i].name, (double)v, cst_optimizer_names[job->optimizer],
-                               (double)fields[i].low, fields[i].name, (double)fields[i].high);
+                               fields[i].name, v, cst_optimizer_names[job->optimizer],
+                               fields[i].low, fields[i].name, fields[i].high);
         }
     }
     return CST_OK;
@@ -40,19 +40,19 @@ int cstc_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *pa
 {
     /* If beta2 is given, beta1 is meant as it is: betas of {0, 0.99} are a choice, not an
      * omission. */
-    bool default_beta1 = params->beta1 == 0.0f && params->beta2 == 0.0f;
+    bool default_beta1 = params->beta1 == 0.0 && params->beta2 == 0.0;
     bool no_momentum = job->optimizer == CST_OPTIMIZER_SGD && params->beta1 < 0;
     Cistern__Hyper hyper = CISTERN__HYPER__INIT;
     int rc;
 
     hyper.lr = params->lr;
     hyper.beta1 = default_beta1 ? cst_optimizer_beta1() : params->beta1;
-    hyper.beta1 = no_momentum ? 0.0f : hyper.beta1;
-    hyper.beta2 = params->beta2 == 0.0f ? cst_optimizer_beta2(job->optimizer) : params->beta2;
-    hyper.eps = params->eps == 0.0f ? 1e-8f : params->eps;
+    hyper.beta1 = no_momentum ? 0.0 : hyper.beta1;
+    hyper.beta2 = params->beta2 == 0.0 ? cst_optimizer_beta2(job->optimizer) : params->beta2;
+    hyper.eps = params->eps == 0.0 ? 1e-8 : params->eps;
     hyper.weight_decay = params->weight_decay;
     hyper.clip_norm = params->clip_norm;
-    hyper.grad_scale = params->grad_scale == 0.0f ? 1.0f : params->grad_scale;
+    hyper.grad_scale = params->grad_scale == 0.0 ? 1.0 : params->grad_scale;
     rc = check(job, &hyper, err);
     if (rc == CST_OK) {
         *out = hyper;

@@ -265,6 +265,21 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+int cst_job_remove(struct cst_client *client, const char *name, struct cst_err *err)
+{
+    Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
+    struct cstc_call call = {0};
+    int rc;
+
+    msg.name = (char *)(uintptr_t)name;
+    rc = cstc_call_sync(client, &call, CISTERN__MSG_TYPE__MSG_JOB_REMOVE, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_OK, NULL, err);
+    if (rc == CST_OK) {
+        cstc_call_reset(&call);
+    }
+    return rc;
+}
+
 /* -- state ------------------------------------------------------------------------------------ */
 
 bool cst_job_initialised(const struct cst_job *job)
@@ -280,13 +295,10 @@ uint64_t cst_job_steps(const struct cst_job *job)
 /* -- the pending call ------------------------------------------------------------------------- */
 
 /* Return whether @a and @b are equal bit by bit: a loss may be NaN, which is not equal to itself.
- * The members up to grad_scale are compared at once, and loss alone, because there is padding
- * between them. */
+ * There is no padding between the members. */
 static bool same_params(const struct cst_hyper_params *a, const struct cst_hyper_params *b)
 {
-    return memcmp(a, b, offsetof(struct cst_hyper_params, grad_scale) + sizeof a->grad_scale) ==
-               0 &&
-           memcmp(&a->loss, &b->loss, sizeof a->loss) == 0;
+    return memcmp(a, b, sizeof *a) == 0;
 }
 
 int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct cst_err *err)

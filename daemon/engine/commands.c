@@ -83,7 +83,7 @@ static void fill_hyper(Engine__Hyper *out, const struct cst_hyper *hyper)
     out->beta2 = hyper->beta2;
     out->eps = hyper->eps;
     out->weight_decay = hyper->weight_decay;
-    out->grad_scale = hyper->grad_scale;
+    out->grad_scale = (float)hyper->grad_scale;
 }
 
 /* Places of rows of an UPDATE that are not where the job table says. */

@@ -4,7 +4,8 @@
 #include <string.h>
 
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* Wire types of protobuf. */
-/* Longest text of an item, which is the text of a cst_err. */
+/* Longest text of an item: as long as the texts of all items of a batch together fit into a frame.
+ */
 enum { MAX_TEXT = 383 };
 
 /* -- reading -------------------------------------------------------------------------------- */

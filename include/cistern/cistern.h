@@ -49,8 +49,8 @@
  *     calls return CST_EPEERDIED instead. cst_sync then waits for that process. cst_tensor_read,
  *     cst_tensor_write, cst_stat and cst_job_leave wait for it by themselves, if no operator is
  *     begun.
- *   - If the job is removed (`cistern rm`), waiting calls return CST_ECANCELLED, and later requests
- *     return CST_ENOTFOUND.
+ *   - If the job is removed (cst_job_remove), waiting calls return CST_ECANCELLED, and later
+ * requests return CST_ENOTFOUND.
  *   - The comment of a function lists its other statuses.
  *
  * Waiting.
@@ -295,7 +295,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
                  struct cst_err *err);
 
 /* Leave the job in good order. All leases are given back. The daemon keeps the job and its states
- * until `cistern rm` removes them or their time to live ends. Afterwards every call for @job
+ * until cst_job_remove removes them or their time to live ends. Afterwards every call for @job
  * returns CST_EINVAL.
  *
  * All ranks should leave after the same step. Otherwise the ranks that go on with steps get
@@ -306,6 +306,15 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
  *   - CST_EBUSY: a cst_try_... call is pending.
  *   - CST_EGPU: the stream has failed; use cst_disconnect. */
 int cst_job_leave(struct cst_job *job, struct cst_err *err);
+
+/* Remove the job @name of this user with its states, as `cistern rm` does. Its workers get
+ * CST_ECANCELLED from the calls in which they wait, and CST_ENOTFOUND later. Waits until the memory
+ * of the job is free. @client may be without a job, or the client of a worker of this job or
+ * another one. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EBUSY: the job is the base of another job; the error names that job.
+ *   - CST_EBUSY: a cst_try_... call of this client is pending. */
+int cst_job_remove(struct cst_client *client, const char *name, struct cst_err *err);
 
 /* The rules for declarations (cst_group, cst_tensor..., cst_operator...):
  *   - Every rank declares all groups, tensors and operators, in the same order and with the same
@@ -550,7 +559,11 @@ struct cst_io {
 /* Begin the operator @op: wait until the weights of all its tensors are in the pool. @io has @n_io
  * entries, as many as the operator has tensors. io[i] receives the i-th tensor of the declaration.
  * Only one operator can be begun at a time. In CST_BACKWARD the worker must write every io[i].grad
- * that is not NULL before cst_op_end. Statuses:
+ * that is not NULL before cst_op_end.
+ *
+ * An operator may be begun with CST_FORWARD any number of times in a micro-batch, and also between
+ * operators that are begun with CST_BACKWARD: to compute it again, to use its weights for the
+ * gradient of an input, or to evaluate the model between two steps. Statuses:
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EINVAL: a gradient of the operator was already handed in during this micro-batch.
  *   - CST_EINVAL: there is no such operator, or this rank does not run it.
@@ -615,20 +628,21 @@ int cst_hint_tensor(struct cst_job *job, int tensor, enum cst_hint hint, struct 
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
 int cst_accumulate(struct cst_job *job, struct cst_err *err);
 
-/* Parameters of a step's update. Every field except lr is 0 for its default. Every field except
- * loss must be finite, and not negative unless its comment says otherwise. (CST_EINVAL: the error
- * names the field, its value and its range.) */
+/* Parameters of a step's update. What follows from them, such as 1 - beta1, is computed in double;
+ * the update itself computes in fp32. Every field except lr is 0 for its default. Every field
+ * except loss must be finite, and not negative unless its comment says otherwise. (CST_EINVAL: the
+ * error names the field, its value and its range.) */
 struct cst_hyper_params {
-    float lr; /* Learning rate. */
+    double lr; /* Learning rate. */
     /* Below 1. If beta1 and beta2 are both 0, beta1 is 0.9. If only beta1 is 0, it stays 0. With
      * SGD, beta1 is the momentum, and a negative beta1 means no momentum. */
-    float beta1;
-    float beta2;        /* Below 1. 0: 0.99 for Lion, 0.999 for the other optimizers. */
-    float eps;          /* 0: 1e-8. */
-    float weight_decay; /* 0: no decay. */
-    float clip_norm;    /* Largest L2 norm of all gradients together. 0: no clipping. */
-    float grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
-    double loss;        /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. */
+    double beta1;
+    double beta2;        /* Below 1. 0: 0.99 for Lion, 0.999 for the other optimizers. */
+    double eps;          /* 0: 1e-8. */
+    double weight_decay; /* 0: no decay. */
+    double clip_norm;    /* Largest L2 norm of all gradients together. 0: no clipping. */
+    double grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
+    double loss;         /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. */
 };
 
 /* Give the parameters of this step's cst_step in advance, before the first backward pass. With
@@ -645,8 +659,8 @@ struct cst_hyper_params {
  *   - Gradients that are handed in again for chunks that were already updated are ignored.
  *     (`cistern job` shows how many these were.) Therefore each rank should compute the same batch
  *     again.
- *   - The alternative is to remove the job (`cistern rm`), and to begin again from states that the
- *     program saved itself (cst_tensor_read).
+ *   - The alternative is to remove the job (cst_job_remove), and to begin again from states that
+ * the program saved itself (cst_tensor_read).
  *
  * Statuses:
  *   - CST_EINVAL: a parameter is out of range, or the call was made before in this step with other

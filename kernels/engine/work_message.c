@@ -36,11 +36,11 @@ static uint32_t read_rows(struct cste_work_row *rows, Engine__RowPlace *const *f
 
 static void read_hyper(struct cste_work *work, const Engine__Hyper *hyper)
 {
-    work->hyper = (struct cst_tile_hyper){.lr = (double)hyper->lr,
-                                          .beta1 = (double)hyper->beta1,
-                                          .beta2 = (double)hyper->beta2,
-                                          .eps = (double)hyper->eps,
-                                          .weight_decay = (double)hyper->weight_decay,
+    work->hyper = (struct cst_tile_hyper){.lr = hyper->lr,
+                                          .beta1 = hyper->beta1,
+                                          .beta2 = hyper->beta2,
+                                          .eps = hyper->eps,
+                                          .weight_decay = hyper->weight_decay,
                                           .grad_scale = hyper->grad_scale};
 }
 

@@ -62,8 +62,7 @@ struct cst_tile_work {
     uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
 };
 
-/* Hyper-parameters of an UPDATE before the scales of a span are applied. The doubles are converted
- * floats of the message. */
+/* Hyper-parameters of an UPDATE before the scales of a span are applied. */
 struct cst_tile_hyper {
     double lr;
     double beta1;

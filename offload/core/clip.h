@@ -20,15 +20,16 @@ struct cst_clip {
 
 /* Compute the clip factor. @sum_squares: of the reduced bf16 gradients. @clip_norm 0: no
  * clipping. */
-static inline struct cst_clip cst_clip_factor(double sum_squares, float grad_scale, float clip_norm)
+static inline struct cst_clip cst_clip_factor(double sum_squares, double grad_scale,
+                                              double clip_norm)
 {
     struct cst_clip c = {.clip = 1.0f};
 
-    c.grad_norm = fabs((double)grad_scale) * sqrt(sum_squares);
-    if (isfinite(c.grad_norm) && clip_norm > 0.0f && (double)clip_norm < c.grad_norm + 1e-6) {
-        c.clip = (float)((double)clip_norm / (c.grad_norm + 1e-6));
+    c.grad_norm = fabs(grad_scale) * sqrt(sum_squares);
+    if (isfinite(c.grad_norm) && clip_norm > 0 && clip_norm < c.grad_norm + 1e-6) {
+        c.clip = (float)(clip_norm / (c.grad_norm + 1e-6));
     }
-    c.factor = grad_scale * c.clip;
+    c.factor = (float)(grad_scale * (double)c.clip);
     c.finite = cst_grad_limit_holds(sum_squares, c.factor);
     return c;
 }

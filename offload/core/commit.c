@@ -76,7 +76,7 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
     struct cst_update update = {
         .mark = core->commit.adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
 
-    update.hyper.grad_scale = factor;
+    update.hyper.grad_scale = (double)factor;
     order_updates(core);
     for (uint32_t i = 0; i < core->n_trained; i++) {
         cst_overlap_committed(core, core->commit.order[i], &update);

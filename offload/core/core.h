@@ -225,9 +225,9 @@ struct cst_core_config {
 };
 
 struct cst_hyper {
-    float lr, beta1, beta2, eps, weight_decay;
-    float clip_norm;  /* Maximum norm of the gradients; 0: no clipping. */
-    float grad_scale; /* Factor for all gradients; 1 leaves them as they are. */
+    double lr, beta1, beta2, eps, weight_decay;
+    double clip_norm;  /* Maximum norm of the gradients; 0: no clipping. */
+    double grad_scale; /* Factor for all gradients; 1 leaves them as they are. */
 };
 
 /* -- commands to engines -------------------------------------------------------------------- */
@@ -309,7 +309,7 @@ struct cst_command {
     /* CONVERT of moments that are not fp32: first element and number of elements of the row. Both
      * 0: clear n_elems elements of fp32 moments rows, which begin at dst[2] and dst[3]. */
     uint64_t first, row_elems;
-    struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor. */
+    struct cst_hyper hyper; /* UPDATE; grad_scale includes the clip factor and is a float. */
 };
 
 /* -- events --------------------------------------------------------------------------------- */

@@ -170,7 +170,7 @@ static void repeat_update(struct cst_core *core, uint32_t c, const struct cst_co
         .guard = record->guard,
     };
 
-    what.hyper.grad_scale = record->factor;
+    what.hyper.grad_scale = (double)record->factor;
     if (core->chunks[c].device != 0) {
         cst_update_issue(core, &what);
     } else {

@@ -47,8 +47,8 @@ struct cst_core_record {
     uint8_t pad;                  /* 0. */
     struct cst_hyper hyper;       /* Hyper-parameters of the last step. */
     float factor;                 /* Factor of the gradients in the updates of the last step. */
-    struct cst_hyper early_hyper; /* Hyper-parameters of the early updates. */
     uint32_t pad2;                /* 0. */
+    struct cst_hyper early_hyper; /* Hyper-parameters of the early updates. */
     double last_loss, last_grad_norm;
     /* Of buffer b of device reservation r at r * CST_BUFFERS_MAX + b. */
     struct cst_core_copying copying[CST_CORE_MAX_COPYING];

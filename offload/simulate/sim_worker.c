@@ -374,7 +374,7 @@ static void ask(struct cst_sim_worker *w, enum cst_event_kind kind)
                       kind == CST_EV_STEP ? CST_SIM_TAG_STEP : CST_SIM_TAG_PREPARE),
         .rank = w->rank,
         .attempt = w->attempt,
-        .hyper = {.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .grad_scale = 1.0f}};
+        .hyper = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1}};
 
     cst_sim_event(w->sim, &event);
 }

@@ -216,9 +216,12 @@ START_TEST(a_base_stays_as_long_as_it_is_used)
     ck_assert_uint_eq(info->n_users, 2);
     ck_assert_str_eq(info->users[1], "two");
     ck_assert_str_eq(raw_job_info(&witness, "two")->base_job, "base");
-    ck_assert_int_eq(raw_job_remove(&witness, "one"), CST_OK);
-    ck_assert_int_eq(raw_job_remove(&witness, "base"), CST_EBUSY);
-    raw_says(&witness, "it is the base of job 'two'");
+    /* A worker removes its own job. */
+    ck_assert_int_eq(cst_job_remove(users[0].client, "one", &users[0].err), CST_OK);
+    ck_assert_int_eq(cst_job_remove(users[0].client, "one", &users[0].err), CST_ENOTFOUND);
+    ck_assert_int_eq(cst_job_remove(users[0].client, "base", &users[0].err), CST_EBUSY);
+    ck_assert_ptr_nonnull(strstr(users[0].err.text, "it is the base of job 'two'"));
+    ck_assert_int_eq(cst_job_leave(users[0].job, &users[0].err), CST_ENOTFOUND);
     (void)declare(&users[1], "frozen", 5000, CST_PATTERN_FROZEN);
     ck_assert_int_eq(cst_commit(users[1].job, NULL, &users[1].err), CST_OK);
     ck_assert_int_eq(raw_job_remove(&witness, "two"), CST_OK);

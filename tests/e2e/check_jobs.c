@@ -294,20 +294,20 @@ START_TEST(a_commit_without_the_others_times_out)
 }
 END_TEST
 
-/* A name of an operator with 64 bytes differs from one with 63 bytes that another rank has
+/* A name of an operator with 256 bytes differs from one with 255 bytes that another rank has
  * declared. */
 START_TEST(long_operator_names_differ)
 {
-    char name[65];
+    char name[257];
     struct raw_client one, other;
 
     memset(name, 'x', sizeof name);
-    name[63] = name[64] = '\0';
+    name[255] = name[256] = '\0';
     job_rig_declare(&one, 0, 2, 1);
     job_rig_declare(&other, 1, 2, 1);
     ck_assert_int_eq(raw_declare_operator(&one, name, 0), CST_OK);
-    name[63] = 'x';
-    ck_assert_int_eq(raw_declare_operator(&other, name, 0), CST_EINVAL);
+    name[255] = 'x';
+    ck_assert_int_eq(raw_declare_operator(&other, name, 0), CST_EMISMATCH);
     raw_close(&one);
     raw_close(&other);
 }

@@ -290,7 +290,7 @@ START_TEST(a_long_declare_has_one_declaration)
     body[5] = (sizeof body - 6) / 128;
     send_body(&client, CISTERN__MSG_TYPE__MSG_DECLARE, body, sizeof body);
     ck_assert_int_eq(raw_status(&client, 77), CST_EINVAL);
-    raw_says(&client, "longer than 63 bytes");
+    raw_says(&client, "longer than 255 bytes");
     raw_close(&client);
 }
 END_TEST

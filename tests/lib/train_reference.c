@@ -129,10 +129,8 @@ static void update(struct reference *ref, const struct cst_hyper_params *p, floa
             continue;
         }
 
-        cst_update_prepare(&hyper, (double)p->lr * (double)tensor->lr_scale, (double)0.9f,
-                           (double)0.999f, (double)1e-8f,
-                           (double)p->weight_decay * (double)tensor->decay_scale, factor,
-                           ref->adam_step);
+        cst_update_prepare(&hyper, p->lr * (double)tensor->lr_scale, 0.9, 0.999, 1e-8,
+                           p->weight_decay * (double)tensor->decay_scale, factor, ref->adam_step);
         for (uint64_t at = 0; at < tensor->n_elems; at += CST_TILE_ELEMS, tile++) {
             uint64_t left = tensor->n_elems - at;
 

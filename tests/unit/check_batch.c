@@ -170,7 +170,7 @@ START_TEST(what_is_written_is_unpacked)
 {
     static uint8_t bytes[CST_FRAME_MAX_BODY];
     static struct cstd_pending_item items[CSTD_PENDING_MAX_ITEMS];
-    static char words[640];
+    static char words[384];
 
     seed();
     memset(words, 'w', sizeof words - 1);

@@ -199,7 +199,7 @@ START_TEST(commit_does_not_wait_for_updates)
     ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 4);
     update = *rig_command(&rig, CST_COMMAND_UPDATE, 2);
     ck_assert_uint_eq(update.mark, 1);
-    ck_assert_float_eq(update.hyper.lr, 0.1f);
+    ck_assert_double_eq(update.hyper.lr, (double)0.1f);
     fetch = rig_fetch(&rig, 0, update.chunk);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).n_after, 1);
     ck_assert_uint_eq(rig_only(&rig, CST_COMMAND_COPY).after[0], update.ticket);
@@ -226,8 +226,8 @@ START_TEST(clip_goes_into_the_update)
     }
     ck_assert_double_eq(rig_answer(&rig, tag)->grad_norm, 4.0);
     ck_assert_float_eq_tol(rig_answer(&rig, tag)->clip, 0.25f, 1e-6f);
-    ck_assert_float_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->hyper.grad_scale,
-                       0.5f * rig_answer(&rig, tag)->clip);
+    ck_assert_double_eq(rig_command(&rig, CST_COMMAND_UPDATE, 0)->hyper.grad_scale,
+                        0.5 * (double)rig_answer(&rig, tag)->clip);
 }
 END_TEST
 

@@ -21,7 +21,7 @@ START_TEST(test_declarations)
 {
     int64_t four = 4, zero = 0, huge[2] = {1ll << 40, 2};
     int list[2] = {0, 0}, unknown = 7, negative = -22;
-    char name[80];
+    char name[257];
 
     fake_daemon_start(&f.fake);
     fake_job_open(&f);

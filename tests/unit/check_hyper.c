@@ -96,22 +96,21 @@ START_TEST(defaults)
 {
     static const struct {
         enum cst_optimizer optimizer;
-        float given, given2, beta1, beta2;
-    } cases[] = {
-        {CST_OPTIMIZER_ADAMW, 0, 0, 0.9f, 0.999f}, {CST_OPTIMIZER_ADAM, 0.8f, 0, 0.8f, 0.999f},
-        {CST_OPTIMIZER_LION, 0, 0, 0.9f, 0.99f},   {CST_OPTIMIZER_SGD, 0, 0, 0.9f, 0.999f},
-        {CST_OPTIMIZER_SGD, -1, 0, 0, 0.999f},     {CST_OPTIMIZER_ADAMW, 0, 0.99f, 0, 0.99f},
-        {CST_OPTIMIZER_LION, 0, 0.95f, 0, 0.95f}};
+        double given, given2, beta1, beta2;
+    } cases[] = {{CST_OPTIMIZER_ADAMW, 0, 0, 0.9, 0.999}, {CST_OPTIMIZER_ADAM, 0.8, 0, 0.8, 0.999},
+                 {CST_OPTIMIZER_LION, 0, 0, 0.9, 0.99},   {CST_OPTIMIZER_SGD, 0, 0, 0.9, 0.999},
+                 {CST_OPTIMIZER_SGD, -1, 0, 0, 0.999},    {CST_OPTIMIZER_ADAMW, 0, 0.99, 0, 0.99},
+                 {CST_OPTIMIZER_LION, 0, 0.95, 0, 0.95}};
     const struct cst_hyper_params params = {
         .lr = 0.5f, .beta1 = cases[_i].given, .beta2 = cases[_i].given2};
     struct cst_err err = {0};
 
     start((struct cst_job_spec){.optimizer = cases[_i].optimizer});
     CK_OK(cst_step(f.job, &params, NULL, &err));
-    ck_assert_float_eq(f.fake.hyper.beta1, cases[_i].beta1);
-    ck_assert_float_eq(f.fake.hyper.beta2, cases[_i].beta2);
-    ck_assert_float_eq(f.fake.hyper.eps, 1e-8f);
-    ck_assert_float_eq(f.fake.hyper.grad_scale, 1.0f);
+    ck_assert_double_eq(f.fake.hyper.beta1, cases[_i].beta1);
+    ck_assert_double_eq(f.fake.hyper.beta2, cases[_i].beta2);
+    ck_assert_double_eq(f.fake.hyper.eps, 1e-8);
+    ck_assert_double_eq(f.fake.hyper.grad_scale, 1);
     fake_job_stop(&f);
 }
 END_TEST
@@ -160,8 +159,8 @@ START_TEST(prepared_once)
     start((struct cst_job_spec){.overlap = CST_OVERLAP_EARLY});
     CK_OK(cst_prepare_step(f.job, &params, &err));
     fake_job_expect_log(&f, "P0");
-    ck_assert_float_eq(f.fake.hyper.lr, 0.5f);
-    ck_assert_float_eq(f.fake.hyper.beta1, 0.9f);
+    ck_assert_double_eq(f.fake.hyper.lr, 0.5);
+    ck_assert_double_eq(f.fake.hyper.beta1, 0.9);
     CK_OK(cst_prepare_step(f.job, &same, &err));
     ck_assert_int_eq(cst_prepare_step(f.job, &other, &err), CST_EINVAL);
     CK_OK(cst_step(f.job, &params, NULL, &err));

@@ -80,11 +80,11 @@ START_TEST(test_step)
     ck_assert(!result.skipped);
     ck_assert_double_eq(result.loss, 1.5);
     ck_assert_uint_eq(cst_job_steps(f.job), 1);
-    ck_assert_float_eq(f.fake.hyper.lr, 0.5f);
-    ck_assert_float_eq(f.fake.hyper.beta1, 0.9f);
-    ck_assert_float_eq(f.fake.hyper.beta2, 0.999f);
-    ck_assert_float_eq(f.fake.hyper.eps, 1e-8f);
-    ck_assert_float_eq(f.fake.hyper.grad_scale, 1.0f);
+    ck_assert_double_eq(f.fake.hyper.lr, 0.5);
+    ck_assert_double_eq(f.fake.hyper.beta1, 0.9);
+    ck_assert_double_eq(f.fake.hyper.beta2, 0.999);
+    ck_assert_double_eq(f.fake.hyper.eps, 1e-8);
+    ck_assert_double_eq(f.fake.hyper.grad_scale, 1);
     fake_job_stop(&f);
 }
 END_TEST

@@ -143,9 +143,9 @@ static int sum_squares(struct cuda_store *s, struct cst_err *err)
     return rc == 0 ? gpt_gpu_wait(gpu, err) : rc;
 }
 
-static double or_default(float value, float fallback)
+static double or_default(double value, double fallback)
 {
-    return (double)(value == 0.0f ? fallback : value);
+    return value == 0 ? fallback : value;
 }
 
 /* Launch the update kernels on all tensors, in place. */
@@ -176,10 +176,10 @@ static int update(struct cuda_store *s, const struct cst_hyper_params *params, f
     int rc;
 
     for (uint32_t i = 0; i < s->model->n_tensors; i++) {
-        cst_update_prepare(&s->next[i], (double)params->lr, or_default(params->beta1, 0.9f),
-                           or_default(params->beta2, 0.999f), or_default(params->eps, 1e-8f),
-                           (double)params->weight_decay * (double)s->model->tensors[i].decay_scale,
-                           factor, s->adam_step + 1);
+        cst_update_prepare(&s->next[i], params->lr, or_default(params->beta1, 0.9),
+                           or_default(params->beta2, 0.999), or_default(params->eps, 1e-8),
+                           params->weight_decay * (double)s->model->tensors[i].decay_scale, factor,
+                           s->adam_step + 1);
     }
     rc = gpt_gpu_upload(gpu, s->hypers, s->next, s->model->n_tensors * sizeof *s->next, err);
     if (rc == 0) {
@@ -195,7 +195,7 @@ static int store_step(struct gpt_store *store, const struct cst_hyper_params *pa
                       struct cst_step_result *result, struct cst_err *err)
 {
     struct cuda_store *s = self(store);
-    const float scale = params->grad_scale == 0.0f ? 1.0f : params->grad_scale;
+    const double scale = or_default(params->grad_scale, 1);
     struct cst_clip clip;
     int rc = sum_squares(s, err);
 
