@@ -296,9 +296,6 @@ void cstd_engines_remount(struct cstd_engines *engines, struct cstd_segment *seg
             cstd_segment_ref(segment);
         }
     }
-    if (segment->id >= engines->next_segment) {
-        engines->next_segment = segment->id + 1;
-    }
 }
 
 void cstd_engines_unmount(struct cstd_engines *engines, struct cstd_segment *segment)

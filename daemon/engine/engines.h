@@ -102,6 +102,14 @@ static inline uint32_t cstd_engines_segment_id(struct cstd_engines *engines)
     return engines->next_segment++;
 }
 
+/* Give the id @id to no new segment, because a segment of an earlier daemon has it. */
+static inline void cstd_engines_reserve_id(struct cstd_engines *engines, uint32_t id)
+{
+    if (id >= engines->next_segment) {
+        engines->next_segment = id + 1;
+    }
+}
+
 /* Map @segment in its engines. The fields engines, populate, bind and lock say where and how.
  * on_mounted is called when all engines have answered, never inside this call. An engine that had
  * failed is started again. */

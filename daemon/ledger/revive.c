@@ -74,9 +74,7 @@ static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, unsigned id
     int rc = cstd_segment_adopt(out, id, bytes, kept->fd, NULL, NULL, err);
 
     kept->fd = -1;
-    if (id >= daemon->engines.next_segment) {
-        daemon->engines.next_segment = id + 1;
-    }
+    cstd_engines_reserve_id(&daemon->engines, id);
     return rc == CST_OK ? cstd_keeper_store(&daemon->keeper, kept->name, &(*out)->fd, 1, true, err)
                         : rc;
 }
@@ -444,6 +442,20 @@ static int compare(const void *a, const void *b)
     return (x->ledger->serial > y->ledger->serial) - (x->ledger->serial < y->ledger->serial);
 }
 
+/* True if jobs[@i] must wait until a job with its name that was made after it is removed. */
+static bool has_rival(const struct kept_job *jobs, uint32_t n, uint32_t i)
+{
+    for (uint32_t k = i + 1; k < n; k++) {
+        const Ledger__Job *later = jobs[k].ledger;
+
+        if (later->uid == jobs[i].ledger->uid && later->replaces != jobs[i].ledger->serial &&
+            strcmp(jobs[k].description->name, jobs[i].description->name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void tell(const char *name, const struct cst_err *why)
 {
     cstd_log(CSTD_LOG_ERROR,
@@ -556,10 +568,20 @@ void cstd_revive_jobs(struct cstd_daemon *daemon)
 
     for (uint32_t i = 0; i < n; i++) {
         cstd_revive_await_devices(daemon, jobs[i].ledger);
+        /* A job that cannot go on here may go on in a later daemon, together with the jobs that are
+         * made here. */
+        for (size_t k = 0; k < jobs[i].ledger->n_segments; k++) {
+            cstd_engines_reserve_id(&daemon->engines, jobs[i].ledger->segments[k]->id);
+        }
     }
     qsort(jobs, n, sizeof *jobs, compare);
     for (uint32_t i = 0; i < n; i++) {
-        if (!safe || revive(daemon, &jobs[i], &err) != CST_OK) {
+        int rc = safe ? CST_OK : err.status;
+
+        if (rc == CST_OK && has_rival(jobs, n, i)) {
+            rc = cst_err_set(&err, CST_EEXIST, "a later job has its name");
+        }
+        if (rc != CST_OK || revive(daemon, &jobs[i], &err) != CST_OK) {
             tell(jobs[i].description->name, &err);
         }
         close_kept(&jobs[i]);

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests that a job with which a daemon cannot go on is not harmed by the jobs of that daemon, and goes on with a later daemon that
+# can, also if another job has had its name meanwhile.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh"
+# shellcheck source=tests/e2e/keeping.sh
+. "${srcdir:-.}/tests/e2e/keeping.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+need jq
+
+steps=60
+model=(--layers 2 --heads 2 --width 64 --context 32 --batch 4 --steps "$steps" --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --seed 7)
+write_text 400
+set_accelerators() {
+    printf '[paced]\ndevices = %d\nmemory = 64M\n' "$1" >"$tmp/keeper.conf"
+}
+
+set_accelerators 1
+start_keeping keeper --config "$tmp/keeper.conf" --gpus none
+begin whole 1
+end whole
+
+# The accelerator of 'away' is not there while other jobs come and train. All go on when the accelerator is back.
+begin away 1 --device paced
+poll has_stepped away 20
+set_accelerators 0
+kill_daemon keeper
+has "job 'away' of the earlier daemon cannot go on: its accelerator .* is not there" "$tmp/keeper.log" || fail "the job was not named"
+wait "${workers[0]}" && fail "a worker of a job that is lost"
+others=(first second third)
+for job in "${others[@]}"; do
+    begin "$job" 1
+    end "$job"
+done
+# Meanwhile another job has the name. The first one goes on when that job is removed.
+begin away 1
+end away
+set_accelerators 1
+kill_daemon keeper
+has "job 'away' of the earlier daemon cannot go on: a later job has its name" "$tmp/keeper.log" || fail "two jobs of one name"
+./cistern rm away
+kill_daemon keeper
+for job in "${others[@]}"; do
+    [ "$(step_of "$job")" = "$steps" ] || fail "$job did not go on: $(./cistern jobs)"
+done
+begin away 1 --device paced
+end away
+cmp "$tmp/whole.weights" "$tmp/away.weights" || fail "other weights of a job that a daemon could not go on with"
+for job in "${others[@]}"; do
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --steps $((steps + 2)) >"$tmp/$job.more.log" 2>&1 || fail "$job: no more steps"
+done
+stop_daemon keeper
+printf 'all well\n'
