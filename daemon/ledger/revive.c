@@ -79,21 +79,40 @@ static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, unsigned id
                         : rc;
 }
 
-/* Take over the table of traffic and the undo slots of the nodes' engines. */
+/* The number in the name of the table of traffic. */
+static bool is_traffic(const struct cstd_kept *kept, unsigned *id)
+{
+    return sscanf(kept->name, "kept-traffic-%u", id) == 1;
+}
+
+static int await_engines(const struct cstd_keeper *keeper, struct cst_err *err)
+{
+    unsigned id;
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
+        if (is_traffic(&keeper->kept[i], &id)) {
+            rc = await_end(keeper->kept[i].fd, err);
+        }
+    }
+    return rc;
+}
+
+/* Take over the table of traffic and the undo slots of the nodes' engines, when the engines of the
+ * earlier daemon have ended. */
 static int adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
 {
     struct cstd_engines *engines = &daemon->engines;
     struct cstd_keeper *keeper = &daemon->keeper;
     unsigned n_adopted = 0;
-    int rc = CST_OK;
+    int rc = await_engines(keeper, err);
 
     for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
         struct cstd_kept *kept = &keeper->kept[i];
         unsigned node, id;
 
-        if (sscanf(kept->name, "kept-traffic-%u", &id) == 1) {
-            rc = await_end(kept->fd, err);
-            rc = rc == CST_OK ? adopt(daemon, kept, id, &engines->traffic_memory, err) : rc;
+        if (is_traffic(kept, &id)) {
+            rc = adopt(daemon, kept, id, &engines->traffic_memory, err);
             n_adopted++;
         } else if (sscanf(kept->name, "kept-undo-%u-%u", &node, &id) == 2 &&
                    node < engines->n_nodes) {
@@ -559,6 +578,43 @@ static void settle(struct cstd_daemon *daemon)
     }
 }
 
+/* A job that cannot go on here may go on in a later daemon, together with the jobs that are made
+ * here: reserve the ids of its segments. */
+static void reserve_ids(struct cstd_daemon *daemon, const Ledger__Job *ledger)
+{
+    for (size_t i = 0; i < ledger->n_segments; i++) {
+        cstd_engines_reserve_id(&daemon->engines, ledger->segments[i]->id);
+    }
+}
+
+/* The jobs of this daemon will use the undo slots, in which tiles of @kept may be. */
+static void note_undo_lost(struct kept_job *kept)
+{
+    struct cstd_ledger_record record = kept->file.last;
+
+    record.core.undo_lost = 1;
+    cstd_ledger_file_write(&kept->file, &record);
+}
+
+/* Go on with jobs[@i] of @n, or name it. @why: why no job can go on; CST_OK: any may. */
+static void revive_or_tell(struct cstd_daemon *daemon, struct kept_job *jobs, uint32_t n,
+                           uint32_t i, const struct cst_err *why)
+{
+    struct cst_err err = *why;
+    int rc = err.status;
+
+    if (rc == CST_OK) {
+        rc = has_rival(jobs, n, i) ? cst_err_set(&err, CST_EEXIST, "a later job has its name")
+                                   : revive(daemon, &jobs[i], &err);
+        if (rc != CST_OK) {
+            note_undo_lost(&jobs[i]);
+        }
+    }
+    if (rc != CST_OK) {
+        tell(jobs[i].description->name, &err);
+    }
+}
+
 void cstd_revive_jobs(struct cstd_daemon *daemon)
 {
     struct kept_job *jobs = calloc(daemon->keeper.n_kept + 1, sizeof *jobs);
@@ -567,23 +623,19 @@ void cstd_revive_jobs(struct cstd_daemon *daemon)
     bool safe = adopt_engines(daemon, &err) == CST_OK;
 
     for (uint32_t i = 0; i < n; i++) {
+        reserve_ids(daemon, jobs[i].ledger);
         cstd_revive_await_devices(daemon, jobs[i].ledger);
-        /* A job that cannot go on here may go on in a later daemon, together with the jobs that are
-         * made here. */
-        for (size_t k = 0; k < jobs[i].ledger->n_segments; k++) {
-            cstd_engines_reserve_id(&daemon->engines, jobs[i].ledger->segments[k]->id);
-        }
+    }
+    if (!safe) {
+        /* The undo slots in the store belong to the jobs in it. There is one set of slots. */
+        daemon->keeper.limit = 0;
+        cstd_log(CSTD_LOG_ERROR,
+                 "jobs of this daemon will end with it, also if the service is restarted: %s",
+                 err.text);
     }
     qsort(jobs, n, sizeof *jobs, compare);
     for (uint32_t i = 0; i < n; i++) {
-        int rc = safe ? CST_OK : err.status;
-
-        if (rc == CST_OK && has_rival(jobs, n, i)) {
-            rc = cst_err_set(&err, CST_EEXIST, "a later job has its name");
-        }
-        if (rc != CST_OK || revive(daemon, &jobs[i], &err) != CST_OK) {
-            tell(jobs[i].description->name, &err);
-        }
+        revive_or_tell(daemon, jobs, n, i, &err);
         close_kept(&jobs[i]);
     }
     free(jobs);

@@ -102,6 +102,38 @@ static bool is_copying(const struct cst_core_record *record, uint32_t c)
     return any;
 }
 
+/* True if a tile of chunk @c may have been changed in part, and its undo slot is lost. Updates on a
+ * device do not change a chunk in place. */
+static bool may_be_torn(const struct cst_core *core, const struct cst_core_record *record,
+                        uint32_t c, uint64_t mark)
+{
+    enum progress progress = progress_of(record, mark);
+
+    return record->undo_lost && core->chunks[c].device == 0 &&
+           (progress == BEGUN || (record->early && progress != AHEAD));
+}
+
+/* Check that the states of chunk @c, with the mark @mark, are those of one step, or can become so.
+ */
+static int check_chunk(const struct cst_core *core, const struct cst_core_record *record,
+                       uint32_t c, uint64_t mark, struct cst_err *err)
+{
+    if (progress_of(record, mark) == UNSURE) {
+        return cst_err_set(err, CST_ELOST,
+                           "the last update of chunk %" PRIu32 " was number %" PRIu64
+                           ", but the last step has number %" PRIu64,
+                           c, mark, record->counters.adam_step);
+    }
+    if (may_be_torn(core, record, c, mark)) {
+        return cst_err_set(err, CST_ELOST,
+                           "an update of chunk %" PRIu32
+                           " was cut off, and a daemon that could not go on with the job has "
+                           "used its undo slots",
+                           c);
+    }
+    return CST_OK;
+}
+
 int cst_core_may_revive(const struct cst_core *core, const struct cst_core_record *record,
                         struct cst_table_header *table, struct cst_err *err)
 {
@@ -129,11 +161,8 @@ int cst_core_may_revive(const struct cst_core *core, const struct cst_core_recor
     }
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         if (core->chunks[c].has_states && !is_copying(record, c) &&
-            progress_of(record, chunks[c].update_mark) == UNSURE) {
-            return cst_err_set(err, CST_ELOST,
-                               "the last update of chunk %" PRIu32 " was number %" PRIu64
-                               ", but the last step has number %" PRIu64,
-                               c, chunks[c].update_mark, record->counters.adam_step);
+            check_chunk(core, record, c, chunks[c].update_mark, err) != CST_OK) {
+            return err->status;
         }
     }
     return CST_OK;

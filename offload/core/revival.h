@@ -16,7 +16,11 @@
  *     reservation, which was kept,
  *   - keeps early updates of the uncommitted step that are complete. An early update that was begun
  *     is made again when its gradient has been summed again; the tiles that are done are skipped.
- *     Until the commit, all ranks must therefore repeat the step with the same hyper-parameters. */
+ *     Until the commit, all ranks must therefore repeat the step with the same hyper-parameters.
+ *
+ * A tile that was being changed in place when its engine died is restored from the engine's undo
+ * slot. A driver that cannot go on with a job, and lets other jobs use the slots, sets undo_lost.
+ * No core goes on with the job then, unless every update was complete. */
 #ifndef CST_REVIVAL_H
 #define CST_REVIVAL_H
 
@@ -44,7 +48,7 @@ struct cst_core_record {
     uint8_t second;               /* Fetches read the second weight row of chunks with states. */
     uint8_t delayed;              /* The other weight row has the last committed update. */
     uint8_t early;                /* Updates of the uncommitted step were issued. */
-    uint8_t pad;                  /* 0. */
+    uint8_t undo_lost;            /* The undo slots of its engines were used by other jobs since. */
     struct cst_hyper hyper;       /* Hyper-parameters of the last step. */
     float factor;                 /* Factor of the gradients in the updates of the last step. */
     uint32_t pad2;                /* 0. */

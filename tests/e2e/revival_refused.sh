@@ -16,18 +16,29 @@ set_accelerators() {
     printf '[paced]\ndevices = %d\nmemory = 64M\n' "$1" >"$tmp/keeper.conf"
 }
 
+# Train job $1 as `begin` does, up to half of the steps.
+halves() {
+    begin "$@" --steps $((steps / 2))
+    end "$1"
+}
+
 set_accelerators 1
 start_keeping keeper --config "$tmp/keeper.conf" --gpus none
+halves whole 1
 begin whole 1
 end whole
 
-# The accelerator of 'away' is not there while other jobs come and train. All go on when the accelerator is back.
-begin away 1 --device paced
-poll has_stepped away 20
+# The accelerator of two jobs is not there while other jobs come and train. The job that was at rest goes on when the accelerator is
+# back. The job that was at work may have had tiles in the undo slots: then it is named.
+halves away 1 --device paced
+begin work 1 --device paced
+poll has_stepped work 20
 set_accelerators 0
 kill_daemon keeper
-has "job 'away' of the earlier daemon cannot go on: its accelerator .* is not there" "$tmp/keeper.log" || fail "the job was not named"
-wait "${workers[0]}" && fail "a worker of a job that is lost"
+for job in away work; do
+    has "job '$job' of the earlier daemon cannot go on: its accelerator .* is not there" "$tmp/keeper.log" || fail "$job was not named"
+done
+! wait "${workers[0]}" || fail "a worker of a job that is lost"
 others=(first second third)
 for job in "${others[@]}"; do
     begin "$job" 1
@@ -46,7 +57,15 @@ for job in "${others[@]}"; do
 done
 begin away 1 --device paced
 end away
-cmp "$tmp/whole.weights" "$tmp/away.weights" || fail "other weights of a job that a daemon could not go on with"
+cmp "$tmp/whole.weights" "$tmp/away.weights" || fail "other weights of a job with which a daemon could not go on"
+if ! has "job 'work' of the earlier daemon cannot go on: an update of chunk .* was cut off" "$tmp/keeper.log"; then
+    [ "$(step_of work)" -ge 20 ] || fail "work did not go on: $(./cistern jobs)"
+    begin straight 1
+    end straight
+    begin work 1 --device paced
+    end work
+    cmp "$tmp/straight.weights" "$tmp/work.weights" || fail "other weights of a job that was at work"
+fi
 for job in "${others[@]}"; do
     ./cistern-gpt "${model[@]}" --data "$tmp/text" --job "$job" --steps $((steps + 2)) >"$tmp/$job.more.log" 2>&1 || fail "$job: no more steps"
 done

@@ -287,6 +287,22 @@ START_TEST(no_such_buffer)
 }
 END_TEST
 
+/* Without the undo slots, complete updates are as good as before, and others may be torn. */
+START_TEST(without_undo)
+{
+    live(CST_OVERLAP_COMMIT, 3);
+    record.undo_lost = 1;
+    mark(3, 2, 3, 3);
+    refused("an update of chunk 1 was cut off");
+    mark(3, 3, 3, 3);
+    revive(CST_OVERLAP_COMMIT);
+    ck_assert_uint_eq(rig_count(&rig, CST_COMMAND_UPDATE), 0);
+    record.early = 1;
+    mark(4, 3, 4, 4);
+    refused("an update of chunk 1 was cut off");
+}
+END_TEST
+
 START_TEST(not_proven)
 {
     live(CST_OVERLAP_COMMIT, 3);
@@ -317,6 +333,7 @@ int main(void)
     tcase_add_test(tc, restored);
     tcase_add_loop_test(tc, device_updates, CST_OVERLAP_COMMIT, CST_OVERLAP_DELAYED + 1);
     tcase_add_test(tc, no_such_buffer);
+    tcase_add_test(tc, without_undo);
     tcase_add_test(tc, not_proven);
     return suite_run(s);
 }
