@@ -3,6 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/ledger/revive_devices.h"
+#include "daemon/ledger/revive_engines.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/declare.h"
@@ -19,14 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <time.h>
 #include <unistd.h>
-
-enum {
-    WAIT_MS = 10000, /* Longest wait for the end of an earlier daemon's engine. */
-    LOOK_MS = 2,     /* Time between two attempts. */
-};
 
 /* The names of ledgers begin with this. */
 #define LEDGER "kept-ledger-"
@@ -38,91 +32,6 @@ struct kept_job {
     struct cstd_ledger_file file;
     struct cstd_memory_kept *segments;
 };
-
-/* -- engines of the earlier daemon ------------------------------------------------------------ */
-
-/* Wait until no engine has @fd, the table of traffic, locked. An engine holds the lock while it
- * lives. */
-static int await_end(int fd, struct cst_err *err)
-{
-    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
-    char path[40];
-    int own, rc = -1;
-
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    own = open(path, O_RDWR | O_CLOEXEC); /* A file description of its own has a lock of its own. */
-    for (unsigned ms = 0; own >= 0 && ms < WAIT_MS; ms += LOOK_MS) {
-        rc = flock(own, LOCK_EX | LOCK_NB);
-        if (rc == 0 || errno != EWOULDBLOCK) {
-            break;
-        }
-        (void)nanosleep(&pause, NULL);
-    }
-    if (own >= 0) {
-        (void)close(own);
-    }
-    return rc == 0 ? CST_OK
-                   : cst_err_set(err, CST_EBUSY,
-                                 "an engine of the earlier daemon still runs after %d ms", WAIT_MS);
-}
-
-/* Make the segment *@out with the number @id of @kept. */
-static int adopt(struct cstd_daemon *daemon, struct cstd_kept *kept, unsigned id,
-                 struct cstd_segment **out, struct cst_err *err)
-{
-    uint64_t bytes = (uint64_t)lseek(kept->fd, 0, SEEK_END);
-    int rc = cstd_segment_adopt(out, id, bytes, kept->fd, NULL, NULL, err);
-
-    kept->fd = -1;
-    cstd_engines_reserve_id(&daemon->engines, id);
-    return rc == CST_OK ? cstd_keeper_store(&daemon->keeper, kept->name, &(*out)->fd, 1, true, err)
-                        : rc;
-}
-
-/* The number in the name of the table of traffic. */
-static bool is_traffic(const struct cstd_kept *kept, unsigned *id)
-{
-    return sscanf(kept->name, "kept-traffic-%u", id) == 1;
-}
-
-static int await_engines(const struct cstd_keeper *keeper, struct cst_err *err)
-{
-    unsigned id;
-    int rc = CST_OK;
-
-    for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
-        if (is_traffic(&keeper->kept[i], &id)) {
-            rc = await_end(keeper->kept[i].fd, err);
-        }
-    }
-    return rc;
-}
-
-/* Take over the table of traffic and the undo slots of the nodes' engines, when the engines of the
- * earlier daemon have ended. */
-static int adopt_engines(struct cstd_daemon *daemon, struct cst_err *err)
-{
-    struct cstd_engines *engines = &daemon->engines;
-    struct cstd_keeper *keeper = &daemon->keeper;
-    unsigned n_adopted = 0;
-    int rc = await_engines(keeper, err);
-
-    for (uint32_t i = 0; i < keeper->n_kept && rc == CST_OK; i++) {
-        struct cstd_kept *kept = &keeper->kept[i];
-        unsigned node, id;
-
-        if (is_traffic(kept, &id)) {
-            rc = adopt(daemon, kept, id, &engines->traffic_memory, err);
-            n_adopted++;
-        } else if (sscanf(kept->name, "kept-undo-%u-%u", &node, &id) == 2 &&
-                   node < engines->n_nodes) {
-            rc = adopt(daemon, kept, id, &engines->v[node].undo, err);
-            n_adopted++;
-        }
-    }
-    keeper->engines_stored = n_adopted == engines->n_nodes + 1;
-    return rc;
-}
 
 /* -- the parts of a job ----------------------------------------------------------------------- */
 
@@ -620,7 +529,7 @@ void cstd_revive_jobs(struct cstd_daemon *daemon)
     struct kept_job *jobs = calloc(daemon->keeper.n_kept + 1, sizeof *jobs);
     struct cst_err err = {0};
     uint32_t n = jobs != NULL ? read_all(&daemon->keeper, jobs) : 0;
-    bool safe = adopt_engines(daemon, &err) == CST_OK;
+    bool safe = cstd_revive_adopt_engines(daemon, &err) == CST_OK;
 
     for (uint32_t i = 0; i < n; i++) {
         reserve_ids(daemon, jobs[i].ledger);

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What all jobs that are revived need of the earlier daemon's engines: a part of revive.c in a file
+ * of its own. Loop thread only. */
+#ifndef CSTD_REVIVE_ENGINES_H
+#define CSTD_REVIVE_ENGINES_H
+
+#include "cistern/status.h"
+
+struct cstd_daemon;
+
+/* Take over the table of traffic and the undo slots of the nodes' engines, when the engines of the
+ * earlier daemon have ended. CST_EBUSY: one still runs, and nothing was taken. CST_ENOMEM. */
+int cstd_revive_adopt_engines(struct cstd_daemon *daemon, struct cst_err *err);
+
+#endif
