@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Put the line that names the licence into every source file that lacks it, or with --check only list such files, and fail if there are any.
-# Programs in client/example*.c are there to be copied, and have none.
+# Programs in client/example* are there to be copied, and have none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,12 +10,12 @@ readonly id='SPDX-License-Identifier: Apache-2.0'
 # The line as a comment in the language of the file $1; nothing for a file that is no source.
 comment_for() {
     case $1 in
-    client/example*.c) ;;
+    client/example*) ;;
     *.c | *.h) printf '/* %s */' "$id" ;;
     *.cu | *.cuh | *.cpp | *.hpp | *.proto) printf '// %s' "$id" ;;
     *.ac | *.m4) printf 'dnl %s' "$id" ;;
     *.[1-8]) printf '.\\" %s' "$id" ;;
-    *.am | *.bash) printf '# %s' "$id" ;;
+    *.am | *.bash | *.py) printf '# %s' "$id" ;;
     *) ! head -n 1 "$1" | grep -aq '^#!' || printf '# %s' "$id" ;; # a script
     esac
 }

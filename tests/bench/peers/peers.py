@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdamW on N parameters, bf16 gradient in, bf16 weight out, three ways, in turns.
 
 cistern    tests/bench/bench_update: one pass, 28 bytes per parameter (a process of its own, the same threads)

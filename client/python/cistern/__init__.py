@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client of cistern, a memory daemon for training models that are larger than their GPUs.
+
+This package has the calls of libcistern, one to one, and needs only the standard library. The
+library is found at ``$CISTERN_LIBRARY`` or else as ``libcistern.so.0``; it has the version of this
+package. ``libcistern(3)`` and ``<cistern/cistern.h>`` describe the calls in full.
+
+    with cistern.Job("example", world=1) as job:
+        w = job.tensor("w", (10, 100))
+        layer = job.operator("layer", [w])
+        job.commit()
+        ...
+"""
+
+from cistern._abi import (
+    DEFAULT_SOCKET,
+    DEVICE_UPDATE_AUTO,
+    GROUP_ALL,
+    MAX_CONFIG_BYTES,
+    MAX_MICRO_BATCHES,
+    Direction,
+    Dtype,
+    Hint,
+    Moments,
+    Optimizer,
+    Overlap,
+    Pattern,
+    Rounding,
+    State,
+    Status,
+)
+from cistern._abi import VERSION as __version__
+from cistern.checkpoint import Checkpoint, SaveResult, checkpoints
+from cistern.client import Client
+from cistern.errors import (
+    CstError,
+    DaemonGone,
+    DeviceLost,
+    Mismatch,
+    PoolTooSmall,
+    StepVoid,
+)
+from cistern.job import Job
+from cistern.memory import Io
+from cistern.results import (
+    HyperParams,
+    LoadModelResult,
+    LoadResult,
+    Plan,
+    PlanClass,
+    RankStat,
+    StepResult,
+)
+
+__all__ = [
+    "DEFAULT_SOCKET",
+    "DEVICE_UPDATE_AUTO",
+    "GROUP_ALL",
+    "MAX_CONFIG_BYTES",
+    "MAX_MICRO_BATCHES",
+    "Checkpoint",
+    "Client",
+    "CstError",
+    "DaemonGone",
+    "DeviceLost",
+    "Direction",
+    "Dtype",
+    "Hint",
+    "HyperParams",
+    "Io",
+    "Job",
+    "LoadModelResult",
+    "LoadResult",
+    "Mismatch",
+    "Moments",
+    "Optimizer",
+    "Overlap",
+    "Pattern",
+    "Plan",
+    "PlanClass",
+    "PoolTooSmall",
+    "RankStat",
+    "Rounding",
+    "SaveResult",
+    "State",
+    "Status",
+    "StepResult",
+    "StepVoid",
+    "__version__",
+    "checkpoints",
+]

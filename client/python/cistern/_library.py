@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads libcistern, checks that it is the one this package was made for, and calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from cistern import _abi
+from cistern._abi import Status, cst_err
+from cistern.errors import error_of
+
+
+def _declare(library: ctypes.CDLL, functions: Mapping[str, _abi.Signature]) -> None:
+    for name, (result, parameters) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = parameters
+
+
+def _check_layouts() -> None:
+    """Compare the layouts that ctypes makes with those of the C compiler."""
+    for struct, (size, offsets) in _abi.LAYOUTS.items():
+        ours = {name: getattr(struct, name).offset for name in offsets}
+        if ctypes.sizeof(struct) != size or ours != offsets:
+            raise ImportError(
+                f"cistern: struct {struct.__name__} has another layout on this machine"
+            )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return libcistern. ImportError: it is not found, or has another version than this package."""
+    path = os.environ.get("CISTERN_LIBRARY") or "libcistern.so.0"
+    try:
+        found = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"cistern: cannot load libcistern: {error}. Install cistern, or set CISTERN_LIBRARY to"
+            " the path of libcistern.so.0."
+        ) from error
+    found.cst_version.restype = ctypes.c_char_p
+    version = found.cst_version().decode()
+    if version != _abi.VERSION:
+        raise ImportError(
+            f"cistern: {path} has version {version}, the Python package has {_abi.VERSION}"
+        )
+    _check_layouts()
+    _declare(found, _abi.FUNCTIONS)
+    return found
+
+
+def check(status: int, err: cst_err) -> int:
+    """Return ``status`` if it is no failure, else raise the exception for it."""
+    if status < 0:
+        words = err.text if err.status == status else library().cst_status_words(status)
+        raise error_of(status, words.decode(errors="replace"))
+    return status
+
+
+def wait(client: int, attempt: Callable[[cst_err], int]) -> int:
+    """Make the call ``attempt`` until it does not return EAGAIN, and return its status.
+
+    The handler of a signal, such as that of Ctrl-C, can raise meanwhile. The call is then pending:
+    make the same call again, or close the client.
+    """
+    err = cst_err()
+    status = attempt(err)
+    if status == Status.EAGAIN:
+        fd = check(library().cst_client_fd(client), err)
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while status == Status.EAGAIN:
+            poll.poll()
+            status = attempt(err)
+    return check(status, err)
+
+
+def text(value: str | os.PathLike[str] | None) -> bytes | None:
+    """Return what a parameter of the type ``const char *`` is given."""
+    return None if value is None else os.fsencode(value)
+
+
+def fields(struct: ctypes.Structure) -> dict[str, Any]:
+    """Return the fields of ``struct`` by name, with strings for arrays of characters."""
+    values = {name: getattr(struct, name) for name in _abi.LAYOUTS[type(struct)][1]}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value
+        for name, value in values.items()
+    }

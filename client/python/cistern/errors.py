@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions for the statuses of libcistern."""
+
+from __future__ import annotations
+
+from cistern._abi import Status
+
+
+class CstError(Exception):
+    """A call failed. ``status`` says how; the text says why, with the numbers."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.status.name})"
+
+
+class StepVoid(CstError):
+    """The step is not committed, for no rank: call ``sync``, then do the step again."""
+
+
+class PoolTooSmall(CstError):
+    """An operator needs more blocks than the pool of this rank has."""
+
+
+class Mismatch(CstError):
+    """Ranks disagree, or this rank disagrees with the job: on a tensor, an operator or an option."""
+
+
+class DaemonGone(CstError):
+    """The connection to the daemon has ended, and the job is not kept for its next process."""
+
+
+class DeviceLost(CstError):
+    """An engine of the daemon, a device or states on it are lost."""
+
+
+_CLASSES: dict[Status, type[CstError]] = {
+    Status.EPEERDIED: StepVoid,
+    Status.ESTALE: StepVoid,
+    Status.EPOOL: PoolTooSmall,
+    Status.EMISMATCH: Mismatch,
+    Status.ECONN: DaemonGone,
+    Status.ELOST: DeviceLost,
+    Status.EENGINE: DeviceLost,
+    Status.EGPU: DeviceLost,
+}
+
+
+def error_of(status: int, text: str) -> CstError:
+    """Return the exception for the negative number ``status``."""
+    known = Status(status)
+    return _CLASSES.get(known, CstError)(known, text)

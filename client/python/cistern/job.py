@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This process as one rank of a job."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_int64, c_uint, c_uint64, c_void_p
+from types import TracebackType
+from typing import Any, final
+
+from cistern import _library
+from cistern._abi import (
+    GROUP_ALL,
+    Direction,
+    Dtype,
+    Hint,
+    Moments,
+    Optimizer,
+    Overlap,
+    Pattern,
+    Rounding,
+    State,
+    WantsCallback,
+    cst_err,
+    cst_hyper_params,
+    cst_io,
+    cst_job_spec,
+    cst_load_model_result,
+    cst_load_model_spec,
+    cst_load_result,
+    cst_operator_cost,
+    cst_plan,
+    cst_rank_stat,
+    cst_step_result,
+    cst_tensor_spec,
+)
+from cistern.checkpoint import SaveResult
+from cistern.client import Client
+from cistern.memory import Buffer, Io, address_of, element_bytes, new_elements
+from cistern.results import (
+    HyperParams,
+    LoadModelResult,
+    LoadResult,
+    Plan,
+    PlanClass,
+    RankStat,
+    StepResult,
+)
+
+Path = str | os.PathLike[str]
+
+
+@final
+class Job:
+    """This process as the rank ``rank`` of the job ``name``, which is made if it does not exist.
+
+    The other arguments are those of ``struct cst_job_spec``. 0 and None stand for the defaults.
+    Without ``client``, the job makes one for ``socket``, and closes it when it is closed itself.
+
+        with cistern.Job("run7", rank=rank, world=2) as job:
+            ...
+
+    leaves the job at the end of the block, or closes the client if the block raises.
+
+    Raises Mismatch if an option differs from the job's, and CstError with the status EBUSY if a
+    living worker has the rank, EINVAL if an option is out of range, ENOTFOUND, EUNSUPPORTED,
+    EBUDGET, EDRAINING.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        client: Client | None = None,
+        socket: Path | None = None,
+        rank: int = 0,
+        world: int = 1,
+        device: str | None = None,
+        pool_bytes: int = 0,
+        chunk_elems: int = 0,
+        timeout_ms: int = 0,
+        ttl_s: int = 0,
+        micro_batches: int = 0,
+        base: str | None = None,
+        optimizer: Optimizer = Optimizer.ADAMW,
+        moments: Moments = Moments.FP32,
+        rounding: Rounding = Rounding.STOCHASTIC,
+        seed: int = 0,
+        overlap: Overlap = Overlap.COMMIT,
+        delay_from: int = 0,
+        grad_over_weight: bool = False,
+        device_update_bytes: int = 0,
+        device_states: int = 0,
+        recompute: bool = False,
+        plan_file: Path | None = None,
+        model_config: str | None = None,
+        adapter_config: str | None = None,
+        reshape: bool = False,
+    ) -> None:
+        spec = cst_job_spec(
+            name=_library.text(name),
+            rank=rank,
+            world=world,
+            device=_library.text(device),
+            pool_bytes=pool_bytes,
+            chunk_elems=chunk_elems,
+            timeout_ms=timeout_ms,
+            ttl_s=ttl_s,
+            micro_batches=micro_batches,
+            base=_library.text(base),
+            optimizer=optimizer,
+            moments=moments,
+            rounding=rounding,
+            seed=seed,
+            overlap=overlap,
+            delay_from=delay_from,
+            grad_over_weight=grad_over_weight,
+            device_update_bytes=device_update_bytes,
+            device_states=device_states,
+            recompute=recompute,
+            plan_file=_library.text(plan_file),
+            model_config=_library.text(model_config),
+            adapter_config=_library.text(adapter_config),
+            reshape=reshape,
+        )
+        self.name = name
+        self._left = False
+        self._elements: list[int] = []  # Number of elements by tensor.
+        self._tensors_of: list[int] = []  # Number of tensors by operator.
+        self._begun: list[Io] = []  # What the operator that is begun was given.
+        self._lib = _library.library()
+        self._own_client = client is None
+        self.client = Client(socket) if client is None else client
+        try:
+            self._open(spec)
+        except BaseException:
+            if self._own_client:
+                self.client.close()
+            raise
+
+    def _open(self, spec: cst_job_spec) -> None:
+        self._handle: int | None = None
+        handle, err = c_void_p(), cst_err()
+        status = self._lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
+        _library.check(status, err)
+        self._handle = handle.value
+        self.client.on_close(self._forget)
+
+    def _forget(self) -> None:
+        """Let go of what the client frees."""
+        self._handle = None
+
+    @property
+    def handle(self) -> int:
+        """The address of the ``struct cst_job``. ValueError: the job is closed."""
+        if self._handle is None:
+            raise ValueError(f"the job '{self.name}' is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Close the client of this job. Without ``leave`` before, the rank counts as dead."""
+        self.client.close()
+
+    def leave(self) -> None:
+        """Leave the job in good order. It can then only be closed. Its states remain.
+
+        All ranks should leave after the same step.
+        """
+        err = cst_err()
+        _library.check(self._lib.cst_job_leave(self.handle, err), err)
+        self._left = True
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and not self._left and self._handle is not None:
+                self.leave()
+        finally:
+            if self._own_client or kind is not None:
+                self.close()
+
+    def _wait(self, attempt: Callable[[cst_err], int]) -> int:
+        return _library.wait(self.client.handle, attempt)
+
+    # -- declarations
+
+    def _declared(self, number: int) -> int:
+        """Return the ``number`` of a declaration, or raise what libcistern has noted."""
+        if number < 0:
+            return _library.check(number, self._lib.cst_job_error(self.handle).contents)
+        return number
+
+    def group(self, ranks: Sequence[int]) -> int:
+        """Declare a group of different ranks, and return its number (> 0)."""
+        array = (c_uint * len(ranks))(*ranks)
+        return self._declared(self._lib.cst_group(self.handle, array, len(ranks)))
+
+    def tensor(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        group: int = GROUP_ALL,
+        pattern: Pattern = Pattern.SHARD,
+        lr_scale: float = 1.0,
+        decay_scale: float = 1.0,
+        whole_shape: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+        external_names: Sequence[str] = (),
+        external_rows: Sequence[int] | None = None,
+        transposed: bool = False,
+        whole_name: str | None = None,
+    ) -> int:
+        """Declare a bf16 tensor, and return its number (>= 0).
+
+        ``shape`` has 1 to 8 numbers of elements, outermost dimension first. Every rank declares all
+        tensors in the same order. The other arguments are those of ``struct cst_tensor_spec``.
+        Raises CstError: EINVAL, EEXIST (the name is taken).
+        """
+        names = [_library.text(external) for external in external_names]
+        spec = cst_tensor_spec(
+            name=_library.text(name),
+            dtype=Dtype.BF16,
+            n_dims=len(shape),
+            shape=_int64s(shape),
+            group=group,
+            pattern=pattern,
+            lr_scale=lr_scale,
+            decay_scale=decay_scale,
+            whole_shape=_int64s(whole_shape),
+            first=_int64s(first),
+            external_names=(c_char_p * len(names))(*names) if names else None,
+            external_rows=_int64s(external_rows),
+            n_external=len(names),
+            transposed=transposed,
+            whole_name=_library.text(whole_name),
+        )
+        number = self._declared(self._lib.cst_tensor_as(self.handle, byref(spec)))
+        self._elements.append(math.prod(shape))
+        return number
+
+    def operator(
+        self,
+        name: str,
+        tensors: Sequence[int],
+        *,
+        flops: float = 0.0,
+        activation_bytes: int = 0,
+        expected_uses: float = 0.0,
+    ) -> int:
+        """Declare an operator that uses the tensors with the numbers ``tensors``.
+
+        Operators are declared in the order of the forward pass. The other arguments are hints of
+        ``struct cst_operator_cost`` for the daemon's plan; 0: unknown. Returns the number (>= 0).
+        Raises CstError: EINVAL, EEXIST (the name is taken).
+        """
+        cost = cst_operator_cost(
+            flops=flops, activation_bytes=activation_bytes, expected_uses=expected_uses
+        )
+        array = (c_int * len(tensors))(*tensors)
+        number = self._declared(
+            self._lib.cst_operator_as(
+                self.handle, _library.text(name), array, len(tensors), byref(cost)
+            )
+        )
+        self._tensors_of.append(len(tensors))
+        return number
+
+    def commit(self) -> Plan:
+        """Commit the declarations: wait for the other ranks and for the job's memory.
+
+        Raises PoolTooSmall, Mismatch, StepVoid (another rank died or left before all had
+        committed) and CstError: EBUDGET, ENOTFOUND, EINVAL, ETIMEDOUT, EUNSUPPORTED.
+        """
+        plan = cst_plan()
+        self._wait(lambda err: self._lib.cst_try_commit(self.handle, byref(plan), err))
+        values = _library.fields(plan)
+        values["classes"] = tuple(
+            PlanClass(**_library.fields(plan.classes[i])) for i in range(plan.n_classes)
+        )
+        del values["n_classes"]
+        return Plan(**values)
+
+    @property
+    def initialised(self) -> bool:
+        """Whether a ``sync`` has ever completed in the job, so that it has weights already."""
+        return bool(self._lib.cst_job_initialised(self.handle))
+
+    @property
+    def steps(self) -> int:
+        """Number of committed steps that this process has last learned of."""
+        return int(self._lib.cst_job_steps(self.handle))
+
+    @property
+    def device(self) -> str:
+        """Device of the pool: "host", "paced:N" (a simulated accelerator), or the UUID of a GPU."""
+        return str(self._lib.cst_job_device(self.handle).decode())
+
+    # -- a step
+
+    def sync(self) -> int:
+        """Wait until every rank has called this, and return the number of the step to do now.
+
+        A worker calls it before its first step, and again after StepVoid. Raises DaemonGone,
+        DeviceLost and CstError: ETIMEDOUT (the text names the ranks that are missing).
+        """
+        step = c_uint64()
+        self._wait(lambda err: self._lib.cst_try_sync(self.handle, byref(step), err))
+        return step.value
+
+    def op_begin(self, op: int, direction: Direction) -> list[Io]:
+        """Begin the operator ``op``: wait until the weights of its tensors are in the pool.
+
+        The items are those of the tensors, in the order of the declaration. Their memory can be
+        used until ``op_end``. Raises StepVoid, PoolTooSmall, DeviceLost, CstError: EINVAL.
+        """
+        n = self._tensors_of[op] if 0 <= op < len(self._tensors_of) else 0
+        array = (cst_io * n)()
+        self._wait(
+            lambda err: self._lib.cst_try_op_begin(self.handle, op, direction, byref(array), n, err)
+        )
+        readable = self.device == "host" or self.device.startswith("paced")
+        self._begun = [Io(io, readable) for io in array]
+        return self._begun
+
+    def op_end(self, op: int) -> None:
+        """End the operator ``op``. The views of its memory cannot be used any more.
+
+        Raises BufferError if something else still uses such a view, such as an array of numpy; the
+        operator then stays begun. Raises StepVoid, DeviceLost, CstError: EINVAL.
+        """
+        err = cst_err()
+        for io in self._begun:
+            io.release()
+        _library.check(self._lib.cst_op_end(self.handle, op, err), err)
+        self._begun = []
+
+    @contextmanager
+    def operation(self, op: int, direction: Direction) -> Iterator[list[Io]]:
+        """Begin the operator ``op`` for the block of a ``with`` statement, and end it then.
+
+        If the block raises, the operator stays begun: the step is given up with ``sync``.
+        """
+        yield self.op_begin(op, direction)
+        self.op_end(op)
+
+    def hint(self, op: int, hint: Hint) -> None:
+        """Say that the weights of the operator ``op`` are wanted soon, or not. Never waits."""
+        err = cst_err()
+        _library.check(self._lib.cst_hint(self.handle, op, hint, err), err)
+
+    def hint_tensor(self, tensor: int, hint: Hint) -> None:
+        """Say that the weights of ``tensor`` are wanted soon, or not. Never waits."""
+        err = cst_err()
+        _library.check(self._lib.cst_hint_tensor(self.handle, tensor, hint, err), err)
+
+    def accumulate(self) -> None:
+        """End a micro-batch that is not the last one of its step. Never waits.
+
+        Raises StepVoid, DeviceLost, CstError: EINVAL (the step has no further micro-batch).
+        """
+        err = cst_err()
+        _library.check(self._lib.cst_accumulate(self.handle, err), err)
+
+    def prepare_step(self, params: HyperParams) -> None:
+        """Give the parameters of the next ``step`` in advance, for early updates. Never waits."""
+        struct, err = cst_hyper_params(*params), cst_err()
+        status = self._lib.cst_prepare_step(self.handle, byref(struct), err)
+        _library.check(status, err)
+
+    def step(self, params: HyperParams) -> StepResult:
+        """Commit the step: wait until every rank has called this with equal parameters.
+
+        Gradients that were not written in this step are zeros. Raises StepVoid, Mismatch,
+        DeviceLost, CstError: ETIMEDOUT, EINVAL (a parameter is out of range).
+        """
+        struct, result = cst_hyper_params(*params), cst_step_result()
+        self._wait(
+            lambda err: self._lib.cst_try_step(self.handle, byref(struct), byref(result), err)
+        )
+        return StepResult(**_library.fields(result))
+
+    # -- states
+
+    def _rest_of(self, tensor: int, first: int) -> int:
+        """Return the number of elements of ``tensor`` from ``first`` on; 0 if there is none."""
+        n = self._elements[tensor] if 0 <= tensor < len(self._elements) else 0
+        return max(n - first, 0)
+
+    def tensor_read(
+        self, tensor: int, state: State, first: int = 0, n_elems: int | None = None
+    ) -> memoryview:
+        """Return elements of a state of ``tensor``, by default all from ``first`` on.
+
+        The format of the view is "f" for fp32 states, and "H", the bits of bf16, for the weights
+        and the gradient. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
+        """
+        n = self._rest_of(tensor, first) if n_elems is None else n_elems
+        out = new_elements(state, n)
+        self.read_to(tensor, state, first, n, address_of(out))
+        return out
+
+    def tensor_write(self, tensor: int, state: State, data: Buffer, first: int = 0) -> None:
+        """Write ``data``, contiguous elements in the type of the state, to ``tensor``.
+
+        The type is fp32 for master weights and moments, and bf16 for the weights. Possible between
+        steps only. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY, EDENIED.
+        """
+        view = memoryview(data).cast("B")
+        if view.nbytes % element_bytes(state) != 0:
+            raise ValueError(f"{view.nbytes} bytes are no elements of the state {state.name}")
+        if view.readonly:
+            view = memoryview(bytearray(view))
+        n = view.nbytes // element_bytes(state)
+        self.write_from(tensor, state, first, n, address_of(view))
+
+    def read_to(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
+        """Copy elements of a state of ``tensor`` to the ``address``, in host memory."""
+        err = cst_err()
+        status = self._lib.cst_tensor_read(self.handle, tensor, state, first, n_elems, address, err)
+        _library.check(status, err)
+
+    def write_from(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
+        """Copy elements from the ``address``, in host memory, to a state of ``tensor``."""
+        err = cst_err()
+        status = self._lib.cst_tensor_write(
+            self.handle, tensor, state, first, n_elems, address, err
+        )
+        _library.check(status, err)
+
+    def save(self, dir: Path, **options: Any) -> SaveResult:
+        """Write a checkpoint of this job: ``Client.save`` with the client of this rank."""
+        return self.client.save(self.name, dir, **options)
+
+    def load(self, path: Path) -> LoadResult:
+        """Load the checkpoint at ``path``, or the newest whole one of a directory.
+
+        One rank does this, after ``commit`` and before ``sync``. Raises Mismatch (other tensors or
+        another optimizer), CstError: ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
+        """
+        result, where = cst_load_result(), _library.text(path)
+        self._wait(lambda err: self._lib.cst_try_load(self.handle, where, byref(result), err))
+        values = _library.fields(result)
+        values["params"] = HyperParams(**_library.fields(result.params))
+        return LoadResult(**values)
+
+    def load_model(
+        self,
+        path: Path,
+        *,
+        prefix: str | None = None,
+        wants: Callable[[str], bool] | None = None,
+    ) -> LoadModelResult:
+        """Write the weights of safetensors files of other programs to this job, which is new.
+
+        ``path`` is a file or a directory. Files may leave out the beginning ``prefix`` of names.
+        ``wants`` returns whether a tensor of the job is to be loaded. One rank does this, after
+        ``commit`` and before ``sync``. Raises CstError: ENOTFOUND, EINVAL (a tensor is missing or
+        has another shape), EEXIST (the job has states), EBUSY, EIO.
+        """
+        raised: list[BaseException] = []
+
+        def wanted(_: Any, name: bytes) -> bool:
+            try:
+                return wants is None or bool(wants(name.decode()))
+            except BaseException as error:  # noqa: BLE001 (raised again below)
+                raised.append(error)
+                return False
+
+        spec = cst_load_model_spec(
+            path=_library.text(path),
+            prefix=_library.text(prefix),
+            wants=WantsCallback(wanted),
+        )
+        result, err = cst_load_model_result(), cst_err()
+        status = self._lib.cst_load_model(self.handle, byref(spec), byref(result), err)
+        if raised:
+            raise raised[0]
+        _library.check(status, err)
+        return LoadModelResult(**_library.fields(result))
+
+    def stat(self) -> RankStat:
+        """Return the daemon's counters of this rank."""
+        stat, err = cst_rank_stat(), cst_err()
+        _library.check(self._lib.cst_stat(self.handle, byref(stat), err), err)
+        return RankStat(**_library.fields(stat))
+
+
+def _int64s(numbers: Sequence[int] | None) -> Any:
+    return None if numbers is None else (c_int64 * len(numbers))(*numbers)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes: a fork, a rank that is killed, and Ctrl-C in a wait."""
+
+import os
+import signal
+
+import cistern
+from cistern import CstError, Direction, Status
+from support import Model, start_rank
+from test_job import JobCase
+
+
+class Fork(JobCase):
+    def test_a_child_cannot_use_the_job_and_the_parent_still_can(self) -> None:
+        model = self.ready()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                model.job.op_begin(0, Direction.FORWARD)
+            except CstError as error:
+                status = 0 if error.status == Status.EFORKED else 2
+            model.job.close()
+            os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+        self.assertEqual(model.step().step, 1)
+
+
+class Ranks(JobCase):
+    def undisturbed(self) -> list[bytes]:
+        job = self.open("undisturbed", world=2)
+        other = start_rank("undisturbed", 4)
+        self.addCleanup(other.communicate)
+        model = Model(job)
+        model.write()
+        model.train(4)
+        masters = model.masters()
+        job.leave()
+        self.assertEqual(other.wait(), 0)
+        return masters
+
+    def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(self) -> None:
+        job = self.open(world=2)
+        victim = start_rank(self.name, 4, 2)
+        self.addCleanup(victim.communicate)
+        model = Model(job)
+        model.write()
+        model.train(2)
+        self.assertEqual(victim.stdout.readline(), "in the backward pass\n")
+        victim.kill()
+        victim.wait()
+        with self.assertRaisesRegex(cistern.StepVoid, "rank 1"):
+            model.step()
+        other = start_rank(self.name, 4)
+        self.addCleanup(other.communicate)
+        self.assertEqual(job.sync(), 2)
+        model.train(4)
+        masters = model.masters()
+        job.leave()
+        self.assertEqual(other.wait(), 0)
+        self.assertEqual(masters, self.undisturbed())
+
+
+class Interrupts(JobCase):
+    def setUp(self) -> None:
+        super().setUp()
+        before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+
+    def interrupted(self, call) -> None:
+        """Have ``call``, which waits, end by what Ctrl-C sends."""
+        with self.assertRaises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            call()
+
+    def declared(self, job: cistern.Job) -> cistern.Job:
+        job.operator("op", [job.tensor("w", (10,))])
+        return job
+
+    def test_ctrl_c_ends_a_wait_which_can_go_on(self) -> None:
+        job = self.declared(self.open(world=2))
+        self.interrupted(job.commit)
+        with self.assertRaises(CstError) as caught:
+            job.stat()
+        self.assertEqual(caught.exception.status, Status.EBUSY)
+        self.assertIn("rank 1", self.admin.job_waits(self.name))
+        with cistern.Job(self.name, rank=1, world=2) as other:
+            self.declared(other)
+            other.commit()
+            self.assertEqual(job.commit().n_params, 10)
+            self.interrupted(other.sync)
+            self.assertEqual(job.sync(), 0)
+            self.assertEqual(other.sync(), 0)
+            job.leave()
+
+    def test_a_job_is_closed_after_ctrl_c(self) -> None:
+        job = self.declared(self.open(world=2))
+        self.interrupted(job.commit)
+        job.close()
