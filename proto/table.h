@@ -63,6 +63,17 @@ struct cst_place {
     uint64_t offset;  /* Bytes from the start of the segment. */
 };
 
+#define CST_TABLE_MAX_GROUPS 64 /* Parameter groups. */
+
+/* Factors of lr and weight_decay for the tensors of parameter groups 0 to n - 1. Those of other
+ * groups are 1. */
+struct cst_table_factors {
+    uint32_t n;
+    uint32_t pad; /* Padding, 0. */
+    double lr[CST_TABLE_MAX_GROUPS];
+    double decay[CST_TABLE_MAX_GROUPS];
+};
+
 struct cst_table_header {
     uint64_t magic;        /* CST_TABLE_MAGIC */
     uint32_t n_chunks;     /* Number of entries in chunks. */
@@ -77,6 +88,9 @@ struct cst_table_header {
     uint32_t moments;      /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
     uint32_t rounding;     /* enum cst_rounding: for moments that are not fp32 */
     uint64_t seed;         /* Seed of the job's stochastic rounding. */
+    /* Factors of the updates with even and with odd marks. Written before the first update with a
+     * mark; by then, all updates with the mark before the last one are complete. */
+    struct cst_table_factors factors[2];
 };
 
 struct cst_table_chunk {
@@ -101,6 +115,8 @@ struct cst_table_span {
     uint64_t first_tile; /* Number of the tensor's first tile. */
     float lr_scale;      /* Factor of lr. */
     float decay_scale;   /* Factor of weight_decay. */
+    uint32_t param_group;
+    uint32_t pad; /* Padding, 0. */
 };
 
 struct cst_table_tile {
@@ -177,6 +193,24 @@ static inline void cst_table_size(struct cst_table_header *header, uint32_t n_ch
     at = (at + n_spans * sizeof(struct cst_table_span) + 63) & ~63ull;
     header->tiles_bytes = at;
     header->total_bytes = (at + n_tiles * sizeof(struct cst_table_tile) + 63) & ~63ull;
+}
+
+/* Return the factor of lr for @span in the update with the mark @mark. */
+static inline double cst_table_lr(const struct cst_table_header *header,
+                                  const struct cst_table_span *span, uint64_t mark)
+{
+    const struct cst_table_factors *f = &header->factors[mark % 2];
+
+    return (double)span->lr_scale * (span->param_group < f->n ? f->lr[span->param_group] : 1);
+}
+
+/* Return the factor of weight_decay for @span in the update with the mark @mark. */
+static inline double cst_table_decay(const struct cst_table_header *header,
+                                     const struct cst_table_span *span, uint64_t mark)
+{
+    const struct cst_table_factors *f = &header->factors[mark % 2];
+
+    return (double)span->decay_scale * (span->param_group < f->n ? f->decay[span->param_group] : 1);
 }
 
 static inline struct cst_table_chunk *cst_table_chunks(struct cst_table_header *header)

@@ -83,6 +83,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                                                .n_dims = spec->n_dims,
                                                .lr_scale = spec->lr_scale,
                                                .decay_scale = spec->decay_scale,
+                                               .param_group = spec->param_group,
                                                .group = (uint32_t)spec->group,
                                                .pattern = (uint32_t)spec->pattern,
                                                .whole_name = spec->whole_name,

@@ -53,11 +53,48 @@ int cstc_hyper_fill(const struct cst_job *job, const struct cst_hyper_params *pa
     hyper.weight_decay = params->weight_decay;
     hyper.clip_norm = params->clip_norm;
     hyper.grad_scale = params->grad_scale == 0.0 ? 1.0 : params->grad_scale;
+    hyper.n_lr_factor = hyper.n_decay_factor = job->n_param_groups;
+    hyper.lr_factor = (double *)(uintptr_t)job->lr_factors;
+    hyper.decay_factor = (double *)(uintptr_t)job->decay_factors;
     rc = check(job, &hyper, err);
     if (rc == CST_OK) {
         *out = hyper;
     }
     return rc;
+}
+
+/* -- parameter groups ------------------------------------------------------------------------ */
+
+int cst_param_groups(struct cst_job *job, const struct cst_param_group *groups, uint32_t n,
+                     struct cst_err *err)
+{
+    int rc = cstc_job_check(job, err);
+
+    if (rc == CST_OK && job->pending.kind != CSTC_PENDING_NONE) {
+        rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
+    }
+    if (rc == CST_OK && (n > CST_MAX_PARAM_GROUPS || (n > 0 && groups == NULL))) {
+        rc = cst_err_set(err, CST_EINVAL, "job '%s': %u parameter groups, at most %d are allowed",
+                         job->name, n, CST_MAX_PARAM_GROUPS);
+    }
+    for (uint32_t i = 0; rc == CST_OK && i < n; i++) {
+        if (!(groups[i].lr >= 0 && groups[i].lr < INFINITY && groups[i].weight_decay >= 0 &&
+              groups[i].weight_decay < INFINITY)) {
+            rc = cst_err_set(err, CST_EINVAL,
+                             "job '%s': parameter group %u has the factors %g and %g: finite ones, "
+                             "not below 0, are required",
+                             job->name, i, groups[i].lr, groups[i].weight_decay);
+        }
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    job->n_param_groups = n;
+    for (uint32_t i = 0; i < n; i++) {
+        job->lr_factors[i] = groups[i].lr;
+        job->decay_factors[i] = groups[i].weight_decay;
+    }
+    return CST_OK;
 }
 
 /* -- cst_prepare_step ------------------------------------------------------------------------- */

@@ -86,20 +86,23 @@ struct cst_job {
     uint32_t timeout_ms;            /* From struct cst_job_spec. */
     /* Monotonic time until which the daemon is waited for, ms; 0: it is not. */
     int64_t reopen_until_ms;
-    bool reopening;                /* The job is being opened again (reopen.c). */
-    bool left;                     /* cst_job_leave has succeeded. */
-    bool poison;                   /* CISTERN_DEBUG=poison is set, see poison.h. */
-    bool initialised;              /* A sync has completed in the job's life. */
-    bool synced;                   /* This worker has completed a sync: `attempt` is valid. */
-    uint64_t steps;                /* Number of committed steps, as the daemon last told it. */
-    uint64_t attempt;              /* Number of the attempt, sent in Batch and Step. */
-    uint32_t micro_batches;        /* Number of micro-batches per step, at least 1. */
-    uint32_t micro_batch;          /* Number of the current micro-batch in the step, from 0. */
-    enum cst_optimizer optimizer;  /* From struct cst_job_spec. */
-    enum cst_moments moments;      /* From struct cst_job_spec. */
-    bool grad_over_weight;         /* From struct cst_job_spec. */
-    bool has_base;                 /* Frozen tensors are those of a base job. */
-    enum cst_overlap overlap;      /* From struct cst_job_spec. */
+    bool reopening;               /* The job is being opened again (reopen.c). */
+    bool left;                    /* cst_job_leave has succeeded. */
+    bool poison;                  /* CISTERN_DEBUG=poison is set, see poison.h. */
+    bool initialised;             /* A sync has completed in the job's life. */
+    bool synced;                  /* This worker has completed a sync: `attempt` is valid. */
+    uint64_t steps;               /* Number of committed steps, as the daemon last told it. */
+    uint64_t attempt;             /* Number of the attempt, sent in Batch and Step. */
+    uint32_t micro_batches;       /* Number of micro-batches per step, at least 1. */
+    uint32_t micro_batch;         /* Number of the current micro-batch in the step, from 0. */
+    enum cst_optimizer optimizer; /* From struct cst_job_spec. */
+    enum cst_moments moments;     /* From struct cst_job_spec. */
+    bool grad_over_weight;        /* From struct cst_job_spec. */
+    bool has_base;                /* Frozen tensors are those of a base job. */
+    enum cst_overlap overlap;     /* From struct cst_job_spec. */
+    /* Factors of the parameter groups 0 to n_param_groups - 1 (cst_param_groups). */
+    uint32_t n_param_groups;
+    double lr_factors[CST_MAX_PARAM_GROUPS], decay_factors[CST_MAX_PARAM_GROUPS];
     bool prepared;                 /* cst_prepare_step was called in this step. */
     Cistern__Hyper prepared_hyper; /* If prepared: the parameters that cst_prepare_step sent. */
     struct cst_model model;        /* Groups, tensors and operators that were declared. */

@@ -137,6 +137,7 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
         .n_dims = (uint32_t)decl->n_shape,
         .lr_scale = decl->lr_scale,
         .decay_scale = decl->decay_scale,
+        .param_group = decl->param_group,
         .group = decl->group,
         .pattern = decl->pattern,
         .whole_name = decl->whole_name,

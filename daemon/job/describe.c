@@ -52,6 +52,8 @@ static void fill_tensors(const struct cst_model *model, struct declarations *d)
         tensor->has_lr_scale = tensor->has_decay_scale = true;
         tensor->lr_scale = from->lr_scale;
         tensor->decay_scale = from->decay_scale;
+        tensor->has_param_group = from->param_group != 0;
+        tensor->param_group = from->param_group;
         tensor->has_group = tensor->has_pattern = true;
         tensor->group = from->group;
         tensor->pattern = from->pattern;

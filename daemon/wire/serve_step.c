@@ -11,7 +11,9 @@
 #include "daemon/memory/staging.h"
 #include "proto/cistern.pb-c.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <xxhash.h>
 
 /* Open a request of @n_items for the core of @job. NULL: not possible, and an error was sent as the
  * answer. */
@@ -127,47 +129,85 @@ void cstd_serve_batch(struct cstd_session *session, uint64_t id, void *body)
 
 /* -- step ----------------------------------------------------------------------------------- */
 
-static struct cst_hyper read_hyper(const Cistern__Hyper *h)
+/* Read the factors of parameter groups; there are some. */
+static int read_factors(const Cistern__Hyper *h, struct cst_table_factors *out, struct cst_err *err)
 {
-    return (struct cst_hyper){.lr = h->lr,
-                              .beta1 = h->beta1,
-                              .beta2 = h->beta2,
-                              .eps = h->eps,
-                              .weight_decay = h->weight_decay,
-                              .clip_norm = h->clip_norm,
-                              .grad_scale = h->grad_scale};
+    if (h->n_lr_factor != h->n_decay_factor || h->n_lr_factor > CST_TABLE_MAX_GROUPS) {
+        return cst_err_set(err, CST_EINVAL,
+                           "%zu and %zu factors of parameter groups: as many of both, at most %d "
+                           "are required",
+                           h->n_lr_factor, h->n_decay_factor, CST_TABLE_MAX_GROUPS);
+    }
+    out->n = (uint32_t)h->n_lr_factor;
+    for (uint32_t i = 0; i < out->n; i++) {
+        out->lr[i] = h->lr_factor[i];
+        out->decay[i] = h->decay_factor[i];
+        if (!(out->lr[i] >= 0 && out->lr[i] < INFINITY && out->decay[i] >= 0 &&
+              out->decay[i] < INFINITY)) {
+            return cst_err_set(err, CST_EINVAL, "parameter group %u has the factors %g and %g", i,
+                               out->lr[i], out->decay[i]);
+        }
+    }
+    return CST_OK;
+}
+
+/* Read @h into @event. @factors is for the factors, and must be zeroed. */
+static int read_hyper(const Cistern__Hyper *h, struct cst_event *event,
+                      struct cst_table_factors *factors, struct cst_err *err)
+{
+    event->hyper = (struct cst_hyper){.lr = h->lr,
+                                      .beta1 = h->beta1,
+                                      .beta2 = h->beta2,
+                                      .eps = h->eps,
+                                      .weight_decay = h->weight_decay,
+                                      .clip_norm = h->clip_norm,
+                                      .grad_scale = h->grad_scale};
+    if (h->n_lr_factor == 0 && h->n_decay_factor == 0) {
+        return CST_OK;
+    }
+    event->factors = factors;
+    if (read_factors(h, factors, err) != CST_OK) {
+        return err->status;
+    }
+    event->hyper.factors = XXH3_64bits(factors, sizeof *factors);
+    return CST_OK;
+}
+
+/* Feed @event, which has the hyper-parameters @hyper, as the request @id of the type @type. */
+static void feed_hyper(struct cstd_session *session, uint64_t id, Cistern__MsgType type,
+                       const Cistern__Hyper *hyper, struct cst_event *event)
+{
+    struct cst_table_factors factors = {0};
+    struct cstd_pending *request;
+    struct cst_err err;
+
+    if (read_hyper(hyper, event, &factors, &err) != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    request = defer(session, id, type, 1);
+    if (request != NULL) {
+        event->tag = cstd_pending_tag(request, 0);
+        cstd_job_feed(session->job, event);
+    }
 }
 
 void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__PrepareStep *prepare = body;
-    struct cstd_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, 1);
+    struct cst_event event = {
+        .kind = CST_EV_PREPARE, .rank = session->rank, .attempt = prepare->attempt};
 
-    if (request != NULL) {
-        struct cst_event event = {.kind = CST_EV_PREPARE,
-                                  .rank = session->rank,
-                                  .tag = cstd_pending_tag(request, 0),
-                                  .attempt = prepare->attempt,
-                                  .hyper = read_hyper(prepare->hyper)};
-
-        cstd_job_feed(session->job, &event);
-    }
+    feed_hyper(session, id, CISTERN__MSG_TYPE__MSG_PREPARE_STEP, prepare->hyper, &event);
 }
 
 void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__Step *step = body;
-    struct cstd_pending *request;
     struct cst_event event = {
         .kind = CST_EV_STEP, .rank = session->rank, .attempt = step->attempt, .loss = step->loss};
 
-    request = defer(session, id, CISTERN__MSG_TYPE__MSG_STEP, 1);
-    if (request == NULL) {
-        return;
-    }
-    event.tag = cstd_pending_tag(request, 0);
-    event.hyper = read_hyper(step->hyper);
-    cstd_job_feed(session->job, &event);
+    feed_hyper(session, id, CISTERN__MSG_TYPE__MSG_STEP, step->hyper, &event);
 }
 
 void cstd_serve_accumulate(struct cstd_session *session, uint64_t id, void *body)

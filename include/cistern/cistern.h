@@ -77,6 +77,7 @@ extern "C" {
 #endif
 
 #define CST_MAX_MICRO_BATCHES 65536
+#define CST_MAX_PARAM_GROUPS 64
 
 #define CST_DEFAULT_SOCKET "/run/cistern/cistern.sock"
 
@@ -383,6 +384,8 @@ struct cst_tensor_spec {
      * cst_job_spec), these parts are cut and joined. A tensor without whole_shape is the larger
      * tensor of its own name. NULL: `name`, and the tensor is never cut. Other patterns: NULL. */
     const char *whole_name;
+    /* Number of the tensor's parameter group, less than CST_MAX_PARAM_GROUPS (cst_param_groups). */
+    uint32_t param_group;
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
@@ -393,6 +396,7 @@ struct cst_tensor_spec {
  *   - CST_EINVAL: whole_shape, first or whole_name is given, and the pattern is not
  *     CST_PATTERN_TENSOR.
  *   - CST_EINVAL: whole_name is empty, longer than 255 bytes or not printable.
+ *   - CST_EINVAL: param_group is not less than CST_MAX_PARAM_GROUPS.
  *   - CST_EINVAL: an external name is empty, too long, not printable or given twice.
  *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor has rows
  *     or, with `transposed`, columns.
@@ -644,6 +648,24 @@ struct cst_hyper_params {
     double grad_scale;   /* Factor on the gradients after their sum over the ranks. 0: 1. */
     double loss;         /* Loss of this rank, for reports. Any value, NaN too; ranks may differ. */
 };
+
+/* Factors of a parameter group: the update of its tensors multiplies `lr` and `weight_decay` of
+ * struct cst_hyper_params with them, and with lr_scale and decay_scale of the tensor. Finite, and
+ * not negative. */
+struct cst_param_group {
+    double lr;
+    double weight_decay;
+};
+
+/* Set the factors of the parameter groups 0 to @n - 1, of which each tensor is in one (param_group
+ * of struct cst_tensor_spec), for this rank's later calls of cst_prepare_step and cst_step. The
+ * factors of other groups, and of all groups at first and with @n 0, are 1. In a step all ranks
+ * give the same @n and the same factors (else CST_EMISMATCH from cst_step). @groups is copied. May
+ * be called at any time after cst_job_open. Never waits. Statuses:
+ *   - CST_EINVAL: there are more than CST_MAX_PARAM_GROUPS groups, or a factor is out of range.
+ *   - CST_EBUSY: a cst_try_... call is pending. */
+int cst_param_groups(struct cst_job *job, const struct cst_param_group *groups, uint32_t n,
+                     struct cst_err *err);
 
 /* Give the parameters of this step's cst_step in advance, before the first backward pass. With
  * CST_OVERLAP_EARLY and without clipping, each chunk is then updated as soon as its gradient is

@@ -27,10 +27,12 @@ static void prepare(struct cst_update_scalars *out, const struct cste_device_upd
                     const struct cst_table_span *span)
 {
     const struct cst_tile_hyper *hyper = update->hyper;
+    const struct cst_table_header *table = update->work->table;
+    uint64_t mark = update->work->mark;
 
-    cst_update_prepare(out, hyper->lr * (double)span->lr_scale, hyper->beta1, hyper->beta2,
-                       hyper->eps, hyper->weight_decay * (double)span->decay_scale,
-                       hyper->grad_scale, update->work->mark);
+    cst_update_prepare(out, hyper->lr * cst_table_lr(table, span, mark), hyper->beta1, hyper->beta2,
+                       hyper->eps, hyper->weight_decay * cst_table_decay(table, span, mark),
+                       hyper->grad_scale, mark);
 }
 
 /* Stage the next tiles of @walk. */

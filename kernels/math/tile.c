@@ -358,10 +358,10 @@ struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
     cst_tile_walk_start(&walk, work, first, count);
     while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
         if (span != prepared) {
-            cst_update_prepare(&scalars, hyper->lr * (double)span->lr_scale, hyper->beta1,
-                               hyper->beta2, hyper->eps,
-                               hyper->weight_decay * (double)span->decay_scale, hyper->grad_scale,
-                               work->mark);
+            cst_update_prepare(&scalars, hyper->lr * cst_table_lr(work->table, span, work->mark),
+                               hyper->beta1, hyper->beta2, hyper->eps,
+                               hyper->weight_decay * cst_table_decay(work->table, span, work->mark),
+                               hyper->grad_scale, work->mark);
             prepared = span;
         }
         (void)cst_tile_update(work, &scalars, &tile, undo, &done);

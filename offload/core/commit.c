@@ -77,6 +77,7 @@ static void issue_updates(struct cst_core *core, float factor, bool guard)
         .mark = core->commit.adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
 
     update.hyper.grad_scale = (double)factor;
+    cst_hyper_write_factors(core, update.mark);
     order_updates(core);
     for (uint32_t i = 0; i < core->n_trained; i++) {
         cst_overlap_committed(core, core->commit.order[i], &update);
@@ -262,6 +263,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     r->step = cst_requests_add(&core->requests, event, CST_REQUEST_STEP);
     cst_requests_time(&core->requests, r->step, cst_waiting_deadline(core));
     cst_rank_ask_step(r, event);
+    cst_hyper_take_factors(core, event);
     if (cst_prepare_check_step(core, event->rank, &err) != CST_OK) {
         cst_ranks_interrupt(core, &err);
         return;

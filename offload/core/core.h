@@ -228,6 +228,9 @@ struct cst_hyper {
     double lr, beta1, beta2, eps, weight_decay;
     double clip_norm;  /* Maximum norm of the gradients; 0: no clipping. */
     double grad_scale; /* Factor for all gradients; 1 leaves them as they are. */
+    /* Digest of the factors of parameter groups, which core.factors and the job table have; 0: they
+     * are all 1. */
+    uint64_t factors;
 };
 
 /* -- commands to engines -------------------------------------------------------------------- */
@@ -340,12 +343,12 @@ enum cst_event_kind {
     CST_EV_WANT,
     CST_EV_PREFETCH, /* rank, tag, attempt, chunk. */
     CST_EV_EVICT,    /* rank, tag, attempt, chunk. */
-    /* rank, tag, attempt, hyper. Announces the hyper-parameters of the next STEP; has an effect
-     * with EARLY only. EMISMATCH, and the attempt is over: another rank has announced other ones,
-     * or updates were begun with other ones. */
+    /* rank, tag, attempt, hyper, factors. Announces the hyper-parameters of the next STEP; has an
+     * effect with EARLY only. EMISMATCH, and the attempt is over: another rank has announced other
+     * ones, or updates were begun with other ones. */
     CST_EV_PREPARE,
-    /* rank, tag, attempt, hyper, loss. Ends the rank's waiting fetches and open gradients; nothing
-     * more of the step is granted to it. */
+    /* rank, tag, attempt, hyper, factors, loss. Ends the rank's waiting fetches and open gradients;
+     * nothing more of the step is granted to it. */
     CST_EV_STEP,
     /* tag, tensor, row, first, n_elems, raw, exponents, place (staging segment). Allowed at any
      * time. EBUSY: the grad row holds a contribution, not a sum. */
@@ -393,6 +396,8 @@ struct cst_event {
     uint64_t generation;
     bool ahead;
     struct cst_hyper hyper;
+    /* STEP, PREPARE: the factors of which hyper.factors is the digest; NULL: they are all 1. */
+    const struct cst_table_factors *factors;
     double loss;
     uint32_t tensor;
     enum cst_row row;

@@ -264,7 +264,8 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
                                                        .n_elems = t->n_elems,
                                                        .first_tile = t->first_tile,
                                                        .lr_scale = t->lr_scale,
-                                                       .decay_scale = t->decay_scale};
+                                                       .decay_scale = t->decay_scale,
+                                                       .param_group = t->param_group};
         }
     }
 }

@@ -89,8 +89,11 @@ struct cst_core {
 
     /* What all parts read. */
 
-    uint64_t now;             /* Time of the current event, in ns. */
-    uint64_t step;            /* Number of committed steps; changed by commit.c. */
+    uint64_t now;  /* Time of the current event, in ns. */
+    uint64_t step; /* Number of committed steps; changed by commit.c. */
+    /* Factors of parameter groups of the last STEP or PREPARE that was accepted. All ranks have the
+     * same ones when they are used (hyper.factors). */
+    struct cst_table_factors factors;
     struct cst_rank *ranks;   /* Owned. */
     struct cst_chunk *chunks; /* Owned. */
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/hyper.h"
 
+#include "offload/core/core_state.h"
+
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -53,5 +55,25 @@ int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const c
                                fields[i].name, x, in_a, y, in_b);
         }
     }
+    if (a->factors != b->factors) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "the factors of parameter groups in %s are not those in %s", in_a, in_b);
+    }
     return CST_OK;
+}
+
+void cst_hyper_take_factors(struct cst_core *core, const struct cst_event *event)
+{
+    if (event->factors != NULL) {
+        core->factors = *event->factors;
+    } else {
+        core->factors.n = 0;
+    }
+}
+
+void cst_hyper_write_factors(const struct cst_core *core, uint64_t mark)
+{
+    if (core->table != NULL) {
+        core->table->factors[mark % 2] = core->factors;
+    }
 }

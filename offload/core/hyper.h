@@ -13,4 +13,10 @@ int cst_hyper_check(const struct cst_hyper *hyper, struct cst_err *err);
 int cst_hyper_same(const struct cst_hyper *a, const struct cst_hyper *b, const char *in_a,
                    const char *in_b, struct cst_err *err);
 
+/* Take the factors of @event, a STEP or PREPARE that is accepted. */
+void cst_hyper_take_factors(struct cst_core *core, const struct cst_event *event);
+
+/* Write the factors to the job table, before the first update with the mark @mark. */
+void cst_hyper_write_factors(const struct cst_core *core, uint64_t mark);
+
 #endif

@@ -87,6 +87,7 @@ void cst_prepare(struct cst_core *core, const struct cst_event *event)
         /* Without EARLY a PREPARE is accepted and has no effect. */
         if (core->policy.overlap == CST_OVERLAP_EARLY) {
             cst_rank_promise(r, &event->hyper);
+            cst_hyper_take_factors(core, event);
         }
         (void)cst_core_reply(core, event->tag);
     }

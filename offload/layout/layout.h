@@ -65,6 +65,8 @@ struct cst_layout_tensor {
     uint64_t n_elems;  /* Product of shape. */
     float lr_scale;    /* Factor for the learning rate. */
     float decay_scale; /* Factor for the weight decay. */
+    /* Number of the parameter group, whose factors can differ from step to step. */
+    uint32_t param_group;
     /* Index into cst_model.groups: the ranks that hold the tensor and sum its gradient. */
     uint32_t group;
     enum cst_pattern_kind pattern;
@@ -305,6 +307,7 @@ struct cst_tensor_words {
     uint32_t n_dims;
     float lr_scale;
     float decay_scale;
+    uint32_t param_group;
     uint32_t group;         /* Number of a declared group; 0: all ranks. */
     uint32_t pattern;       /* enum cst_pattern_kind. */
     const char *whole_name; /* Name of the whole tensor; NULL: `name`, or there is no box. */

@@ -156,6 +156,11 @@ static int check_words(const struct cst_model *model, const struct cst_tensor_wo
         status = cst_err_set(err, CST_EINVAL,
                              "tensor '%s': lr_scale and decay_scale must be finite", words->name);
     }
+    if (status == CST_OK && words->param_group >= CST_TABLE_MAX_GROUPS) {
+        status = cst_err_set(err, CST_EINVAL,
+                             "tensor '%s': parameter group %" PRIu32 ", only 0 to %d are allowed",
+                             words->name, words->param_group, CST_TABLE_MAX_GROUPS - 1);
+    }
     if (status == CST_OK) {
         status = check_pattern(model, words, err);
     }
@@ -323,6 +328,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->n_elems = n_elems;
     t->lr_scale = words->lr_scale;
     t->decay_scale = words->decay_scale;
+    t->param_group = words->param_group;
     t->group = words->group;
     t->pattern = (enum cst_pattern_kind)words->pattern;
     t->box = box;
@@ -382,6 +388,7 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
         .n_dims = t->n_dims,
         .lr_scale = t->lr_scale,
         .decay_scale = t->decay_scale,
+        .param_group = t->param_group,
         .group = t->group,
         .pattern = t->pattern,
         .whole_name = t->box != NULL && t->box->name[0] != '\0' ? t->box->name : NULL,

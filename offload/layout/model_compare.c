@@ -88,6 +88,12 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                            t->name, (double)other->decay_scale, mine, (double)t->decay_scale,
                            theirs);
     }
+    if (t->param_group != other->param_group) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "tensor '%s': its parameter group is %" PRIu32 " in %s and %" PRIu32
+                           " in %s",
+                           t->name, other->param_group, mine, t->param_group, theirs);
+    }
     return cst_external_same(t, other, mine, theirs, err);
 }
 

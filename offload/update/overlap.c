@@ -31,6 +31,7 @@
 
 #include "offload/update/collection.h"
 #include "offload/core/core_state.h"
+#include "offload/core/hyper.h"
 #include "offload/update/device_update.h"
 #include "offload/residency/residency.h"
 #include "offload/update/sum.h"
@@ -166,6 +167,9 @@ static struct cst_update begin_early(struct cst_core *core, uint32_t c)
     const struct cst_hyper *hyper = &core->ranks[0].promised;
 
     core->early.hyper = *hyper;
+    if (core->early.n == 0) {
+        cst_hyper_write_factors(core, core->commit.adam_step + 1);
+    }
     cst_weight_row_go(core, c, CST_ROWS_AHEAD);
     core->early.n++;
     return (struct cst_update){.chunk = c,

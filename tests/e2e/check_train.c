@@ -366,6 +366,7 @@ START_TEST(test_params_differ)
 {
     struct cst_hyper_params params[2] = {{.lr = 0.5f}, {.lr = 0.25f}};
     void *args[2] = {&params[0], &params[1]}, *none[2] = {NULL, NULL};
+    struct cst_param_group group = {.lr = 0.5, .weight_decay = 1};
     struct cst_err err[2] = {{0}, {0}};
     struct pair pair;
     uint64_t step;
@@ -384,6 +385,20 @@ START_TEST(test_params_differ)
     args[0] = args[1] = &step;
     drive_pair(&pair, call_sync, args, rc, err);
     ck_assert_msg(rc[0] == CST_OK && rc[1] == CST_OK, "%s / %s", err[0].text, err[1].text);
+    ck_assert_uint_eq(step, 0);
+    /* Factors of parameter groups differ, too. */
+    ck_assert_int_eq(cst_param_groups(pair.job[1], &group, 1, NULL), CST_OK);
+    args[0] = &params[0];
+    args[1] = &params[1];
+    drive_pair(&pair, call_step, args, rc, err);
+    ck_assert_msg(rc[0] == CST_EMISMATCH && rc[1] == CST_EMISMATCH, "%d %d", rc[0], rc[1]);
+    ck_assert_ptr_nonnull(strstr(err[0].text, "the factors of parameter groups"));
+    ck_assert_int_eq(cst_param_groups(pair.job[1], NULL, 0, NULL), CST_OK);
+    group.lr = -1;
+    ck_assert_int_eq(cst_param_groups(pair.job[1], &group, 1, NULL), CST_EINVAL);
+    ck_assert_int_eq(cst_param_groups(pair.job[1], &group, 65, NULL), CST_EINVAL);
+    args[0] = args[1] = &step;
+    drive_pair(&pair, call_sync, args, rc, err);
     ck_assert_uint_eq(step, 0);
     args[0] = &params[0];
     args[1] = &params[1];

@@ -134,7 +134,8 @@ static int declare_group(struct cst_job *job, uint64_t ranks, uint32_t world)
     return cst_group(job, list, n);
 }
 
-static int declare_tensor(struct cst_job *job, const struct train_tensor *t, uint32_t world)
+static int declare_tensor(struct cst_job *job, const struct train_tensor *t, uint32_t number,
+                          uint32_t world)
 {
     const int64_t shape = (int64_t)t->n_elems, whole = 2 * shape, first = shape;
     bool box = t->pattern == CST_PATTERN_TENSOR;
@@ -146,6 +147,7 @@ static int declare_tensor(struct cst_job *job, const struct train_tensor *t, uin
                                          .pattern = t->pattern,
                                          .lr_scale = t->lr_scale,
                                          .decay_scale = t->decay_scale,
+                                         .param_group = number % (TRAIN_PARAM_GROUPS + 1),
                                          .whole_shape = box ? &whole : NULL,
                                          .first = box ? &first : NULL};
 
@@ -157,7 +159,7 @@ int train_declare(const struct train_model *model, struct cst_job *job, uint32_t
     int rc = 0;
 
     for (int i = 0; rc >= 0 && i < model->n_tensors; i++) {
-        rc = declare_tensor(job, &model->tensors[i], world);
+        rc = declare_tensor(job, &model->tensors[i], (uint32_t)i, world);
     }
     for (int i = 0; rc >= 0 && i < model->n_operators; i++) {
         const struct train_operator *op = &model->operators[i];
@@ -198,6 +200,15 @@ struct cst_hyper_params train_params(uint64_t step, double loss)
         .grad_scale = 0.5f,
         .loss = loss,
     };
+}
+
+uint32_t train_param_groups(uint64_t step, struct cst_param_group out[TRAIN_PARAM_GROUPS])
+{
+    for (unsigned g = 0; g < TRAIN_PARAM_GROUPS; g++) {
+        out[g] = (struct cst_param_group){.lr = 1.0 + 0.3 * (double)((step + g) % 3),
+                                          .weight_decay = (double)((step + g) % 2)};
+    }
+    return step % 3 == 2 ? 0 : TRAIN_PARAM_GROUPS;
 }
 
 uint32_t train_micro_batches(const struct train_model *model, uint32_t rank, uint64_t step,

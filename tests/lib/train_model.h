@@ -85,6 +85,12 @@ struct train_run {
 /* The hyper-parameters of step @step, with this rank's @loss. */
 struct cst_hyper_params train_params(uint64_t step, double loss);
 
+enum { TRAIN_PARAM_GROUPS = 3 };
+
+/* Fill @out with the factors of parameter groups in step @step. Returns their number, which is 0 in
+ * some steps. Tensor t is in group t % (TRAIN_PARAM_GROUPS + 1): the last group has no factors. */
+uint32_t train_param_groups(uint64_t step, struct cst_param_group out[TRAIN_PARAM_GROUPS]);
+
 /* Declare groups, tensors and operators for @world ranks. Returns CST_OK or the library's
  * status. */
 int train_declare(const struct train_model *model, struct cst_job *job, uint32_t world);

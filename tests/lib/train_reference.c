@@ -115,22 +115,27 @@ static void update_tile(struct reference *ref, const struct cst_update_scalars *
 }
 
 /* @guard: tiles with values beyond proto/grad_limit.h do not change. */
-static void update(struct reference *ref, const struct cst_hyper_params *p, float factor,
-                   bool guard)
+static void update(struct reference *ref, uint64_t step, const struct cst_hyper_params *p,
+                   float factor, bool guard)
 {
     const struct cst_table_tile *tile = ref->tiles;
+    struct cst_param_group groups[TRAIN_PARAM_GROUPS];
+    const uint32_t n_groups = train_param_groups(step, groups);
 
     ref->adam_step++;
     for (int t = 0; t < ref->model.n_tensors; t++) {
         const struct train_tensor *tensor = &ref->model.tensors[t];
+        const uint32_t g = (uint32_t)t % (TRAIN_PARAM_GROUPS + 1);
+        const struct cst_param_group none = {1, 1}, *group = g < n_groups ? &groups[g] : &none;
         struct cst_update_scalars hyper;
 
         if (!train_is_trained(tensor)) {
             continue;
         }
 
-        cst_update_prepare(&hyper, p->lr * (double)tensor->lr_scale, 0.9, 0.999, 1e-8,
-                           p->weight_decay * (double)tensor->decay_scale, factor, ref->adam_step);
+        cst_update_prepare(&hyper, p->lr * ((double)tensor->lr_scale * group->lr), 0.9, 0.999, 1e-8,
+                           p->weight_decay * ((double)tensor->decay_scale * group->weight_decay),
+                           factor, ref->adam_step);
         for (uint64_t at = 0; at < tensor->n_elems; at += CST_TILE_ELEMS, tile++) {
             uint64_t left = tensor->n_elems - at;
 
@@ -177,7 +182,7 @@ static void step_once(struct reference *ref, uint64_t step)
                            params.clip_norm);
     memcpy(ref->used, ref->run->states.weight, TRAIN_MAX_ELEMS * sizeof *ref->used);
     if (clip.finite || guard) {
-        update(ref, &params, clip.factor, guard);
+        update(ref, step, &params, clip.factor, guard);
     } else {
         ref->n_skipped++;
     }

@@ -331,11 +331,14 @@ static int run_step(struct worker *w, uint64_t *number, struct cst_err *err)
 {
     const uint32_t n =
         train_micro_batches(&w->model, w->order->rank, *number, w->report->micro_batches);
+    struct cst_param_group groups[TRAIN_PARAM_GROUPS];
+    const uint32_t n_groups = train_param_groups(*number, groups);
     struct cst_step_result result;
     struct cst_hyper_params params;
     double loss = 0;
     int rc = w->stream != NULL ? begin_losses(w, err) : CST_OK;
 
+    rc = rc == CST_OK ? cst_param_groups(w->job, groups, n_groups, err) : rc;
     if (rc == CST_OK && w->order->overlap.when == CST_OVERLAP_EARLY) {
         params = train_params(*number, 0);
         rc = cst_prepare_step(w->job, &params, err);
