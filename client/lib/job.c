@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/job.h"
 
-#include "client/lib/poison.h"
+#include "client/lib/debug.h"
 
 #include "client/lib/batch.h"
 #include "proto/plan_message.h"
@@ -141,14 +141,14 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     const Cistern__JobOpened *opened;
     struct cstc_call call = {0};
     struct cst_job *job;
-    bool poison = false;
+    struct cstc_debug debug = {.poison = false};
     int rc = cstc_client_check(client, err);
 
     if (rc == CST_OK) {
         rc = check_spec(client, spec, err);
     }
     if (rc == CST_OK) {
-        rc = cstc_poison_read(&poison, err);
+        rc = cstc_debug_read(&debug, err);
     }
     if (rc == CST_OK && spec->plan_file != NULL) {
         rc = cst_saved_plan_read(&plan, spec->plan_file, err);
@@ -180,7 +180,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->client = client;
     (void)snprintf(job->name, sizeof job->name, "%s", spec->name);
     (void)snprintf(job->device_name, sizeof job->device_name, "%s", opened->device);
-    job->poison = poison;
+    job->debug = debug;
     job->timeout_ms = spec->timeout_ms;
     job->rank = spec->rank;
     job->world = spec->world;

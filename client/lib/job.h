@@ -74,6 +74,11 @@ struct cstc_slabs {
     uint32_t n;     /* Number of slabs. */
 };
 
+/* What CISTERN_DEBUG asks for (debug.h). */
+struct cstc_debug {
+    bool poison, guard;
+};
+
 struct cst_job {
     struct cst_client *client;      /* The connection, which owns this job. */
     char name[CSTC_JOB_NAME_BYTES]; /* NUL-terminated. */
@@ -88,7 +93,7 @@ struct cst_job {
     int64_t reopen_until_ms;
     bool reopening;               /* The job is being opened again (reopen.c). */
     bool left;                    /* cst_job_leave has succeeded. */
-    bool poison;                  /* CISTERN_DEBUG=poison is set, see poison.h. */
+    struct cstc_debug debug;      /* See debug.h. */
     bool initialised;             /* A sync has completed in the job's life. */
     bool synced;                  /* This worker has completed a sync: `attempt` is valid. */
     uint64_t steps;               /* Number of committed steps, as the daemon last told it. */

@@ -2,7 +2,7 @@
 /* cst_op_begin and cst_op_end: fetch the chunks that an operator lacks, and give its tensors their
  * addresses. */
 #include "client/lib/job.h"
-#include "client/lib/poison.h"
+#include "client/lib/debug.h"
 
 static void fill_io(const struct cst_job *job, int op, bool backward, struct cst_io *io)
 {
@@ -89,9 +89,10 @@ static int begin(struct cst_job *job, int op, enum cst_direction direction, stru
     if (rc == CST_OK) {
         rc = cstc_job_drive(job, advance, block, err);
     }
+    rc = rc == CST_OK ? cstc_debug_unlock(job, (uint32_t)op, want.backward, err) : rc;
     if (rc == CST_OK) {
         fill_io(job, op, want.backward, io);
-        cstc_poison_fill(job, io, n_io);
+        cstc_debug_poison(job, io, n_io);
         job->begun = op;
         job->begun_backward = want.backward;
     }
@@ -125,12 +126,13 @@ int cst_op_end(struct cst_job *job, int op, struct cst_err *err)
     }
     rc = cstc_job_check_step(job, err);
     if (rc == CST_OK && job->begun_backward) {
-        rc = cstc_poison_check(job, (uint32_t)op, err);
+        rc = cstc_debug_check(job, (uint32_t)op, err);
         if (rc != CST_OK) {
             return rc; /* The operator stays begun: the program can still write the gradient. */
         }
     }
     job->begun = -1;
+    cstc_debug_lock(job);
     if (rc != CST_OK) {
         return rc;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cst_sync, at which a step begins for all ranks; cst_accumulate, which ends a micro-batch;
  * cst_step, which ends the step. */
+#include "client/lib/debug.h"
 #include "client/lib/hyper.h"
 #include "client/lib/job.h"
 
@@ -22,6 +23,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     cstc_job_void(job, &cause);
     job->lease_epoch++;
     job->begun = -1;
+    cstc_debug_lock(job);
     job->micro_batch = 0;
     job->prepared = false;
     cst_sequence_forget(&job->sequence);

@@ -5,6 +5,7 @@
 #include "tests/lib/suite.h"
 
 #include <string.h>
+#include <unistd.h>
 
 static struct fake_job f;
 
@@ -382,6 +383,59 @@ START_TEST(test_poison)
 }
 END_TEST
 
+/* True if this process can read the byte at @at, or write it. */
+static bool can_read(const void *at)
+{
+    int ends[2];
+    bool can;
+
+    ck_assert_int_eq(pipe(ends), 0);
+    can = write(ends[1], at, 1) == 1;
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    return can;
+}
+
+static bool can_write(void *at)
+{
+    int ends[2];
+    bool can;
+
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(write(ends[1], "", 1), 1);
+    can = read(ends[0], at, 1) == 1;
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    return can;
+}
+
+/* With CISTERN_DEBUG=guard the pool can be accessed in operators only: weights can be read, and
+ * gradients written. */
+START_TEST(test_guard)
+{
+    struct cst_err err = {0};
+    struct cst_io io, old;
+
+    ck_assert_int_eq(setenv("CISTERN_DEBUG", "guard,poison", 1), 0);
+    fake_job_start(&f, 2);
+    CK_OK(cst_op_begin(f.job, 1, CST_FORWARD, &old, 1, &err));
+    ck_assert(can_read(old.weight) && !can_write(old.weight));
+    CK_OK(cst_op_end(f.job, 1, &err));
+    ck_assert(!can_read(old.weight));
+    CK_OK(cst_op_begin(f.job, 0, CST_BACKWARD, &io, 1, &err));
+    ck_assert(can_read(io.weight) && !can_write(io.weight));
+    ck_assert(can_read(io.grad) && can_write(io.grad));
+    memset(io.grad, 0, 2 * io.n_elems);
+    CK_OK(cst_op_end(f.job, 0, &err));
+    ck_assert(!can_read(io.grad) && !can_read(io.weight));
+    CK_OK(cst_op_begin(f.job, 1, CST_FORWARD, &io, 1, &err));
+    CK_OK(cst_sync(f.job, NULL, &err));
+    ck_assert(!can_read(io.weight));
+    fake_job_stop(&f);
+    ck_assert_int_eq(unsetenv("CISTERN_DEBUG"), 0);
+}
+END_TEST
+
 /* cst_stat returns this rank's entry of the daemon's reply about the job. */
 START_TEST(test_stat)
 {
@@ -413,6 +467,7 @@ int main(void)
     tcase_add_test(steps, test_stat);
     tcase_add_test(steps, test_hints);
     tcase_add_loop_test(steps, test_poison, 0, 2);
+    tcase_add_test(steps, test_guard);
     tcase_add_loop_test(faults, test_peer_died, 0, 2);
     tcase_add_test(faults, test_engine_failed);
     tcase_add_test(faults, test_hand_in_failed);
