@@ -589,8 +589,9 @@ int cst_try_op_begin(struct cst_job *job, int op, enum cst_direction direction, 
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
  *   - CST_EENGINE, CST_ELOST: as for cst_op_begin.
  *   - CST_EINVAL: the operator is not begun.
- *   - CST_EINVAL: CISTERN_DEBUG has the word poison (libcistern(3)), and an element of a gradient was not
- *     written. The error names the tensor and the first such element. The operator stays begun. */
+ *   - CST_EINVAL: CISTERN_DEBUG has the word poison (libcistern(3)), and an element of a gradient
+ * was not written. The error names the tensor and the first such element. The operator stays begun.
+ */
 int cst_op_end(struct cst_job *job, int op, struct cst_err *err);
 
 enum cst_hint {
