@@ -38,7 +38,7 @@
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
     F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, external_names) F(s, external_rows) \
-    F(s, n_external) F(s, transposed) F(s, whole_name)
+    F(s, n_external) F(s, transposed) F(s, whole_name) F(s, param_group)
 #define FIELDS_cst_operator_cost(F, A, N, s) \
     F(s, flops) F(s, activation_bytes) F(s, expected_uses)
 #define FIELDS_cst_plan_class(F, A, N, s) \
@@ -51,6 +51,8 @@
 #define FIELDS_cst_hyper_params(F, A, N, s) \
     F(s, lr) F(s, beta1) F(s, beta2) F(s, eps) F(s, weight_decay) F(s, clip_norm) F(s, grad_scale) \
     F(s, loss)
+#define FIELDS_cst_param_group(F, A, N, s) \
+    F(s, lr) F(s, weight_decay)
 #define FIELDS_cst_step_result(F, A, N, s) \
     F(s, step) F(s, skipped) F(s, grad_norm) F(s, clip) F(s, loss) F(s, n_skipped) F(s, overflow)
 #define FIELDS_cst_rank_stat(F, A, N, s) \
@@ -71,8 +73,8 @@
 /* A struct comes after those that it contains. */
 #define STRUCTS(X) \
     X(cst_err) X(cst_job_spec) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
-    X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_step_result) X(cst_rank_stat) X(cst_save_spec) \
-    X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
+    X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
+    X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
     X(cst_checkpoint)
 /* clang-format on */
 
@@ -272,6 +274,8 @@ static void print_enums(void)
     X(int, cst_hint, struct cst_job *, int, enum cst_hint, struct cst_err *)                       \
     X(int, cst_hint_tensor, struct cst_job *, int, enum cst_hint, struct cst_err *)                \
     X(int, cst_accumulate, struct cst_job *, struct cst_err *)                                     \
+    X(int, cst_param_groups, struct cst_job *, const struct cst_param_group *, uint32_t,           \
+      struct cst_err *)                                                                            \
     X(int, cst_prepare_step, struct cst_job *, const struct cst_hyper_params *, struct cst_err *)  \
     X(int, cst_try_step, struct cst_job *, const struct cst_hyper_params *,                        \
       struct cst_step_result *, struct cst_err *)                                                  \
@@ -378,6 +382,7 @@ int main(void)
     printf("%sVERSION = \"%s\"\n", heading, PACKAGE_VERSION);
     printf("DEFAULT_SOCKET = \"%s\"\n", CST_DEFAULT_SOCKET);
     printf("MAX_MICRO_BATCHES = %d\n", CST_MAX_MICRO_BATCHES);
+    printf("MAX_PARAM_GROUPS = %d\n", CST_MAX_PARAM_GROUPS);
     printf("MAX_CONFIG_BYTES = %d\n", CST_MAX_CONFIG_BYTES);
     printf("DEVICE_UPDATE_AUTO = %llu\n", (unsigned long long)CST_DEVICE_UPDATE_AUTO);
     printf("GROUP_ALL = %d\n", CST_GROUP_ALL);

@@ -32,6 +32,7 @@ from cistern._abi import (
     cst_load_model_spec,
     cst_load_result,
     cst_operator_cost,
+    cst_param_group,
     cst_plan,
     cst_rank_stat,
     cst_step_result,
@@ -220,6 +221,7 @@ class Job:
         external_rows: Sequence[int] | None = None,
         transposed: bool = False,
         whole_name: str | None = None,
+        param_group: int = 0,
     ) -> int:
         """Declare a bf16 tensor, and return its number (>= 0).
 
@@ -244,6 +246,7 @@ class Job:
             n_external=len(names),
             transposed=transposed,
             whole_name=_library.text(whole_name),
+            param_group=param_group,
         )
         number = self._declared(self._lib.cst_tensor_as(self.handle, byref(spec)))
         self._elements.append(math.prod(shape))
@@ -371,6 +374,18 @@ class Job:
         """
         err = cst_err()
         _library.check(self._lib.cst_accumulate(self.handle, err), err)
+
+    def param_groups(self, groups: Sequence[tuple[float, float]]) -> None:
+        """Set the factors on the learning rate and weight decay of parameter groups 0, 1, ...
+
+        They hold for this rank's later calls of ``prepare_step`` and ``step``; in a step all ranks
+        give the same ones. Groups without factors have (1, 1). Never waits. Raises CstError: EINVAL
+        (a factor is out of range, or there are more than MAX_PARAM_GROUPS).
+        """
+        array = (cst_param_group * len(groups))(*groups)
+        err = cst_err()
+        status = self._lib.cst_param_groups(self.handle, array, len(groups), err)
+        _library.check(status, err)
 
     def prepare_step(self, params: HyperParams) -> None:
         """Give the parameters of the next ``step`` in advance, for early updates. Never waits."""
