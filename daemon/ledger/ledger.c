@@ -354,6 +354,21 @@ static int store(struct cstd_job *job, const struct cstd_ledger_file *file, bool
     return rc;
 }
 
+/* Remove from the store what store() has put there of @job. */
+static void unstore(struct cstd_job *job)
+{
+    struct cstd_keeper *keeper = &job->daemon->keeper;
+    char name[CSTD_KEEPER_NAME_BYTES];
+
+    cstd_keeper_forget(keeper, name_of("ledger", job, name));
+    cstd_keeper_forget(keeper, name_of("job", job, name));
+    for (uint32_t i = 0; i < count_segments(job); i++) {
+        if (segment_of(job, i)->device) {
+            cstd_keeper_forget(keeper, cstd_ledger_name_of_device(job->serial, i, name));
+        }
+    }
+}
+
 /* -- a job ------------------------------------------------------------------------------------ */
 
 static int check(const struct cstd_job *job, struct cst_err *err)
@@ -399,6 +414,9 @@ static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, 
     if (rc == CST_OK) {
         cstd_ledger_file_write(&file, record);
         rc = store(job, &file, false, err);
+        if (rc != CST_OK) {
+            unstore(job);
+        }
     }
     if (rc != CST_OK) {
         cstd_ledger_file_close(&file);
@@ -468,19 +486,10 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
 
 void cstd_ledger_forget(struct cstd_job *job)
 {
-    struct cstd_keeper *keeper = &job->daemon->keeper;
-    char name[CSTD_KEEPER_NAME_BYTES];
-
     if (job->ledger.state != CSTD_LEDGER_KEPT) {
         return;
     }
-    cstd_keeper_forget(keeper, name_of("ledger", job, name));
-    cstd_keeper_forget(keeper, name_of("job", job, name));
-    for (uint32_t i = 0; i < count_segments(job); i++) {
-        if (segment_of(job, i)->device) {
-            cstd_keeper_forget(keeper, cstd_ledger_name_of_device(job->serial, i, name));
-        }
-    }
+    unstore(job);
     cstd_budget_give(&job->daemon->host, job->account, job->ledger.file.bytes);
     cstd_ledger_file_close(&job->ledger.file);
     job->ledger.state = CSTD_LEDGER_NONE;

@@ -68,7 +68,7 @@ away() {
     await keeper 'PID=*'
     daemon_pid=${line#PID=}
     await keeper READY=1
-    [ "$(state_of "$job")" != done ] || fail "$job is done, but its workers have not left"
+    [ "$(state_of "$job")" != "done" ] || fail "$job is done, but its workers have not left"
     if [ "$signal" = STOP ]; then
         kill -CONT "${workers[1]}"
     else
