@@ -5,6 +5,7 @@
 #include "tests/lib/suite.h"
 
 #include <check.h>
+#include <math.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -36,24 +37,62 @@ static const Cistern__BatchDone *batch(struct raw_client *client, uint64_t attem
                       &cistern__batch_done__descriptor);
 }
 
-static void step(struct raw_client *client, uint64_t attempt, uint64_t expected)
+/* Ask for a step with factors of parameter groups. Returns the id of the request. */
+static uint64_t ask_step(struct raw_client *client, uint64_t attempt, double *lr, size_t n_lr,
+                         double *decay, size_t n_decay)
 {
     Cistern__Step message = CISTERN__STEP__INIT;
     Cistern__Hyper hyper = CISTERN__HYPER__INIT;
-    const Cistern__Stepped *stepped;
-    uint64_t id;
 
-    hyper.lr = 0.1f;
-    hyper.beta1 = 0.9f;
-    hyper.beta2 = 0.99f;
-    hyper.eps = 1e-8f;
-    hyper.grad_scale = 1.0f;
+    hyper.lr = 0.1;
+    hyper.beta1 = 0.9;
+    hyper.beta2 = 0.99;
+    hyper.eps = 1e-8;
+    hyper.grad_scale = 1;
+    hyper.lr_factor = lr;
+    hyper.n_lr_factor = n_lr;
+    hyper.decay_factor = decay;
+    hyper.n_decay_factor = n_decay;
     message.attempt = attempt;
     message.hyper = &hyper;
-    id = raw_ask(client, CISTERN__MSG_TYPE__MSG_STEP, &message.base);
-    stepped = raw_expect(client, id, CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor);
+    return raw_ask(client, CISTERN__MSG_TYPE__MSG_STEP, &message.base);
+}
+
+static void step(struct raw_client *client, uint64_t attempt, uint64_t expected)
+{
+    uint64_t id = ask_step(client, attempt, NULL, 0, NULL, 0);
+    const Cistern__Stepped *stepped =
+        raw_expect(client, id, CISTERN__MSG_TYPE__MSG_STEPPED, &cistern__stepped__descriptor);
+
     ck_assert_uint_eq(stepped->step, expected);
 }
+
+/* Factors of parameter groups that are too many, of different numbers or out of range are refused,
+ * and the step goes on. */
+START_TEST(factors_are_checked)
+{
+    double factors[65] = {0}, bad[] = {-1, NAN, INFINITY};
+    struct raw_client client;
+    uint64_t attempt;
+
+    job_rig_commit(&client, 1);
+    attempt = raw_sync(&client);
+    ck_assert_int_eq(raw_status(&client, ask_step(&client, attempt, factors, 65, factors, 65)),
+                     CST_EINVAL);
+    raw_says(&client, "65 and 65 factors");
+    ck_assert_int_eq(raw_status(&client, ask_step(&client, attempt, factors, 2, factors, 1)),
+                     CST_EINVAL);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(raw_status(&client, ask_step(&client, attempt, factors, 1, &bad[i], 1)),
+                         CST_EINVAL);
+        ck_assert_int_eq(raw_status(&client, ask_step(&client, attempt, &bad[i], 1, factors, 1)),
+                         CST_EINVAL);
+    }
+    step(&client, attempt, 1);
+    raw_close(&client);
+    ck_assert_int_eq(raw_job_remove(&witness, "j"), CST_OK);
+}
+END_TEST
 
 /* One step in raw messages: fetch, a second fetch that hits, release, gradients, step. The numbers
  * of the pool's blocks always balance. */
@@ -413,6 +452,7 @@ int main(void)
 
     tc = suite_case(suite, "life", job_rig_setup, job_rig_teardown);
     tcase_add_test(tc, a_whole_step);
+    tcase_add_test(tc, factors_are_checked);
     tcase_add_test(tc, hints);
     tcase_add_test(tc, a_job_outlives_its_worker);
     tcase_add_test(tc, a_job_is_removed_from_under_its_worker);
