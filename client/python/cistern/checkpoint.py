@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of jobs: directories of safetensors files. <cistern/checkpoint.h> has their format."""
+"""Checkpoints of jobs: directories of safetensors files.
+
+<cistern/checkpoint.h> describes their format.
+"""
 
 from __future__ import annotations
 

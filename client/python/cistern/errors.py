@@ -27,7 +27,7 @@ class PoolTooSmall(CstError):
 
 
 class Mismatch(CstError):
-    """Ranks disagree, or this rank disagrees with the job: on a tensor, an operator or an option."""
+    """This rank disagrees with the job or another rank: on a tensor, an operator or an option."""
 
 
 class DaemonGone(CstError):

@@ -128,11 +128,13 @@ class Job:
             reshape=reshape,
         )
         self.name = name
+        self.rank = rank
+        self.world = world
         self._left = False
         self._elements: list[int] = []  # Number of elements by tensor.
         self._tensors_of: list[int] = []  # Number of tensors by operator.
         self._begun: list[Io] = []  # What the operator that is begun was given.
-        self._lib = _library.library()
+        self.lib = _library.library()
         self._own_client = client is None
         self.client = Client(socket) if client is None else client
         try:
@@ -145,7 +147,7 @@ class Job:
     def _open(self, spec: cst_job_spec) -> None:
         self._handle: int | None = None
         handle, err = c_void_p(), cst_err()
-        status = self._lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
+        status = self.lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
         _library.check(status, err)
         self._handle = handle.value
         self.client.on_close(self._forget)
@@ -171,7 +173,7 @@ class Job:
         All ranks should leave after the same step.
         """
         err = cst_err()
-        _library.check(self._lib.cst_job_leave(self.handle, err), err)
+        _library.check(self.lib.cst_job_leave(self.handle, err), err)
         self._left = True
 
     def __enter__(self) -> Job:
@@ -198,13 +200,13 @@ class Job:
     def _declared(self, number: int) -> int:
         """Return the ``number`` of a declaration, or raise what libcistern has noted."""
         if number < 0:
-            return _library.check(number, self._lib.cst_job_error(self.handle).contents)
+            return _library.check(number, self.lib.cst_job_error(self.handle).contents)
         return number
 
     def group(self, ranks: Sequence[int]) -> int:
         """Declare a group of different ranks, and return its number (> 0)."""
         array = (c_uint * len(ranks))(*ranks)
-        return self._declared(self._lib.cst_group(self.handle, array, len(ranks)))
+        return self._declared(self.lib.cst_group(self.handle, array, len(ranks)))
 
     def tensor(
         self,
@@ -248,7 +250,7 @@ class Job:
             whole_name=_library.text(whole_name),
             param_group=param_group,
         )
-        number = self._declared(self._lib.cst_tensor_as(self.handle, byref(spec)))
+        number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
         self._elements.append(math.prod(shape))
         return number
 
@@ -272,7 +274,7 @@ class Job:
         )
         array = (c_int * len(tensors))(*tensors)
         number = self._declared(
-            self._lib.cst_operator_as(
+            self.lib.cst_operator_as(
                 self.handle, _library.text(name), array, len(tensors), byref(cost)
             )
         )
@@ -286,7 +288,7 @@ class Job:
         committed) and CstError: EBUDGET, ENOTFOUND, EINVAL, ETIMEDOUT, EUNSUPPORTED.
         """
         plan = cst_plan()
-        self._wait(lambda err: self._lib.cst_try_commit(self.handle, byref(plan), err))
+        self._wait(lambda err: self.lib.cst_try_commit(self.handle, byref(plan), err))
         values = _library.fields(plan)
         values["classes"] = tuple(
             PlanClass(**_library.fields(plan.classes[i])) for i in range(plan.n_classes)
@@ -297,17 +299,17 @@ class Job:
     @property
     def initialised(self) -> bool:
         """Whether a ``sync`` has ever completed in the job, so that it has weights already."""
-        return bool(self._lib.cst_job_initialised(self.handle))
+        return bool(self.lib.cst_job_initialised(self.handle))
 
     @property
     def steps(self) -> int:
         """Number of committed steps that this process has last learned of."""
-        return int(self._lib.cst_job_steps(self.handle))
+        return int(self.lib.cst_job_steps(self.handle))
 
     @property
     def device(self) -> str:
         """Device of the pool: "host", "paced:N" (a simulated accelerator), or the UUID of a GPU."""
-        return str(self._lib.cst_job_device(self.handle).decode())
+        return str(self.lib.cst_job_device(self.handle).decode())
 
     # -- a step
 
@@ -318,7 +320,7 @@ class Job:
         DeviceLost and CstError: ETIMEDOUT (the text names the ranks that are missing).
         """
         step = c_uint64()
-        self._wait(lambda err: self._lib.cst_try_sync(self.handle, byref(step), err))
+        self._wait(lambda err: self.lib.cst_try_sync(self.handle, byref(step), err))
         return step.value
 
     def op_begin(self, op: int, direction: Direction) -> list[Io]:
@@ -330,7 +332,7 @@ class Job:
         n = self._tensors_of[op] if 0 <= op < len(self._tensors_of) else 0
         array = (cst_io * n)()
         self._wait(
-            lambda err: self._lib.cst_try_op_begin(self.handle, op, direction, byref(array), n, err)
+            lambda err: self.lib.cst_try_op_begin(self.handle, op, direction, byref(array), n, err)
         )
         readable = self.device == "host" or self.device.startswith("paced")
         self._begun = [Io(io, readable) for io in array]
@@ -345,7 +347,7 @@ class Job:
         err = cst_err()
         for io in self._begun:
             io.release()
-        _library.check(self._lib.cst_op_end(self.handle, op, err), err)
+        _library.check(self.lib.cst_op_end(self.handle, op, err), err)
         self._begun = []
 
     @contextmanager
@@ -360,12 +362,12 @@ class Job:
     def hint(self, op: int, hint: Hint) -> None:
         """Say that the weights of the operator ``op`` are wanted soon, or not. Never waits."""
         err = cst_err()
-        _library.check(self._lib.cst_hint(self.handle, op, hint, err), err)
+        _library.check(self.lib.cst_hint(self.handle, op, hint, err), err)
 
     def hint_tensor(self, tensor: int, hint: Hint) -> None:
         """Say that the weights of ``tensor`` are wanted soon, or not. Never waits."""
         err = cst_err()
-        _library.check(self._lib.cst_hint_tensor(self.handle, tensor, hint, err), err)
+        _library.check(self.lib.cst_hint_tensor(self.handle, tensor, hint, err), err)
 
     def accumulate(self) -> None:
         """End a micro-batch that is not the last one of its step. Never waits.
@@ -373,7 +375,7 @@ class Job:
         Raises StepVoid, DeviceLost, CstError: EINVAL (the step has no further micro-batch).
         """
         err = cst_err()
-        _library.check(self._lib.cst_accumulate(self.handle, err), err)
+        _library.check(self.lib.cst_accumulate(self.handle, err), err)
 
     def param_groups(self, groups: Sequence[tuple[float, float]]) -> None:
         """Set the factors on the learning rate and weight decay of parameter groups 0, 1, ...
@@ -390,7 +392,7 @@ class Job:
     def prepare_step(self, params: HyperParams) -> None:
         """Give the parameters of the next ``step`` in advance, for early updates. Never waits."""
         struct, err = cst_hyper_params(*params), cst_err()
-        status = self._lib.cst_prepare_step(self.handle, byref(struct), err)
+        status = self.lib.cst_prepare_step(self.handle, byref(struct), err)
         _library.check(status, err)
 
     def step(self, params: HyperParams) -> StepResult:
@@ -401,7 +403,7 @@ class Job:
         """
         struct, result = cst_hyper_params(*params), cst_step_result()
         self._wait(
-            lambda err: self._lib.cst_try_step(self.handle, byref(struct), byref(result), err)
+            lambda err: self.lib.cst_try_step(self.handle, byref(struct), byref(result), err)
         )
         return StepResult(**_library.fields(result))
 
@@ -442,15 +444,13 @@ class Job:
     def read_to(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
         """Copy elements of a state of ``tensor`` to the ``address``, in host memory."""
         err = cst_err()
-        status = self._lib.cst_tensor_read(self.handle, tensor, state, first, n_elems, address, err)
+        status = self.lib.cst_tensor_read(self.handle, tensor, state, first, n_elems, address, err)
         _library.check(status, err)
 
     def write_from(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
         """Copy elements from the ``address``, in host memory, to a state of ``tensor``."""
         err = cst_err()
-        status = self._lib.cst_tensor_write(
-            self.handle, tensor, state, first, n_elems, address, err
-        )
+        status = self.lib.cst_tensor_write(self.handle, tensor, state, first, n_elems, address, err)
         _library.check(status, err)
 
     def save(self, dir: Path, **options: Any) -> SaveResult:
@@ -464,7 +464,7 @@ class Job:
         another optimizer), CstError: ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
         """
         result, where = cst_load_result(), _library.text(path)
-        self._wait(lambda err: self._lib.cst_try_load(self.handle, where, byref(result), err))
+        self._wait(lambda err: self.lib.cst_try_load(self.handle, where, byref(result), err))
         values = _library.fields(result)
         values["params"] = HyperParams(**_library.fields(result.params))
         return LoadResult(**values)
@@ -498,7 +498,7 @@ class Job:
             wants=WantsCallback(wanted),
         )
         result, err = cst_load_model_result(), cst_err()
-        status = self._lib.cst_load_model(self.handle, byref(spec), byref(result), err)
+        status = self.lib.cst_load_model(self.handle, byref(spec), byref(result), err)
         if raised:
             raise raised[0]
         _library.check(status, err)
@@ -507,7 +507,7 @@ class Job:
     def stat(self) -> RankStat:
         """Return the daemon's counters of this rank."""
         stat, err = cst_rank_stat(), cst_err()
-        _library.check(self._lib.cst_stat(self.handle, byref(stat), err), err)
+        _library.check(self.lib.cst_stat(self.handle, byref(stat), err), err)
         return RankStat(**_library.fields(stat))
 
 

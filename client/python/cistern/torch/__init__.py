@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch models whose states are in the cistern daemon. Needs torch 2.12 or later.
+
+    import cistern.torch as ct
+
+    store = ct.attach(model, "run7", pool="6G")
+    opt = store.optimizer(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, clip_norm=1.0)
+    for batch in loader:
+        model(**batch).loss.backward()
+        opt.step()
+
+``attach`` moves the weights of the model into the daemon. The parameters keep their names, shapes
+and dtype, but their memory can be used only while a module runs that owns them.
+
+The import makes ``torch.nn.utils.clip_grad_norm_`` work with parameters of a store. Import this
+module before one that copies that function by ``from ... import``.
+"""
+
+from cistern.errors import (
+    CstError,
+    DaemonGone,
+    DeviceLost,
+    Mismatch,
+    PoolTooSmall,
+    StepVoid,
+)
+from cistern.torch import clip, storage
+from cistern.torch.optimizer import Optimizer
+from cistern.torch.store import Store, attach
+
+__all__ = [
+    "CstError",
+    "DaemonGone",
+    "DeviceLost",
+    "Mismatch",
+    "Optimizer",
+    "PoolTooSmall",
+    "StepVoid",
+    "Store",
+    "attach",
+]
+
+storage.self_test()
+clip.install()

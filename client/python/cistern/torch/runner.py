@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens units while their modules run, forward and backward.
+
+    forward     pre-hook: open, Enter     ... module ...     hook: close, Leave
+    backward    Leave: open     ... gradients are kept ...   Enter: close, deliver
+
+A unit without Enter, because none of its inputs needs a gradient, ends when the next one begins, or
+with the backward pass. The gradients of a unit that ran several times are delivered after its last
+backward pass, because autograd then has their sums.
+
+Modules that run inside of the backward pass compute activations again (checkpointing). The unit
+that they interrupt is closed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from cistern.errors import CstError
+from cistern.torch.nodes import Enter, Leave, needing_grad, replaced
+from cistern.torch.operators import Operators, Tensor, Unit
+
+
+def in_backward() -> bool:
+    """Return whether this thread runs a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class _Use:
+    """One run of a unit in a forward pass."""
+
+    def __init__(self, runner: Runner, unit: Unit) -> None:
+        self.runner = runner
+        self.unit = unit
+        self.has_enter = False
+
+    def backward_begins(self) -> None:
+        self.runner.backward_begins(self)
+
+    def backward_ends(self) -> None:
+        self.runner.backward_ends(self)
+
+
+class _Uses:
+    """The runs of one unit."""
+
+    def __init__(self) -> None:
+        self.running: list[_Use | None] = []  # None: the unit was open already.
+        self.n_waiting = 0  # Runs whose backward pass has not ended.
+
+
+class Runner:
+    """Runs the units of one job. ``before_forward`` is called before a unit runs forward."""
+
+    def __init__(self, operators: Operators, before_forward: Callable[[], None]) -> None:
+        self.operators = operators
+        self.units: list[Unit] = []
+        self._uses: dict[Unit, _Uses] = {}
+        self._before_forward = before_forward
+        self._no_enter: _Use | None = None  # Its unit is open, and no Enter will say that it ends.
+        self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
+
+    @property
+    def broken(self) -> bool:
+        """Whether the last backward pass has ended with an exception."""
+        return bool(self._tasks) and not in_backward()
+
+    def next_micro_batch(self) -> None:
+        """Forget what belongs to the micro-batch or the step that has ended."""
+        self.operators.has_delivered = False
+        for uses in self._uses.values():
+            uses.n_waiting = 0
+
+    def forget(self) -> None:
+        """Forget the whole attempt at a step, without a call of the job."""
+        self.operators.forget()
+        self._no_enter = None
+        self._tasks.clear()
+        for unit, uses in self._uses.items():
+            uses.running.clear()
+            for tensor in unit.tensors:
+                tensor.grad = None
+        self.next_micro_batch()
+
+    # -- forward
+
+    def add(self, unit: Unit, module: nn.Module) -> None:
+        """Have ``module`` open ``unit`` while it runs."""
+        self.units.append(unit)
+        self._uses[unit] = _Uses()
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            return self._module_begins(unit, args, kwargs)
+
+        def after(_: nn.Module, __: Any, output: Any) -> Any:
+            return self._module_ends(unit, output)
+
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after, always_call=True)
+
+    def _module_begins(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+        if in_backward():
+            self._follow_pass()
+        else:
+            self._before_forward()
+        running = self._uses[unit].running
+        running.append(None)
+        if self.operators.open_unit is unit:
+            return None
+        self.operators.push(unit)
+        use = running[-1] = _Use(self, unit)
+        inputs = needing_grad((args, kwargs)) if torch.is_grad_enabled() else []
+        if not inputs:
+            return None
+        use.has_enter = True
+        outputs = Enter.apply(use, *inputs)
+        new = {id(old): tensor for old, tensor in zip(inputs, outputs, strict=True)}
+        return replaced(args, new), replaced(kwargs, new)
+
+    def _module_ends(self, unit: Unit, output: Any) -> Any:
+        """End a run of the module. It has raised if ``output`` is None; its error goes first."""
+        uses = self._uses[unit]
+        use = uses.running.pop() if uses.running else None
+        if use is None:
+            return None
+        try:
+            self.operators.pop()
+        except CstError:
+            if output is not None:
+                raise
+        outputs = needing_grad(output) if torch.is_grad_enabled() else []
+        if not outputs:
+            return None
+        uses.n_waiting += 1
+        new = Leave.apply(use, *outputs)
+        return replaced(output, {id(o): t for o, t in zip(outputs, new, strict=True)})
+
+    # -- backward
+
+    def gradient(self, tensor: Tensor, parameter: torch.Tensor) -> None:
+        """Take the gradient that autograd has accumulated in ``parameter``."""
+        grad, parameter.grad = parameter.grad, None
+        if grad is None:
+            return
+        if grad.requires_grad:
+            raise RuntimeError("cistern: gradients of gradients are not supported (create_graph)")
+        self._follow_pass()
+        tensor.keep_grad(grad)
+
+    def backward_begins(self, use: _Use) -> None:
+        """Leave says that the backward pass of a use begins."""
+        self._follow_pass()
+        self._end_without_enter()
+        self.operators.push(use.unit)
+        if not use.has_enter:
+            self._no_enter = use
+
+    def backward_ends(self, use: _Use) -> None:
+        """Enter says that the backward pass of a use ends."""
+        self._end_without_enter()
+        if self.operators.open_unit is not use.unit:
+            raise RuntimeError(
+                f"cistern: the backward pass of module '{use.unit.name}' ends, but it has not begun"
+            )
+        self._close(use.unit)
+
+    def _end_without_enter(self) -> None:
+        use, self._no_enter = self._no_enter, None
+        if use is not None:
+            self._close(use.unit)
+
+    def _close(self, unit: Unit) -> None:
+        uses = self._uses[unit]
+        uses.n_waiting -= 1
+        self.operators.pop(deliver=uses.n_waiting <= 0 and unit.has_grads)
+
+    def _follow_pass(self) -> None:
+        """Note that a backward pass runs, perhaps inside of another one, and wait for its end."""
+        task = torch._C._current_graph_task_id()
+        if task in self._tasks:
+            return
+        if not self._tasks and self.operators.has_delivered:
+            self.operators.job.accumulate()
+            self.next_micro_batch()
+        self._tasks.append(task)
+        torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
+
+    def _pass_ends(self) -> None:
+        if len(self._tasks) == 1:
+            self._end_without_enter()
+            for unit in reversed(self.units):
+                if unit.has_grads:
+                    self.operators.deliver(unit)
+            for uses in self._uses.values():
+                uses.n_waiting = 0
+        self._tasks.pop()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storages whose memory is lent to them for a while.
+
+A parameter of a store has one storage for life. Between uses, the storage points to nothing, and an
+access raises. While an operator is begun, the data pointer of the storage is that of the pool. All
+that shares the storage follows: views that autograd saved, and what custom functions keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+BF16_BYTES = 2
+_NOWHERE = 64  # An address that is never read.
+
+
+def at_address(address: int, n_bytes: int) -> torch.UntypedStorage:
+    """Return a storage for ``n_bytes`` of host memory at ``address``, which it does not own."""
+    construct: Any = torch._C._construct_storage_from_data_pointer
+    storage: torch.UntypedStorage = construct(address, torch.device("cpu"), n_bytes)
+    return storage
+
+
+def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int]) -> torch.Tensor:
+    """Return a contiguous bf16 tensor with the memory of ``storage``."""
+    empty = torch.empty(0, dtype=torch.bfloat16)
+    return empty.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload,no-any-return]
+
+
+class LentStorage:
+    """The storage of one ``tensor``, and the blocks that were lent to it.
+
+    An access between loans raises RuntimeError with ``message``.
+    """
+
+    __slots__ = ("_lent", "_n_bytes", "_places", "_storage", "tensor")
+
+    def __init__(self, shape: Sequence[int], message: str) -> None:
+        self._n_bytes = BF16_BYTES * math.prod(shape)
+        self._storage: Any = at_address(_NOWHERE, self._n_bytes)
+        self.tensor = tensor_of(self._storage, shape)
+        torch._C._set_storage_data_ptr_access_error_msg(self._storage._cdata, message)
+        self._places: dict[int, torch.UntypedStorage] = {}
+        self._lent: torch.UntypedStorage | None = None
+
+    def lend(self, address: int) -> None:
+        """Let the storage use the memory at ``address``."""
+        place = self._places.get(address)
+        if place is None:
+            place = self._places[address] = at_address(address, self._n_bytes)
+        self._storage._swap_data_ptr_(place)
+        self._lent = place
+
+    def take_back(self) -> None:
+        """Let every access to the storage raise again."""
+        if self._lent is not None:
+            self._storage._swap_data_ptr_(self._lent)
+            self._lent = None
+
+
+def self_test() -> None:
+    """Check that this torch has what lent storages need. ImportError: it has not."""
+    wanted = ("_construct_storage_from_data_pointer", "_set_storage_data_ptr_access_error_msg")
+    has_all = all(hasattr(torch._C, name) for name in wanted)
+    if not has_all or not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        raise ImportError(f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}")
+    memory = torch.ones(4, dtype=torch.bfloat16)
+    lent = LentStorage((2, 2), "cistern: self-test")
+    view = lent.tensor.t()
+    lent.lend(memory.data_ptr())
+    follows = bool((view == 1).all())
+    lent.take_back()
+    try:
+        view.sum()
+    except RuntimeError as error:
+        if follows and "cistern: self-test" in str(error):
+            return
+    raise ImportError(
+        f"cistern.torch does not work with torch {torch.__version__}: a view does not follow the"
+        " data pointer of its storage, or an access does not raise"
+    )

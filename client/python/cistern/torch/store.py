@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of torch as one rank of a job."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from cistern._abi import MAX_CONFIG_BYTES, Moments, Overlap, Pattern, State
+from cistern._abi import Optimizer as Rule
+from cistern.checkpoint import SaveResult
+from cistern.job import Job, Path
+from cistern.results import HyperParams, Plan, RankStat, StepResult
+from cistern.torch import clip, weights
+from cistern.torch.operators import Operators, Tensor, Unit
+from cistern.torch.optimizer import Optimizer
+from cistern.torch.runner import Runner, in_backward
+from cistern.torch.units import find_units
+
+Factor = Callable[[str, nn.Parameter], float]
+
+
+def attach(
+    model: nn.Module,
+    job: str | None = None,
+    *,
+    socket: Path | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+    pool: int | str = 0,
+    units: Collection[str] = (),
+    micro_batches: int = 1,
+    lr_scale: Factor | None = None,
+    decay_scale: Factor | None = None,
+    base: str | None = None,
+    optimizer: Rule = Rule.ADAMW,
+    moments: Moments = Moments.FP32,
+    overlap: Overlap = Overlap.COMMIT,
+    load: Path | None = None,
+    resume: Path | None = None,
+    chunk_elems: int = 0,
+    timeout_ms: int = 0,
+    ttl_s: int = 0,
+) -> Store:
+    """Move the weights of ``model`` into a job of the daemon, and return the store.
+
+    If the job has weights already, it keeps them: the process goes on with the step
+    ``Store.step_no``. Else rank 0 writes them: those of ``model``, or of the safetensors files at
+    the path ``load``, or the states of the checkpoint at the path ``resume``. Parameters may be on
+    the meta device if there is such a path, or if the job has weights.
+
+    - ``job``: its name; by default that of the torchrun job.
+    - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
+    - ``pool``: memory for weights and gradients in use, in bytes or as "6G"; 0: the daemon chooses.
+    - ``units``: names of modules that are operators as a whole, in addition to those that are found
+      (``units.find_units``).
+    - ``micro_batches``: the largest number of backward passes in a step.
+    - ``lr_scale``, ``decay_scale``: functions of a parameter and its name, whose results multiply
+      the learning rate and the weight decay.
+    - ``base``: a job whose frozen tensors are used.
+    - The others are options of ``cistern.Job``.
+
+    Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
+    exact values in fp32. Parameters that need no gradient are frozen for good.
+
+    Raises TypeError for parameters that cannot be in a store, and what ``Job``, ``Job.commit`` and
+    ``Job.sync`` raise.
+    """
+    rank, world = _ranks(rank, world)
+    name = job or os.environ.get("TORCHELASTIC_RUN_ID")
+    if name is None:
+        raise ValueError("cistern: the job has no name")
+    parameters = list(weights.named_parameters(model))
+    weights.check_no_shared_memory(parameters)
+    opened = Job(
+        name,
+        socket=socket,
+        rank=rank,
+        world=world,
+        pool_bytes=_bytes(pool),
+        chunk_elems=chunk_elems,
+        timeout_ms=timeout_ms,
+        ttl_s=ttl_s,
+        micro_batches=micro_batches,
+        base=base,
+        optimizer=optimizer,
+        moments=moments,
+        overlap=overlap,
+        model_config=_model_config(model),
+    )
+    try:
+        store = Store(opened, model, units, lr_scale or _one, decay_scale or _one)
+        store._begin(rank == 0 and not opened.initialised, load, resume, base is not None)
+    except BaseException:
+        opened.close()
+        raise
+    return store
+
+
+class Store:
+    """The states of a model in the daemon. ``attach`` makes it.
+
+    ``plan`` is the plan of the job, ``job`` the ``cistern.Job`` of this rank.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        by_hand: Collection[str],
+        lr_scale: Factor,
+        decay_scale: Factor,
+    ) -> None:
+        self.job = job
+        self.model = model
+        self._optimizer: Optimizer | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._random_state: torch.Tensor | None = None  # At the first forward pass of the step.
+        self._must_sync = False
+        self._numbers: dict[str, int] = {}
+        for name, parameter in weights.named_parameters(model):
+            self._numbers[name] = job.tensor(
+                name,
+                tuple(parameter.shape) or (1,),
+                pattern=Pattern.SHARD if parameter.requires_grad else Pattern.FROZEN,
+                lr_scale=lr_scale(name, parameter),
+                decay_scale=decay_scale(name, parameter),
+            )
+        self._modules = find_units(model, by_hand)
+        names = {id(parameter): name for name, parameter in weights.named_parameters(model)}
+        self._tensors_of = {
+            unit: [names[id(p)] for p in module.parameters() if id(p) in names]
+            for unit, module in self._modules.items()
+        }
+        self._operators = {
+            unit: job.operator(unit or "model", [self._numbers[name] for name in tensors])
+            for unit, tensors in self._tensors_of.items()
+            if tensors
+        }
+        self.plan: Plan = job.commit()
+        self._runner = Runner(Operators(job), self._before_forward)
+
+    # -- the beginning
+
+    def _begin(self, writes: bool, load: Path | None, resume: Path | None, has_base: bool) -> None:
+        if writes:
+            self._write_first_states(load, resume, has_base)
+        self._take_parameters()
+        self.job.sync()
+
+    def _write_first_states(self, load: Path | None, resume: Path | None, has_base: bool) -> None:
+        if resume is not None:
+            self.job.load(resume)
+            return
+        if load is not None:
+            self.job.load_model(load)
+            return
+        for name, parameter in weights.named_parameters(self.model):
+            if parameter.is_meta:
+                raise TypeError(
+                    f"cistern: parameter '{name}' is on the meta device; give a path to load from"
+                )
+            if parameter.requires_grad or not has_base:
+                weights.write_master(self.job, self._numbers[name], parameter)
+
+    def _take_parameters(self) -> None:
+        """Let the parameters lose their memory, and the modules open their units."""
+        parameters = dict(weights.named_parameters(self.model))
+        others = sorted(n for n, p in parameters.items() if p.dtype != torch.bfloat16)
+        if others:
+            warnings.warn(
+                f"cistern: {len(others)} parameters become bf16: {', '.join(others[:5])}",
+                stacklevel=4,
+            )
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        weights.without_meta(self.model)
+        for name, parameter in self.model.named_parameters():
+            if name in shapes:
+                self._take(name, parameter, shapes[name])
+        for name, operator in self._operators.items():
+            tensors = [self._tensors[tensor] for tensor in self._tensors_of[name]]
+            self._runner.add(Unit(name, operator, tensors), self._modules[name])
+        clip.add(self, (tensor.parameter for tensor in self._tensors.values()))
+        self.model.register_forward_pre_hook(self._model_begins, prepend=True)
+        hooked: Any = self.model
+        hooked.register_state_dict_post_hook(partial(_fill_state_dict, self))
+
+    def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
+        parameter.grad = None
+        tensor = self._tensors[name] = Tensor(name, self._numbers[name], parameter, shape)
+        if tensor.trains:
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(partial(self._runner.gradient, tensor))
+
+    def _model_begins(self, *_: Any) -> None:
+        """Close what an exception other than Exception, such as Ctrl-C, has left open."""
+        if not in_backward():
+            self._runner.operators.close_all()
+
+    def _before_forward(self) -> None:
+        if self._runner.broken:
+            self.abandon()
+        if self._must_sync:
+            self.sync()
+        if self._random_state is None and torch.is_grad_enabled():
+            self._random_state = torch.get_rng_state()
+
+    # -- steps
+
+    def optimizer(
+        self,
+        lr: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        clip_norm: float = 0.0,
+        grad_scale: float | None = None,
+    ) -> Optimizer:
+        """Return the optimizer of the job. With Lion and SGD, ``betas[0]`` is the momentum.
+
+        ``clip_norm`` is the largest L2 norm of all gradients together; 0: no clipping.
+        ``grad_scale`` multiplies the sum of the gradients of all ranks; by default it makes the
+        sum a mean.
+        """
+        scale = 1.0 / self.job.world if grad_scale is None else grad_scale
+        self._optimizer = Optimizer(
+            self,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+            grad_scale=scale,
+        )
+        return self._optimizer
+
+    def the_optimizer(self) -> Optimizer:
+        """Return what ``optimizer`` has returned last. RuntimeError: nothing yet."""
+        if self._optimizer is None:
+            raise RuntimeError("cistern: the store has no optimizer yet")
+        return self._optimizer
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are trained."""
+        return [tensor.parameter for tensor in self._tensors.values() if tensor.trains]
+
+    @property
+    def step_no(self) -> int:
+        """Number of committed steps, which is the number of the step to do now."""
+        return self.job.steps
+
+    def commit_step(self, params: HyperParams) -> StepResult:
+        """Commit the step with ``params``. The step of the optimizer does this."""
+        if self._runner.broken:
+            raise RuntimeError(
+                "cistern: the last backward pass has raised: call Store.sync, and do the step again"
+            )
+        self._runner.operators.close_all()
+        result = self.job.step(params)
+        self._runner.next_micro_batch()
+        self._random_state = None
+        return result
+
+    def sync(self) -> int:
+        """Give up the step for all ranks, wait for them, and return the step to do now."""
+        self.abandon()
+        step = self.job.sync()
+        self._must_sync = False
+        return step
+
+    def abandon(self) -> None:
+        """Forget this attempt at the step, after an exception. The next forward pass syncs."""
+        self._runner.forget()
+        self._must_sync = True
+
+    def restore_random_state(self) -> None:
+        """Set torch's random numbers to those before the first forward pass of this step."""
+        if self._random_state is not None:
+            torch.set_rng_state(self._random_state)
+
+    # -- states
+
+    def read(self, name: str, state: State = State.WEIGHT) -> torch.Tensor:
+        """Return a copy of a state of the parameter ``name``: bf16, or fp32 for master and moments.
+
+        KeyError: there is no such parameter. Raises what ``Job.tensor_read`` raises.
+        """
+        tensor = self._tensors[name]
+        return weights.read_state(self.job, tensor.number, state, tensor.shape)
+
+    def write(self, name: str, values: torch.Tensor) -> None:
+        """Write the master weights of the parameter ``name``, and so its weights, between steps.
+
+        The moments become 0. ValueError: ``values`` has another shape.
+        """
+        tensor = self._tensors[name]
+        if tuple(values.shape) != tensor.shape:
+            raise ValueError(
+                f"cistern: '{name}' has the shape {tensor.shape}, not {tuple(values.shape)}"
+            )
+        weights.write_master(self.job, tensor.number, values)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return copies of all weights, and the buffers, as ``model.state_dict`` does."""
+        return dict(self.model.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Write weights that ``state_dict`` has, between steps. The moments become 0.
+
+        KeyError: weights are missing. Tied weights may have any one of their names.
+        """
+        for name, tensor in self._tensors.items():
+            found = [key for key in self._names_of(tensor) if key in state_dict]
+            if not found:
+                raise KeyError(name)
+            self.write(name, state_dict[found[0]])
+
+    def _names_of(self, tensor: Tensor) -> list[str]:
+        named = self.model.named_parameters(remove_duplicate=False)
+        return [name for name, parameter in named if parameter is tensor.parameter]
+
+    @contextmanager
+    def gather(self, *names: str) -> Iterator[None]:
+        """Have the weights of parameters readable anywhere in the block of a ``with`` statement.
+
+        Changes to them are lost. KeyError: there is no parameter of a name.
+        """
+        tensors = [self._tensors[name] for name in names]
+        copies = [self.read(name) for name in names]
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.lent.lend(copy.data_ptr())
+        try:
+            yield
+        finally:
+            for tensor in tensors:
+                tensor.lent.take_back()
+
+    def save(self, dir: Path, *, keep: int = 0, fp32_weights: bool = False) -> SaveResult:
+        """Write a checkpoint to the directory ``dir``, from which transformers can load a model.
+
+        One rank does this. ``attach`` with ``resume=dir`` goes on from it, with the same bits.
+        Raises what ``Client.save`` raises.
+        """
+        return self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
+
+    def stat(self) -> RankStat:
+        """Return the daemon's counters of this rank."""
+        return self.job.stat()
+
+    def close(self, *, remove: bool = False) -> None:
+        """Leave the job. Its states stay in the daemon, unless ``remove``.
+
+        Afterwards the model cannot be used any more.
+        """
+        self._runner.forget()
+        name, client = self.job.name, self.job.client
+        try:
+            self.job.leave()
+            if remove:
+                client.remove_job(name)
+        finally:
+            self.job.close()
+
+    def __deepcopy__(self, memo: Any) -> Store:
+        raise TypeError("cistern: a store cannot be copied; copy the model before attach")
+
+
+def _fill_state_dict(
+    store: Store, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any
+) -> None:
+    """Put copies of weights in the place of parameters that have no memory. Ties stay ties."""
+    copies: dict[int, torch.Tensor] = {}
+    tensors = {id(tensor.parameter): tensor for tensor in store._tensors.values()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        tensor = tensors.get(id(parameter))
+        if tensor is None or prefix + name not in state_dict:
+            continue
+        if id(parameter) not in copies:
+            copies[id(parameter)] = store.read(tensor.name)
+        state_dict[prefix + name] = copies[id(parameter)]
+
+
+def _one(_: str, __: nn.Parameter) -> float:
+    return 1.0
+
+
+def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+    """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if world is None and local != os.environ.get("WORLD_SIZE", local):
+        raise ValueError("cistern: all ranks of a job are on one machine")
+    return (
+        int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank,
+        int(local or "1") if world is None else world,
+    )
+
+
+def _bytes(size: int | str) -> int:
+    """Return the number of bytes of a size such as "6G" or "1.5GiB"."""
+    if isinstance(size, int):
+        return size
+    digits = size.rstrip("BibKMGTkmgt")
+    suffix = size[len(digits) :].upper().removesuffix("IB").removesuffix("B")
+    if suffix not in ("", "K", "M", "G", "T"):
+        raise ValueError(f"cistern: '{size}' is no size")
+    return int(float(digits) * 1024 ** " KMGT".index(suffix or " "))
+
+
+def _model_config(model: nn.Module) -> str | None:
+    """Return the configuration of a model of transformers, for its checkpoints."""
+    to_json = getattr(model.__dict__.get("config"), "to_json_string", None)
+    text = None if to_json is None else str(to_json())
+    return None if text is None or len(text.encode()) > MAX_CONFIG_BYTES else text

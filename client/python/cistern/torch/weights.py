@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of the job as tensors of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cistern._abi import State
+from cistern.job import Job
+from cistern.memory import BF16_STATES
+
+_SLICE = 1 << 20  # Elements that are converted at a time.
+
+
+def write_master(job: Job, number: int, values: torch.Tensor) -> None:
+    """Write ``values``, of any floating type, to the master weights of a tensor of the job.
+
+    The weights become those rounded to bf16. A frozen tensor has only these.
+    """
+    flat = values.detach().reshape(-1)
+    for first in range(0, flat.numel(), _SLICE):
+        part = flat[first : first + _SLICE].to("cpu", torch.float32).contiguous()
+        job.write_from(number, State.MASTER, first, part.numel(), part.data_ptr())
+
+
+def read_state(job: Job, number: int, state: State, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a copy of a state of a tensor of the job, in host memory."""
+    dtype = torch.bfloat16 if state in BF16_STATES else torch.float32
+    out = torch.empty(shape, dtype=dtype)
+    job.read_to(number, state, 0, out.numel(), out.data_ptr())
+    return out
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter that has elements once. TypeError: its type cannot be in a store."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            continue
+        if not parameter.is_floating_point() or parameter.layout != torch.strided:
+            raise TypeError(
+                f"cistern: parameter '{name}' is {parameter.dtype}, {parameter.layout}; a store has"
+                " dense floating-point parameters"
+            )
+        yield name, parameter
+
+
+def check_no_shared_memory(parameters: list[tuple[str, nn.Parameter]]) -> None:
+    """Raise TypeError if two parameters are views of the same memory."""
+    owner: dict[int, str] = {}
+    for name, parameter in parameters:
+        if parameter.is_meta:
+            continue
+        first = owner.setdefault(parameter.untyped_storage().data_ptr(), name)
+        if first != name:
+            raise TypeError(f"cistern: parameters '{first}' and '{name}' share memory")
+
+
+def without_meta(model: nn.Module) -> None:
+    """Replace parameters on the meta device by parameters without memory, ties kept."""
+    new: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if id(parameter) not in new:
+                empty = torch.empty(0, dtype=torch.bfloat16).expand(0)
+                new[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[name] = new[id(parameter)]

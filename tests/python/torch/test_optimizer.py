@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer is like torch's."""
+
+import copy
+
+import cistern
+import models
+import torch
+from cistern import State
+from models import TorchCase
+
+
+def backward(model: torch.nn.Module) -> None:
+    models.loss_of(model, models.tokens()).backward()
+
+
+class AdamW(TorchCase):
+    def test_one_update_is_that_of_torch(self) -> None:
+        """From equal states, to 1 ulp of the weight and 1e-6 of the update."""
+        _, store = self.twins(models.gpt2)
+        options = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+        ours = store.optimizer(**options)
+        names = [name for name, _ in store.model.named_parameters()]
+        for step in range(3):
+            before = {s: [store.read(n, s) for n in names] for s in (State.MASTER, *_MOMENTS)}
+            backward(store.model)
+            ours.step()
+            masters = before[State.MASTER]
+            plain = [torch.nn.Parameter(master.clone()) for master in masters]
+            for name, parameter in zip(names, plain, strict=True):
+                parameter.grad = store.read(name, State.GRAD).float()
+            theirs = torch.optim.AdamW(plain, **options)
+            for i, parameter in enumerate(plain):
+                theirs.state[parameter] = {
+                    "step": torch.tensor(float(step)),
+                    "exp_avg": before[State.EXP_AVG][i],
+                    "exp_avg_sq": before[State.EXP_AVG_SQ][i],
+                }
+            theirs.step()
+            for i, parameter in enumerate(plain):
+                ours_now = store.read(names[i], State.MASTER)
+                self.close_to(masters[i], ours_now, parameter.data, names[i])
+
+    def close_to(
+        self, before: torch.Tensor, ours: torch.Tensor, plain: torch.Tensor, name: str
+    ) -> None:
+        largest = torch.maximum(before.abs(), plain.abs())
+        one_ulp = torch.nextafter(largest, torch.tensor(torch.inf)) - largest
+        bound = one_ulp + 1e-6 * (plain - before).abs()
+        self.assertLessEqual(float(((ours - plain).abs() / bound).max()), 1.0, name)
+
+    def test_fifty_steps_stay_close_to_those_of_torch(self) -> None:
+        model = models.llama().train()
+        twin = copy.deepcopy(model)
+        for parameter in twin.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16).float()
+        store = self.attach(model)
+        store.load_state_dict(dict(twin.named_parameters()))
+        ours = store.optimizer(lr=1e-3, weight_decay=0.1)
+        masters = [p.detach().clone() for p in twin.parameters()]
+        theirs = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0.1)
+        plain = models.bf16(lambda: twin)
+        for _ in range(50):
+            batch = models.tokens()
+            loss = models.loss_of(store.model, batch)
+            loss.backward()
+            ours.step()
+            for master, parameter in zip(masters, plain.parameters(), strict=True):
+                parameter.data.copy_(master)
+                parameter.grad = None
+            other = models.loss_of(plain, batch)
+            other.backward()
+            for master, parameter in zip(masters, plain.parameters(), strict=True):
+                master.grad = parameter.grad.float()
+            theirs.step()
+            self.assertLess(abs(loss - other) / other, 1e-3)
+
+
+_MOMENTS = (State.EXP_AVG, State.EXP_AVG_SQ)
+
+
+class Interface(TorchCase):
+    def test_a_scheduler_changes_the_learning_rate(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+        before = store.read("transformer.wte.weight")
+        backward(store.model)
+        optimizer.step()
+        scheduler.step()
+        self.assertTrue(torch.equal(before, store.read("transformer.wte.weight")))
+        self.assertEqual(scheduler.get_last_lr(), [0.0])
+
+    def test_clip_grad_norm_clips_and_returns_the_norm(self) -> None:
+        twin, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-3)
+        batch = models.tokens()
+        random = torch.get_rng_state()
+        models.loss_of(store.model, batch).backward()
+        norm = torch.nn.utils.clip_grad_norm_(store.model.parameters(), 0.5)
+        optimizer.step()
+        torch.set_rng_state(random)
+        models.loss_of(twin, batch).backward()
+        plain = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        self.assertAlmostEqual(float(norm) / float(plain), 1, places=2)
+        self.assertAlmostEqual(optimizer.last.clip, 0.5 / float(norm), places=5)
+        with self.assertRaisesRegex(ValueError, "clipped together"):
+            torch.nn.utils.clip_grad_norm_([*store.model.parameters(), *twin.parameters()], 1.0)
+        with self.assertRaisesRegex(ValueError, "norm alone"):
+            torch.nn.utils.clip_grad_value_(store.model.parameters(), 1.0)
+
+    def test_a_second_group_is_refused(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-3)
+        with self.assertRaisesRegex(ValueError, "one group"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+
+    def test_its_state_is_the_group_and_the_step(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-3)
+        state = optimizer.state_dict()
+        self.assertEqual((state["job"], state["step"]), (self.name, 0))
+        self.assertNotIn("params", state["param_groups"][0])
+        state["param_groups"][0]["lr"] = 0.5
+        optimizer.load_state_dict(state)
+        self.assertEqual(optimizer.param_groups[0]["lr"], 0.5)
+        backward(store.model)
+        optimizer.step()
+        with self.assertRaisesRegex(ValueError, "has done 1"):
+            optimizer.load_state_dict(state)
+
+    def test_factors_of_single_tensors(self) -> None:
+        _, store = self.twins(models.gpt2, lr_scale=lambda name, _: 0.0 if "ln_f" in name else 1.0)
+        optimizer = store.optimizer(lr=1e-2)
+        before = store.state_dict()
+        backward(store.model)
+        optimizer.step()
+        after = store.state_dict()
+        same = {name for name in before if torch.equal(before[name], after[name])}
+        self.assertEqual(same, {"transformer.ln_f.weight", "transformer.ln_f.bias"})
+
+    def test_a_closure_computes_the_loss(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-2)
+        batch = models.tokens()
+
+        def closure() -> torch.Tensor:
+            loss = models.loss_of(store.model, batch)
+            loss.backward()
+            return loss
+
+        first = optimizer.step(closure)
+        second = optimizer.step(closure)
+        self.assertLess(second.item(), first.item())
+        self.assertEqual(store.step_no, 2)
+
+    def test_more_backward_passes_than_micro_batches_are_refused(self) -> None:
+        _, store = self.twins(models.gpt2)
+        store.optimizer(lr=1e-2)
+        backward(store.model)
+        with self.assertRaisesRegex(cistern.CstError, "micro"):
+            backward(store.model)

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store does besides steps: memory that is not there, states, files, exceptions."""
+
+import copy
+import os
+import signal
+import tempfile
+import warnings
+from pathlib import Path
+
+import cistern
+import cistern.torch as ct
+import models
+import torch
+import transformers
+from cistern import State
+from cistern.torch.store import _bytes
+from models import TorchCase, loss_of, square, tokens
+from torch import nn
+
+
+class Stale(TorchCase):
+    """Weights are used outside of their modules."""
+
+    def test_every_use_raises_and_names_the_parameter(self) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+                self.kept: list[torch.Tensor] = []
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.linear(x)
+
+        model = models.bf16(Model)
+        weight = model.linear.weight
+        view, detached = weight.t(), weight.detach()
+        self.attach(model)
+        model(torch.ones(1, 4, dtype=torch.bfloat16))
+        for use in (
+            lambda: weight + 1,
+            lambda: torch.ones(4, 4, dtype=torch.bfloat16) @ weight.t(),
+            lambda: weight.view(-1).sum(),
+            lambda: weight.data_ptr(),
+            lambda: repr(weight),
+            lambda: weight.half(),
+            lambda: weight.detach().numpy(),
+            lambda: weight.clone(),
+            lambda: copy.deepcopy(weight),
+            lambda: sum(p.sum() for p in model.parameters()),
+        ):
+            with self.assertRaisesRegex((RuntimeError, TypeError), "linear.weight|BFloat16"):
+                use()
+        self.assertEqual((weight.shape, weight.dtype), ((4, 4), torch.bfloat16))
+        # Views of the time before are of the memory before, which they keep.
+        self.assertEqual((view.shape, detached.shape), ((4, 4), (4, 4)))
+
+    def test_a_use_by_another_module_is_named(self) -> None:
+        class Thief(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.owner = nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.owner(x) @ self.owner.weight
+
+        x = torch.ones(1, 4, dtype=torch.bfloat16)
+        store = self.attach(models.bf16(Thief))
+        with self.assertRaisesRegex(RuntimeError, "cistern: parameter 'owner.weight'"):
+            store.model(x)
+        store.close(remove=True)
+        whole = self.attach(models.bf16(Thief), units=[""])
+        whole.model(x).sum().backward()
+
+    def test_a_weight_changed_in_place_is_named(self) -> None:
+        class Writer(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                with torch.no_grad():
+                    self.weight.clamp_(-1, 1)
+                return super().forward(x)
+
+        store = self.attach(models.bf16(lambda: Writer(4, 4)))
+        with self.assertRaisesRegex(RuntimeError, "'weight' was changed in place"):
+            store.model(torch.ones(1, 4, dtype=torch.bfloat16))
+
+    def test_gathered_weights_are_readable(self) -> None:
+        store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
+        weight = store.model.weight
+        with store.gather("weight"):
+            self.assertTrue(torch.equal(weight, store.read("weight")))
+        with self.assertRaises(RuntimeError):
+            weight.sum()
+
+
+class Models(TorchCase):
+    """What can be in a store."""
+
+    def test_units_are_found(self) -> None:
+        model = models.gpt2()
+        found = list(ct.store.find_units(model))
+        blocks = [f"transformer.h.{i}" for i in range(3)]
+        self.assertEqual(
+            found,
+            ["transformer.wte", "transformer.wpe", *blocks, "transformer.ln_f", "lm_head"],
+        )
+        self.assertEqual(
+            list(ct.store.find_units(model, ["transformer"])), ["transformer", "lm_head"]
+        )
+        inside = ct.store.find_units(model, ["transformer.h.1.mlp"])
+        self.assertIn("transformer.h.1.mlp", inside)
+        self.assertIn("transformer.h.1.attn.c_attn", inside)
+        with self.assertRaisesRegex(ValueError, "no module nothing"):
+            ct.store.find_units(model, ["nothing"])
+
+    def test_fp32_parameters_become_bf16_and_their_masters_are_exact(self) -> None:
+        model = nn.Linear(4, 4)
+        master = model.weight.detach().clone()
+        with self.assertWarnsRegex(UserWarning, "2 parameters become bf16: bias, weight"):
+            store = self.attach(model)
+        self.assertTrue(torch.equal(store.read("weight", State.MASTER), master))
+        self.assertTrue(torch.equal(store.read("weight"), master.to(torch.bfloat16)))
+
+    def test_what_cannot_be_in_a_store_is_refused(self) -> None:
+        model = nn.Linear(4, 4)
+        model.count = nn.Parameter(torch.ones(1, dtype=torch.int32), requires_grad=False)
+        with self.assertRaisesRegex(TypeError, "'count' is torch.int32"):
+            self.attach(model)
+        model = nn.Linear(4, 4)
+        model.first = nn.Parameter(model.weight.data[0])
+        with self.assertRaisesRegex(TypeError, "'first' and 'weight' share memory|share memory"):
+            self.attach(model)
+
+    def test_scalars_and_empty_parameters(self) -> None:
+        class Scaled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.Parameter(torch.tensor(2.0))
+                self.nothing = nn.Parameter(torch.empty(0))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * self.scale
+
+        twin, store = self.twins(Scaled)
+        self.assertEqual(store.read("scale").shape, ())
+        optimizer = store.optimizer(lr=0.1)
+        square(store.model, tokens()).backward()
+        square(twin, tokens()).backward()
+        optimizer.step()
+        self.assertTrue(torch.equal(store.read("scale", State.GRAD), twin.scale.grad))
+
+    def test_sizes_of_pools(self) -> None:
+        for size, expected in (
+            (7, 7),
+            ("7", 7),
+            ("6G", 6 << 30),
+            ("1.5GiB", 3 << 29),
+            ("2kb", 2048),
+        ):
+            self.assertEqual(_bytes(size), expected)
+        with self.assertRaises(ValueError):
+            _bytes("many")
+
+    def test_a_pool_that_is_too_small(self) -> None:
+        with self.assertRaises(ct.PoolTooSmall):
+            self.attach(models.bf16(models.gpt2), pool=4096)
+
+
+class Inference(TorchCase):
+    def test_eval_no_grad_and_inference_mode(self) -> None:
+        twin, store = self.twins(models.llama)
+        batch = tokens()
+        for model in (twin, store.model):
+            model.eval()
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                self.assertTrue(torch.equal(store.model(batch).logits, twin(batch).logits))
+
+    def test_generate(self) -> None:
+        twin, store = self.twins(models.gpt2)
+        batch = tokens(1)
+        outputs = []
+        for model in (twin, store.model):
+            model.eval()
+            outputs.append(model.generate(batch, max_new_tokens=8, do_sample=False))
+        self.assertTrue(torch.equal(*outputs))
+
+    def test_between_steps_of_training(self) -> None:
+        twin, store = self.twins(models.gpt2)
+        self.compare_steps(twin, store, n_steps=1)
+        with torch.no_grad():
+            loss_of(store.model, tokens())
+        loss_of(store.model, tokens())  # A graph that nobody uses.
+        self.compare_steps(twin, store, n_steps=2)
+
+
+class States(TorchCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = folder.name
+
+    def test_a_process_that_attaches_again_goes_on(self) -> None:
+        twin, store = self.twins(models.gpt2)
+        self.compare_steps(twin, store)
+        store.close()
+        again = self.attach(models.bf16(models.gpt2))
+        self.assertEqual(again.step_no, 3)
+        self.compare_steps(twin, again)
+
+    def test_state_dict_has_the_weights_and_ties(self) -> None:
+        twin, store = self.twins(models.qwen2)
+        state = store.model.state_dict()
+        plain = twin.state_dict()
+        self.assertEqual(list(state), list(plain))
+        for name, value in plain.items():
+            self.assertTrue(torch.equal(state[name], value), name)
+        self.assertIs(state["lm_head.weight"], state["model.embed_tokens.weight"])
+
+    def test_load_state_dict(self) -> None:
+        _, store = self.twins(models.gpt2)
+        other = models.bf16(models.gpt2)
+        store.load_state_dict(other.state_dict())
+        for name, value in other.state_dict().items():
+            self.assertTrue(torch.equal(store.state_dict()[name], value), name)
+        with self.assertRaises(KeyError):
+            store.load_state_dict({})
+
+    def test_save_pretrained_and_load(self) -> None:
+        twin, store = self.twins(models.qwen2)
+        self.compare_steps(twin, store)
+        store.model.save_pretrained(self.dir)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(self.dir, dtype=torch.bfloat16)
+        for name, value in store.state_dict().items():
+            self.assertTrue(torch.equal(loaded.state_dict()[name], value), name)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                loaded.config, dtype=torch.bfloat16
+            )
+        model.tie_weights()
+        model.model.rotary_emb = copy.deepcopy(loaded.model.rotary_emb)
+        streamed = self.attach(model, "streamed", load=self.dir)
+        for name, value in store.state_dict().items():
+            self.assertTrue(torch.equal(streamed.state_dict()[name], value), name)
+        batch = tokens()
+        with torch.no_grad():
+            ours = streamed.model.eval()(batch).logits
+            self.assertTrue(torch.equal(ours, loaded.eval()(batch).logits))
+
+    def test_a_checkpoint_is_resumed_with_the_same_bits(self) -> None:
+        _, store = self.twins(models.gpt2)
+        batches = [tokens() for _ in range(4)]
+
+        def train(store: ct.Store, batches: list[torch.Tensor]) -> None:
+            optimizer = store.optimizer(lr=1e-2)
+            for batch in batches:
+                torch.manual_seed(store.step_no)
+                loss_of(store.model, batch).backward()
+                optimizer.step()
+
+        train(store, batches[:2])
+        saved = store.save(self.dir)
+        self.assertEqual(saved.step, 2)
+        train(store, batches[2:])
+        other = self.attach(models.bf16(models.gpt2), "other", resume=self.dir)
+        self.assertEqual(other.step_no, 2)
+        train(other, batches[2:])
+        for name, value in store.state_dict().items():
+            self.assertTrue(torch.equal(other.state_dict()[name], value), name)
+        folder = Path(self.dir, "step-00000002")
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self.assertEqual(loaded.config.n_layer, 3)
+
+    def test_a_model_without_memory_needs_a_path(self) -> None:
+        with torch.device("meta"):
+            model = nn.Linear(4, 4, dtype=torch.bfloat16)
+        with self.assertRaisesRegex(TypeError, "meta device"):
+            self.attach(model)
+
+
+class Failing(nn.Module):
+    """Raises in the forward or in the backward pass of its second block, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.forward_raises: type[BaseException] | None = None
+        self.backward_raises = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i == 1:
+                x.register_hook(self.backward_hook)
+        return x
+
+    def block_hook(self, *_: object) -> None:
+        if self.forward_raises is not None:
+            raise self.forward_raises
+
+    def backward_hook(self, grad: torch.Tensor) -> None:
+        if self.backward_raises:
+            raise OverflowError
+
+
+class Exceptions(TorchCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.twin, self.store = self.twins(Failing)
+        self.model = self.store.model
+        self.model.blocks[1].register_forward_hook(self.model.block_hook)
+
+    def test_a_forward_pass_that_raises_changes_nothing(self) -> None:
+        for kind in (OverflowError, KeyboardInterrupt):
+            self.model.forward_raises = kind
+            with self.assertRaises(kind):
+                square(self.model, tokens())
+            self.model.forward_raises = None
+            with self.assertRaises(RuntimeError):
+                self.model.blocks[2].weight.sum()
+            self.compare_steps(self.twin, self.store, loss=square)
+
+    def test_a_backward_pass_that_raises_gives_up_the_step(self) -> None:
+        optimizer = self.store.optimizer(lr=1e-2)
+        self.model.backward_raises = True
+        with self.assertRaises(OverflowError):
+            square(self.model, tokens()).backward()
+        with self.assertRaisesRegex(RuntimeError, "call Store.sync"):
+            optimizer.step()
+        self.model.backward_raises = False
+        self.compare_steps(self.twin, self.store, loss=square)
+        self.assertEqual(self.store.step_no, 3)
+
+    def test_gradients_of_gradients_are_refused(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "gradients of gradients"):
+            square(self.model, tokens()).backward(create_graph=True)
+
+    def test_gradients_of_inputs_alone_are_those_of_torch(self) -> None:
+        grads = []
+        for model in (self.twin, self.model):
+            x = torch.ones(2, 4, dtype=torch.bfloat16, requires_grad=True)
+            grads.append(torch.autograd.grad(model(x).sum(), x)[0])
+        self.assertTrue(torch.equal(*grads))
+        self.compare_steps(self.twin, self.store, loss=square)
+
+    def test_a_child_process_cannot_use_the_model(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                square(self.model, tokens())
+            except cistern.CstError as error:
+                status = 0 if error.status == cistern.Status.EFORKED else 2
+            os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+        self.compare_steps(self.twin, self.store, loss=square)
+
+    def test_loaders_with_processes_work(self) -> None:
+        data = torch.utils.data.TensorDataset(torch.arange(8.0).reshape(8, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = list(torch.utils.data.DataLoader(data, batch_size=2, num_workers=2))
+        self.assertEqual(len(loaded), 4)
+        self.compare_steps(self.twin, self.store, loss=square)
+
+    def test_ctrl_c_in_a_forward_pass(self) -> None:
+        def interrupt(*_: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        handle = self.model.blocks[0].register_forward_hook(interrupt)
+        with self.assertRaises(KeyboardInterrupt):
+            square(self.model, tokens())
+        handle.remove()
+        self.compare_steps(self.twin, self.store, loss=square)
