@@ -123,6 +123,24 @@ class Steps(JobCase):
         )
         self.assertEqual(model.job.step(params).step, 1)
 
+    def test_parameter_groups_have_factors(self) -> None:
+        job = self.open()
+        tensors = [job.tensor(f"w{i}", (N,), param_group=i) for i in range(2)]
+        layer = job.operator("layer", tensors)
+        job.commit()
+        for tensor in tensors:
+            job.tensor_write(tensor, State.MASTER, array("f", [1.0] * N))
+        job.sync()
+        job.param_groups([(1.0, 1.0), (0.0, 1.0)])
+        with job.operation(layer, Direction.BACKWARD) as ios:
+            for io in ios:
+                io.grad[:] = io.weight
+        job.step(PARAMS)
+        self.assertLess(job.tensor_read(tensors[0], State.MASTER)[0], 1.0)
+        self.assertEqual(job.tensor_read(tensors[1], State.MASTER)[0], 1.0)
+        self.assert_status(Status.EINVAL, "-1", job.param_groups, [(-1.0, 1.0)])
+        self.assert_status(Status.EINVAL, "64", job.param_groups, [(1.0, 1.0)] * 65)
+
 
 class Memory(JobCase):
     def test_views_cannot_be_used_after_the_operator(self) -> None:

@@ -384,9 +384,10 @@ class Job:
         give the same ones. Groups without factors have (1, 1). Never waits. Raises CstError: EINVAL
         (a factor is out of range, or there are more than MAX_PARAM_GROUPS).
         """
-        array = (cst_param_group * len(groups))(*groups)
+        structs = [cst_param_group(*factors) for factors in groups]
+        array = (cst_param_group * len(groups))(*structs)
         err = cst_err()
-        status = self._lib.cst_param_groups(self.handle, array, len(groups), err)
+        status = self.lib.cst_param_groups(self.handle, array, len(groups), err)
         _library.check(status, err)
 
     def prepare_step(self, params: HyperParams) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from cistern._abi import State
 from cistern.job import Job
@@ -37,6 +38,10 @@ def read_state(job: Job, number: int, state: State, shape: tuple[int, ...]) -> t
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter that has elements once. TypeError: its type cannot be in a store."""
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise TypeError(
+                f"cistern: parameter '{name}' has no shape yet: run the lazy module once before"
+            )
         if parameter.numel() == 0:
             continue
         if not parameter.is_floating_point() or parameter.layout != torch.strided:
