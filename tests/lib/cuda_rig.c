@@ -65,13 +65,26 @@ void cuda_rig_close(void)
     fake_gpu_close_ledger();
 }
 
-bool cuda_rig_has_fault(pid_t pid)
+long cuda_rig_reported(void)
+{
+    FILE *file = fopen(leaks, "r");
+    long bytes;
+
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, 0, SEEK_END), 0);
+    bytes = ftell(file);
+    (void)fclose(file);
+    return bytes;
+}
+
+bool cuda_rig_has_fault(pid_t pid, long from)
 {
     FILE *file = fopen(leaks, "r");
     char line[1024], key[32];
     bool has = true; /* a driver that was never ready writes no line */
 
     ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, from, SEEK_SET), 0);
     (void)snprintf(key, sizeof key, "{\"pid\":%d,", (int)pid);
     while (fgets(line, sizeof line, file) != NULL) {
         if (strncmp(line, key, strlen(key)) == 0) {

@@ -18,8 +18,11 @@ void cuda_rig_close(void);
  * now on, so that streams overtake each other and missing waits are found. False: no delays. */
 void cuda_rig_dawdle(bool late);
 
+/* Number of bytes that the drivers of ended processes have reported so far. */
+long cuda_rig_reported(void);
+
 /* True if the driver of process @pid, which has ended, reported a fault that the test had asked
- * for. */
-bool cuda_rig_has_fault(pid_t pid);
+ * for. @from: cuda_rig_reported() before the process began; earlier ones can have had its pid. */
+bool cuda_rig_has_fault(pid_t pid, long from);
 
 #endif
