@@ -174,7 +174,7 @@ static int read_hyper(const Cistern__Hyper *h, struct cst_event *event,
 }
 
 /* Feed @event, which has the hyper-parameters @hyper, as the request @id of the type @type. */
-static void feed_hyper(struct cstd_session *session, uint64_t id, Cistern__MsgType type,
+static void feed_hyper(struct cstd_session *session, uint64_t id, uint16_t type,
                        const Cistern__Hyper *hyper, struct cst_event *event)
 {
     struct cst_table_factors factors = {0};
