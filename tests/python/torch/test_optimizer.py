@@ -4,6 +4,7 @@
 import copy
 
 import cistern
+import cistern.torch as ct
 import models
 import torch
 from cistern import State
@@ -112,7 +113,7 @@ class Interface(TorchCase):
     def test_a_second_group_is_refused(self) -> None:
         _, store = self.twins(models.gpt2)
         optimizer = store.optimizer(lr=1e-3)
-        with self.assertRaisesRegex(ValueError, "one group"):
+        with self.assertRaisesRegex(ValueError, "given the groups"):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 
     def test_its_state_is_the_group_and_the_step(self) -> None:
@@ -129,15 +130,51 @@ class Interface(TorchCase):
         with self.assertRaisesRegex(ValueError, "has done 1"):
             optimizer.load_state_dict(state)
 
-    def test_factors_of_single_tensors(self) -> None:
-        _, store = self.twins(models.gpt2, lr_scale=lambda name, _: 0.0 if "ln_f" in name else 1.0)
-        optimizer = store.optimizer(lr=1e-2)
-        before = store.state_dict()
+    def changed_by_a_step(self, store: ct.Store, optimizer: ct.Optimizer) -> set[str]:
+        before = {
+            name: store.read(name, State.MASTER) for name, _ in store.model.named_parameters()
+        }
         backward(store.model)
         optimizer.step()
-        after = store.state_dict()
-        same = {name for name in before if torch.equal(before[name], after[name])}
-        self.assertEqual(same, {"transformer.ln_f.weight", "transformer.ln_f.bias"})
+        return {n for n, old in before.items() if not torch.equal(old, store.read(n, State.MASTER))}
+
+    def test_groups_have_rates_of_their_own(self) -> None:
+        _, store = self.twins(models.gpt2, param_group=lambda name, _: int("ln_f" in name))
+        optimizer = store.optimizer(lr=1e-2, groups=[{}, {"lr": 0.0, "weight_decay": 0.0}])
+        norm = {"transformer.ln_f.weight", "transformer.ln_f.bias"}
+        self.assertEqual(len(optimizer.param_groups[1]["params"]), 2)
+        self.assertFalse(self.changed_by_a_step(store, optimizer) & norm)
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.0, 1e-2
+        self.assertEqual(self.changed_by_a_step(store, optimizer), norm)
+        with self.assertRaisesRegex(ValueError, "2 groups, not 1"):
+            store.optimizer(lr=1e-2, groups=[{}])
+        with self.assertRaisesRegex(ValueError, "lr and weight_decay alone"):
+            store.optimizer(lr=1e-2, groups=[{}, {"eps": 1.0}])
+
+    def test_a_scaler_of_gradients_is_refused(self) -> None:
+        _, store = self.twins(models.gpt2)
+        optimizer = store.optimizer(lr=1e-2)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(models.loss_of(store.model, models.tokens())).backward()
+        with self.assertRaisesRegex(ValueError, "needs no scaler"):
+            scaler.step(optimizer)
+
+    def test_early_updates_have_the_bits_of_late_ones(self) -> None:
+        states = []
+        for overlap in (cistern.Overlap.COMMIT, cistern.Overlap.EARLY):
+            torch.manual_seed(7)
+            _, store = self.twins(models.gpt2, overlap=overlap, chunk_elems=8192)
+            optimizer = store.optimizer(lr=1e-2)
+            for _ in range(3):
+                backward(store.model)
+                if overlap is cistern.Overlap.EARLY:
+                    with self.assertRaisesRegex(cistern.CstError, "prepared with other"):
+                        store.job.prepare_step(cistern.HyperParams(lr=0.5))
+                optimizer.step()
+            states.append(store.state_dict())
+            store.close(remove=True)
+        for name, value in states[0].items():
+            self.assertTrue(torch.equal(value, states[1][name]), name)
 
     def test_a_closure_computes_the_loss(self) -> None:
         _, store = self.twins(models.gpt2)

@@ -6,7 +6,9 @@ import os
 import signal
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cistern
 import cistern.torch as ct
@@ -330,6 +332,31 @@ class Exceptions(TorchCase):
         self.model.backward_raises = False
         self.compare_steps(self.twin, self.store, loss=square)
         self.assertEqual(self.store.step_no, 3)
+
+    def test_an_exception_at_any_call_of_the_job(self) -> None:
+        """Each call of libcistern in a step fails once. The next try has the bits of plain torch."""
+        operators = self.store._runner.operators
+        calls = [0, -1]  # Made so far, and the one that fails.
+
+        def count(call: Callable[..., None]) -> Callable[..., None]:
+            def counted(*arguments: Any) -> None:
+                calls[0] += 1
+                if calls[0] == calls[1]:
+                    raise OverflowError
+                call(*arguments)
+
+            return counted
+
+        operators._begin, operators._end = count(operators._begin), count(operators._end)
+        self.compare_steps(self.twin, self.store, n_steps=1, loss=square)
+        n_calls = calls[0]
+        self.assertEqual(n_calls, 3 * 3 * 2)
+        for failing in range(1, n_calls + 1):
+            calls[:] = [0, failing]
+            with self.assertRaises(OverflowError):
+                square(self.model, tokens()).backward()
+            self.store.sync()
+            self.compare_steps(self.twin, self.store, n_steps=1, loss=square)
 
     def test_gradients_of_gradients_are_refused(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "gradients of gradients"):

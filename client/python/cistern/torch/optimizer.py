@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Optimizer(torch.optim.Optimizer):
     """Updates the states of a store. ``step`` commits the step of the job.
 
-    The arguments are those of ``Store.optimizer``. There is one group of parameters, whose ``lr``,
-    ``betas``, ``eps`` and ``weight_decay`` can be changed between steps, such as by a scheduler.
-    Factors for single tensors are given to ``attach``. ``last`` is the result of the last step.
+    The arguments are those of ``Store.optimizer``. The groups are those that ``attach`` was given.
+    Their ``lr`` and ``weight_decay`` can be changed between steps, such as by a scheduler, and so can
+    ``betas`` and ``eps``, which are equal in all groups. ``last`` is the result of the last step.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Optimizer(torch.optim.Optimizer):
         weight_decay: float,
         clip_norm: float,
         grad_scale: float,
+        groups: Sequence[Mapping[str, float]],
     ) -> None:
         self.store = store
         self.clip_norm = clip_norm
@@ -42,35 +43,63 @@ class Optimizer(torch.optim.Optimizer):
         #: L2 norm of all gradients of the last step, before clipping, as a tensor without
         #: dimensions. ``clip_grad_norm_`` returns it before the step, which fills it.
         self.norm = torch.full((), math.nan)
+        parameters = store.grouped_parameters()
+        if groups and len(groups) != len(parameters):
+            raise ValueError(f"cistern: the store has {len(parameters)} groups, not {len(groups)}")
+        own = groups or [{} for _ in parameters]
+        for group in own:
+            if not set(group) <= {"lr", "weight_decay"}:
+                raise ValueError("cistern: groups differ in lr and weight_decay alone")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(store.trained_parameters(), defaults)
+        super().__init__(
+            [{"params": p, **g} for p, g in zip(parameters, own, strict=True)], defaults
+        )
+        self._complete = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the only group. ValueError: there is one already."""
-        if self.param_groups:
-            raise ValueError(
-                "cistern: an optimizer has one group of parameters; give attach the factors"
-                " lr_scale and decay_scale for single tensors"
-            )
+        """Take a group of the store. ValueError: it has all its groups."""
+        if getattr(self, "_complete", False):
+            raise ValueError("cistern: attach is given the groups of parameters, by param_group")
         super().add_param_group(param_group)
 
     def hyper_params(self) -> HyperParams:
-        """Return the parameters of the next update."""
-        group = self.param_groups[0]
-        beta1, beta2 = group["betas"]
-        if beta1 == 0 and beta2 == 0 or group["eps"] == 0:
+        """Return the parameters of the next update, with the largest of all groups."""
+        first = self.param_groups[0]
+        if any((g["betas"], g["eps"]) != (first["betas"], first["eps"]) for g in self.param_groups):
+            raise ValueError("cistern: betas and eps are equal in all groups")
+        beta1, beta2 = first["betas"]
+        if (beta1 == 0 and beta2 == 0) or first["eps"] == 0:
             raise ValueError("cistern: betas of (0, 0) and an eps of 0 are not supported")
         return HyperParams(
-            lr=float(group["lr"]),
+            lr=max(float(group["lr"]) for group in self.param_groups),
             beta1=beta1,
             beta2=beta2,
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
+            eps=first["eps"],
+            weight_decay=max(group["weight_decay"] for group in self.param_groups),
             clip_norm=self.clip_norm,
             grad_scale=self.grad_scale,
         )
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def prepared(self) -> HyperParams:
+        """Give the job the factors of the groups, and return the parameters of the next update."""
+        params = self.hyper_params()
+        self.store.job.param_groups(self._factors(params))
+        return params
+
+    def _factors(self, params: HyperParams) -> list[tuple[float, float]]:
+        """Return what the groups multiply ``lr`` and ``weight_decay`` of ``params`` with."""
+        return [
+            (
+                float(group["lr"]) / params.lr if params.lr != 0 else 1.0,
+                group["weight_decay"] / params.weight_decay if params.weight_decay != 0 else 1.0,
+            )
+            for group in self.param_groups
+        ]
+
+    #: Lets torch.amp.GradScaler pass itself to ``step``, which refuses it.
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
         """Commit the step of the job, together with all ranks.
 
         ``closure`` computes the loss and its gradients, and its value is returned. If the step is
@@ -78,6 +107,8 @@ class Optimizer(torch.optim.Optimizer):
         Without ``closure``, a void step raises StepVoid: call ``Store.sync``, which returns the
         number of the step to do, and compute the same batch again.
         """
+        if grad_scaler is not None:
+            raise ValueError("cistern: weights are bf16, which needs no scaler of gradients")
         if closure is None:
             self._commit()
             return None
@@ -92,7 +123,7 @@ class Optimizer(torch.optim.Optimizer):
                 self.store.restore_random_state()
 
     def _commit(self) -> None:
-        self.last = self.store.commit_step(self.hyper_params())
+        self.last = self.store.commit_step(self.prepared())
         self.norm.fill_(self.last.grad_norm)
         self.norm = self.norm.detach().clone()
 
@@ -100,15 +131,16 @@ class Optimizer(torch.optim.Optimizer):
         """Do nothing: a step takes the gradients away."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the group, the job and the step. The moments stay in the daemon."""
+        """Return the groups, the job and the step. The moments stay in the daemon."""
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         return {"job": self.store.job.name, "step": self.store.step_no, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the group of ``state_dict``. ValueError: the job has done other steps."""
+        """Take the groups of ``state_dict``. ValueError: the job has done other steps."""
         if state_dict["step"] != self.store.step_no:
             raise ValueError(
                 f"cistern: this is the state after step {state_dict['step']}, job"
                 f" '{self.store.job.name}' has done {self.store.step_no}"
             )
-        self.param_groups[0].update(state_dict["param_groups"][0])
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(loaded)

@@ -54,13 +54,23 @@ class _Uses:
 
 
 class Runner:
-    """Runs the units of one job. ``before_forward`` is called before a unit runs forward."""
+    """Runs the units of one job.
 
-    def __init__(self, operators: Operators, before_forward: Callable[[], None]) -> None:
+    ``before_forward`` is called before a unit runs forward, ``before_backward`` before the first
+    backward pass of a micro-batch.
+    """
+
+    def __init__(
+        self,
+        operators: Operators,
+        before_forward: Callable[[], None],
+        before_backward: Callable[[], None],
+    ) -> None:
         self.operators = operators
         self.units: list[Unit] = []
         self._uses: dict[Unit, _Uses] = {}
         self._before_forward = before_forward
+        self._before_backward = before_backward
         self._no_enter: _Use | None = None  # Its unit is open, and no Enter will say that it ends.
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
 
@@ -186,6 +196,8 @@ class Runner:
         if not self._tasks and self.operators.has_delivered:
             self.operators.job.accumulate()
             self.next_micro_batch()
+        if not self._tasks:
+            self._before_backward()
         self._tasks.append(task)
         torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
 

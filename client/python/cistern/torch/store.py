@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from cistern.torch.optimizer import Optimizer
 from cistern.torch.runner import Runner, in_backward
 from cistern.torch.units import find_units
 
-Factor = Callable[[str, nn.Parameter], float]
+GroupOf = Callable[[str, nn.Parameter], int]
 
 
 def attach(
@@ -37,8 +37,7 @@ def attach(
     pool: int | str = 0,
     units: Collection[str] = (),
     micro_batches: int = 1,
-    lr_scale: Factor | None = None,
-    decay_scale: Factor | None = None,
+    param_group: GroupOf | None = None,
     base: str | None = None,
     optimizer: Rule = Rule.ADAMW,
     moments: Moments = Moments.FP32,
@@ -62,8 +61,8 @@ def attach(
     - ``units``: names of modules that are operators as a whole, in addition to those that are found
       (``units.find_units``).
     - ``micro_batches``: the largest number of backward passes in a step.
-    - ``lr_scale``, ``decay_scale``: functions of a parameter and its name, whose results multiply
-      the learning rate and the weight decay.
+    - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
+      default all are in group 0.
     - ``base``: a job whose frozen tensors are used.
     - The others are options of ``cistern.Job``.
 
@@ -96,7 +95,8 @@ def attach(
         model_config=_model_config(model),
     )
     try:
-        store = Store(opened, model, units, lr_scale or _one, decay_scale or _one)
+        store = Store(opened, model, units, param_group or _first_group)
+        store._prepares = overlap is Overlap.EARLY
         store._begin(rank == 0 and not opened.initialised, load, resume, base is not None)
     except BaseException:
         opened.close()
@@ -115,8 +115,7 @@ class Store:
         job: Job,
         model: nn.Module,
         by_hand: Collection[str],
-        lr_scale: Factor,
-        decay_scale: Factor,
+        group_of: GroupOf,
     ) -> None:
         self.job = job
         self.model = model
@@ -124,14 +123,15 @@ class Store:
         self._tensors: dict[str, Tensor] = {}
         self._random_state: torch.Tensor | None = None  # At the first forward pass of the step.
         self._must_sync = False
+        self._prepares = False  # The job has early updates.
         self._numbers: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
         for name, parameter in weights.named_parameters(model):
             self._numbers[name] = job.tensor(
                 name,
                 tuple(parameter.shape) or (1,),
                 pattern=Pattern.SHARD if parameter.requires_grad else Pattern.FROZEN,
-                lr_scale=lr_scale(name, parameter),
-                decay_scale=decay_scale(name, parameter),
+                param_group=self._groups.setdefault(name, group_of(name, parameter)),
             )
         self._modules = find_units(model, by_hand)
         names = {id(parameter): name for name, parameter in weights.named_parameters(model)}
@@ -145,7 +145,7 @@ class Store:
             if tensors
         }
         self.plan: Plan = job.commit()
-        self._runner = Runner(Operators(job), self._before_forward)
+        self._runner = Runner(Operators(job), self._before_forward, self._before_backward)
 
     # -- the beginning
 
@@ -212,6 +212,11 @@ class Store:
         if self._random_state is None and torch.is_grad_enabled():
             self._random_state = torch.get_rng_state()
 
+    def _before_backward(self) -> None:
+        """Give the parameters of the step in advance, so that updates can be early."""
+        if self._prepares and self._optimizer is not None:
+            self.job.prepare_step(self._optimizer.prepared())
+
     # -- steps
 
     def optimizer(
@@ -223,8 +228,12 @@ class Store:
         weight_decay: float = 0.01,
         clip_norm: float = 0.0,
         grad_scale: float | None = None,
+        groups: Sequence[Mapping[str, float]] = (),
     ) -> Optimizer:
         """Return the optimizer of the job. With Lion and SGD, ``betas[0]`` is the momentum.
+
+        ``groups`` has what differs in groups 0, 1, ... of the parameters (``attach``): ``lr`` and
+        ``weight_decay``. An example is ``[{}, {"weight_decay": 0.0}]``.
 
         ``clip_norm`` is the largest L2 norm of all gradients together; 0: no clipping.
         ``grad_scale`` multiplies the sum of the gradients of all ranks; by default it makes the
@@ -239,6 +248,7 @@ class Store:
             weight_decay=weight_decay,
             clip_norm=clip_norm,
             grad_scale=scale,
+            groups=groups,
         )
         return self._optimizer
 
@@ -248,9 +258,13 @@ class Store:
             raise RuntimeError("cistern: the store has no optimizer yet")
         return self._optimizer
 
-    def trained_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are trained."""
-        return [tensor.parameter for tensor in self._tensors.values() if tensor.trains]
+    def grouped_parameters(self) -> list[list[nn.Parameter]]:
+        """Return the parameters that are trained, by their group."""
+        grouped: list[list[nn.Parameter]] = [[] for _ in range(max(self._groups.values()) + 1)]
+        for name, tensor in self._tensors.items():
+            if tensor.trains:
+                grouped[self._groups[name]].append(tensor.parameter)
+        return grouped
 
     @property
     def step_no(self) -> int:
@@ -388,8 +402,8 @@ def _fill_state_dict(
         state_dict[prefix + name] = copies[id(parameter)]
 
 
-def _one(_: str, __: nn.Parameter) -> float:
-    return 1.0
+def _first_group(_: str, __: nn.Parameter) -> int:
+    return 0
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
