@@ -88,7 +88,10 @@ class Stale(TorchCase):
     def test_gathered_weights_are_readable(self) -> None:
         store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
         weight = store.model.weight
+        x = torch.ones(1, 4, dtype=torch.bfloat16)
         with store.gather("weight"):
+            self.assertTrue(torch.equal(weight, store.read("weight")))
+            store.model(x)
             self.assertTrue(torch.equal(weight, store.read("weight")))
         with self.assertRaises(RuntimeError):
             weight.sum()
@@ -357,6 +360,35 @@ class Exceptions(TorchCase):
                 square(self.model, tokens()).backward()
             self.store.sync()
             self.compare_steps(self.twin, self.store, n_steps=1, loss=square)
+
+    def test_gradients_that_no_node_announces(self) -> None:
+        """The output of the embedding is in an object of its own, and nothing else has weights."""
+
+        class Hidden:
+            def __init__(self, value: torch.Tensor) -> None:
+                self.value = value
+
+        class Hiding(nn.Embedding):
+            def forward(self, x: torch.Tensor) -> Hidden:
+                return Hidden(super().forward(x))
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding = Hiding(8, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.embedding(x).value
+
+        self.store.close(remove=True)
+        twin, store = self.twins(Model)
+        for model in (twin, store.model):
+            for _ in range(2):
+                model(torch.tensor([1, 5, 5])).square().sum().backward()
+        store.optimizer(lr=0.1).step()
+        self.assertTrue(
+            torch.equal(store.read("embedding.weight", State.GRAD), twin.embedding.weight.grad)
+        )
 
     def test_gradients_of_gradients_are_refused(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "gradients of gradients"):

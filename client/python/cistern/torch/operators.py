@@ -14,11 +14,11 @@ import math
 import torch
 from torch import nn
 
-from cistern._abi import LAYOUTS, Direction, cst_err, cst_io
+from cistern._abi import LAYOUTS, Direction, Status, cst_err, cst_io
 from cistern._library import check, wait
 from cistern.errors import CstError, error_of
 from cistern.job import Job
-from cistern.torch.storage import BF16_BYTES, LentStorage, at_address, tensor_of
+from cistern.torch.storage import LentStorage, at_address, tensor_of
 
 _WORDS = ctypes.sizeof(cst_io) // 8
 _WEIGHT = LAYOUTS[cst_io][1]["weight"] // 8
@@ -28,7 +28,8 @@ _GRAD = LAYOUTS[cst_io][1]["grad"] // 8
 class Tensor:
     """A tensor of the job, and the parameter of the model that it is.
 
-    The parameter loses its own memory here.
+    The parameter loses its own memory here. A gradient that was computed and not delivered yet is in
+    its ``grad``, where autograd puts it.
     """
 
     def __init__(
@@ -40,38 +41,12 @@ class Tensor:
         self.shape = tuple(shape)
         self.n_elems = math.prod(shape)
         self.trains = parameter.requires_grad
-        self.grad: torch.Tensor | None = None  # Computed, and not delivered yet.
-        self._grad_places: dict[int, torch.Tensor] = {}
         message = (
             f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
             " only while a module runs that owns it. Store.read returns a copy."
         )
         self.lent = LentStorage(self.shape, message)
         parameter.data = self.lent.tensor
-        self.version = parameter._version
-
-    def keep_grad(self, grad: torch.Tensor) -> None:
-        """Keep ``grad``, which nobody else uses, in addition to what is kept already."""
-        dense = grad.to_dense() if grad.is_sparse else grad
-        if self.grad is None:
-            self.grad = dense
-        else:
-            self.grad.add_(dense)
-
-    def write_grad(self, address: int, accumulate: bool) -> None:
-        """Write the kept gradient to a block; one that was not computed is 0."""
-        grad, self.grad = self.grad, None
-        place = self._grad_places.get(address)
-        if place is None:
-            place = tensor_of(at_address(address, self.n_elems * BF16_BYTES), self.shape)
-            self._grad_places[address] = place
-        if grad is None:
-            if not accumulate:
-                place.zero_()
-        elif accumulate:
-            place.add_(grad)
-        else:
-            place.copy_(grad)
 
 
 class Unit:
@@ -81,13 +56,98 @@ class Unit:
         self.name = name
         self.number = number
         self.tensors = tensors
+        self.parameters = [tensor.parameter for tensor in tensors]
+        self.trained = [tensor.parameter for tensor in tensors if tensor.trains]
         self.io = (cst_io * len(tensors))()
-        self.words = memoryview(self.io).cast("B").cast("Q")
+        self._words = memoryview(self.io).cast("B").cast("Q")
+        self._storages = [tensor.lent.storage for tensor in tensors]
+        self._places: dict[tuple[int, ...], list[torch.UntypedStorage]] = {}  # By their addresses.
+        self._grad_places: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        self._lent: list[torch.UntypedStorage] = []  # Empty, or as long as the storages.
+        self._versions = self.versions()
 
-    @property
+    # These run several times in each step: no line of them is without need.
+
+    def lend(self) -> None:
+        """Let the parameters use the weights of ``io``."""
+        addresses = tuple(self._words[_WEIGHT::_WORDS].tolist())
+        places = self._places.get(addresses)
+        if places is None:
+            places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
+            self._places[addresses] = places
+        for storage, place in zip(self._storages, places):
+            storage._swap_data_ptr_(place)
+        self._lent = places
+
+    def take_back(self) -> None:
+        """Let every access to the parameters raise again."""
+        for storage, place in zip(self._storages, self._lent):
+            storage._swap_data_ptr_(place)
+        self._lent = []
+
+    def versions(self) -> list[int]:
+        """Return how often each parameter was changed in place."""
+        return [parameter._version for parameter in self.parameters]
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError if a parameter was changed in place since the last call."""
+        versions = self.versions()
+        if versions == self._versions:
+            return
+        changed = [
+            tensor.name
+            for tensor, old, new in zip(self.tensors, self._versions, versions, strict=True)
+            if old != new
+        ]
+        self._versions = versions
+        raise RuntimeError(
+            f"cistern: parameter '{changed[0]}' was changed in place by module '{self.name}'; only"
+            " the optimizer may change weights"
+        )
+
     def has_grads(self) -> bool:
-        """Whether gradients of this unit are kept."""
-        return any(tensor.grad is not None for tensor in self.tensors)
+        """Whether autograd has computed gradients of this unit that are not delivered."""
+        return any(parameter.grad is not None for parameter in self.trained)
+
+    def drop_grads(self) -> None:
+        """Forget gradients that are not delivered."""
+        for parameter in self.trained:
+            parameter.grad = None
+
+    def write_grads(self) -> None:
+        """Write the gradients to the blocks of ``io``; those that were not computed are 0."""
+        addresses = tuple(self._words[_GRAD::_WORDS].tolist())
+        places = self._grad_places.get(addresses)
+        if places is None:
+            places = [
+                tensor_of(at_address(a, t.lent.n_bytes), t.shape)
+                for t, a in zip(self.tensors, addresses, strict=True)
+                if t.trains
+            ]
+            self._grad_places[addresses] = places
+        added = [io.accumulate for io, a in zip(self.io, addresses, strict=True) if a != 0]
+        grads = [_dense(parameter.grad) for parameter in self.trained]
+        self.drop_grads()
+        present = [grad for grad in grads if grad is not None]
+        if len(present) == len(places) and not any(added):
+            torch._foreach_copy_(places, present)
+            return
+        for place, grad, adds in zip(places, grads, added, strict=True):
+            if grad is not None and adds:
+                place.add_(grad)
+            elif grad is not None:
+                place.copy_(grad)
+            elif not adds:
+                place.zero_()
+
+
+def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """Return ``grad`` with all its elements. RuntimeError: it is a function of its own."""
+    if grad is None:
+        return None
+    if grad.requires_grad:
+        raise RuntimeError("cistern: gradients of gradients are not supported (create_graph)")
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 class Operators:
@@ -97,6 +157,7 @@ class Operators:
         self.job = job
         self.has_delivered = False  # In this micro-batch.
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
+        self._err = cst_err()
 
     @property
     def open_unit(self) -> Unit | None:
@@ -120,13 +181,10 @@ class Operators:
             self._lend(self._stack[-1])
 
     def deliver(self, unit: Unit) -> None:
-        """Write the kept gradients of ``unit`` to the pool. No unit is open meanwhile."""
+        """Write the gradients of ``unit`` to the pool. No unit is open meanwhile."""
         self.has_delivered = True
         self._begin(unit, Direction.BACKWARD)
-        with torch.no_grad():
-            for i, address in enumerate(unit.words[_GRAD::_WORDS].tolist()):
-                if address != 0:
-                    unit.tensors[i].write_grad(address, unit.io[i].accumulate)
+        unit.write_grads()
         self._end(unit)
 
     def close_all(self) -> None:
@@ -137,15 +195,19 @@ class Operators:
     def forget(self) -> None:
         """Let no storage have memory. Calls nothing of the job."""
         while self._stack:
-            for tensor in self._stack.pop().tensors:
-                tensor.lent.take_back()
+            self._stack.pop().take_back()
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
-        lib, job, n = self.job.lib, self.job.handle, len(unit.tensors)
+        begin, job, n, err = self.job.lib.cst_try_op_begin, self.job.handle, len(unit.io), self._err
+        status = begin(job, unit.number, direction, unit.io, n, err)
+        if status == 0:
+            return
         try:
+            if status != Status.EAGAIN:
+                check(status, err)
             wait(
                 self.job.client.handle,
-                lambda err: lib.cst_try_op_begin(job, unit.number, direction, unit.io, n, err),
+                lambda err: begin(job, unit.number, direction, unit.io, n, err),
             )
         except CstError as error:
             if "handed in already" not in error.text:
@@ -153,26 +215,18 @@ class Operators:
             raise error_of(error.status, f"{error.text}. {_TWICE}") from None
 
     def _end(self, unit: Unit) -> None:
-        err = cst_err()
-        check(self.job.lib.cst_op_end(self.job.handle, unit.number, err), err)
+        status = self.job.lib.cst_op_end(self.job.handle, unit.number, self._err)
+        if status != 0:
+            check(status, self._err)
 
     def _lend(self, unit: Unit) -> None:
         self._begin(unit, Direction.FORWARD)
-        addresses = unit.words[_WEIGHT::_WORDS].tolist()
-        for tensor, address in zip(unit.tensors, addresses, strict=True):
-            tensor.lent.lend(address)
+        unit.lend()
 
     def _take_back(self, unit: Unit) -> None:
-        for tensor in unit.tensors:
-            tensor.lent.take_back()
+        unit.take_back()
         self._end(unit)
-        for tensor in unit.tensors:
-            if tensor.parameter._version != tensor.version:
-                tensor.version = tensor.parameter._version
-                raise RuntimeError(
-                    f"cistern: parameter '{tensor.name}' was changed in place by module"
-                    f" '{unit.name}'; only the optimizer may change weights"
-                )
+        unit.check_unchanged()
 
 
 _TWICE = (

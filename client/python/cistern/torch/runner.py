@@ -2,7 +2,7 @@
 """Opens units while their modules run, forward and backward.
 
     forward     pre-hook: open, Enter     ... module ...     hook: close, Leave
-    backward    Leave: open     ... gradients are kept ...   Enter: close, deliver
+    backward    Leave: open     ... gradients in grad ...    Enter: close, deliver
 
 A unit without Enter, because none of its inputs needs a gradient, ends when the next one begins, or
 with the backward pass. The gradients of a unit that ran several times are delivered after its last
@@ -22,7 +22,7 @@ from torch import nn
 
 from cistern.errors import CstError
 from cistern.torch.nodes import Enter, Leave, needing_grad, replaced
-from cistern.torch.operators import Operators, Tensor, Unit
+from cistern.torch.operators import Operators, Unit
 
 
 def in_backward() -> bool:
@@ -92,8 +92,7 @@ class Runner:
         self._tasks.clear()
         for unit, uses in self._uses.items():
             uses.running.clear()
-            for tensor in unit.tensors:
-                tensor.grad = None
+            unit.drop_grads()
         self.next_micro_batch()
 
     # -- forward
@@ -151,16 +150,6 @@ class Runner:
 
     # -- backward
 
-    def gradient(self, tensor: Tensor, parameter: torch.Tensor) -> None:
-        """Take the gradient that autograd has accumulated in ``parameter``."""
-        grad, parameter.grad = parameter.grad, None
-        if grad is None:
-            return
-        if grad.requires_grad:
-            raise RuntimeError("cistern: gradients of gradients are not supported (create_graph)")
-        self._follow_pass()
-        tensor.keep_grad(grad)
-
     def backward_begins(self, use: _Use) -> None:
         """Leave says that the backward pass of a use begins."""
         self._follow_pass()
@@ -186,7 +175,13 @@ class Runner:
     def _close(self, unit: Unit) -> None:
         uses = self._uses[unit]
         uses.n_waiting -= 1
-        self.operators.pop(deliver=uses.n_waiting <= 0 and unit.has_grads)
+        self.operators.pop(deliver=uses.n_waiting <= 0 and unit.has_grads())
+
+    def deliver_rest(self) -> None:
+        """Deliver gradients of units whose end no node has seen. No unit is open."""
+        for unit in reversed(self.units):
+            if unit.has_grads():
+                self.operators.deliver(unit)
 
     def _follow_pass(self) -> None:
         """Note that a backward pass runs, perhaps inside of another one, and wait for its end."""
@@ -204,9 +199,7 @@ class Runner:
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
             self._end_without_enter()
-            for unit in reversed(self.units):
-                if unit.has_grads:
-                    self.operators.deliver(unit)
+            self.deliver_rest()
             for uses in self._uses.values():
                 uses.n_waiting = 0
         self._tasks.pop()

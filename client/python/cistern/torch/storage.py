@@ -32,34 +32,28 @@ def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int]) -> torch.Tens
 
 
 class LentStorage:
-    """The storage of one ``tensor``, and the blocks that were lent to it.
+    """The ``storage`` of one ``tensor`` of ``n_bytes`` bytes, which has memory while it is lent some.
 
-    An access between loans raises RuntimeError with ``message``.
+    ``storage._swap_data_ptr_(place)`` lends the memory of a ``place``, and takes it back when it is
+    called again. An access between the two calls is as usual, any other one raises RuntimeError with
+    ``message``.
     """
 
-    __slots__ = ("_lent", "_n_bytes", "_places", "_storage", "tensor")
+    __slots__ = ("_places", "n_bytes", "storage", "tensor")
 
     def __init__(self, shape: Sequence[int], message: str) -> None:
-        self._n_bytes = BF16_BYTES * math.prod(shape)
-        self._storage: Any = at_address(_NOWHERE, self._n_bytes)
-        self.tensor = tensor_of(self._storage, shape)
-        torch._C._set_storage_data_ptr_access_error_msg(self._storage._cdata, message)
+        self.n_bytes = BF16_BYTES * math.prod(shape)
+        self.storage: Any = at_address(_NOWHERE, self.n_bytes)
+        self.tensor = tensor_of(self.storage, shape)
+        torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
         self._places: dict[int, torch.UntypedStorage] = {}
-        self._lent: torch.UntypedStorage | None = None
 
-    def lend(self, address: int) -> None:
-        """Let the storage use the memory at ``address``."""
+    def place(self, address: int) -> torch.UntypedStorage:
+        """Return what to lend for the memory at ``address``, which is as long as the tensor."""
         place = self._places.get(address)
         if place is None:
-            place = self._places[address] = at_address(address, self._n_bytes)
-        self._storage._swap_data_ptr_(place)
-        self._lent = place
-
-    def take_back(self) -> None:
-        """Let every access to the storage raise again."""
-        if self._lent is not None:
-            self._storage._swap_data_ptr_(self._lent)
-            self._lent = None
+            place = self._places[address] = at_address(address, self.n_bytes)
+        return place
 
 
 def self_test() -> None:
@@ -71,9 +65,10 @@ def self_test() -> None:
     memory = torch.ones(4, dtype=torch.bfloat16)
     lent = LentStorage((2, 2), "cistern: self-test")
     view = lent.tensor.t()
-    lent.lend(memory.data_ptr())
+    place = lent.place(memory.data_ptr())
+    lent.storage._swap_data_ptr_(place)
     follows = bool((view == 1).all())
-    lent.take_back()
+    lent.storage._swap_data_ptr_(place)
     try:
         view.sum()
     except RuntimeError as error:

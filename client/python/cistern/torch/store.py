@@ -194,10 +194,7 @@ class Store:
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
-        tensor = self._tensors[name] = Tensor(name, self._numbers[name], parameter, shape)
-        if tensor.trains:
-            hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(partial(self._runner.gradient, tensor))
+        self._tensors[name] = Tensor(name, self._numbers[name], parameter, shape)
 
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
@@ -278,6 +275,7 @@ class Store:
                 "cistern: the last backward pass has raised: call Store.sync, and do the step again"
             )
         self._runner.operators.close_all()
+        self._runner.deliver_rest()
         result = self.job.step(params)
         self._runner.next_micro_batch()
         self._random_state = None
@@ -348,14 +346,14 @@ class Store:
         Changes to them are lost. KeyError: there is no parameter of a name.
         """
         tensors = [self._tensors[name] for name in names]
-        copies = [self.read(name) for name in names]
+        copies = [self.read(name).untyped_storage() for name in names]
         for tensor, copy in zip(tensors, copies, strict=True):
-            tensor.lent.lend(copy.data_ptr())
+            tensor.lent.storage._swap_data_ptr_(copy)
         try:
             yield
         finally:
-            for tensor in tensors:
-                tensor.lent.take_back()
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.lent.storage._swap_data_ptr_(copy)
 
     def save(self, dir: Path, *, keep: int = 0, fp32_weights: bool = False) -> SaveResult:
         """Write a checkpoint to the directory ``dir``, from which transformers can load a model.
