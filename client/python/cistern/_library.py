@@ -54,6 +54,21 @@ def library() -> ctypes.CDLL:
     return found
 
 
+@cache
+def cuda_library() -> ctypes.CDLL:
+    """Return libcistern-cuda, which is where libcistern is. ImportError: it is not found."""
+    beside = os.path.dirname(os.environ.get("CISTERN_LIBRARY", ""))
+    path = os.path.join(beside, "libcistern-cuda.so.0")
+    try:
+        found = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"cistern: pools on GPUs need libcistern-cuda, which cannot be loaded: {error}"
+        ) from error
+    _declare(found, _abi.CUDA_FUNCTIONS)
+    return found
+
+
 def check(status: int, err: cst_err) -> int:
     """Return ``status`` if it is no failure, else raise the exception for it."""
     if status < 0:

@@ -44,7 +44,7 @@ class Client:
         return self._handle
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when the client is closed. A job uses this; it has one client."""
+        """Have ``call`` called when the client has been closed. Its job uses this."""
         self._at_close = call
 
     def close(self) -> None:
@@ -56,9 +56,9 @@ class Client:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
+        self._lib.cst_disconnect(handle)
         if self._at_close is not None:
             self._at_close()
-        self._lib.cst_disconnect(handle)
 
     def __enter__(self) -> Client:
         return self

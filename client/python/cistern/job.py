@@ -146,6 +146,7 @@ class Job:
 
     def _open(self, spec: cst_job_spec) -> None:
         self._handle: int | None = None
+        self._cuda: int | None = None
         handle, err = c_void_p(), cst_err()
         status = self.lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
         _library.check(status, err)
@@ -153,8 +154,11 @@ class Job:
         self.client.on_close(self._forget)
 
     def _forget(self) -> None:
-        """Let go of what the client frees."""
+        """Let go of what the client has freed, and of the GPU."""
         self._handle = None
+        if self._cuda is not None:
+            cuda, self._cuda = self._cuda, None
+            _library.cuda_library().cst_cuda_close(cuda)
 
     @property
     def handle(self) -> int:
@@ -295,6 +299,21 @@ class Job:
         )
         del values["n_classes"]
         return Plan(**values)
+
+    def use_stream(self, stream: int) -> int:
+        """Have the work of this rank, whose pool is on a GPU, on a stream, before ``commit``.
+
+        ``stream`` is the address of a CUstream; 0: the default stream. It must exist until the job
+        is closed. Work that is enqueued on it between ``op_begin`` and ``op_end`` finds the weights
+        of the operator in place. Returns the number of the GPU in this process. Raises ImportError
+        if there is no libcistern-cuda, and CstError: EUNSUPPORTED, ENOTFOUND (this process does not
+        see the GPU), EINVAL, EGPU.
+        """
+        lib = _library.cuda_library()
+        cuda, err = c_void_p(), cst_err()
+        _library.check(lib.cst_cuda_open(byref(cuda), self.handle, stream, err), err)
+        self._cuda = cuda.value
+        return int(lib.cst_cuda_device(cuda))
 
     @property
     def initialised(self) -> bool:

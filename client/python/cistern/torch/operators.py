@@ -18,22 +18,29 @@ from cistern._abi import LAYOUTS, Direction, Status, cst_err, cst_io
 from cistern._library import check, wait
 from cistern.errors import CstError, error_of
 from cistern.job import Job
+from cistern.torch.device import Device
 from cistern.torch.storage import LentStorage, at_address, tensor_of
 
 _WORDS = ctypes.sizeof(cst_io) // 8
 _WEIGHT = LAYOUTS[cst_io][1]["weight"] // 8
 _GRAD = LAYOUTS[cst_io][1]["grad"] // 8
+_ACCUMULATE = LAYOUTS[cst_io][1]["accumulate"]
 
 
 class Tensor:
     """A tensor of the job, and the parameter of the model that it is.
 
-    The parameter loses its own memory here. A gradient that was computed and not delivered yet is in
+    The parameter loses its own memory here, and moves to ``device``. A gradient that was computed and not delivered yet is in
     its ``grad``, where autograd puts it.
     """
 
     def __init__(
-        self, name: str, number: int, parameter: nn.Parameter, shape: tuple[int, ...]
+        self,
+        name: str,
+        number: int,
+        parameter: nn.Parameter,
+        shape: tuple[int, ...],
+        device: torch.device,
     ) -> None:
         self.name = name
         self.number = number
@@ -45,7 +52,7 @@ class Tensor:
             f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
             " only while a module runs that owns it. Store.read returns a copy."
         )
-        self.lent = LentStorage(self.shape, message)
+        self.lent = LentStorage(self.shape, device, message)
         parameter.data = self.lent.tensor
 
 
@@ -59,7 +66,9 @@ class Unit:
         self.parameters = [tensor.parameter for tensor in tensors]
         self.trained = [tensor.parameter for tensor in tensors if tensor.trains]
         self.io = (cst_io * len(tensors))()
-        self._words = memoryview(self.io).cast("B").cast("Q")
+        bytes_of_io = memoryview(self.io).cast("B")
+        self._words = bytes_of_io.cast("Q")
+        self._accumulate = bytes_of_io[_ACCUMULATE :: ctypes.sizeof(cst_io)]
         self._storages = [tensor.lent.storage for tensor in tensors]
         self._places: dict[tuple[int, ...], list[torch.UntypedStorage]] = {}  # By their addresses.
         self._grad_places: dict[tuple[int, ...], list[torch.Tensor]] = {}
@@ -120,29 +129,30 @@ class Unit:
         places = self._grad_places.get(addresses)
         if places is None:
             places = [
-                tensor_of(at_address(a, t.lent.n_bytes), t.shape)
+                tensor_of(at_address(a, t.lent.n_bytes, t.lent.device), t.shape)
                 for t, a in zip(self.tensors, addresses, strict=True)
                 if t.trains
             ]
             self._grad_places[addresses] = places
-        added = [io.accumulate for io, a in zip(self.io, addresses, strict=True) if a != 0]
-        grads = [_dense(parameter.grad) for parameter in self.trained]
+        grads = [parameter.grad for parameter in self.trained]
         self.drop_grads()
-        present = [grad for grad in grads if grad is not None]
-        if len(present) == len(places) and not any(added):
-            torch._foreach_copy_(places, present)
+        adds = self._accumulate.tolist()
+        plain = [g for g in grads if g is not None and not g.requires_grad and not g.is_sparse]
+        if len(plain) == len(grads) and not any(adds):
+            torch._foreach_copy_(places, plain)
             return
-        for place, grad, adds in zip(places, grads, added, strict=True):
-            if grad is not None and adds:
+        added = [add for add, address in zip(adds, addresses, strict=True) if address != 0]
+        for place, grad, add in zip(places, map(_dense, grads), added, strict=True):
+            if grad is not None and add:
                 place.add_(grad)
             elif grad is not None:
                 place.copy_(grad)
-            elif not adds:
+            elif not add:
                 place.zero_()
 
 
 def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """Return ``grad`` with all its elements. RuntimeError: it is a function of its own."""
+    """Return ``grad`` with all its elements. RuntimeError: it is a function of other tensors."""
     if grad is None:
         return None
     if grad.requires_grad:
@@ -153,8 +163,9 @@ def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
 class Operators:
     """Opens and closes the units of one job, and delivers their gradients."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, device: Device) -> None:
         self.job = job
+        self.device = device
         self.has_delivered = False  # In this micro-batch.
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._err = cst_err()
@@ -201,6 +212,7 @@ class Operators:
         begin, job, n, err = self.job.lib.cst_try_op_begin, self.job.handle, len(unit.io), self._err
         status = begin(job, unit.number, direction, unit.io, n, err)
         if status == 0:
+            self.device.begin_work()
             return
         try:
             if status != Status.EAGAIN:
@@ -213,8 +225,10 @@ class Operators:
             if "handed in already" not in error.text:
                 raise
             raise error_of(error.status, f"{error.text}. {_TWICE}") from None
+        self.device.begin_work()
 
     def _end(self, unit: Unit) -> None:
+        self.device.end_work()
         status = self.job.lib.cst_op_end(self.job.handle, unit.number, self._err)
         if status != 0:
             check(status, self._err)

@@ -18,32 +18,33 @@ BF16_BYTES = 2
 _NOWHERE = 64  # An address that is never read.
 
 
-def at_address(address: int, n_bytes: int) -> torch.UntypedStorage:
-    """Return a storage for ``n_bytes`` of host memory at ``address``, which it does not own."""
+def at_address(address: int, n_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Return a storage for ``n_bytes`` of ``device`` at ``address``, which it does not own."""
     construct: Any = torch._C._construct_storage_from_data_pointer
-    storage: torch.UntypedStorage = construct(address, torch.device("cpu"), n_bytes)
+    storage: torch.UntypedStorage = construct(address, device, n_bytes)
     return storage
 
 
 def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int]) -> torch.Tensor:
     """Return a contiguous bf16 tensor with the memory of ``storage``."""
-    empty = torch.empty(0, dtype=torch.bfloat16)
+    empty = torch.empty(0, dtype=torch.bfloat16, device=storage.device)
     return empty.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload,no-any-return]
 
 
 class LentStorage:
-    """The ``storage`` of one ``tensor`` of ``n_bytes`` bytes, which has memory while it is lent some.
+    """The ``storage`` of one ``tensor`` on ``device``, which has memory while it is lent some.
 
     ``storage._swap_data_ptr_(place)`` lends the memory of a ``place``, and takes it back when it is
     called again. An access between the two calls is as usual, any other one raises RuntimeError with
     ``message``.
     """
 
-    __slots__ = ("_places", "n_bytes", "storage", "tensor")
+    __slots__ = ("_places", "device", "n_bytes", "storage", "tensor")
 
-    def __init__(self, shape: Sequence[int], message: str) -> None:
+    def __init__(self, shape: Sequence[int], device: torch.device, message: str) -> None:
+        self.device = device
         self.n_bytes = BF16_BYTES * math.prod(shape)
-        self.storage: Any = at_address(_NOWHERE, self.n_bytes)
+        self.storage: Any = at_address(_NOWHERE, self.n_bytes, device)
         self.tensor = tensor_of(self.storage, shape)
         torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
         self._places: dict[int, torch.UntypedStorage] = {}
@@ -52,7 +53,7 @@ class LentStorage:
         """Return what to lend for the memory at ``address``, which is as long as the tensor."""
         place = self._places.get(address)
         if place is None:
-            place = self._places[address] = at_address(address, self.n_bytes)
+            place = self._places[address] = at_address(address, self.n_bytes, self.device)
         return place
 
 
@@ -63,7 +64,7 @@ def self_test() -> None:
     if not has_all or not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise ImportError(f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}")
     memory = torch.ones(4, dtype=torch.bfloat16)
-    lent = LentStorage((2, 2), "cistern: self-test")
+    lent = LentStorage((2, 2), torch.device("cpu"), "cistern: self-test")
     view = lent.tensor.t()
     place = lent.place(memory.data_ptr())
     lent.storage._swap_data_ptr_(place)

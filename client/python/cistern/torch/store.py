@@ -19,6 +19,7 @@ from cistern.checkpoint import SaveResult
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
 from cistern.torch import clip, weights
+from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.runner import Runner, in_backward
@@ -34,6 +35,7 @@ def attach(
     socket: Path | None = None,
     rank: int | None = None,
     world: int | None = None,
+    device: str | torch.device | None = None,
     pool: int | str = 0,
     units: Collection[str] = (),
     micro_batches: int = 1,
@@ -57,6 +59,8 @@ def attach(
 
     - ``job``: its name; by default that of the torchrun job.
     - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
+    - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
+      the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G"; 0: the daemon chooses.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found
       (``units.find_units``).
@@ -83,6 +87,7 @@ def attach(
         socket=socket,
         rank=rank,
         world=world,
+        device=name_of(device),
         pool_bytes=_bytes(pool),
         chunk_elems=chunk_elems,
         timeout_ms=timeout_ms,
@@ -107,7 +112,8 @@ def attach(
 class Store:
     """The states of a model in the daemon. ``attach`` makes it.
 
-    ``plan`` is the plan of the job, ``job`` the ``cistern.Job`` of this rank.
+    ``plan`` is the plan of the job, ``job`` the ``cistern.Job`` of this rank, and
+    ``device.torch_device`` the device of the parameters.
     """
 
     def __init__(
@@ -121,7 +127,7 @@ class Store:
         self.model = model
         self._optimizer: Optimizer | None = None
         self._tensors: dict[str, Tensor] = {}
-        self._random_state: torch.Tensor | None = None  # At the first forward pass of the step.
+        self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
         self._must_sync = False
         self._prepares = False  # The job has early updates.
         self._numbers: dict[str, int] = {}
@@ -144,8 +150,10 @@ class Store:
             for unit, tensors in self._tensors_of.items()
             if tensors
         }
+        self.device = device_of(job)
         self.plan: Plan = job.commit()
-        self._runner = Runner(Operators(job), self._before_forward, self._before_backward)
+        operators = Operators(job, self.device)
+        self._runner = Runner(operators, self._before_forward, self._before_backward)
 
     # -- the beginning
 
@@ -181,6 +189,7 @@ class Store:
             )
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
         weights.without_meta(self.model)
+        weights.move_buffers(self.model, self.device.torch_device)
         for name, parameter in self.model.named_parameters():
             if name in shapes:
                 self._take(name, parameter, shapes[name])
@@ -194,7 +203,9 @@ class Store:
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
-        self._tensors[name] = Tensor(name, self._numbers[name], parameter, shape)
+        self._tensors[name] = Tensor(
+            name, self._numbers[name], parameter, shape, self.device.torch_device
+        )
 
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
@@ -207,7 +218,7 @@ class Store:
         if self._must_sync:
             self.sync()
         if self._random_state is None and torch.is_grad_enabled():
-            self._random_state = torch.get_rng_state()
+            self._random_state = self.device.random_state()
 
     def _before_backward(self) -> None:
         """Give the parameters of the step in advance, so that updates can be early."""
@@ -296,7 +307,7 @@ class Store:
     def restore_random_state(self) -> None:
         """Set torch's random numbers to those before the first forward pass of this step."""
         if self._random_state is not None:
-            torch.set_rng_state(self._random_state)
+            self.device.set_random_state(self._random_state)
 
     # -- states
 
@@ -346,7 +357,8 @@ class Store:
         Changes to them are lost. KeyError: there is no parameter of a name.
         """
         tensors = [self._tensors[name] for name in names]
-        copies = [self.read(name).untyped_storage() for name in names]
+        device = self.device.torch_device
+        copies = [self.read(name).to(device).untyped_storage() for name in names]
         for tensor, copy in zip(tensors, copies, strict=True):
             tensor.lent.storage._swap_data_ptr_(copy)
         try:
@@ -406,12 +418,12 @@ def _first_group(_: str, __: nn.Parameter) -> int:
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
     """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
-    local = os.environ.get("LOCAL_WORLD_SIZE")
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if world is None and local != os.environ.get("WORLD_SIZE", local):
         raise ValueError("cistern: all ranks of a job are on one machine")
     return (
         int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank,
-        int(local or "1") if world is None else world,
+        int(local) if world is None else world,
     )
 
 

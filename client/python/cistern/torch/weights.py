@@ -74,3 +74,11 @@ def without_meta(model: nn.Module) -> None:
                 empty = torch.empty(0, dtype=torch.bfloat16).expand(0)
                 new[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
             module._parameters[name] = new[id(parameter)]
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move the buffers of ``model`` to ``device``, but those on the meta device."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(device)

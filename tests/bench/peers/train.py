@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole training steps of one model in plain torch, with cistern.torch and with DeepSpeed ZeRO-3, in turns.
+
+torch      bf16 weights, fp32 masters, torch.optim.AdamW(fused=True), clip_grad_norm_
+cistern    cistern.torch with pools of 1.2 and 0.5 times the weights, on a daemon of its own
+deepspeed  ZeRO stage 3 with parameters and optimizer offloaded to the CPU
+
+All have the same model, tokens, precision, clipping norm and number of threads, and begin with the same weights. Each is a
+process of its own, which does a few steps when it is its turn. The rows are
+
+  train_torch_1.2, train_torch_0.5   seconds of a step with cistern, and with torch
+  train_deepspeed                    seconds of a step with DeepSpeed, and with cistern at 1.2
+  train_memory                       bytes of host memory with cistern at 0.5 (worker, daemon and engine), and with DeepSpeed
+  unit_bracket                       microseconds in which a unit with 12 tensors in the pool is opened and closed (goal: 10)
+  unit_python                        microseconds that a unit with 12 tensors adds to a forward and a backward pass (goal: 150)
+
+Memory is the sum of the proportional set sizes (Pss), at its largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+VOCABULARY = 1024
+CLIP_NORM = 1.0
+HYPER = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+POOLS = (1.2, 0.5)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).split(width, dim=2)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+
+
+class Gpt(nn.Module):
+    """A GPT that returns the loss of predicting each token from those before."""
+
+    def __init__(self, layers: int, width: int, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(length, width)
+        self.layers = nn.ModuleList(Layer(width, width // 64) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x))[:, :-1].flatten(0, 1)
+        return functional.cross_entropy(logits.float(), tokens[:, 1:].flatten())
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+def torch_step(model: nn.Module, _: argparse.Namespace) -> Step:
+    """Weights are bf16. The optimizer has fp32 masters of them."""
+    weights = list(model.parameters())
+    masters = [nn.Parameter(weight.detach().float()) for weight in weights]
+    optimizer = torch.optim.AdamW(masters, fused=True, **HYPER)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss = model(tokens)
+        loss.backward()
+        for weight, master in zip(weights, masters):
+            master.grad, weight.grad = weight.grad.float(), None
+        nn.utils.clip_grad_norm_(masters, CLIP_NORM)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(weights, masters)
+        return loss
+
+    return step
+
+
+def cistern_step(model: nn.Module, options: argparse.Namespace) -> Step:
+    import cistern.torch as ct
+
+    n_bytes = 2 * sum(p.numel() for p in model.parameters())
+    pool = int(options.pool * n_bytes)
+    store = ct.attach(model, f"train-{options.pool}", pool=pool, ttl_s=1)
+    optimizer = store.optimizer(clip_norm=CLIP_NORM, **HYPER)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss = model(tokens)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def deepspeed_step(model: nn.Module, options: argparse.Namespace) -> Step:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    offload = {"device": "cpu"}
+    config = {
+        "train_micro_batch_size_per_gpu": options.batch,
+        "bf16": {"enabled": True},
+        "gradient_clipping": CLIP_NORM,
+        "optimizer": {"type": "AdamW", "params": HYPER},
+        "zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload},
+    }
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss = engine(tokens)
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    return step
+
+
+STEPS = {"torch": torch_step, "cistern": cistern_step, "deepspeed": deepspeed_step}
+
+
+def work(options: argparse.Namespace) -> None:
+    """Do options.steps steps for each line of the standard input, and answer with their seconds and the last loss."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What libraries print is no answer.
+    torch.manual_seed(1)
+    model = Gpt(options.layers, options.width, options.length).to(torch.bfloat16)
+    step = STEPS[options.work](model, options)
+    data = torch.Generator().manual_seed(options.seed)
+    for _ in sys.stdin:
+        seconds = []
+        for _ in range(options.steps):
+            tokens = torch.randint(VOCABULARY, (options.batch, options.length), generator=data)
+            begin = time.perf_counter()
+            loss = float(step(tokens).detach())
+            seconds.append(time.perf_counter() - begin)
+        print(json.dumps({"seconds": seconds, "loss": loss}), file=answers, flush=True)
+
+
+def pss(pid: int) -> int:
+    """Return the memory of a process and those that it has started, in bytes."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return 1024 * own + sum(pss(int(child)) for child in children)
+
+
+class Peer:
+    """A process that does steps of one kind."""
+
+    def __init__(self, name: str, arguments: list[str], daemon: int) -> None:
+        self.name = name
+        self.daemon = daemon  # The process that has its states, or 0.
+        self.seconds: list[float] = []
+        self.n_bytes = 0
+        self.loss = 0.0
+        command = [sys.executable, __file__, *sys.argv[1:], *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, warm: bool) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"train: {self.name} has ended with status {self.process.wait()}")
+        answer = json.loads(line)
+        self.loss = answer["loss"]
+        if warm:
+            self.seconds += answer["seconds"]
+        own = pss(self.process.pid)
+        self.n_bytes = max(self.n_bytes, own + (pss(self.daemon) if self.daemon else 0))
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+def of_units() -> dict[str, float]:
+    """Return the microseconds of unit_bracket and unit_python."""
+    import cistern.torch as ct
+
+    n_units, width = 8, 16
+
+    class Unit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            random = (torch.randn(width, width, dtype=torch.bfloat16) for _ in range(12))
+            self.weights = nn.ParameterList(nn.Parameter(values) for values in random)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in self.weights:
+                x = x * weight
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.units = nn.ModuleList(Unit() for _ in range(n_units))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for unit in self.units:
+                x = unit(x)
+            return x
+
+    torch.set_num_threads(1)
+    plain, model = Model(), Model()
+    # Many micro-batches, so that nearly all passes find their weights in the pool.
+    store = ct.attach(model, "units", pool="64M", micro_batches=50, ttl_s=1)
+    optimizer = store.optimizer(lr=1e-3)
+    x = torch.ones(width, width, dtype=torch.bfloat16, requires_grad=True)
+
+    def seconds(net: nn.Module) -> float:
+        begin = time.perf_counter()
+        net(x).float().sum().backward()
+        return time.perf_counter() - begin
+
+    def bracket() -> float:
+        begin = time.perf_counter()
+        operators.push(unit)
+        operators.pop()
+        return time.perf_counter() - begin
+
+    ours, torchs = [], []
+    for _ in range(8):
+        for _ in range(50):
+            ours.append(seconds(model))
+            torchs.append(seconds(plain))
+            plain.zero_grad()
+        optimizer.step()
+    operators, unit = store._runner.operators, store._runner.units[0]
+    brackets = [bracket() for _ in range(3000)]
+    store.close(remove=True)
+    extra = statistics.median(ours) - statistics.median(torchs)
+    return {"unit_bracket": 1e6 * statistics.median(brackets), "unit_python": 1e6 * extra / n_units}
+
+
+def compare(options: argparse.Namespace) -> None:
+    rows = []
+    goals = {"unit_bracket": 10.0, "unit_python": 150.0}
+    for name, value in of_units().items():
+        rows.append({"name": name, "value": value, "unit": "us", "yardstick": goals[name]})
+    ours = {
+        pool: Peer(f"cistern {pool}", ["--work", "cistern", "--pool", str(pool)], options.daemon)
+        for pool in POOLS
+    }
+    plain = Peer("torch", ["--work", "torch"], 0)
+    rival = None if options.no_deepspeed else Peer("deepspeed", ["--work", "deepspeed"], 0)
+    peers = [*ours.values(), plain] + ([] if rival is None else [rival])
+    for i in range(options.rounds + 1):  # The first one warms up.
+        for peer in peers:
+            peer.run(warm=i > 0)
+    for peer in peers:
+        peer.close()
+    step = {peer.name: statistics.median(peer.seconds) for peer in peers}
+    for pool, peer in ours.items():
+        rows.append({"name": f"train_torch_{pool}", "value": step[peer.name], "unit": "s",
+                     "yardstick": step["torch"]})  # fmt: skip
+    if rival is not None:
+        rows.append({"name": "train_deepspeed", "value": step["deepspeed"], "unit": "s",
+                     "yardstick": step[ours[POOLS[0]].name]})  # fmt: skip
+        rows.append({"name": "train_memory", "value": ours[POOLS[1]].n_bytes, "unit": "B",
+                     "yardstick": rival.n_bytes})  # fmt: skip
+    for peer in peers:
+        print(f"{peer.name:12} {step[peer.name]:8.4f} s   {peer.n_bytes / 1e6:7.0f} MB   loss {peer.loss:.4f}")
+    for row in rows:
+        row |= {"ratio": row["value"] / row["yardstick"], "runs": options.rounds}
+        print(f"{row['name']:16} {row['value']:12.4f} {row['unit']:3} {row['ratio']:6.3f}")
+    if options.json:
+        with open(options.json, "a", encoding="utf-8") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5, help="in a turn")
+    parser.add_argument("--rounds", type=int, default=9, help="turns that are counted")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", help="file to which rows are added")
+    parser.add_argument("--no-deepspeed", action="store_true")
+    parser.add_argument("--daemon", type=int, default=0, help="process of the daemon")
+    parser.add_argument("--work", choices=list(STEPS), help="for the processes that this one starts")
+    parser.add_argument("--pool", type=float, default=0.0, help="as a part of the weights")
+    options = parser.parse_args()
+    if options.work:
+        work(options)
+    else:
+        compare(options)
+
+
+if __name__ == "__main__":
+    main()
