@@ -20,6 +20,7 @@ static void fill(const Cistern__JobInfo *job, const Cistern__RankInfo *rank,
         .pool_bytes = rank->pool != NULL ? rank->pool->capacity : 0,
         .step = job->step,
         .step_seconds = job->step_seconds,
+        .exposed_seconds = job->exposed_seconds,
     };
 }
 

@@ -57,7 +57,8 @@
     F(s, step) F(s, skipped) F(s, grad_norm) F(s, clip) F(s, loss) F(s, n_skipped) F(s, overflow)
 #define FIELDS_cst_rank_stat(F, A, N, s) \
     F(s, hits) F(s, late) F(s, misses) F(s, weight_wait_seconds) F(s, evictions) F(s, prefetches) \
-    F(s, surprises) F(s, bytes_up) F(s, bytes_down) F(s, pool_bytes) F(s, step) F(s, step_seconds)
+    F(s, surprises) F(s, bytes_up) F(s, bytes_down) F(s, pool_bytes) F(s, step) F(s, step_seconds) \
+    F(s, exposed_seconds)
 #define FIELDS_cst_save_spec(F, A, N, s) \
     F(s, dir) F(s, keep) F(s, on_begun) F(s, arg) F(s, fp32_weights)
 #define FIELDS_cst_save_result(F, A, N, s) \

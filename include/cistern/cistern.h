@@ -799,6 +799,8 @@ struct cst_rank_stat {
     uint64_t pool_bytes; /* Size of the pool in bytes; 0 before cst_commit. */
     uint64_t step;       /* Number of committed steps. */
     double step_seconds; /* Time between the last two commits; 0 before the second one. */
+    /* Time by which the steps of the job would have been shorter if updates took no time. */
+    double exposed_seconds;
 };
 
 /* Get the daemon's counters of this rank. CST_EBUSY: a cst_try_... call is pending; CST_EINVAL: the

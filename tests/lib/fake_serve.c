@@ -374,6 +374,8 @@ static void serve_info(struct fake_daemon *fake, const struct cst_frame *request
     rank.has_late = rank.has_weight_wait_seconds = true;
     rank.late = 3;
     rank.weight_wait_seconds = 0.5;
+    job.has_exposed_seconds = true;
+    job.exposed_seconds = 0.25;
     fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_JOB_INFO_REPLY, &msg.base, NULL, 0);
 }
 

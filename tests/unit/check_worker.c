@@ -447,6 +447,7 @@ START_TEST(test_stat)
     ck_assert_uint_eq(stat.hits, 5);
     ck_assert_uint_eq(stat.late, 3);
     ck_assert_double_eq(stat.weight_wait_seconds, 0.5);
+    ck_assert_double_eq(stat.exposed_seconds, 0.25);
     fake_job_stop(&f);
 }
 END_TEST

@@ -68,6 +68,8 @@ class RankStat(NamedTuple):
     pool_bytes: int  #: Size of the pool; 0 before the commit.
     step: int  #: Number of committed steps.
     step_seconds: float  #: Time between the last two commits; 0 before the second one.
+    #: Time by which the steps of the job would have been shorter if updates took no time.
+    exposed_seconds: float
 
 
 class LoadResult(NamedTuple):

@@ -228,7 +228,7 @@ class States(TorchCase):
         store.load_state_dict(other.state_dict())
         for name, value in other.state_dict().items():
             self.assertTrue(torch.equal(store.state_dict()[name], value), name)
-        with self.assertRaises(KeyError):
+        with self.assertRaisesRegex(RuntimeError, "Missing key"):
             store.load_state_dict({})
 
     def test_save_pretrained_and_load(self) -> None:

@@ -16,6 +16,9 @@ The import makes ``torch.nn.utils.clip_grad_norm_`` work with parameters of a st
 module before one that copies that function by ``from ... import``.
 """
 
+import importlib
+from typing import Any
+
 from cistern.errors import (
     CstError,
     DaemonGone,
@@ -42,3 +45,10 @@ __all__ = [
 
 storage.self_test()
 clip.install()
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``hf``, which needs transformers, when it is used."""
+    if name == "hf":
+        return importlib.import_module("cistern.torch.hf")
+    raise AttributeError(f"module 'cistern.torch' has no attribute '{name}'")

@@ -7,6 +7,7 @@ These have no ``grad``, so that torch's function would do nothing, without a wor
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def _clip_norm(store: Store, max_norm: float, norm_type: float) -> torch.Tensor:
     if float(norm_type) != 2.0:
         raise ValueError("cistern: gradients are clipped by their L2 norm")
     optimizer = store.the_optimizer()
-    optimizer.clip_norm = float(max_norm)
+    optimizer.clip_norm = 0.0 if math.isinf(max_norm) else float(max_norm)
     return optimizer.norm
 
 

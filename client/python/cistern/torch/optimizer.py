@@ -40,6 +40,8 @@ class Optimizer(torch.optim.Optimizer):
         self.clip_norm = clip_norm
         self.grad_scale = grad_scale
         self.last: StepResult | None = None
+        #: Computes all gradients of this step again, after a void step without a closure.
+        self.replay: Callable[[], Any] | None = None
         #: L2 norm of all gradients of the last step, before clipping, as a tensor without
         #: dimensions. ``clip_grad_norm_`` returns it before the step, which fills it.
         self.norm = torch.full((), math.nan)
@@ -105,22 +107,27 @@ class Optimizer(torch.optim.Optimizer):
         ``closure`` computes the loss and its gradients, and its value is returned. If the step is
         void, because another rank died for example, it is done again with the same random numbers.
         Without ``closure``, a void step raises StepVoid: call ``Store.sync``, which returns the
-        number of the step to do, and compute the same batch again.
+        number of the step to do, and compute the same batch again. ``replay`` is called then, if it
+        is set.
         """
         if grad_scaler is not None:
             raise ValueError("cistern: weights are bf16, which needs no scaler of gradients")
-        if closure is None:
-            self._commit()
-            return None
+        compute, again = closure, closure or self.replay
         while True:
             try:
-                with torch.enable_grad():
-                    loss = closure()
+                loss = None if compute is None else self._computed(compute)
                 self._commit()
-                return loss
+                return None if closure is None else loss
             except StepVoid:
+                if again is None:
+                    raise
+                compute = again
                 self.store.sync()
                 self.store.restore_random_state()
+
+    def _computed(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            return closure()
 
     def _commit(self) -> None:
         self.last = self.store.commit_step(self.prepared())

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import clip, weights
+from cistern.torch import clip, state_dicts, weights
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
@@ -127,6 +126,7 @@ class Store:
         self.model = model
         self._optimizer: Optimizer | None = None
         self._tensors: dict[str, Tensor] = {}
+        self._tensor_of: dict[int, Tensor] = {}  # By the id of its parameter.
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
         self._must_sync = False
         self._prepares = False  # The job has early updates.
@@ -198,14 +198,16 @@ class Store:
             self._runner.add(Unit(name, operator, tensors), self._modules[name])
         clip.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(self._model_begins, prepend=True)
-        hooked: Any = self.model
-        hooked.register_state_dict_post_hook(partial(_fill_state_dict, self))
+        state_dicts.add_hooks(self, self.model)
+        marked: Any = self.model
+        marked._is_accelerate_prepared = (
+            True  # accelerate then neither moves it nor wraps it in DDP.
+        )
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
-        self._tensors[name] = Tensor(
-            name, self._numbers[name], parameter, shape, self.device.torch_device
-        )
+        tensor = Tensor(name, self._numbers[name], parameter, shape, self.device.torch_device)
+        self._tensors[name] = self._tensor_of[id(parameter)] = tensor
 
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
@@ -338,17 +340,14 @@ class Store:
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Write weights that ``state_dict`` has, between steps. The moments become 0.
 
-        KeyError: weights are missing. Tied weights may have any one of their names.
+        All ranks call this, and rank 0 writes. Tied weights may have any one of their names.
+        RuntimeError: weights are missing or have other shapes.
         """
-        for name, tensor in self._tensors.items():
-            found = [key for key in self._names_of(tensor) if key in state_dict]
-            if not found:
-                raise KeyError(name)
-            self.write(name, state_dict[found[0]])
+        self.model.load_state_dict(state_dict)
 
-    def _names_of(self, tensor: Tensor) -> list[str]:
-        named = self.model.named_parameters(remove_duplicate=False)
-        return [name for name, parameter in named if parameter is tensor.parameter]
+    def tensor_of(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the tensor of the job that ``parameter`` is; None: it is in no store."""
+        return self._tensor_of.get(id(parameter))
 
     @contextmanager
     def gather(self, *names: str) -> Iterator[None]:
@@ -395,21 +394,6 @@ class Store:
 
     def __deepcopy__(self, memo: Any) -> Store:
         raise TypeError("cistern: a store cannot be copied; copy the model before attach")
-
-
-def _fill_state_dict(
-    store: Store, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any
-) -> None:
-    """Put copies of weights in the place of parameters that have no memory. Ties stay ties."""
-    copies: dict[int, torch.Tensor] = {}
-    tensors = {id(tensor.parameter): tensor for tensor in store._tensors.values()}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        tensor = tensors.get(id(parameter))
-        if tensor is None or prefix + name not in state_dict:
-            continue
-        if id(parameter) not in copies:
-            copies[id(parameter)] = store.read(tensor.name)
-        state_dict[prefix + name] = copies[id(parameter)]
 
 
 def _first_group(_: str, __: nn.Parameter) -> int:
