@@ -53,7 +53,16 @@ class Tensor:
             " only while a module runs that owns it. Store.read returns a copy."
         )
         self.lent = LentStorage(self.shape, device, message)
+        self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
+
+    def grad_place(self, address: int) -> torch.Tensor:
+        """Return the tensor for a gradient at ``address``."""
+        place = self._grad_places.get(address)
+        if place is None:
+            storage = at_address(address, self.lent.n_bytes, self.lent.device)
+            place = self._grad_places[address] = tensor_of(storage, self.shape)
+        return place
 
 
 class Unit:
@@ -70,8 +79,7 @@ class Unit:
         self._words = bytes_of_io.cast("Q")
         self._accumulate = bytes_of_io[_ACCUMULATE :: ctypes.sizeof(cst_io)]
         self._storages = [tensor.lent.storage for tensor in tensors]
-        self._places: dict[tuple[int, ...], list[torch.UntypedStorage]] = {}  # By their addresses.
-        self._grad_places: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        self._places = [tensor.lent.places for tensor in tensors]
         self._lent: list[torch.UntypedStorage] = []  # Empty, or as long as the storages.
         self._versions = self.versions()
 
@@ -79,11 +87,11 @@ class Unit:
 
     def lend(self) -> None:
         """Let the parameters use the weights of ``io``."""
-        addresses = tuple(self._words[_WEIGHT::_WORDS].tolist())
-        places = self._places.get(addresses)
-        if places is None:
+        addresses = self._words[_WEIGHT::_WORDS].tolist()
+        try:
+            places = [known[address] for known, address in zip(self._places, addresses)]
+        except KeyError:
             places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
-            self._places[addresses] = places
         for storage, place in zip(self._storages, places):
             storage._swap_data_ptr_(place)
         self._lent = places
@@ -125,15 +133,12 @@ class Unit:
 
     def write_grads(self) -> None:
         """Write the gradients to the blocks of ``io``; those that were not computed are 0."""
-        addresses = tuple(self._words[_GRAD::_WORDS].tolist())
-        places = self._grad_places.get(addresses)
-        if places is None:
-            places = [
-                tensor_of(at_address(a, t.lent.n_bytes, t.lent.device), t.shape)
-                for t, a in zip(self.tensors, addresses, strict=True)
-                if t.trains
-            ]
-            self._grad_places[addresses] = places
+        addresses = self._words[_GRAD::_WORDS].tolist()
+        places = [
+            tensor.grad_place(address)
+            for tensor, address in zip(self.tensors, addresses, strict=True)
+            if address != 0
+        ]
         grads = [parameter.grad for parameter in self.trained]
         self.drop_grads()
         adds = self._accumulate.tolist()

@@ -39,7 +39,7 @@ class LentStorage:
     ``message``.
     """
 
-    __slots__ = ("_places", "device", "n_bytes", "storage", "tensor")
+    __slots__ = ("device", "n_bytes", "places", "storage", "tensor")
 
     def __init__(self, shape: Sequence[int], device: torch.device, message: str) -> None:
         self.device = device
@@ -47,13 +47,13 @@ class LentStorage:
         self.storage: Any = at_address(_NOWHERE, self.n_bytes, device)
         self.tensor = tensor_of(self.storage, shape)
         torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
-        self._places: dict[int, torch.UntypedStorage] = {}
+        self.places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
 
     def place(self, address: int) -> torch.UntypedStorage:
         """Return what to lend for the memory at ``address``, which is as long as the tensor."""
-        place = self._places.get(address)
+        place = self.places.get(address)
         if place is None:
-            place = self._places[address] = at_address(address, self.n_bytes, self.device)
+            place = self.places[address] = at_address(address, self.n_bytes, self.device)
         return place
 
 
