@@ -57,7 +57,7 @@ class MasterAdamW(torch.optim.AdamW):
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """What Trainer does: no decay for biases and norms."""
     decaying = Trainer.get_decay_parameter_names(None, model)
-    named = list(model.named_parameters())
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
         {"params": [p for n, p in named if n in decaying], "weight_decay": 0.1},
         {"params": [p for n, p in named if n not in decaying], "weight_decay": 0.0},

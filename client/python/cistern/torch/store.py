@@ -17,7 +17,7 @@ from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import clip, state_dicts, weights
+from cistern.torch import adapters, clip, state_dicts, weights
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
@@ -66,7 +66,8 @@ def attach(
     - ``micro_batches``: the largest number of backward passes in a step.
     - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
       default all are in group 0.
-    - ``base``: a job whose frozen tensors are used.
+    - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
+      names there that they have without PEFT, and can be on the meta device.
     - The others are options of ``cistern.Job``.
 
     Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
@@ -97,6 +98,7 @@ def attach(
         moments=moments,
         overlap=overlap,
         model_config=_model_config(model),
+        adapter_config=adapters.config_text(model),
     )
     try:
         store = Store(opened, model, units, param_group or _first_group)
@@ -132,10 +134,13 @@ class Store:
         self._prepares = False  # The job has early updates.
         self._numbers: dict[str, int] = {}
         self._groups: dict[str, int] = {}
+        files = adapters.external_names(model)
         for name, parameter in weights.named_parameters(model):
+            external = files.get(name)
             self._numbers[name] = job.tensor(
-                name,
+                adapters.name_in_job(model, name, parameter),
                 tuple(parameter.shape) or (1,),
+                external_names=() if external is None else (external,),
                 pattern=Pattern.SHARD if parameter.requires_grad else Pattern.FROZEN,
                 param_group=self._groups.setdefault(name, group_of(name, parameter)),
             )
@@ -164,19 +169,31 @@ class Store:
         self.job.sync()
 
     def _write_first_states(self, load: Path | None, resume: Path | None, has_base: bool) -> None:
+        loaded: set[str] = set()
         if resume is not None:
             self.job.load(resume)
             return
         if load is not None:
-            self.job.load_model(load)
-            return
+            loaded = self._load_model(load)
         for name, parameter in weights.named_parameters(self.model):
+            if name in loaded or (has_base and not parameter.requires_grad):
+                continue
             if parameter.is_meta:
                 raise TypeError(
                     f"cistern: parameter '{name}' is on the meta device; give a path to load from"
                 )
-            if parameter.requires_grad or not has_base:
-                weights.write_master(self.job, self._numbers[name], parameter)
+            weights.write_master(self.job, self._numbers[name], parameter)
+
+    def _load_model(self, path: Path) -> set[str]:
+        """Load model files, without adapters. Return the names of the parameters they have."""
+        without = adapters.is_peft(self.model)
+        found = {
+            adapters.name_in_job(self.model, name, parameter): name
+            for name, parameter in weights.named_parameters(self.model)
+            if not (without and parameter.requires_grad)
+        }
+        self.job.load_model(path, wants=found.__contains__)
+        return set(found.values())
 
     def _take_parameters(self) -> None:
         """Let the parameters lose their memory, and the modules open their units."""
@@ -200,9 +217,8 @@ class Store:
         self.model.register_forward_pre_hook(self._model_begins, prepend=True)
         state_dicts.add_hooks(self, self.model)
         marked: Any = self.model
-        marked._is_accelerate_prepared = (
-            True  # accelerate then neither moves it nor wraps it in DDP.
-        )
+        # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
+        marked._is_accelerate_prepared = True
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
