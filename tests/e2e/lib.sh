@@ -61,7 +61,10 @@ need() {
 }
 
 finish() {
-    local status=$? pid
+    local status=$? pid fd
+    for fd in "${heard[@]}"; do
+        cat <&"$fd" >/dev/null & # A full pipe would keep the manager from its signals.
+    done
     for pid in "${managers[@]}"; do
         kill -TERM "$pid" 2>/dev/null || true
     done

@@ -110,6 +110,12 @@ def square(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+def bits(tensor: torch.Tensor) -> bytes:
+    """Return the memory of ``tensor``, in the order of its elements."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
 def copy_weights(store: ct.Store, twin: nn.Module) -> None:
     """Give the plain model the weights of the store, and no gradients."""
     for name, parameter in twin.named_parameters():

@@ -73,7 +73,7 @@ def attach(
     Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
     exact values in fp32. Parameters that need no gradient are frozen for good.
 
-    Raises TypeError for parameters that cannot be in a store, and what ``Job``, ``Job.commit`` and
+    Raises TypeError for parameters that cannot be in a store, ValueError if there are none, and what ``Job``, ``Job.commit`` and
     ``Job.sync`` raise.
     """
     rank, world = _ranks(rank, world)
@@ -81,6 +81,8 @@ def attach(
     if name is None:
         raise ValueError("cistern: the job has no name")
     parameters = list(weights.named_parameters(model))
+    if not parameters:
+        raise ValueError("cistern: the model has no parameters")
     weights.check_no_shared_memory(parameters)
     opened = Job(
         name,
