@@ -29,6 +29,7 @@ from cistern.errors import (
 )
 from cistern.torch import clip, storage
 from cistern.torch.optimizer import Optimizer
+from cistern.torch.saved import save_on_cpu
 from cistern.torch.store import Store, attach
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "StepVoid",
     "Store",
     "attach",
+    "save_on_cpu",
 ]
 
 storage.self_test()

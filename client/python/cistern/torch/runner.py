@@ -30,6 +30,12 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``hook`` such that torch.compile calls it, and compiles what is before and after it."""
+    disable: Any = torch.compiler.disable
+    return disable(hook, reason="cistern: hooks of a store")  # type: ignore[no-any-return]
+
+
 class _Use:
     """One run of a unit in a forward pass."""
 
@@ -102,9 +108,11 @@ class Runner:
         self.units.append(unit)
         self._uses[unit] = _Uses()
 
+        @not_compiled
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
             return self._module_begins(unit, args, kwargs)
 
+        @not_compiled
         def after(_: nn.Module, __: Any, output: Any) -> Any:
             return self._module_ends(unit, output)
 

@@ -16,6 +16,7 @@ import torch
 
 BF16_BYTES = 2
 _NOWHERE = 64  # An address that is never read.
+_LENT: set[int] = set()  # Addresses of the storage objects of all LentStorages.
 
 
 def at_address(address: int, n_bytes: int, device: torch.device) -> torch.UntypedStorage:
@@ -39,7 +40,7 @@ class LentStorage:
     ``message``.
     """
 
-    __slots__ = ("device", "n_bytes", "places", "storage", "tensor")
+    __slots__ = ("_address", "device", "n_bytes", "places", "storage", "tensor")
 
     def __init__(self, shape: Sequence[int], device: torch.device, message: str) -> None:
         self.device = device
@@ -48,6 +49,11 @@ class LentStorage:
         self.tensor = tensor_of(self.storage, shape)
         torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
         self.places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
+        self._address: int = self.storage._cdata
+        _LENT.add(self._address)
+
+    def __del__(self) -> None:
+        _LENT.discard(getattr(self, "_address", 0))
 
     def place(self, address: int) -> torch.UntypedStorage:
         """Return what to lend for the memory at ``address``, which is as long as the tensor."""
@@ -55,6 +61,11 @@ class LentStorage:
         if place is None:
             place = self.places[address] = at_address(address, self.n_bytes, self.device)
         return place
+
+
+def is_lent(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor`` is a parameter of a store or a view of one."""
+    return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in _LENT
 
 
 def self_test() -> None:

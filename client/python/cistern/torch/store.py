@@ -21,7 +21,7 @@ from cistern.torch import adapters, clip, state_dicts, weights
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
-from cistern.torch.runner import Runner, in_backward
+from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.units import find_units
 
 GroupOf = Callable[[str, nn.Parameter], int]
@@ -216,7 +216,7 @@ class Store:
             tensors = [self._tensors[tensor] for tensor in self._tensors_of[name]]
             self._runner.add(Unit(name, operator, tensors), self._modules[name])
         clip.add(self, (tensor.parameter for tensor in self._tensors.values()))
-        self.model.register_forward_pre_hook(self._model_begins, prepend=True)
+        self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
         state_dicts.add_hooks(self, self.model)
         marked: Any = self.model
         # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
