@@ -81,6 +81,23 @@ need_clang_tree() {
         need_configured build-clang --enable-werror --enable-sanitizers=fuzzer-no-link,address,undefined --disable-static
 }
 
+# An interpreter with PyTorch, transformers and the linters of client/python in build-torch/, which is made once, with packages of PyPI.
+# Sets CISTERN_PYTHON unless it is set. Fails if that cannot be had; the output then says why.
+need_torch() {
+    local venv=build-torch list=tests/python/torch/requirements.txt sum
+    [ -z "${CISTERN_PYTHON-}" ] || return 0
+    sum=$(cksum <"$list")
+    if [ "$(cat "$venv/.made" 2>/dev/null)" != "$sum" ]; then
+        rm -rf "$venv"
+        python3 -m venv "$venv" && "$venv/bin/pip" install -q --no-deps -r "$list" || return
+        "$venv/bin/python" -c 'import torch' 2>/dev/null ||
+            "$venv/bin/pip" install -q --no-deps -r "${list%.txt}-cuda.txt" || return
+        "$venv/bin/python" -c 'import torch, transformers' || return
+        printf '%s\n' "$sum" >"$venv/.made"
+    fi
+    export CISTERN_PYTHON=$PWD/$venv/bin/python
+}
+
 # The build that users get, in build/. Both scripts make the same one, so that neither has the other's made again.
 build() {
     need_configure_script
