@@ -285,6 +285,19 @@ class Resuming(TrainerCase):
         with self.assertRaisesRegex(ValueError, "no checkpoint in"):
             ct.hf.states_of(True, self.arguments("nothing"))
 
+    def test_a_checkpoint_replaces_that_of_an_earlier_run(self) -> None:
+        options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+        first = self.trainer("first", **options)
+        train(first)
+        first.store.close(remove=True)
+        again = self.trainer("first", seed=7, **options)
+        train(again)
+        self.assertNotEqual(losses(again), losses(first))
+        checkpoint = os.path.join(again.args.output_dir, "checkpoint-2")
+        self.assertFalse([name for name in os.listdir(checkpoint) if name.endswith(".new")])
+        other = self.trainer("other", resume_from_checkpoint=checkpoint, **options)
+        self.assert_equal_weights(again, other)
+
     def test_of_a_job_that_lives_and_is_further(self) -> None:
         options = {"save_strategy": "steps", "save_steps": 4, "max_steps": 6}
         first = self.trainer("first", **options)

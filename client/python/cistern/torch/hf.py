@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -153,7 +154,14 @@ class Callback(TrainerCallback):
         if args.save_only_model or self._store.job.rank != 0:
             return
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}", _STATES)
-        self._store.save(folder)
+        if not os.path.exists(folder):
+            self._store.save(folder)
+            return
+        new = folder + ".new"  # As Trainer does, this replaces what an earlier run has saved.
+        shutil.rmtree(new, ignore_errors=True)
+        self._store.save(new)
+        shutil.rmtree(folder)
+        os.rename(new, folder)
 
 
 def counters(now: RankStat, before: RankStat | None) -> dict[str, float]:
