@@ -19,6 +19,7 @@ stages=(
     "rooms 120 every k-th chunk updated on the card, k of 1, 2, 3, none: the same bits; and how long updates take with each"
     "size 150 the largest GPT that one step trains in 100 GiB of host and 16 GiB of GPU memory"
     "peer 90 the same model in PyTorch with DeepSpeed ZeRO-3, states in host memory"
+    "torch 120 cistern.torch: the bits of plain torch, and a model beside plain torch and FSDP2 with CPU offload"
 )
 
 list_stages() {
@@ -123,7 +124,7 @@ begin_stage() {
     daemon=
     here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
     # Python brings its own libraries.
-    [ "$1" = peer ] || export LD_LIBRARY_PATH=$GPU_LIBRARIES
+    [ "$1" = peer ] || [ "$1" = torch ] || export LD_LIBRARY_PATH=$GPU_LIBRARIES
     trap end_stage EXIT
 }
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # begin_stage sets tmp, here and daemon
-# The stages of tests/gpu/run that train: bits, worker, whole, copies, size, peer. Sourced by stages.sh.
+# The stages of tests/gpu/run that train: bits, worker, whole, copies, size, peer, torch. Sourced by stages.sh.
 
 # -- the same bits, whatever happens -------------------------------------------------------------
 
@@ -337,4 +337,27 @@ stage_peer() {
     if ours=$(cat "$GPU_SCRATCH/whole.seconds" 2>/dev/null); then
         emit peer "$ours" s "$theirs"
     fi
+}
+
+# -- cistern.torch -------------------------------------------------------------------------------
+
+stage_torch() {
+    local tests=$here/.. size=(--layers 24 --width 2048 --length 1024 --batch 4 --steps 2 --rounds 3)
+    need_real
+    command -v python3 >/dev/null || skip "no Python"
+    python3 -c 'import torch; assert torch.cuda.is_available(), "PyTorch sees no GPU"
+assert hasattr(torch.UntypedStorage, "_swap_data_ptr_"), f"PyTorch {torch.__version__} is older than 2.12"' 2>"$tmp/import.log" ||
+        skip "$(tail -n 1 "$tmp/import.log")"
+    [ -z "$GPU_QUICK" ] || size=(--layers 2 --width 64 --length 32 --batch 1 --steps 1 --rounds 1)
+    export CISTERN_LIBRARY PYTHONPATH=$PWD/client/python/package PYTHONDONTWRITEBYTECODE=1
+    CISTERN_LIBRARY=$(realpath .libs/libcistern.so.0 2>/dev/null || realpath lib/libcistern.so.0)
+    start_daemon --host-memory 60%
+    if python3 -c 'import transformers' 2>/dev/null; then
+        CISTERN_TEST_DEVICE=cuda srcdir=$(realpath "$tests/..") python3 -m unittest discover -s "$tests/python/torch" -p test_models.py ||
+            fail "gradients on the GPU are not those of plain torch"
+    else
+        printf 'no transformers: bits are not compared\n'
+    fi
+    python3 "$tests/bench/peers/train.py" --device cuda --rivals fsdp --daemon "$daemon" "${size[@]}" --json "$tmp/torch.json"
+    tee -a "$GPU_RAW" <"$tmp/torch.json"
 }

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole training steps of one model in plain torch, with cistern.torch and with DeepSpeed ZeRO-3, in turns.
+"""Whole training steps of one model with cistern.torch, plain torch, FSDP2 and DeepSpeed, in turns.
 
 torch      bf16 weights, fp32 masters, torch.optim.AdamW(fused=True), clip_grad_norm_
 cistern    cistern.torch with pools of 1.2 and 0.5 times the weights, on a daemon of its own
+fsdp       fully_shard of each layer with CPUOffloadPolicy: fp32 parameters, products in bf16
 deepspeed  ZeRO stage 3 with parameters and optimizer offloaded to the CPU
 
-All have the same model, tokens, precision, clipping norm and number of threads, and begin with the same weights. Each is a
-process of its own, which does a few steps when it is its turn. The rows are
+All have the same model, tokens, precision, clipping norm and number of threads, and begin with the
+same weights. Each is a process of its own, which does a few steps when it is its turn. The rows are
 
-  train_torch_1.2, train_torch_0.5   seconds of a step with cistern, and with torch
-  train_deepspeed                    seconds of a step with DeepSpeed, and with cistern at 1.2
-  train_memory                       bytes of host memory with cistern at 0.5 (worker, daemon and engine), and with DeepSpeed
-  unit_bracket                       microseconds in which a unit with 12 tensors in the pool is opened and closed (goal: 10)
-  unit_python                        microseconds that a unit with 12 tensors adds to a forward and a backward pass (goal: 150)
+  train_torch_1.2, train_torch_0.5  seconds of a step with cistern; of one with torch
+  train_deepspeed, train_fsdp       seconds of a step with the peer; of one with cistern at 1.2
+  memory_deepspeed, memory_fsdp     bytes of worker, daemon and engine with cistern at 0.5; of the
+                                    peer
+  unit_bracket                      microseconds in which a unit with 12 tensors in the pool is
+                                    opened and closed; goal
+  unit_python                       microseconds that a unit with 12 tensors adds to a forward and a
+                                    backward pass; goal
 
-Memory is the sum of the proportional set sizes (Pss), at its largest.
+Memory is the sum of the proportional set sizes (Pss) of processes in host memory, at its largest.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,7 +78,7 @@ class Gpt(nn.Module):
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
         logits = self.head(self.norm(x))[:, :-1].flatten(0, 1)
@@ -108,7 +113,7 @@ def cistern_step(model: nn.Module, options: argparse.Namespace) -> Step:
 
     n_bytes = 2 * sum(p.numel() for p in model.parameters())
     pool = int(options.pool * n_bytes)
-    store = ct.attach(model, f"train-{options.pool}", pool=pool, ttl_s=1)
+    store = ct.attach(model, f"train-{options.pool}", device=options.device, pool=pool, ttl_s=1)
     optimizer = store.optimizer(clip_norm=CLIP_NORM, **HYPER)
 
     def step(tokens: torch.Tensor) -> torch.Tensor:
@@ -120,11 +125,46 @@ def cistern_step(model: nn.Module, options: argparse.Namespace) -> Step:
     return step
 
 
-def deepspeed_step(model: nn.Module, options: argparse.Namespace) -> Step:
+def make_group(options: argparse.Namespace) -> None:
+    """Make the process group of this process alone, without a port."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def fsdp_step(model: nn.Module, options: argparse.Namespace) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    make_group(options)
+    on_gpu = options.device == "cuda"
+    how = {
+        "mesh": init_device_mesh(options.device, (1,)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+        "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu),
+    }
+    model = model.float().cpu()
+    for layer in model.layers:
+        fully_shard(layer, **how)
+    fully_shard(model, **how)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **HYPER)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss = model(tokens)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def deepspeed_step(model: nn.Module, options: argparse.Namespace) -> Step:
+    make_group(options)
     import deepspeed
 
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     offload = {"device": "cpu"}
     config = {
         "train_micro_batch_size_per_gpu": options.batch,
@@ -144,21 +184,29 @@ def deepspeed_step(model: nn.Module, options: argparse.Namespace) -> Step:
     return step
 
 
-STEPS = {"torch": torch_step, "cistern": cistern_step, "deepspeed": deepspeed_step}
+STEPS = {
+    "torch": torch_step,
+    "cistern": cistern_step,
+    "fsdp": fsdp_step,
+    "deepspeed": deepspeed_step,
+}
 
 
 def work(options: argparse.Namespace) -> None:
-    """Do options.steps steps for each line of the standard input, and answer with their seconds and the last loss."""
+    """Do options.steps steps for each line of the standard input; answer with seconds and loss."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What libraries print is no answer.
     torch.manual_seed(1)
     model = Gpt(options.layers, options.width, options.length).to(torch.bfloat16)
+    if options.work != "cistern":
+        model.to(options.device)
     step = STEPS[options.work](model, options)
     data = torch.Generator().manual_seed(options.seed)
     for _ in sys.stdin:
         seconds = []
         for _ in range(options.steps):
             tokens = torch.randint(VOCABULARY, (options.batch, options.length), generator=data)
+            tokens = tokens.to(options.device)
             begin = time.perf_counter()
             loss = float(step(tokens).detach())
             seconds.append(time.perf_counter() - begin)
@@ -264,18 +312,24 @@ def of_units() -> dict[str, float]:
     return {"unit_bracket": 1e6 * statistics.median(brackets), "unit_python": 1e6 * extra / n_units}
 
 
+def row_of(name: str, value: float, unit: str, yardstick: float) -> dict[str, Any]:
+    """Return a row of results, of which the ratio of value and yardstick counts."""
+    ratio = value / yardstick
+    return {"name": name, "value": value, "unit": unit, "yardstick": yardstick, "ratio": ratio}
+
+
 def compare(options: argparse.Namespace) -> None:
     rows = []
     goals = {"unit_bracket": 10.0, "unit_python": 150.0}
     for name, value in of_units().items():
-        rows.append({"name": name, "value": value, "unit": "us", "yardstick": goals[name]})
+        rows.append(row_of(name, value, "us", goals[name]))
     ours = {
         pool: Peer(f"cistern {pool}", ["--work", "cistern", "--pool", str(pool)], options.daemon)
         for pool in POOLS
     }
     plain = Peer("torch", ["--work", "torch"], 0)
-    rival = None if options.no_deepspeed else Peer("deepspeed", ["--work", "deepspeed"], 0)
-    peers = [*ours.values(), plain] + ([] if rival is None else [rival])
+    rivals = [Peer(name, ["--work", name], 0) for name in options.rivals.split(",") if name]
+    peers = [*ours.values(), plain, *rivals]
     for i in range(options.rounds + 1):  # The first one warms up.
         for peer in peers:
             peer.run(warm=i > 0)
@@ -283,17 +337,16 @@ def compare(options: argparse.Namespace) -> None:
         peer.close()
     step = {peer.name: statistics.median(peer.seconds) for peer in peers}
     for pool, peer in ours.items():
-        rows.append({"name": f"train_torch_{pool}", "value": step[peer.name], "unit": "s",
-                     "yardstick": step["torch"]})  # fmt: skip
-    if rival is not None:
-        rows.append({"name": "train_deepspeed", "value": step["deepspeed"], "unit": "s",
-                     "yardstick": step[ours[POOLS[0]].name]})  # fmt: skip
-        rows.append({"name": "train_memory", "value": ours[POOLS[1]].n_bytes, "unit": "B",
-                     "yardstick": rival.n_bytes})  # fmt: skip
+        rows.append(row_of(f"train_torch_{pool}", step[peer.name], "s", step["torch"]))
+    for peer in rivals:
+        rows.append(row_of(f"train_{peer.name}", step[peer.name], "s", step[f"cistern {POOLS[0]}"]))
+        rows.append(row_of(f"memory_{peer.name}", ours[POOLS[1]].n_bytes, "B", peer.n_bytes))
     for peer in peers:
-        print(f"{peer.name:12} {step[peer.name]:8.4f} s   {peer.n_bytes / 1e6:7.0f} MB   loss {peer.loss:.4f}")
+        print(
+            f"{peer.name:12} {step[peer.name]:8.4f} s   {peer.n_bytes / 1e6:7.0f} MB   loss {peer.loss:.4f}"
+        )
     for row in rows:
-        row |= {"ratio": row["value"] / row["yardstick"], "runs": options.rounds}
+        row["runs"] = options.rounds
         print(f"{row['name']:16} {row['value']:12.4f} {row['unit']:3} {row['ratio']:6.3f}")
     if options.json:
         with open(options.json, "a", encoding="utf-8") as out:
@@ -310,9 +363,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="turns that are counted")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="file to which rows are added")
-    parser.add_argument("--no-deepspeed", action="store_true")
+    parser.add_argument("--rivals", default="fsdp,deepspeed", help="peers besides plain torch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the model")
     parser.add_argument("--daemon", type=int, default=0, help="process of the daemon")
-    parser.add_argument("--work", choices=list(STEPS), help="for the processes that this one starts")
+    parser.add_argument(
+        "--work", choices=list(STEPS), help="for the processes that this one starts"
+    )
     parser.add_argument("--pool", type=float, default=0.0, help="as a part of the weights")
     options = parser.parse_args()
     if options.work:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import unittest
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,9 @@ import torch
 import transformers
 from cistern import Client, CstError, State, Status
 from torch import nn
+
+#: Where models compute: "cuda" on a machine with a GPU (tests/gpu/run, stage torch).
+DEVICE = os.environ.get("CISTERN_TEST_DEVICE", "cpu")
 
 VOCABULARY = 101
 SHAPE = {
@@ -92,11 +96,11 @@ def bf16(make: Callable[[], nn.Module]) -> nn.Module:
     model = make()
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
-    return model.train()
+    return model.train().to(DEVICE)
 
 
 def tokens(n: int = 2) -> torch.Tensor:
-    return torch.randint(3, VOCABULARY, (n, 12))
+    return torch.randint(3, VOCABULARY, (n, 12)).to(DEVICE)
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -105,7 +109,7 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def square(model: nn.Module, _: torch.Tensor) -> torch.Tensor:
-    x = torch.linspace(-1, 1, 12).reshape(3, 4).to(torch.bfloat16)
+    x = torch.linspace(-1, 1, 12).reshape(3, 4).to(DEVICE, torch.bfloat16)
     loss: torch.Tensor = model(x).float().square().sum()
     return loss
 
@@ -137,7 +141,7 @@ class TorchCase(unittest.TestCase):
     def attach(self, model: nn.Module, name: str = "", **options: Any) -> ct.Store:
         name = name or self.name
         self.addCleanup(self.remove, name)
-        store = ct.attach(model, name, **options)
+        store = ct.attach(model, name, **{"device": DEVICE} | options)
         self.addCleanup(store.job.close)
         return store
 
@@ -173,10 +177,10 @@ class TorchCase(unittest.TestCase):
         for _ in range(n_steps):
             copy_weights(store, twin)
             for _ in range(micro_batches):
-                batch, random = tokens(), torch.get_rng_state()
+                batch, random = tokens(), store.device.random_state()
                 ours = loss(store.model, batch)
                 ours.backward()
-                torch.set_rng_state(random)
+                store.device.set_random_state(random)
                 theirs = loss(twin, batch)
                 theirs.backward()
                 self.assertTrue(torch.equal(ours, theirs), f"loss {ours}, plain {theirs}")
@@ -189,7 +193,7 @@ class TorchCase(unittest.TestCase):
             if not parameter.requires_grad:
                 continue
             ours = store.read(name, State.GRAD)
-            plain = torch.zeros_like(ours) if parameter.grad is None else parameter.grad
+            plain = torch.zeros_like(ours) if parameter.grad is None else parameter.grad.cpu()
             if tolerance == 0:
                 self.assertTrue(torch.equal(ours, plain), f"gradient of {name}")
             else:

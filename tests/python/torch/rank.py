@@ -17,7 +17,7 @@ def train(name: str, rank: int, world: int, n_steps: int, dies_in: int) -> None:
     torch.manual_seed(1)
     layers = [nn.Linear(64, 64, dtype=torch.bfloat16) for _ in range(6)]
     model = nn.Sequential(*layers[:3], nn.Dropout(0.1), *layers[3:])
-    store = ct.attach(model, name, rank=rank, world=world, chunk_elems=8192)
+    store = ct.attach(model, name, rank=rank, world=world, device="cpu", chunk_elems=8192)
     optimizer = store.optimizer(lr=1e-2, clip_norm=1.0)
     while store.step_no < n_steps:
         step = store.step_no

@@ -55,7 +55,7 @@ class Ranks(TorchCase):
 
         def run(rank: int) -> None:
             torch.set_num_threads(1)
-            store = ct.attach(copy.deepcopy(model), self.name, rank=rank, world=2)
+            store = ct.attach(copy.deepcopy(model), self.name, rank=rank, world=2, device="cpu")
             stores.append(store)
             optimizer = store.optimizer(lr=1e-2)
             models.loss_of(store.model, batches[rank]).backward()

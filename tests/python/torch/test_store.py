@@ -97,6 +97,12 @@ class Stale(TorchCase):
         with self.assertRaises(RuntimeError):
             weight.sum()
 
+    def test_reading_does_not_depend_on_the_default_device(self) -> None:
+        store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
+        weight = store.read("weight")
+        with torch.device("meta"):
+            self.assertTrue(torch.equal(store.read("weight"), weight))
+
 
 class Models(TorchCase):
     """What can be in a store."""

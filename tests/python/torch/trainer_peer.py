@@ -18,7 +18,7 @@ def train(name: str, dies_in: int) -> None:
         use_cpu=True, report_to=[], gradient_accumulation_steps=2, output_dir=os.devnull
     )
     model = models.bf16(models.gpt2)
-    store = ct.attach(model, name, rank=1, world=2, **ct.hf.options(model, args))
+    store = ct.attach(model, name, rank=1, world=2, device="cpu", **ct.hf.options(model, args))
     optimizer = store.optimizer(
         lr=3e-3, weight_decay=0.1, clip_norm=1.0, groups=[{}, {"weight_decay": 0.0}]
     )

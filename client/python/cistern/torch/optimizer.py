@@ -44,7 +44,7 @@ class Optimizer(torch.optim.Optimizer):
         self.replay: Callable[[], Any] | None = None
         #: L2 norm of all gradients of the last step, before clipping, as a tensor without
         #: dimensions. ``clip_grad_norm_`` returns it before the step, which fills it.
-        self.norm = torch.full((), math.nan)
+        self.norm = torch.full((), math.nan, device="cpu")
         parameters = store.grouped_parameters()
         if groups and len(groups) != len(parameters):
             raise ValueError(f"cistern: the store has {len(parameters)} groups, not {len(groups)}")

@@ -10,7 +10,7 @@ import torch
 from cistern.torch.storage import is_lent
 
 
-class save_on_cpu(torch.autograd.graph.saved_tensors_hooks):  # noqa: N801 (named as torch's)
+class save_on_cpu(torch.autograd.graph.saved_tensors_hooks):
     """As ``torch.autograd.graph.save_on_cpu``, but weights of a store are not copied.
 
     They are in memory when the backward pass uses them anyway.

@@ -74,7 +74,7 @@ def self_test() -> None:
     has_all = all(hasattr(torch._C, name) for name in wanted)
     if not has_all or not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise ImportError(f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}")
-    memory = torch.ones(4, dtype=torch.bfloat16)
+    memory = torch.ones(4, dtype=torch.bfloat16, device="cpu")
     lent = LentStorage((2, 2), torch.device("cpu"), "cistern: self-test")
     view = lent.tensor.t()
     place = lent.place(memory.data_ptr())

@@ -30,7 +30,7 @@ def write_master(job: Job, number: int, values: torch.Tensor) -> None:
 def read_state(job: Job, number: int, state: State, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a copy of a state of a tensor of the job, in host memory."""
     dtype = torch.bfloat16 if state in BF16_STATES else torch.float32
-    out = torch.empty(shape, dtype=dtype)
+    out = torch.empty(shape, dtype=dtype, device="cpu")  # Whatever the default device is.
     job.read_to(number, state, 0, out.numel(), out.data_ptr())
     return out
 
@@ -71,7 +71,7 @@ def without_meta(model: nn.Module) -> None:
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in new:
-                empty = torch.empty(0, dtype=torch.bfloat16).expand(0)
+                empty = torch.empty(0, dtype=torch.bfloat16, device="cpu").expand(0)
                 new[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
             module._parameters[name] = new[id(parameter)]
 
