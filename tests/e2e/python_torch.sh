@@ -11,6 +11,6 @@
 export srcdir CISTERN_LIBRARY=$PWD/.libs/libcistern.so.0 PYTHONPATH=$PWD/client/python/package PYTHONDONTWRITEBYTECODE=1
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error
 start_daemon torch
-timeout -k 5 $((wait_s * 20)) "$CISTERN_PYTHON" -m unittest discover -v -s "$srcdir/tests/python/torch" -p "${1:-test_*.py}" 2>&1 ||
+timeout -k 5 $((wait_s * 60)) "$CISTERN_PYTHON" -m unittest discover -v -s "$srcdir/tests/python/torch" -p "${1:-test_*.py}" 2>&1 ||
     fail "tests of cistern.torch"
 stop_daemon torch

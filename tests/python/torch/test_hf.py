@@ -4,6 +4,7 @@
 import copy
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,21 @@ from transformers import Trainer, TrainingArguments
 #: Largest relative difference of a loss from plain torch with fp32 master weights. There, clipping
 #: and the sum over micro-batches round each gradient to bf16.
 BOUND = 1e-3
+OPTIONS = {
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "num_train_epochs": 2,
+    "learning_rate": 3e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 2,
+    "weight_decay": 0.1,
+    "max_grad_norm": 1.0,
+}
 PEER = Path(__file__).with_name("trainer_peer.py")
 NEVER = -1
 CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0}
@@ -83,25 +99,8 @@ class TrainerCase(TorchCase):
         self.data = dataset()
 
     def arguments(self, name: str, **options: Any) -> TrainingArguments:
-        return TrainingArguments(
-            **{
-                "output_dir": os.path.join(self.dir, name),
-                "use_cpu": True,
-                "report_to": [],
-                "disable_tqdm": True,
-                "logging_steps": 1,
-                "save_strategy": "no",
-                "per_device_train_batch_size": 2,
-                "gradient_accumulation_steps": 2,
-                "num_train_epochs": 2,
-                "learning_rate": 3e-3,
-                "lr_scheduler_type": "cosine",
-                "warmup_steps": 2,
-                "weight_decay": 0.1,
-                "max_grad_norm": 1.0,
-                **options,
-            }
-        )
+        output_dir = os.path.join(self.dir, name)
+        return TrainingArguments(**{"output_dir": output_dir, **OPTIONS, **options})
 
     def trainer(self, job: str, attach: dict[str, Any] | None = None, **options: Any) -> Trainer:
         """Return a trainer of a copy of the model, which is in the store ``trainer.store``."""
@@ -276,7 +275,7 @@ class Resuming(TrainerCase):
         first = self.trainer("first", max_steps=4, **options)
         first.train()
         folders = sorted(path.name for path in Path(first.args.output_dir).iterdir())
-        self.assertEqual(folders, ["checkpoint-4"])
+        self.assertEqual(folders, ["checkpoint-4", "cistern-first-rank0"])
         first.store.close(remove=True)
         again = self.trainer("first", max_steps=6, resume_from_checkpoint="True", **options)
         self.assertEqual(again.store.step_no, 4)
@@ -304,11 +303,61 @@ class Resuming(TrainerCase):
         first.train()
         first.store.close()
         checkpoint = os.path.join(first.args.output_dir, "checkpoint-4")
+        options["output_dir"] = os.path.join(self.dir, "other")
         again = self.trainer("first", resume_from_checkpoint=checkpoint, **options)
         with self.assertRaisesRegex(ValueError, "of step 4, job 'first' has done 6 steps"):
             again.train(resume_from_checkpoint=checkpoint)
         with self.assertWarnsRegex(UserWarning, "has done 6 steps, and Trainer begins with step 0"):
             again.train()
+
+    def test_after_the_process_was_killed(self) -> None:
+        """Before the first checkpoint, after one, and between a commit and what follows it."""
+        undisturbed = self.trainer("undisturbed")
+        train(undisturbed)
+        for dies_in, call, save_steps in ((2, "training_step", 5), (7, "training_step", 5),
+                                          (6, "callback", 6), (12, "callback", 5)):  # fmt: skip
+            with self.subTest(dies_in=dies_in, call=call):
+                job = f"killed{dies_in}"
+                options = {"save_strategy": "steps", "save_steps": save_steps}
+                pid = os.fork()
+                if pid == 0:
+                    self.train_and_die(job, dies_in, call, options)
+                self.assertEqual(os.waitpid(pid, 0)[1], signal.SIGKILL)
+                torch.manual_seed(99)
+                again = self.trainer(job, **options)
+                self.assertEqual(again.store.step_no, dies_in)
+                has_checkpoint = dies_in > save_steps
+                again.train(resume_from_checkpoint=has_checkpoint)
+                self.assertEqual(again.state.global_step, 12)
+                rest = losses(undisturbed)[dies_in:]
+                self.assertEqual(losses(again)[len(losses(again)) - len(rest) :], rest)
+                self.assert_equal_weights(again, undisturbed)
+                folder = Path(again.args.output_dir, f"cistern-{job}-rank0")
+                self.assertEqual({p.name for p in folder.iterdir()}, {"step-11", "step-12"})
+
+    def train_and_die(self, job: str, step: int, call: str, options: dict[str, Any]) -> None:
+        """Train in this process, which dies in the step ``step``, or after its commit."""
+        try:
+            trainer = self.trainer(job, **options)
+            plain = trainer.training_step
+
+            def training_step(*args: Any) -> torch.Tensor:
+                if trainer.store.step_no == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return plain(*args)
+
+            class Killer(transformers.TrainerCallback):
+                def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+                    if trainer.store.step_no == step:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            if call == "callback":
+                trainer.add_callback(Killer())
+            else:
+                trainer.training_step = training_step
+            train(trainer)
+        finally:
+            os._exit(1)
 
     def test_the_best_model_is_loaded_at_the_end(self) -> None:
         trainer = self.trainer(
@@ -402,6 +451,39 @@ class VoidSteps(TrainerCase):
             return plain(*args)
 
         setattr(owner, name, call)
+
+
+class Torchrun(TrainerCase):
+    def run_ranks(self, job: str, dies_in: str) -> dict[str, list[float]]:
+        """Run trainer_rank.py on two ranks. Return what rank 0 prints, by the first word."""
+        self.addCleanup(self.remove, job)
+        # On a busy machine, Gloo sometimes fails to connect the ranks that were started again.
+        launch = ["--nproc-per-node=2", "--max-restarts=5", "--monitor-interval=0.1"]
+        meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={job}"]
+        arguments = [PEER.with_name("trainer_rank.py"), os.path.join(self.dir, job), dies_in]
+        output = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *launch, *meet, *arguments],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+        lines = [line.split() for line in output.splitlines()]
+        return {
+            line[0]: [float(number) for number in line[1:]]
+            for line in lines
+            if line and line[0] in ("losses", "weights")
+        }
+
+    def test_two_ranks_of_which_one_dies(self) -> None:
+        """Losses are those of DistributedDataParallel; torchrun starts dead ranks again."""
+        plain = self.run_ranks("plain", "plain")
+        undisturbed = self.run_ranks("undisturbed", "-1")
+        killed = self.run_ranks("killed", "3")
+        self.assertEqual(len(undisturbed["losses"]), 6)
+        for mine, theirs in zip(undisturbed["losses"], plain["losses"], strict=True):
+            self.assertLess(abs(mine - theirs), BOUND * theirs)
+        self.assertEqual(killed["losses"], undisturbed["losses"][3:])
+        self.assertEqual(killed["weights"], undisturbed["weights"])
 
 
 class Accelerate(TorchCase):

@@ -160,6 +160,16 @@ class Models(TorchCase):
         optimizer.step()
         self.assertTrue(torch.equal(store.read("scale", State.GRAD), twin.scale.grad))
 
+    def test_a_model_stays_where_it_is(self) -> None:
+        twin, store = self.twins(models.gpt2)
+        for arguments in (("cpu",), ("cpu:0",), (torch.bfloat16,), ("cpu", torch.bfloat16)):
+            self.assertIs(store.model.to(*arguments), store.model)
+        with self.assertRaisesRegex(TypeError, "the model is on cpu"):
+            store.model.to("meta")
+        with self.assertRaisesRegex(TypeError, "cannot become torch.float32"):
+            store.model.to(torch.float32)
+        self.compare_steps(twin, store)
+
     def test_sizes_of_pools(self) -> None:
         for size, expected in (
             (7, 7),

@@ -23,11 +23,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from cistern.errors import StepVoid
 from cistern.results import RankStat
+from cistern.torch.hf_restart import STATE_FILE, Restart
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.store import Store
 
 _STATES = "cistern"  # Folder of the job's states in a checkpoint of Trainer.
-_STATE_FILE = "trainer_state.json"
 
 
 def options(model: torch.nn.Module, args: Any) -> dict[str, Any]:
@@ -66,7 +66,8 @@ def connect(trainer: Trainer, store: Store) -> None:
     """Let ``trainer`` train the model of ``store``, which was attached with ``options``.
 
     The optimizer gets its parameters from ``trainer.args``, unless the trainer was made with one of
-    the store. Checkpoints have the job's states. A void step is done again with its batches.
+    the store. Checkpoints have the job's states. A void step is done again with its batches. If the
+    job is in the daemon because an earlier process died, ``trainer.train`` goes on with its step.
     ValueError: the trainer has something that a store cannot do.
     """
     if trainer.args.n_gpu > 1:
@@ -83,6 +84,7 @@ def connect(trainer: Trainer, store: Store) -> None:
     _prepare_autocast(trainer)
     _Replay(trainer, store)
     _check_checkpoints(trainer, store)
+    trainer.add_callback(Restart(trainer, store))
     # Before the callbacks that report, so that they find what this one adds.
     trainer.callback_handler.callbacks.insert(0, Callback(store))
 
@@ -219,7 +221,7 @@ def _check_checkpoints(trainer: Any, store: Store) -> None:
     """Let the trainer leave the weights of a checkpoint alone: the job has them already."""
 
     def check(resume_from_checkpoint: str, model: Any = None) -> None:
-        saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, _STATE_FILE))
+        saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, STATE_FILE))
         if saved.global_step != store.step_no:
             raise ValueError(
                 f"cistern: '{resume_from_checkpoint}' is of step {saved.global_step}, job"

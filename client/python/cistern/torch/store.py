@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -221,6 +222,7 @@ class Store:
         marked: Any = self.model
         # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
         marked._is_accelerate_prepared = True
+        marked.to = partial(_stay, self.model, self.device.torch_device)
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
@@ -412,6 +414,17 @@ class Store:
 
     def __deepcopy__(self, memo: Any) -> Store:
         raise TypeError("cistern: a store cannot be copied; copy the model before attach")
+
+
+def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:
+    """The ``to`` of a model, which can name only the device and the type that the model has."""
+    parse: Any = torch._C._nn._parse_to
+    wanted, dtype, *_ = parse(*args, **kwargs)
+    if wanted is not None and (wanted.type, wanted.index or 0) != (device.type, device.index or 0):
+        raise TypeError(f"cistern: the model is on {device}, where attach was told to put it")
+    if dtype not in (None, torch.bfloat16):
+        raise TypeError(f"cistern: the weights are bf16 and cannot become {dtype}")
+    return model
 
 
 def _first_group(_: str, __: nn.Parameter) -> int:
