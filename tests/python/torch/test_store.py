@@ -97,6 +97,20 @@ class Stale(TorchCase):
         with self.assertRaises(RuntimeError):
             weight.sum()
 
+    def test_a_store_in_words(self) -> None:
+        twin, store = self.twins(models.gpt2)
+        self.assertIn("nothing was fetched yet", repr(store))
+        self.compare_steps(twin, store, n_steps=2)
+        n_params = sum(p.numel() for p in twin.parameters())
+        for words in (
+            f"'{self.name}', rank 0 of 1: step 2,",
+            f"{n_params:,} parameters",
+            " % hits",
+        ):
+            self.assertIn(words, repr(store))
+        store.close()
+        self.assertEqual(repr(store), f"store of job '{self.name}'")
+
     def test_reading_does_not_depend_on_the_default_device(self) -> None:
         store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
         weight = store.read("weight")

@@ -23,6 +23,7 @@ from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.runner import Runner, in_backward, not_compiled
+from cistern.torch.summary import summary
 from cistern.torch.units import find_units
 
 GroupOf = Callable[[str, nn.Parameter], int]
@@ -395,8 +396,11 @@ class Store:
         return self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
 
     def stat(self) -> RankStat:
-        """Return the daemon's counters of this rank."""
+        """Return the daemon's counters of this rank. ``print(store)`` shows them in words."""
         return self.job.stat()
+
+    def __repr__(self) -> str:
+        return summary(self.job, self.plan)
 
     def close(self, *, remove: bool = False) -> None:
         """Leave the job. Its states stay in the daemon, unless ``remove``.
