@@ -75,8 +75,8 @@ def attach(
     Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
     exact values in fp32. Parameters that need no gradient are frozen for good.
 
-    Raises TypeError for parameters that cannot be in a store, ValueError if there are none, and what ``Job``, ``Job.commit`` and
-    ``Job.sync`` raise.
+    Raises TypeError for parameters that cannot be in a store, ValueError if there are none, and
+    what ``Job``, ``Job.commit`` and ``Job.sync`` raise.
     """
     rank, world = _ranks(rank, world)
     name = job or os.environ.get("TORCHELASTIC_RUN_ID")
@@ -233,6 +233,7 @@ class Store:
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
         if not in_backward():
+            self._remember_random_state()
             self._runner.operators.close_all()
 
     def _before_forward(self) -> None:
@@ -240,6 +241,14 @@ class Store:
             self.abandon()
         if self._must_sync:
             self.sync()
+        self._remember_random_state()
+
+    def _remember_random_state(self) -> None:
+        """Note the random numbers of a step when it begins.
+
+        The model's call counts, and not only that of its first unit: reentrant checkpoints run units
+        without gradients.
+        """
         if self._random_state is None and torch.is_grad_enabled():
             self._random_state = self.device.random_state()
 
