@@ -3,7 +3,9 @@
 
 import copy
 import gc
+import io
 import os
+import pickle
 import signal
 import tempfile
 import warnings
@@ -26,37 +28,101 @@ class Stale(TorchCase):
     """Weights are used outside of their modules."""
 
     def test_every_use_raises_and_names_the_parameter(self) -> None:
-        class Model(nn.Module):
+        model = models.bf16(lambda: nn.Sequential(nn.Linear(4, 4)))
+        store = self.attach(model)
+        weight = model[0].weight
+        x = torch.ones(1, 4, dtype=torch.bfloat16)
+        uses: dict[str, Callable[[], Any]] = {
+            "add": lambda: weight + 1,
+            "matmul": lambda: x @ weight.t(),
+            "view": lambda: weight.view(-1).sum(),
+            "data": lambda: weight.data.add(1),
+            "data_ptr": lambda: weight.data_ptr(),
+            "repr": lambda: repr(weight),
+            "half": lambda: weight.half(),
+            "clone": lambda: weight.detach().clone(),
+            "deepcopy": lambda: copy.deepcopy(weight),
+            "pickle": lambda: pickle.dumps(weight),
+            "sum of all": lambda: sum(p.sum() for p in model.parameters()),
+            "in place": lambda: nn.init.zeros_(weight),
+            "dtype of the model": lambda: model.half(),
+            "a module's state_dict": lambda: model[0].state_dict()["weight"].clone(),
+            "deepcopy of a module": lambda: copy.deepcopy(model[0]),
+            "pickle of a module": lambda: pickle.dumps(model[0]),
+        }
+        for _ in range(2):
+            for name, use in uses.items():
+                with (
+                    self.subTest(name),
+                    self.assertRaisesRegex(RuntimeError, "cistern: parameter '0.weight'"),
+                ):
+                    use()
+            with self.assertRaisesRegex(TypeError, "BFloat16"):  # numpy has no such type.
+                weight.detach().numpy()
+            model(x)
+        self.assertEqual((weight.shape, weight.dtype), ((4, 4), torch.bfloat16))
+        self.assertTrue(torch.equal(model.state_dict()["0.weight"].clone(), store.read("0.weight")))
+
+    def test_a_copy_of_the_model_is_refused_with_what_to_do(self) -> None:
+        for units in ([], [""]):
+            store = self.attach(models.bf16(lambda: nn.Sequential(nn.Linear(4, 4))), units=units)
+            for use in (
+                copy.copy,
+                copy.deepcopy,
+                pickle.dumps,
+                lambda m: torch.save(m, io.BytesIO()),
+            ):
+                with self.assertRaisesRegex(TypeError, r"model\.state_dict\(\).*Store\.save"):
+                    use(store.model)
+            with self.assertRaisesRegex(TypeError, "a store cannot be copied"):
+                copy.deepcopy(store)
+            file = io.BytesIO()
+            torch.save(store.model.state_dict(), file)
+            file.seek(0)
+            for name, value in torch.load(file).items():
+                self.assertTrue(torch.equal(value, store.read(name)))
+            store.close(remove=True)
+
+    def test_views_of_the_time_before_follow_or_raise(self) -> None:
+        """A module keeps a view of its weight. Its gradients are those of plain torch."""
+
+        class Keeping(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.linear = nn.Linear(4, 4)
-                self.kept: list[torch.Tensor] = []
+                self.linear = nn.Linear(4, 4, dtype=torch.bfloat16)
+                self.view = self.linear.weight.t()
+                self.detached = self.linear.weight.detach()
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.linear(x)
+                return self.linear(x) + x @ self.view + x @ self.detached
 
-        model = models.bf16(Model)
-        weight = model.linear.weight
-        view, detached = weight.t(), weight.detach()
-        self.attach(model)
-        model(torch.ones(1, 4, dtype=torch.bfloat16))
-        for use in (
-            lambda: weight + 1,
-            lambda: torch.ones(4, 4, dtype=torch.bfloat16) @ weight.t(),
-            lambda: weight.view(-1).sum(),
-            lambda: weight.data_ptr(),
-            lambda: repr(weight),
-            lambda: weight.half(),
-            lambda: weight.detach().numpy(),
-            lambda: weight.clone(),
-            lambda: copy.deepcopy(weight),
-            lambda: sum(p.sum() for p in model.parameters()),
-        ):
-            with self.assertRaisesRegex((RuntimeError, TypeError), "linear.weight|BFloat16"):
-                use()
-        self.assertEqual((weight.shape, weight.dtype), ((4, 4), torch.bfloat16))
-        # Views of the time before are of the memory before, which they keep.
-        self.assertEqual((view.shape, detached.shape), ((4, 4), (4, 4)))
+        torch.manual_seed(2)
+        twin = Keeping()
+        torch.manual_seed(2)
+        store = self.attach(Keeping(), units=[""])
+        self.compare_steps(twin, store, loss=square)
+        for view in (store.model.view, store.model.detached):
+            with self.assertRaisesRegex(RuntimeError, "cistern: parameter 'linear.weight'"):
+                view.sum()
+
+    def test_views_of_another_type_raise_and_memory_of_numpy_stays(self) -> None:
+        model = nn.Linear(4, 4)
+        view = model.weight.t()
+        bias = model.bias.detach().numpy()
+        copied = bias.copy()
+        with self.assertWarns(UserWarning):
+            self.attach(model)
+        with self.assertRaisesRegex(RuntimeError, "cistern: parameter 'weight'"):
+            view.sum()
+        self.assertEqual(bias.tolist(), copied.tolist())
+
+    def test_a_parameter_with_other_memory_is_named(self) -> None:
+        store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
+        optimizer = store.optimizer(lr=0.1)
+        store.model.weight.data = torch.ones(4, 4, dtype=torch.bfloat16)
+        square(store.model, tokens()).backward()
+        with self.assertRaisesRegex(RuntimeError, "'weight' was given other memory"):
+            optimizer.step()
 
     def test_a_use_by_another_module_is_named(self) -> None:
         class Thief(nn.Module):

@@ -52,7 +52,7 @@ class Tensor:
             f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
             " only while a module runs that owns it. Store.read returns a copy."
         )
-        self.lent = LentStorage(self.shape, device, message)
+        self.lent = LentStorage(self.shape, device, message, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
 

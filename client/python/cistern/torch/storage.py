@@ -32,22 +32,52 @@ def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int]) -> torch.Tens
     return empty.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload,no-any-return]
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
+
+
+def _own_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of ``tensor``; None: it has memory of others too, such as numpy's."""
+    storage = tensor.untyped_storage()
+    return storage if 0 < storage.nbytes() == tensor.nbytes and storage.resizable() else None
+
+
+def _take_memory(storage: torch.UntypedStorage, message: str) -> None:
+    """Free the memory of ``storage``. Each access raises RuntimeError with ``message``."""
+    owner = at_address(_NOWHERE, storage.nbytes(), storage.device)
+    swapped: Any = storage
+    swapped._swap_data_ptr_(owner)
+    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, message)
+
+
 class LentStorage:
     """The ``storage`` of one ``tensor`` on ``device``, which has memory while it is lent some.
 
     ``storage._swap_data_ptr_(place)`` lends the memory of a ``place``, and takes it back when it is
     called again. An access between the two calls is as usual, any other one raises RuntimeError with
     ``message``.
+
+    The tensor ``before`` had the values until now. Its memory is freed, and views of it raise too.
+    If it is alike, its storage is the one that is lent memory, so that views of it follow.
     """
 
     __slots__ = ("_address", "device", "n_bytes", "places", "storage", "tensor")
 
-    def __init__(self, shape: Sequence[int], device: torch.device, message: str) -> None:
+    def __init__(
+        self, shape: Sequence[int], device: torch.device, message: str, before: torch.Tensor
+    ) -> None:
         self.device = device
         self.n_bytes = BF16_BYTES * math.prod(shape)
-        self.storage: Any = at_address(_NOWHERE, self.n_bytes, device)
-        self.tensor = tensor_of(self.storage, shape)
-        torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
+        own: Any = _own_storage(before)
+        if own is not None:
+            _take_memory(own, message)
+        if own is not None and before.device == device and _is_plain(before):
+            self.storage = own
+            self.tensor = before
+        else:
+            self.storage = at_address(_NOWHERE, self.n_bytes, device)
+            self.tensor = tensor_of(self.storage, shape)
+            torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
         self.places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
         self._address: int = self.storage._cdata
         _LENT.add(self._address)
@@ -75,8 +105,9 @@ def self_test() -> None:
     if not has_all or not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise ImportError(f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}")
     memory = torch.ones(4, dtype=torch.bfloat16, device="cpu")
-    lent = LentStorage((2, 2), torch.device("cpu"), "cistern: self-test")
-    view = lent.tensor.t()
+    before = torch.zeros(2, 2, dtype=torch.bfloat16)
+    view = before.t()
+    lent = LentStorage((2, 2), torch.device("cpu"), "cistern: self-test", before)
     place = lent.place(memory.data_ptr())
     lent.storage._swap_data_ptr_(place)
     follows = bool((view == 1).all())

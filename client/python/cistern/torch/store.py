@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -223,6 +223,7 @@ class Store:
         marked: Any = self.model
         # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
         marked._is_accelerate_prepared = True
+        marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
         marked.to = partial(_stay, self.model, self.device.torch_device)
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
@@ -319,10 +320,20 @@ class Store:
             )
         self._runner.operators.close_all()
         self._runner.deliver_rest()
+        self._check_memory()
         result = self.job.step(params)
         self._runner.next_micro_batch()
         self._random_state = None
         return result
+
+    def _check_memory(self) -> None:
+        """Raise RuntimeError if the memory of a parameter is no longer that of the store."""
+        for tensor in self._tensors.values():
+            if not tensor.parameter.is_set_to(tensor.lent.tensor):
+                raise RuntimeError(
+                    f"cistern: parameter '{tensor.name}' was given other memory (.data = ...):"
+                    " Store.write changes weights"
+                )
 
     def sync(self) -> int:
         """Give up the step for all ranks, wait for them, and return the step to do now."""
@@ -425,8 +436,16 @@ class Store:
         finally:
             self.job.close()
 
-    def __deepcopy__(self, memo: Any) -> Store:
-        raise TypeError("cistern: a store cannot be copied; copy the model before attach")
+    def __reduce__(self) -> Any:
+        raise TypeError("cistern: a store cannot be copied or pickled")
+
+
+def _refuse_copy(_: Any) -> NoReturn:
+    """Stand in the place of what copy.deepcopy, pickle and torch.save call of a model."""
+    raise TypeError(
+        "cistern: the weights of this model are in a store: copy or pickle model.state_dict(), which"
+        " has copies of them, or copy the model before attach. Store.save writes a checkpoint"
+    )
 
 
 def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:
