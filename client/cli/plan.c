@@ -289,6 +289,14 @@ static int name_options(const struct cli_plan_input *input, int status, struct c
                              both ? " and " : "", host);
 }
 
+/* Print to stdout that nothing fits, and the budget that a plan would need. */
+static void print_misfit(const struct cli_plan_input *input, const struct cst_err *err)
+{
+    (void)cli_json_print(json_pack("{s:b, s:s, s:{s:o, s:o}}", "fits", 0, "why", err->text, "least",
+                                   "device_bytes", cli_limit_json(input->least.device_bytes),
+                                   "host_bytes", cli_limit_json(input->least.host_bytes)));
+}
+
 int cli_plan(struct cli *cli)
 {
     struct cli_plan_input input;
@@ -310,6 +318,9 @@ int cli_plan(struct cli *cli)
         return cli_fail(&err);
     }
     rc = cst_plan_search(&plans, &input.config, &err);
+    if (cli->json && (rc == CST_EPOOL || rc == CST_EBUDGET)) {
+        print_misfit(&input, &err);
+    }
     rc = name_options(&input, rc, &err);
     rc = rc == CST_OK ? report(cli, &input, &plans, &err) : rc;
     cli_plan_input_close(&input);

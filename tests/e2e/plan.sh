@@ -61,7 +61,7 @@ holds '.plan.tokens_per_s > 0 and .plan.spread == 0.05'
 
 # The plan as JSON: memory and time add up.
 expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --json
-holds '.model.n_params > 124000000 and .plan.predicted.step_s >= .plan.predicted.compute_s and .plan.predicted.compute_s > 0'
+holds '.fits and .model.n_params > 124000000 and .plan.predicted.step_s >= .plan.predicted.compute_s and .plan.predicted.compute_s > 0'
 holds '.plan.pool_bytes + .plan.state_bytes + .plan.activation_bytes <= .budget.device_bytes and .plan.host_bytes <= .budget.host_bytes'
 holds '(.rows.host | add) <= .plan.host_bytes and ((.runners_up | length) <= 3)'
 holds '([.plan.predicted.step_s] + [.runners_up[].plan.predicted.step_s]) | .[0] == min'
@@ -81,6 +81,9 @@ expect 1 preset:opt-30b --rates a100 --device 4G --host 512G
 complains 'device memory .* bytes\) short'
 expect 1 preset:opt-30b --rates a100 --device 40G --host 100G
 complains 'host memory .* bytes\) short: a plan needs --host [0-9]+G$'
+expect 1 preset:opt-30b --rates a100 --device 40G --host 100G --json
+complains 'host memory .* bytes\) short: a plan needs --host [0-9]+G$'
+holds '.fits == false and (.why | test("bytes\\) short$")) and .least.device_bytes == 40 * 1073741824 and .least.host_bytes > 100 * 1073741824'
 # These bytes are enough. The named limit is the one that no plan meets, even if some plans lack fewer bytes of the device.
 size=$(sed -n 's/.*--host \([0-9]*G\)$/\1/p' "$tmp/err")
 expect 0 preset:opt-30b --rates a100 --device 40G --host "$size"

@@ -19,7 +19,8 @@ import models
 import torch
 import transformers
 from cistern import State
-from cistern.torch.store import _bytes
+from cistern.torch.sizes import in_bytes
+from cistern.torch.units import find_units
 from models import TorchCase, loss_of, square, tokens
 from torch import nn
 
@@ -189,20 +190,18 @@ class Models(TorchCase):
 
     def test_units_are_found(self) -> None:
         model = models.gpt2()
-        found = list(ct.store.find_units(model))
+        found = list(find_units(model))
         blocks = [f"transformer.h.{i}" for i in range(3)]
         self.assertEqual(
             found,
             ["transformer.wte", "transformer.wpe", *blocks, "transformer.ln_f", "lm_head"],
         )
-        self.assertEqual(
-            list(ct.store.find_units(model, ["transformer"])), ["transformer", "lm_head"]
-        )
-        inside = ct.store.find_units(model, ["transformer.h.1.mlp"])
+        self.assertEqual(list(find_units(model, ["transformer"])), ["transformer", "lm_head"])
+        inside = find_units(model, ["transformer.h.1.mlp"])
         self.assertIn("transformer.h.1.mlp", inside)
         self.assertIn("transformer.h.1.attn.c_attn", inside)
         with self.assertRaisesRegex(ValueError, "no module nothing"):
-            ct.store.find_units(model, ["nothing"])
+            find_units(model, ["nothing"])
 
     def test_fp32_parameters_become_bf16_and_their_masters_are_exact(self) -> None:
         model = nn.Linear(4, 4)
@@ -258,9 +257,9 @@ class Models(TorchCase):
             ("1.5GiB", 3 << 29),
             ("2kb", 2048),
         ):
-            self.assertEqual(_bytes(size), expected)
+            self.assertEqual(in_bytes(size), expected)
         with self.assertRaises(ValueError):
-            _bytes("many")
+            in_bytes("many")
 
     def test_a_pool_that_is_too_small(self) -> None:
         with self.assertRaises(ct.PoolTooSmall):

@@ -29,6 +29,7 @@ from cistern.errors import (
 )
 from cistern.torch import clip, storage
 from cistern.torch.optimizer import Optimizer
+from cistern.torch.planner import Forecast, describe, plan
 from cistern.torch.saved import save_on_cpu
 from cistern.torch.store import Store, attach
 
@@ -36,12 +37,15 @@ __all__ = [
     "CstError",
     "DaemonGone",
     "DeviceLost",
+    "Forecast",
     "Mismatch",
     "Optimizer",
     "PoolTooSmall",
     "StepVoid",
     "Store",
     "attach",
+    "describe",
+    "plan",
     "save_on_cpu",
 ]
 

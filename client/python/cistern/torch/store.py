@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -19,14 +19,13 @@ from cistern.checkpoint import SaveResult
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
 from cistern.torch import adapters, clip, state_dicts, weights
+from cistern.torch.declaration import Declaration, GroupOf, declare
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.runner import Runner, in_backward, not_compiled
+from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
-from cistern.torch.units import find_units
-
-GroupOf = Callable[[str, nn.Parameter], int]
 
 
 def attach(
@@ -38,8 +37,10 @@ def attach(
     world: int | None = None,
     device: str | torch.device | None = None,
     pool: int | str = 0,
+    plan_file: Path | None = None,
     units: Collection[str] = (),
     micro_batches: int = 1,
+    tokens: int = 0,
     param_group: GroupOf | None = None,
     base: str | None = None,
     optimizer: Rule = Rule.ADAMW,
@@ -63,9 +64,12 @@ def attach(
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G"; 0: the daemon chooses.
+    - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found
       (``units.find_units``).
     - ``micro_batches``: the largest number of backward passes in a step.
+    - ``tokens``: their number in a micro-batch of one rank, from which the daemon estimates how long
+      operators run when it plans the job; 0: unknown.
     - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
       default all are in group 0.
     - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
@@ -82,20 +86,18 @@ def attach(
     name = job or os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
         raise ValueError("cistern: the job has no name")
-    parameters = list(weights.named_parameters(model))
-    if not parameters:
-        raise ValueError("cistern: the model has no parameters")
-    weights.check_no_shared_memory(parameters)
+    declaration = declare(model, units, param_group, tokens)
     opened = Job(
         name,
         socket=socket,
         rank=rank,
         world=world,
         device=name_of(device),
-        pool_bytes=_bytes(pool),
+        pool_bytes=in_bytes(pool),
         chunk_elems=chunk_elems,
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
+        plan_file=plan_file,
         micro_batches=micro_batches,
         base=base,
         optimizer=optimizer,
@@ -105,7 +107,7 @@ def attach(
         adapter_config=adapters.config_text(model),
     )
     try:
-        store = Store(opened, model, units, param_group or _first_group)
+        store = Store(opened, model, declaration)
         store._prepares = overlap is Overlap.EARLY
         store._begin(rank == 0 and not opened.initialised, load, resume, base is not None)
     except BaseException:
@@ -125,8 +127,7 @@ class Store:
         self,
         job: Job,
         model: nn.Module,
-        by_hand: Collection[str],
-        group_of: GroupOf,
+        declaration: Declaration,
     ) -> None:
         self.job = job
         self.model = model
@@ -136,28 +137,24 @@ class Store:
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
         self._must_sync = False
         self._prepares = False  # The job has early updates.
-        self._numbers: dict[str, int] = {}
-        self._groups: dict[str, int] = {}
-        files = adapters.external_names(model)
-        for name, parameter in weights.named_parameters(model):
-            external = files.get(name)
-            self._numbers[name] = job.tensor(
-                adapters.name_in_job(model, name, parameter),
-                tuple(parameter.shape) or (1,),
-                external_names=() if external is None else (external,),
-                pattern=Pattern.SHARD if parameter.requires_grad else Pattern.FROZEN,
-                param_group=self._groups.setdefault(name, group_of(name, parameter)),
+        self._declaration = declaration
+        self._numbers = {
+            name: job.tensor(
+                tensor.name,
+                tensor.shape,
+                external_names=tensor.file_names,
+                pattern=Pattern.SHARD if tensor.trains else Pattern.FROZEN,
+                param_group=tensor.group,
             )
-        self._modules = find_units(model, by_hand)
-        names = {id(parameter): name for name, parameter in weights.named_parameters(model)}
-        self._tensors_of = {
-            unit: [names[id(p)] for p in module.parameters() if id(p) in names]
-            for unit, module in self._modules.items()
+            for name, tensor in declaration.tensors.items()
         }
         self._operators = {
-            unit: job.operator(unit or "model", [self._numbers[name] for name in tensors])
-            for unit, tensors in self._tensors_of.items()
-            if tensors
+            unit: job.operator(
+                operator.name,
+                [self._numbers[name] for name in operator.parameters],
+                flops=operator.flops,
+            )
+            for unit, operator in declaration.operators.items()
         }
         self.device = device_of(job)
         self.plan: Plan = job.commit()
@@ -215,8 +212,9 @@ class Store:
             if name in shapes:
                 self._take(name, parameter, shapes[name])
         for name, operator in self._operators.items():
-            tensors = [self._tensors[tensor] for tensor in self._tensors_of[name]]
-            self._runner.add(Unit(name, operator, tensors), self._modules[name])
+            declared = self._declaration.operators[name]
+            tensors = [self._tensors[parameter] for parameter in declared.parameters]
+            self._runner.add(Unit(name, operator, tensors), declared.module)
         clip.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
         state_dicts.add_hooks(self, self.model)
@@ -301,10 +299,12 @@ class Store:
 
     def grouped_parameters(self) -> list[list[nn.Parameter]]:
         """Return the parameters that are trained, by their group."""
-        grouped: list[list[nn.Parameter]] = [[] for _ in range(max(self._groups.values()) + 1)]
+        declared = self._declaration.tensors
+        n_groups = 1 + max(tensor.group for tensor in declared.values())
+        grouped: list[list[nn.Parameter]] = [[] for _ in range(n_groups)]
         for name, tensor in self._tensors.items():
             if tensor.trains:
-                grouped[self._groups[name]].append(tensor.parameter)
+                grouped[declared[name].group].append(tensor.parameter)
         return grouped
 
     @property
@@ -351,6 +351,10 @@ class Store:
         """Set torch's random numbers to those before the first forward pass of this step."""
         if self._random_state is not None:
             self.device.set_random_state(self._random_state)
+
+    def describe(self) -> str:
+        """Return the model as JSON: the file that ``cistern plan`` reads."""
+        return self._declaration.to_json(type(self.model).__name__, self.job.world)
 
     # -- states
 
@@ -459,10 +463,6 @@ def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> 
     return model
 
 
-def _first_group(_: str, __: nn.Parameter) -> int:
-    return 0
-
-
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
     """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -472,17 +472,6 @@ def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
         int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank,
         int(local) if world is None else world,
     )
-
-
-def _bytes(size: int | str) -> int:
-    """Return the number of bytes of a size such as "6G" or "1.5GiB"."""
-    if isinstance(size, int):
-        return size
-    digits = size.rstrip("BibKMGTkmgt")
-    suffix = size[len(digits) :].upper().removesuffix("IB").removesuffix("B")
-    if suffix not in ("", "K", "M", "G", "T"):
-        raise ValueError(f"cistern: '{size}' is no size")
-    return int(float(digits) * 1024 ** " KMGT".index(suffix or " "))
 
 
 def _model_config(model: nn.Module) -> str | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from cistern.errors import CstError
 from cistern.job import Job
 from cistern.results import Plan, RankStat
+from cistern.torch.sizes import in_words
 
 
 def summary(job: Job, plan: Plan) -> str:
@@ -17,10 +18,10 @@ def summary(job: Job, plan: Plan) -> str:
     return (
         f"store of job '{job.name}', rank {job.rank} of {job.world}: step {stat.step},"
         f" the last one {stat.step_seconds:.3g} s\n"
-        f"  {plan.n_params:,} parameters in {plan.n_chunks} chunks, with {_size(plan.arena_bytes)}"
+        f"  {plan.n_params:,} parameters in {plan.n_chunks} chunks, with {in_words(plan.arena_bytes)}"
         " of states on this machine\n"
-        f"  pool of {_size(stat.pool_bytes)} on {job.device}: {_fetches(stat)}\n"
-        f"  {_size(stat.bytes_up)} copied up, {_size(stat.bytes_down)} down;"
+        f"  pool of {in_words(stat.pool_bytes)} on {job.device}: {_fetches(stat)}\n"
+        f"  {in_words(stat.bytes_up)} copied up, {in_words(stat.bytes_down)} down;"
         f" {stat.evictions} evictions, {stat.prefetches} prefetches\n"
         f"  waited {stat.weight_wait_seconds:.3g} s for weights and {stat.exposed_seconds:.3g} s"
         " for updates"
@@ -33,10 +34,3 @@ def _fetches(stat: RankStat) -> str:
         return "nothing was fetched yet"
     parts = ((stat.hits, "hits"), (stat.late, "late"), (stat.misses, "misses"))
     return ", ".join(f"{100 * part / n:.1f} % {name}" for part, name in parts)
-
-
-def _size(n_bytes: int) -> str:
-    size, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.4g} {units[0]}"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job is told about a model: its tensors and operators."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from cistern.torch import adapters, weights
+from cistern.torch.units import find_units
+
+GroupOf = Callable[[str, nn.Parameter], int]
+
+
+class DeclaredTensor(NamedTuple):
+    """A parameter as a tensor of the job."""
+
+    name: str
+    shape: tuple[int, ...]
+    trains: bool
+    group: int  #: Group of the optimizer.
+    file_names: tuple[str, ...]  #: What files of other programs call it, if not ``name``.
+
+
+class DeclaredOperator(NamedTuple):
+    """A unit as an operator of the job."""
+
+    name: str
+    module: nn.Module
+    parameters: list[str]
+    flops: float  #: Of the forward pass of a micro-batch; 0: unknown.
+
+
+class Declaration(NamedTuple):
+    """What a job is told about a model."""
+
+    tensors: dict[str, DeclaredTensor]  #: By the name of the parameter in the model.
+    operators: dict[str, DeclaredOperator]  #: By the name of the module, in its order.
+    tokens: int  #: Of a micro-batch of one rank; 0: unknown.
+
+    def to_json(self, name: str, world: int) -> str:
+        """Return the file that ``cistern plan`` reads, for ``world`` ranks."""
+        return json.dumps(
+            {
+                "name": name,
+                "world": world,
+                "tokens": self.tokens,
+                "tensors": [_tensor_json(tensor) for tensor in self.tensors.values()],
+                "operators": [
+                    {
+                        "name": operator.name,
+                        "tensors": [self.tensors[p].name for p in operator.parameters],
+                        "flops": operator.flops,
+                    }
+                    for operator in self.operators.values()
+                ],
+            },
+            indent=1,
+        )
+
+
+def declare(
+    model: nn.Module, units: Collection[str], param_group: GroupOf | None, tokens: int
+) -> Declaration:
+    """Return what a job is told about ``model``, which can be on the meta device.
+
+    The arguments are those of ``attach``. Raises TypeError for parameters that cannot be in a
+    store, and ValueError if there are none or a name of ``units`` is unknown.
+    """
+    parameters = list(weights.named_parameters(model))
+    if not parameters:
+        raise ValueError("cistern: the model has no parameters")
+    weights.check_no_shared_memory(parameters)
+    files = adapters.external_names(model)
+    tensors = {
+        name: DeclaredTensor(
+            adapters.name_in_job(model, name, parameter),
+            tuple(parameter.shape) or (1,),
+            parameter.requires_grad,
+            0 if param_group is None else param_group(name, parameter),
+            (files[name],) if name in files else (),
+        )
+        for name, parameter in parameters
+    }
+    names = {id(parameter): name for name, parameter in parameters}
+    operators = {}
+    for unit, module in find_units(model, units).items():
+        used = [names[id(p)] for p in module.parameters() if id(p) in names]
+        if used:
+            operators[unit] = DeclaredOperator(
+                unit or "model", module, used, 2.0 * tokens * _multiplied(module)
+            )
+    return Declaration(tensors, operators, tokens)
+
+
+def _multiplied(unit: nn.Module) -> int:
+    """Return how many elements of weights each token is multiplied with.
+
+    Matrices and larger weights count, except the tables of embeddings.
+    """
+    return sum(
+        math.prod(parameter.shape)
+        for module in unit.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim >= 2
+    )
+
+
+def _tensor_json(tensor: DeclaredTensor) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape}
+    if not tensor.trains:
+        described["pattern"] = "frozen"
+    return described

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of models that are not loaded yet, by the program ``cistern``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from cistern._abi import Moments, Overlap
+from cistern._abi import Optimizer as Rule
+from cistern.job import Path
+from cistern.torch.declaration import GroupOf, declare
+from cistern.torch.sizes import in_bytes, in_words
+
+
+class Forecast(NamedTuple):
+    """What ``plan`` expects of a job. ``str`` of it is a text for people.
+
+    If ``fits`` is False, ``pool_bytes`` and ``host_bytes`` are what a plan would need, or 0 where
+    no limit was given, and the fields after ``details`` are 0.
+    """
+
+    fits: bool
+    why_not: str  #: Which memory is too small, and by how much; "": it fits.
+    pool_bytes: int  #: Pool of each rank.
+    host_bytes: int  #: States of all ranks, and pools that are in host memory.
+    details: dict[str, Any]  #: The output of ``cistern plan --json``.
+    n_chunks: int = 0
+    step_seconds: float = 0.0
+    tokens_per_second: float = 0.0  #: Of all ranks together.
+    bottleneck: str = ""  #: What a faster plan would need more of.
+
+    def __str__(self) -> str:
+        if not self.fits:
+            return f"does not fit: {self.why_not}"
+        pool = f"{in_words(self.pool_bytes)} for the pool of each rank"
+        host = f"{in_words(self.host_bytes)} of the host"
+        return (
+            f"fits: {pool}, {host}\n"
+            f"step: {self.step_seconds:.3g} s, {self.tokens_per_second:.3g} tokens/s\n"
+            f"bottleneck: {self.bottleneck}"
+        )
+
+
+def describe(
+    model: nn.Module,
+    *,
+    tokens: int = 0,
+    world: int = 1,
+    units: Collection[str] = (),
+    param_group: GroupOf | None = None,
+) -> str:
+    """Return ``model``, which can be on the meta device, as the JSON that ``cistern plan`` reads.
+
+    The other arguments are those of ``attach``, and raise what they raise there. For each token,
+    the forward pass of a unit is taken to have two operations per element of its matrices.
+    """
+    return declare(model, units, param_group, tokens).to_json(type(model).__name__, world)
+
+
+def plan(
+    model: nn.Module,
+    *,
+    tokens: int,
+    pool: int | str = 0,
+    host: int | str = 0,
+    world: int = 1,
+    micro_batches: int = 1,
+    units: Collection[str] = (),
+    param_group: GroupOf | None = None,
+    optimizer: Rule = Rule.ADAMW,
+    moments: Moments = Moments.FP32,
+    overlap: Overlap = Overlap.COMMIT,
+    rates: Path | None = None,
+    on: str | None = None,
+    flops: float = 0.0,
+    save: Path | None = None,
+) -> Forecast:
+    """Return whether ``model`` fits and how fast it trains, without a daemon or a GPU.
+
+    The model can be on the meta device. The program ``cistern`` must be in ``$PATH``. It simulates
+    steps with the measured rates of a machine (``cistern probe``).
+
+    - ``tokens``: their number in a micro-batch of one rank. Activations are not in the plan, and
+      neither are the operations of attention that no weight is part of.
+    - ``pool``: the largest pool of a rank, and ``host``: memory of the machine for the states, in
+      bytes or as "6G"; 0: as much as can be used.
+    - ``rates``: a file of rates, by default that of this machine, or "a100" for published ones.
+    - ``on``: the kind of device of each rank, by its name in the rates; by default the first one.
+    - ``flops``: floating-point operations per second of this device. The rates of ``cistern probe``
+      have them for the host alone.
+    - ``save``: a file for the plan, which ``attach(..., plan_file=save)`` follows exactly.
+    - The others are those of ``attach``.
+
+    Raises FileNotFoundError without ``cistern``, RuntimeError with its message if it cannot plan,
+    such as without rates, and what ``attach`` raises for a model that cannot be in a store.
+    """
+    options: dict[str, object] = {
+        "--micro-batches": micro_batches,
+        "--device": in_bytes(pool) or None,
+        "--host": in_bytes(host) or None,
+        "--optimizer": optimizer.name.lower(),
+        "--moments": moments.name.lower(),
+        "--overlap": overlap.name.lower(),
+        "--rates": rates,
+        "--on": on,
+        "--flops": flops or None,
+        "--save": save,
+    }
+    command = ["cistern", "plan", "-", "--json"]
+    for option, value in options.items():
+        command += [] if value is None else [option, str(value)]
+    text = describe(model, tokens=tokens, world=world, units=units, param_group=param_group)
+    ran = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if not ran.stdout:
+        raise RuntimeError(ran.stderr.strip() or f"cistern plan ended with {ran.returncode}")
+    return _forecast(json.loads(ran.stdout))
+
+
+def _forecast(found: dict[str, Any]) -> Forecast:
+    if not found["fits"]:
+        least = found["least"]
+        pool, host = least["device_bytes"] or 0, least["host_bytes"] or 0
+        return Forecast(False, found["why"], pool, host, found)
+    chosen = found["plan"]
+    return Forecast(
+        fits=True,
+        why_not="",
+        pool_bytes=chosen["pool_bytes"],
+        host_bytes=chosen["host_bytes"],
+        details=found,
+        n_chunks=chosen["n_chunks"],
+        step_seconds=chosen["predicted"]["step_s"],
+        tokens_per_second=chosen["tokens_per_s"],
+        bottleneck=chosen["binds"],
+    )
