@@ -457,8 +457,7 @@ class Torchrun(TrainerCase):
     def run_ranks(self, job: str, dies_in: str) -> dict[str, list[float]]:
         """Run trainer_rank.py on two ranks. Return what rank 0 prints, by the first word."""
         self.addCleanup(self.remove, job)
-        # On a busy machine, Gloo sometimes fails to connect the ranks that were started again.
-        launch = ["--nproc-per-node=2", "--max-restarts=5", "--monitor-interval=0.1"]
+        launch = ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
         meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={job}"]
         arguments = [PEER.with_name("trainer_rank.py"), os.path.join(self.dir, job), dies_in]
         output = subprocess.run(
@@ -466,6 +465,8 @@ class Torchrun(TrainerCase):
             check=True,
             stdout=subprocess.PIPE,
             text=True,
+            # Otherwise ranks that are started again find the addresses of those that died.
+            env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         ).stdout
         lines = [line.split() for line in output.splitlines()]
         return {
