@@ -180,7 +180,7 @@ for file in model.safetensors states-00001-of-00001.safetensors cistern.json; do
     printf '\377' | dd of="$tmp/bad/$file" bs=1 seek=$((RANDOM % bytes)) conv=notrunc status=none
     cmp -s "$good/$file" "$tmp/bad/$file" || refused "$tmp/bad" "$file"
     cp "$good/$file" "$tmp/bad/$file"
-    truncate -s -$((1 + RANDOM % 99)) "$tmp/bad/$file"
+    truncate -s -$((2 + RANDOM % 98)) "$tmp/bad/$file" # cistern.json is whole without its last newline
     refused "$tmp/bad" "$file"
     rm "$tmp/bad/$file"
     if [ $file = cistern.json ]; then

@@ -9,6 +9,7 @@ import pickle
 import signal
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -296,14 +297,18 @@ class Inference(TorchCase):
     def test_many_steps_keep_no_more_storages_than_blocks(self) -> None:
         pool = 3 * self.least_pool(models.gpt2, 4096)
         store = self.attach(models.bf16(models.gpt2), pool=pool, chunk_elems=4096)
-        optimizer = store.optimizer(lr=1e-3)
+        optimizer, before = store.optimizer(lr=1e-3), _n_storages()
         for _ in range(200):
             loss_of(store.model, tokens()).backward()
             optimizer.step()
         n_blocks = sum(c.n_blocks for c in store.plan.classes)
         n_tensors = len(list(store.model.parameters()))
-        kept = sum(isinstance(o, torch.UntypedStorage) for o in gc.get_objects())
-        self.assertLess(kept, 2 * n_tensors * n_blocks)
+        self.assertLess(_n_storages() - before, 2 * n_tensors * n_blocks)
+
+
+def _n_storages() -> int:
+    gc.collect()
+    return sum(isinstance(o, torch.UntypedStorage) for o in gc.get_objects())
 
 
 class States(TorchCase):
@@ -320,6 +325,17 @@ class States(TorchCase):
         again = self.attach(models.bf16(models.gpt2))
         self.assertEqual(again.step_no, 3)
         self.compare_steps(twin, again)
+
+    def test_a_closed_store_is_freed_with_its_model(self) -> None:
+        store = self.attach(models.bf16(models.gpt2))
+        optimizer = store.optimizer(lr=1e-2)
+        loss_of(store.model, tokens()).backward()
+        optimizer.step()
+        store.close()
+        model, gone = weakref.ref(store.model), weakref.ref(store)
+        del store, optimizer
+        gc.collect()
+        self.assertEqual((model(), gone()), (None, None))
 
     def test_state_dict_has_the_weights_and_ties(self) -> None:
         twin, store = self.twins(models.qwen2)

@@ -7,6 +7,7 @@ These have no ``grad``, so that torch's function would do nothing, without a wor
 from __future__ import annotations
 
 import functools
+import weakref
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 if TYPE_CHECKING:
     from cistern.torch.store import Store
 
-_STORES: Any = WeakIdKeyDictionary()  # Stores by parameter.
+_STORES: Any = WeakIdKeyDictionary()  # References to stores by parameter; they keep neither.
 
 
 def add(store: Store, parameters: Iterable[torch.Tensor]) -> None:
     """Note that ``parameters`` are those of ``store``."""
+    reference = weakref.ref(store)
     for parameter in parameters:
-        _STORES[parameter] = store
+        _STORES[parameter] = reference
 
 
 def _store_of(parameters: list[torch.Tensor]) -> Store | None:
     """Return the store of ``parameters``. ValueError: only some of them have one."""
-    stores: set[Store | None] = {_STORES.get(parameter) for parameter in parameters}
+    found = {_STORES.get(parameter) for parameter in parameters}
+    stores: set[Store | None] = {None if store is None else store() for store in found}
     if len(stores) > 1:
         raise ValueError("cistern: parameters of a store are clipped together, and no others")
     return stores.pop() if stores else None
