@@ -7,8 +7,8 @@ These have no ``grad``, so that torch's function would do nothing, without a wor
 from __future__ import annotations
 
 import functools
-import weakref
 import math
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
