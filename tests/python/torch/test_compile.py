@@ -113,7 +113,8 @@ class SaveOnCpu(TorchCase):
         self.assertGreater(plain.count(True), 0)
 
     def test_storages_are_forgotten_with_their_owner(self) -> None:
-        lent = LentStorage((2, 2), torch.device("cpu"), "message")
+        before = torch.zeros(2, 2, dtype=torch.bfloat16)
+        lent = LentStorage((2, 2), torch.device("cpu"), "message", before)
         tensor = lent.tensor
         self.assertTrue(is_lent(tensor) and is_lent(tensor.t()))
         del lent

@@ -105,7 +105,7 @@ def self_test() -> None:
     if not has_all or not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise ImportError(f"cistern.torch needs torch 2.12 or later, this is {torch.__version__}")
     memory = torch.ones(4, dtype=torch.bfloat16, device="cpu")
-    before = torch.zeros(2, 2, dtype=torch.bfloat16)
+    before = torch.zeros(2, 2, dtype=torch.bfloat16, device="cpu")
     view = before.t()
     lent = LentStorage((2, 2), torch.device("cpu"), "cistern: self-test", before)
     place = lent.place(memory.data_ptr())
