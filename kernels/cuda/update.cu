@@ -8,11 +8,13 @@
 #include "kernels/cuda/args.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/math/formats.h"
+#include "kernels/math/random.h"
 
 namespace
 {
 
 const uint32_t HALVES = CST_CUDA_UPDATE_THREADS / CST_VEC_LANES; /* Half-warps in a block. */
+static_assert(CST_CUDA_TILE_ELEMS == CST_RANDOM_SPAN, "a tile has one key");
 /* Groups that a half-warp processes together. */
 const uint32_t AT_ONCE = 2;
 /* Resident blocks per SM. A kernel may then use at most 80 registers. */
@@ -87,7 +89,7 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
                                                   const cst_formula_scalars &scalars,
                                                   cst_vec_bits word, const cst_update_rows &at)
 {
-    const cst_vec_bits other = cst_vec_other(word);
+    const cst_vec_bits other = cst_random_other(word);
     cst_vec_bits upper[CST_VEC_GROUP];
 
 #pragma unroll
@@ -224,9 +226,8 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     const uint32_t n_rows = n_moments(update.optimizer);
     /* Number of complete groups. */
     const uint32_t n_groups = tile.n_elems / CST_UPDATE_GROUP;
-    const uint64_t first = tile.number * (CST_CUDA_TILE_ELEMS / CST_UPDATE_GROUP);
     cst_formula_scalars scalars;
-    cst_philox_keys keys;
+    cst_random_key key = {};
 
     if (tile.keep) {
         keep<MOMENTS>(tile, n_rows, update.rows);
@@ -234,14 +235,19 @@ __device__ __forceinline__ void update(const cst_cuda_tile *tiles, const cst_upd
     }
     cst_formula_broadcast(&scalars, &spans[tile.span]);
     if (random) {
-        cst_philox_schedule(&keys, update.seed);
+        key = cst_random_key_of(update.seed, tile.number, update.t);
     }
     const auto group_at = [&](uint32_t g) {
         return rows_at<MOMENTS>(
             rows_at<MOMENTS>(update.rows, n_rows, tile.start + g * CST_UPDATE_GROUP), n_rows, lane);
     };
     const auto word_of = [&](uint32_t g) {
-        return random ? cst_vec_word(&keys, first + g, update.t) : cst_vec_set_bits(0);
+        cst_vec_bits word = cst_vec_set_bits(0);
+
+        if (random) {
+            cst_random_words(key, g, &word);
+        }
+        return word;
     };
     for (uint32_t from = half * AT_ONCE; from < n_groups; from += HALVES * AT_ONCE) {
         cst_update_rows at[AT_ONCE];

@@ -96,6 +96,11 @@ CST_INLINE cst_vec_bits cst_vec_or(cst_vec_bits a, cst_vec_bits b)
     return {a.x | b.x};
 }
 
+CST_INLINE cst_vec_bits cst_vec_xor(cst_vec_bits a, cst_vec_bits b)
+{
+    return {a.x ^ b.x};
+}
+
 CST_INLINE cst_vec_bits cst_vec_plus(cst_vec_bits a, cst_vec_bits b)
 {
     return {a.x + b.x};
@@ -104,6 +109,16 @@ CST_INLINE cst_vec_bits cst_vec_plus(cst_vec_bits a, cst_vec_bits b)
 CST_INLINE cst_vec_bits cst_vec_minus(cst_vec_bits a, cst_vec_bits b)
 {
     return {a.x - b.x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_times(cst_vec_bits a, cst_vec_bits b)
+{
+    return {a.x * b.x};
+}
+
+CST_INLINE cst_vec_bits cst_vec_lanes()
+{
+    return {threadIdx.x % CST_VEC_LANES};
 }
 
 CST_INLINE cst_vec_bits cst_vec_right(cst_vec_bits a, int n)
@@ -237,25 +252,6 @@ CST_INLINE uint32_t cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
         largest = other > largest ? other : largest;
     }
     return largest;
-}
-
-/* Returns this lane's word of @group in step @t. */
-CST_INLINE cst_vec_bits cst_vec_word(const cst_philox_keys *keys, uint64_t group, uint64_t t)
-{
-    const unsigned lane = threadIdx.x % CST_VEC_LANES;
-    uint32_t words[4];
-
-    cst_philox_counter(words, group, lane / 4, t);
-    cst_philox(keys, words);
-    return {lane % 4 == 0   ? words[0]
-            : lane % 4 == 1 ? words[1]
-            : lane % 4 == 2 ? words[2]
-                            : words[3]};
-}
-
-CST_INLINE cst_vec_bits cst_vec_other(cst_vec_bits words)
-{
-    return {cst_philox_other(words.x)};
 }
 
 #endif

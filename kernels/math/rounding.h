@@ -2,7 +2,7 @@
 /* Rounding to fewer bits, written over vectors. A number is added below the last bit that stays,
  * and the remaining bits are cut. Included after one of kernels/math/vec_*.h. Private to kernels/.
  *
- * Stochastic rounding adds random bits of the element's word (kernels/math/philox.h): 16 bits for
+ * Stochastic rounding adds random bits of the element's word (kernels/math/random.h): 16 bits for
  * bf16 and 20 bits for mx8, from the low or the high end of the word. The two mx8 elements of a
  * word therefore share 8 bits, which are the most significant for one element and the least
  * significant for the other. */

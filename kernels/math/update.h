@@ -44,7 +44,7 @@
  *
  * Moments are read exactly. Moments are rounded when they are stored, after all other uses: p
  * depends on the unrounded m and v. Formats: fp32, bf16, mx8 (kernels/math/mx8.h). The random
- * numbers of stochastic rounding (kernels/math/philox.h) are determined by (seed, t, element of the
+ * bits of stochastic rounding (kernels/math/random.h) are determined by (seed, t, element of the
  * job) alone.
  *
  * Bytes per element: gradient 2 (fp32: 4) + master 8 + weight 2 + two moments, each read and

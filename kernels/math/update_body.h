@@ -13,6 +13,7 @@
  * stores bypass the cache. The elements after the last whole group are copied to a group on the
  * stack, which is padded with zeros, updated there and copied back. */
 #include "kernels/math/formats.h"
+#include "kernels/math/random.h"
 #include "kernels/math/update_undo.h"
 
 #include <string.h>
@@ -43,13 +44,11 @@ ALWAYS_INLINE bool takes_random(struct way way)
 /* Data that all groups of a call share. */
 struct call {
     struct cst_formula_scalars scalars;
-    struct cst_philox_keys keys;
-    /* Number of the call's first group for the random words: struct cst_update_random's element /
-     * CST_UPDATE_GROUP. */
-    uint64_t first;
-    uint64_t t;  /* Step of the optimizer. */
-    bool stream; /* The weights bypass the cache. */
-    bool over;   /* The weights overwrite the gradient. */
+    /* Identification of the random words, of which element is the number of the call's first. */
+    struct cst_update_random random;
+    struct cst_random_key key; /* The key of the span that is being updated. */
+    bool stream;               /* The weights bypass the cache. */
+    bool over;                 /* The weights overwrite the gradient. */
 };
 
 /* Return the rows of @r from element @i on, without r->next. */
@@ -70,22 +69,21 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
     return at;
 }
 
-/* Random words of two successive groups: v[0] of the one with an even number, v[1] of the next
- * one. */
-struct words {
-    struct cst_vec_bits v[2][CST_VEC_GROUP / 2];
-};
-
-/* Make @words contain the random words of the call's group number @index. Words are always drawn
- * for two groups, hence the words of a group with an odd number are there already, unless the group
- * is the first of the call. */
-ALWAYS_INLINE void draw(struct way way, const struct call *call, size_t index, struct words *words)
+/* Set @words to the random words of the call's group number @index. Groups are drawn for one after
+ * the other. */
+ALWAYS_INLINE void draw(struct way way, struct call *call, size_t index,
+                        struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    uint64_t group = call->first + index;
+    uint64_t group = call->random.element / CST_UPDATE_GROUP + index;
 
-    if (takes_random(way) && (index == 0 || group % 2 == 0)) {
-        cst_vec_random(&call->keys, group / 2, call->t, words->v);
+    if (!takes_random(way)) {
+        return;
     }
+    if (index == 0 || group % CST_RANDOM_SPAN_GROUPS == 0) {
+        call->key =
+            cst_random_key_of(call->random.seed, group / CST_RANDOM_SPAN_GROUPS, call->random.t);
+    }
+    cst_random_words(call->key, (uint32_t)(group % CST_RANDOM_SPAN_GROUPS), words);
 }
 
 /* Update one group, at the start of @rows. @words are the group's random words, which are not read
@@ -123,7 +121,7 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
         for (int j = 0; j < CST_VEC_GROUP / 2; j++) {
             drawn[j] = !takes_random(way) ? cst_vec_set_bits(0)
                        : k == 0           ? words[j]
-                                          : cst_vec_other(words[j]);
+                                          : cst_random_other(words[j]);
         }
         cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], drawn);
     }
@@ -264,11 +262,11 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
  * than a group. The padded weights do not bypass the cache, because they are copied at once. */
 ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
                            const struct cst_update_rows *rows, size_t i, size_t n,
-                           struct words *words, struct cst_update_undo *undo, uint32_t buffer)
+                           struct cst_update_undo *undo, uint32_t buffer)
 {
     struct cst_update_rows at = rows_at(way, rows, i), inside;
     struct call cached = *call;
-    size_t index = i / CST_UPDATE_GROUP;
+    struct cst_vec_bits words[CST_VEC_GROUP / 2];
     struct padded padded;
 
     cached.stream = false;
@@ -276,8 +274,8 @@ ALWAYS_INLINE void do_tail(struct way way, const struct call *call,
     if (undo != NULL) {
         save(way, undo, buffer, &inside, i, n, call->over);
     }
-    draw(way, call, index, words);
-    do_group(way, &cached, &inside, words->v[(call->first + index) % 2]);
+    draw(way, &cached, i / CST_UPDATE_GROUP, words);
+    do_group(way, &cached, &inside, words);
     unpad(way, &padded, &at, n);
 }
 
@@ -289,15 +287,13 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     const struct cst_update_rows rows = *given;
     struct call call = {.stream = cst_vec_can_stream(rows.weight),
                         .over = rows.weight == rows.grad_bf16};
-    struct words words;
+    struct cst_vec_bits words[CST_VEC_GROUP / 2];
     uint32_t buffer = 0;
     size_t i = 0;
 
     cst_formula_broadcast(&call.scalars, scalars);
     if (takes_random(way)) {
-        cst_philox_schedule(&call.keys, random->seed);
-        call.first = random->element / CST_UPDATE_GROUP;
-        call.t = random->t;
+        call.random = *random;
     }
     for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP, buffer ^= 1) {
         const struct cst_update_rows at = rows_at(way, &rows, i);
@@ -307,11 +303,11 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
             save(way, undo, buffer, &at, i, CST_UPDATE_GROUP, call.over);
         }
         next_ahead(&rows, i);
-        draw(way, &call, i / CST_UPDATE_GROUP, &words);
-        do_group(way, &call, &at, words.v[(call.first + i / CST_UPDATE_GROUP) % 2]);
+        draw(way, &call, i / CST_UPDATE_GROUP, words);
+        do_group(way, &call, &at, words);
     }
     if (i < n) {
-        do_tail(way, &call, &rows, i, n - i, &words, undo, buffer);
+        do_tail(way, &call, &rows, i, n - i, undo, buffer);
     }
     cst_vec_fence();
 }

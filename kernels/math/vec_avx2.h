@@ -100,6 +100,11 @@ CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_
     return cst_vec_bits_of(_mm256_or_si256(a.x, b.x));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_xor_si256(a.x, b.x));
+}
+
 CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_add_epi32(a.x, b.x));
@@ -108,6 +113,16 @@ CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_ve
 CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_sub_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm256_mullo_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
+{
+    return cst_vec_bits_of(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
 CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
@@ -252,49 +267,6 @@ CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
     b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
     b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1));
     return (uint32_t)_mm_cvtsi128_si32(b);
-}
-
-/* Random words from four counters, one in each 64-bit lane. The halves of a product are then where
- * the next round needs them. Other bits in the upper halves do not affect the multiplication. The
- * order of the counters is the one that the final unpacking needs. */
-CST_INLINE void cst_vec_random_one(const struct cst_philox_keys *keys, uint64_t n, uint64_t t,
-                                   struct cst_vec_bits out[CST_VEC_GROUP / 2])
-{
-    const __m256i m0 = _mm256_set1_epi64x(CST_PHILOX_M0);
-    const __m256i m1 = _mm256_set1_epi64x(CST_PHILOX_M1);
-    __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x((long long)n), _mm256_setr_epi64x(0, 2, 1, 3));
-    __m256i c1 = _mm256_set1_epi64x((long long)(n >> 32));
-    __m256i c2 = _mm256_set1_epi64x((long long)t);
-    __m256i c3 = _mm256_set1_epi64x((long long)(t >> 32));
-
-#pragma GCC unroll 10
-    for (int r = 0; r < CST_PHILOX_ROUNDS; r++) {
-        __m256i p0 = _mm256_mul_epu32(c0, m0);
-        __m256i p1 = _mm256_mul_epu32(c2, m1);
-
-        c0 = _mm256_xor_si256(_mm256_srli_epi64(p1, 32),
-                              _mm256_xor_si256(c1, _mm256_set1_epi32((int)keys->v[r][0])));
-        c2 = _mm256_xor_si256(_mm256_srli_epi64(p0, 32),
-                              _mm256_xor_si256(c3, _mm256_set1_epi32((int)keys->v[r][1])));
-        c1 = p1;
-        c3 = p0;
-    }
-    c0 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xaa);
-    c2 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xaa);
-    out[0] = cst_vec_bits_of(_mm256_unpacklo_epi64(c0, c2));
-    out[1] = cst_vec_bits_of(_mm256_unpackhi_epi64(c0, c2));
-}
-
-CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
-                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
-{
-    cst_vec_random_one(keys, pair * 8, t, out[0]);
-    cst_vec_random_one(keys, pair * 8 + 4, t, out[1]);
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
-{
-    return cst_vec_bits_of(_mm256_mullo_epi16(words.x, _mm256_set1_epi16((short)CST_PHILOX_OTHER)));
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)

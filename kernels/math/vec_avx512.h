@@ -101,6 +101,11 @@ CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_
     return cst_vec_bits_of(_mm512_or_si512(a.x, b.x));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_xor_si512(a.x, b.x));
+}
+
 CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm512_add_epi32(a.x, b.x));
@@ -109,6 +114,16 @@ CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_ve
 CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm512_sub_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(_mm512_mullo_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
+{
+    return cst_vec_bits_of(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 
 CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
@@ -240,44 +255,6 @@ CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST
 CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
 {
     return (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(v[0].x, v[1].x));
-}
-
-/* Random words from eight counters, one in each 64-bit lane. The halves of a product are then where
- * the next round needs them. Other bits in the upper halves do not affect the multiplication. The
- * order of the counters is the one that the final unpacking needs. */
-CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
-                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
-{
-    const uint64_t n = pair * 8;
-    const __m512i m0 = _mm512_set1_epi64(CST_PHILOX_M0);
-    const __m512i m1 = _mm512_set1_epi64(CST_PHILOX_M1);
-    __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64((long long)n),
-                                  _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
-    __m512i c1 = _mm512_set1_epi64((long long)(n >> 32));
-    __m512i c2 = _mm512_set1_epi64((long long)t);
-    __m512i c3 = _mm512_set1_epi64((long long)(t >> 32));
-
-#pragma GCC unroll 10
-    for (int r = 0; r < CST_PHILOX_ROUNDS; r++) {
-        __m512i p0 = _mm512_mul_epu32(c0, m0);
-        __m512i p1 = _mm512_mul_epu32(c2, m1);
-
-        c0 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p1, 32), c1,
-                                       _mm512_set1_epi32((int)keys->v[r][0]), 0x96);
-        c2 = _mm512_ternarylogic_epi32(_mm512_srli_epi64(p0, 32), c3,
-                                       _mm512_set1_epi32((int)keys->v[r][1]), 0x96);
-        c1 = p1;
-        c3 = p0;
-    }
-    c0 = _mm512_mask_shuffle_epi32(c0, 0xaaaa, c1, _MM_PERM_CCAA);
-    c2 = _mm512_mask_shuffle_epi32(c2, 0xaaaa, c3, _MM_PERM_CCAA);
-    out[0][0] = cst_vec_bits_of(_mm512_unpacklo_epi64(c0, c2));
-    out[1][0] = cst_vec_bits_of(_mm512_unpackhi_epi64(c0, c2));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
-{
-    return cst_vec_bits_of(_mm512_mullo_epi16(words.x, _mm512_set1_epi16((short)CST_PHILOX_OTHER)));
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)

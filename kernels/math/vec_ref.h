@@ -108,7 +108,12 @@ CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_
     return cst_vec_set_bits(a.x | b.x);
 }
 
-/* Addition and subtraction of bits are modulo 2^32. */
+CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x ^ b.x);
+}
+
+/* Addition, subtraction and multiplication of bits are modulo 2^32. */
 CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_set_bits(a.x + b.x);
@@ -117,6 +122,17 @@ CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_ve
 CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_set_bits(a.x - b.x);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_set_bits(a.x * b.x);
+}
+
+/* Returns the number of each lane. */
+CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
+{
+    return cst_vec_set_bits(0);
 }
 
 CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
@@ -236,27 +252,6 @@ CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
         largest = v[j].x > largest ? v[j].x : largest;
     }
     return largest;
-}
-
-/* Returns the random words of groups 2 x @pair and 2 x @pair + 1 in step @t. */
-CST_INLINE void cst_vec_random(const struct cst_philox_keys *keys, uint64_t pair, uint64_t t,
-                               struct cst_vec_bits out[2][CST_VEC_GROUP / 2])
-{
-    for (unsigned i = 0; i < 8; i++) {
-        uint32_t words[4];
-
-        cst_philox_counter(words, pair * 2 + i / 4, i % 4, t);
-        cst_philox(keys, words);
-        for (unsigned k = 0; k < 4; k++) {
-            out[i / 4][i % 4 * 4 + k].x = words[k];
-        }
-    }
-}
-
-/* cst_philox_other of each lane. */
-CST_INLINE struct cst_vec_bits cst_vec_other(struct cst_vec_bits words)
-{
-    return cst_vec_set_bits(cst_philox_other(words.x));
 }
 
 /* Prefetch the line at @at. */

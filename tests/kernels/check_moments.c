@@ -1,38 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the formats of moments, and of the random numbers for their rounding. */
+/* Tests of the formats of moments. */
 #include "kernels/math/moments.h"
 #include "tests/kernels/update_rows.h"
 
 #define N 64
-
-/* The published test vectors of Philox4x32-10 (Random123, kat_vectors). */
-START_TEST(test_philox)
-{
-    static const struct {
-        uint32_t counter[4];
-        uint64_t seed;
-        uint32_t words[4];
-    } known[] = {
-        {{0, 0, 0, 0}, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
-         0xffffffffffffffffull,
-         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
-         0x299f31d0a4093822ull,
-         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
-    };
-
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        struct cst_philox_keys keys;
-        uint32_t words[4];
-
-        memcpy(words, known[i].counter, sizeof words);
-        cst_philox_schedule(&keys, known[i].seed);
-        cst_philox(&keys, words);
-        ck_assert_mem_eq(words, known[i].words, sizeof words);
-    }
-}
-END_TEST
 
 /* A row of two mx8 blocks. */
 struct row {
@@ -366,7 +337,6 @@ int main(void)
     Suite *suite = suite_create("moments");
     TCase *moments = suite_case(suite, "moments", NULL, NULL);
 
-    tcase_add_test(moments, test_philox);
     tcase_add_loop_test(moments, test_mx8_round_trip, 0, 2);
     tcase_add_loop_test(moments, test_mx8_nearest, 0, 2);
     tcase_add_loop_test(moments, test_mx8_special, 0, 2);

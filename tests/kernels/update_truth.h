@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The update of kernels/math/update.h a second time, as the tests' reference. Each formula is
  * written in plain C, and formats of moments in double precision by their definition
- * (kernels/math/mx8.h). It shares only the random number generator with the kernels, which has test
- * vectors of its own. */
+ * (kernels/math/mx8.h). It shares only Philox with the kernels, which has test vectors of its own. */
 #ifndef CST_TESTS_UPDATE_TRUTH_H
 #define CST_TESTS_UPDATE_TRUTH_H
 
@@ -78,17 +77,19 @@ static inline void truth_one(enum cst_optimizer optimizer, enum cst_moments mome
 static inline uint32_t truth_random(const struct cst_update_random *random, uint64_t element,
                                     unsigned which, int n)
 {
-    uint64_t place = element % 16, block = element / 32 * 4 + place / 4;
-    struct cst_philox_keys keys;
-    uint32_t words[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)random->t,
-                         (uint32_t)(random->t >> 32)};
+    uint64_t span = element / 4096;
+    uint32_t place = (uint32_t)(element % 4096 / 32 * 16 + element % 16);
+    uint32_t key[4] = {(uint32_t)span, (uint32_t)(span >> 32), (uint32_t)random->t,
+                       (uint32_t)(random->t >> 32)};
     uint32_t word;
 
-    cst_philox_schedule(&keys, random->seed);
-    cst_philox(&keys, words);
-    word = words[place % 4];
+    cst_philox(random->seed, key);
+    word = place * 0x9e3779b9u + key[0];
+    word = (word ^ word >> 16) * 0x21f0aaadu + key[1];
+    word = (word ^ word >> 15) * 0xd35a2d97u;
+    word ^= word >> 15;
     if (which == 1) {
-        word = (word >> 16) * 0x9e37u << 16 | ((word & 0xffffu) * 0x9e37u & 0xffffu);
+        word = (word ^ word >> 16) * 0x9e3779b1u;
     }
     return element % 32 >= 16 ? word >> (32 - n) : word & ((1u << n) - 1);
 }
