@@ -98,10 +98,12 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
 
         cst_formula_apply(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, x.g[j],
                           &states);
+        states.p = cst_formula_canonical(states.p);
         cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, states.p);
         upper[j] = cst_round_bf16(states.p);
-        x.moments[0][j] = states.m;
-        x.moments[1][j] = states.v;
+        /* A block of mx8 with a NaN has no NaNs in its codes. */
+        x.moments[0][j] = MOMENTS == CST_MOMENTS_MX8 ? states.m : cst_formula_canonical(states.m);
+        x.moments[1][j] = MOMENTS == CST_MOMENTS_MX8 ? states.v : cst_formula_canonical(states.v);
     }
     cst_vec_store_upper<MEMORY>(at.weight, upper, false);
     cst_format_store<MEMORY>(MOMENTS, ROUNDING, 0, &at.moments[0], x.moments[0], &word);

@@ -126,14 +126,19 @@ CST_INLINE cst_vec_bits cst_vec_right(cst_vec_bits a, int n)
     return {a.x >> n};
 }
 
-CST_INLINE cst_vec_bits cst_vec_min(cst_vec_bits a, cst_vec_bits b)
+CST_INLINE cst_vec_bits cst_vec_left(cst_vec_bits a, int n)
 {
-    return a.x < b.x ? a : b;
+    return {a.x << n};
 }
 
 CST_INLINE cst_vec_bits cst_vec_max(cst_vec_bits a, cst_vec_bits b)
 {
     return a.x > b.x ? a : b;
+}
+
+CST_INLINE cst_vec cst_vec_limit(cst_vec x, cst_vec limit)
+{
+    return {fabsf(x.x) > limit.x ? copysignf(limit.x, x.x) : x.x};
 }
 
 /* -- choice by lane ------------------------------------------------------------------------- */
@@ -146,11 +151,6 @@ CST_INLINE cst_vec cst_vec_if_nan(cst_vec x, cst_vec a, cst_vec b)
 CST_INLINE cst_vec cst_vec_if_zero(cst_vec x, cst_vec a, cst_vec b)
 {
     return x.x == 0.0f ? a : b;
-}
-
-CST_INLINE cst_vec_bits cst_vec_if_less(cst_vec x, cst_vec y, cst_vec_bits a, cst_vec_bits b)
-{
-    return x.x < y.x ? a : b;
 }
 
 /* -- memory --------------------------------------------------------------------------------- */
@@ -227,11 +227,18 @@ CST_MEMORY_INLINE void cst_vec_store_upper(uint16_t *at, const cst_vec_bits v[CS
     }
 }
 
-CST_MEMORY_INLINE void cst_vec_store_codes(uint8_t *at, const cst_vec_bits v[CST_VEC_GROUP])
+CST_MEMORY_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
+                                           const cst_vec_bits v[CST_VEC_GROUP], cst_vec_bits excess,
+                                           const cst_vec_bits from[CST_VEC_GROUP])
 {
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint8_t>(v[j].x));
+        uint32_t code = v[j].x - excess.x;
+
+        code = which == 0  ? code | (from[j].x >> 24 & 0x80u)
+               : code == 0 ? (from[j].x != 0 ? 1u : 0u)
+                           : code;
+        CST_MEMORY(cst_vec_write)(at + j * CST_VEC_LANES, static_cast<uint8_t>(code));
     }
 }
 
@@ -241,7 +248,7 @@ CST_INLINE unsigned cst_vec_mask()
     return 0xffffu << (threadIdx.x & 16u);
 }
 
-CST_INLINE uint32_t cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE cst_vec_bits cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
 {
     uint32_t largest = v[0].x > v[1].x ? v[0].x : v[1].x;
 
@@ -251,7 +258,12 @@ CST_INLINE uint32_t cst_vec_largest(const cst_vec_bits v[CST_VEC_GROUP])
 
         largest = other > largest ? other : largest;
     }
-    return largest;
+    return {largest};
+}
+
+CST_INLINE uint32_t cst_vec_first(cst_vec_bits v)
+{
+    return v.x;
 }
 
 #endif

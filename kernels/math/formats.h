@@ -68,7 +68,7 @@ CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        struct cst_vec_bits x = cst_vec_to_bits(cst_formula_canonical(in[j]));
+        struct cst_vec_bits x = cst_vec_to_bits(in[j]);
 
         upper[j] = cst_vec_plus(x, cst_round_add(rounding, 16, x, words[j % (CST_VEC_GROUP / 2)],
                                                  j >= CST_VEC_GROUP / 2));
@@ -81,31 +81,38 @@ CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned
                                             const struct cst_vec in[CST_VEC_GROUP],
                                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec_bits codes[CST_VEC_GROUP];
+    struct cst_vec_bits codes[CST_VEC_GROUP], from[CST_VEC_GROUP], largest;
     struct cst_mx8_block block;
-    uint32_t exponent;
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         codes[j] = cst_mx8_magnitude(in[j]);
+        from[j] = which == 0 ? cst_vec_to_bits(in[j]) : codes[j];
     }
-    exponent = cst_mx8_exponent(which, cst_vec_largest(codes));
-    block = cst_mx8_block_of(which, exponent);
+    largest = cst_vec_largest(codes);
+    block = cst_mx8_block_of(which, largest);
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         struct cst_vec_bits fixed = cst_mx8_fixed(&block, codes[j]);
         struct cst_vec_bits add = cst_round_add(rounding, 20, fixed, words[j % (CST_VEC_GROUP / 2)],
                                                 j >= CST_VEC_GROUP / 2);
 
-        codes[j] = exponent == CST_MX8_NAN ? cst_vec_set_bits(0)
-                                           : cst_mx8_code(which, codes[j], fixed, add, in[j]);
+        codes[j] = cst_vec_right(cst_vec_plus(fixed, add), 20);
     }
-    CST_MEMORY(cst_vec_store_codes)((uint8_t *)at->values, codes);
-    *at->exponents = (uint8_t)exponent;
+    *at->exponents = (uint8_t)cst_mx8_exponent(which, cst_vec_first(largest));
+    if (cst_vec_first(largest) > CST_MX8_MAX) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            codes[j] = block.excess;
+            from[j] = cst_vec_set_bits(0);
+        }
+    }
+    CST_MEMORY(cst_vec_store_codes)(which, (uint8_t *)at->values, codes, block.excess, from);
 }
 
-/* Store the group @in at @at. @words are the random words of the group for this moment. @words is
- * not read if the moments are fp32 or are rounded to nearest. */
+/* Store the group @in at @at. Each NaN must be CST_UPDATE_NAN, except with mx8. @words are the
+ * random words of the group for this moment. @words is not read if the moments are fp32 or are
+ * rounded to nearest. */
 CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_rounding rounding,
                                         unsigned which, const struct cst_update_moment *at,
                                         const struct cst_vec in[CST_VEC_GROUP],
@@ -120,7 +127,7 @@ CST_MEMORY_INLINE void cst_format_store(enum cst_moments moments, enum cst_round
         for (int j = 0; j < CST_VEC_GROUP; j++) {
             float *to = (float *)at->values + j * CST_VEC_LANES;
 
-            CST_MEMORY(cst_vec_store)(to, cst_formula_canonical(in[j]));
+            CST_MEMORY(cst_vec_store)(to, in[j]);
         }
     }
 }

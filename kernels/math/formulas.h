@@ -73,18 +73,6 @@ CST_INLINE struct cst_vec cst_formula_towards(struct cst_vec x, struct cst_vec y
     return cst_vec_fma(a, cst_vec_sub(y, x), x);
 }
 
-/* Limit the magnitude of @x to @limit. A NaN stays a NaN. */
-CST_INLINE struct cst_vec cst_formula_limit(struct cst_vec x, struct cst_vec limit)
-{
-    struct cst_vec_bits bits = cst_vec_to_bits(x);
-    struct cst_vec_bits sign = cst_vec_and(bits, cst_vec_set_bits(0x80000000u));
-    struct cst_vec_bits magnitude = cst_vec_and(bits, cst_vec_set_bits(0x7fffffffu));
-
-    magnitude =
-        cst_vec_if_less(limit, cst_vec_from_bits(magnitude), cst_vec_to_bits(limit), magnitude);
-    return cst_vec_from_bits(cst_vec_or(magnitude, sign));
-}
-
 /* The common part of ADAM and ADAMW. x->p has been decayed already, if the optimizer decays. */
 CST_INLINE void cst_formula_moments(enum cst_moments moments, const struct cst_formula_scalars *s,
                                     struct cst_vec g, struct cst_formula_states *x)
@@ -96,7 +84,7 @@ CST_INLINE void cst_formula_moments(enum cst_moments moments, const struct cst_f
     d = cst_vec_fma(cst_vec_sqrt(x->v), s->inv_sqrt_bias2, s->eps);
     ratio = cst_vec_div(x->m, d);
     if (moments == CST_MOMENTS_MX8) {
-        ratio = cst_formula_limit(ratio, s->ratio_limit);
+        ratio = cst_vec_limit(ratio, s->ratio_limit);
     }
     x->p = cst_vec_fnma(s->step_size, ratio, x->p);
 }
@@ -133,8 +121,8 @@ CST_INLINE void cst_formula_sgd(enum cst_moments moments, const struct cst_formu
 }
 
 /* Apply the formula of @optimizer to @x. @optimizer and @moments, the format of the moments, are
- * compile-time constants. @g is the gradient before scaling. A NaN in x->p becomes
- * CST_UPDATE_NAN. */
+ * compile-time constants. @g is the gradient before scaling. A NaN in the results can be any NaN;
+ * x->p is one if x->v is one. */
 CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments moments,
                                   const struct cst_formula_scalars *s, struct cst_vec g,
                                   struct cst_formula_states *x)
@@ -146,7 +134,6 @@ CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments
     }
     CST_FORMULAS(CASE)
 #undef CASE
-    x->p = cst_formula_canonical(x->p);
 }
 
 #endif

@@ -81,54 +81,42 @@ CST_INLINE struct cst_vec_bits cst_mx8_magnitude(struct cst_vec x)
     return cst_vec_and(cst_vec_to_bits(x), cst_vec_set_bits(0x7fffffffu));
 }
 
-/* Constants of the encoding of one block. */
+/* Constants of the encoding of one block, in every lane. */
 struct cst_mx8_block {
-    /* Difference of the exponents of the fp32 value and the code, in the exponent bits of an
-     * fp32. */
-    struct cst_vec_bits normal;
-    struct cst_vec_bits unit; /* Bit pattern of the smallest normal value. */
+    struct cst_vec unit; /* The smallest normal value. */
+    /* What the code of cst_mx8_code has in excess: the smallest normal value without its last 20
+     * bits. */
+    struct cst_vec_bits excess;
 };
 
-/* Returns the constants for a block with exponent @exponent. */
-CST_INLINE struct cst_mx8_block cst_mx8_block_of(unsigned which, uint32_t exponent)
+/* Returns the constants for a block whose largest magnitude has the bits @largest in every lane.
+ * The exponent is that of cst_mx8_exponent, at least cst_mx8_least. If the block has a NaN, the
+ * constants have no meaning. */
+CST_INLINE struct cst_mx8_block cst_mx8_block_of(unsigned which, struct cst_vec_bits largest)
 {
-    uint32_t least = cst_mx8_least(which);
-    uint32_t above = exponent < least ? 0 : exponent - least;
+    const uint32_t above = which == 0 ? 8 : 15, lowest = above + cst_mx8_least(which);
+    struct cst_vec_bits top =
+        cst_vec_right(cst_vec_plus(largest, cst_vec_set_bits(0x000fffffu)), 23);
+    /* The exponent minus the least one, plus 1. */
+    struct cst_vec_bits n =
+        cst_vec_minus(cst_vec_max(top, cst_vec_set_bits(lowest)), cst_vec_set_bits(lowest - 1));
     struct cst_mx8_block block;
 
-    block.normal = cst_vec_set_bits(above << 23);
-    block.unit = cst_vec_set_bits((above + 1) << 23);
+    block.unit = cst_vec_from_bits(cst_vec_left(n, 23));
+    block.excess = cst_vec_left(n, 3);
     return block;
 }
 
-/* Returns a magnitude as the bits of the code, followed by 20 bits that are to be rounded away. The
- * smallest normal value is added to a value below it, which aligns the bits of the value with the
- * bits of a code with e = 0. */
+/* Returns a magnitude as the bits of the code plus block->excess, followed by 20 bits that are to
+ * be rounded away. The bits of a normal value have to be moved by one exponent. The smallest normal
+ * value is added to a value below it, which aligns the bits of the value with the bits of a code
+ * with e = 0. The sum is the larger one of the two for exactly the values below. */
 CST_INLINE struct cst_vec_bits cst_mx8_fixed(const struct cst_mx8_block *block,
                                              struct cst_vec_bits magnitude)
 {
-    struct cst_vec y = cst_vec_from_bits(magnitude);
-    struct cst_vec unit = cst_vec_from_bits(block->unit);
-    struct cst_vec_bits zero = cst_vec_set_bits(0);
-    struct cst_vec added = cst_vec_from_bits(cst_vec_if_less(y, unit, block->unit, zero));
-    struct cst_vec_bits less = cst_vec_if_less(y, unit, block->unit, block->normal);
+    struct cst_vec sum = cst_vec_add(cst_vec_from_bits(magnitude), block->unit);
 
-    return cst_vec_minus(cst_vec_to_bits(cst_vec_add(y, added)), less);
-}
-
-/* Returns the code of @x. @magnitude is the bits of |x|, and @fixed is cst_mx8_fixed of @magnitude.
- * @add is what is added before the last 20 bits are cut: a random number below 2^20, or the number
- * that rounds to nearest. */
-CST_INLINE struct cst_vec_bits cst_mx8_code(unsigned which, struct cst_vec_bits magnitude,
-                                            struct cst_vec_bits fixed, struct cst_vec_bits add,
-                                            struct cst_vec x)
-{
-    struct cst_vec_bits code = cst_vec_right(cst_vec_plus(fixed, add), 20);
-    struct cst_vec_bits sign =
-        cst_vec_and(cst_vec_right(cst_vec_to_bits(x), 24), cst_vec_set_bits(0x80));
-
-    return which == 0 ? cst_vec_or(code, sign)
-                      : cst_vec_max(code, cst_vec_min(magnitude, cst_vec_set_bits(1)));
+    return cst_vec_max(cst_vec_plus(magnitude, cst_vec_set_bits(1u << 23)), cst_vec_to_bits(sum));
 }
 
 #endif

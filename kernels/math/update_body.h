@@ -86,6 +86,22 @@ ALWAYS_INLINE void draw(struct way way, struct call *call, size_t index,
     cst_random_words(call->key, (uint32_t)(group % CST_RANDOM_SPAN_GROUPS), words);
 }
 
+/* Replace the NaNs of a group, which are rare. */
+ALWAYS_INLINE void canonical(struct way way, struct cst_vec p[CST_VEC_GROUP],
+                             struct cst_vec moments[2][CST_VEC_GROUP])
+{
+    /* If exp_avg_sq is a NaN, so is the master weight. */
+    if (!cst_vec_any_nan(p, moments[0])) {
+        return;
+    }
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        p[j] = cst_formula_canonical(p[j]);
+        for (unsigned k = 0; k < n_moments(way); k++) {
+            moments[k][j] = cst_formula_canonical(moments[k][j]);
+        }
+    }
+}
+
 /* Update one group, at the start of @rows. @words are the group's random words, which are not read
  * if the rounding takes none. */
 ALWAYS_INLINE void do_group(struct way way, const struct call *call,
@@ -93,7 +109,7 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
     struct cst_vec_bits upper[CST_VEC_GROUP], drawn[CST_VEC_GROUP / 2];
-    struct cst_vec moments[2][CST_VEC_GROUP];
+    struct cst_vec p[CST_VEC_GROUP], moments[2][CST_VEC_GROUP];
 
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
@@ -109,10 +125,15 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
                                                    : cst_vec_load(rows->grad_fp32 + at);
 
         cst_formula_apply(way.optimizer, way.moments, &call->scalars, g, &x);
-        cst_vec_store(rows->master + at, x.p);
-        upper[j] = cst_round_bf16(x.p);
+        p[j] = x.p;
         moments[0][j] = x.m;
         moments[1][j] = x.v;
+    }
+    canonical(way, p, moments);
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        cst_vec_store(rows->master + j * CST_VEC_LANES, p[j]);
+        upper[j] = cst_round_bf16(p[j]);
     }
     cst_vec_store_upper(rows->weight, upper, call->stream);
     CST_VEC_UNROLL

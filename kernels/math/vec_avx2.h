@@ -130,14 +130,22 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm256_srli_epi32(a.x, n));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
 {
-    return cst_vec_bits_of(_mm256_min_epi32(a.x, b.x));
+    return cst_vec_bits_of(_mm256_slli_epi32(a.x, n));
 }
 
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_max_epi32(a.x, b.x));
+}
+
+/* The minimum and the maximum of a NaN and a number are the second operand. */
+CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
+{
+    __m256 least = _mm256_xor_ps(limit.x, _mm256_set1_ps(-0.0f));
+
+    return cst_vec_of(_mm256_max_ps(least, _mm256_min_ps(limit.x, x.x)));
 }
 
 /* -- choice by lane ------------------------------------------------------------------------- */
@@ -152,14 +160,6 @@ CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, st
     __m256 k = _mm256_cmp_ps(x.x, _mm256_setzero_ps(), _CMP_EQ_OQ);
 
     return cst_vec_of(_mm256_blendv_ps(b.x, a.x, k));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
-                                               struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    __m256i k = _mm256_castps_si256(_mm256_cmp_ps(x.x, y.x, _CMP_LT_OQ));
-
-    return cst_vec_bits_of(_mm256_blendv_epi8(b.x, a.x, k));
 }
 
 /* -- memory --------------------------------------------------------------------------------- */
@@ -248,25 +248,55 @@ CST_INLINE void cst_vec_fence(void)
     _mm_sfence();
 }
 
-CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_bits excess,
+                                    const struct cst_vec_bits from[CST_VEC_GROUP])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i low = _mm256_packus_epi32(v[0].x, v[1].x);
-    __m256i high = _mm256_packus_epi32(v[2].x, v[3].x);
-    __m256i c = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    const __m256i less = _mm256_packus_epi32(excess.x, excess.x);
+    __m256i low = _mm256_sub_epi16(_mm256_packus_epi32(v[0].x, v[1].x), less);
+    __m256i high = _mm256_sub_epi16(_mm256_packus_epi32(v[2].x, v[3].x), less);
+    __m256i c = _mm256_packus_epi16(low, high);
 
-    _mm256_storeu_si256((__m256i *)(void *)at, c);
+    /* Saturation keeps signs, and numbers that are not 0. */
+    low = _mm256_packs_epi32(from[0].x, from[1].x);
+    high = _mm256_packs_epi32(from[2].x, from[3].x);
+    if (which == 0) {
+        c = _mm256_or_si256(
+            c, _mm256_and_si256(_mm256_packs_epi16(low, high), _mm256_set1_epi8((char)0x80)));
+    } else {
+        c = _mm256_max_epu8(c,
+                            _mm256_min_epu8(_mm256_packus_epi16(low, high), _mm256_set1_epi8(1)));
+    }
+    _mm256_storeu_si256((__m256i *)(void *)at, _mm256_permutevar8x32_epi32(c, order));
 }
 
-CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
 {
     __m256i a =
         _mm256_max_epi32(_mm256_max_epi32(v[0].x, v[1].x), _mm256_max_epi32(v[2].x, v[3].x));
-    __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
 
-    b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
-    b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1));
-    return (uint32_t)_mm_cvtsi128_si32(b);
+    a = _mm256_max_epi32(a, _mm256_permute2x128_si256(a, a, 1));
+    a = _mm256_max_epi32(a, _mm256_shuffle_epi32(a, 0x4e));
+    return cst_vec_bits_of(_mm256_max_epi32(a, _mm256_shuffle_epi32(a, 0xb1)));
+}
+
+CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
+{
+    return (uint32_t)_mm_cvtsi128_si32(_mm256_castsi256_si128(v.x));
+}
+
+CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
+                                const struct cst_vec b[CST_VEC_GROUP])
+{
+    __m256 nan = _mm256_setzero_ps();
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(a[j].x, b[j].x, _CMP_UNORD_Q));
+    }
+    return _mm256_movemask_ps(nan) != 0;
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)

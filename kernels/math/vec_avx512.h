@@ -131,14 +131,22 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm512_srli_epi32(a.x, (unsigned)n));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
 {
-    return cst_vec_bits_of(_mm512_min_epi32(a.x, b.x));
+    return cst_vec_bits_of(_mm512_slli_epi32(a.x, (unsigned)n));
 }
 
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm512_max_epi32(a.x, b.x));
+}
+
+/* The minimum and the maximum of a NaN and a number are the second operand. */
+CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
+{
+    __m512 least = _mm512_xor_ps(limit.x, _mm512_set1_ps(-0.0f));
+
+    return cst_vec_of(_mm512_max_ps(least, _mm512_min_ps(limit.x, x.x)));
 }
 
 /* -- choice by lane ------------------------------------------------------------------------- */
@@ -153,14 +161,6 @@ CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, st
     __mmask16 k = _mm512_cmp_ps_mask(x.x, _mm512_setzero_ps(), _CMP_EQ_OQ);
 
     return cst_vec_of(_mm512_mask_mov_ps(b.x, k, a.x));
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
-                                               struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    __mmask16 k = _mm512_cmp_ps_mask(x.x, y.x, _CMP_LT_OQ);
-
-    return cst_vec_bits_of(_mm512_mask_mov_epi32(b.x, k, a.x));
 }
 
 /* -- memory --------------------------------------------------------------------------------- */
@@ -245,16 +245,45 @@ CST_INLINE void cst_vec_fence(void)
     _mm_sfence();
 }
 
-CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_bits excess,
+                                    const struct cst_vec_bits from[CST_VEC_GROUP])
 {
+    CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        _mm_storeu_si128((__m128i *)(void *)(at + 16 * j), _mm512_cvtepi32_epi8(v[j].x));
+        __m512i c = _mm512_sub_epi32(v[j].x, excess.x);
+
+        if (which == 0) { /* code | (from >> 24 & 0x80) */
+            c = _mm512_ternarylogic_epi32(c, _mm512_srli_epi32(from[j].x, 24),
+                                          _mm512_set1_epi32(0x80), 0xf8);
+        } else {
+            c = _mm512_max_epi32(c, _mm512_min_epi32(from[j].x, _mm512_set1_epi32(1)));
+        }
+        _mm_storeu_si128((__m128i *)(void *)(at + 16 * j), _mm512_cvtepi32_epi8(c));
     }
 }
 
-CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
 {
-    return (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(v[0].x, v[1].x));
+    __m512i a = _mm512_max_epi32(v[0].x, v[1].x);
+
+    a = _mm512_max_epi32(a, _mm512_shuffle_i64x2(a, a, 0x4e));
+    a = _mm512_max_epi32(a, _mm512_shuffle_i64x2(a, a, 0xb1));
+    a = _mm512_max_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_BADC));
+    return cst_vec_bits_of(_mm512_max_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_CDAB)));
+}
+
+CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
+{
+    return (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(v.x));
+}
+
+CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
+                                const struct cst_vec b[CST_VEC_GROUP])
+{
+    return (_mm512_cmp_ps_mask(a[0].x, b[0].x, _CMP_UNORD_Q) |
+            _mm512_cmp_ps_mask(a[1].x, b[1].x, _CMP_UNORD_Q)) != 0;
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)

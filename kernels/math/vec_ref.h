@@ -140,15 +140,21 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_set_bits(a.x >> n);
 }
 
-/* Returns the smaller (min) or the larger (max) of two numbers below 2^31. */
-CST_INLINE struct cst_vec_bits cst_vec_min(struct cst_vec_bits a, struct cst_vec_bits b)
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
 {
-    return a.x < b.x ? a : b;
+    return cst_vec_set_bits(a.x << n);
 }
 
+/* Returns the larger one of two numbers below 2^31. */
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return a.x > b.x ? a : b;
+}
+
+/* Returns @x, or @limit or -@limit if @x is outside of [-@limit, @limit]. A NaN stays that NaN. */
+CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
+{
+    return cst_vec_set(fabsf(x.x) > limit.x ? copysignf(limit.x, x.x) : x.x);
 }
 
 /* -- choice by lane: returns a if the condition holds, else b ------------------------------ */
@@ -161,12 +167,6 @@ CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, str
 CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
 {
     return x.x == 0.0f ? a : b;
-}
-
-CST_INLINE struct cst_vec_bits cst_vec_if_less(struct cst_vec x, struct cst_vec y,
-                                               struct cst_vec_bits a, struct cst_vec_bits b)
-{
-    return x.x < y.x ? a : b;
 }
 
 /* -- memory: addresses of any whole elements ----------------------------------------------- */
@@ -235,23 +235,50 @@ CST_INLINE void cst_vec_fence(void)
 {
 }
 
-/* Store the lowest byte of each lane. */
-CST_INLINE void cst_vec_store_codes(uint8_t *at, const struct cst_vec_bits v[CST_VEC_GROUP])
+/* Store the codes of mx8 of one byte. The code of a lane is @v - @excess, which is below 256. A
+ * code of exp_avg (@which is 0) gets the highest bit of @from in addition. A code of exp_avg_sq is
+ * at least 1 if @from, whose highest bit is 0, is not 0. */
+CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_bits excess,
+                                    const struct cst_vec_bits from[CST_VEC_GROUP])
 {
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        at[j] = (uint8_t)v[j].x;
+        uint32_t code = v[j].x - excess.x;
+
+        at[j] = (uint8_t)(which == 0  ? code | (from[j].x >> 24 & 0x80u)
+                          : code == 0 ? from[j].x != 0
+                                      : code);
     }
 }
 
-/* Returns the largest lane. The highest bit of each lane is 0. */
-CST_INLINE uint32_t cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+/* Returns the largest lane of the group, in every lane. The highest bit of each lane is 0. */
+CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
 {
-    uint32_t largest = 0;
+    struct cst_vec_bits largest = v[0];
 
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        largest = v[j].x > largest ? v[j].x : largest;
+    for (int j = 1; j < CST_VEC_GROUP; j++) {
+        largest = cst_vec_max(largest, v[j]);
     }
     return largest;
+}
+
+/* Returns the first lane. */
+CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
+{
+    return v.x;
+}
+
+/* Returns whether a lane of @a or @b is a NaN. */
+CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
+                                const struct cst_vec b[CST_VEC_GROUP])
+{
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        if (isunordered(a[j].x, b[j].x)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Prefetch the line at @at. */
