@@ -5,7 +5,14 @@
 #include <string.h>
 
 static const char *const names[] = {
-    [CST_ISA_PLAIN] = "plain", [CST_ISA_AVX2] = "avx2", [CST_ISA_AVX512] = "avx512"};
+    [CST_ISA_PLAIN] = "plain",
+#ifdef __aarch64__
+    [CST_ISA_NEON] = "neon",
+#else
+    [CST_ISA_AVX2] = "avx2",
+    [CST_ISA_AVX512] = "avx512",
+#endif
+};
 
 /* Return the number of @name in names, or -1. */
 static int find(const char *name)
@@ -23,7 +30,7 @@ enum cst_isa cst_isa_limit(void)
     const char *given = getenv("CISTERN_ISA");
     int i = given != NULL ? find(given) : -1;
 
-    return i < 0 ? CST_ISA_AVX512 : (enum cst_isa)i;
+    return i < 0 ? CST_ISA_WIDEST : (enum cst_isa)i;
 }
 
 const char *cst_isa_refused(void)

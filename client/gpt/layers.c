@@ -18,6 +18,9 @@ extern const struct gpt_simd gpt_simd_plain;
 #ifdef HAVE_X86_SIMD
 extern const struct gpt_simd gpt_simd_avx2, gpt_simd_avx512;
 #endif
+#ifdef HAVE_NEON
+extern const struct gpt_simd gpt_simd_neon;
+#endif
 
 const struct gpt_simd *gpt_simd_get(const char *isa)
 {
@@ -34,6 +37,11 @@ const struct gpt_simd *gpt_simd_get(const char *isa)
             __builtin_cpu_supports("avx512dq")) {
             rows[n++] = &gpt_simd_avx512;
         }
+    }
+#endif
+#ifdef HAVE_NEON
+    if (cst_isa_limit() >= CST_ISA_NEON) {
+        rows[n++] = &gpt_simd_neon;
     }
 #endif
     while (n-- > 0) {

@@ -29,7 +29,7 @@ struct gpt_attention_shape {
 };
 
 struct gpt_simd {
-    const char *isa; /* "plain", "avx2", "avx512" */
+    const char *isa; /* "plain", "avx2", "avx512", "neon" */
 
     /* y = (x - mean) / sqrt(var + 1e-5) * w + b, an operand. mean and rstd (1 / sqrt) of each row
      * are written for the backward pass. */

@@ -34,9 +34,11 @@ struct gpt_matmul {
     struct product products[MAX_SHAPES];
 };
 
-/* Pass the limit of the instruction set to oneDNN, which accepts it only before its first use. */
+/* Pass the limit of the instruction set to oneDNN, which accepts it only before its first use. On
+ * AArch64, oneDNN has no limits. */
 static void limit_isa(void)
 {
+#ifndef __aarch64__
     switch (cst_isa_limit()) {
     case CST_ISA_PLAIN:
         (void)dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
@@ -48,6 +50,7 @@ static void limit_isa(void)
     default:
         break;
     }
+#endif
 }
 
 static void begin(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The vector type of one build of the layers' arithmetic. layers_impl.c and attention_impl.c are
- * compiled once per instruction set (plain, AVX2, AVX-512) and use vectors of that set's width.
- * Results may therefore differ between kinds of CPUs, but never between runs. All lengths are
- * multiples of GPT_SIMD_ELEMS, so that there are no partial vectors. Only *_impl.c include this
+ * compiled once per instruction set (plain, AVX2, AVX-512, NEON) and use vectors of that set's
+ * width. Results may therefore differ between kinds of CPUs, but never between runs. All lengths
+ * are multiples of GPT_SIMD_ELEMS, so that there are no partial vectors. Only *_impl.c include this
  * file. */
 #ifndef GPT_SIMD_H
 #define GPT_SIMD_H
@@ -25,6 +25,12 @@
 #define GPT_ISA_NAME "avx2"
 #define VL 8
 #define TILE_COLUMNS 2
+#elif defined(GPT_NEON)
+#include <arm_neon.h>
+#define GPT_ISA(name) name##_neon
+#define GPT_ISA_NAME "neon"
+#define VL 4
+#define TILE_COLUMNS 4
 #else
 #define GPT_ISA(name) name##_plain
 #define GPT_ISA_NAME "plain"
@@ -70,6 +76,8 @@ INLINE vf fma_(vf a, vf b, vf c)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif VL == 8
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(GPT_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif

@@ -47,10 +47,13 @@ double cst_accumulate_avx2(size_t n, uint32_t n_src, const uint16_t *const *src,
                            float *dst);
 double cst_accumulate_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                              float *dst);
+double cst_accumulate_neon(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
+                           float *dst);
 
 /* The variants of cst_accumulate_sum_fn for each instruction set. */
 double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst);
 double cst_accumulate_sum_avx2(size_t n, const float *sum, float *dst);
 double cst_accumulate_sum_avx512(size_t n, const float *sum, float *dst);
+double cst_accumulate_sum_neon(size_t n, const float *sum, float *dst);
 
 #endif

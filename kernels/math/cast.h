@@ -44,8 +44,10 @@ typedef void (*cst_upcast_fn)(size_t n, const uint16_t *src, float *dst);
 void cst_cast_ref(size_t n, const float *src, uint16_t *dst);
 void cst_cast_avx2(size_t n, const float *src, uint16_t *dst);
 void cst_cast_avx512(size_t n, const float *src, uint16_t *dst);
+void cst_cast_neon(size_t n, const float *src, uint16_t *dst);
 void cst_upcast_ref(size_t n, const uint16_t *src, float *dst);
 void cst_upcast_avx2(size_t n, const uint16_t *src, float *dst);
 void cst_upcast_avx512(size_t n, const uint16_t *src, float *dst);
+void cst_upcast_neon(size_t n, const uint16_t *src, float *dst);
 
 #endif

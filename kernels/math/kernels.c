@@ -42,6 +42,14 @@ static bool has_avx512(void)
 }
 #endif
 
+#ifdef HAVE_NEON
+/* Every AArch64 processor that Linux runs on has NEON. */
+static bool has_neon(void)
+{
+    return cst_isa_limit() >= CST_ISA_NEON;
+}
+#endif
+
 #define ROW(name, has)                                                                             \
     {                                                                                              \
         .isa = #name, .usable = (has), .update = &cst_update_##name, .reduce = cst_reduce_##name,  \
@@ -54,6 +62,9 @@ static const struct cst_kernels rows[] = {
 #ifdef HAVE_X86_SIMD
     ROW(avx2, has_avx2),
     ROW(avx512, has_avx512),
+#endif
+#ifdef HAVE_NEON
+    ROW(neon, has_neon),
 #endif
 };
 

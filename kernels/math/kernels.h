@@ -14,7 +14,7 @@
 
 /* The kernels of one instruction set. */
 struct cst_kernels {
-    const char *isa;      /* Name of the instruction set: "ref", "avx2" or "avx512". */
+    const char *isa;      /* Name of the instruction set: "ref", "avx2", "avx512" or "neon". */
     bool (*usable)(void); /* Returns whether this CPU and operating system support the row. */
     const struct cst_update_table *update;
     cst_reduce_fn reduce;

@@ -34,5 +34,6 @@ typedef double (*cst_reduce_fn)(size_t n, uint32_t n_src, const uint16_t *const 
 double cst_reduce_ref(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst);
 double cst_reduce_avx2(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst);
 double cst_reduce_avx512(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst);
+double cst_reduce_neon(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversions, reduction and accumulation over vectors: the common part of rows_avx2.c and
- * rows_avx512.c, which add only their vectors and the suffix ISA. Included once, after one of
- * kernels/math/vec_*.h. Private to kernels/. Elements after the last whole group are processed one
- * by one. */
+/* Conversions, reduction and accumulation over vectors: the common part of rows_avx2.c,
+ * rows_avx512.c and rows_neon.c, which add only their vectors and the suffix ISA. Included once,
+ * after one of kernels/math/vec_*.h. Private to kernels/. Elements after the last whole group are
+ * processed one by one. */
 #include "kernels/math/sum_element.h"
 
 /* Prefetch distance in each source, in bytes. The part of a source in one tile is too short for the

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused update of every optimizer: one pass over gradient, fp32 master weights, moments and
- * bf16 weights. All variants (reference, AVX2, AVX-512, CUDA) produce the same bits. The formulas
- * per element follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one rounding. Each
- * formula begins with g = fp32(grad) * grad_scale:
+ * bf16 weights. All variants (reference, AVX2, AVX-512, NEON, CUDA) produce the same bits. The
+ * formulas per element follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one
+ * rounding. Each formula begins with g = fp32(grad) * grad_scale:
  *
  *   ADAMW  torch.optim.AdamW   m = fma(1 - beta1, g - m, m)                 (torch's lerp)
  *                              v = fma(1 - beta2, g * g, beta2 * v)
@@ -142,6 +142,7 @@ struct cst_update_table {
     cst_update_fn v[CST_OPTIMIZER_COUNT][CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
 };
 
-extern const struct cst_update_table cst_update_ref, cst_update_avx2, cst_update_avx512;
+extern const struct cst_update_table cst_update_ref, cst_update_avx2, cst_update_avx512,
+    cst_update_neon;
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of rows over vectors: the common part of update_ref.c, update_avx2.c and
- * update_avx512.c. Each of these files includes its vectors (kernels/math/vec_*.h), defines the
- * macro UPDATE_TABLE as the name of its table, and then includes this file, which defines the
- * table. No other file includes it.
+/* The update of rows over vectors: the common part of update_ref.c, update_avx2.c,
+ * update_avx512.c and update_neon.c. Each of these files includes its vectors
+ * (kernels/math/vec_*.h), defines the macro UPDATE_TABLE as the name of its table, and then
+ * includes this file, which defines the table. No other file includes it.
  *
  * This file has no state. Any thread may call the functions of the table. The rows and the undo
  * belong to the caller (struct cst_update_rows, cst_update_fn).

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The vectors of kernels/math/formulas.h and kernels/math/formats.h in plain C, with one lane. This
- * file defines the meaning of each operation. vec_avx2.h, vec_avx512.h and vec.cuh of CUDA provide
- * the same operations. Private to kernels/. A file includes only one of these headers. */
+ * file defines the meaning of each operation. vec_avx2.h, vec_avx512.h, vec_neon.h and vec.cuh of
+ * CUDA provide the same operations. Private to kernels/. A file includes only one of these headers.
+ */
 #ifndef CST_VEC_REF_H
 #define CST_VEC_REF_H
 

@@ -24,10 +24,10 @@ const char *__tsan_default_suppressions(void)
 
 unsigned test_isas(const struct gpt_simd *rows[3])
 {
-    static const char *const names[] = {"plain", "avx2", "avx512"};
+    static const char *const names[] = {"plain", "avx2", "avx512", "neon"};
     unsigned n = 0;
 
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const struct gpt_simd *row = gpt_simd_get(names[i]);
 
         if (row != NULL) {

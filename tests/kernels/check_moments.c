@@ -302,7 +302,10 @@ static void longest_steps(const struct cst_kernels *kernels, int kind, bool deco
             kernels->update->v[how.optimizer][rows[k].format][rounding](&scalars, &random, n, &at,
                                                                         NULL);
             for (int i = 0; i < n; i++) {
-                longest[k] = fmax(longest[k], fabs((double)rows[k].master[i]));
+                const double length = fabs((double)rows[k].master[i]);
+
+                /* Not fmax: GCC 12 for AArch64 cannot compile that. */
+                longest[k] = length > longest[k] ? length : longest[k];
             }
         }
     }

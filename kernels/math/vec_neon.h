@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vectors of kernels/math/vec_ref.h in NEON (AArch64), with 4 lanes. */
+#ifndef CST_VEC_NEON_H
+#define CST_VEC_NEON_H
+
+#include "kernels/math/philox.h"
+#include "kernels/math/update.h"
+
+#include <arm_neon.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define CST_VEC_LANES 4
+#define CST_VEC_GROUP 8
+#define CST_VEC_UNROLL _Pragma("GCC unroll 8")
+
+struct cst_vec {
+    float32x4_t x;
+};
+
+struct cst_vec_bits {
+    uint32x4_t x;
+};
+
+CST_INLINE struct cst_vec cst_vec_of(float32x4_t x)
+{
+    return (struct cst_vec){x};
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_bits_of(uint32x4_t x)
+{
+    return (struct cst_vec_bits){x};
+}
+
+CST_INLINE struct cst_vec cst_vec_set(float x)
+{
+    return cst_vec_of(vdupq_n_f32(x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_set_bits(uint32_t x)
+{
+    return cst_vec_bits_of(vdupq_n_u32(x));
+}
+
+CST_INLINE struct cst_vec cst_vec_from_bits(struct cst_vec_bits b)
+{
+    return cst_vec_of(vreinterpretq_f32_u32(b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_to_bits(struct cst_vec v)
+{
+    return cst_vec_bits_of(vreinterpretq_u32_f32(v.x));
+}
+
+/* -- arithmetic ----------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_add(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(vaddq_f32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_sub(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(vsubq_f32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_mul(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(vmulq_f32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_div(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(vdivq_f32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_sqrt(struct cst_vec a)
+{
+    return cst_vec_of(vsqrtq_f32(a.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_fma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_of(vfmaq_f32(c.x, a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_fnma(struct cst_vec a, struct cst_vec b, struct cst_vec c)
+{
+    return cst_vec_of(vfmsq_f32(c.x, a.x, b.x));
+}
+
+/* -- bits ----------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec_bits cst_vec_and(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(vandq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_or(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(vorrq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_xor(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(veorq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_plus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(vaddq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_minus(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(vsubq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_times(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(vmulq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_lanes(void)
+{
+    return cst_vec_bits_of((uint32x4_t){0, 1, 2, 3});
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
+{
+    return cst_vec_bits_of(a.x >> (uint32_t)n);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
+{
+    return cst_vec_bits_of(a.x << (uint32_t)n);
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return cst_vec_bits_of(vmaxq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
+{
+    float32x4_t most = vbslq_f32(vdupq_n_u32(0x80000000u), x.x, limit.x);
+
+    /* A comparison of magnitudes. It does not hold for a NaN. */
+    return cst_vec_of(vbslq_f32(vcagtq_f32(x.x, limit.x), most, x.x));
+}
+
+/* -- choice by lane ------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_if_nan(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    /* A NaN does not equal itself. */
+    return cst_vec_of(vbslq_f32(vceqq_f32(x.x, x.x), b.x, a.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_if_zero(struct cst_vec x, struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(vbslq_f32(vceqzq_f32(x.x), a.x, b.x));
+}
+
+/* -- memory --------------------------------------------------------------------------------- */
+
+CST_INLINE struct cst_vec cst_vec_load(const float *at)
+{
+    return cst_vec_of(vld1q_f32(at));
+}
+
+CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
+{
+    vst1q_f32(at, v.x);
+}
+
+CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
+{
+    uint16x8_t h = vcombine_u16(vld1_u16(at), vdup_n_u16(0));
+
+    return cst_vec_of(vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), h)));
+}
+
+/* Load four codes to the lower half of a vector. */
+CST_INLINE uint8x8_t cst_vec_load_codes(const uint8_t *codes)
+{
+    uint32_t four;
+
+    memcpy(&four, codes, sizeof four);
+    return vreinterpret_u8_u32(vdup_n_u32(four));
+}
+
+CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
+{
+    int16x8_t c = vshll_n_s8(vreinterpret_s8_u8(cst_vec_load_codes(codes)), 7);
+
+    /* Sign extension has put the sign into the two highest bits of the half. The mask clears the
+     * lower of the two. */
+    c = vbicq_s16(c, vdupq_n_s16(0x4000));
+    return cst_vec_of(vcvt_f32_f16(vreinterpret_f16_s16(vget_low_s16(c))));
+}
+
+CST_INLINE struct cst_vec cst_vec_load_unsigned(const uint8_t *codes)
+{
+    uint16x8_t c = vshll_n_u8(cst_vec_load_codes(codes), 7);
+
+    return cst_vec_of(vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(c))));
+}
+
+/* -- groups --------------------------------------------------------------------------------- */
+
+/* The weights do not bypass the cache: the processors detect rows that are only written. */
+CST_INLINE void cst_vec_store_upper(uint16_t *at, const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    bool stream)
+{
+    (void)stream;
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j += 2) {
+        vst1q_u16(at + 4 * j,
+                  vuzp2q_u16(vreinterpretq_u16_u32(v[j].x), vreinterpretq_u16_u32(v[j + 1].x)));
+    }
+}
+
+CST_INLINE bool cst_vec_can_stream(const void *at)
+{
+    (void)at;
+    return false;
+}
+
+CST_INLINE void cst_vec_fence(void)
+{
+}
+
+/* Sixteen sums of squares in double, kernels/math/reduce.h. Lane i mod 16 has those of element i.
+ */
+struct cst_vec_squares {
+    float64x2_t x[8];
+};
+
+CST_INLINE void cst_vec_add_squares(struct cst_vec_squares *sums,
+                                    const struct cst_vec v[CST_VEC_GROUP])
+{
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        float64x2_t low = vcvt_f64_f32(vget_low_f32(v[j].x));
+        float64x2_t high = vcvt_high_f64_f32(v[j].x);
+        float64x2_t *lanes = &sums->x[j % 4 * 2];
+
+        lanes[0] = vfmaq_f64(lanes[0], low, low);
+        lanes[1] = vfmaq_f64(lanes[1], high, high);
+    }
+}
+
+/* Cut each lane to the byte that begins at bit 0 (@high is false) or at bit 24. */
+CST_INLINE uint8x16_t cst_vec_bytes(const struct cst_vec_bits v[4], bool high)
+{
+    uint16x8_t a = vreinterpretq_u16_u32(v[0].x), b = vreinterpretq_u16_u32(v[1].x);
+    uint16x8_t c = vreinterpretq_u16_u32(v[2].x), d = vreinterpretq_u16_u32(v[3].x);
+    uint8x16_t low = vreinterpretq_u8_u16(high ? vuzp2q_u16(a, b) : vuzp1q_u16(a, b));
+    uint8x16_t up = vreinterpretq_u8_u16(high ? vuzp2q_u16(c, d) : vuzp1q_u16(c, d));
+
+    return high ? vuzp2q_u8(low, up) : vuzp1q_u8(low, up);
+}
+
+/* Convert each lane to a byte with saturation. */
+CST_INLINE uint8x16_t cst_vec_saturated(const struct cst_vec_bits v[4])
+{
+    uint16x8_t low = vqmovn_high_u32(vqmovn_u32(v[0].x), v[1].x);
+    uint16x8_t high = vqmovn_high_u32(vqmovn_u32(v[2].x), v[3].x);
+
+    return vqmovn_high_u16(vqmovn_u16(low), high);
+}
+
+CST_INLINE void cst_vec_store_codes(unsigned which, uint8_t *at,
+                                    const struct cst_vec_bits v[CST_VEC_GROUP],
+                                    struct cst_vec_bits excess,
+                                    const struct cst_vec_bits from[CST_VEC_GROUP])
+{
+    const uint8x16_t less = vdupq_laneq_u8(vreinterpretq_u8_u32(excess.x), 0);
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j += 4) {
+        uint8x16_t c = vsubq_u8(cst_vec_bytes(v + j, false), less);
+
+        if (which == 0) {
+            c = vbslq_u8(vdupq_n_u8(0x80), cst_vec_bytes(from + j, true), c);
+        } else {
+            c = vmaxq_u8(c, vminq_u8(cst_vec_saturated(from + j), vdupq_n_u8(1)));
+        }
+        vst1q_u8(at + 4 * j, c);
+    }
+}
+
+CST_INLINE struct cst_vec_bits cst_vec_largest(const struct cst_vec_bits v[CST_VEC_GROUP])
+{
+    uint32x4_t most = v[0].x;
+
+    CST_VEC_UNROLL
+    for (int j = 1; j < CST_VEC_GROUP; j++) {
+        most = vmaxq_u32(most, v[j].x);
+    }
+    return cst_vec_bits_of(vdupq_n_u32(vmaxvq_u32(most)));
+}
+
+CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
+{
+    return vgetq_lane_u32(v.x, 0);
+}
+
+CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
+                                const struct cst_vec b[CST_VEC_GROUP])
+{
+    float32x4_t most[CST_VEC_GROUP];
+
+    /* The larger one of a NaN and a number is the NaN. */
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        most[j] = vmaxq_f32(a[j].x, b[j].x);
+    }
+    CST_VEC_UNROLL
+    for (int j = 0; j < 4; j++) {
+        most[j] = vmaxq_f32(most[j], most[j + 4]);
+    }
+    most[0] = vmaxq_f32(vmaxq_f32(most[0], most[1]), vmaxq_f32(most[2], most[3]));
+    return __builtin_isnan(vmaxvq_f32(most[0]));
+}
+
+CST_INLINE void cst_vec_ahead(const void *at)
+{
+    __builtin_prefetch(at);
+}
+
+#endif
