@@ -21,7 +21,7 @@ static const uint64_t most_punched = UINT64_C(1) << 30;
 
 struct cstd_remain {
     TAILQ_ENTRY(cstd_remain) link;
-    int fd;
+    int fd;         /* Opened for reading only (see is_held). */
     uint64_t bytes; /* Length of the file. */
     /* Bytes that are charged to budget and account: what the file held at the last check. */
     uint64_t charged;
@@ -43,9 +43,20 @@ void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop)
     uv_unref((uv_handle_t *)&remains->timer);
 }
 
-/* Return whether another process has the file open or mapped. If a process opens the file just
- * while the kernel's lease is held, the daemon gets a signal. By default this is SIGIO, which would
- * end the daemon; SIGURG, which is set here, is ignored. */
+/* Open the file of @fd again with @flags. Returns the descriptor; -1: it failed. */
+static int open_again(int fd, int flags)
+{
+    char path[40];
+
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, flags | O_CLOEXEC);
+}
+
+/* Return whether another process has the file open or mapped. @fd must be opened for reading: the
+ * kernel grants the lease if nobody has the file open for writing, and it counts a descriptor from
+ * the service manager's store, which the manager or another daemon has had. If a process opens the
+ * file just while the kernel's lease is held, the daemon gets a signal. By default this is SIGIO,
+ * which would end the daemon; SIGURG, which is set here, is ignored. */
 static bool is_held(int fd)
 {
     if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0) {
@@ -57,9 +68,12 @@ static bool is_held(int fd)
 
 void cstd_remains_punch(int fd, uint64_t bytes)
 {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    /* The kernel only zeroes a page that is punched in part. */
+    off_t whole = (off_t)((bytes + page - 1) / page * page);
     char size[CST_SIZE_TEXT];
 
-    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) != 0) {
+    if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, whole) != 0) {
         cstd_log(CSTD_LOG_ERROR, "%s of memory that is no longer used cannot be freed: %s",
                  cst_size_text(bytes, size), strerror(errno));
     }
@@ -131,20 +145,34 @@ void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
                        struct cstd_budget *budget, struct cstd_quota_account *account)
 {
     struct cstd_remain *file = NULL;
+    int reader = open_again(fd, O_RDONLY);
 
     cstd_remains_punch(fd, bytes);
-    if (is_held(fd)) {
-        file = keep(remains, fd, bytes, budget, account);
+    (void)close(fd);
+    if (reader >= 0 && is_held(reader)) {
+        file = keep(remains, reader, bytes, budget, account);
     }
-    /* No other process holds the file, or there is no memory for an entry. */
+    /* No other process holds the file, or there are no means to keep it. */
     if (file == NULL) {
-        (void)close(fd);
+        if (reader >= 0) {
+            (void)close(reader);
+        }
         cstd_budget_give(budget, account, bytes);
         return;
     }
     recount(file, size_of(file));
     if (remains->n == 1) {
         (void)uv_timer_start(&remains->timer, on_timer, LOOK_MS, LOOK_MS);
+    }
+}
+
+static void punch_again(const struct cstd_remain *file)
+{
+    int fd = open_again(file->fd, O_RDWR);
+
+    if (fd >= 0) {
+        cstd_remains_punch(fd, file->bytes);
+        (void)close(fd);
     }
 }
 
@@ -162,7 +190,7 @@ void cstd_remains_look(struct cstd_remains *remains)
         recount(file, size_of(file));
         if (file->charged > 0 && punched < most_punched) {
             punched += file->charged;
-            cstd_remains_punch(file->fd, file->bytes);
+            punch_again(file);
         }
     }
     if (remains->n == 0) {
