@@ -99,7 +99,10 @@ static void send_add(struct cstd_engine *engine, struct cstd_segment *segment)
     add.has_node = add.has_populate = add.has_lock = 1;
     add.node = first ? segment->bind : -1;
     /* A segment that is mapped again was populated by the previous process. */
-    add.populate = first && !segment->device && mount_of(engine, segment) != CSTD_MOUNT_REMOUNT;
+    add.populate = first && !segment->device && !segment->sparse &&
+                   mount_of(engine, segment) != CSTD_MOUNT_REMOUNT;
+    add.has_sparse = 1;
+    add.sparse = segment->sparse;
     add.lock = first && segment->lock;
     add.has_device = add.has_create = add.device = segment->device;
     /* A new process imports the accelerator memory that its predecessor allocated. */

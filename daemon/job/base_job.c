@@ -2,6 +2,7 @@
 #include "daemon/job/base_job.h"
 
 #include "daemon/daemon.h"
+#include "daemon/job/migrate.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,7 +29,7 @@ static int check_weights(const struct cstd_job *job, const char *name, struct cs
                            "base of job '%s': job '%s' has failed, and its states may be damaged",
                            name, job->name);
     }
-    return CST_OK;
+    return cstd_migrate_check_whole(job, err);
 }
 
 int cstd_base_job_find(struct cstd_daemon *daemon, uid_t uid, const char *name, const char *base,

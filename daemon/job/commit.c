@@ -9,6 +9,7 @@
 #include "daemon/job/given.h"
 #include "daemon/job/job_core.h"
 #include "daemon/job/layout_work.h"
+#include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/report/log.h"
 #include "daemon/report/pool_info.h"
@@ -107,13 +108,9 @@ static bool undo_to(struct cstd_job *job, enum cstd_commit_phase to)
     return true;
 }
 
-/* Go back to COLLECT, and answer the waiting Commits with job->failure. If undoing takes time,
- * cstd_commit_memory_gone calls this again, and the Commits are answered then. */
-static void go_back(struct cstd_job *job)
+/* Answer the waiting Commits with job->failure. */
+static void fail_ranks(struct cstd_job *job)
 {
-    if (!undo_to(job, CSTD_COMMIT_COLLECT)) {
-        return;
-    }
     for (uint32_t r = 0; r < job->world; r++) {
         struct cstd_pending *commit = job->workers[r].commit;
 
@@ -122,7 +119,38 @@ static void go_back(struct cstd_job *job)
             cstd_session_fail(job->daemon, commit, &job->failure);
         }
     }
+}
+
+/* Go back to COLLECT, and answer the waiting Commits with job->failure. If undoing takes time,
+ * cstd_commit_memory_gone calls this again, and the Commits are answered then. */
+static void go_back(struct cstd_job *job)
+{
+    if (!undo_to(job, CSTD_COMMIT_COLLECT)) {
+        return;
+    }
+    fail_ranks(job);
     (void)collect_ranks(job, NULL);
+}
+
+/* The move of the states to @job has stopped because of @why, after the predecessor has lost some
+ * of them: the phases up to CORE stay as they are. The core is made again, because a WRITE that
+ * failed has failed it. The next Commit tries again. */
+static void stall(struct cstd_job *job, const struct cst_err *why)
+{
+    struct cst_err err = *why;
+
+    (void)undo_to(job, CSTD_COMMIT_CORE);
+    (void)cst_err_prefix(&err,
+                         "the move of the states of job '%s' has stopped, and goes on when it is "
+                         "opened again",
+                         job->name);
+    cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "%s", err.text);
+    if (cstd_job_core_renew(job, &err) != CST_OK) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "%s", err.text);
+    }
+    job->failure = err;
+    job->stalled = true;
+    fail_ranks(job);
 }
 
 /* The commit of @job has failed because of @why: undo it. Before MEMORY the usual reason is the
@@ -131,6 +159,10 @@ static void go_back(struct cstd_job *job)
  * daemon or the machine, which its operator should see. */
 static void fail(struct cstd_job *job, const struct cst_err *why)
 {
+    if (cstd_migrate_is_torn(job)) {
+        stall(job, why);
+        return;
+    }
     cstd_log_about(job->phase < CSTD_COMMIT_MEMORY ? CSTD_LOG_WARNING : CSTD_LOG_ERROR,
                    CSTD_JOB_ABOUT(job), "%s", why->text);
     job->failure = *why;
@@ -374,6 +406,10 @@ static int size_pools(struct cstd_job *job, struct cst_err *err)
     }
     cstd_reshape_settle(job);
     rc = cstd_pool_share_divide(job, err);
+    if (rc != CST_OK && cstd_reshape_migrate(job, err)) {
+        *err = (struct cst_err){0};
+        rc = cstd_pool_share_divide(job, err);
+    }
     if (rc != CST_OK) {
         cstd_reshape_explain(job, err);
     }
@@ -399,15 +435,18 @@ static int make_memory(struct cstd_job *job, struct cst_err *err)
                                                 .n_rooms = cstd_device_reservation_list(job, rooms),
                                                 .base =
                                                     job->base != NULL ? &job->base->memory : NULL,
-                                                .inherited = cstd_reshape_arenas(job)};
+                                                .inherited = cstd_reshape_arenas(job),
+                                                .sparse = job->migrate != NULL};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;
 
     for (uint32_t r = 0; r < job->world; r++) {
         pools[r] = job->workers[r].pool;
     }
-    rc = cstd_memory_open(&job->memory, &request, err);
+    rc = job->migrate != NULL ? cstd_migrate_charge(job, false, err) : CST_OK;
+    rc = rc == CST_OK ? cstd_memory_open(&job->memory, &request, err) : rc;
     if (rc != CST_OK) {
+        cstd_migrate_close(job);
         return rc;
     }
     cstd_log_about(CSTD_LOG_INFO, CSTD_JOB_ABOUT(job),
@@ -420,6 +459,7 @@ static int make_memory(struct cstd_job *job, struct cst_err *err)
 
 static int close_memory(struct cstd_job *job)
 {
+    cstd_migrate_close(job);
     cstd_memory_close(&job->memory);
     return CST_EAGAIN;
 }
@@ -428,7 +468,8 @@ void cstd_commit_memory_ready(struct cstd_memory *memory)
 {
     struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
 
-    if (job->state == CSTD_JOB_READY) { /* Pools of a committed job were made again. */
+    /* Pools of a committed job were made again, or of one that another daemon has committed. */
+    if (job->state == CSTD_JOB_READY || job->resumes) {
         cstd_relocate_end(job, &memory->err);
         cstd_commit_settled(job);
         cstd_done_look(job); /* All workers may have left again meanwhile. */
@@ -466,7 +507,9 @@ static int open_core(struct cstd_job *job, struct cst_err *err)
     int rc = cstd_job_core_open(job, err);
 
     if (rc == CST_OK) {
-        tell_populated(job);
+        if (job->migrate == NULL) { /* Otherwise the arenas have no pages yet. */
+            tell_populated(job);
+        }
     }
     return rc;
 }
@@ -540,8 +583,6 @@ static void fill_committed(const struct cstd_job *job, uint32_t rank,
     message->step = stats->step;
     message->has_n_arenas = pool->worker_copies;
     message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
-    message->has_device_states = job->layout.device_bytes > 0;
-    message->device_states = job->layout.device_bytes > 0;
 }
 
 /* Answer all waiting Commits, unless a step is closing or a pool is being made again. */
@@ -591,6 +632,12 @@ const char *cstd_commit_name(const struct cstd_job *job)
     return phases[job->phase].name;
 }
 
+void cstd_commit_go_on(struct cstd_job *job)
+{
+    job->stalled = false;
+    enter_from(job, CSTD_COMMIT_STATES);
+}
+
 void cstd_commit_add(struct cstd_worker *worker, struct cstd_pending *request)
 {
     struct cstd_job *job = worker->job;
@@ -601,5 +648,7 @@ void cstd_commit_add(struct cstd_worker *worker, struct cstd_pending *request)
         enter_from(job, CSTD_COMMIT_COLLECT);
     } else if (job->state == CSTD_JOB_READY) {
         enter_from(job, CSTD_COMMIT_ANSWER);
+    } else if (job->stalled) {
+        cstd_commit_go_on(job);
     }
 }

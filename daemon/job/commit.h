@@ -42,6 +42,9 @@ void cstd_commit_add(struct cstd_worker *worker, struct cstd_pending *request);
 /* The pools of the predecessor of @job may be given back, for which phase POOLS of @job waits. */
 void cstd_commit_pools_gone(struct cstd_job *job);
 
+/* @job has a core, and some of its predecessor's states (migrate.h): take the others. */
+void cstd_commit_go_on(struct cstd_job *job);
+
 /* Withdraw the waiting Commit of rank @rank; the caller answers the request. A search for a plan of
  * the job is cancelled. Other ranks that have committed wait for this rank again, at most for the
  * job's time limit. A commit whose memory is being made goes on. */

@@ -7,6 +7,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
+#include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/report/log.h"
 #include "daemon/wire/session.h"
@@ -88,6 +89,22 @@ static bool copy_configs(struct cstd_job *job, const struct cstd_job_request *re
            (request->adapter_config == NULL || job->adapter_config != NULL);
 }
 
+/* Add @job to the living jobs, which are in the order of their serial numbers. */
+static void insert(struct cstd_jobs *jobs, struct cstd_job *job)
+{
+    struct cstd_job *after = TAILQ_LAST(&jobs->living, cstd_job_list);
+
+    while (after != NULL && after->serial > job->serial) {
+        after = TAILQ_PREV(after, cstd_job_list, link);
+    }
+    if (after != NULL) {
+        TAILQ_INSERT_AFTER(&jobs->living, after, job, link);
+    } else {
+        TAILQ_INSERT_HEAD(&jobs->living, job, link);
+    }
+    jobs->n++;
+}
+
 int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *account,
                     const struct cstd_job_request *request, struct cstd_job *base, uint32_t ttl_s,
                     struct cstd_job **out, struct cst_err *err)
@@ -134,8 +151,7 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     job->n_holds = 3; /* Two timers and the memory. */
     job->created_ns = job->idle_since_ns = uv_hrtime();
     job->close.fn = on_close;
-    TAILQ_INSERT_TAIL(&daemon->jobs.living, job, link);
-    daemon->jobs.n++;
+    insert(&daemon->jobs, job);
     *out = job;
     return CST_OK;
 }
@@ -174,6 +190,7 @@ static void release_hold(struct cstd_job *job)
         cstd_rank_devices_drop(&job->workers[r]);
     }
     TAILQ_REMOVE(&daemon->jobs.closing, job, link);
+    cstd_migrate_close(job);
     cst_model_close(&job->model);
     cstd_quota_unref(job->account);
     free_job(job);
@@ -267,19 +284,11 @@ static struct cstd_job *next_living_user(const struct cstd_job *job)
     return user;
 }
 
-void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why)
+/* Remove @job alone. */
+static void remove_one(struct cstd_job *job, uint64_t remover, const struct cst_err *why)
 {
-    struct cstd_job *user;
-
     if (job->state == CSTD_JOB_CLOSING) {
         return;
-    }
-    if (job->successor != NULL) {
-        cstd_job_remove(job->successor, 0, why);
-    }
-    /* Jobs that use @job as their base cannot exist without its weights. */
-    while ((user = next_living_user(job)) != NULL) {
-        cstd_job_remove(user, 0, why);
     }
     job->state = CSTD_JOB_CLOSING;
     cstd_ledger_forget(job);
@@ -291,6 +300,25 @@ void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_er
     cstd_quota_give(job->account, CSTD_QUOTA_JOBS, 1);
     TAILQ_INSERT_TAIL(&job->daemon->jobs.closing, job, link);
     cstd_deferred_add(&job->daemon->later, &job->close);
+}
+
+void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why)
+{
+    struct cstd_job *user;
+
+    if (job->state == CSTD_JOB_CLOSING) {
+        return;
+    }
+    /* Without its successor, the job whose states are being moved would lack some. */
+    job = cstd_migrate_is_torn(job) ? job->predecessor : job;
+    if (job->successor != NULL) {
+        remove_one(job->successor, 0, why);
+    }
+    /* Jobs that use @job as their base cannot exist without its weights. */
+    while ((user = next_living_user(job)) != NULL) {
+        cstd_job_remove(user, 0, why);
+    }
+    remove_one(job, remover, why);
 }
 
 void cstd_job_check_idle(struct cstd_job *job)

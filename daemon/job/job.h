@@ -60,6 +60,7 @@ enum cstd_commit_phase {
 };
 
 struct cstd_layout_work;
+struct cstd_migrate;
 struct cstd_state_copy;
 
 /* One rank of a job, and the worker that occupies it. */
@@ -157,6 +158,10 @@ struct cstd_job {
     bool inherits;
     /* The taking of the predecessor's states; NULL: not under way. */
     struct cstd_state_copy *state_copy;
+    /* The states are moved in stages, because memory is short; NULL: they are not (migrate.h). */
+    struct cstd_migrate *migrate;
+    /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
+    bool stalled;
     struct cstd_ledger ledger;           /* What outlives the daemon of this job. */
     struct cstd_session *saver;          /* The session that saves the job (saver.h); NULL: none. */
     struct cstd_description description; /* The last one that was made (describe.h). */
@@ -211,6 +216,12 @@ static inline bool cstd_job_is_decided(const struct cstd_job *job)
     return job->state != CSTD_JOB_DECLARING;
 }
 
+/* Bytes of an element of the gradient rows of @job. */
+static inline uint32_t cstd_job_grad_bytes(const struct cstd_job *job)
+{
+    return job->micro_batches > 1 ? 4 : 2;
+}
+
 /* True if the layout of @job exists. */
 static inline bool cstd_job_has_layout(const struct cstd_job *job)
 {
@@ -223,7 +234,8 @@ static inline bool cstd_job_has_layout(const struct cstd_job *job)
  *   occupies a rank without a connection does not prolong it. */
 void cstd_job_check_idle(struct cstd_job *job);
 
-/* Remove @job, its successor, and the jobs that use it as their base. They are taken apart at the
+/* Remove @job, its successor, the predecessor if it lacks states that @job has (migrate.h), and the
+ * jobs that use it as their base. They are taken apart at the
  * end of this turn of the loop; waiting requests fail with @why. The request with tag @remover (0:
  * none) is answered with OK when the memory of @job is given back. */
 void cstd_job_remove(struct cstd_job *job, uint64_t remover, const struct cst_err *why);

@@ -60,6 +60,19 @@ int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
     return rc;
 }
 
+int cstd_job_core_renew(struct cstd_job *job, struct cst_err *err)
+{
+    struct cst_core *old = job->core;
+    int rc;
+
+    cstd_updates_close(job);
+    rc = cstd_job_core_open(job, err);
+    if (rc == CST_OK) {
+        cst_core_close(old);
+    }
+    return rc;
+}
+
 int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *record,
                          struct cst_err *err)
 {

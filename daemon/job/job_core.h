@@ -18,6 +18,10 @@ int cstd_job_core_reopen(struct cstd_job *job, const struct cst_core_record *rec
  * CST_EINVAL, CST_EUNSUPPORTED: statuses of cst_core_open. */
 int cstd_job_core_open(struct cstd_job *job, struct cst_err *err);
 
+/* Replace job->core, which has no command in flight, by one that was just opened, as
+ * cstd_job_core_open does. On failure job->core is as it was. */
+int cstd_job_core_renew(struct cstd_job *job, struct cst_err *err);
+
 /* Close job->core, and free what was kept about its work. Commands in the engines are forgotten. */
 void cstd_job_core_close(struct cstd_job *job);
 

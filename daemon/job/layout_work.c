@@ -24,7 +24,7 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
                                        .pool_bytes = cstd_pool_share_smallest(job),
                                        .n_nodes = job->daemon->engines.n_nodes,
                                        .world = job->world,
-                                       .grad_bytes = job->micro_batches > 1 ? 4 : 2,
+                                       .grad_bytes = cstd_job_grad_bytes(job),
                                        .states = cstd_job_options_states(&job->options),
                                        .max_classes = CST_LAYOUT_MAX_CLASSES};
     int rc = cstd_base_job_check(job, err);

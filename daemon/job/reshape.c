@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/job/base_job.h"
 #include "daemon/job/done.h"
+#include "daemon/job/migrate.h"
 #include "daemon/job/state_copy.h"
 #include "daemon/job/worker.h"
 #include "daemon/memory/device_reservation.h"
@@ -162,15 +163,35 @@ void cstd_reshape_settle(struct cstd_job *job)
 {
     const struct cstd_job *old = job->predecessor;
 
+    cstd_migrate_close(job); /* The plan of an earlier attempt. */
     job->inherits = old != NULL && cst_core_is_plain(old->core) &&
                     cst_reshard_is_in_place(&old->model, &old->layout, &job->model, &job->layout);
 }
 
-bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err)
+/* True if there is no memory for @job, because of @err, and the states would stay in that of its
+ * predecessor if the chunks had its capacities. */
+static bool may_keep_chunks(const struct cstd_job *job, const struct cst_err *err)
 {
+    const struct cst_layout_states states = cstd_job_options_states(&job->options);
+    struct cst_reshard reshard;
+    struct cst_err unused;
+    bool may;
+
     if (job->predecessor == NULL || job->inherits || job->keeps_chunks || job->chunk_elems != 0 ||
         cstd_job_has_given_plan(job) || cstd_device_reservation_is_chosen(&job->workers[0]) ||
-        (err->status != CST_EBUDGET && err->status != CST_ENOMEM)) {
+        (err->status != CST_EBUDGET && err->status != CST_ENOMEM) ||
+        cst_reshard_open(&reshard, &job->predecessor->model, &job->model, &unused) != CST_OK) {
+        return false;
+    }
+    may = cst_reshard_may_stay(&reshard, &job->predecessor->layout, &states,
+                               cstd_job_grad_bytes(job));
+    cst_reshard_close(&reshard);
+    return may;
+}
+
+bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err)
+{
+    if (!may_keep_chunks(job, err)) {
         return false;
     }
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
@@ -182,14 +203,50 @@ bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err)
     return true;
 }
 
-void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err)
+bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err)
 {
-    char bytes[CST_SIZE_EXACT];
+    const struct cstd_job *old = job->predecessor;
+    struct cst_core_stats stats;
+    struct cst_err why = {0};
+    char old_bytes[CST_SIZE_TEXT], more[CST_SIZE_TEXT];
 
-    if (job->predecessor != NULL && !job->inherits &&
-        (err->status == CST_EBUDGET || err->status == CST_ENOMEM || err->status == CST_EPOOL)) {
+    if (old == NULL || job->inherits || (err->status != CST_EBUDGET && err->status != CST_ENOMEM) ||
+        may_keep_chunks(job, err)) {
+        return false;
+    }
+    cst_core_stats(old->core, &stats);
+    if (!stats.initialised) { /* There is nothing to move. */
+        return false;
+    }
+    if (cstd_migrate_open(job, &why) != CST_OK) {
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", why.text);
+        return false;
+    }
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "there is no memory for both the old states (%s) and the new ones: moving them "
+                   "in %" PRIu32 " stages needs %s more",
+                   cst_size_text(old->memory.arena_bytes, old_bytes), job->migrate->plan.n_stages,
+                   cst_size_text(job->migrate->more_bytes, more));
+    return true;
+}
+
+void cstd_reshape_explain(struct cstd_job *job, struct cst_err *err)
+{
+    char bytes[CST_SIZE_EXACT], more[CST_SIZE_EXACT];
+
+    if (job->predecessor == NULL || job->inherits ||
+        (err->status != CST_EBUDGET && err->status != CST_ENOMEM && err->status != CST_EPOOL)) {
+        return;
+    }
+    (void)cst_size_exact(job->predecessor->memory.arena_bytes, bytes);
+    if (job->migrate == NULL) {
         (void)cst_err_prefix(err, "reshaping keeps the old states of %s until the new ones exist",
-                             cst_size_exact(job->predecessor->memory.arena_bytes, bytes));
+                             bytes);
+    } else {
+        (void)cst_err_prefix(err,
+                             "reshaping moves the old states of %s in stages, which needs %s more",
+                             bytes, cst_size_exact(job->migrate->more_bytes, more));
+        cstd_migrate_close(job);
     }
 }
 
@@ -225,6 +282,11 @@ void cstd_reshape_end(struct cstd_job *job)
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "is reshaped from %u to %u ranks, %s were copied", old->world, job->world,
                    cst_size_text(cstd_state_copy_bytes(job), bytes));
+    if (job->migrate != NULL) {
+        cstd_memory_fill(&job->memory);
+        cstd_migrate_close(job);
+        cstd_ledger_note(job); /* The move is over. */
+    }
     if (job->inherits) {
         cstd_memory_inherit(&job->memory, &old->memory);
         job->inherits = false;

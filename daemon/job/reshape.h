@@ -9,7 +9,14 @@
  *    +--the successor's commit fails, and its workers end; or the successor is removed
  *
  * Until then the predecessor keeps everything but its pools, which are given back when the
- * successor is made, and nobody can attach to it. If it is removed, so is its successor. */
+ * successor is made, and nobody can attach to it. If it is removed, so is its successor.
+ *
+ * How the states get there, the first that is possible:
+ *
+ *   1. They stay in the arenas of the predecessor, which the successor inherits.
+ *   2. They are copied, and exist twice until the end.
+ *   3. If memory is too short for that: they stay, in chunks of the earlier size.
+ *   4. They are moved in stages (migrate.h). From the first stage on, the job is the new one. */
 #ifndef CSTD_RESHAPE_H
 #define CSTD_RESHAPE_H
 
@@ -48,14 +55,19 @@ void cstd_reshape_settle(struct cstd_job *job);
  * happens once, and only if the daemon has chosen the chunks. */
 bool cstd_reshape_keep_chunks(struct cstd_job *job, const struct cst_err *err);
 
+/* There was no memory for @job in addition to its predecessor, because of @err. Returns whether the
+ * states are moved in stages now (migrate.h), which needs less: not if chunks may be kept. */
+bool cstd_reshape_migrate(struct cstd_job *job, const struct cst_err *err);
+
 /* Returns the memory whose arenas @job inherits; NULL: none. */
 static inline const struct cstd_memory *cstd_reshape_arenas(const struct cstd_job *job)
 {
     return job->inherits ? &job->predecessor->memory : NULL;
 }
 
-/* The memory of @job is too small, because of @err: tell what the predecessor holds of it. */
-void cstd_reshape_explain(const struct cstd_job *job, struct cst_err *err);
+/* The memory of @job is too small, because of @err: tell what the predecessor holds of it, and what
+ * moving its states would need. They are not moved then. */
+void cstd_reshape_explain(struct cstd_job *job, struct cst_err *err);
 
 /* Begin to take the states of the predecessor for @job. @done is called at the end, and then
  * cstd_reshape_end or cstd_reshape_cancel. CST_EAGAIN: it has begun; CST_OK: there is nothing to
@@ -66,7 +78,7 @@ int cstd_reshape_copy(struct cstd_job *job, void (*done)(struct cstd_job *, cons
 /* All states are in @job: it takes the place of its predecessor, which is removed. */
 void cstd_reshape_end(struct cstd_job *job);
 
-/* Stop the copying. Returns CST_OK. */
+/* Stop the copying; a move stops between two stages. Returns CST_OK. */
 int cstd_reshape_cancel(struct cstd_job *job);
 
 /* @job is being removed and freed soon: it is no successor any more. */

@@ -3,14 +3,15 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/core_driver.h"
+#include "daemon/job/migrate.h"
 #include "offload/core/revival.h"
 #include "offload/layout/reshard.h"
 
 #include <stdlib.h>
 
 enum {
-    N_SLOTS = 8,
-    SLOT_BYTES = 1 << 20,
+    N_SLOTS = CSTD_STATE_COPY_SLOTS,
+    SLOT_BYTES = CSTD_STATE_COPY_SLOT_BYTES,
     SLOT_RUNS = 256, /* Most READs of a piece; a multiple of CST_MX8_BLOCK. */
     /* Items of tags; the others are READs, SLOT_RUNS for each slot. */
     SAVE_ITEM = 1,
@@ -42,12 +43,16 @@ struct cstd_state_copy {
     struct cstd_segment *staging; /* NULL: nothing is copied. */
     struct cstd_population population;
     enum { MOUNTING, CUTTING, COPYING, RESTORING, ENDED } state;
-    bool asked;     /* The current state's request was made. */
-    bool answered;  /* It has its reply. */
-    bool saving;    /* The source's core was asked for a save and has not refused it. */
-    uint32_t place; /* The next piece: tensor by place in layout.order, */
-    uint32_t step;  /* row by place in `rows`, */
-    uint64_t first; /* and element. */
+    bool asked;            /* The current state's request was made. */
+    bool answered;         /* It has its reply. */
+    bool saving;           /* The source's core was asked for a save and has not refused it. */
+    uint32_t place;        /* The next piece: tensor by place in `order`, */
+    uint32_t step;         /* row by place in `rows`, */
+    uint64_t first;        /* and element. */
+    const uint32_t *order; /* Numbers of the destination's tensors in the order of copying. */
+    uint32_t end;          /* Place in `order` at which the current stage ends. */
+    /* Pages for the current stage of a move. */
+    enum { PAGES_UNKNOWN, PAGES_AWAITED, PAGES_READY } pages;
     uint64_t bytes; /* Bytes that were written. */
     struct slot slots[N_SLOTS];
     uint32_t n_filled, n_written; /* Slots whose READs and whose WRITE were issued, in all. */
@@ -165,10 +170,8 @@ static uint64_t bytes_of(const struct cstd_state_copy *copy, const struct piece 
 /* Find the row of the next piece. Returns false at the end. */
 static bool find_row(struct cstd_state_copy *copy)
 {
-    const struct cst_layout *layout = &copy->to->layout;
-
-    while (copy->place < copy->to->model.n_tensors) {
-        if (copy->step < N_ROWS && is_copied(copy, layout->order[copy->place], &rows[copy->step])) {
+    while (copy->place < copy->end) {
+        if (copy->step < N_ROWS && is_copied(copy, copy->order[copy->place], &rows[copy->step])) {
             return true;
         }
         copy->step++;
@@ -184,7 +187,7 @@ static bool find_row(struct cstd_state_copy *copy)
 static void take_piece(struct cstd_state_copy *copy, struct piece *out)
 {
     const struct piece *row = &rows[copy->step];
-    uint32_t t = copy->to->layout.order[copy->place];
+    uint32_t t = copy->order[copy->place];
     uint64_t most = SLOT_BYTES / bytes_of(copy, row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
 
     *out = *row;
@@ -259,7 +262,7 @@ static bool is_stopped(const struct cstd_state_copy *copy)
     return copy->err.status != CST_OK || copy->to->state == CSTD_JOB_CLOSING;
 }
 
-/* Issue what can be issued now. Returns true when all is copied. */
+/* Issue what can be issued now. Returns true when all up to `end` is copied. */
 static bool copy_more(struct cstd_state_copy *copy)
 {
     while (!is_stopped(copy) && copy->n_filled < copy->n_done + N_SLOTS && find_row(copy)) {
@@ -277,6 +280,50 @@ static bool copy_more(struct cstd_state_copy *copy)
         write_piece(copy, copy->n_written++ % N_SLOTS);
     }
     return !is_stopped(copy) && copy->n_done == copy->n_filled && !find_row(copy);
+}
+
+static void on_pages(void *arg, const struct cst_err *err)
+{
+    struct cstd_state_copy *copy = arg;
+
+    copy->pages = PAGES_READY;
+    if (err->status != CST_OK && copy->err.status == CST_OK) {
+        copy->err = *err;
+    }
+    look_later(copy);
+}
+
+/* Begin stage n_moved of the move, if it is not begun. Returns true when its pages exist. */
+static bool begin_stage(struct cstd_state_copy *copy)
+{
+    const struct cstd_migrate *migrate = copy->to->migrate;
+    int rc;
+
+    if (copy->pages == PAGES_UNKNOWN) {
+        rc = cstd_migrate_prepare(copy->to, on_pages, copy, &copy->err);
+        copy->pages = rc == CST_EAGAIN ? PAGES_AWAITED : PAGES_READY;
+    }
+    if (copy->pages == PAGES_READY && migrate->n_moved < migrate->plan.n_stages) {
+        copy->end = migrate->plan.stages[migrate->n_moved].tensors_end;
+    }
+    return copy->pages == PAGES_READY && !is_stopped(copy);
+}
+
+/* Move what can be moved now. Returns true when all stages have moved. */
+static bool move_more(struct cstd_state_copy *copy)
+{
+    const struct cstd_migrate *migrate = copy->to->migrate;
+
+    while (begin_stage(copy)) {
+        if (migrate->n_moved == migrate->plan.n_stages) {
+            return true;
+        }
+        if (!copy_more(copy) || cstd_migrate_advance(copy->to, &copy->err) != CST_OK) {
+            return false;
+        }
+        copy->pages = PAGES_UNKNOWN;
+    }
+    return false;
 }
 
 static void begin_save(struct cstd_state_copy *copy)
@@ -322,6 +369,9 @@ static bool is_over(struct cstd_state_copy *copy)
         }
         return copy->answered;
     case COPYING:
+        if (copy->to->migrate != NULL) {
+            return move_more(copy);
+        }
         return copy->to->inherits ? is_quiet(copy->from) : copy_more(copy);
     case RESTORING:
         if (!asked) {
@@ -334,6 +384,20 @@ static bool is_over(struct cstd_state_copy *copy)
     return false;
 }
 
+/* True if a command that this module has asked for, or work on pages, is under way. */
+static bool is_busy(const struct cstd_state_copy *copy)
+{
+    bool busy = copy->pages == PAGES_AWAITED;
+
+    for (uint32_t i = 0; i < N_SLOTS; i++) {
+        const struct slot *slot = &copy->slots[i];
+
+        busy = busy || slot->state == SLOT_WRITING ||
+               (slot->state == SLOT_READING && slot->n_reads > 0);
+    }
+    return busy;
+}
+
 static void on_turn(struct cstd_deferred *later)
 {
     struct cstd_state_copy *copy = cstd_owner_of(later, struct cstd_state_copy, turn);
@@ -342,8 +406,11 @@ static void on_turn(struct cstd_deferred *later)
         copy->state++;
         copy->asked = copy->answered = false;
     }
+    /* A move that stalls begins its stage again, when nothing of the first attempt can interfere.
+     */
     if (copy->to->state != CSTD_JOB_CLOSING &&
-        (copy->err.status != CST_OK || copy->state == ENDED)) {
+        ((copy->err.status != CST_OK && !(cstd_migrate_is_torn(copy->to) && is_busy(copy))) ||
+         copy->state == ENDED)) {
         const struct cst_err err = copy->err;
 
         copy->done(copy->to, &err);
@@ -376,9 +443,9 @@ static uint32_t engines_of(const struct cstd_job *job)
 static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
 {
     struct cstd_daemon *daemon = copy->to->daemon;
-    int rc = cstd_segment_open(&copy->staging, cstd_engines_segment_id(&daemon->engines),
-                               (uint64_t)N_SLOTS * SLOT_BYTES, &daemon->host, copy->to->account,
-                               copy->to->name, err);
+    int rc = cstd_segment_open(
+        &copy->staging, cstd_engines_segment_id(&daemon->engines), CSTD_STATE_COPY_STAGING,
+        copy->to->migrate != NULL ? NULL : &daemon->host, copy->to->account, copy->to->name, err);
 
     if (rc == CST_OK) {
         copy->staging->populate = 0;
@@ -390,6 +457,19 @@ static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
         cstd_engines_mount(&daemon->engines, copy->staging);
     }
     return rc;
+}
+
+/* Choose the order of the tensors, and where to begin. */
+static void set_order(struct cstd_state_copy *copy)
+{
+    const struct cstd_migrate *migrate = copy->to->migrate;
+
+    copy->order = copy->to->layout.order;
+    copy->end = copy->to->model.n_tensors;
+    if (migrate != NULL) {
+        copy->order = migrate->plan.tensors;
+        copy->place = copy->end = cst_migration_begin(&migrate->plan, migrate->n_moved).tensors_end;
+    }
 }
 
 int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_copy_cb done,
@@ -405,6 +485,7 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
     copy->to = to;
     copy->done = done;
     copy->turn.fn = on_turn;
+    set_order(copy);
     rc = cst_reshard_open(&copy->reshard, &from->model, &to->model, err);
     if (rc == CST_OK && !to->inherits) {
         rc = make_staging(copy, err);
@@ -445,6 +526,9 @@ void cstd_state_copy_close(struct cstd_job *to)
         return;
     }
     to->state_copy = NULL;
+    if (to->migrate != NULL) {
+        cstd_migrate_stop(to);
+    }
     cstd_deferred_remove(&to->daemon->later, &copy->turn);
     drop_staging(copy);
     if (copy->saving && copy->from->core != NULL && copy->from->state == CSTD_JOB_READY) {

@@ -3,7 +3,8 @@
  * in its core yet. The source is read as a save reads it, so that it stays as it is; the
  * destination is written as from a checkpoint. Both are done by the engines, piece by piece through
  * a staging segment of the daemon. If the destination has the arenas of the source (job->inherits),
- * nothing is copied, and COPYING only lasts until the source's last updates are done.
+ * nothing is copied, and COPYING only lasts until the source's last updates are done. If the states
+ * are moved in stages (job->migrate), the pieces are those of one stage after the other.
  *
  *   MOUNTING --engines map the staging--> CUTTING --SAVE--> COPYING --RESTORE--> RESTORING --> done
  *
@@ -18,12 +19,18 @@
 
 struct cstd_job;
 
+#define CSTD_STATE_COPY_SLOTS 8
+#define CSTD_STATE_COPY_SLOT_BYTES (1u << 20)
+/* Size of the staging segment. In a move in stages, which has charged it, it is not charged. */
+#define CSTD_STATE_COPY_STAGING ((uint64_t)CSTD_STATE_COPY_SLOTS * CSTD_STATE_COPY_SLOT_BYTES)
+
 /* The copying to @to has ended with @err. */
 typedef void (*cstd_state_copy_cb)(struct cstd_job *to, const struct cst_err *err);
 
 /* Copy the states of @from, which is READY and initialised, to @to. @done follows later; the caller
- * then calls cstd_state_copy_close. CST_EMISMATCH: the models do not fit (cst_reshard_open);
- * CST_EBUDGET, CST_ENOMEM. */
+ * then calls cstd_state_copy_close. If the predecessor is not whole any more when @done is called
+ * with an error (cstd_migrate_is_torn), no command of the copying is in flight. CST_EMISMATCH: the
+ * models do not fit (cst_reshard_open); CST_EBUDGET, CST_ENOMEM. */
 int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_copy_cb done,
                          struct cst_err *err);
 

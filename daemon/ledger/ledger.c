@@ -3,6 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/job/describe.h"
+#include "daemon/job/migrate.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/report/log.h"
@@ -400,6 +401,9 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
 {
     cst_core_record(job->core, &out->core);
     out->left = 0;
+    out->n_moved = job->migrate != NULL ? job->migrate->n_moved : 0;
+    out->n_stages = out->n_moved > 0 ? job->migrate->plan.n_stages : 0;
+    out->torn = job->successor != NULL && cstd_migrate_is_torn(job->successor);
     for (uint32_t r = 0; r < job->world; r++) {
         out->left |= (uint64_t)job->workers[r].left << r;
     }
@@ -424,6 +428,14 @@ static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, 
     }
     keep(job, &file);
     return CST_OK;
+}
+
+int cstd_ledger_begin(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_ledger_record record;
+
+    record_of(job, &record);
+    return begin(job, &record, err);
 }
 
 void cstd_ledger_note(struct cstd_job *job)

@@ -5,10 +5,12 @@
 #include "daemon/ledger/revive_devices.h"
 #include "daemon/ledger/revive_engines.h"
 #include "daemon/job/base_job.h"
+#include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/declare.h"
 #include "daemon/job/given.h"
 #include "daemon/job/job_core.h"
+#include "daemon/job/migrate.h"
 #include "daemon/job/worker.h"
 #include "daemon/report/log.h"
 #include "proto/cistern.pb-c.h"
@@ -31,7 +33,17 @@ struct kept_job {
     Cistern__JobDescription *description;
     struct cstd_ledger_file file;
     struct cstd_memory_kept *segments;
+    bool settled; /* The job goes on, or was named, together with the one that it replaces. */
 };
+
+/* True if the job's ledger ends in the middle of a move of states to it. After the last stage a job
+ * is initialised. */
+static bool is_moving(const struct kept_job *kept)
+{
+    const struct cstd_ledger_record *record = &kept->file.last;
+
+    return record->n_moved > 0 && !record->core.initialised;
+}
 
 /* -- the parts of a job ----------------------------------------------------------------------- */
 
@@ -223,7 +235,7 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
 {
     struct cst_layout_config config = {.n_nodes = job->daemon->engines.n_nodes,
                                        .world = job->world,
-                                       .grad_bytes = job->micro_batches > 1 ? 4 : 2,
+                                       .grad_bytes = cstd_job_grad_bytes(job),
                                        .states = cstd_job_options_states(&job->options),
                                        .max_classes = (uint32_t)ledger->n_class_elems};
     struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
@@ -270,7 +282,8 @@ static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_e
                                           .account = job->account,
                                           .pools = pools,
                                           .rooms = rooms,
-                                          .base = job->base != NULL ? &job->base->memory : NULL};
+                                          .base = job->base != NULL ? &job->base->memory : NULL,
+                                          .sparse = is_moving(kept)};
     int rc;
 
     for (uint32_t r = 0; r < job->world; r++) {
@@ -298,42 +311,10 @@ static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_e
     return rc;
 }
 
-/* The job goes on: its memory belongs to it as if it had been made now. */
-static int finish(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
+/* Make the job with its memory and core, which still belong to the store. */
+static int prepare(struct cstd_daemon *daemon, struct kept_job *kept, struct cstd_job **out,
+                   struct cst_err *err)
 {
-    const struct cstd_ledger_record record = kept->file.last;
-    struct cst_event event = {
-        .kind = CST_EV_REVIVE, .record = &record.core, .table = job->memory.table};
-    char arenas[CST_SIZE_TEXT];
-
-    if (cstd_ledger_continue(job, &kept->file, err) != CST_OK) {
-        return err->status;
-    }
-    for (uint32_t i = 0; i < job->memory.n_segments; i++) {
-        if (job->memory.segments[i] != NULL) { /* The slabs of parked pools are NULL. */
-            job->memory.segments[i]->kept = false;
-        }
-    }
-    kept->file = (struct cstd_ledger_file){.fd = -1};
-    job->phase = CSTD_COMMIT_DONE;
-    job->state = CSTD_JOB_READY;
-    for (uint32_t r = 0; r < job->world; r++) {
-        job->workers[r].left = (record.left >> r & 1) != 0;
-    }
-    cstd_job_feed(job, &event);
-    cstd_job_check_idle(job);
-    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
-                   "goes on after step %" PRIu64 ", its states (%s) were kept",
-                   record.core.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
-    return CST_OK;
-}
-
-static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_err *err)
-{
-    /* A job of the same name was being reshaped: both have the same states, and this one is newer.
-     */
-    struct cstd_job *older = cstd_job_find(daemon, kept->ledger->uid, kept->description->name);
-    struct cst_err reshaped;
     struct cstd_job *job;
     int rc = make_job(daemon, kept, &job, err);
 
@@ -346,16 +327,148 @@ static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_
     rc = rc == CST_OK ? build_layout(job, kept->ledger, err) : rc;
     rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
     if (rc == CST_OK) {
-        rc = cstd_job_core_reopen(job, &kept->file.last.core, err);
+        rc = is_moving(kept) ? cstd_job_core_open(job, err)
+                             : cstd_job_core_reopen(job, &kept->file.last.core, err);
         job->phase = CSTD_COMMIT_CORE;
     }
-    rc = rc == CST_OK ? finish(job, kept, err) : rc;
     if (rc != CST_OK) {
         cstd_job_remove(job, 0, err);
-    } else if (older != NULL) {
-        cstd_memory_disown(&older->memory, &job->memory);
-        (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
-        cstd_job_remove(older, 0, &reshaped);
+        return rc;
+    }
+    *out = job;
+    return CST_OK;
+}
+
+/* The job goes on: its memory belongs to it as if it had been made now. */
+static int own(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
+{
+    if (cstd_ledger_continue(job, &kept->file, err) != CST_OK) {
+        return err->status;
+    }
+    for (uint32_t i = 0; i < job->memory.n_segments; i++) {
+        if (job->memory.segments[i] != NULL) { /* The slabs of parked pools are NULL. */
+            job->memory.segments[i]->kept = false;
+        }
+    }
+    for (uint32_t r = 0; r < job->world; r++) {
+        job->workers[r].left = (kept->file.last.left >> r & 1) != 0;
+    }
+    kept->file.fd = -1; /* The job has the file now. */
+    kept->file.head = NULL;
+    return CST_OK;
+}
+
+static int finish(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
+{
+    const struct cstd_ledger_record record = kept->file.last;
+    struct cst_event event = {
+        .kind = CST_EV_REVIVE, .record = &record.core, .table = job->memory.table};
+    char arenas[CST_SIZE_TEXT];
+
+    if (own(job, kept, err) != CST_OK) {
+        return err->status;
+    }
+    job->phase = CSTD_COMMIT_DONE;
+    job->state = CSTD_JOB_READY;
+    cstd_job_feed(job, &event);
+    cstd_job_check_idle(job);
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "goes on after step %" PRIu64 ", its states (%s) were kept",
+                   record.core.counters.step, cst_size_text(job->memory.arena_bytes, arenas));
+    return CST_OK;
+}
+
+/* @job has replaced @older, which is removed. */
+static void end_older(struct cstd_job *older, const struct cstd_job *job)
+{
+    struct cst_err reshaped;
+
+    cstd_memory_disown(&older->memory, &job->memory);
+    (void)cst_err_set(&reshaped, CST_ECANCELLED, "job '%s' was reshaped", older->name);
+    cstd_job_remove(older, 0, &reshaped);
+}
+
+static int revive(struct cstd_daemon *daemon, struct kept_job *kept, struct cst_err *err)
+{
+    /* A job of the same name was being reshaped: both have the same states, and this one is newer.
+     */
+    struct cstd_job *older = cstd_job_find(daemon, kept->ledger->uid, kept->description->name);
+    struct cstd_job *job = NULL;
+    int rc = is_moving(kept) ? cst_err_set(err, CST_ELOST,
+                                           "the job whose states were being moved to it is lost")
+                             : prepare(daemon, kept, &job, err);
+
+    rc = rc == CST_OK ? finish(job, kept, err) : rc;
+    if (rc != CST_OK && job != NULL) {
+        cstd_job_remove(job, 0, err);
+    } else if (rc == CST_OK && older != NULL) {
+        end_older(older, job);
+    }
+    return rc;
+}
+
+/* -- a move of states ------------------------------------------------------------------------- */
+
+/* Plan the move from @older to @job again, which has come as far as @kept says. */
+static int take_move(struct cstd_job *job, struct cstd_job *older, const struct kept_job *kept,
+                     struct cst_err *err)
+{
+    const struct cstd_ledger_record *record = &kept->file.last;
+    int rc;
+
+    job->predecessor = older;
+    older->successor = job;
+    rc = cstd_migrate_open(job, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    job->migrate->n_moved = record->n_moved;
+    if (job->migrate->plan.n_stages != record->n_stages || record->n_moved > record->n_stages) {
+        return cst_err_set(err, CST_EVERSION,
+                           "%" PRIu32 " of %" PRIu32
+                           " stages of its states have moved, and this daemon would move %" PRIu32,
+                           record->n_moved, record->n_stages, job->migrate->plan.n_stages);
+    }
+    cstd_memory_make_sparse(&older->memory);
+    return cstd_migrate_charge(job, true, err);
+}
+
+static int finish_move(struct cstd_job *job, struct kept_job *kept, struct cst_err *err)
+{
+    int rc = own(job, kept, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                   "%" PRIu32 " of %" PRIu32 " stages of its states have moved, the others follow",
+                   job->migrate->n_moved, job->migrate->plan.n_stages);
+    job->state = CSTD_JOB_POPULATING;
+    cstd_commit_go_on(job);
+    cstd_job_check_idle(job);
+    return CST_OK;
+}
+
+/* Go on with @to, which was taking the states of @from stage by stage or has all of them. Neither
+ * goes on alone. */
+static int revive_both(struct cstd_daemon *daemon, struct kept_job *from, struct kept_job *to,
+                       struct cst_err *err)
+{
+    bool moving = is_moving(to);
+    struct cstd_job *older = NULL, *job = NULL;
+    int rc = prepare(daemon, from, &older, err);
+
+    rc = rc == CST_OK ? prepare(daemon, to, &job, err) : rc;
+    rc = rc == CST_OK && moving ? take_move(job, older, to, err) : rc;
+    rc = rc == CST_OK ? finish(older, from, err) : rc;
+    rc = rc == CST_OK ? (moving ? finish_move(job, to, err) : finish(job, to, err)) : rc;
+    if (rc != CST_OK && job != NULL) {
+        cstd_job_remove(job, 0, err);
+    }
+    if (rc != CST_OK && older != NULL) {
+        cstd_job_remove(older, 0, err);
+    } else if (rc == CST_OK && !moving) {
+        end_older(older, job);
     }
     return rc;
 }
@@ -501,8 +614,45 @@ static void note_undo_lost(struct kept_job *kept)
 {
     struct cstd_ledger_record record = kept->file.last;
 
-    record.core.undo_lost = 1;
-    cstd_ledger_file_write(&kept->file, &record);
+    if (kept->file.head != NULL) {
+        record.core.undo_lost = 1;
+        cstd_ledger_file_write(&kept->file, &record);
+    }
+}
+
+/* The job to which the states of jobs[@i] were being moved; NULL: there is none. */
+static struct kept_job *heir_of(struct kept_job *jobs, uint32_t n, uint32_t i)
+{
+    for (uint32_t k = i + 1; k < n; k++) {
+        if (jobs[k].ledger->has_replaces && jobs[k].ledger->replaces == jobs[i].ledger->serial &&
+            (is_moving(&jobs[k]) || jobs[i].file.last.torn)) {
+            return &jobs[k];
+        }
+    }
+    return NULL;
+}
+
+static int revive_one(struct cstd_daemon *daemon, struct kept_job *jobs, uint32_t n, uint32_t i,
+                      struct cst_err *err)
+{
+    struct kept_job *heir = heir_of(jobs, n, i);
+    int rc;
+
+    if (has_rival(jobs, n, i)) {
+        return cst_err_set(err, CST_EEXIST, "a later job has its name");
+    }
+    if (heir == NULL) {
+        return jobs[i].file.last.torn
+                   ? cst_err_set(err, CST_ELOST,
+                                 "the job to which its states were being moved is lost")
+                   : revive(daemon, &jobs[i], err);
+    }
+    heir->settled = true;
+    rc = revive_both(daemon, &jobs[i], heir, err);
+    if (rc != CST_OK) {
+        note_undo_lost(heir);
+    }
+    return rc;
 }
 
 /* Go on with jobs[@i] of @n, or name it. @why: why no job can go on; CST_OK: any may. */
@@ -513,8 +663,7 @@ static void revive_or_tell(struct cstd_daemon *daemon, struct kept_job *jobs, ui
     int rc = err.status;
 
     if (rc == CST_OK) {
-        rc = has_rival(jobs, n, i) ? cst_err_set(&err, CST_EEXIST, "a later job has its name")
-                                   : revive(daemon, &jobs[i], &err);
+        rc = revive_one(daemon, jobs, n, i, &err);
         if (rc != CST_OK) {
             note_undo_lost(&jobs[i]);
         }
@@ -544,7 +693,11 @@ void cstd_revive_jobs(struct cstd_daemon *daemon)
     }
     qsort(jobs, n, sizeof *jobs, compare);
     for (uint32_t i = 0; i < n; i++) {
-        revive_or_tell(daemon, jobs, n, i, &err);
+        if (!jobs[i].settled) {
+            revive_or_tell(daemon, jobs, n, i, &err);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
         close_kept(&jobs[i]);
     }
     free(jobs);

@@ -144,6 +144,9 @@ struct cstd_segment {
     bool lock;          /* Lock the pages in memory (mlock). */
     bool lock_required; /* A failure to lock the pages fails the segment. */
     bool locked;        /* The pages are locked. */
+    /* Pages are missing, and the daemon adds and removes them (page_work.h): engines must not
+     * populate the segment or lock it as a whole. */
+    bool sparse;
     uint64_t populated; /* Bytes populated so far. */
     uint64_t counted; /* Part of populated, in bytes, that the owner has added to its own count. */
     uint8_t mounts[CSTD_ARENA_MAX_ENGINES]; /* State in each engine, an enum cstd_mount_state. */

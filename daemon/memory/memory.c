@@ -204,6 +204,39 @@ static int add_heir(struct cstd_memory *memory, const struct cstd_segment *of, s
     return rc;
 }
 
+/* True for an arena in host memory that is not the base job's. */
+static bool is_own(const struct cstd_memory *memory, const struct cstd_segment *segment)
+{
+    return !segment->device && segment->populate >= 0 &&
+           (uint32_t)segment->populate < memory->daemon->engines.n_nodes;
+}
+
+void cstd_memory_make_sparse(struct cstd_memory *memory)
+{
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        struct cstd_segment *segment = memory->segments[i];
+
+        if (is_own(memory, segment)) {
+            segment->sparse = true;
+            /* The death of an engine that maps the segment does not empty it. */
+            segment->population = NULL;
+        }
+    }
+}
+
+void cstd_memory_fill(struct cstd_memory *memory)
+{
+    for (uint32_t i = 0; i < memory->n_arenas; i++) {
+        struct cstd_segment *segment = memory->segments[i];
+
+        if (segment->sparse) {
+            segment->sparse = false;
+            segment->budget = &memory->daemon->host;
+            cstd_budget_force(segment->budget, segment->account, segment->bytes);
+        }
+    }
+}
+
 uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory)
 {
     return (UINT32_C(1) << memory->daemon->engines.n_nodes) - 1;
@@ -229,11 +262,15 @@ static int add_arenas(struct cstd_memory *memory, const struct cstd_memory_reque
         } else if (request->inherited != NULL) {
             rc = add_heir(memory, request->inherited->segments[i], err);
         } else {
-            rc = cstd_memory_add_segment(memory, s->bytes, &memory->daemon->host,
+            rc = cstd_memory_add_segment(memory, s->bytes,
+                                         request->sparse ? NULL : &memory->daemon->host,
                                          UINT32_C(1) << s->node, (int)s->node, err);
         }
     }
     memory->n_arenas = memory->n_segments;
+    if (rc == CST_OK && request->sparse) {
+        cstd_memory_make_sparse(memory);
+    }
     return rc;
 }
 

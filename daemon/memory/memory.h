@@ -111,6 +111,9 @@ struct cstd_memory_request {
     /* Memory of the job that this one replaces, whose arenas have the same layout and become this
      * memory's (cstd_memory_inherit); NULL: new arenas are made. */
     const struct cstd_memory *inherited;
+    /* The arenas have no pages and are not charged until cstd_memory_fill. Only without
+     * accelerators and device reservations. */
+    bool sparse;
 };
 
 /* Create the memory that @request describes and have it populated. Memory that was kept is ready at
@@ -124,6 +127,12 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
 /* Take over the arenas of @from, which was `inherited` in the request. @from can only be closed
  * afterwards. */
 void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from);
+
+/* Arenas that the job itself owns, which are in host memory, become sparse (page_work.h). */
+void cstd_memory_make_sparse(struct cstd_memory *memory);
+
+/* Sparse arenas have all their pages now: charge them, even beyond the limits. */
+void cstd_memory_fill(struct cstd_memory *memory);
 
 /* Arenas of @from whose files are also arenas of @heir belong to @heir alone from now on: an
  * earlier daemon ended when @heir had inherited them. @from can only be closed afterwards. */

@@ -4,6 +4,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/job/done.h"
+#include "daemon/job/migrate.h"
 #include "daemon/memory/host_memory.h"
 #include "daemon/wire/session.h"
 #include "proto/size.h"
@@ -225,13 +226,24 @@ static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, stru
     return rc;
 }
 
+/* Bytes of host memory that @job takes in addition to the arenas that exist already. */
+static uint64_t host_bytes(const struct cstd_job *job)
+{
+    uint64_t bytes = cstd_memory_host_bytes(&job->layout);
+
+    if (job->inherits) {
+        return bytes - job->layout.arena_bytes;
+    }
+    return job->migrate != NULL ? bytes - job->layout.arena_bytes + job->migrate->more_bytes
+                                : bytes;
+}
+
 /* Check the sums first. Otherwise thousands of memfds would be created before a budget is
  * exceeded. */
 static int check_budgets(const struct cstd_job *job, struct cst_err *err)
 {
     struct rooms rooms = {.n = cstd_device_reservation_list(job, rooms.v)};
-    uint64_t host =
-        cstd_memory_host_bytes(&job->layout) - (job->inherits ? job->layout.arena_bytes : 0);
+    uint64_t host = host_bytes(job);
     int rc = check_host(job, host, false, err);
 
     for (uint32_t r = 0; r < job->world && rc == CST_OK; r++) {

@@ -3,6 +3,7 @@
  * read and written by the requests of serve_step.c. */
 #include "daemon/daemon.h"
 #include "daemon/job/core_driver.h"
+#include "daemon/job/migrate.h"
 #include "daemon/job/saver.h"
 #include "daemon/wire/serve.h"
 #include "proto/cistern.pb-c.h"
@@ -36,6 +37,9 @@ void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body)
     struct cst_err err = {0};
     int rc = cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err);
 
+    if (rc == CST_OK) {
+        rc = cstd_migrate_check_whole(job, &err);
+    }
     if (rc == CST_OK && session->saves != NULL) {
         rc = cst_err_set(&err, CST_EBUSY, "this connection saves job '%s' already",
                          session->saves->name);

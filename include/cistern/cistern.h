@@ -262,18 +262,31 @@ struct cst_job_spec {
      *   - The optimizer is the same, and the base job, if this struct names one.
      * Until all ranks have committed and the states are there, the job stays as it was: if a rank
      * dies or cst_commit fails, nothing has changed. Meanwhile it can be opened only with
-     * `reshape`. If the job does not exist, it is created. If the job has a worker, `reshape`
-     * changes nothing. Equal in all ranks.
+     * `reshape`.
+     *
+     * How the states get there, the first that is possible:
+     *   1. If chunks, formats and `micro_batches` > 1 are as before, they stay where they are, and
+     *      need no further memory.
+     *   2. They are copied, and there is memory for both the old and the new ones until the end.
+     *   3. With chunk_elems 0 the chunks are left as they are.
+     *   4. If no rank has an accelerator, they are moved in stages. Each stage ends with an old
+     *      chunk that is not needed any more. The additional memory is that of the new chunks whose
+     *      tensors have not all moved, and 8 MiB. From the end of the first stage on the job is the
+     *      new one, whoever dies: ranks of the new world open it with `reshape`.
+     *
+     * If the job does not exist, it is created. If the job has a worker, `reshape` changes nothing.
+     * Equal in all ranks.
      *
      * Statuses:
      *   - cst_job_open, CST_EBUSY: the job is the base of another job, or it is being saved.
      *   - cst_job_open, CST_EBUSY: a step was interrupted after its first early update.
      *   - cst_job_open, CST_EMISMATCH: another optimizer or base job.
      *   - cst_commit, CST_EMISMATCH: the job has other tensors, or tensors of other shapes.
-     *   - cst_commit, CST_EBUDGET: there is no memory for the new states in addition to the old
-     *     ones. If chunks, formats and `micro_batches` > 1 are as before, the states stay where
-     *     they are, and need no further memory. With chunk_elems 0 the daemon leaves the chunks as
-     *     they are if memory is short. */
+     *   - cst_commit, CST_EBUDGET: there is no memory for any of these. The words say what the
+     *     last one needs.
+     *   - cst_commit, CST_ELOST, CST_ENOMEM, CST_EIO: a move in stages has stopped, because the
+     *     engines cannot be started or the system has no memory. It goes on when the job is opened
+     *     again. */
     bool reshape;
 };
 

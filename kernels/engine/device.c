@@ -149,8 +149,7 @@ static int check_moments(struct cste_addr addr, const struct cste_device_convert
 
 static int check_states(const struct cste_device_convert *c, struct cst_err *err)
 {
-    uint64_t size = c->from_bf16 ? sizeof(uint16_t) : sizeof(float);
-    int rc = check_values(c->src, c->n_elems, size, err);
+    int rc = check_values(c->src, c->n_elems, sizeof(float), err);
 
     if (rc == CST_OK) {
         rc = check_values(c->dst[0], c->n_elems, sizeof(float), err);

@@ -121,7 +121,7 @@ int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, st
 {
     int rc;
 
-    mapping->segment.mem = (struct cste_mem){.bytes = bytes};
+    mapping->segment.mem = (struct cste_mem){.bytes = bytes, .sparse = mapping->sparse};
     if (mapping->import) {
         return CST_OK;
     }

@@ -43,6 +43,7 @@ struct cste_mapping {
     bool made;     /* The memory was created here, and fd is its handle. */
     bool populate; /* Touch every page. */
     bool lock;     /* Keep the pages from being swapped out. */
+    bool sparse;   /* As in struct cste_mem. */
     /* Description of a failure that is not fatal (binding, locking). Status 0: there was none. */
     struct cst_err note;
     /* Description of the first failure. Written once, by the thread that set failed. */
@@ -55,7 +56,8 @@ struct cste_mapping {
 
 /* Map the segment, of @bytes, from mapping->fd for NUMA node @node (-1: any node). Device memory is
  * left to the lanes. The caller has set segment.id, mail.deliver, device, box, fd, import,
- * populate, lock and progress. CST_EINVAL: the fd or the size is wrong; CST_ENOMEM. Loop thread. */
+ * populate, lock, sparse and progress. CST_EINVAL: the fd or the size is wrong; CST_ENOMEM. Loop
+ * thread. */
 int cste_mapping_open(struct cste_mapping *mapping, uint64_t bytes, int node, struct cst_err *err);
 
 /* Returns whether the lanes have anything to do. If not, the segment is ready after

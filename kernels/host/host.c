@@ -125,7 +125,7 @@ static int host_populate(void *state, int fd, void *base, uint64_t offset, uint6
 static int host_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
 {
     (void)state;
-    if (mlock(mem->base, mem->bytes) != 0) {
+    if (mlock2(mem->base, mem->bytes, mem->sparse ? MLOCK_ONFAULT : 0) != 0) {
         return cst_err_errno(err, errno == EPERM ? CST_EDENIED : CST_ENOMEM, errno,
                              "locking %" PRIu64 " bytes", mem->bytes);
     }

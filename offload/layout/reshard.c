@@ -320,14 +320,53 @@ uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, u
     return n == left ? n : n - n % step;
 }
 
+/* -- wholes ----------------------------------------------------------------------------------- */
+
+/* Give the tensors of the whole @name, in the order @order of @model, the number @item. */
+static void number_whole(const struct cst_model *model, const uint32_t *order, const char *name,
+                         uint32_t item, uint32_t *items)
+{
+    for (uint32_t i = find_whole(model, order, name); is_of_whole(model, order, i, name); i++) {
+        items[order[i]] = item;
+    }
+}
+
+int cst_reshard_number(const struct cst_reshard *reshard, const struct cst_layout *layout,
+                       uint32_t *items_from, uint32_t *items_to, uint32_t *n_items,
+                       struct cst_err *err)
+{
+    const struct cst_model *from = reshard->from, *to = reshard->to;
+    uint32_t *order = make_order(to), n = 0;
+
+    if (order == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory to compare two models");
+    }
+    memset(items_from, 0xff, from->n_tensors * sizeof *items_from);
+    for (uint32_t i = 0; i < from->n_tensors; i++) {
+        uint32_t t = layout->order[i];
+
+        if (items_from[t] == UINT32_MAX) {
+            const char *name = whole_name(&from->tensors[t]);
+
+            number_whole(from, reshard->order, name, n, items_from);
+            number_whole(to, order, name, n, items_to);
+            n++;
+        }
+    }
+    free(order);
+    *n_items = n;
+    return CST_OK;
+}
+
 /* -- layouts ---------------------------------------------------------------------------------- */
 
-static bool same_states(const struct cst_layout *a, const struct cst_layout *b)
+static bool same_states(const struct cst_layout *old, const struct cst_layout_states *states,
+                        uint32_t grad_bytes)
 {
-    return a->grad_bytes == b->grad_bytes && a->states.optimizer == b->states.optimizer &&
-           a->states.moments == b->states.moments &&
-           a->states.two_weights == b->states.two_weights &&
-           a->states.grad_over_weight == b->states.grad_over_weight;
+    return old->grad_bytes == grad_bytes && old->states.optimizer == states->optimizer &&
+           old->states.moments == states->moments &&
+           old->states.two_weights == states->two_weights &&
+           old->states.grad_over_weight == states->grad_over_weight;
 }
 
 static bool same_segments(const struct cst_layout *a, const struct cst_layout *b)
@@ -365,11 +404,24 @@ static bool same_tensor(const struct cst_layout_tensor *a, const struct cst_layo
            same_whole(a, b) && same_box(a, b);
 }
 
+bool cst_reshard_may_stay(const struct cst_reshard *reshard, const struct cst_layout *old,
+                          const struct cst_layout_states *states, uint32_t grad_bytes)
+{
+    bool same =
+        same_states(old, states, grad_bytes) && reshard->from->n_tensors == reshard->to->n_tensors;
+
+    for (uint32_t i = 0; same && i < reshard->to->n_tensors; i++) {
+        same = cst_reshard_is_whole(reshard, i);
+    }
+    return same;
+}
+
 bool cst_reshard_is_in_place(const struct cst_model *from, const struct cst_layout *old,
                              const struct cst_model *to, const struct cst_layout *layout)
 {
-    bool same = same_states(old, layout) && same_segments(old, layout) &&
-                old->n_chunks == layout->n_chunks && from->n_tensors == to->n_tensors;
+    bool same = same_states(old, &layout->states, layout->grad_bytes) &&
+                same_segments(old, layout) && old->n_chunks == layout->n_chunks &&
+                from->n_tensors == to->n_tensors;
 
     for (uint32_t c = 0; same && c < layout->n_chunks; c++) {
         same = same_chunk(&old->chunks[c], &layout->chunks[c]);

@@ -59,6 +59,18 @@ bool cst_reshard_is_whole(const struct cst_reshard *reshard, uint32_t tensor);
 uint64_t cst_reshard_reach(const struct cst_reshard *reshard, uint32_t tensor, uint64_t first,
                            uint64_t most, uint32_t n_runs, uint32_t step);
 
+/* Number the wholes in the order in which @layout, of the model `from`, has them. items_from[i] and
+ * items_to[i] get the number of the whole of tensor i of either model. Returns the number of wholes
+ * in *n_items. CST_ENOMEM. */
+int cst_reshard_number(const struct cst_reshard *reshard, const struct cst_layout *layout,
+                       uint32_t *items_from, uint32_t *items_to, uint32_t *n_items,
+                       struct cst_err *err);
+
+/* True if memory of the layout @old could serve for the model `to` with rows as @states and
+ * @grad_bytes say, provided that the chunks had the capacities of @old's. */
+bool cst_reshard_may_stay(const struct cst_reshard *reshard, const struct cst_layout *old,
+                          const struct cst_layout_states *states, uint32_t grad_bytes);
+
 /* True if every row of @layout, of the model @to, is where @old, of the model @from, has the same
  * elements in the same format, in host memory. Memory of the one then serves as memory of the
  * other. */

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define PAGE_BYTES 4096
-#define N_ROWS (CST_ROW_COUNT + 1) /* Including the second weight row. */
+#define N_ROWS CST_ROWS_COUNT
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
@@ -116,6 +116,16 @@ static bool is_on_device(const struct cst_layout_chunk *chunk, uint32_t row)
 {
     return chunk->device != 0 &&
            (row == CST_ROW_MASTER || row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
+}
+
+uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          uint32_t row, struct cst_layout_row *place)
+{
+    if (!cst_layout_is_own(chunk) || is_on_device(chunk, row)) {
+        return 0;
+    }
+    *place = row == CST_ROW_WEIGHT_OTHER ? chunk->other_weight : chunk->rows[row];
+    return row_bytes(layout, chunk, row);
 }
 
 static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)

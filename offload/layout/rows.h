@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Places of the chunks' rows: node, accelerator, segment, offset. The last part of laying out a
- * model. Private to layout.c. */
+ * model. Private to layout.c, except cst_rows_in_host. */
 #ifndef CST_ROWS_H
 #define CST_ROWS_H
 
@@ -16,5 +16,13 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
 
 /* Place every row in a segment; allocates layout->segments. CST_ENOMEM. */
 int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *config);
+
+#define CST_ROWS_COUNT (CST_ROW_COUNT + 1) /* Rows of a chunk, with the second weight row. */
+
+/* Return the bytes, in whole pages, that row @row (below CST_ROWS_COUNT) of @chunk has in host
+ * memory of its job, and set *place to where they begin. 0: the row is not there, is another job's,
+ * or shares the pages of the weight row. */
+uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          uint32_t row, struct cst_layout_row *place);
 
 #endif

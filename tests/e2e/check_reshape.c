@@ -445,30 +445,57 @@ START_TEST(chunks_stay_if_memory_is_short)
 }
 END_TEST
 
-/* If memory is short for both states, the numbers are told and the job stays. */
+/* Make the job of declare_large with @spec, in four chunks, and mark its states. */
+static void make_large(struct cst_job_spec *spec)
+{
+    struct client c;
+
+    spec->pool_bytes = 20 << 20;
+    spec->chunk_elems = 10 << 18;
+    open_well(&c, spec);
+    declare_large(&c);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    mark_large(&c, true);
+    leave(&c);
+    spec->reshape = true;
+}
+
+/* If memory is short for both states, they are moved in stages. */
+START_TEST(states_are_moved_if_memory_is_short)
+{
+    struct cst_job_spec spec = spec_of(1, false);
+    struct client c;
+
+    make_large(&spec);
+    spec.micro_batches = 2; /* Gradients of fp32 take more memory. */
+    open_well(&c, &spec);
+    declare_large(&c);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    mark_large(&c, false);
+    leave(&c);
+    ck_assert(daemon_proc_logged(&proc, "moving them in 4 stages needs 68.0 MiB more"));
+}
+END_TEST
+
+/* If memory is short even for that, the numbers are told and the job stays. */
 START_TEST(short_memory_has_numbers)
 {
     struct cst_job_spec spec = spec_of(1, false);
     struct client c;
 
-    spec.pool_bytes = 20 << 20;
-    spec.chunk_elems = 10 << 18;
-    open_well(&c, &spec);
-    declare_large(&c);
-    CHECK(cst_commit(c.job, NULL, &c.err), &c);
-    mark_large(&c, true);
-    leave(&c);
-    spec.reshape = true;
-    spec.micro_batches = 2; /* Gradients of fp32 take more memory. */
+    make_large(&spec);
+    spec.pool_bytes = 80 << 20;
+    spec.chunk_elems = 40 << 18; /* One chunk, which has to exist before the first stage ends. */
     open_well(&c, &spec);
     declare_large(&c);
     ck_assert_int_eq(cst_commit(c.job, NULL, &c.err), CST_EBUDGET);
-    ck_assert_msg(strstr(c.err.text, "reshaping keeps the old states of 160.0 MiB") != NULL &&
+    ck_assert_msg(strstr(c.err.text, "reshaping moves the old states of 160.0 MiB") != NULL &&
                       strstr(c.err.text, "bytes) short") != NULL,
                   "%s", c.err.text);
     cst_disconnect(c.client);
     spec.reshape = false;
-    spec.micro_batches = 1;
+    spec.pool_bytes = 20 << 20;
+    spec.chunk_elems = 10 << 18;
     open_well(&c, &spec);
     declare_large(&c);
     CHECK(cst_commit(c.job, NULL, &c.err), &c);
@@ -491,6 +518,7 @@ int main(void)
     tcase_add_test(tcase, removal_ends_both);
     tcase_add_test(tcase, states_stay_in_their_memory);
     tcase_add_test(tcase, chunks_stay_if_memory_is_short);
+    tcase_add_test(tcase, states_are_moved_if_memory_is_short);
     tcase_add_test(tcase, short_memory_has_numbers);
     return suite_run(suite);
 }
