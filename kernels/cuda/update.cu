@@ -94,10 +94,10 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
 
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j]};
+        cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j], x.g[j]};
 
-        cst_formula_apply(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, x.g[j],
-                          &states);
+        cst_formula_moments(static_cast<cst_optimizer>(optimizer), &scalars, x.g[j], &states);
+        cst_formula_weight(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, &states);
         states.p = cst_formula_canonical(states.p);
         cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, states.p);
         upper[j] = cst_round_bf16(states.p);

@@ -126,12 +126,12 @@ CST_INLINE cst_vec_bits cst_vec_right(cst_vec_bits a, int n)
     return {a.x >> n};
 }
 
-CST_INLINE cst_vec_bits cst_vec_left(cst_vec_bits a, int n)
+CST_INLINE cst_vec_bits cst_vec_max(cst_vec_bits a, cst_vec_bits b)
 {
-    return {a.x << n};
+    return a.x > b.x ? a : b;
 }
 
-CST_INLINE cst_vec_bits cst_vec_max(cst_vec_bits a, cst_vec_bits b)
+CST_INLINE cst_vec cst_vec_larger(cst_vec a, cst_vec b)
 {
     return a.x > b.x ? a : b;
 }

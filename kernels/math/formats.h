@@ -76,38 +76,76 @@ CST_MEMORY_INLINE void cst_format_store_bf16(enum cst_rounding rounding,
     CST_MEMORY(cst_vec_store_upper)((uint16_t *)at->values, upper, false);
 }
 
-CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
-                                            const struct cst_update_moment *at,
-                                            const struct cst_vec in[CST_VEC_GROUP],
-                                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+/* Store the codes of a block whose magnitudes have the bits @magnitudes. @from is that argument of
+ * cst_vec_store_codes. @huge: a magnitude may be 2^127 or more. */
+CST_MEMORY_INLINE void cst_format_store_codes(enum cst_rounding rounding, unsigned which, bool huge,
+                                              uint8_t *at, const struct cst_mx8_block *block,
+                                              const struct cst_vec_bits magnitudes[CST_VEC_GROUP],
+                                              const struct cst_vec_bits from[CST_VEC_GROUP],
+                                              const struct cst_vec_bits words[CST_VEC_GROUP / 2])
 {
-    struct cst_vec_bits codes[CST_VEC_GROUP], from[CST_VEC_GROUP], largest;
-    struct cst_mx8_block block;
+    struct cst_vec_bits codes[CST_VEC_GROUP];
 
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        codes[j] = cst_mx8_magnitude(in[j]);
-        from[j] = which == 0 ? cst_vec_to_bits(in[j]) : codes[j];
-    }
-    largest = cst_vec_largest(codes);
-    block = cst_mx8_block_of(which, largest);
-    CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        struct cst_vec_bits fixed = cst_mx8_fixed(&block, codes[j]);
+        struct cst_vec_bits fixed =
+            huge ? cst_mx8_fixed_huge(block, magnitudes[j]) : cst_mx8_fixed(block, magnitudes[j]);
         struct cst_vec_bits add = cst_round_add(rounding, 20, fixed, words[j % (CST_VEC_GROUP / 2)],
                                                 j >= CST_VEC_GROUP / 2);
 
         codes[j] = cst_vec_right(cst_vec_plus(fixed, add), 20);
     }
-    *at->exponents = (uint8_t)cst_mx8_exponent(which, cst_vec_first(largest));
-    if (cst_vec_first(largest) > CST_MX8_MAX) {
-        CST_VEC_UNROLL
-        for (int j = 0; j < CST_VEC_GROUP; j++) {
-            codes[j] = block.excess;
-            from[j] = cst_vec_set_bits(0);
-        }
+    CST_MEMORY(cst_vec_store_codes)(which, at, codes, block->excess, from);
+}
+
+/* Store the codes of a block again whose largest magnitude, with the bits @largest, is 2^127 or
+ * more or a NaN. */
+CST_MEMORY_INLINE void cst_format_store_rare(enum cst_rounding rounding, unsigned which,
+                                             uint8_t *at, const struct cst_mx8_block *block,
+                                             uint32_t largest,
+                                             const struct cst_vec_bits magnitudes[CST_VEC_GROUP],
+                                             const struct cst_vec_bits from[CST_VEC_GROUP],
+                                             const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec_bits zeros[CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        zeros[j] = cst_vec_set_bits(0);
     }
-    CST_MEMORY(cst_vec_store_codes)(which, (uint8_t *)at->values, codes, block.excess, from);
+    if (largest <= CST_MX8_MAX) {
+        CST_MEMORY(cst_format_store_codes)
+        (rounding, which, true, at, block, magnitudes, from, words);
+    } else {
+        CST_MEMORY(cst_vec_store_codes)(which, at, zeros, zeros[0], zeros);
+    }
+}
+
+CST_MEMORY_INLINE void cst_format_store_mx8(enum cst_rounding rounding, unsigned which,
+                                            const struct cst_update_moment *at,
+                                            const struct cst_vec in[CST_VEC_GROUP],
+                                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec_bits magnitudes[CST_VEC_GROUP], from[CST_VEC_GROUP], all;
+    uint8_t *codes = (uint8_t *)at->values;
+    struct cst_mx8_block block;
+    uint32_t largest;
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        magnitudes[j] = cst_mx8_magnitude(in[j]);
+        from[j] = which == 0 ? cst_vec_to_bits(in[j]) : magnitudes[j];
+    }
+    all = cst_vec_largest(magnitudes);
+    block = cst_mx8_block_of(which, all);
+    largest = cst_vec_first(all);
+    *at->exponents = (uint8_t)cst_mx8_exponent(which, largest);
+    CST_MEMORY(cst_format_store_codes)
+    (rounding, which, false, codes, &block, magnitudes, from, words);
+    if (__builtin_expect(largest >= CST_MX8_HUGE, false)) {
+        CST_MEMORY(cst_format_store_rare)
+        (rounding, which, codes, &block, largest, magnitudes, from, words);
+    }
 }
 
 /* Store the group @in at @at. Each NaN must be CST_UPDATE_NAN, except with mx8. @words are the

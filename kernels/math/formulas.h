@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The formulas of kernels/math/update.h, written over vectors. Included after one of
  * kernels/math/vec_*.h (by CUDA after its own vectors) and compiled for each. Private to kernels/.
- * A new formula is a function here and an entry of CST_FORMULAS. */
+ * An entry of CST_FORMULAS is two functions: the first one computes the moments, and the second one
+ * the master weight. A kernel can store the moments between the two, while square roots and
+ * quotients are computed. */
 #ifndef CST_FORMULAS_H
 #define CST_FORMULAS_H
 
-/* List of the formulas: X(name in enum cst_optimizer, function). */
+/* List of the formulas: X(name in enum cst_optimizer, prefix of the functions). */
 #define CST_FORMULAS(X)                                                                            \
     X(ADAMW, adamw)                                                                                \
     X(ADAM, adam)                                                                                  \
@@ -31,6 +33,7 @@ struct cst_formula_states {
     struct cst_vec p; /* master weights */
     struct cst_vec m; /* exp_avg */
     struct cst_vec v; /* exp_avg_sq, if the optimizer has it */
+    struct cst_vec u; /* Result of the first function for the second one. */
 };
 
 /* Copy each scalar to every lane. */
@@ -73,64 +76,108 @@ CST_INLINE struct cst_vec cst_formula_towards(struct cst_vec x, struct cst_vec y
     return cst_vec_fma(a, cst_vec_sub(y, x), x);
 }
 
-/* The common part of ADAM and ADAMW. x->p has been decayed already, if the optimizer decays. */
-CST_INLINE void cst_formula_moments(enum cst_moments moments, const struct cst_formula_scalars *s,
-                                    struct cst_vec g, struct cst_formula_states *x)
+/* The common parts of ADAM and ADAMW. */
+CST_INLINE void cst_formula_two_moments(const struct cst_formula_scalars *s, struct cst_vec g,
+                                        struct cst_formula_states *x)
 {
-    struct cst_vec d, ratio;
-
     x->m = cst_formula_towards(x->m, g, s->one_minus_beta1);
     x->v = cst_vec_fma(s->one_minus_beta2, cst_vec_mul(g, g), cst_vec_mul(s->beta2, x->v));
-    d = cst_vec_fma(cst_vec_sqrt(x->v), s->inv_sqrt_bias2, s->eps);
-    ratio = cst_vec_div(x->m, d);
+    x->u = cst_vec_sqrt(x->v);
+}
+
+CST_INLINE void cst_formula_quotient(enum cst_moments moments, const struct cst_formula_scalars *s,
+                                     struct cst_formula_states *x)
+{
+    struct cst_vec d = cst_vec_fma(x->u, s->inv_sqrt_bias2, s->eps);
+    struct cst_vec ratio = cst_vec_div(x->m, d);
+
     if (moments == CST_MOMENTS_MX8) {
         ratio = cst_vec_limit(ratio, s->ratio_limit);
     }
     x->p = cst_vec_fnma(s->step_size, ratio, x->p);
 }
 
-CST_INLINE void cst_formula_adamw(enum cst_moments moments, const struct cst_formula_scalars *s,
-                                  struct cst_vec g, struct cst_formula_states *x)
+CST_INLINE void cst_formula_adamw_moments(const struct cst_formula_scalars *s, struct cst_vec g,
+                                          struct cst_formula_states *x)
+{
+    cst_formula_two_moments(s, g, x);
+}
+
+CST_INLINE void cst_formula_adamw_weight(enum cst_moments moments,
+                                         const struct cst_formula_scalars *s,
+                                         struct cst_formula_states *x)
 {
     x->p = cst_vec_mul(x->p, s->decay);
-    cst_formula_moments(moments, s, g, x);
+    cst_formula_quotient(moments, s, x);
 }
 
-CST_INLINE void cst_formula_adam(enum cst_moments moments, const struct cst_formula_scalars *s,
-                                 struct cst_vec g, struct cst_formula_states *x)
+CST_INLINE void cst_formula_adam_moments(const struct cst_formula_scalars *s, struct cst_vec g,
+                                         struct cst_formula_states *x)
 {
-    cst_formula_moments(moments, s, cst_vec_fma(s->weight_decay, x->p, g), x);
+    cst_formula_two_moments(s, cst_vec_fma(s->weight_decay, x->p, g), x);
 }
 
-CST_INLINE void cst_formula_lion(enum cst_moments moments, const struct cst_formula_scalars *s,
-                                 struct cst_vec g, struct cst_formula_states *x)
+CST_INLINE void cst_formula_adam_weight(enum cst_moments moments,
+                                        const struct cst_formula_scalars *s,
+                                        struct cst_formula_states *x)
 {
-    struct cst_vec u = cst_formula_sign(cst_formula_towards(x->m, g, s->one_minus_beta1));
+    cst_formula_quotient(moments, s, x);
+}
 
-    (void)moments; /* The formula does not depend on the format. SGD's does not either. */
-    x->p = cst_vec_fnma(s->lr, u, cst_vec_mul(x->p, s->decay));
+CST_INLINE void cst_formula_lion_moments(const struct cst_formula_scalars *s, struct cst_vec g,
+                                         struct cst_formula_states *x)
+{
+    x->u = cst_formula_sign(cst_formula_towards(x->m, g, s->one_minus_beta1));
     x->m = cst_formula_towards(x->m, g, s->one_minus_beta2);
 }
 
-CST_INLINE void cst_formula_sgd(enum cst_moments moments, const struct cst_formula_scalars *s,
-                                struct cst_vec g, struct cst_formula_states *x)
+CST_INLINE void cst_formula_lion_weight(enum cst_moments moments,
+                                        const struct cst_formula_scalars *s,
+                                        struct cst_formula_states *x)
 {
-    (void)moments;
-    x->m = cst_vec_fma(s->beta1, x->m, cst_vec_fma(s->weight_decay, x->p, g));
-    x->p = cst_vec_fnma(s->lr, x->m, x->p);
+    (void)moments; /* The formula does not depend on the format. SGD's does not either. */
+    x->p = cst_vec_fnma(s->lr, x->u, cst_vec_mul(x->p, s->decay));
 }
 
-/* Apply the formula of @optimizer to @x. @optimizer and @moments, the format of the moments, are
- * compile-time constants. @g is the gradient before scaling. A NaN in the results can be any NaN;
- * x->p is one if x->v is one. */
-CST_INLINE void cst_formula_apply(enum cst_optimizer optimizer, enum cst_moments moments,
-                                  const struct cst_formula_scalars *s, struct cst_vec g,
-                                  struct cst_formula_states *x)
+CST_INLINE void cst_formula_sgd_moments(const struct cst_formula_scalars *s, struct cst_vec g,
+                                        struct cst_formula_states *x)
+{
+    x->m = cst_vec_fma(s->beta1, x->m, cst_vec_fma(s->weight_decay, x->p, g));
+    x->u = x->m;
+}
+
+CST_INLINE void cst_formula_sgd_weight(enum cst_moments moments,
+                                       const struct cst_formula_scalars *s,
+                                       struct cst_formula_states *x)
+{
+    (void)moments;
+    x->p = cst_vec_fnma(s->lr, x->u, x->p);
+}
+
+/* Compute the moments of @x with the formula of @optimizer, a compile-time constant. @g is the
+ * gradient before scaling. x->p is only read, and x->u is set. A NaN in a result can be any NaN. */
+CST_INLINE void cst_formula_moments(enum cst_optimizer optimizer,
+                                    const struct cst_formula_scalars *s, struct cst_vec g,
+                                    struct cst_formula_states *x)
 {
     g = cst_vec_mul(g, s->grad_scale);
-#define CASE(name, function)                                                                       \
+#define CASE(name, prefix)                                                                         \
     if (optimizer == CST_OPTIMIZER_##name) {                                                       \
-        cst_formula_##function(moments, s, g, x);                                                  \
+        cst_formula_##prefix##_moments(s, g, x);                                                   \
+    }
+    CST_FORMULAS(CASE)
+#undef CASE
+}
+
+/* Compute x->p after cst_formula_moments. @optimizer and @moments, the format of the moments, are
+ * compile-time constants. A NaN in the result can be any NaN. */
+CST_INLINE void cst_formula_weight(enum cst_optimizer optimizer, enum cst_moments moments,
+                                   const struct cst_formula_scalars *s,
+                                   struct cst_formula_states *x)
+{
+#define CASE(name, prefix)                                                                         \
+    if (optimizer == CST_OPTIMIZER_##name) {                                                       \
+        cst_formula_##prefix##_weight(moments, s, x);                                              \
     }
     CST_FORMULAS(CASE)
 #undef CASE

@@ -38,6 +38,7 @@
 
 #define CST_MX8_NAN 255u          /* Exponent of a block with a NaN. */
 #define CST_MX8_MAX 0x7f700000u   /* Bit pattern of 1.875 x 2^127, the largest magnitude. */
+#define CST_MX8_HUGE 0x7f000000u  /* Bit pattern of 2^127. */
 #define CST_MX8_MAX_EXPONENT 246u /* Largest exponent of a block of numbers. */
 
 /* Returns the smallest exponent of a block that is not all zeros. With this exponent, the smallest
@@ -84,8 +85,7 @@ CST_INLINE struct cst_vec_bits cst_mx8_magnitude(struct cst_vec x)
 /* Constants of the encoding of one block, in every lane. */
 struct cst_mx8_block {
     struct cst_vec unit; /* The smallest normal value. */
-    /* What the code of cst_mx8_code has in excess: the smallest normal value without its last 20
-     * bits. */
+    /* What the codes of cst_mx8_fixed have in excess: the bits of @unit without the last 20. */
     struct cst_vec_bits excess;
 };
 
@@ -94,29 +94,36 @@ struct cst_mx8_block {
  * constants have no meaning. */
 CST_INLINE struct cst_mx8_block cst_mx8_block_of(unsigned which, struct cst_vec_bits largest)
 {
-    const uint32_t above = which == 0 ? 8 : 15, lowest = above + cst_mx8_least(which);
-    struct cst_vec_bits top =
-        cst_vec_right(cst_vec_plus(largest, cst_vec_set_bits(0x000fffffu)), 23);
-    /* The exponent minus the least one, plus 1. */
-    struct cst_vec_bits n =
-        cst_vec_minus(cst_vec_max(top, cst_vec_set_bits(lowest)), cst_vec_set_bits(lowest - 1));
+    const uint32_t lowest = (which == 0 ? 8 : 15) + cst_mx8_least(which);
+    struct cst_vec_bits top = cst_vec_and(cst_vec_plus(largest, cst_vec_set_bits(0x000fffffu)),
+                                          cst_vec_set_bits(0xff800000u));
+    struct cst_vec_bits unit = cst_vec_minus(cst_vec_max(top, cst_vec_set_bits(lowest << 23)),
+                                             cst_vec_set_bits((lowest - 1) << 23));
     struct cst_mx8_block block;
 
-    block.unit = cst_vec_from_bits(cst_vec_left(n, 23));
-    block.excess = cst_vec_left(n, 3);
+    block.unit = cst_vec_from_bits(unit);
+    block.excess = cst_vec_right(unit, 20);
     return block;
 }
 
-/* Returns a magnitude as the bits of the code plus block->excess, followed by 20 bits that are to
- * be rounded away. The bits of a normal value have to be moved by one exponent. The smallest normal
- * value is added to a value below it, which aligns the bits of the value with the bits of a code
- * with e = 0. The sum is the larger one of the two for exactly the values below. */
+/* Returns a magnitude below 2^127 as the bits of the code plus block->excess, followed by 20 bits
+ * that are to be rounded away. A normal value is doubled, which moves its bits by one exponent. The
+ * smallest normal value is added to a value below it, which aligns the bits of the value with the
+ * bits of a code with e = 0. */
 CST_INLINE struct cst_vec_bits cst_mx8_fixed(const struct cst_mx8_block *block,
                                              struct cst_vec_bits magnitude)
 {
-    struct cst_vec sum = cst_vec_add(cst_vec_from_bits(magnitude), block->unit);
+    struct cst_vec y = cst_vec_from_bits(magnitude);
 
-    return cst_vec_max(cst_vec_plus(magnitude, cst_vec_set_bits(1u << 23)), cst_vec_to_bits(sum));
+    return cst_vec_to_bits(cst_vec_add(y, cst_vec_larger(y, block->unit)));
+}
+
+/* cst_mx8_fixed of any magnitude up to CST_MX8_MAX. A normal value is doubled as an integer. */
+CST_INLINE struct cst_vec_bits cst_mx8_fixed_huge(const struct cst_mx8_block *block,
+                                                  struct cst_vec_bits magnitude)
+{
+    return cst_vec_max(cst_vec_plus(magnitude, cst_vec_set_bits(1u << 23)),
+                       cst_mx8_fixed(block, magnitude));
 }
 
 #endif

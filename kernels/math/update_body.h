@@ -86,30 +86,20 @@ ALWAYS_INLINE void draw(struct way way, struct call *call, size_t index,
     cst_random_words(call->key, (uint32_t)(group % CST_RANDOM_SPAN_GROUPS), words);
 }
 
-/* Replace the NaNs of a group, which are rare. */
-ALWAYS_INLINE void canonical(struct way way, struct cst_vec p[CST_VEC_GROUP],
-                             struct cst_vec moments[2][CST_VEC_GROUP])
+/* Returns the gradient's vector at element @at of a group. */
+ALWAYS_INLINE struct cst_vec load_grad(const struct cst_update_rows *rows, int at)
 {
-    /* If exp_avg_sq is a NaN, so is the master weight. */
-    if (!cst_vec_any_nan(p, moments[0])) {
-        return;
-    }
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        p[j] = cst_formula_canonical(p[j]);
-        for (unsigned k = 0; k < n_moments(way); k++) {
-            moments[k][j] = cst_formula_canonical(moments[k][j]);
-        }
-    }
+    return rows->grad_bf16 != NULL ? cst_vec_load_bf16(rows->grad_bf16 + at)
+                                   : cst_vec_load(rows->grad_fp32 + at);
 }
 
-/* Update one group, at the start of @rows. @words are the group's random words, which are not read
- * if the rounding takes none. */
-ALWAYS_INLINE void do_group(struct way way, const struct call *call,
-                            const struct cst_update_rows *rows,
-                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+/* Compute the new @moments of a group, and for each vector what cst_formula_weight needs, @u. */
+ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
+                              const struct cst_update_rows *rows,
+                              struct cst_vec moments[2][CST_VEC_GROUP],
+                              struct cst_vec u[CST_VEC_GROUP])
 {
-    struct cst_vec_bits upper[CST_VEC_GROUP], drawn[CST_VEC_GROUP / 2];
-    struct cst_vec p[CST_VEC_GROUP], moments[2][CST_VEC_GROUP];
+    struct cst_vec_flags nans = cst_vec_no_flags();
 
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
@@ -120,22 +110,67 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
         int at = j * CST_VEC_LANES;
         struct cst_formula_states x = {.p = cst_vec_load(rows->master_in + at),
                                        .m = moments[0][j],
-                                       .v = n_moments(way) == 2 ? moments[1][j] : moments[0][j]};
-        struct cst_vec g = rows->grad_bf16 != NULL ? cst_vec_load_bf16(rows->grad_bf16 + at)
-                                                   : cst_vec_load(rows->grad_fp32 + at);
+                                       .v = moments[n_moments(way) - 1][j]};
 
-        cst_formula_apply(way.optimizer, way.moments, &call->scalars, g, &x);
-        p[j] = x.p;
+        cst_formula_moments(way.optimizer, &call->scalars, load_grad(rows, at), &x);
+        u[j] = x.u;
         moments[0][j] = x.m;
         moments[1][j] = x.v;
+        nans = cst_vec_flag_nan(nans, x.m, x.v);
     }
-    canonical(way, p, moments);
+    /* NaNs are rare. In mx8, a block is a NaN as a whole. */
+    if (way.moments != CST_MOMENTS_MX8 && cst_vec_flagged(nans)) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            moments[0][j] = cst_formula_canonical(moments[0][j]);
+            moments[1][j] = cst_formula_canonical(moments[1][j]);
+        }
+    }
+}
+
+/* Store the master weights of a group and the weights. */
+ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
+                              const struct cst_update_rows *rows,
+                              const struct cst_vec m[CST_VEC_GROUP],
+                              const struct cst_vec u[CST_VEC_GROUP])
+{
+    struct cst_vec_flags nans = cst_vec_no_flags();
+    struct cst_vec_bits upper[CST_VEC_GROUP];
+    struct cst_vec p[CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        struct cst_formula_states x = {
+            .p = cst_vec_load(rows->master_in + j * CST_VEC_LANES), .m = m[j], .u = u[j]};
+
+        cst_formula_weight(way.optimizer, way.moments, &call->scalars, &x);
+        p[j] = x.p;
+        nans = cst_vec_flag_nan(nans, x.p, j % 2 == 0 ? x.p : p[j - 1]);
+    }
+    if (cst_vec_flagged(nans)) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            p[j] = cst_formula_canonical(p[j]);
+        }
+    }
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         cst_vec_store(rows->master + j * CST_VEC_LANES, p[j]);
         upper[j] = cst_round_bf16(p[j]);
     }
     cst_vec_store_upper(rows->weight, upper, call->stream);
+}
+
+/* Update one group, at the start of @rows. @words are the group's random words, which are not read
+ * if the rounding takes none. */
+ALWAYS_INLINE void do_group(struct way way, const struct call *call,
+                            const struct cst_update_rows *rows,
+                            const struct cst_vec_bits words[CST_VEC_GROUP / 2])
+{
+    struct cst_vec moments[2][CST_VEC_GROUP], u[CST_VEC_GROUP];
+    struct cst_vec_bits drawn[CST_VEC_GROUP / 2];
+
+    do_moments(way, call, rows, moments, u);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         CST_VEC_UNROLL
@@ -146,6 +181,7 @@ ALWAYS_INLINE void do_group(struct way way, const struct call *call,
         }
         cst_format_store(way.moments, way.rounding, k, &rows->moments[k], moments[k], drawn);
     }
+    do_weights(way, call, rows, moments[0], u);
 }
 
 /* Prefetch what the group that comes AHEAD_GROUPS groups later needs of one row. @at is the current

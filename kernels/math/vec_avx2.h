@@ -130,14 +130,14 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm256_srli_epi32(a.x, n));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(_mm256_slli_epi32(a.x, n));
-}
-
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm256_max_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm256_max_ps(a.x, b.x));
 }
 
 /* The minimum and the maximum of a NaN and a number are the second operand. */
@@ -176,9 +176,12 @@ CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
 
 CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
-    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)at);
+    const __m256i order =
+        _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1,
+                         -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    __m256i h = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at));
 
-    return cst_vec_of(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)));
+    return cst_vec_of(_mm256_castsi256_ps(_mm256_shuffle_epi8(h, order)));
 }
 
 CST_INLINE struct cst_vec cst_vec_load_signed(const uint8_t *codes)
@@ -287,16 +290,24 @@ CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
     return (uint32_t)_mm_cvtsi128_si32(_mm256_castsi256_si128(v.x));
 }
 
-CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
-                                const struct cst_vec b[CST_VEC_GROUP])
-{
-    __m256 nan = _mm256_setzero_ps();
+struct cst_vec_flags {
+    __m256 x;
+};
 
-    CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        nan = _mm256_or_ps(nan, _mm256_cmp_ps(a[j].x, b[j].x, _CMP_UNORD_Q));
-    }
-    return _mm256_movemask_ps(nan) != 0;
+CST_INLINE struct cst_vec_flags cst_vec_no_flags(void)
+{
+    return (struct cst_vec_flags){_mm256_setzero_ps()};
+}
+
+CST_INLINE struct cst_vec_flags cst_vec_flag_nan(struct cst_vec_flags flags, struct cst_vec a,
+                                                 struct cst_vec b)
+{
+    return (struct cst_vec_flags){_mm256_or_ps(flags.x, _mm256_cmp_ps(a.x, b.x, _CMP_UNORD_Q))};
+}
+
+CST_INLINE bool cst_vec_flagged(struct cst_vec_flags flags)
+{
+    return _mm256_movemask_ps(flags.x) != 0;
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)

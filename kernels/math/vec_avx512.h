@@ -131,14 +131,14 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm512_srli_epi32(a.x, (unsigned)n));
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(_mm512_slli_epi32(a.x, (unsigned)n));
-}
-
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm512_max_epi32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(_mm512_max_ps(a.x, b.x));
 }
 
 /* The minimum and the maximum of a NaN and a number are the second operand. */
@@ -279,11 +279,24 @@ CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
     return (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(v.x));
 }
 
-CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
-                                const struct cst_vec b[CST_VEC_GROUP])
+struct cst_vec_flags {
+    __mmask16 x;
+};
+
+CST_INLINE struct cst_vec_flags cst_vec_no_flags(void)
 {
-    return (_mm512_cmp_ps_mask(a[0].x, b[0].x, _CMP_UNORD_Q) |
-            _mm512_cmp_ps_mask(a[1].x, b[1].x, _CMP_UNORD_Q)) != 0;
+    return (struct cst_vec_flags){0};
+}
+
+CST_INLINE struct cst_vec_flags cst_vec_flag_nan(struct cst_vec_flags flags, struct cst_vec a,
+                                                 struct cst_vec b)
+{
+    return (struct cst_vec_flags){_kor_mask16(flags.x, _mm512_cmp_ps_mask(a.x, b.x, _CMP_UNORD_Q))};
+}
+
+CST_INLINE bool cst_vec_flagged(struct cst_vec_flags flags)
+{
+    return flags.x != 0;
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)

@@ -141,13 +141,14 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_set_bits(a.x >> n);
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_set_bits(a.x << n);
-}
-
 /* Returns the larger one of two numbers below 2^31. */
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
+{
+    return a.x > b.x ? a : b;
+}
+
+/* Returns the larger one of two numbers. */
+CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
 {
     return a.x > b.x ? a : b;
 }
@@ -270,16 +271,26 @@ CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
     return v.x;
 }
 
-/* Returns whether a lane of @a or @b is a NaN. */
-CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
-                                const struct cst_vec b[CST_VEC_GROUP])
+/* Whether there was a NaN. */
+struct cst_vec_flags {
+    bool x;
+};
+
+CST_INLINE struct cst_vec_flags cst_vec_no_flags(void)
 {
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        if (isunordered(a[j].x, b[j].x)) {
-            return true;
-        }
-    }
-    return false;
+    return (struct cst_vec_flags){false};
+}
+
+/* Add to @flags whether a lane of @a or @b is a NaN. */
+CST_INLINE struct cst_vec_flags cst_vec_flag_nan(struct cst_vec_flags flags, struct cst_vec a,
+                                                 struct cst_vec b)
+{
+    return (struct cst_vec_flags){flags.x || isunordered(a.x, b.x)};
+}
+
+CST_INLINE bool cst_vec_flagged(struct cst_vec_flags flags)
+{
+    return flags.x;
 }
 
 /* Prefetch the line at @at. */

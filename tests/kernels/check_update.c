@@ -162,6 +162,46 @@ START_TEST(test_pieces_give_the_same_bits)
 }
 END_TEST
 
+/* Moments up to the largest number of mx8: blocks with magnitudes above and below 2^127, and some
+ * that are too large. */
+START_TEST(test_huge_moments)
+{
+    const struct cst_kernels *kernels = hostile_row(_i / 4);
+    const struct how how = {.optimizer = _i % 2 == 0 ? CST_OPTIMIZER_SGD : CST_OPTIMIZER_ADAMW,
+                            .moments = CST_MOMENTS_MX8,
+                            .rounding =
+                                _i / 2 % 2 == 0 ? CST_ROUNDING_NEAREST : CST_ROUNDING_STOCHASTIC,
+                            .wide = true};
+    /* exp_avg of SGD is the gradient here, and exp_avg_sq of ADAMW the square of the gradient. */
+    const float most = how.optimizer == CST_OPTIMIZER_SGD ? 0x1.fp127f : 0x1.f8p63f;
+    const size_t total = 32 * 200;
+    uint64_t state = hostile_seed();
+    struct cst_update_scalars scalars;
+    struct cst_update_random random = {.seed = 1, .t = 1};
+    struct rows got, want;
+    struct cst_update_rows rows;
+
+    if (kernels == NULL) {
+        return;
+    }
+    allocate(&got, how.moments, total);
+    allocate(&want, how.moments, total);
+    fill_ordinary(&got, &state);
+    for (size_t i = 0; i < total; i++) {
+        got.grad_fp32[i] = most * hostile_unit(&state) * (i / 32 % 2 == 0 ? 0.97f : 1.0f);
+    }
+    for (int k = 0; k < 2; k++) {
+        cst_moments_clear(how.moments, (unsigned)k, 0, total, &got.moments[k]);
+    }
+    copy_rows(&want, &got);
+    cst_update_prepare(&scalars, 1e-3, 0.0, 0.0, 1e-8, 0.0, 1.0f, 1);
+    rows = rows_from(how, &got, &got, 0);
+    fn_of(kernels, how)(&scalars, &random, total, &rows, NULL);
+    truth_update(how, &scalars, &random, &want, 0, total);
+    assert_same(&got, &want);
+}
+END_TEST
+
 /* Every NaN in the result is the canonical one, and the weight is the rounded master weight. */
 START_TEST(test_nan_is_canonical)
 {
@@ -539,6 +579,7 @@ int main(void)
     tcase_add_loop_test(update, test_rows_misaligned_apart, 0, n);
     tcase_add_loop_test(update, test_elsewhere, 0, n);
     tcase_add_loop_test(update, test_pieces_give_the_same_bits, 0, n);
+    tcase_add_loop_test(update, test_huge_moments, 0, 4 * n_rows);
     tcase_add_loop_test(update, test_nan_is_canonical, 0, n);
     tcase_add_loop_test(update, test_undo_has_the_same_bits, 0, n);
     tcase_add_loop_test(update, test_weights_over_the_gradient, 0, n);
