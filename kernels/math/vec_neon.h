@@ -131,14 +131,14 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(a.x >> (uint32_t)n);
 }
 
-CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
-{
-    return cst_vec_bits_of(a.x << (uint32_t)n);
-}
-
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(vmaxq_u32(a.x, b.x));
+}
+
+CST_INLINE struct cst_vec cst_vec_larger(struct cst_vec a, struct cst_vec b)
+{
+    return cst_vec_of(vmaxq_f32(a.x, b.x));
 }
 
 CST_INLINE struct cst_vec cst_vec_limit(struct cst_vec x, struct cst_vec limit)
@@ -307,22 +307,27 @@ CST_INLINE uint32_t cst_vec_first(struct cst_vec_bits v)
     return vgetq_lane_u32(v.x, 0);
 }
 
-CST_INLINE bool cst_vec_any_nan(const struct cst_vec a[CST_VEC_GROUP],
-                                const struct cst_vec b[CST_VEC_GROUP])
-{
-    float32x4_t most[CST_VEC_GROUP];
+struct cst_vec_flags {
+    uint32x4_t x; /* All bits of a lane are 1 if there was no NaN in it. */
+};
 
-    /* The larger one of a NaN and a number is the NaN. */
-    CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        most[j] = vmaxq_f32(a[j].x, b[j].x);
-    }
-    CST_VEC_UNROLL
-    for (int j = 0; j < 4; j++) {
-        most[j] = vmaxq_f32(most[j], most[j + 4]);
-    }
-    most[0] = vmaxq_f32(vmaxq_f32(most[0], most[1]), vmaxq_f32(most[2], most[3]));
-    return __builtin_isnan(vmaxvq_f32(most[0]));
+CST_INLINE struct cst_vec_flags cst_vec_no_flags(void)
+{
+    return (struct cst_vec_flags){vdupq_n_u32(UINT32_MAX)};
+}
+
+CST_INLINE struct cst_vec_flags cst_vec_flag_nan(struct cst_vec_flags flags, struct cst_vec a,
+                                                 struct cst_vec b)
+{
+    /* The larger one of a NaN and a number is the NaN, which does not equal itself. */
+    float32x4_t most = vmaxq_f32(a.x, b.x);
+
+    return (struct cst_vec_flags){vandq_u32(flags.x, vceqq_f32(most, most))};
+}
+
+CST_INLINE bool cst_vec_flagged(struct cst_vec_flags flags)
+{
+    return vminvq_u32(flags.x) == 0;
 }
 
 CST_INLINE void cst_vec_ahead(const void *at)
