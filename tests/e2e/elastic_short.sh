@@ -114,6 +114,7 @@ largest() {
 }
 
 kinds=("adamw" "mx8 --moments mx8" "lion --optimizer lion --moments bf16" "over --grad-over-weight")
+! sparse || kinds=(adamw)
 declare -A states=() # Bytes of the states of each kind.
 
 # The bits that a daemon with enough memory gives.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the random bits of stochastic rounding: their definition, their quality, and the
- * probabilities with which numbers are rounded up. A statistic may be off by five standard
- * deviations. */
+ * probabilities with which numbers are rounded up. A count may be off by five standard deviations,
+ * and a sum of squares, whose distribution has a longer tail, by seven. */
 #include "kernels/math/vec_ref.h"
 
 #include "kernels/math/random.h"
@@ -135,9 +135,9 @@ START_TEST(test_bits_are_independent)
         high[b >> 8]++;
         low[b & 0xff]++;
     }
-    ck_assert_msg(unevenness(pairs, n) < 5, "pairs: %g", unevenness(pairs, n));
-    ck_assert_msg(unevenness(high, n) < 5, "upper bits: %g", unevenness(high, n));
-    ck_assert_msg(unevenness(low, n) < 5, "lower bits: %g", unevenness(low, n));
+    ck_assert_msg(unevenness(pairs, n) < 7, "pairs: %g", unevenness(pairs, n));
+    ck_assert_msg(unevenness(high, n) < 7, "upper bits: %g", unevenness(high, n));
+    ck_assert_msg(unevenness(low, n) < 7, "lower bits: %g", unevenness(low, n));
 }
 END_TEST
 
@@ -214,7 +214,7 @@ START_TEST(test_rounding_has_no_bias)
         }
         ck_assert_msg(fabs(all.excess) < 5 * sqrt(all.variance), "%s, moment %d: %g of %g",
                       kernels->isa, k, all.excess, sqrt(all.variance));
-        ck_assert_msg(n_random > n / 2 && fabs(squares - n_random) < 5 * sqrt(2 * n_random),
+        ck_assert_msg(n_random > n / 2 && fabs(squares - n_random) < 7 * sqrt(2 * n_random),
                       "%s, moment %d: %g of %g", kernels->isa, k, squares, n_random);
     }
 }
