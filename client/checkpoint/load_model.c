@@ -153,6 +153,32 @@ static bool is_wanted(const struct load *load, uint32_t t)
            (!load->job->has_base || cst_pattern(tensor->pattern)->has_states);
 }
 
+/* Where the data of a tensor of a file begins. */
+struct place {
+    const struct cstc_tensor_file *file;
+    uint64_t begin;
+};
+
+static int compare_places(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+
+    return x->file != y->file ? (x->file > y->file) - (x->file < y->file)
+                              : (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+/* Compare where the first parts of two tensors are. */
+static int compare_tensors(const void *a, const void *b)
+{
+    const struct cstc_weights_part *x = ((const struct tensor *)a)->weights.parts,
+                                   *y = ((const struct tensor *)b)->weights.parts;
+
+    return compare_places(&(struct place){x->file, x->place.begin},
+                          &(struct place){y->file, y->place.begin});
+}
+
+/* Find the wanted tensors in the files. Their order is that of the files, which are read fastest
+ * from the beginning to the end. */
 static int find_tensors(struct load *load, struct cst_err *err)
 {
     const struct cst_model *model = &load->job->model;
@@ -173,21 +199,8 @@ static int find_tensors(struct load *load, struct cst_err *err)
             load->n_tensors += rc == CST_OK;
         }
     }
+    qsort(load->tensors, load->n_tensors, sizeof *load->tensors, compare_tensors);
     return rc;
-}
-
-/* Where the data of a tensor of a file begins. */
-struct place {
-    const struct cstc_tensor_file *file;
-    uint64_t begin;
-};
-
-static int compare_places(const void *a, const void *b)
-{
-    const struct place *x = a, *y = b;
-
-    return x->file != y->file ? (x->file > y->file) - (x->file < y->file)
-                              : (x->begin > y->begin) - (x->begin < y->begin);
 }
 
 /* Make the sorted list of the places from which tensors are loaded. NULL: out of memory. */
@@ -255,10 +268,22 @@ static const struct cst_layout_tensor *declared(const struct load *load, uint32_
     return &load->job->model.tensors[load->tensors[i].number];
 }
 
+/* The type in which tensor @i is sent: that of its file, if it is one that the daemon takes. A
+ * frozen tensor has bf16 weights alone. */
+static enum cstc_dtype sent_dtype(const struct load *load, uint32_t i)
+{
+    bool frozen = !cst_pattern(declared(load, i)->pattern)->has_states;
+
+    return frozen || (!load->job->device_states && cstc_weights_are_bf16(&load->tensors[i].weights))
+               ? CSTC_DTYPE_BF16
+               : CSTC_DTYPE_F32;
+}
+
 static bool next_piece(void *arg, struct cstc_state_piece *out)
 {
     struct load *load = arg;
     const struct cst_layout_tensor *tensor;
+    enum cstc_dtype dtype;
     uint64_t n, most;
     bool master;
 
@@ -266,14 +291,16 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
         return false;
     }
     tensor = declared(load, load->tensor);
+    dtype = sent_dtype(load, load->tensor);
     master = cst_pattern(tensor->pattern)->has_states;
-    most = cstc_state_most(load->job->client) / (master ? 4 : 2);
+    most = cstc_state_most(load->job->client) / cstc_dtype_bytes(dtype);
     n = tensor->n_elems - load->first < most ? tensor->n_elems - load->first : most;
     *out = (struct cstc_state_piece){.tensor = load->tensors[load->tensor].number,
                                      .row = master ? CST_ROW_MASTER : CST_ROW_WEIGHT,
+                                     .bf16 = master && dtype == CSTC_DTYPE_BF16,
                                      .first = load->first,
                                      .n_elems = n,
-                                     .bytes = n * (master ? 4 : 2)};
+                                     .bytes = n * cstc_dtype_bytes(dtype)};
     load->given = load->tensor;
     load->first += n;
     if (load->first == tensor->n_elems) {
@@ -290,8 +317,7 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
     struct load *load = arg;
 
     return cstc_weights_read(&load->tensors[load->given].weights, piece->first, piece->n_elems,
-                             piece->row == CST_ROW_MASTER ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16, data,
-                             err);
+                             sent_dtype(load, load->given), data, err);
 }
 
 static int write_weights(struct load *load, struct cst_err *err)

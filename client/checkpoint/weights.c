@@ -124,6 +124,16 @@ void cstc_weights_close(struct cstc_weights *weights)
     *weights = (struct cstc_weights){0};
 }
 
+bool cstc_weights_are_bf16(const struct cstc_weights *weights)
+{
+    for (uint32_t p = 0; p < weights->n_parts; p++) {
+        if (weights->parts[p].place.dtype != CSTC_DTYPE_BF16) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* -- conversion ----------------------------------------------------------------------------- */
 
 static float bits_to_float(uint32_t bits)
@@ -177,12 +187,20 @@ static float element(const void *from, enum cstc_dtype dtype, size_t i)
     return dtype == CSTC_DTYPE_BF16 ? bits_to_float((uint32_t)half << 16) : half_to_float(half);
 }
 
+/* Copy @n elements of @bytes each, which are @stride elements apart. */
+static void gather(const char *from, size_t stride, size_t n, unsigned bytes, char *out)
+{
+    for (size_t k = 0; k < n; k++) {
+        memcpy(out + k * bytes, from + k * stride * bytes, bytes);
+    }
+}
+
 /* Store @n elements of @from, which are @stride elements apart, from element @i of @out on. */
 static void convert(const void *from, enum cstc_dtype from_dtype, size_t stride, size_t n,
                     enum cstc_dtype dtype, void *out, size_t i)
 {
-    if (from_dtype == dtype && stride == 1) {
-        memcpy((char *)out + i * cstc_dtype_bytes(dtype), from, n * cstc_dtype_bytes(dtype));
+    if (from_dtype == dtype) {
+        gather(from, stride, n, cstc_dtype_bytes(dtype), (char *)out + i * cstc_dtype_bytes(dtype));
         return;
     }
     for (size_t k = 0; k < n; k++) {
@@ -206,6 +224,10 @@ static int read_part(const struct cstc_weights_part *part, uint64_t first, uint6
     float buffer[BUFFER_ELEMS]; /* Elements of at most 4 bytes. */
     int rc = CST_OK;
 
+    if (part->place.dtype == dtype) {
+        return cstc_tensor_file_read(part->file, part->place.begin + first * bytes,
+                                     (char *)out + i * bytes, n * bytes, err);
+    }
     for (uint64_t done = 0; rc == CST_OK && done < n;) {
         uint64_t now = n - done < BUFFER_ELEMS ? n - done : BUFFER_ELEMS;
 

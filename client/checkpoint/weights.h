@@ -41,8 +41,11 @@ int cstc_weights_find(struct cstc_weights *weights, const struct cst_tensor_word
                       struct cst_err *err);
 void cstc_weights_close(struct cstc_weights *weights);
 
+/* True if all parts are bf16. */
+bool cstc_weights_are_bf16(const struct cstc_weights *weights);
+
 /* Read the elements [first, first + n) of the tensor, in its own order, as @dtype, which is F32 or
- * BF16. CST_EIO, CST_ENOMEM. */
+ * BF16. Elements that have this type keep their bits. CST_EIO, CST_ENOMEM. */
 int cstc_weights_read(const struct cstc_weights *weights, uint64_t first, uint64_t n,
                       enum cstc_dtype dtype, void *out, struct cst_err *err);
 

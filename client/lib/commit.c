@@ -153,6 +153,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     };
     take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
+    job->device_states = msg->device_states;
     job->steps = msg->step;
     cstc_load_unmap(job); /* An earlier commit that failed may have mapped arenas. */
     rc = cstc_load_init(&job->device.loads, msg->has_n_arenas ? msg->n_arenas : 0, err);

@@ -103,6 +103,7 @@ struct cst_job {
     enum cst_optimizer optimizer; /* From struct cst_job_spec. */
     enum cst_moments moments;     /* From struct cst_job_spec. */
     bool grad_over_weight;        /* From struct cst_job_spec. */
+    bool device_states;           /* Some states are on accelerators. */
     bool has_base;                /* Frozen tensors are those of a base job. */
     enum cst_overlap overlap;     /* From struct cst_job_spec. */
     /* Factors of the parameter groups 0 to n_param_groups - 1 (cst_param_groups). */

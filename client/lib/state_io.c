@@ -106,6 +106,8 @@ static int send_piece(struct cstc_state_run *run, struct cstc_state_slot *slot, 
     msg.exponents = piece->exponents;
     msg.has_of_save = piece->of_save;
     msg.of_save = piece->of_save;
+    msg.has_bf16 = piece->bf16;
+    msg.bf16 = piece->bf16;
     return cstc_call_start(run->client, &slot->call,
                            run->writes ? CISTERN__MSG_TYPE__MSG_TENSOR_WRITE
                                        : CISTERN__MSG_TYPE__MSG_TENSOR_READ,

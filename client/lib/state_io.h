@@ -15,7 +15,7 @@
 struct cstc_state_piece {
     uint32_t tensor;
     uint32_t row;
-    bool raw, exponents, of_save;
+    bool raw, exponents, of_save, bf16;
     uint64_t first, n_elems;
     uint64_t bytes; /* Size of the piece in the staging segment, at most cstc_state_most. */
 };

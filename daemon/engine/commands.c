@@ -148,6 +148,8 @@ static void fill_convert(struct message *m, const struct cst_command *c)
     m->command.has_first = m->command.has_row_elems = rows;
     m->command.first = c->first;
     m->command.row_elems = c->row_elems;
+    m->command.has_from_bf16 = c->from_bf16;
+    m->command.from_bf16 = c->from_bf16;
 }
 
 static void fill_message(struct message *m, const struct cst_command *c)

@@ -583,6 +583,8 @@ static void fill_committed(const struct cstd_job *job, uint32_t rank,
     message->step = stats->step;
     message->has_n_arenas = pool->worker_copies;
     message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
+    message->has_device_states = job->layout.device_bytes > 0;
+    message->device_states = job->layout.device_bytes > 0;
 }
 
 /* Answer all waiting Commits, unless a step is closing or a pool is being made again. */

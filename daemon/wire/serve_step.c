@@ -316,9 +316,10 @@ static int check_place(const struct cstd_session *session, const struct cstd_job
         return cst_err_set(err, CST_EINVAL,
                            "no staging segment that all engines of the job map: ask for one first");
     }
-    bytes = io->n_elems < UINT64_MAX / 4
-                ? cst_core_io_bytes(&states, (enum cst_row)row, io->raw, io->exponents, io->n_elems)
-                : UINT64_MAX;
+    bytes = io->n_elems >= UINT64_MAX / 4 ? UINT64_MAX
+            : io->bf16                    ? 2 * io->n_elems
+                       : cst_core_io_bytes(&states, (enum cst_row)row, io->raw, io->exponents,
+                                           io->n_elems);
     if (io->staging_offset % 64 != 0 || io->staging_offset > staging->segment->bytes ||
         bytes > staging->segment->bytes - io->staging_offset) {
         return cst_err_set(
@@ -384,6 +385,7 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
     event.n_elems = io->n_elems;
     event.raw = io->raw;
     event.exponents = io->exponents;
+    event.bf16 = io->bf16;
     event.place.segment = session->staging->segment->id;
     event.place.offset = io->staging_offset;
     cstd_job_feed(job, &event);

@@ -149,7 +149,8 @@ static int check_moments(struct cste_addr addr, const struct cste_device_convert
 
 static int check_states(const struct cste_device_convert *c, struct cst_err *err)
 {
-    int rc = check_values(c->src, c->n_elems, sizeof(float), err);
+    uint64_t size = c->from_bf16 ? sizeof(uint16_t) : sizeof(float);
+    int rc = check_values(c->src, c->n_elems, size, err);
 
     if (rc == CST_OK) {
         rc = check_values(c->dst[0], c->n_elems, sizeof(float), err);

@@ -38,7 +38,8 @@ struct cste_addr {
 
 /* Kinds of conversions of CONVERT. */
 enum cste_device_conversion {
-    CSTE_CONVERT_STATES, /* fp32 values to master weights, bf16 weights, and zeroed moments */
+    /* fp32 or bf16 values to master weights, bf16 weights, and zeroed moments */
+    CSTE_CONVERT_STATES,
     CSTE_CONVERT_WEIGHT, /* fp32 values to bf16 */
     CSTE_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
     CSTE_CONVERT_DECODE, /* elements of a moments row to fp32 values */
@@ -54,6 +55,7 @@ struct cste_device_convert {
     enum cste_device_conversion what;
     /* fp32 values. CSTE_CONVERT_DECODE: the moments row. */
     struct cste_addr src;
+    bool from_bf16; /* STATES: the values are bf16. */
     /* Destinations. STATES: master, weight, and one or two moments rows. WEIGHT: bf16 weights.
      * ENCODE: the moments row. DECODE: fp32 values. */
     struct cste_addr dst[CSTE_CONVERT_MAX_DST];

@@ -89,10 +89,16 @@ static struct place moments_place(const struct cste_device_convert *c, const cha
         .name = name, .bytes = cst_table_moment_bytes(c->moments, c->row_elems), .align = align};
 }
 
+/* Size of an element of the source, which is not a moments row. */
+static uint64_t src_size(const struct cste_device_convert *c)
+{
+    return c->from_bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
 static struct place src_place(const struct cste_device_convert *c)
 {
     return c->what == CSTE_CONVERT_DECODE ? moments_place(c, "source")
-                                          : values_place(c, "source", sizeof(float));
+                                          : values_place(c, "source", src_size(c));
 }
 
 static struct place dst_place(const struct cste_device_convert *c, uint32_t i)
@@ -202,7 +208,7 @@ static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread
     part.first += at;
     /* The address of a moments row stays; a piece is a range of the row. */
     if (part.what != CSTE_CONVERT_DECODE) {
-        part.src.offset += at * sizeof(float);
+        part.src.offset += at * src_size(&part);
     }
     if (part.what != CSTE_CONVERT_ENCODE) {
         part.dst[0].offset +=

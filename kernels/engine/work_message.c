@@ -82,6 +82,10 @@ static int read_convert(struct cste_work *work, const Engine__Command *command)
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT to format %u from %u", command->encode,
                            command->decode);
     }
+    if (command->from_bf16 && !states) {
+        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of bf16 to another row than a master");
+    }
+    c->from_bf16 = command->from_bf16;
     c->moments = (enum cst_moments)format;
     c->first = rows ? command->first : 0;
     c->row_elems = rows ? command->row_elems : command->n_elems;

@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+/* Master weights that are converted to weights while they are in the cache. */
+enum { CACHED_ELEMS = 4096 };
+
 /* Returns the moments row that begins at @addr. */
 static struct cst_update_moment row_at(const struct cste_device_convert *c, struct cste_addr addr)
 {
@@ -15,10 +18,28 @@ static struct cst_update_moment row_at(const struct cste_device_convert *c, stru
         .exponents = c->moments == CST_MOMENTS_MX8 ? values + c->row_elems : NULL};
 }
 
+/* Store @n master weights and weights, of elements [first, first + n) of the source. */
+static void convert_weights(const struct cst_kernels *kernels, const struct cste_device_convert *c,
+                            uint64_t first, uint64_t n)
+{
+    float *master = (float *)cste_addr_host(c->dst[0]) + first;
+
+    if (c->from_bf16) {
+        kernels->upcast(n, (const uint16_t *)cste_addr_host(c->src) + first, master);
+    } else {
+        memcpy(master, (const float *)cste_addr_host(c->src) + first, n * sizeof *master);
+    }
+    /* From bf16, too: signalling NaNs become quiet. */
+    kernels->cast(n, master, (uint16_t *)cste_addr_host(c->dst[1]) + first);
+}
+
 static void convert_states(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
-    memcpy(cste_addr_host(c->dst[0]), cste_addr_host(c->src), c->n_elems * sizeof(float));
-    kernels->cast(c->n_elems, cste_addr_host(c->src), cste_addr_host(c->dst[1]));
+    for (uint64_t first = 0; first < c->n_elems; first += CACHED_ELEMS) {
+        uint64_t left = c->n_elems - first;
+
+        convert_weights(kernels, c, first, left < CACHED_ELEMS ? left : CACHED_ELEMS);
+    }
     for (unsigned i = 0; i + 2 < c->n_dst; i++) {
         struct cst_update_moment row = row_at(c, c->dst[i + 2]);
 

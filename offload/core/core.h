@@ -306,6 +306,7 @@ struct cst_command {
     enum cst_row row; /* CONVERT with encode or decode: the moments row. */
     /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
     bool encode, decode;
+    bool from_bf16; /* CONVERT of a master row: the elements at src[0] are bf16, not fp32. */
     /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
      * weights are written). */
     enum cst_moments moments;
@@ -350,8 +351,8 @@ enum cst_event_kind {
     /* rank, tag, attempt, hyper, factors, loss. Ends the rank's waiting fetches and open gradients;
      * nothing more of the step is granted to it. */
     CST_EV_STEP,
-    /* tag, tensor, row, first, n_elems, raw, exponents, place (staging segment). Allowed at any
-     * time. EBUSY: the grad row holds a contribution, not a sum. */
+    /* tag, tensor, row, first, n_elems, raw, exponents, bf16, place (staging segment). Allowed at
+     * any time. EBUSY: the grad row holds a contribution, not a sum. */
     CST_EV_READ,
     /* The fields of READ. EBUSY from the first fetch, hand-in or STEP of any rank until the commit
      * or the end of the attempt, and during a save. */
@@ -406,6 +407,7 @@ struct cst_event {
      * begins and ends at multiples of CST_MX8_BLOCK or at the end of the tensor. */
     bool raw;
     bool exponents; /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
+    bool bf16;      /* WRITE of MASTER: the elements at `place` are bf16, not fp32. */
     struct cst_counters counters;
     const struct cst_core_record *record;
     struct cst_table_header *table;
@@ -497,7 +499,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
                    struct cst_actions *actions);
 
 /* Bytes in a staging segment of @n_elems elements of row @row, with `raw` and `exponents` as in
- * struct cst_event. */
+ * struct cst_event. Elements that are `bf16` have 2 bytes instead. */
 uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_row row, bool raw,
                            bool exponents, uint64_t n_elems);
 

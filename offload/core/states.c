@@ -113,6 +113,26 @@ static int check_frozen(const struct cst_core *core, const struct cst_event *eve
                        (unsigned)event->row);
 }
 
+/* Check that `bf16` of @event suits the row and the engine that writes it. */
+static int check_bf16(const struct cst_core *core, const struct cst_event *event,
+                      const struct cst_layout_tensor *tensor, struct cst_err *err)
+{
+    const struct cst_chunk *chunk = &core->chunks[tensor->chunk];
+
+    if (!event->bf16) {
+        return CST_OK;
+    }
+    if (event->kind != CST_EV_WRITE || event->row != CST_ROW_MASTER) {
+        return cst_err_set(err, CST_EINVAL, "only writes of master weights can be from bf16");
+    }
+    if (!chunk->has_states || chunk->device != 0) {
+        return cst_err_set(
+            err, CST_EUNSUPPORTED, "tensor '%s' %s: its master weights cannot be written from bf16",
+            tensor->name, chunk->has_states ? "has states on an accelerator" : "is frozen");
+    }
+    return CST_OK;
+}
+
 /* Check that row and range exist, and that the job's states are intact. */
 static int check_io(const struct cst_core *core, const struct cst_event *event, struct cst_err *err)
 {
@@ -145,7 +165,8 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            "tensor '%s': the job's optimizer has one moment, exp_avg",
                            tensor->name);
     }
-    if (check_raw(core, event, tensor, err) != CST_OK) {
+    if (check_raw(core, event, tensor, err) != CST_OK ||
+        check_bf16(core, event, tensor, err) != CST_OK) {
         return err->status;
     }
     return check_frozen(core, event, err);
@@ -362,6 +383,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
             cst_command_after(command, tickets[k]);
         }
     } else if (master) {
+        command->from_bf16 = event->bf16;
         add_rows(core, tensor->chunk, at, event->n_elems, command);
     } else if (is_coded(core, event->row) && event->raw) {
         command->dst[command->n_dst++] =

@@ -308,6 +308,76 @@ START_TEST(there_and_back)
 }
 END_TEST
 
+enum { ALL = 1 << 16 }; /* All values of 16 bits. */
+
+/* Write a file with two tensors that have all values of bf16. */
+static void write_all_values(void)
+{
+    static const int64_t shape[] = {ALL / 256, 256};
+    struct cstc_tensor_header header;
+    int fd = openat(dirfd_, "model.safetensors", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    uint16_t *values = malloc(ALL * sizeof *values);
+    void *begin;
+    size_t bytes;
+
+    ck_assert_int_eq(cstc_tensor_header_open(&header, &err), CST_OK);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(cstc_tensor_header_add(&header, i == 0 ? "rows" : "columns",
+                                                CSTC_DTYPE_BF16, shape, 2, &err),
+                         CST_OK);
+    }
+    ck_assert_int_eq(cstc_tensor_header_bytes(&header, &begin, &bytes, &err), CST_OK);
+    ck_assert_int_eq(write(fd, begin, bytes), (ssize_t)bytes);
+    for (int i = 0; i < ALL; i++) {
+        values[i] = (uint16_t)i;
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(write(fd, values, ALL * sizeof *values), ALL * (int)sizeof *values);
+    }
+    (void)close(fd);
+    free(begin);
+    free(values);
+    cstc_tensor_header_close(&header);
+}
+
+/* Master weights have the bits of bf16 files. Weights are these, rounded: NaNs are quiet. A frozen
+ * tensor has the bits of the file. */
+START_TEST(all_values)
+{
+    const bool frozen = _i == 1;
+    const enum cst_pattern_kind pattern = frozen ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
+    static const char *const columns[] = {"columns"};
+    uint32_t *master = malloc(ALL * sizeof *master);
+    uint16_t *weights = malloc(ALL * sizeof *weights);
+
+    write_all_values();
+    ck_assert_int_eq(cst_connect(&client, proc.socket, &err), CST_OK);
+    ck_assert_int_eq(
+        cst_job_open(&job, client, &(struct cst_job_spec){.name = "w", .world = 1}, &err), CST_OK);
+    ck_assert_int_eq(declare("rows", 256, ALL / 256, pattern, NULL, NULL, 0, false), 0);
+    ck_assert_int_eq(declare("t", ALL / 256, 256, pattern, columns, NULL, 1, true), 1);
+    ck_assert_int_eq(cst_commit(job, NULL, &err), CST_OK);
+    ck_assert_int_eq(load("", NULL), CST_OK);
+    for (int t = 0; t < 2; t++) {
+        ck_assert_int_eq(cst_tensor_read(job, t, CST_STATE_WEIGHT, 0, ALL, weights, &err), CST_OK);
+        if (!frozen) {
+            ck_assert_int_eq(cst_tensor_read(job, t, CST_STATE_MASTER, 0, ALL, master, &err),
+                             CST_OK);
+        }
+        for (uint32_t i = 0; i < ALL; i++) {
+            uint32_t value = t == 0 ? i : i % 256 * 256 + i / 256;
+            bool nan = (value & 0x7fff) > 0x7f80;
+
+            ck_assert_uint_eq(weights[i], nan && !frozen ? value | 0x40 : value);
+            ck_assert(frozen || master[i] == value << 16);
+        }
+    }
+    close_job();
+    free(master);
+    free(weights);
+}
+END_TEST
+
 /* Several files with an index, and one file by its path. */
 START_TEST(indexed)
 {
@@ -404,6 +474,7 @@ static Suite *suite(void)
     TCase *tc = suite_case(s, "files", setup, teardown);
 
     tcase_add_loop_test(tc, there_and_back, 0, 2);
+    tcase_add_loop_test(tc, all_values, 0, 2);
     tcase_add_test(tc, indexed);
     tcase_add_test(tc, refused);
     tcase_add_test(tc, declarations);

@@ -3,6 +3,7 @@
  * of kernels/math/moments.h, which has its own tests. */
 #include "tests/lib/engine_rig.h"
 
+#include "kernels/math/cast.h"
 #include "kernels/math/moments.h"
 #include "tests/lib/suite.h"
 
@@ -177,10 +178,41 @@ START_TEST(test_clear)
 }
 END_TEST
 
+/* Master weights are the fp32 values of bf16 elements, and weights are these values rounded, in
+ * each of several pieces. All bf16 values are there: only signalling NaNs change, and become quiet.
+ */
+START_TEST(test_from_bf16)
+{
+    struct engine_command c = code(CST_MOMENTS_MX8, CST_ROW_WEIGHT, _i);
+    uint16_t *from = (uint16_t *)(void *)values;
+    uint64_t n = ranges[_i].n;
+    float *master = malloc((n + 1) * sizeof *master);
+    uint16_t *weights = malloc((n + 1) * sizeof *weights);
+
+    ck_assert(master != NULL && weights != NULL);
+    for (uint64_t i = 0; i < n; i++) {
+        from[i] = (uint16_t)i;
+    }
+    cst_upcast_ref(n, from, master);
+    cst_cast_ref(n, master, weights);
+    c.from_bf16 = c.clear = true;
+    c.src[0] = (struct cst_place){.segment = VALUES};
+    c.dst[0] = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    c.dst[1] = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
+    c.dst[2] = (struct cst_place){.segment = ROWS};
+    c.n_dst = 3;
+    engine_rig_must(c);
+    ck_assert_int_eq(memcmp(engine_rig_at(c.dst[0]), master, n * sizeof *master), 0);
+    ck_assert_int_eq(memcmp(engine_rig_at(c.dst[1]), weights, n * sizeof *weights), 0);
+    free(master);
+    free(weights);
+}
+END_TEST
+
 /* Invalid conversions are refused with a message, and nothing is written. */
 START_TEST(test_lies)
 {
-    struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[11];
+    struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[12];
     uint8_t *before;
 
     good.encode = true;
@@ -202,6 +234,7 @@ START_TEST(test_lies)
     lies[9].n_dst = 2;
     lies[10].moments = CST_MOMENTS_BF16;
     lies[10].dst[0].offset = 1;
+    lies[11].from_bf16 = true;
     fill_rows(CST_MOMENTS_MX8);
     before = copy_rows();
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
@@ -224,6 +257,7 @@ int main(void)
     tcase_add_loop_test(tcase, test_encode, 0, N_RANGES);
     tcase_add_loop_test(tcase, test_decode, 0, N_RANGES);
     tcase_add_loop_test(tcase, test_clear, 0, N_RANGES);
+    tcase_add_loop_test(tcase, test_from_bf16, 0, N_RANGES);
     tcase_add_test(tcase, test_lies);
     return suite_run(suite);
 }

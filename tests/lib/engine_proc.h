@@ -45,6 +45,7 @@ struct engine_command {
     bool encode, decode; /* CONVERT of row `row`, whose format is `moments` */
     /* CONVERT of a master row also clears the moments, which have the format `moments`. */
     bool clear;
+    bool from_bf16; /* CONVERT of a master row: the elements are bf16 */
     uint32_t moments, row;
     uint64_t first, row_elems;
     /* Not sent to the engine. kill_run issues the command only when it knows the ends of

@@ -209,6 +209,7 @@ START_TEST(conversions_are_packed_whole)
     c.ticket = 3;
     add(&c);
     c.row_elems = c.first = 0;
+    c.from_bf16 = true;
     c.ticket = 4;
     add(&c);
     submit = pack(CST_FRAME_MAX_BODY, &upto);
@@ -224,7 +225,9 @@ START_TEST(conversions_are_packed_whole)
         ck_assert_uint_eq(got[i]->n_elems, 10);
         ck_assert_uint_eq(got[i]->first, 7);
         ck_assert_uint_eq(got[i]->row_elems, 64);
+        ck_assert(!got[i]->has_from_bf16);
     }
+    ck_assert(got[3]->from_bf16);
     ck_assert(!got[3]->has_moments && !got[3]->has_first && !got[3]->has_row_elems);
     engine__submit__free_unpacked(submit, NULL);
 }

@@ -81,6 +81,7 @@ START_TEST(write_master)
     ck_assert_ptr_nonnull(convert);
     ck_assert_uint_eq(convert->n_elems, 100);
     ck_assert_uint_eq(convert->n_dst, 4);
+    ck_assert(!convert->from_bf16);
     for (int i = 0; i < 4; i++) {
         ck_assert_uint_eq(convert->dst[i].offset,
                           row_of(1, rows[i])->offset + 5 * (i == 1 ? 2u : 4u));
@@ -90,6 +91,62 @@ START_TEST(write_master)
     (void)io(CST_EV_WRITE, 1, CST_ROW_WEIGHT, 0, 3);
     ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->bytes, 6);
     rig_drain(&rig);
+}
+END_TEST
+
+static uint64_t io_bf16(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
+{
+    return rig_event(&rig, (struct cst_event){.kind = kind,
+                                              .tensor = tensor,
+                                              .row = row,
+                                              .n_elems = 100,
+                                              .bf16 = true,
+                                              .place = {RIG_STAGING_SEGMENT, 0, 0}});
+}
+
+/* Master weights can be written from bf16. Other rows cannot, and no row is read so. */
+START_TEST(write_from_bf16)
+{
+    const struct cst_command *convert;
+    uint64_t tag;
+
+    rig_open(&rig, 4, 1, 3, 0);
+    tag = io_bf16(CST_EV_WRITE, 1, CST_ROW_MASTER);
+    convert = rig_command(&rig, CST_COMMAND_CONVERT, 0);
+    ck_assert_ptr_nonnull(convert);
+    ck_assert(convert->from_bf16);
+    ck_assert_uint_eq(convert->n_elems, 100);
+    ck_assert_uint_eq(convert->n_dst, 4);
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_READ, 1, CST_ROW_MASTER)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_WRITE, 1, CST_ROW_WEIGHT)), CST_EINVAL);
+    ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_WRITE, 1, CST_ROW_EXP_AVG)), CST_EINVAL);
+    ck_assert_uint_eq(rig.n_commands, 0);
+}
+END_TEST
+
+/* Frozen tensors have no master weights, and the engines of accelerators do not convert them. */
+START_TEST(write_from_bf16_refused)
+{
+    static const uint32_t patterns[] = {CST_PATTERN_FROZEN, CST_PATTERN_SHARD};
+    const struct cst_core_device_reservation room = {.engine = 3, .segment = 400, .bytes = 1 << 20};
+    const struct cst_layout_device device = {
+        .engine = 3, .bytes = 1 << 20, .grain = 8192, .reservation_bytes = room.bytes};
+
+    rig_open_job(&rig, &(struct rig_job){.n_chunks = 2,
+                                         .world = 1,
+                                         .n_blocks = 4,
+                                         .patterns = patterns,
+                                         .rooms = &room,
+                                         .n_rooms = 1,
+                                         .device = &device});
+    ck_assert_uint_ne(rig.layout.chunks[1].device, 0);
+    for (uint32_t t = 0; t < 2; t++) {
+        ck_assert_int_eq(rig_status(&rig, io_bf16(CST_EV_WRITE, t, CST_ROW_MASTER)),
+                         CST_EUNSUPPORTED);
+    }
+    ck_assert_uint_eq(rig.n_commands, 0);
 }
 END_TEST
 
@@ -385,6 +442,8 @@ static Suite *suite(void)
     tcase_add_test(rows, read_copies);
     tcase_add_test(rows, bad_ranges);
     tcase_add_test(rows, write_master);
+    tcase_add_test(rows, write_from_bf16);
+    tcase_add_test(rows, write_from_bf16_refused);
     tcase_add_test(rows, writes_are_chained);
     tcase_add_test(rows, writes_between_steps);
     tcase_add_test(rows, written_weights_are_fetched);
