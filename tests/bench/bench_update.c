@@ -18,7 +18,7 @@
 #include "config.h"
 #endif
 
-#define MAX_PASSES 12 /* number of passes in all three tables */
+#define MAX_PASSES 18 /* number of passes in all three tables */
 #define TRIAL_RUNS 5  /* runs of each pass in the choice of the fastest */
 #define MAX_RUNS 1000
 
@@ -125,6 +125,7 @@ static void pass_share(void *arg, unsigned index)
         &(struct cst_pass_rows){.n = n,
                                 .grad = rows->grad + first,
                                 .weight = rows->weight + first,
+                                .wide = bench->job.wide + first,
                                 .master = rows->master + first,
                                 .exp_avg = (float *)rows->moments[0].values + first,
                                 .exp_avg_sq = (float *)rows->moments[1].values + first});

@@ -35,6 +35,8 @@ typedef uint32_t vec __attribute__((vector_size(VEC_BYTES), may_alias));
 #define VEC_FP32 (VEC_BYTES / sizeof(float))
 #define VEC_BF16 (VEC_BYTES / sizeof(uint16_t))
 
+#define AHEAD_ELEMS 128 /* Distance of prefetches. */
+
 static inline void flip(float *at)
 {
     *(vec *)(void *)at ^= (vec){0} + 1;
@@ -55,6 +57,18 @@ static void together(const struct cst_pass_rows *rows)
             flip(rows->exp_avg_sq + k);
         }
         *(vec *)(void *)(rows->weight + i) = flipped(rows->grad + i);
+    }
+}
+
+/* Read and write the rows of a step on fp32 gradients, which writes no weights. */
+static void four_rows(const struct cst_pass_rows *rows)
+{
+    for (size_t i = 0; i < rows->n; i += VEC_FP32) {
+        const vec g = *(const vec *)(const void *)(rows->wide + i);
+
+        *(vec *)(void *)(rows->master + i) ^= g;
+        *(vec *)(void *)(rows->exp_avg + i) ^= g;
+        *(vec *)(void *)(rows->exp_avg_sq + i) ^= g;
     }
 }
 
@@ -94,6 +108,24 @@ static void together_stream(const struct cst_pass_rows *rows)
     _mm_sfence();
 }
 
+/* The same with lines of all rows fetched before they are needed. */
+static void ahead_stream(const struct cst_pass_rows *rows)
+{
+    for (size_t i = 0; i < rows->n; i += VEC_BF16) {
+        for (size_t k = i; k < i + VEC_BF16; k += VEC_FP32) {
+            __builtin_prefetch(rows->master + k + AHEAD_ELEMS);
+            flip(rows->master + k);
+            __builtin_prefetch(rows->exp_avg + k + AHEAD_ELEMS);
+            flip(rows->exp_avg + k);
+            __builtin_prefetch(rows->exp_avg_sq + k + AHEAD_ELEMS);
+            flip(rows->exp_avg_sq + k);
+        }
+        __builtin_prefetch(rows->grad + i + AHEAD_ELEMS);
+        STREAM(rows->weight + i, flipped(rows->grad + i));
+    }
+    _mm_sfence();
+}
+
 static void apart_stream(const struct cst_pass_rows *rows)
 {
     for (size_t at = 0; at < rows->n; at += CST_TILE_ELEMS) {
@@ -113,9 +145,11 @@ static void apart_stream(const struct cst_pass_rows *rows)
 const struct cst_pass EXPORT(cst_pass)[] = {
     {"one loop", ISA, together},
     {"row by row", ISA, apart},
+    {"four fp32 rows", ISA, four_rows},
 #ifdef STREAM
     {"one loop, weights past the cache", ISA, together_stream},
     {"row by row, weights past the cache", ISA, apart_stream},
+    {"one loop, weights past the cache, prefetched", ISA, ahead_stream},
 #endif
     {NULL, NULL, NULL},
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Yardsticks of the update benchmark. A plain pass moves the 28 bytes per parameter of an update,
- * and computes nothing. The step is an AdamW update of fp32 gradients, for the comparison with an
+ * and computes nothing: it reads a bf16 row and writes another one, or reads an fp32 row, as a step
+ * on fp32 gradients does. The step is an AdamW update of fp32 gradients, for the comparison with an
  * update in three passes. pass.c is compiled once per instruction set. */
 #ifndef CST_BENCH_PASS_H
 #define CST_BENCH_PASS_H
@@ -11,6 +12,7 @@
 struct cst_pass_rows {
     size_t n;             /* Number of elements, a multiple of 32. */
     const uint16_t *grad; /* Gradients, which are read. */
+    const float *wide;    /* Gradients in fp32, which a pass reads in place of @grad. */
     uint16_t *weight;     /* Weights, which are written. */
     float *master;        /* Master weights, which are read and written. */
     float *exp_avg;       /* First moments, which are read and written. */

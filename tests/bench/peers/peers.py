@@ -104,6 +104,6 @@ for name, value in medians.items():
     print(f"{name:20} {value:7.3f} ns per parameter   {value / ours:5.2f} x cistern   ({min(figures[name]):.3f} to {max(figures[name]):.3f})")
 if options.json:
     with open(options.json, "a", encoding="utf-8") as out:
-        for row, peer in (("update_vs_deepspeed", "deepspeed pipeline"), ("update_vs_torch", "torch pipeline")):
+        for row, peer in (("update_vs_deepspeed", "deepspeed pipeline"), ("update_vs_torch", "torch pipeline"), ("update_vs_torch_step", "torch step")):
             out.write(json.dumps({"name": row, "value": round(medians[peer], 4), "unit": "ns", "yardstick": round(ours, 4),
                                   "ratio": round(medians[peer] / ours, 4), "runs": options.rounds}) + "\n")
