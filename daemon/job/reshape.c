@@ -283,7 +283,7 @@ void cstd_reshape_end(struct cstd_job *job)
                    "is reshaped from %u to %u ranks, %s were copied", old->world, job->world,
                    cst_size_text(cstd_state_copy_bytes(job), bytes));
     if (job->migrate != NULL) {
-        cstd_memory_fill(&job->memory);
+        cstd_memory_fill(&job->memory, &old->memory);
         cstd_migrate_close(job);
         cstd_ledger_note(job); /* The move is over. */
     }

@@ -147,6 +147,7 @@ int cstd_segment_open_device(struct cstd_segment **out, uint32_t id, uint64_t by
     }
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = bytes,
+                                     .charged = budget != NULL ? bytes : 0,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account),
                                      .n_refs = 1,
@@ -180,6 +181,7 @@ int cstd_segment_open(struct cstd_segment **out, uint32_t id, uint64_t bytes,
     }
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = bytes,
+                                     .charged = budget != NULL ? bytes : 0,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account),
                                      .n_refs = 1,
@@ -215,6 +217,7 @@ static int adopt(struct cstd_segment **out, uint32_t id, uint64_t bytes, int fd,
     }
     *segment = (struct cstd_segment){.id = id,
                                      .bytes = bytes,
+                                     .charged = budget != NULL ? bytes : 0,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account),
                                      .n_refs = 1,
@@ -310,6 +313,7 @@ int cstd_segment_open_heir(struct cstd_segment **out, uint32_t id, const struct 
 void cstd_segment_inherit(struct cstd_segment *heir, struct cstd_segment *of)
 {
     heir->budget = of->budget;
+    heir->charged = of->charged;
     heir->account = cstd_quota_ref(of->account);
     heir->lock_required = of->lock_required;
     heir->worker_fd = of->worker_fd;
@@ -360,14 +364,15 @@ static void drop_memory(struct cstd_segment *segment)
         (void)close(segment->worker_fd);
     }
     if (cstd_segment_is_ours(segment) && segment->fd >= 0 && is_memfd(segment->fd)) {
-        cstd_remains_drop(budget->remains, segment->fd, segment->bytes, budget, segment->account);
+        cstd_remains_drop(budget->remains, segment->fd, segment->bytes, segment->charged, budget,
+                          segment->account);
         return;
     }
     if (segment->fd >= 0) {
         (void)close(segment->fd);
     }
     if (budget != NULL) {
-        cstd_budget_give(budget, segment->account, segment->bytes);
+        cstd_budget_give(budget, segment->account, segment->charged);
     }
 }
 

@@ -133,6 +133,7 @@ struct cstd_segment {
     bool made;
     uint64_t bytes;             /* Length in bytes. */
     struct cstd_budget *budget; /* The budget that is charged; NULL: none. */
+    uint64_t charged;           /* Bytes that are charged to the budget and the account. */
     /* The user's account that is charged, and a reference to it; NULL: no user. */
     struct cstd_quota_account *account;
     /* Engines that map the segment, one bit each; 0: all engines of NUMA nodes. */

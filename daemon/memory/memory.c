@@ -224,15 +224,24 @@ void cstd_memory_make_sparse(struct cstd_memory *memory)
     }
 }
 
-void cstd_memory_fill(struct cstd_memory *memory)
+void cstd_memory_fill(struct cstd_memory *memory, struct cstd_memory *from)
 {
+    for (uint32_t i = 0; i < from->n_arenas; i++) {
+        struct cstd_segment *segment = from->segments[i];
+
+        if (segment->sparse && segment->budget != NULL) {
+            cstd_budget_give(segment->budget, segment->account, segment->charged);
+            segment->charged = 0;
+        }
+    }
     for (uint32_t i = 0; i < memory->n_arenas; i++) {
         struct cstd_segment *segment = memory->segments[i];
 
         if (segment->sparse) {
             segment->sparse = false;
             segment->budget = &memory->daemon->host;
-            cstd_budget_force(segment->budget, segment->account, segment->bytes);
+            segment->charged = segment->bytes;
+            cstd_budget_force(segment->budget, segment->account, segment->charged);
         }
     }
 }

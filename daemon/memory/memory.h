@@ -131,8 +131,9 @@ void cstd_memory_inherit(struct cstd_memory *memory, struct cstd_memory *from);
 /* Arenas that the job itself owns, which are in host memory, become sparse (page_work.h). */
 void cstd_memory_make_sparse(struct cstd_memory *memory);
 
-/* Sparse arenas have all their pages now: charge them, even beyond the limits. */
-void cstd_memory_fill(struct cstd_memory *memory);
+/* The states of @from have been moved here: the sparse arenas have all their pages now, and those
+ * of @from have none. Charge the former, even beyond the limits, in place of the latter. */
+void cstd_memory_fill(struct cstd_memory *memory, struct cstd_memory *from);
 
 /* Arenas of @from whose files are also arenas of @heir belong to @heir alone from now on: an
  * earlier daemon ended when @heir had inherited them. @from can only be closed afterwards. */

@@ -121,19 +121,20 @@ void cstd_remains_close(struct cstd_remains *remains)
     uv_close((uv_handle_t *)&remains->timer, NULL);
 }
 
-/* Make an entry for the file, with its whole length charged at first. NULL: out of memory. */
+/* Make an entry for the file, which takes over the charge. NULL: out of memory. */
 static struct cstd_remain *keep(struct cstd_remains *remains, int fd, uint64_t bytes,
-                                struct cstd_budget *budget, struct cstd_quota_account *account)
+                                uint64_t charged, struct cstd_budget *budget,
+                                struct cstd_quota_account *account)
 {
     struct cstd_remain *file = calloc(1, sizeof *file);
 
     if (file != NULL) {
         *file = (struct cstd_remain){.fd = fd,
                                      .bytes = bytes,
-                                     .charged = bytes,
+                                     .charged = charged,
                                      .budget = budget,
                                      .account = cstd_quota_ref(account)};
-        budget->kept += bytes;
+        budget->kept += charged;
         cstd_quota_force(account, CSTD_QUOTA_DESCRIPTORS, 1);
         TAILQ_INSERT_TAIL(&remains->files, file, link);
         remains->n++;
@@ -141,7 +142,7 @@ static struct cstd_remain *keep(struct cstd_remains *remains, int fd, uint64_t b
     return file;
 }
 
-void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
+void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes, uint64_t charged,
                        struct cstd_budget *budget, struct cstd_quota_account *account)
 {
     struct cstd_remain *file = NULL;
@@ -150,14 +151,14 @@ void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
     cstd_remains_punch(fd, bytes);
     (void)close(fd);
     if (reader >= 0 && is_held(reader)) {
-        file = keep(remains, reader, bytes, budget, account);
+        file = keep(remains, reader, bytes, charged, budget, account);
     }
     /* No other process holds the file, or there are no means to keep it. */
     if (file == NULL) {
         if (reader >= 0) {
             (void)close(reader);
         }
-        cstd_budget_give(budget, account, bytes);
+        cstd_budget_give(budget, account, charged);
         return;
     }
     recount(file, size_of(file));

@@ -40,10 +40,10 @@ void cstd_remains_init(struct cstd_remains *remains, uv_loop_t *loop);
  * must run the loop once more, to close the timer's handle. */
 void cstd_remains_close(struct cstd_remains *remains);
 
-/* Drop the memfd @fd of @bytes, which is charged to @budget and @account (NULL: to no user). The
- * function takes over the descriptor and the charge, and frees the memory. It gives the charge back
- * at once, except for memory that another process has written again meanwhile. */
-void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes,
+/* Drop the memfd @fd of @bytes, of which @charged are charged to @budget and @account (NULL: to no
+ * user). The function takes over the descriptor and the charge, and frees the memory. It gives the
+ * charge back at once, except for memory that another process has written again meanwhile. */
+void cstd_remains_drop(struct cstd_remains *remains, int fd, uint64_t bytes, uint64_t charged,
                        struct cstd_budget *budget, struct cstd_quota_account *account);
 
 /* Check all files now: charge and punch the memory that has come back, and forget the files that no

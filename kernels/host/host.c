@@ -124,8 +124,13 @@ static int host_populate(void *state, int fd, void *base, uint64_t offset, uint6
 
 static int host_lock(void *state, const struct cste_mem *mem, struct cst_err *err)
 {
+    /* Sanitizers make mlock and munlock do nothing, but not mlock2, whose pages could not be
+     * unlocked then. */
+    int rc =
+        mem->sparse ? mlock2(mem->base, mem->bytes, MLOCK_ONFAULT) : mlock(mem->base, mem->bytes);
+
     (void)state;
-    if (mlock2(mem->base, mem->bytes, mem->sparse ? MLOCK_ONFAULT : 0) != 0) {
+    if (rc != 0) {
         return cst_err_errno(err, errno == EPERM ? CST_EDENIED : CST_ENOMEM, errno,
                              "locking %" PRIu64 " bytes", mem->bytes);
     }

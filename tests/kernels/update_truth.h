@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The update of kernels/math/update.h a second time, as the tests' reference. Each formula is
  * written in plain C, and formats of moments in double precision by their definition
- * (kernels/math/mx8.h). It shares only Philox with the kernels, which has test vectors of its own. */
+ * (kernels/math/mx8.h). It shares only Philox with the kernels, which has test vectors of its own.
+ */
 #ifndef CST_TESTS_UPDATE_TRUTH_H
 #define CST_TESTS_UPDATE_TRUTH_H
 
