@@ -11,6 +11,11 @@ const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1] = {
     [CST_OPTIMIZER_SGD] = "sgd",
 };
 
+const char *const cst_masters_names[CST_MASTERS_COUNT + 1] = {
+    [CST_MASTERS_FP32] = "fp32",
+    [CST_MASTERS_SPLIT] = "split",
+};
+
 const char *const cst_moments_names[CST_MOMENTS_COUNT + 1] = {
     [CST_MOMENTS_FP32] = "fp32",
     [CST_MOMENTS_BF16] = "bf16",

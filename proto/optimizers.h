@@ -10,6 +10,7 @@
 
 /* Names by number; NULL after the last one. */
 extern const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1]; /* "adamw", ... */
+extern const char *const cst_masters_names[CST_MASTERS_COUNT + 1];     /* "fp32", ... */
 extern const char *const cst_moments_names[CST_MOMENTS_COUNT + 1];     /* "fp32", ... */
 extern const char *const cst_rounding_names[CST_ROUNDING_COUNT + 1];   /* "stochastic", ... */
 extern const char *const cst_overlap_names[CST_OVERLAP_COUNT + 1];     /* "commit", ... */

@@ -32,7 +32,7 @@
 enum cst_row {
     CST_ROW_WEIGHT = 0,     /* bf16 */
     CST_ROW_GRAD = 1,       /* bf16, or fp32 if the header says so */
-    CST_ROW_MASTER = 2,     /* fp32 */
+    CST_ROW_MASTER = 2,     /* fp32, or 16-bit remainders if the header says so */
     CST_ROW_EXP_AVG = 3,    /* fp32 */
     CST_ROW_EXP_AVG_SQ = 4, /* fp32 */
     CST_ROW_COUNT = 5,
@@ -87,6 +87,8 @@ struct cst_table_header {
     uint32_t optimizer;    /* enum cst_optimizer */
     uint32_t moments;      /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
     uint32_t rounding;     /* enum cst_rounding: for moments that are not fp32 */
+    uint32_t masters;      /* enum cst_masters: format of the master row */
+    uint32_t pad;          /* Padding, 0. */
     uint64_t seed;         /* Seed of the job's stochastic rounding. */
     /* Factors of the updates with even and with odd marks. Written before the first update with a
      * mark; by then, all updates with the mark before the last one are complete. */
@@ -152,7 +154,7 @@ static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header
 {
     switch (row) {
     case CST_ROW_MASTER:
-        return 4 * n_elems;
+        return (header->masters == CST_MASTERS_SPLIT ? 2 : 4) * n_elems;
     case CST_ROW_EXP_AVG:
     case CST_ROW_EXP_AVG_SQ:
         return cst_table_moment_bytes((enum cst_moments)header->moments, n_elems);

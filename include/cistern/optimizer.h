@@ -15,7 +15,18 @@ enum cst_optimizer {
     CST_OPTIMIZER_COUNT
 };
 
-/* Format of the rows exp_avg and exp_avg_sq. Master weights are always fp32. */
+/* Where the bits of the master weights, which are always fp32, are stored. */
+enum cst_masters {
+    /* In a row of their own: 4 bytes per element in addition to the bf16 weight. */
+    CST_MASTERS_FP32 = 0,
+    /* The bf16 weight is the upper half, and the lower half has a row of its own: 2 bytes per
+     * element in addition to the weight. Weights are then rounded to nearest with ties away from
+     * zero instead of ties to even (kernels/math/split.h). */
+    CST_MASTERS_SPLIT = 1,
+    CST_MASTERS_COUNT
+};
+
+/* Format of the rows exp_avg and exp_avg_sq. */
 enum cst_moments {
     CST_MOMENTS_FP32 = 0, /* 4 bytes per element. */
     CST_MOMENTS_BF16 = 1, /* 2 bytes per element. */

@@ -84,13 +84,19 @@ static struct cst_cuda_update arguments(const struct cste_device_update *update)
     void *grad = pointer(update->in[CST_ROW_GRAD]);
     struct cst_cuda_update args = {.rows = {.grad_bf16 = wide ? NULL : grad,
                                             .grad_fp32 = wide ? grad : NULL,
-                                            .master_in = pointer(update->in[CST_ROW_MASTER]),
-                                            .master = pointer(update->out[CST_ROW_MASTER]),
                                             .weight = pointer(update->out[CST_ROW_WEIGHT])},
                                    .seed = table->seed,
                                    .t = update->work->mark,
                                    .optimizer = table->optimizer};
 
+    if (table->masters == CST_MASTERS_SPLIT) {
+        args.rows.weight_in = pointer(update->in[CST_ROW_WEIGHT]);
+        args.rows.remainder_in = pointer(update->in[CST_ROW_MASTER]);
+        args.rows.remainder = pointer(update->out[CST_ROW_MASTER]);
+    } else {
+        args.rows.master_in = pointer(update->in[CST_ROW_MASTER]);
+        args.rows.master = pointer(update->out[CST_ROW_MASTER]);
+    }
     for (int k = 0; k < 2; k++) {
         args.rows.moments_in[k] = moment(update, update->in[CST_ROW_EXP_AVG + k]);
         args.rows.moments[k] = moment(update, update->out[CST_ROW_EXP_AVG + k]);

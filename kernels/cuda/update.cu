@@ -32,6 +32,7 @@ struct padded {
     uint16_t grad_bf16[CST_UPDATE_GROUP];
     float grad_fp32[CST_UPDATE_GROUP];
     float master[CST_UPDATE_GROUP];
+    int16_t remainder[CST_UPDATE_GROUP];
     float moments[2][CST_UPDATE_GROUP];
     uint16_t weight[CST_UPDATE_GROUP];
     uint8_t exponents[2];
@@ -51,9 +52,15 @@ __device__ __forceinline__ cst_update_rows rows_at(const cst_update_rows &rows, 
 
     at.grad_bf16 = rows.grad_bf16 != nullptr ? rows.grad_bf16 + i : nullptr;
     at.grad_fp32 = rows.grad_bf16 == nullptr ? rows.grad_fp32 + i : nullptr;
-    at.master_in = rows.master_in + i;
-    at.master = rows.master + i;
     at.weight = rows.weight + i;
+    if (rows.remainder_in != nullptr) {
+        at.weight_in = rows.weight_in + i;
+        at.remainder_in = rows.remainder_in + i;
+        at.remainder = rows.remainder + i;
+    } else {
+        at.master_in = rows.master_in + i;
+        at.master = rows.master + i;
+    }
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
         if (k < n) {
@@ -73,7 +80,14 @@ __device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows
 
         x.g[j] = at.grad_bf16 != nullptr ? cst_vec_load_bf16<MEMORY>(at.grad_bf16 + i)
                                          : cst_vec_load<MEMORY>(at.grad_fp32 + i);
-        x.p[j] = cst_vec_load<MEMORY>(at.master_in + i);
+    }
+    if (at.remainder_in != nullptr) {
+        cst_format_join<MEMORY>(at.weight_in, at.remainder_in, x.p);
+    } else {
+#pragma unroll
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            x.p[j] = cst_vec_load<MEMORY>(at.master_in + j * CST_VEC_LANES);
+        }
     }
     cst_format_load<MEMORY>(MOMENTS, 0, &at.moments_in[0], x.moments[0]);
     if (n == 2) {
@@ -83,6 +97,24 @@ __device__ __forceinline__ void load(group &x, uint32_t n, const cst_update_rows
     }
 }
 
+template <cst_vec_memory MEMORY>
+__device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
+                                              const cst_update_rows &at)
+{
+    cst_vec_bits upper[CST_VEC_GROUP];
+
+    if (at.remainder != nullptr) {
+        cst_format_cut<MEMORY>(p, at.weight, at.remainder, false);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, p[j]);
+        upper[j] = cst_round_bf16(p[j]);
+    }
+    cst_vec_store_upper<MEMORY>(at.weight, upper, false);
+}
+
 /* Update a group. @word is this lane's random word of the group. */
 template <cst_vec_memory MEMORY, cst_moments MOMENTS, cst_rounding ROUNDING>
 __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
@@ -90,7 +122,6 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
                                                   cst_vec_bits word, const cst_update_rows &at)
 {
     const cst_vec_bits other = cst_random_other(word);
-    cst_vec_bits upper[CST_VEC_GROUP];
 
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
@@ -98,14 +129,12 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
 
         cst_formula_moments(static_cast<cst_optimizer>(optimizer), &scalars, x.g[j], &states);
         cst_formula_weight(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, &states);
-        states.p = cst_formula_canonical(states.p);
-        cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, states.p);
-        upper[j] = cst_round_bf16(states.p);
+        x.p[j] = cst_formula_canonical(states.p);
         /* A block of mx8 with a NaN has no NaNs in its codes. */
         x.moments[0][j] = MOMENTS == CST_MOMENTS_MX8 ? states.m : cst_formula_canonical(states.m);
         x.moments[1][j] = MOMENTS == CST_MOMENTS_MX8 ? states.v : cst_formula_canonical(states.v);
     }
-    cst_vec_store_upper<MEMORY>(at.weight, upper, false);
+    store_masters<MEMORY>(x.p, at);
     cst_format_store<MEMORY>(MOMENTS, ROUNDING, 0, &at.moments[0], x.moments[0], &word);
     if (n_moments(optimizer) == 2) {
         cst_format_store<MEMORY>(MOMENTS, ROUNDING, 1, &at.moments[1], x.moments[1], &other);
@@ -138,8 +167,13 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
 
     inside.grad_bf16 = at.grad_bf16 != nullptr ? pad.grad_bf16 + lane : nullptr;
     inside.grad_fp32 = pad.grad_fp32 + lane;
-    inside.master_in = inside.master = pad.master + lane;
     inside.weight = pad.weight + lane;
+    if (at.remainder != nullptr) {
+        inside.weight_in = inside.weight;
+        inside.remainder_in = inside.remainder = pad.remainder + lane;
+    } else {
+        inside.master_in = inside.master = pad.master + lane;
+    }
 #pragma unroll
     for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
         inside.moments_in[k].values = reinterpret_cast<byte *>(pad.moments[k]) + lane * size;
@@ -159,7 +193,12 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         } else {
             move(pad.grad_fp32 + lane + i, at.grad_fp32 + i, there);
         }
-        move(inside.master + i, at.master_in + i, there);
+        if (at.remainder != nullptr) {
+            move(inside.weight + i, at.weight_in + i, there);
+            move(inside.remainder + i, at.remainder_in + i, there);
+        } else {
+            move(inside.master + i, at.master_in + i, there);
+        }
 #pragma unroll
         for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
             for (uint32_t b = i * size; b < (i + 1) * size; b++) {
@@ -177,7 +216,11 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         if (!has(lane, j, n)) {
             continue;
         }
-        at.master[i] = inside.master[i];
+        if (at.remainder != nullptr) {
+            at.remainder[i] = inside.remainder[i];
+        } else {
+            at.master[i] = inside.master[i];
+        }
         at.weight[i] = inside.weight[i];
 #pragma unroll
         for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
@@ -202,10 +245,14 @@ __device__ void keep(const cst_cuda_tile &tile, uint32_t n_rows, const cst_updat
     for (uint32_t i = threadIdx.x; i < tile.n_elems; i += CST_CUDA_UPDATE_THREADS) {
         const cst_update_rows at = rows_at<MOMENTS>(rows, n_rows, tile.start + i);
         const uint32_t size = static_cast<uint32_t>(cst_format_bytes(MOMENTS) / CST_UPDATE_GROUP);
-        const float p = *at.master_in;
 
-        *at.master = p;
-        *at.weight = cst_bf16_down(p);
+        if (at.remainder != nullptr) {
+            *at.remainder = *at.remainder_in;
+            *at.weight = *at.weight_in;
+        } else {
+            *at.master = *at.master_in;
+            *at.weight = cst_bf16_down(*at.master_in);
+        }
         for (uint32_t k = 0; k < n_rows; k++) {
             for (uint32_t b = 0; b < size; b++) {
                 static_cast<uint8_t *>(at.moments[k].values)[b] =

@@ -126,6 +126,11 @@ CST_INLINE cst_vec_bits cst_vec_right(cst_vec_bits a, int n)
     return {a.x >> n};
 }
 
+CST_INLINE cst_vec_bits cst_vec_left(cst_vec_bits a, int n)
+{
+    return {a.x << n};
+}
+
 CST_INLINE cst_vec_bits cst_vec_max(cst_vec_bits a, cst_vec_bits b)
 {
     return a.x > b.x ? a : b;

@@ -17,9 +17,10 @@ static int check_formats(uint32_t id, const struct cst_table_header *h, struct c
         return cst_err_set(err, CST_EINVAL, "table %u: gradients of %u bytes", id, h->grad_bytes);
     }
     if (h->optimizer >= CST_OPTIMIZER_COUNT || h->moments >= CST_MOMENTS_COUNT ||
-        h->rounding >= CST_ROUNDING_COUNT) {
-        return cst_err_set(err, CST_EINVAL, "table %u: optimizer %u, moments %u, rounding %u", id,
-                           h->optimizer, h->moments, h->rounding);
+        h->rounding >= CST_ROUNDING_COUNT || h->masters >= CST_MASTERS_COUNT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "table %u: optimizer %u, moments %u, rounding %u, masters %u", id,
+                           h->optimizer, h->moments, h->rounding, h->masters);
     }
     return CST_OK;
 }
@@ -141,10 +142,11 @@ static int find_row(const struct cste_segments *segments, struct cste_chunk *chu
 }
 
 /* Returns whether rows @a and @b, which begin at one offset, may share memory. In some jobs the
- * bf16 gradient takes the place of the weights. */
+ * bf16 gradient takes the place of the weights, unless they are needed for the master weights. */
 static bool may_be_one(const struct cste_chunk *chunk, int a, int b)
 {
     return a == CST_ROW_WEIGHT && b == CST_ROW_GRAD && chunk->work.table->grad_bytes != 4 &&
+           chunk->work.table->masters == CST_MASTERS_FP32 &&
            chunk->rows[a].offset == chunk->rows[b].offset;
 }
 

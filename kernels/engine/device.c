@@ -149,11 +149,10 @@ static int check_moments(struct cste_addr addr, const struct cste_device_convert
 
 static int check_states(const struct cste_device_convert *c, struct cst_err *err)
 {
-    uint64_t size = c->from_bf16 ? sizeof(uint16_t) : sizeof(float);
-    int rc = check_values(c->src, c->n_elems, size, err);
+    int rc = check_values(c->src, c->n_elems, cste_convert_src_bytes(c), err);
 
     if (rc == CST_OK) {
-        rc = check_values(c->dst[0], c->n_elems, sizeof(float), err);
+        rc = check_values(c->dst[0], c->n_elems, cste_convert_master_bytes(c), err);
     }
     if (rc == CST_OK) {
         rc = check_values(c->dst[1], c->n_elems, sizeof(uint16_t), err);
@@ -162,6 +161,16 @@ static int check_states(const struct cste_device_convert *c, struct cst_err *err
         rc = check_moments(c->dst[i], c, err);
     }
     return rc;
+}
+
+static int check_join(const struct cste_device_convert *c, struct cst_err *err)
+{
+    int rc = check_values(c->src, c->n_elems, sizeof(uint16_t), err);
+
+    if (rc == CST_OK) {
+        rc = check_values(c->remainder, c->n_elems, sizeof(int16_t), err);
+    }
+    return rc == CST_OK ? check_values(c->dst[0], c->n_elems, sizeof(float), err) : rc;
 }
 
 static int check_convert(const struct cste_device_convert *c, struct cst_err *err)
@@ -179,6 +188,9 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
     }
     if (states) {
         return check_states(c, err);
+    }
+    if (c->what == CSTE_CONVERT_JOIN) {
+        return check_join(c, err);
     }
     if (c->what != CSTE_CONVERT_WEIGHT && c->row != CST_ROW_EXP_AVG &&
         c->row != CST_ROW_EXP_AVG_SQ) {
@@ -217,8 +229,13 @@ void cste_device_rows(struct cst_rows *out, const struct cst_table_header *heade
 
     *out = (struct cst_rows){.weight = pointer(rows[CST_ROW_WEIGHT]),
                              .grad = wide ? NULL : pointer(rows[CST_ROW_GRAD]),
-                             .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL,
-                             .master = pointer(rows[CST_ROW_MASTER])};
+                             .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL};
+    if (header->masters == CST_MASTERS_SPLIT) {
+        out->remainder = pointer(rows[CST_ROW_MASTER]);
+        out->weight_in = out->weight;
+    } else {
+        out->master = pointer(rows[CST_ROW_MASTER]);
+    }
     for (int i = 0; i < 2; i++) {
         uint8_t *values = pointer(rows[CST_ROW_EXP_AVG + i]);
 
@@ -272,20 +289,22 @@ int cste_device_update(struct cste_device *device, unsigned thread,
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
-    unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG;
+    unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG, in;
     int rc;
 
     *done = (struct cst_tile_done){0};
     if (!cst_table_is_mark(update->work->mark) || update->n_src > CST_TILE_MAX_SRC ||
         update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
+        header->masters >= CST_MASTERS_COUNT ||
         (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0)) {
         return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,
                            update->work->mark);
     }
     states |=
         cst_table_has_second((enum cst_optimizer)header->optimizer) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
-    rc =
-        check_rows(update, update->in, states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0), err);
+    in = states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0) |
+         (header->masters == CST_MASTERS_SPLIT ? 1u << CST_ROW_WEIGHT : 0);
+    rc = check_rows(update, update->in, in, err);
     if (rc == CST_OK) {
         rc = check_rows(update, update->out, states | 1u << CST_ROW_WEIGHT, err);
     }

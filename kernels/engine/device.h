@@ -43,6 +43,7 @@ enum cste_device_conversion {
     CSTE_CONVERT_WEIGHT, /* fp32 values to bf16 */
     CSTE_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
     CSTE_CONVERT_DECODE, /* elements of a moments row to fp32 values */
+    CSTE_CONVERT_JOIN,   /* split master weights to fp32 values */
 };
 
 #define CSTE_CONVERT_MAX_DST 4
@@ -53,11 +54,13 @@ enum cste_device_conversion {
  * of which elements [first, first + n_elems) are converted. */
 struct cste_device_convert {
     enum cste_device_conversion what;
-    /* fp32 values. CSTE_CONVERT_DECODE: the moments row. */
+    /* fp32 values. CSTE_CONVERT_DECODE: the moments row. JOIN: the weights. */
     struct cste_addr src;
-    bool from_bf16; /* STATES: the values are bf16. */
+    struct cste_addr remainder; /* JOIN: the remainders. Otherwise without memory. */
+    bool from_bf16;             /* STATES: the values are bf16. */
+    bool split;                 /* STATES: the master weights are split; the row has remainders. */
     /* Destinations. STATES: master, weight, and one or two moments rows. WEIGHT: bf16 weights.
-     * ENCODE: the moments row. DECODE: fp32 values. */
+     * ENCODE: the moments row. DECODE and JOIN: fp32 values. */
     struct cste_addr dst[CSTE_CONVERT_MAX_DST];
     /* Number of destinations: 3 or 4 for STATES, otherwise 1. */
     uint32_t n_dst;
@@ -77,7 +80,9 @@ struct cste_device_update {
     /* Hyper-parameters before the scales of a span are applied. */
     const struct cst_tile_hyper *hyper;
     uint64_t row_elems; /* Number of elements of each row. */
-    /* Rows that are read: GRAD (only if n_src is 0), MASTER, EXP_AVG, EXP_AVG_SQ. */
+    /* Rows that are read: GRAD (only if n_src is 0), MASTER, EXP_AVG, EXP_AVG_SQ; with split
+     * masters also WEIGHT. In place, the weights may be read from another row than the one written.
+     */
     struct cste_addr in[CST_ROW_COUNT];
     /* Rows that are written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ. */
     struct cste_addr out[CST_ROW_COUNT];
@@ -87,6 +92,19 @@ struct cste_device_update {
     /* Leave the states of a tile unchanged if its gradients exceed proto/grad_limit.h. */
     bool guard;
 };
+
+/* Returns the bytes of an element in the master row of a CONVERT to states. */
+static inline uint64_t cste_convert_master_bytes(const struct cste_device_convert *convert)
+{
+    return convert->split ? sizeof(int16_t) : sizeof(float);
+}
+
+/* Returns the bytes of an element of the values that a CONVERT reads. */
+static inline uint64_t cste_convert_src_bytes(const struct cste_device_convert *convert)
+{
+    return convert->from_bf16 || convert->what == CSTE_CONVERT_JOIN ? sizeof(uint16_t)
+                                                                    : sizeof(float);
+}
 
 /* Returns the address of @addr, which is host memory. */
 static inline void *cste_addr_host(struct cste_addr addr)

@@ -8,8 +8,8 @@
 /* Returns the rows that restoring the slot needs. */
 static unsigned rows_of(const struct cst_undo_slot *slot)
 {
-    unsigned weight = slot->other_weight != 0 ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
-    unsigned states = CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(weight);
+    unsigned states = CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_WEIGHT) |
+                      CSTE_CHUNK_ROW(CST_ROW_WEIGHT_OTHER);
 
     switch (slot->kind) {
     case CST_UNDO_UPDATE:
@@ -21,12 +21,18 @@ static unsigned rows_of(const struct cst_undo_slot *slot)
     }
 }
 
-/* Returns the second weight row; NULL: there is none. */
-static uint16_t *other_weight(const struct cste_chunk *chunk)
+/* Of two weight rows, one is written, and split masters are read from the other one. */
+static void choose_weights(struct cste_chunk *chunk, bool second_is_written)
 {
     struct cste_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
+    uint16_t *second = at.mem == NULL ? NULL : cste_addr_host(at);
+    struct cst_rows *rows = &chunk->work.rows;
 
-    return at.mem == NULL ? NULL : cste_addr_host(at);
+    if (second_is_written) {
+        rows->weight = second;
+    } else if (rows->weight_in != NULL && second != NULL) {
+        rows->weight_in = second;
+    }
 }
 
 /* Restore the tile of @slot. CST_ENOTFOUND: a segment is not added yet. Other failures mean that
@@ -45,9 +51,7 @@ static int restore(struct cst_undo_slot *slot, const struct cste_segments *segme
         return cst_err_set(err, CST_EINVAL, "chunk %u is memory of a device", slot->chunk);
     }
     chunk.work.kernels = cst_kernels_get(NULL);
-    if (slot->other_weight != 0) {
-        chunk.work.rows.weight = other_weight(&chunk);
-    }
+    choose_weights(&chunk, slot->other_weight != 0);
     if (cst_undo_restore(slot, &chunk.work, chunk.n_elems) != CST_OK) {
         return cst_err_set(err, CST_EINVAL, "tile %" PRIu64 " cannot be right", slot->tile);
     }

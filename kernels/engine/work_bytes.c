@@ -89,16 +89,10 @@ static struct place moments_place(const struct cste_device_convert *c, const cha
         .name = name, .bytes = cst_table_moment_bytes(c->moments, c->row_elems), .align = align};
 }
 
-/* Size of an element of the source, which is not a moments row. */
-static uint64_t src_size(const struct cste_device_convert *c)
-{
-    return c->from_bf16 ? sizeof(uint16_t) : sizeof(float);
-}
-
 static struct place src_place(const struct cste_device_convert *c)
 {
     return c->what == CSTE_CONVERT_DECODE ? moments_place(c, "source")
-                                          : values_place(c, "source", src_size(c));
+                                          : values_place(c, "source", cste_convert_src_bytes(c));
 }
 
 static struct place dst_place(const struct cste_device_convert *c, uint32_t i)
@@ -112,11 +106,13 @@ static struct place dst_place(const struct cste_device_convert *c, uint32_t i)
     case CSTE_CONVERT_ENCODE:
         return moments_place(c, "destination");
     case CSTE_CONVERT_DECODE:
+    case CSTE_CONVERT_JOIN:
         return values_place(c, "destination", sizeof(float));
     case CSTE_CONVERT_STATES:
     default:
-        return i < 2 ? values_place(c, names[i], i == 0 ? sizeof(float) : sizeof(uint16_t))
-                     : moments_place(c, names[i]);
+        return i == 0   ? values_place(c, names[i], cste_convert_master_bytes(c))
+               : i == 1 ? values_place(c, names[i], sizeof(uint16_t))
+                        : moments_place(c, names[i]);
     }
 }
 
@@ -125,8 +121,10 @@ static int check_convert(struct cste_work *work)
     const struct cste_device_convert *c = &work->convert;
     bool row = c->what == CSTE_CONVERT_ENCODE || c->what == CSTE_CONVERT_DECODE;
 
-    if (c->what == CSTE_CONVERT_STATES && c->n_dst < 3) {
-        return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u destinations", c->n_dst);
+    if ((c->what == CSTE_CONVERT_STATES && c->n_dst < 3) ||
+        work->n_src != (c->what == CSTE_CONVERT_JOIN ? 2 : 1)) {
+        return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u sources and %u destinations",
+                           work->n_src, c->n_dst);
     }
     if (c->n_elems > CSTE_CHUNK_MAX_ELEMS || c->row_elems > CSTE_CHUNK_MAX_ELEMS ||
         c->first > c->row_elems || c->n_elems > c->row_elems - c->first ||
@@ -143,6 +141,11 @@ static int check_convert(struct cste_work *work)
     return CST_OK;
 }
 
+static struct place remainder_place(const struct cste_device_convert *c)
+{
+    return values_place(c, "remainders", sizeof(int16_t));
+}
+
 /* Check destination @i: memory that is written may not be read, nor be written twice. */
 static int check_overlap(struct cste_work *work, uint32_t i)
 {
@@ -152,6 +155,14 @@ static int check_overlap(struct cste_work *work, uint32_t i)
     if (cste_work_overlap(c->src, src.bytes, c->dst[i], dst.bytes)) {
         return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", src.name,
                            dst.name);
+    }
+    if (c->what == CSTE_CONVERT_JOIN) {
+        struct place other = remainder_place(c);
+
+        if (cste_work_overlap(c->remainder, other.bytes, c->dst[i], dst.bytes)) {
+            return cst_err_set(&work->err, CST_EINVAL, "%s and %s of a CONVERT overlap", other.name,
+                               dst.name);
+        }
     }
     for (uint32_t k = 0; k < i; k++) {
         struct place other = dst_place(c, k);
@@ -171,6 +182,14 @@ static uint64_t lead(const struct cste_device_convert *c)
     return c->first % CST_MX8_BLOCK;
 }
 
+static int find_remainder(struct cste_work *work)
+{
+    struct place place = remainder_place(&work->convert);
+
+    return cste_work_find(work, work->src_places[1], place.bytes, place.align, place.name,
+                          &work->convert.remainder);
+}
+
 static int find_convert(struct cste_work *work, uint64_t *pieces)
 {
     struct cste_device_convert *c = &work->convert;
@@ -179,6 +198,9 @@ static int find_convert(struct cste_work *work, uint64_t *pieces)
 
     if (rc == CST_OK) {
         rc = cste_work_find(work, work->src_places[0], src.bytes, src.align, src.name, &c->src);
+    }
+    if (rc == CST_OK && c->what == CSTE_CONVERT_JOIN) {
+        rc = find_remainder(work);
     }
     for (uint32_t i = 0; i < c->n_dst && rc == CST_OK; i++) {
         struct place dst = dst_place(c, i);
@@ -208,11 +230,13 @@ static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread
     part.first += at;
     /* The address of a moments row stays; a piece is a range of the row. */
     if (part.what != CSTE_CONVERT_DECODE) {
-        part.src.offset += at * src_size(&part);
+        part.src.offset += at * cste_convert_src_bytes(&part);
     }
+    part.remainder.offset += at * sizeof(int16_t);
     if (part.what != CSTE_CONVERT_ENCODE) {
         part.dst[0].offset +=
-            at * (part.what == CSTE_CONVERT_WEIGHT ? sizeof(uint16_t) : sizeof(float));
+            at * (part.what == CSTE_CONVERT_WEIGHT ? sizeof(uint16_t)
+                                                   : cste_convert_master_bytes(&part));
     }
     if (part.what == CSTE_CONVERT_STATES) {
         part.dst[1].offset += at * sizeof(uint16_t);
@@ -236,7 +260,7 @@ const struct cste_work_kind cste_work_fill = {
 
 const struct cste_work_kind cste_work_convert = {.name = "CONVERT",
                                                  .min_src = 1,
-                                                 .max_src = 1,
+                                                 .max_src = 2,
                                                  .min_dst = 1,
                                                  .max_dst = CSTE_WORK_MAX_DST,
                                                  .find = find_convert,

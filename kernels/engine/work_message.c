@@ -72,7 +72,9 @@ static int read_convert(struct cste_work *work, const Engine__Command *command)
     *c = (struct cste_device_convert){.what = states ? CSTE_CONVERT_STATES : CSTE_CONVERT_WEIGHT,
                                       .n_dst = work->n_dst,
                                       .n_elems = command->n_elems};
-    if (!states && (command->has_encode || command->has_decode)) {
+    if (!states && command->split) {
+        c->what = CSTE_CONVERT_JOIN;
+    } else if (!states && (command->has_encode || command->has_decode)) {
         rows = true;
         c->what = command->has_encode ? CSTE_CONVERT_ENCODE : CSTE_CONVERT_DECODE;
         c->row = (enum cst_row)command->row;
@@ -86,6 +88,7 @@ static int read_convert(struct cste_work *work, const Engine__Command *command)
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT of bf16 to another row than a master");
     }
     c->from_bf16 = command->from_bf16;
+    c->split = states && command->split;
     c->moments = (enum cst_moments)format;
     c->first = rows ? command->first : 0;
     c->row_elems = rows ? command->row_elems : command->n_elems;

@@ -6,6 +6,11 @@
 #define READ_ROWS (CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_GRAD))
 #define WRITTEN_ROWS (CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_WEIGHT))
 
+static bool is_split(const struct cste_work *work)
+{
+    return work->chunk.work.table->masters == CST_MASTERS_SPLIT;
+}
+
 /* Returns the rows of @rows that this update has: those of the optimizer, and the grad row only
  * without contributions. The chunk must have been found. */
 static unsigned rows_here(const struct cste_work *work, unsigned rows)
@@ -14,6 +19,12 @@ static unsigned rows_here(const struct cste_work *work, unsigned rows)
 
     rows &= second ? ~0u : ~CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
     return work->n_src == 0 ? rows : rows & ~CSTE_CHUNK_ROW(CST_ROW_GRAD);
+}
+
+/* Returns the rows that this update reads. */
+static unsigned rows_read(const struct cste_work *work)
+{
+    return rows_here(work, READ_ROWS) | (is_split(work) ? CSTE_CHUNK_ROW(CST_ROW_WEIGHT) : 0);
 }
 
 /* Check that each named row is one of @allowed and is named once. *named receives the bits of the
@@ -96,7 +107,8 @@ static int check_written(struct cste_work *work, int row)
     return CST_OK;
 }
 
-/* Choose the weight row that is written: one of the two weight rows of the chunk. */
+/* Choose the weight row that is written: one of the two weight rows of the chunk. Split masters are
+ * read from the other one, if there are two. */
 static int place_weight(struct cste_work *work)
 {
     const struct cst_table_chunk *entry = work->chunk.entry;
@@ -109,6 +121,13 @@ static int place_weight(struct cste_work *work)
                 work->chunk.rows[i == 0 ? CST_ROW_WEIGHT : CST_ROW_WEIGHT_OTHER];
             work->chunk.work.other_weight = i == 1;
         }
+    }
+    if (is_split(work)) {
+        bool second =
+            entry->other_weight.segment != CST_PLACE_NONE && !work->chunk.work.other_weight;
+
+        work->update.in[CST_ROW_WEIGHT] =
+            work->chunk.rows[second ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT];
     }
     if (work->update.out[CST_ROW_WEIGHT].mem == NULL) {
         return cst_err_set(&work->err, CST_EINVAL,
@@ -123,7 +142,7 @@ static int place_weight(struct cste_work *work)
 static void place_rows(struct cste_work *work)
 {
     struct cste_device_update *u = &work->update;
-    unsigned in = rows_here(work, READ_ROWS), out = rows_here(work, CSTE_CHUNK_ROWS_STATES);
+    unsigned in = rows_read(work), out = rows_here(work, CSTE_CHUNK_ROWS_STATES);
 
     u->work = &work->chunk.work;
     u->hyper = &work->hyper;
@@ -145,8 +164,7 @@ static void place_rows(struct cste_work *work)
 static int find_update_rows(struct cste_work *work)
 {
     unsigned named_in, named_out = 0;
-    int rc = check_names(work, work->in, work->n_in, rows_here(work, READ_ROWS), "read elsewhere",
-                         &named_in);
+    int rc = check_names(work, work->in, work->n_in, rows_read(work), "read elsewhere", &named_in);
 
     if (rc == CST_OK) {
         rc = check_names(work, work->out, work->n_out, rows_here(work, WRITTEN_ROWS),
@@ -160,6 +178,12 @@ static int find_update_rows(struct cste_work *work)
                            "UPDATE of chunk %u reads rows 0x%x and writes rows 0x%x elsewhere: all "
                            "of 0x%x are written elsewhere, or the weight alone and none is read",
                            work->chunk_index, named_in, named_out, rows_here(work, WRITTEN_ROWS));
+    }
+    if (!work->marks && is_split(work) && (named_in & CSTE_CHUNK_ROW(CST_ROW_WEIGHT)) == 0) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "UPDATE of chunk %u, whose master weights are split, does not say where "
+                           "the weights are read",
+                           work->chunk_index);
     }
     place_rows(work);
     if (work->marks) {

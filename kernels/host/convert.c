@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/host/convert.h"
 
+#include "kernels/math/cast.h"
 #include "kernels/math/moments.h"
+#include "kernels/math/split.h"
 
 #include <string.h>
 
@@ -33,12 +35,42 @@ static void convert_weights(const struct cst_kernels *kernels, const struct cste
     kernels->cast(n, master, (uint16_t *)cste_addr_host(c->dst[1]) + first);
 }
 
+/* Store @n remainders and weights. */
+static void cut_weights(const struct cste_device_convert *c, uint64_t first, uint64_t n)
+{
+    int16_t *remainder = (int16_t *)cste_addr_host(c->dst[0]) + first;
+    uint16_t *weight = (uint16_t *)cste_addr_host(c->dst[1]) + first;
+    const void *src = cste_addr_host(c->src);
+
+    for (uint64_t i = 0; i < n; i++) {
+        float master = c->from_bf16 ? cst_bf16_to_fp32(((const uint16_t *)src)[first + i])
+                                    : ((const float *)src)[first + i];
+
+        cst_split_cut(master, &weight[i], &remainder[i]);
+    }
+}
+
+static void join(const struct cste_device_convert *c)
+{
+    const uint16_t *weight = cste_addr_host(c->src);
+    const int16_t *remainder = cste_addr_host(c->remainder);
+    float *master = cste_addr_host(c->dst[0]);
+
+    for (uint64_t i = 0; i < c->n_elems; i++) {
+        master[i] = cst_split_join(weight[i], remainder[i]);
+    }
+}
+
 static void convert_states(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
     for (uint64_t first = 0; first < c->n_elems; first += CACHED_ELEMS) {
-        uint64_t left = c->n_elems - first;
+        uint64_t left = c->n_elems - first, n = left < CACHED_ELEMS ? left : CACHED_ELEMS;
 
-        convert_weights(kernels, c, first, left < CACHED_ELEMS ? left : CACHED_ELEMS);
+        if (c->split) {
+            cut_weights(c, first, n);
+        } else {
+            convert_weights(kernels, c, first, n);
+        }
     }
     for (unsigned i = 0; i + 2 < c->n_dst; i++) {
         struct cst_update_moment row = row_at(c, c->dst[i + 2]);
@@ -78,6 +110,9 @@ void cste_host_convert(const struct cst_kernels *kernels, const struct cste_devi
         break;
     case CSTE_CONVERT_DECODE:
         decode(convert);
+        break;
+    case CSTE_CONVERT_JOIN:
+        join(convert);
         break;
     }
 }

@@ -210,7 +210,7 @@ static void place(struct cst_tile_work *work, const struct cste_device_update *u
     cste_device_rows(&work->rows, work->table, update->in, update->row_elems);
     cste_device_rows(&work->out, work->table, update->out, update->row_elems);
     work->elsewhere = !cste_device_is_in_place(update);
-    /* The weight row is only written, but in place the tile loop takes all rows from `rows`. */
+    /* In place, the tile loop takes all rows from `rows`, also the weight row that is written. */
     work->rows.weight = work->out.weight;
     work->guard = update->guard;
     work->n_src = update->n_src;

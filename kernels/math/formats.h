@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loading and storing groups of CST_UPDATE_GROUP moments in each format, written over vectors.
+/* Loading and storing groups of CST_UPDATE_GROUP moments and split masters, written over vectors.
  * Included after one of kernels/math/vec_*.h. Private to kernels/. Format, rounding and @which (0:
  * exp_avg, 1: exp_avg_sq) are compile-time constants. */
 #ifndef CST_FORMATS_H
@@ -35,6 +35,44 @@ CST_INLINE struct cst_update_moment cst_format_at(enum cst_moments moments,
                 i % CST_UPDATE_GROUP * (cst_format_bytes(moments) / CST_UPDATE_GROUP);
     at.exponents = moments == CST_MOMENTS_MX8 ? row->exponents + i / CST_UPDATE_GROUP : NULL;
     return at;
+}
+
+/* Load a group of split master weights (kernels/math/split.h). */
+CST_MEMORY_INLINE void cst_format_join(const uint16_t *weight, const int16_t *remainder,
+                                       struct cst_vec out[CST_VEC_GROUP])
+{
+    const struct cst_vec_bits half = cst_vec_set_bits(0x8000);
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        const int at = j * CST_VEC_LANES;
+        struct cst_vec_bits w = cst_vec_to_bits(CST_MEMORY(cst_vec_load_bf16)(weight + at));
+        struct cst_vec_bits r =
+            cst_vec_to_bits(CST_MEMORY(cst_vec_load_bf16)((const uint16_t *)(remainder + at)));
+
+        /* The remainder plus 2^15 has no sign, and the lower half of w is zero. */
+        r = cst_vec_xor(cst_vec_right(r, 16), half);
+        out[j] = cst_vec_from_bits(cst_vec_minus(cst_vec_or(w, r), half));
+    }
+}
+
+/* Store a group of master weights as split ones. A NaN in @p must be CST_UPDATE_NAN. @stream: the
+ * weights bypass the cache. */
+CST_MEMORY_INLINE void cst_format_cut(const struct cst_vec p[CST_VEC_GROUP], uint16_t *weight,
+                                      int16_t *remainder, bool stream)
+{
+    const struct cst_vec_bits half = cst_vec_set_bits(0x8000);
+    struct cst_vec_bits upper[CST_VEC_GROUP], lower[CST_VEC_GROUP];
+
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        struct cst_vec_bits bits = cst_vec_to_bits(p[j]);
+
+        lower[j] = cst_vec_left(bits, 16);
+        upper[j] = cst_vec_plus(bits, half);
+    }
+    CST_MEMORY(cst_vec_store_upper)((uint16_t *)remainder, lower, false);
+    CST_MEMORY(cst_vec_store_upper)(weight, upper, stream);
 }
 
 /* Load the group at @at as fp32. */

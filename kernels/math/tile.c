@@ -90,10 +90,16 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
     uint64_t at = tile->start + first;
     struct cst_update_rows rows = {.grad_bf16 = grads.bf16 != NULL ? grads.bf16 + first : NULL,
                                    .grad_fp32 = grads.fp32 != NULL ? grads.fp32 + first : NULL,
-                                   .master_in = in->master + at,
-                                   .master = out->master + at,
                                    .weight = out->weight + at};
 
+    if (work->table->masters == CST_MASTERS_SPLIT) {
+        rows.weight_in = in->weight_in + at;
+        rows.remainder_in = in->remainder + at;
+        rows.remainder = out->remainder + at;
+    } else {
+        rows.master_in = in->master + at;
+        rows.master = out->master + at;
+    }
     for (int k = 0; k < n; k++) {
         rows.moments_in[k] = cst_moments_at(format, &in->moments[k], at);
         rows.moments[k] = cst_moments_at(format, &out->moments[k], at);
@@ -163,6 +169,22 @@ static struct grads grad_row(const struct cst_tile_work *work, const struct cst_
                           .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
 }
 
+/* Write the weights of a tile whose states stay: the gradient may have overwritten the weights, or
+ * another weight row is written. Returns the bytes read and written. */
+static uint64_t keep_weights(const struct cst_tile_work *work, const struct cst_update_rows *rows,
+                             size_t n)
+{
+    if (rows->master_in != NULL) {
+        work->kernels->cast(n, rows->master_in, rows->weight);
+        return n * (sizeof *rows->master_in + sizeof *rows->weight);
+    }
+    if (rows->weight == rows->weight_in) {
+        return 0;
+    }
+    memcpy(rows->weight, rows->weight_in, n * sizeof *rows->weight);
+    return 2 * n * sizeof *rows->weight;
+}
+
 /* Keep the states of the tile. Out of place, the states are copied to @out. Returns the bytes read
  * and written. */
 static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
@@ -171,15 +193,17 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
     const enum cst_moments format = (enum cst_moments)work->table->moments;
     size_t n = tile->n_elems;
+    uint64_t bytes = keep_weights(work, &rows, n);
 
-    /* The weights have to be written: the gradient may have overwritten the weights, or another
-     * weight row is written. */
-    work->kernels->cast(n, rows.master_in, rows.weight);
     /* In place, the states are in their rows already. */
     if (!work->elsewhere) {
-        return n * (sizeof *rows.master_in + sizeof *rows.weight);
+        return bytes;
     }
-    memcpy(rows.master, rows.master_in, n * sizeof *rows.master);
+    if (rows.master != NULL) {
+        memcpy(rows.master, rows.master_in, n * sizeof *rows.master);
+    } else {
+        memcpy(rows.remainder, rows.remainder_in, n * sizeof *rows.remainder);
+    }
     for (int k = 0; k < 2 && rows.moments[k].values != NULL; k++) {
         memcpy(rows.moments[k].values, rows.moments_in[k].values,
                n * cst_moments_elem_bytes(format));
@@ -188,7 +212,9 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
                    (n + CST_UPDATE_GROUP - 1) / CST_UPDATE_GROUP);
         }
     }
-    return n * sizeof *rows.master_in + cst_update_bytes(&rows, format, n);
+    rows.weight = NULL;
+    rows.weight_in = NULL;
+    return bytes + cst_update_bytes(&rows, format, n);
 }
 
 /* Update @tile. Contributions are summed in @sums first. Returns the bytes read and written. */

@@ -20,7 +20,11 @@ struct cst_rows {
     uint16_t *grad;   /* bf16 gradient. NULL: the gradient is in grad_f32. */
     /* fp32 gradient of a job with micro-batches. NULL: the gradient is in grad. */
     float *grad_f32;
-    float *master;                       /* fp32 master weights. */
+    float *master; /* fp32 master weights. NULL: master weights are split. */
+    /* Split masters (kernels/math/split.h): remainders, and the weights to which they belong. When
+     * an update begins, these may be in another row than `weight`. */
+    int16_t *remainder;
+    const uint16_t *weight_in;
     struct cst_update_moment moments[2]; /* exp_avg and exp_avg_sq. */
 };
 

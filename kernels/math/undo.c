@@ -109,7 +109,9 @@ static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *ro
     case CST_UNDO_ACCUMULATE:
         return rows->grad_f32 != NULL;
     default:
-        return rows->weight != NULL && rows->master != NULL && rows->moments[0].values != NULL &&
+        return rows->weight != NULL &&
+               (rows->master != NULL || (rows->remainder != NULL && rows->weight_in != NULL)) &&
+               rows->moments[0].values != NULL &&
                (slot->kind == CST_UNDO_FUSED || rows->grad != NULL || rows->grad_f32 != NULL);
     }
 }
@@ -154,7 +156,15 @@ static void put_back_group(const struct cst_undo_slot *slot, const struct cst_ti
     size_t n = cst_update_undo_n(word);
     const struct cst_update_old *old = &slot->states.old[cst_update_undo_buffer(word)];
 
-    memcpy(rows->master + at, old->master, n * sizeof *old->master);
+    if (rows->master != NULL) {
+        memcpy(rows->master + at, old->master, n * sizeof *old->master);
+    } else {
+        memcpy(rows->remainder + at, old->split.remainder, n * sizeof *old->split.remainder);
+    }
+    /* Weights of split masters are overwritten only if the new ones go to the same row. */
+    if (rows->master == NULL && rows->weight == rows->weight_in) {
+        memcpy(rows->weight + at, old->split.weight, n * sizeof *old->split.weight);
+    }
     /* The update writes the weights over the gradient, which is therefore restored as well. */
     if (slot->kind == CST_UNDO_UPDATE && rows->weight == rows->grad) {
         memcpy(rows->grad + at, old->grad, n * sizeof *old->grad);

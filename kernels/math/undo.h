@@ -48,7 +48,8 @@ struct cst_tile_work; /* Defined in kernels/math/tile.h. */
 
 /* What a slot holds. */
 enum cst_undo_kind {
-    CST_UNDO_UPDATE = 1, /* Holds master, moments, and a gradient that the weights overwrite. */
+    /* Holds master weights, moments, and a gradient that the weights overwrite. */
+    CST_UNDO_UPDATE = 1,
     /* Holds a bf16 grad row that is one of the sources of the reduction. */
     CST_UNDO_REDUCE = 2,
     CST_UNDO_ACCUMULATE = 3, /* Holds an fp32 grad row to which a reduction adds. */

@@ -62,6 +62,9 @@ uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments m
     bytes += rows->grad_fp32 != NULL ? n * sizeof *rows->grad_fp32 : 0;
     bytes += rows->master_in != NULL ? n * sizeof *rows->master_in : 0;
     bytes += rows->master != NULL ? n * sizeof *rows->master : 0;
+    bytes += rows->weight_in != NULL ? n * sizeof *rows->weight_in : 0;
+    bytes += rows->remainder_in != NULL ? n * sizeof *rows->remainder_in : 0;
+    bytes += rows->remainder != NULL ? n * sizeof *rows->remainder : 0;
     bytes += rows->weight != NULL ? n * sizeof *rows->weight : 0;
     for (int k = 0; k < 2; k++) {
         bytes += moment_bytes(&rows->moments_in[k], moments, n);

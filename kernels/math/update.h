@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused update of every optimizer: one pass over gradient, fp32 master weights, moments and
- * bf16 weights. All variants (reference, AVX2, AVX-512, NEON, CUDA) produce the same bits. The
- * formulas per element follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one
- * rounding. Each formula begins with g = fp32(grad) * grad_scale:
+ * bf16 weights. Master weights have a row of their own, or are split (kernels/math/split.h). All
+ * variants (reference, AVX2, AVX-512, NEON, CUDA) produce the same bits. The formulas per element
+ * follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one rounding. Each formula
+ * begins with g = fp32(grad) * grad_scale:
  *
  *   ADAMW  torch.optim.AdamW   m = fma(1 - beta1, g - m, m)                 (torch's lerp)
  *                              v = fma(1 - beta2, g * g, beta2 * v)
@@ -19,7 +20,7 @@
  *          dampening 0,        m = fma(beta1, m, g)
  *          no Nesterov         p = fma(-lr, m, p)
  *   all    decay = 1 - lr * weight_decay; step_size = lr / (1 - beta1^t); weight = bf16(p), nearest
- *          even
+ *          even; split masters: nearest, ties away from zero
  *
  * A NaN in p, m or v is stored as CST_UPDATE_NAN, because instructions, compilers and devices
  * differ in which operand's NaN an addition returns. Subnormals are kept: callers run with the
@@ -49,7 +50,8 @@
  *
  * Bytes per element: gradient 2 (fp32: 4) + master 8 + weight 2 + two moments, each read and
  * written: 16 (fp32), 8 (bf16) or 4 1/8 (mx8), and half of that with one moment. For ADAMW with
- * fp32 moments the sum is 28. */
+ * fp32 moments the sum is 28. Split masters take 8 instead of master 8 + weight 2: the sum is 26.
+ */
 #ifndef CST_UPDATE_H
 #define CST_UPDATE_H
 
@@ -99,9 +101,13 @@ struct cst_update_rows {
     /* The gradient as bf16 or as fp32. The other pointer is NULL. */
     const uint16_t *grad_bf16;
     const float *grad_fp32;
-    const float *master_in;
+    const float *master_in; /* NULL: masters are split. */
+    /* Split masters that are read; otherwise NULL. */
+    const uint16_t *weight_in;
+    const int16_t *remainder_in;
     struct cst_update_moment moments_in[2]; /* exp_avg and exp_avg_sq; read only. */
-    float *master;
+    float *master;                          /* NULL: masters are split. */
+    int16_t *remainder;                     /* Split masters; otherwise NULL. */
     struct cst_update_moment moments[2];
     uint16_t *weight;
     /* Rows that will be summed next. The kernel prefetches as many of their elements as it updates,

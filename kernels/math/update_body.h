@@ -28,6 +28,7 @@ struct way {
     enum cst_optimizer optimizer;
     enum cst_moments moments;
     enum cst_rounding rounding;
+    bool split; /* Masters are split. */
 };
 
 ALWAYS_INLINE unsigned n_moments(struct way way)
@@ -57,10 +58,16 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
 {
     struct cst_update_rows at = {.grad_bf16 = r->grad_bf16 == NULL ? NULL : r->grad_bf16 + i,
                                  .grad_fp32 = r->grad_bf16 == NULL ? r->grad_fp32 + i : NULL,
-                                 .master_in = r->master_in + i,
-                                 .master = r->master + i,
                                  .weight = r->weight + i};
 
+    if (way.split) {
+        at.weight_in = r->weight_in + i;
+        at.remainder_in = r->remainder_in + i;
+        at.remainder = r->remainder + i;
+    } else {
+        at.master_in = r->master_in + i;
+        at.master = r->master + i;
+    }
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         at.moments_in[k] = cst_format_at(way.moments, &r->moments_in[k], i);
@@ -93,6 +100,39 @@ ALWAYS_INLINE struct cst_vec load_grad(const struct cst_update_rows *rows, int a
                                    : cst_vec_load(rows->grad_fp32 + at);
 }
 
+/* Load the master weights of a group. */
+ALWAYS_INLINE void load_masters(struct way way, const struct cst_update_rows *rows,
+                                struct cst_vec p[CST_VEC_GROUP])
+{
+    if (way.split) {
+        cst_format_join(rows->weight_in, rows->remainder_in, p);
+        return;
+    }
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        p[j] = cst_vec_load(rows->master_in + j * CST_VEC_LANES);
+    }
+}
+
+/* Store the master weights of a group and the weights. A NaN must be CST_UPDATE_NAN. */
+ALWAYS_INLINE void store_masters(struct way way, const struct call *call,
+                                 const struct cst_update_rows *rows,
+                                 const struct cst_vec p[CST_VEC_GROUP])
+{
+    struct cst_vec_bits upper[CST_VEC_GROUP];
+
+    if (way.split) {
+        cst_format_cut(p, rows->weight, rows->remainder, call->stream);
+        return;
+    }
+    CST_VEC_UNROLL
+    for (int j = 0; j < CST_VEC_GROUP; j++) {
+        cst_vec_store(rows->master + j * CST_VEC_LANES, p[j]);
+        upper[j] = cst_round_bf16(p[j]);
+    }
+    cst_vec_store_upper(rows->weight, upper, call->stream);
+}
+
 /* Compute the new @moments of a group, and for each vector what cst_formula_weight needs, @u. */
 ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
                               const struct cst_update_rows *rows,
@@ -100,7 +140,9 @@ ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
                               struct cst_vec u[CST_VEC_GROUP])
 {
     struct cst_vec_flags nans = cst_vec_no_flags();
+    struct cst_vec p[CST_VEC_GROUP];
 
+    load_masters(way, rows, p);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         cst_format_load(way.moments, k, &rows->moments_in[k], moments[k]);
@@ -108,9 +150,8 @@ ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         int at = j * CST_VEC_LANES;
-        struct cst_formula_states x = {.p = cst_vec_load(rows->master_in + at),
-                                       .m = moments[0][j],
-                                       .v = moments[n_moments(way) - 1][j]};
+        struct cst_formula_states x = {
+            .p = p[j], .m = moments[0][j], .v = moments[n_moments(way) - 1][j]};
 
         cst_formula_moments(way.optimizer, &call->scalars, load_grad(rows, at), &x);
         u[j] = x.u;
@@ -135,13 +176,12 @@ ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
                               const struct cst_vec u[CST_VEC_GROUP])
 {
     struct cst_vec_flags nans = cst_vec_no_flags();
-    struct cst_vec_bits upper[CST_VEC_GROUP];
     struct cst_vec p[CST_VEC_GROUP];
 
+    load_masters(way, rows, p);
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        struct cst_formula_states x = {
-            .p = cst_vec_load(rows->master_in + j * CST_VEC_LANES), .m = m[j], .u = u[j]};
+        struct cst_formula_states x = {.p = p[j], .m = m[j], .u = u[j]};
 
         cst_formula_weight(way.optimizer, way.moments, &call->scalars, &x);
         p[j] = x.p;
@@ -153,12 +193,7 @@ ALWAYS_INLINE void do_weights(struct way way, const struct call *call,
             p[j] = cst_formula_canonical(p[j]);
         }
     }
-    CST_VEC_UNROLL
-    for (int j = 0; j < CST_VEC_GROUP; j++) {
-        cst_vec_store(rows->master + j * CST_VEC_LANES, p[j]);
-        upper[j] = cst_round_bf16(p[j]);
-    }
-    cst_vec_store_upper(rows->weight, upper, call->stream);
+    store_masters(way, call, rows, p);
 }
 
 /* Update one group, at the start of @rows. @words are the group's random words, which are not read
@@ -201,7 +236,12 @@ ALWAYS_INLINE void ahead(const void *at, size_t group_bytes)
 /* Apply ahead to each row that the update reads. */
 ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows)
 {
-    ahead(rows->master_in, CST_UPDATE_GROUP * sizeof(float));
+    if (way.split) {
+        ahead(rows->weight_in, CST_UPDATE_GROUP * sizeof(uint16_t));
+        ahead(rows->remainder_in, CST_UPDATE_GROUP * sizeof(int16_t));
+    } else {
+        ahead(rows->master_in, CST_UPDATE_GROUP * sizeof(float));
+    }
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         ahead(rows->moments_in[k].values, cst_format_bytes(way.moments));
@@ -248,7 +288,12 @@ ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t b
     if (over) {
         copy(old->grad, rows->grad_bf16, sizeof old->grad);
     }
-    copy(old->master, rows->master_in, sizeof old->master);
+    if (way.split) {
+        copy(old->split.remainder, rows->remainder_in, sizeof old->split.remainder);
+        copy(old->split.weight, rows->weight_in, sizeof old->split.weight);
+    } else {
+        copy(old->master, rows->master_in, sizeof old->master);
+    }
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         copy(old->moments[k], rows->moments_in[k].values, cst_format_bytes(way.moments));
@@ -267,6 +312,7 @@ struct padded {
     alignas(64) float master[CST_UPDATE_GROUP];
     alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
     alignas(64) uint16_t weight[CST_UPDATE_GROUP];
+    alignas(64) int16_t remainder[CST_UPDATE_GROUP];
     uint8_t exponents[2];
 };
 
@@ -277,8 +323,16 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
     const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
 
     memset(padded, 0, sizeof *padded);
-    *out = (struct cst_update_rows){
-        .master_in = padded->master, .master = padded->master, .weight = padded->weight};
+    *out = (struct cst_update_rows){.weight = padded->weight};
+    if (way.split) {
+        memcpy(padded->weight, rows->weight_in, n * sizeof *rows->weight_in);
+        memcpy(padded->remainder, rows->remainder_in, n * sizeof *rows->remainder_in);
+        out->weight_in = padded->weight;
+        out->remainder_in = out->remainder = padded->remainder;
+    } else {
+        memcpy(padded->master, rows->master_in, n * sizeof *rows->master_in);
+        out->master_in = out->master = padded->master;
+    }
     if (rows->grad_bf16 != NULL) {
         memcpy(padded->grad_bf16, rows->grad_bf16, n * sizeof *rows->grad_bf16);
         out->grad_bf16 = padded->grad_bf16;
@@ -286,7 +340,6 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
         memcpy(padded->grad_fp32, rows->grad_fp32, n * sizeof *rows->grad_fp32);
         out->grad_fp32 = padded->grad_fp32;
     }
-    memcpy(padded->master, rows->master_in, n * sizeof *rows->master_in);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         memcpy(padded->moments[k], rows->moments_in[k].values, n * bytes);
@@ -304,7 +357,11 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
 {
     const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
 
-    memcpy(rows->master, padded->master, n * sizeof *rows->master);
+    if (way.split) {
+        memcpy(rows->remainder, padded->remainder, n * sizeof *rows->remainder);
+    } else {
+        memcpy(rows->master, padded->master, n * sizeof *rows->master);
+    }
     memcpy(rows->weight, padded->weight, n * sizeof *rows->weight);
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
@@ -342,7 +399,8 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
                           const struct cst_update_rows *given, struct cst_update_undo *undo)
 {
     const struct cst_update_rows rows = *given;
-    struct call call = {.stream = cst_vec_can_stream(rows.weight),
+    /* Weights that were read are in the cache. */
+    struct call call = {.stream = cst_vec_can_stream(rows.weight) && rows.weight != rows.weight_in,
                         .over = rows.weight == rows.grad_bf16};
     struct cst_vec_bits words[CST_VEC_GROUP / 2];
     uint32_t buffer = 0;
@@ -376,8 +434,16 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
                                  const struct cst_update_random *random, size_t n,                 \
                                  const struct cst_update_rows *rows, struct cst_update_undo *undo) \
     {                                                                                              \
-        update((struct way){CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how},       \
-               scalars, random, n, rows, undo);                                                    \
+        const struct way fp32 = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,   \
+                                 false};                                                           \
+        const struct way split = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,  \
+                                  true};                                                           \
+                                                                                                   \
+        if (rows->remainder_in != NULL) {                                                          \
+            update(split, scalars, random, n, rows, undo);                                         \
+        } else {                                                                                   \
+            update(fp32, scalars, random, n, rows, undo);                                          \
+        }                                                                                          \
     }
 
 #define ENTRIES(name, function)                                                                    \

@@ -28,7 +28,13 @@
 
 /* Old values of a group. */
 struct cst_update_old {
-    alignas(64) float master[CST_UPDATE_GROUP];
+    union {
+        alignas(64) float master[CST_UPDATE_GROUP];
+        struct {
+            alignas(64) int16_t remainder[CST_UPDATE_GROUP];
+            alignas(64) uint16_t weight[CST_UPDATE_GROUP];
+        } split;
+    };
     /* Moments in the format of the row. */
     alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
     alignas(64) uint16_t grad[CST_UPDATE_GROUP]; /* bf16 gradient, if the weights overwrite it. */

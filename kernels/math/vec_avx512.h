@@ -131,6 +131,11 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(_mm512_srli_epi32(a.x, (unsigned)n));
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
+{
+    return cst_vec_bits_of(_mm512_slli_epi32(a.x, (unsigned)n));
+}
+
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(_mm512_max_epi32(a.x, b.x));

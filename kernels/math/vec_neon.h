@@ -131,6 +131,11 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_bits_of(a.x >> (uint32_t)n);
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
+{
+    return cst_vec_bits_of(a.x << (uint32_t)n);
+}
+
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {
     return cst_vec_bits_of(vmaxq_u32(a.x, b.x));

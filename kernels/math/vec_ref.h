@@ -141,6 +141,11 @@ CST_INLINE struct cst_vec_bits cst_vec_right(struct cst_vec_bits a, int n)
     return cst_vec_set_bits(a.x >> n);
 }
 
+CST_INLINE struct cst_vec_bits cst_vec_left(struct cst_vec_bits a, int n)
+{
+    return cst_vec_set_bits(a.x << n);
+}
+
 /* Returns the larger one of two numbers below 2^31. */
 CST_INLINE struct cst_vec_bits cst_vec_max(struct cst_vec_bits a, struct cst_vec_bits b)
 {

@@ -2,6 +2,7 @@
 #include "tests/bench/update_job.h"
 
 #include "kernels/math/moments.h"
+#include "kernels/math/split.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -68,7 +69,8 @@ void cst_update_job_open(struct cst_update_job *job, size_t params, unsigned thr
     }
     rows->weight = map_shared(params * sizeof *rows->weight);
     rows->grad = map_shared(params * sizeof *rows->grad);
-    rows->master = map_shared(params * sizeof *rows->master);
+    rows->master = job->master = map_shared(params * sizeof *job->master);
+    job->remainder = map_shared(params * sizeof *job->remainder);
     job->wide = map_shared(params * sizeof *job->wide);
     job->src[0] = rows->grad;
     for (int r = 1; r < CST_UPDATE_JOB_MAX_SRC; r++) {
@@ -118,8 +120,8 @@ void cst_update_job_fill(void *arg, unsigned index)
         for (int r = 0; r < CST_UPDATE_JOB_MAX_SRC; r++) {
             ((uint16_t *)job->src[r])[i] = cst_fp32_to_bf16(unit * 0.1f);
         }
-        rows->weight[i] = 0;
-        rows->master[i] = unit;
+        job->master[i] = unit;
+        cst_split_cut(unit, &rows->weight[i], &job->remainder[i]);
         moments[0][i] = unit * 0.01f;
         moments[1][i] = unit * unit * 0.001f;
         job->wide[i] = 0.0f;
@@ -138,11 +140,15 @@ void cst_update_job_set(struct cst_update_job *job, const struct cst_update_way 
     bool second = cst_table_has_second(way->optimizer);
 
     job->work.table->optimizer = way->optimizer;
+    job->work.table->masters = way->masters;
     job->work.table->moments = way->moments;
     job->work.table->rounding = way->rounding;
     rows->moments[0] = job->moments[way->moments][0];
     rows->moments[1] =
         second ? job->moments[way->moments][1] : (struct cst_update_moment){.values = NULL};
+    rows->master = way->masters == CST_MASTERS_SPLIT ? NULL : job->master;
+    rows->remainder = way->masters == CST_MASTERS_SPLIT ? job->remainder : NULL;
+    rows->weight_in = way->masters == CST_MASTERS_SPLIT ? rows->weight : NULL;
     rows->grad = way->n_src == 0 ? (uint16_t *)job->src[0] : NULL;
     job->work.src = job->src;
     job->work.n_src = way->n_src;
@@ -153,5 +159,7 @@ double cst_update_job_bytes(const struct cst_update_way *way)
     double moment = (double)cst_table_moment_bytes(way->moments, CST_MX8_BLOCK) / CST_MX8_BLOCK;
     double grads = way->n_src == 0 ? 1.0 : (double)way->n_src;
 
-    return 2.0 * grads + 8.0 + 2.0 + 2.0 * moment * (cst_table_has_second(way->optimizer) ? 2 : 1);
+    double masters = way->masters == CST_MASTERS_SPLIT ? 8.0 : 8.0 + 2.0; /* With the weights. */
+
+    return 2.0 * grads + masters + 2.0 * moment * (cst_table_has_second(way->optimizer) ? 2 : 1);
 }

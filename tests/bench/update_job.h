@@ -11,6 +11,7 @@
 /* The kind of update that is measured. */
 struct cst_update_way {
     enum cst_optimizer optimizer; /* The optimizer. */
+    enum cst_masters masters;     /* Where the master weights are. */
     enum cst_moments moments;     /* The format of the moments. */
     enum cst_rounding rounding;   /* The rounding of moments. */
     uint32_t n_src; /* Contributions that the update sums; 0: the update reads a gradient row. */
@@ -25,6 +26,8 @@ struct cst_update_job {
     /* Contributions; the first one is also the gradient row. */
     const uint16_t *src[CST_UPDATE_JOB_MAX_SRC];
     float *wide;                /* A gradient row in fp32. */
+    float *master;              /* Whole master weights. */
+    int16_t *remainder;         /* Remainders of split ones, whose weights are in rows.weight. */
     struct cst_undo_slot *undo; /* Undo slots, one per thread. */
     uint64_t *updated;          /* Per thread, the number of elements that it updated. */
 };

@@ -5,6 +5,7 @@
 
 #include "kernels/math/cast.h"
 #include "kernels/math/moments.h"
+#include "kernels/math/split.h"
 #include "tests/lib/suite.h"
 
 #include <check.h>
@@ -209,10 +210,48 @@ START_TEST(test_from_bf16)
 }
 END_TEST
 
+/* Values become remainders and weights, of which a second command makes the values again. Other
+ * elements do not change. */
+START_TEST(test_split)
+{
+    struct engine_command c = code(CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i);
+    int16_t *remainder = engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_MASTER));
+    uint16_t *weight = engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_WEIGHT));
+    uint64_t n = c.n_elems;
+    float *joined = (float *)(void *)rows;
+
+    memset(remainder, 0x5a, (n + 1) * sizeof *remainder);
+    memset(weight, 0x5a, (n + 1) * sizeof *weight);
+    c.split = c.clear = true;
+    c.src[0] = (struct cst_place){.segment = VALUES};
+    c.dst[0] = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    c.dst[1] = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
+    c.dst[2] = (struct cst_place){.segment = ROWS, .offset = room};
+    c.n_dst = 3;
+    engine_rig_must(c);
+    for (uint64_t i = 0; i < n; i++) {
+        if (cst_split_join(weight[i], remainder[i]) != values[i]) {
+            ck_abort_msg("element %llu", (unsigned long long)i);
+        }
+    }
+    ck_assert(remainder[n] == 0x5a5a && weight[n] == 0x5a5a);
+    memset(rows, 0x5a, (n + 1) * sizeof *joined);
+    c = code(CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i);
+    c.split = true;
+    c.src[0] = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
+    c.src[1] = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    c.n_src = 2;
+    c.dst[0] = (struct cst_place){.segment = ROWS};
+    engine_rig_must(c);
+    ck_assert_int_eq(memcmp(joined, values, n * sizeof *joined), 0);
+    ck_assert_uint_eq(rows[n * sizeof *joined], 0x5a);
+}
+END_TEST
+
 /* Invalid conversions are refused with a message, and nothing is written. */
 START_TEST(test_lies)
 {
-    struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[12];
+    struct engine_command good = code(CST_MOMENTS_MX8, CST_ROW_EXP_AVG, 3), lies[16];
     uint8_t *before;
 
     good.encode = true;
@@ -235,6 +274,15 @@ START_TEST(test_lies)
     lies[10].moments = CST_MOMENTS_BF16;
     lies[10].dst[0].offset = 1;
     lies[11].from_bf16 = true;
+    lies[12].n_src = 2;
+    lies[12].src[1] = lies[12].src[0];
+    lies[13].split = true; /* Without remainders. */
+    lies[13].encode = false;
+    lies[14] = lies[13]; /* Remainders outside of their segment. */
+    lies[14].n_src = 2;
+    lies[14].src[1] = (struct cst_place){.segment = VALUES, .offset = room};
+    lies[15] = lies[14]; /* Remainders that are overwritten. */
+    lies[15].src[1] = lies[15].dst[0];
     fill_rows(CST_MOMENTS_MX8);
     before = copy_rows();
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
@@ -258,6 +306,7 @@ int main(void)
     tcase_add_loop_test(tcase, test_decode, 0, N_RANGES);
     tcase_add_loop_test(tcase, test_clear, 0, N_RANGES);
     tcase_add_loop_test(tcase, test_from_bf16, 0, N_RANGES);
+    tcase_add_loop_test(tcase, test_split, 0, N_RANGES);
     tcase_add_test(tcase, test_lies);
     return suite_run(suite);
 }

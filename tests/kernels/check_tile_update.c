@@ -35,10 +35,14 @@ static void give_out(struct job *job)
     struct cst_rows *out = &job->work.out;
 
     job->work.elsewhere = true;
-    *out = (struct cst_rows){.weight = malloc(CHUNK_ELEMS * sizeof *out->weight),
-                             .master = malloc(CHUNK_ELEMS * sizeof *out->master)};
+    *out = (struct cst_rows){.weight = malloc(CHUNK_ELEMS * sizeof *out->weight)};
+    if (rows->master != NULL) {
+        out->master = malloc(master_bytes(rows, CHUNK_ELEMS));
+    } else {
+        out->remainder = malloc(master_bytes(rows, CHUNK_ELEMS));
+    }
     memset(out->weight, 0x5a, CHUNK_ELEMS * sizeof *out->weight);
-    memset(out->master, 0x5a, CHUNK_ELEMS * sizeof *out->master);
+    memset(master_row(out), 0x5a, master_bytes(rows, CHUNK_ELEMS));
     for (int k = 0; k < 2; k++) {
         out->moments[k].values = malloc(moments_bytes());
         memset(out->moments[k].values, 0x5a, moments_bytes());
@@ -53,7 +57,7 @@ static void close_job(struct job *job)
 {
     if (job->work.elsewhere) {
         free(job->work.out.weight);
-        free(job->work.out.master);
+        free(master_row(&job->work.out));
         free(job->work.out.moments[0].values);
         free(job->work.out.moments[1].values);
     }
@@ -89,7 +93,8 @@ static void assert_same_spans(const struct job *got, const struct job *want)
         uint64_t at = span_start[i], n = span_elems[i];
 
         ck_assert_mem_eq(a->weight + at, b->weight + at, n * sizeof *a->weight);
-        ck_assert_mem_eq(a->master + at, b->master + at, n * sizeof *a->master);
+        ck_assert_mem_eq((char *)master_row(a) + master_bytes(a, at),
+                         (char *)master_row(b) + master_bytes(b, at), master_bytes(a, n));
         if (second) {
             assert_same_moments(got, a, b, at, n);
         }
@@ -113,11 +118,15 @@ static void want_update(struct job *want, uint64_t mark)
         struct cst_update_rows given = {.grad_bf16 = rows->grad == NULL ? NULL : rows->grad + at,
                                         .grad_fp32 =
                                             rows->grad_f32 == NULL ? NULL : rows->grad_f32 + at,
-                                        .master_in = rows->master + at,
-                                        .master = rows->master + at,
                                         .weight = rows->weight + at};
         struct cst_update_scalars scalars;
 
+        if (rows->master != NULL) {
+            given.master_in = given.master = rows->master + at;
+        } else {
+            given.weight_in = rows->weight_in + at;
+            given.remainder_in = given.remainder = rows->remainder + at;
+        }
         for (int k = 0; k < 2; k++) {
             given.moments[k] = (struct cst_update_moment){
                 .values = (uint8_t *)rows->moments[k].values +
@@ -165,7 +174,7 @@ static uint64_t moved(const struct job *job)
     const uint64_t grad = job->work.n_src > 0               ? job->work.n_src * 2
                           : job->work.rows.grad_f32 != NULL ? 4
                                                             : 2;
-    uint64_t bytes = n_elems_all() * (8 + 2 + grad);
+    uint64_t bytes = n_elems_all() * (8 + (job->work.rows.master != NULL ? 2u : 0u) + grad);
 
     for (int i = 0; i < N_SPANS; i++) {
         uint64_t n = span_elems[i];
@@ -224,6 +233,18 @@ START_TEST(test_ways)
 }
 END_TEST
 
+/* Set the master weight and the weight of element @i to those of @from, which are kept. */
+static void keep(const struct cst_rows *to, const struct cst_rows *from, uint64_t i)
+{
+    if (from->master != NULL) {
+        to->master[i] = from->master[i];
+        to->weight[i] = cst_fp32_to_bf16(from->master[i]);
+    } else {
+        to->remainder[i] = from->remainder[i];
+        to->weight[i] = from->weight_in[i];
+    }
+}
+
 /* With a guard, a tile whose gradient is not finite, or so large that its square would not be,
  * keeps its states, in place and elsewhere, and its weights are those of its master weights. Other
  * tiles are updated, and all have the mark. */
@@ -255,8 +276,7 @@ START_TEST(test_guard)
     }
     want_update(&want, 1);
     for (uint64_t i = bad; i < bad + CST_TILE_ELEMS; i++) {
-        want.work.rows.master[i] = before.work.rows.master[i];
-        want.work.rows.weight[i] = cst_fp32_to_bf16(before.work.rows.master[i]);
+        keep(&want.work.rows, &before.work.rows, i);
     }
     for (int k = 0; k < 2; k++) { /* the rows began as zeros */
         size_t bytes = turn.way->moments == CST_MOMENTS_MX8    ? 1

@@ -389,7 +389,7 @@ static void copy_stepped(struct job *to, const struct job *from)
     if (rows->grad_f32 != NULL) {
         memcpy(to->work.rows.grad_f32, rows->grad_f32, STEPPED_ELEMS * sizeof *rows->grad_f32);
     }
-    memcpy(to->work.rows.master, rows->master, STEPPED_ELEMS * sizeof *rows->master);
+    memcpy(master_row(&to->work.rows), master_row(rows), master_bytes(rows, STEPPED_ELEMS));
     for (int k = 0; k < 2; k++) {
         const uint8_t *moments = rows->moments[k].values;
         uint8_t *to_moments = to->work.rows.moments[k].values;
@@ -414,7 +414,7 @@ static void check_image(const struct job *stepped, struct job *image, const stru
         memcmp(image->src[0], want->src[0], STEPPED_ELEMS * sizeof *want->src[0]) != 0 ||
         (a->grad_f32 != NULL &&
          memcmp(a->grad_f32, b->grad_f32, STEPPED_ELEMS * sizeof *a->grad_f32) != 0) ||
-        memcmp(a->master, b->master, STEPPED_ELEMS * sizeof *a->master) != 0 ||
+        memcmp(master_row(a), master_row(b), master_bytes(a, STEPPED_ELEMS)) != 0 ||
         memcmp(exp_avg(a), exp_avg(b), STEPPED_ELEMS * sizeof(float)) != 0 ||
         memcmp(exp_avg_sq(a), exp_avg_sq(b), STEPPED_ELEMS * sizeof(float)) != 0 ||
         memcmp((uint8_t *)exp_avg(a) + CHUNK_ELEMS, (uint8_t *)exp_avg(b) + CHUNK_ELEMS,
@@ -432,6 +432,7 @@ enum stepped {
     STEP_WIDE,  /* work on an fp32 row, to which it adds */
     STEP_OVER,  /* work that writes weights to the gradient's place */
     STEP_FUSED, /* work in which the update sums; mx8 */
+    STEP_SPLIT, /* work on split masters */
     N_STEPPED,
 };
 
@@ -474,6 +475,7 @@ START_TEST(test_killed_at_every_instruction)
     const struct job_way *way = &job_ways[what == STEP_WIDE    ? 1
                                           : what == STEP_OVER  ? 2
                                           : what == STEP_FUSED ? 5
+                                          : what == STEP_SPLIT ? 11
                                                                : 0];
     uint64_t n_steps = 0;
     unsigned n_held = 0;

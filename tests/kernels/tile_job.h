@@ -4,6 +4,7 @@
 #ifndef CST_TESTS_TILE_JOB_H
 #define CST_TESTS_TILE_JOB_H
 
+#include "kernels/math/split.h"
 #include "kernels/math/tile.h"
 #include "tests/kernels/hostile.h"
 
@@ -35,6 +36,17 @@ static inline float *exp_avg(const struct cst_rows *rows)
 static inline float *exp_avg_sq(const struct cst_rows *rows)
 {
     return rows->moments[1].values;
+}
+
+/* The row of master weights in either format, and its bytes. */
+static inline void *master_row(const struct cst_rows *rows)
+{
+    return rows->master != NULL ? (void *)rows->master : (void *)rows->remainder;
+}
+
+static inline size_t master_bytes(const struct cst_rows *rows, size_t n)
+{
+    return n * (rows->master != NULL ? sizeof *rows->master : sizeof *rows->remainder);
 }
 
 static inline void *take(char **at, size_t bytes)
@@ -132,6 +144,8 @@ struct job_way {
     bool wide;  /* gradients are fp32 */
     bool fused; /* the update sums the contributions: there is no grad row */
     bool over;  /* weights are written to the gradient's place */
+    bool split; /* masters are split */
+    bool other; /* split masters: their weights are in another row than the one that is written */
 };
 
 static const struct job_way job_ways[] = {
@@ -157,9 +171,36 @@ static const struct job_way job_ways[] = {
      .optimizer = CST_OPTIMIZER_SGD,
      .moments = CST_MOMENTS_BF16,
      .fused = true},
+    {.name = "adamw, split masters", .split = true},
+    {.name = "lion, mx8, split masters, two rows of weights, sums in the update",
+     .optimizer = CST_OPTIMIZER_LION,
+     .moments = CST_MOMENTS_MX8,
+     .fused = true,
+     .split = true,
+     .other = true},
 };
 
 #define N_WAYS ((int)(sizeof job_ways / sizeof job_ways[0]))
+
+/* Split the master weights. The remainders take the first half of the master row, and the second
+ * half is the other row of weights. */
+static inline void split_masters(struct job *job, bool other)
+{
+    struct cst_rows *rows = &job->work.rows;
+    float *masters = malloc(CHUNK_ELEMS * sizeof *masters);
+    uint16_t *weights;
+
+    memcpy(masters, rows->master, CHUNK_ELEMS * sizeof *masters);
+    job->work.table->masters = CST_MASTERS_SPLIT;
+    rows->remainder = (int16_t *)(void *)rows->master;
+    weights = other ? (uint16_t *)rows->remainder + CHUNK_ELEMS : rows->weight;
+    rows->weight_in = weights;
+    rows->master = NULL;
+    for (size_t i = 0; i < CHUNK_ELEMS; i++) {
+        cst_split_cut(masters[i], &weights[i], &rows->remainder[i]);
+    }
+    free(masters);
+}
 
 static inline void job_open_way(struct job *job, const char *isa, const struct job_way *way)
 {
@@ -185,6 +226,9 @@ static inline void job_open_way(struct job *job, const char *isa, const struct j
     }
     if (way->over) {
         rows->weight = rows->grad;
+    }
+    if (way->split) {
+        split_masters(job, way->other);
     }
 }
 
@@ -223,7 +267,7 @@ static inline void assert_same(const struct job *got, const struct job *want)
         ck_assert_mem_eq(a->grad_f32, b->grad_f32, CHUNK_ELEMS * sizeof *a->grad_f32);
     }
     ck_assert_mem_eq(a->weight, b->weight, CHUNK_ELEMS * sizeof *a->weight);
-    ck_assert_mem_eq(a->master, b->master, CHUNK_ELEMS * sizeof *a->master);
+    ck_assert_mem_eq(master_row(a), master_row(b), master_bytes(a, CHUNK_ELEMS));
     ck_assert_mem_eq(exp_avg(a), exp_avg(b), CHUNK_ELEMS * sizeof(float));
     ck_assert_mem_eq(exp_avg_sq(a), exp_avg_sq(b), CHUNK_ELEMS * sizeof(float));
     ck_assert_mem_eq(got->work.table, want->work.table, got->work.table->total_bytes);

@@ -23,11 +23,12 @@ struct update {
     enum cst_optimizer optimizer;
     enum cst_moments moments;
     enum cst_rounding rounding;
+    bool split; /* Masters are split, and the master rows have remainders. */
     uint64_t n_elems;
     uint64_t seed, t;
     unsigned n_moments;
     size_t grad_bytes; /* bytes of a gradient's element */
-    struct cases_row grad, master_in, master, weight;
+    struct cases_row grad, master_in, weight_in, master, weight;
     struct moment in[N_MOMENTS], out[N_MOMENTS];
     uint64_t n_tiles;
     struct cst_cuda_tile tiles[MAX_CASE_TILES];
@@ -109,8 +110,9 @@ static void make_rows(struct cases *c, struct update *u, enum cases_fill fill)
     uint64_t n = u->n_elems;
 
     u->grad = cases_row(c, "grad", n, u->grad_bytes, random_shift(c, aligned), fill);
-    u->master_in = cases_row(c, "master read", n, 4, random_shift(c, aligned), fill);
-    u->master = cases_row(c, "master", n, 4, random_shift(c, aligned), HOSTILE);
+    u->master_in = cases_row(c, "master read", n, u->split ? 2 : 4, random_shift(c, aligned), fill);
+    u->weight_in = cases_row(c, "weight read", n, 2, random_shift(c, aligned), fill);
+    u->master = cases_row(c, "master", n, u->split ? 2 : 4, random_shift(c, aligned), HOSTILE);
     u->weight = cases_row(c, "weight", n, 2, random_shift(c, aligned), HOSTILE);
     for (unsigned k = 0; k < u->n_moments; k++) {
         u->in[k] = make_moment(c, u, k, aligned, fill);
@@ -132,11 +134,18 @@ static struct cst_update_rows rows_of(const struct update *u, bool on_device)
     const void *grad = on_device ? u->grad.at : u->grad.want;
     struct cst_update_rows rows = {.grad_bf16 = u->grad_bytes == 2 ? grad : NULL,
                                    .grad_fp32 = u->grad_bytes == 4 ? grad : NULL,
-                                   .master_in =
-                                       on_device ? u->master_in.at : (void *)u->master_in.want,
-                                   .master = on_device ? u->master.at : (void *)u->master.want,
                                    .weight = on_device ? u->weight.at : (void *)u->weight.want};
+    void *in = on_device ? u->master_in.at : (void *)u->master_in.want;
+    void *out = on_device ? u->master.at : (void *)u->master.want;
 
+    if (u->split) {
+        rows.weight_in = on_device ? u->weight_in.at : (void *)u->weight_in.want;
+        rows.remainder_in = in;
+        rows.remainder = out;
+    } else {
+        rows.master_in = in;
+        rows.master = out;
+    }
     for (unsigned k = 0; k < u->n_moments; k++) {
         rows.moments_in[k] = pointers(&u->in[k], on_device);
         rows.moments[k] = pointers(&u->out[k], on_device);
@@ -148,8 +157,14 @@ static struct cst_update_rows ahead(const struct update *u, struct cst_update_ro
 {
     rows.grad_bf16 = rows.grad_bf16 != NULL ? rows.grad_bf16 + i : NULL;
     rows.grad_fp32 = rows.grad_fp32 != NULL ? rows.grad_fp32 + i : NULL;
-    rows.master_in += i;
-    rows.master += i;
+    if (u->split) {
+        rows.weight_in += i;
+        rows.remainder_in += i;
+        rows.remainder += i;
+    } else {
+        rows.master_in += i;
+        rows.master += i;
+    }
     rows.weight += i;
     for (unsigned k = 0; k < u->n_moments; k++) {
         rows.moments_in[k] = cst_moments_at(u->moments, &rows.moments_in[k], i);
@@ -160,8 +175,13 @@ static struct cst_update_rows ahead(const struct update *u, struct cst_update_ro
 
 static void want_kept(const struct update *u, const struct cst_update_rows *rows, uint32_t n)
 {
-    cst_cast_ref(n, rows->master_in, rows->weight);
-    memcpy(rows->master, rows->master_in, n * sizeof *rows->master);
+    if (u->split) {
+        memcpy(rows->weight, rows->weight_in, n * sizeof *rows->weight);
+        memcpy(rows->remainder, rows->remainder_in, n * sizeof *rows->remainder);
+    } else {
+        cst_cast_ref(n, rows->master_in, rows->weight);
+        memcpy(rows->master, rows->master_in, n * sizeof *rows->master);
+    }
     for (unsigned k = 0; k < u->n_moments; k++) {
         memcpy(rows->moments[k].values, rows->moments_in[k].values,
                n * cst_moments_elem_bytes(u->moments));
@@ -190,6 +210,7 @@ static void compare(struct cases *c, struct update *u)
 {
     cases_compare(c, &u->grad);
     cases_compare(c, &u->master_in);
+    cases_compare(c, &u->weight_in);
     cases_compare(c, &u->master);
     cases_compare(c, &u->weight);
     for (unsigned k = 0; k < u->n_moments; k++) {
@@ -219,8 +240,9 @@ static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
     for (int s = 0; s < CASES_SPANS; s++) {
         u->spans[s] = random_scalars(c, fill);
     }
-    snprintf(c->what, sizeof c->what, "optimizer %d, rounding %d, %zu bytes of gradient, fill %d",
-             (int)u->optimizer, (int)u->rounding, u->grad_bytes, (int)fill);
+    snprintf(c->what, sizeof c->what, "optimizer %d, rounding %d, %zu bytes of gradient, fill %d%s",
+             (int)u->optimizer, (int)u->rounding, u->grad_bytes, (int)fill,
+             u->split ? ", split masters" : "");
     args = (struct cst_cuda_update){
         .rows = rows_of(u, true), .seed = u->seed, .t = u->t, .optimizer = (uint32_t)u->optimizer};
     c->device->update(c->device, u->n_tiles,
@@ -234,14 +256,16 @@ static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
 
 static void update_cases(struct cases *c, enum cst_moments moments)
 {
-    for (int i = 0; i < CST_OPTIMIZER_COUNT * CST_ROUNDING_COUNT * 2 * N_FILL; i++) {
+    for (int i = 0; i < CST_OPTIMIZER_COUNT * CST_ROUNDING_COUNT * 2 * N_FILL * 2; i++) {
         struct update u = {
             .optimizer = (enum cst_optimizer)(i % CST_OPTIMIZER_COUNT),
             .moments = moments,
             .rounding = (enum cst_rounding)(i / CST_OPTIMIZER_COUNT % CST_ROUNDING_COUNT),
             .grad_bytes = i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT % 2 == 0 ? 2 : 4};
+        int fill = i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT / 2;
 
-        update_case(c, &u, (enum cases_fill)(i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT / 2));
+        u.split = fill >= N_FILL;
+        update_case(c, &u, (enum cases_fill)(fill % N_FILL));
     }
 }
 

@@ -389,6 +389,8 @@ static void fill_convert(Engine__Command *c, const struct engine_command *from)
     c->has_moments = from->clear;
     c->has_from_bf16 = from->from_bf16;
     c->from_bf16 = from->from_bf16;
+    c->has_split = from->split;
+    c->split = from->split;
     c->has_row = c->has_first = c->has_row_elems = 1;
     c->row = from->row;
     c->first = from->first;

@@ -46,6 +46,7 @@ struct engine_command {
     /* CONVERT of a master row also clears the moments, which have the format `moments`. */
     bool clear;
     bool from_bf16; /* CONVERT of a master row: the elements are bf16 */
+    bool split;     /* CONVERT to or from split master weights */
     uint32_t moments, row;
     uint64_t first, row_elems;
     /* Not sent to the engine. kill_run issues the command only when it knows the ends of
