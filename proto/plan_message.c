@@ -12,6 +12,8 @@ void cst_plan_message_fill(Cistern__JobPlan *msg, struct cst_saved_plan *plan)
     msg->micro_batches = plan->micro_batches;
     msg->optimizer = plan->optimizer;
     msg->moments = plan->moments;
+    msg->has_masters = true;
+    msg->masters = plan->masters;
     msg->overlap = plan->overlap;
     msg->grad_over_weight = plan->grad_over_weight;
     msg->n_chunk_elems = plan->n_classes;

@@ -34,6 +34,7 @@ static const struct field for_fields[] = {
     {NARROW(world)},
     {NARROW(micro_batches)},
     {NARROW(optimizer), .names = cst_optimizer_names},
+    {NARROW(masters), .names = cst_masters_names},
     {NARROW(moments), .names = cst_moments_names},
     {NARROW(overlap), .names = cst_overlap_names},
     {NARROW(grad_over_weight), .names = flag_names},
@@ -43,9 +44,9 @@ static const struct field for_fields[] = {
     {WIDE(fingerprint)},
     {.key = NULL},
 };
-static const char *const for_keys[] = {"world",       "micro_batches",    "optimizer", "moments",
-                                       "overlap",     "grad_over_weight", "n_params",  "n_tensors",
-                                       "n_operators", "fingerprint",      NULL};
+static const char *const for_keys[] = {"world",     "micro_batches", "optimizer",        "masters",
+                                       "moments",   "overlap",       "grad_over_weight", "n_params",
+                                       "n_tensors", "n_operators",   "fingerprint",      NULL};
 
 static const struct field plan_fields[] = {
     {NARROW(n_chunks)},

@@ -31,6 +31,7 @@ struct cst_saved_plan {
     uint32_t world;            /* Number of ranks. */
     uint32_t micro_batches;    /* Micro-batches per step, at least 1. */
     uint32_t optimizer;        /* enum cst_optimizer */
+    uint32_t masters;          /* enum cst_masters */
     uint32_t moments;          /* enum cst_moments */
     uint32_t overlap;          /* enum cst_overlap */
     uint32_t grad_over_weight; /* 1: gradients take the place of weights in host memory. */

@@ -248,8 +248,9 @@ static int check_all(struct load *load, const char *path, struct cst_err *err)
 
 /* -- the stream of states ------------------------------------------------------------------- */
 
-/* With gradients in weight rows, or if the model files have fp32, the weights are made from the
- * master weights alone. If moments are converted, their exponents are read with their codes. */
+/* With gradients in weight rows or split masters, or if the model files have fp32, the weights are
+ * made from the master weights alone. If moments are converted, their exponents are read with their
+ * codes. */
 static bool is_written(const struct load *load, uint32_t i)
 {
     const struct cstc_content_entry *entry = &load->content.entries[i];
@@ -260,8 +261,7 @@ static bool is_written(const struct load *load, uint32_t i)
     }
     return entry->weights == NULL ||
            !cst_pattern(load->job->model.tensors[t].pattern)->has_states ||
-           (!load->job->grad_over_weight &&
-            load->weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
+           (!load->job->weights_follow && load->weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
 }
 
 /* True if @entry is decoded here. The daemon encodes it in the format of the job. */

@@ -32,6 +32,7 @@ struct cli_plan_request {
     double flops;           /* --flops: flop/s of the device. */
     const char *on;         /* --on: name of a device in the rates. */
     uint32_t optimizer;     /* --optimizer: enum cst_optimizer. */
+    uint32_t masters;       /* --masters: enum cst_masters. */
     uint32_t moments;       /* --moments: enum cst_moments. */
     uint32_t overlap;       /* --overlap: enum cst_overlap. */
     /* --device-update: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */

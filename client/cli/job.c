@@ -20,7 +20,9 @@ static void print_states(const Cistern__JobInfo *job)
     if (job->optimizer == NULL) { /* An older daemon does not send it. */
         return;
     }
-    (void)printf("states    %s, moments in %s%s%s, %.4g B/parameter%s", job->optimizer,
+    (void)printf("states    %s, %smoments in %s%s%s, %.4g B/parameter%s", job->optimizer,
+                 job->masters != NULL && strcmp(job->masters, "split") == 0 ? "split masters, "
+                                                                            : "",
                  job->moments, job->rounding != NULL ? ", rounded " : "",
                  job->rounding != NULL ? job->rounding : "", job->state_bytes_per_param,
                  job->grad_over_weight ? ", gradients in the place of weights" : "");

@@ -92,6 +92,7 @@ static int open_rank(struct cli *cli, struct ranks *ranks, uint32_t rank, const 
         .micro_batches = d->micro_batches,
         .base = d->base_job,
         .optimizer = (enum cst_optimizer)d->optimizer,
+        .masters = (enum cst_masters)d->masters,
         .moments = (enum cst_moments)d->moments,
         .rounding = (enum cst_rounding)d->rounding,
         .seed = d->seed,

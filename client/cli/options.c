@@ -51,6 +51,8 @@ const struct cst_option cli_options[] = {
     PLAN("context", "N", "preset: tokens of a sequence", CST_U64(AT(plan.context), 1, PRESET_MAX)),
     PLAN("optimizer", "NAME", "adamw (default), adam, lion, sgd",
          CST_NAME(AT(plan.optimizer), 0, cst_optimizer_names)),
+    PLAN("masters", "FORMAT", "fp32 (default), split",
+         CST_NAME(AT(plan.masters), 0, cst_masters_names)),
     PLAN("moments", "FORMAT", "fp32 (default), bf16, mx8",
          CST_NAME(AT(plan.moments), 0, cst_moments_names)),
     PLAN("overlap", "WHEN", "commit (default), early, delayed",

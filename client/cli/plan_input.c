@@ -225,6 +225,7 @@ int cli_plan_input_open(struct cli_plan_input *input, const struct cli *cli, str
     input->config.device_states = wish->device_states;
     input->config.states =
         (struct cst_layout_states){.optimizer = (enum cst_optimizer)wish->optimizer,
+                                   .masters = (enum cst_masters)wish->masters,
                                    .moments = (enum cst_moments)wish->moments,
                                    .two_weights = wish->overlap != CST_OVERLAP_COMMIT,
                                    .grad_over_weight = wish->grad_over_weight};

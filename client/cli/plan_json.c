@@ -90,11 +90,12 @@ static json_t *model_summary(const struct cli_plan_input *input)
 {
     const struct cst_model *model = &input->model.model;
 
-    return json_pack("{s:s, s:i, s:I, s:i, s:i, s:i, s:s, s:s, s:s}", "name", input->model.name,
-                     "world", (int)input->config.world, "n_params", (json_int_t)model->n_params,
-                     "n_tensors", (int)model->n_tensors, "n_operators", (int)model->n_operators,
-                     "micro_batches", (int)input->config.micro_batches, "optimizer",
-                     cst_optimizer_names[input->config.states.optimizer], "moments",
+    return json_pack("{s:s, s:i, s:I, s:i, s:i, s:i, s:s, s:s, s:s, s:s}", "name",
+                     input->model.name, "world", (int)input->config.world, "n_params",
+                     (json_int_t)model->n_params, "n_tensors", (int)model->n_tensors, "n_operators",
+                     (int)model->n_operators, "micro_batches", (int)input->config.micro_batches,
+                     "optimizer", cst_optimizer_names[input->config.states.optimizer], "masters",
+                     cst_masters_names[input->config.states.masters], "moments",
                      cst_moments_names[input->config.states.moments], "overlap",
                      cst_overlap_names[input->config.overlap]);
 }

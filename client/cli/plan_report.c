@@ -271,9 +271,10 @@ static void print_updates(const struct cli_plan_input *input, const struct cst_p
     const struct cst_replay_result *p = &best->predicted;
     char a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
 
-    (void)printf("updates   %s, %s with moments in %s: %s a step, %s of it hidden\n",
+    (void)printf("updates   %s, %s with %smoments in %s: %s a step, %s of it hidden\n",
                  cst_overlap_names[input->config.overlap],
                  cst_optimizer_names[input->config.states.optimizer],
+                 input->config.states.masters == CST_MASTERS_SPLIT ? "split masters and " : "",
                  cst_moments_names[input->config.states.moments],
                  cli_seconds((double)p->update_ns * 1e-9, a),
                  cli_seconds((double)p->update_hidden_ns * 1e-9, b));

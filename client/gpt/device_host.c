@@ -38,6 +38,7 @@ static int host_open_states(struct gpt_device *device, const struct gpt_model *m
         .micro_batches = o->micro_batches,
         .engine_threads = o->engine_threads,
         .optimizer = o->optimizer,
+        .masters = o->masters,
         .moments = o->moments,
         .rounding = o->rounding,
         .seed = o->seed,

@@ -75,6 +75,7 @@ static int table_open(struct gpt_local *local, struct cst_err *err)
                            (unsigned long long)header.total_bytes);
     }
     header.optimizer = (uint32_t)local->config.optimizer;
+    header.masters = (uint32_t)local->config.masters;
     header.moments = (uint32_t)local->config.moments;
     header.rounding = (uint32_t)local->config.rounding;
     header.seed = local->config.seed;
@@ -125,6 +126,19 @@ static bool moment_open(struct gpt_local *local, struct gpt_local_chunk *chunk, 
     return moment->values != NULL;
 }
 
+/* Allocate the master row in its format. False: out of memory. */
+static bool masters_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
+{
+    struct cst_rows *rows = &chunk->rows;
+
+    if (local->config.masters == CST_MASTERS_SPLIT) {
+        rows->remainder = row_get(local, chunk->n_elems, sizeof *rows->remainder);
+        return rows->remainder != NULL;
+    }
+    rows->master = row_get(local, chunk->n_elems, sizeof *rows->master);
+    return rows->master != NULL;
+}
+
 static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
 {
     struct cst_rows *rows = &chunk->rows;
@@ -135,8 +149,7 @@ static bool chunk_open(struct gpt_local *local, struct gpt_local_chunk *chunk)
     if (!ok || !chunk->has_states) {
         return ok;
     }
-    rows->master = row_get(local, chunk->n_elems, sizeof(float));
-    ok = rows->master != NULL && moment_open(local, chunk, 0);
+    ok = masters_open(local, chunk) && moment_open(local, chunk, 0);
     if (ok && cst_table_has_second(local->config.optimizer)) {
         ok = moment_open(local, chunk, 1);
     }
@@ -217,6 +230,7 @@ void gpt_local_states_close(struct gpt_local *local)
         gpt_memory_put(local->chunks[c].rows.weight);
         gpt_memory_put(local->chunks[c].spare);
         gpt_memory_put(local->chunks[c].rows.master);
+        gpt_memory_put(local->chunks[c].rows.remainder);
         gpt_memory_put(local->chunks[c].rows.moments[0].values);
         gpt_memory_put(local->chunks[c].rows.moments[1].values);
         gpt_memory_put(local->chunks[c].rows.grad_f32);

@@ -79,6 +79,7 @@ static void update_share(void *arg, unsigned thread, size_t from, size_t to)
         if (local->chunks[c].has_states) {
             struct cst_tile_work work = tile_work(pass, c, local->adam_step);
 
+            work.rows.weight_in = work.rows.weight;
             if (pass->delayed) {
                 work.rows.weight = local->chunks[c].spare;
             }

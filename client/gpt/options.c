@@ -107,6 +107,11 @@ static const struct cst_option table[] = {
         CST_REAL(AT(beta1), 0, 0.9999999)),
     ROW("beta2", "X", "second parameter of the optimizer (0.95; lion 0.99)",
         CST_REAL(AT(beta2), 1e-6, 0.9999999)),
+    ROW("masters", "FORMAT",
+        "fp32 or split: 4 or 2 bytes per parameter besides the bf16 weights. Split masters have "
+        "the "
+        "same bits, but weights are rounded with ties away from zero (fp32)",
+        CST_NAME(AT(masters), 0, cst_masters_names)),
     ROW("moments", "FORMAT",
         "fp32, bf16 or mx8: 8, 4 or 2.06 bytes per parameter for two moments, half of that for "
         "lion and sgd (fp32)",

@@ -37,6 +37,7 @@ struct gpt_options {
     double clip;          /* limit of the global gradient norm; 0: no clipping */
     double beta1, beta2;  /* of the optimizer; SGD: beta1 is the momentum */
     enum cst_optimizer optimizer;
+    enum cst_masters masters;     /* where the bits of the master weights are */
     enum cst_moments moments;     /* format of the moments */
     enum cst_rounding rounding;   /* rounding of moments that are not fp32; seeded by seed */
     enum cst_overlap overlap;     /* time of the chunks' updates */

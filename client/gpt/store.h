@@ -75,6 +75,7 @@ struct gpt_local_config {
     uint32_t micro_batches;  /* micro-batches per step, at least 1 */
     uint32_t engine_threads; /* threads that reduce and update; 0: one per usable core */
     enum cst_optimizer optimizer;
+    enum cst_masters masters;
     enum cst_moments moments;
     enum cst_rounding rounding; /* rounding of moments that are not fp32 */
     uint64_t seed;              /* seed of stochastic rounding */

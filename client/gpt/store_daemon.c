@@ -316,6 +316,7 @@ static int open_job(struct daemon_store *s, struct gpt_device *device, struct cs
         .micro_batches = device->ops->passes(device),
         .base = options->base,
         .optimizer = options->optimizer,
+        .masters = options->masters,
         .moments = options->moments,
         .rounding = options->rounding,
         .seed = options->seed,

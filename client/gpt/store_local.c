@@ -4,6 +4,7 @@
 #include "client/gpt/local.h"
 
 #include "kernels/math/moments.h"
+#include "kernels/math/split.h"
 #include "proto/optimizers.h"
 
 #include <stdlib.h>
@@ -187,6 +188,19 @@ static int state_at(const struct gpt_local *local, uint32_t tensor, enum cst_sta
     return 0;
 }
 
+static void read_master(const struct gpt_local_chunk *chunk, uint64_t at, uint64_t n, float *data)
+{
+    const struct cst_rows *rows = &chunk->rows;
+
+    if (rows->master != NULL) {
+        memcpy(data, rows->master + at, n * sizeof *data);
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        data[i] = cst_split_join(chunk->newest[at + i], rows->remainder[at + i]);
+    }
+}
+
 static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state state,
                       uint64_t first, uint64_t n_elems, void *data, struct cst_err *err)
 {
@@ -211,7 +225,7 @@ static int local_read(struct gpt_store *store, uint32_t tensor, enum cst_state s
         }
         break;
     case CST_STATE_MASTER:
-        memcpy(data, chunk->rows.master + at, n_elems * sizeof(float));
+        read_master(chunk, at, n_elems, data);
         break;
     case CST_STATE_EXP_AVG:
     case CST_STATE_EXP_AVG_SQ:
@@ -230,7 +244,12 @@ static void write_master(const struct gpt_local *local, struct gpt_local_chunk *
     if (!chunk->has_states) {
         return;
     }
-    memcpy(chunk->rows.master + at, data, n * sizeof(float));
+    if (chunk->rows.master != NULL) {
+        memcpy(chunk->rows.master + at, data, n * sizeof *data);
+    }
+    for (uint64_t i = 0; i < n && chunk->rows.remainder != NULL; i++) {
+        cst_split_cut(data[i], &chunk->rows.weight[at + i], &chunk->rows.remainder[at + i]);
+    }
     for (unsigned which = 0; which < 2; which++) {
         if (chunk->rows.moments[which].values != NULL) {
             cst_moments_clear(local->config.moments, which, at, n, &chunk->rows.moments[which]);
@@ -255,6 +274,10 @@ static int local_write(struct gpt_store *store, uint32_t tensor, enum cst_state 
     }
     switch (state) {
     case CST_STATE_WEIGHT:
+        if (chunk->rows.remainder != NULL) {
+            return cst_err_set(err, CST_EUNSUPPORTED,
+                               "weights are a part of split master weights: write those");
+        }
         /* The weights are written to the newest row, so end a delay first. */
         gpt_local_turn(local);
         memcpy(chunk->rows.weight + at, data, n_elems * sizeof(uint16_t));

@@ -26,13 +26,15 @@ static int check_options(const struct cst_job_spec *spec, struct cst_err *err)
 {
     if ((unsigned)spec->optimizer >= CST_OPTIMIZER_COUNT ||
         (unsigned)spec->moments >= CST_MOMENTS_COUNT ||
+        (unsigned)spec->masters >= CST_MASTERS_COUNT ||
         (unsigned)spec->rounding >= CST_ROUNDING_COUNT ||
         (unsigned)spec->overlap >= CST_OVERLAP_COUNT) {
         return cst_err_set(err, CST_EINVAL,
-                           "job '%s': optimizer %u, moments %u, rounding %u, overlap %u: there are "
-                           "%d, %d, %d and %d",
-                           spec->name, (unsigned)spec->optimizer, (unsigned)spec->moments,
-                           (unsigned)spec->rounding, (unsigned)spec->overlap, CST_OPTIMIZER_COUNT,
+                           "job '%s': optimizer %u, masters %u, moments %u, rounding %u, overlap "
+                           "%u: there are %d, %d, %d, %d and %d",
+                           spec->name, (unsigned)spec->optimizer, (unsigned)spec->masters,
+                           (unsigned)spec->moments, (unsigned)spec->rounding,
+                           (unsigned)spec->overlap, CST_OPTIMIZER_COUNT, CST_MASTERS_COUNT,
                            CST_MOMENTS_COUNT, CST_ROUNDING_COUNT, CST_OVERLAP_COUNT);
     }
     return CST_OK;
@@ -75,6 +77,8 @@ static void fill_options(const struct cst_job_spec *spec, Cistern__JobOpen *msg)
 {
     msg->has_optimizer = msg->has_moments = msg->has_rounding = msg->has_seed = true;
     msg->optimizer = (uint32_t)spec->optimizer;
+    msg->has_masters = true;
+    msg->masters = (uint32_t)spec->masters;
     msg->moments = (uint32_t)spec->moments;
     msg->rounding = (uint32_t)spec->rounding;
     msg->seed = spec->seed;
@@ -187,7 +191,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->micro_batches = spec->micro_batches > 1 ? spec->micro_batches : 1;
     job->optimizer = spec->optimizer;
     job->moments = spec->moments;
-    job->grad_over_weight = spec->grad_over_weight;
+    job->weights_follow = spec->grad_over_weight || spec->masters == CST_MASTERS_SPLIT;
     job->has_base = spec->base != NULL;
     job->overlap = spec->overlap;
     job->initialised = opened->initialised;

@@ -102,10 +102,10 @@ struct cst_job {
     uint32_t micro_batch;         /* Number of the current micro-batch in the step, from 0. */
     enum cst_optimizer optimizer; /* From struct cst_job_spec. */
     enum cst_moments moments;     /* From struct cst_job_spec. */
-    bool grad_over_weight;        /* From struct cst_job_spec. */
-    bool device_states;           /* Some states are on accelerators. */
-    bool has_base;                /* Frozen tensors are those of a base job. */
-    enum cst_overlap overlap;     /* From struct cst_job_spec. */
+    bool weights_follow;      /* Weights cannot be written: they follow from the master weights. */
+    bool device_states;       /* Some states are on accelerators. */
+    bool has_base;            /* Frozen tensors are those of a base job. */
+    enum cst_overlap overlap; /* From struct cst_job_spec. */
     /* Factors of the parameter groups 0 to n_param_groups - 1 (cst_param_groups). */
     uint32_t n_param_groups;
     double lr_factors[CST_MAX_PARAM_GROUPS], decay_factors[CST_MAX_PARAM_GROUPS];

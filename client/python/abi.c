@@ -31,8 +31,8 @@
     F(s, status) A(s, text)
 #define FIELDS_cst_job_spec(F, A, N, s) \
     F(s, name) F(s, rank) F(s, world) F(s, device) F(s, pool_bytes) F(s, chunk_elems) \
-    F(s, timeout_ms) F(s, ttl_s) F(s, micro_batches) F(s, base) F(s, optimizer) F(s, moments) \
-    F(s, rounding) F(s, seed) F(s, overlap) F(s, delay_from) F(s, grad_over_weight) \
+    F(s, timeout_ms) F(s, ttl_s) F(s, micro_batches) F(s, base) F(s, optimizer) F(s, masters) \
+    F(s, moments) F(s, rounding) F(s, seed) F(s, overlap) F(s, delay_from) F(s, grad_over_weight) \
     F(s, device_update_bytes) F(s, device_states) F(s, recompute) F(s, plan_file) \
     F(s, model_config) F(s, adapter_config) F(s, reshape)
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
@@ -186,6 +186,8 @@ static void print_structs(void)
     X(enum cst_optimizer, CST_OPTIMIZER_, ADAMW)                                                   \
     X(enum cst_optimizer, CST_OPTIMIZER_, ADAM)                                                    \
     X(enum cst_optimizer, CST_OPTIMIZER_, LION) X(enum cst_optimizer, CST_OPTIMIZER_, SGD)
+#define ENUM_Masters(X)                                                                            \
+    X(enum cst_masters, CST_MASTERS_, FP32) X(enum cst_masters, CST_MASTERS_, SPLIT)
 #define ENUM_Moments(X)                                                                            \
     X(enum cst_moments, CST_MOMENTS_, FP32)                                                        \
     X(enum cst_moments, CST_MOMENTS_, BF16) X(enum cst_moments, CST_MOMENTS_, MX8)
@@ -208,6 +210,8 @@ static void print_structs(void)
     X(State, enum cst_state, "The states of a tensor.", )                                          \
     X(Optimizer, enum cst_optimizer, "The rule by which a job is updated.",                        \
       case CST_OPTIMIZER_COUNT:)                                                                   \
+    X(Masters, enum cst_masters, "Where the bits of the master weights are stored.",               \
+      case CST_MASTERS_COUNT:)                                                                     \
     X(Moments, enum cst_moments, "Format of the moments of the optimizer.",                        \
       case CST_MOMENTS_COUNT:)                                                                     \
     X(Rounding, enum cst_rounding, "Rounding of moments that are not fp32.",                       \

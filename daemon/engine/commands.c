@@ -150,6 +150,8 @@ static void fill_convert(struct message *m, const struct cst_command *c)
     m->command.row_elems = c->row_elems;
     m->command.has_from_bf16 = c->from_bf16;
     m->command.from_bf16 = c->from_bf16;
+    m->command.has_split = c->split;
+    m->command.split = c->split;
 }
 
 static void fill_message(struct message *m, const struct cst_command *c)

@@ -147,6 +147,8 @@ static void fill_options(const struct cstd_job *job, Cistern__JobDescription *ou
     out->world = job->world;
     out->micro_batches = job->micro_batches;
     out->optimizer = job->options.optimizer;
+    out->has_masters = 1;
+    out->masters = job->options.masters;
     out->moments = job->options.moments;
     out->rounding = job->options.rounding;
     out->seed = job->options.seed;

@@ -23,6 +23,7 @@ int cstd_given_read(const Cistern__JobPlan *message, struct cst_saved_plan *out,
         .world = message->world,
         .micro_batches = message->micro_batches,
         .optimizer = message->optimizer,
+        .masters = message->masters,
         .moments = message->moments,
         .overlap = message->overlap,
         .grad_over_weight = message->grad_over_weight,
@@ -77,6 +78,7 @@ static struct cst_saved_plan facts_of(const struct cstd_job_request *request,
     facts.world = request->world;
     facts.micro_batches = request->micro_batches;
     facts.optimizer = (uint32_t)request->options.optimizer;
+    facts.masters = (uint32_t)request->options.masters;
     facts.moments = (uint32_t)request->options.moments;
     facts.overlap = (uint32_t)request->options.overlap;
     facts.grad_over_weight = request->options.grad_over_weight;

@@ -21,6 +21,9 @@ static int check_numbers(const Cistern__JobOpen *message, struct cst_err *err)
     int rc = check_number("optimizer", message->optimizer, CST_OPTIMIZER_COUNT, err);
 
     if (rc == CST_OK) {
+        rc = check_number("masters", message->masters, CST_MASTERS_COUNT, err);
+    }
+    if (rc == CST_OK) {
         rc = check_number("moments", message->moments, CST_MOMENTS_COUNT, err);
     }
     if (rc == CST_OK) {
@@ -46,6 +49,12 @@ static int check_together(const Cistern__JobOpen *message, struct cst_err *err)
             "grad_over_weight cannot be combined with overlap %s, which needs two rows of weights",
             cst_overlap_names[message->overlap]);
     }
+    if (message->grad_over_weight && message->masters == CST_MASTERS_SPLIT) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "grad_over_weight cannot be combined with masters split: the weights are "
+            "a part of the master weights");
+    }
     if (message->delay_from > 0 && message->overlap != CST_OVERLAP_DELAYED) {
         return cst_err_set(err, CST_EINVAL, "delay_from %" PRIu64 " needs overlap delayed, not %s",
                            message->delay_from, cst_overlap_names[message->overlap]);
@@ -64,6 +73,7 @@ int cstd_job_options_read(const Cistern__JobOpen *message, struct cstd_job_optio
     if (rc == CST_OK) {
         *out = (struct cstd_job_options){
             .optimizer = (enum cst_optimizer)message->optimizer,
+            .masters = (enum cst_masters)message->masters,
             .moments = (enum cst_moments)message->moments,
             .rounding = (enum cst_rounding)message->rounding,
             .seed = message->seed,
@@ -119,6 +129,10 @@ int cstd_job_options_same(const struct cstd_job_options *options,
                        cst_optimizer_names[request->optimizer], err);
 
     if (rc == CST_OK) {
+        rc = same_name(&side, "masters", cst_masters_names[options->masters],
+                       cst_masters_names[request->masters], err);
+    }
+    if (rc == CST_OK) {
         rc = same_name(&side, "moments", cst_moments_names[options->moments],
                        cst_moments_names[request->moments], err);
     }
@@ -147,6 +161,7 @@ struct cst_layout_states cstd_job_options_states(const struct cstd_job_options *
 {
     return (struct cst_layout_states){
         .optimizer = options->optimizer,
+        .masters = options->masters,
         .moments = options->moments,
         .two_weights = options->overlap != CST_OVERLAP_COMMIT,
         .grad_over_weight = options->grad_over_weight,

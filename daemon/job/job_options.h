@@ -9,6 +9,7 @@
 
 struct cstd_job_options {
     enum cst_optimizer optimizer;
+    enum cst_masters masters;   /* Where the bits of master weights are stored. */
     enum cst_moments moments;   /* Storage format of exp_avg and exp_avg_sq. */
     enum cst_rounding rounding; /* Rounding of moments that are not stored in fp32. */
     uint64_t seed;              /* Seed of stochastic rounding. */

@@ -148,7 +148,7 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
         return row->row == CST_ROW_WEIGHT;
     }
     if (row->row == CST_ROW_WEIGHT) { /* Otherwise they are made from the master weights. */
-        return !copy->to->options.grad_over_weight;
+        return !copy->to->options.grad_over_weight && copy->to->options.masters == CST_MASTERS_FP32;
     }
     if (row->row == CST_ROW_EXP_AVG_SQ && !cst_table_has_second(copy->to->options.optimizer)) {
         return false;

@@ -131,6 +131,7 @@ static struct cstd_job_options options_of(const Cistern__JobDescription *from)
 {
     return (struct cstd_job_options){
         .optimizer = (enum cst_optimizer)from->optimizer,
+        .masters = (enum cst_masters)from->masters,
         .moments = (enum cst_moments)from->moments,
         .rounding = (enum cst_rounding)from->rounding,
         .seed = from->seed,

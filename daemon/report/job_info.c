@@ -240,6 +240,7 @@ static void fill_options(const struct cstd_job *job, Cistern__JobInfo *out)
     const struct cstd_job_options *options = &job->options;
 
     out->optimizer = (char *)(uintptr_t)cst_optimizer_names[options->optimizer];
+    out->masters = (char *)(uintptr_t)cst_masters_names[options->masters];
     out->moments = (char *)(uintptr_t)cst_moments_names[options->moments];
     if (options->moments != CST_MOMENTS_FP32) {
         out->rounding = (char *)(uintptr_t)cst_rounding_names[options->rounding];

@@ -183,6 +183,13 @@ struct cst_job_spec {
      * written. */
     const char *base;
     enum cst_optimizer optimizer; /* Equal in all ranks. */
+    /* Where the bits of the master weights are stored. CST_MASTERS_SPLIT saves 2 bytes per
+     * parameter and makes updates shorter, because the weights are a part of the master weights.
+     * Master weights have the same bits; weights are rounded with ties away from zero. Weights of
+     * parameters that are trained can then not be written (CST_STATE_WEIGHT, CST_EUNSUPPORTED),
+     * only master weights. Equal in all ranks. CST_EINVAL: together with grad_over_weight or
+     * device_states. */
+    enum cst_masters masters;
     /* Format of the moments exp_avg and exp_avg_sq. Two moments together take 8 bytes per
      * parameter with fp32, 4 with bf16, and 2.06 with mx8. With mx8, no parameter moves by
      * more than lr in a step of AdamW or Adam. Equal in all ranks. */
@@ -198,7 +205,8 @@ struct cst_job_spec {
     /* Gradients are stored in place of their weights in host memory, which saves 2 bytes per
      * parameter. If a chunk is fetched again after its gradient was handed in, its weights are made
      * from its master weights. Equal in all ranks. CST_EINVAL: there is more than one
-     * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED. */
+     * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, or masters is
+     * CST_MASTERS_SPLIT. */
     bool grad_over_weight;
     /* Device reservation: bytes of this rank's device, in addition to the pool, in which the daemon
      * may update chunks (device updates). The worker must leave this memory free. 0: none.
@@ -216,7 +224,7 @@ struct cst_job_spec {
      * device_update_bytes. If one of these conditions does not hold, cst_job_open or cst_commit
      * returns CST_EINVAL:
      *   - If device_states is a number of bytes, device_update_bytes is a number of bytes, too.
-     *   - The moments are fp32.
+     *   - The moments are fp32, and masters is CST_MASTERS_FP32.
      *   - grad_over_weight is not set. */
     uint64_t device_states;
     /* Hint for the daemon's plan: the worker repeats each forward pass before its backward pass.
@@ -234,9 +242,8 @@ struct cst_job_spec {
      * Statuses:
      *   - cst_job_open, CST_EMISMATCH: one of the four fields named above differs from the plan's
      *     value. The error names the field and both values.
-     *   - cst_job_open, CST_EMISMATCH: world, micro_batches, optimizer, moments, overlap or
-     *     grad_over_weight differs from the plan's value. The error names the field and both
-     *     values.
+     *   - cst_job_open, CST_EMISMATCH: world, micro_batches, optimizer, masters, moments, overlap
+     * or grad_over_weight differs from the plan's value. The error names the field and both values.
      *   - cst_job_open, CST_EMISMATCH: the job was created without this plan.
      *   - cst_commit, CST_EMISMATCH: the declared model is not the model of the plan.
      *   - cst_job_open, CST_EINVAL: `base` is set.

@@ -247,7 +247,7 @@ enum cst_command_kind {
 enum cst_priority { CST_PRIORITY_DEMAND = 0, CST_PRIORITY_PREFETCH = 1, CST_PRIORITY_EVICTION = 2 };
 
 #define CST_COMMAND_MAX_AFTER 8
-#define CST_COMMAND_MAX_ROWS 4
+#define CST_COMMAND_MAX_ROWS 5
 #define CST_COMMAND_MAX_REPLACES 4
 
 struct cst_command_row {
@@ -307,6 +307,9 @@ struct cst_command {
     /* CONVERT: encode fp32 into a moments row of format `moments`; or decode such a row to fp32. */
     bool encode, decode;
     bool from_bf16; /* CONVERT of a master row: the elements at src[0] are bf16, not fp32. */
+    /* CONVERT of a master row: the master weights are split, and dst[0] has remainders. With one
+     * destination: the weights at src[0] and the remainders at src[1] are joined to fp32. */
+    bool split;
     /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
      * weights are written). */
     enum cst_moments moments;

@@ -245,6 +245,7 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
 
     table->grad_bytes = layout->grad_bytes;
     table->optimizer = (uint32_t)layout->states.optimizer;
+    table->masters = (uint32_t)layout->states.masters;
     table->moments = (uint32_t)layout->states.moments;
     table->rounding = (uint32_t)config->rounding;
     table->seed = config->seed;

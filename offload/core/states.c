@@ -45,6 +45,11 @@ static bool is_coded(const struct cst_core *core, enum cst_row row)
     return is_moment(row) && core->layout->states.moments != CST_MOMENTS_FP32;
 }
 
+static bool is_split(const struct cst_core *core)
+{
+    return core->layout->states.masters == CST_MASTERS_SPLIT;
+}
+
 /* Let @command convert the elements [@first, @first + @n_elems) of a moments row of chunk @c.
  * Returns the place where the row begins. */
 static struct cst_place code(const struct cst_core *core, uint32_t c, enum cst_row row,
@@ -204,8 +209,18 @@ static void read_row(const struct cst_core *core, const struct cst_request *requ
             code(core, request->chunk, request->row, request->first, request->n_elems, copy);
         return;
     }
+    if (request->row == CST_ROW_MASTER && is_split(core)) {
+        copy->kind = CST_COMMAND_CONVERT;
+        copy->split = true;
+        copy->n_elems = request->n_elems;
+        copy->src[copy->n_src++] = cst_core_row_place(
+            core, request->chunk, cst_weight_row_newest(core, request->chunk), request->first);
+    }
     copy->src[copy->n_src++] =
         cst_core_row_place(core, request->chunk, request->row, request->first);
+    if (copy->split) {
+        return;
+    }
     if (request->row == CST_ROW_GRAD && core->grad_fp32) {
         copy->kind = CST_COMMAND_CONVERT;
         copy->n_elems = request->n_elems;
@@ -303,6 +318,7 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
     const struct cst_layout_chunk *layout = &core->layout->chunks[chunk];
 
     command->n_elems = n_elems;
+    command->split = is_split(core) && core->chunks[chunk].has_states;
     for (int k = 0; k < 4; k++) {
         if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW) {
             continue;

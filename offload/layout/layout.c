@@ -234,27 +234,33 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
                            config->grad_bytes);
     }
     if (config->states.optimizer >= CST_OPTIMIZER_COUNT ||
-        config->states.moments >= CST_MOMENTS_COUNT) {
-        return cst_err_set(err, CST_EINVAL, "there is no optimizer %d with moments %d",
-                           (int)config->states.optimizer, (int)config->states.moments);
+        config->states.moments >= CST_MOMENTS_COUNT ||
+        config->states.masters >= CST_MASTERS_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "there is no optimizer %d with moments %d, masters %d",
+                           (int)config->states.optimizer, (int)config->states.moments,
+                           (int)config->states.masters);
     }
-    if (config->states.grad_over_weight &&
-        (config->states.two_weights || config->grad_bytes == 4)) {
+    if (config->states.grad_over_weight && (config->states.two_weights || config->grad_bytes == 4 ||
+                                            config->states.masters == CST_MASTERS_SPLIT)) {
         return cst_err_set(
             err, CST_EINVAL,
             "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
-            config->grad_bytes == 4 ? "micro-batches" : "early or delayed updates");
+            config->grad_bytes == 4      ? "micro-batches"
+            : config->states.two_weights ? "early or delayed updates"
+                                         : "split masters, of which the weights are a part");
     }
     if (config->n_devices > CST_LAYOUT_MAX_DEVICES) {
         return cst_err_set(err, CST_EINVAL, "states on %" PRIu32 " accelerators: at most %d",
                            config->n_devices, CST_LAYOUT_MAX_DEVICES);
     }
     if (config->n_devices > 0 &&
-        (config->states.moments != CST_MOMENTS_FP32 || config->states.grad_over_weight)) {
-        return cst_err_set(err, CST_EINVAL,
-                           "states on accelerators (device_states) cannot be combined with %s",
-                           config->states.grad_over_weight ? "gradients in the place of weights"
-                                                           : "moments that are not fp32");
+        (config->states.moments != CST_MOMENTS_FP32 || config->states.grad_over_weight ||
+         config->states.masters != CST_MASTERS_FP32)) {
+        return cst_err_set(
+            err, CST_EINVAL, "states on accelerators (device_states) cannot be combined with %s",
+            config->states.grad_over_weight              ? "gradients in the place of weights"
+            : config->states.masters != CST_MASTERS_FP32 ? "split masters"
+                                                         : "moments that are not fp32");
     }
     if (config->max_classes > CST_LAYOUT_MAX_CLASSES) {
         return cst_err_set(err, CST_EINVAL, "%" PRIu32 " classes of chunks: at most %d are allowed",

@@ -206,10 +206,11 @@ struct cst_layout_use {
 /* Which rows a chunk with states has, and in which format. */
 struct cst_layout_states {
     enum cst_optimizer optimizer; /* LION and SGD have no exp_avg_sq. */
+    enum cst_masters masters;     /* SPLIT: the master row has 16-bit remainders. */
     enum cst_moments moments;     /* Format of exp_avg and exp_avg_sq. */
     bool two_weights;             /* There is a second weight row, for early or delayed updates. */
     /* The gradient uses the weight row, which saves 2 bytes per parameter; see core.h. Not possible
-     * with two_weights or fp32 grad rows. */
+     * with two_weights, fp32 grad rows or split masters. */
     bool grad_over_weight;
 };
 

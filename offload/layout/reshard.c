@@ -364,7 +364,7 @@ static bool same_states(const struct cst_layout *old, const struct cst_layout_st
                         uint32_t grad_bytes)
 {
     return old->grad_bytes == grad_bytes && old->states.optimizer == states->optimizer &&
-           old->states.moments == states->moments &&
+           old->states.moments == states->moments && old->states.masters == states->masters &&
            old->states.two_weights == states->two_weights &&
            old->states.grad_over_weight == states->grad_over_weight;
 }

@@ -26,6 +26,7 @@ uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t g
                               uint64_t n_elems)
 {
     const struct cst_table_header header = {.moments = (uint32_t)states->moments,
+                                            .masters = (uint32_t)states->masters,
                                             .grad_bytes = grad_bytes};
 
     return has_row(states, row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
@@ -35,6 +36,8 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
 {
     uint64_t group = CST_MX8_BLOCK, bytes = (grad_bytes + 2) * group;
 
+    /* Split masters are read together with the weights. */
+    bytes += states->masters == CST_MASTERS_SPLIT ? 2 * group : 0;
     for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
         bytes += 2 * cst_layout_row_bytes(states, grad_bytes, row, group);
     }

@@ -274,7 +274,8 @@ static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cs
 {
     uint64_t bytes = 0;
 
-    if (layout->grad_bytes != 2 || layout->states.grad_over_weight || layout->states.two_weights) {
+    if (layout->grad_bytes != 2 || layout->states.grad_over_weight || layout->states.two_weights ||
+        layout->states.masters == CST_MASTERS_SPLIT) {
         return 0;
     }
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {

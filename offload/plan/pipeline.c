@@ -38,7 +38,8 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
     double states = bytes_per_elem(layout, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ);
 
     count_chunks(m, layout);
-    m->up_bytes = states + layout->grad_bytes;
+    m->up_bytes = states + layout->grad_bytes +
+                  (layout->states.masters == CST_MASTERS_SPLIT ? 2 : 0); /* With the weights. */
     m->down_bytes = states + 2;
     m->fetch_bytes = 0;
     m->n_links = 0;

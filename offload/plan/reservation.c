@@ -36,11 +36,13 @@ int cst_plan_check_reservation(const struct cst_plan_config *c, struct cst_err *
             "states that stay on devices (device_states) need memory for updates "
             "there (device_update_bytes), of a given size unless the plan chooses both");
     }
-    if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight) {
+    if (c->states.moments != CST_MOMENTS_FP32 || c->states.grad_over_weight ||
+        c->states.masters != CST_MASTERS_FP32) {
         return cst_err_set(err, CST_EINVAL,
                            "states that stay on devices (device_states) cannot be combined with %s",
                            c->states.grad_over_weight ? "gradients in the place of weights"
-                                                      : "moments that are not fp32");
+                           : c->states.masters != CST_MASTERS_FP32 ? "split masters"
+                                                                   : "moments that are not fp32");
     }
     return CST_OK;
 }

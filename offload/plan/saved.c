@@ -16,6 +16,7 @@ void cst_plan_saved_job(struct cst_saved_plan *out, const struct cst_model *mode
                                    .world = world,
                                    .micro_batches = micro_batches,
                                    .optimizer = (uint32_t)states->optimizer,
+                                   .masters = (uint32_t)states->masters,
                                    .moments = (uint32_t)states->moments,
                                    .overlap = (uint32_t)overlap,
                                    .grad_over_weight = states->grad_over_weight};

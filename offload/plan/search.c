@@ -84,11 +84,14 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
                            c->rates->n_devices);
     }
     if (c->states.grad_over_weight &&
-        (c->states.two_weights || (c->runtime_only && c->micro_batches > 1))) {
+        (c->states.two_weights || c->states.masters == CST_MASTERS_SPLIT ||
+         (c->runtime_only && c->micro_batches > 1))) {
         return cst_err_set(
             err, CST_EINVAL,
             "gradients in the place of weights (grad_over_weight) cannot be combined with %s",
-            c->states.two_weights ? "early or delayed updates" : "micro-batches");
+            c->states.two_weights                    ? "early or delayed updates"
+            : c->states.masters == CST_MASTERS_SPLIT ? "split masters"
+                                                     : "micro-batches");
     }
     if (c->rates->devices[c->device].flops <= 0) {
         return cst_err_set(err, CST_EINVAL, "rates: device '%s': flops is not known",

@@ -123,7 +123,17 @@ int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    if (!core->layout->states.grad_over_weight || !chunk->has_states) {
+    if (!chunk->has_states) {
+        return CST_OK;
+    }
+    if (row == CST_ROW_WEIGHT && core->layout->states.masters == CST_MASTERS_SPLIT) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "weights of chunk %" PRIu32
+                           " cannot be written, because they are a part "
+                           "of split master weights: write the master weights",
+                           c);
+    }
+    if (!core->layout->states.grad_over_weight) {
         return CST_OK;
     }
     if (row == CST_ROW_MASTER &&

@@ -20,9 +20,11 @@ static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint
 {
     *b = (struct cst_buffers){.max_elems = n_elems};
     for (int row = 0; row < CST_ROW_COUNT; row++) {
+        /* UPDATE reads the weights only as a part of split masters. */
+        bool is_read = row != CST_ROW_WEIGHT || layout->states.masters == CST_MASTERS_SPLIT;
+
         b->in[row] = b->bytes;
-        /* UPDATE does not read the weights. */
-        b->bytes += row == CST_ROW_WEIGHT ? 0 : row_bytes(layout, row, n_elems);
+        b->bytes += is_read ? row_bytes(layout, row, n_elems) : 0;
     }
     for (int row = 0; row < CST_ROW_COUNT; row++) {
         b->out[row] = b->bytes;

@@ -7,6 +7,7 @@
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
  *   exp_avg(_sq)
+ *   split masters: weight, too
  *
  * All commands are issued at once; `after` makes their order. An engine that dies repeats the
  * commands whose completion the daemon has not seen, so nothing may overwrite what such a command
@@ -39,6 +40,7 @@
 
 static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_EXP_AVG_SQ};
 #define N_STATES (sizeof states / sizeof states[0])
+#define N_UP (N_STATES + 2) /* COPYs up: states, gradient, weights. */
 
 static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
 {
@@ -275,16 +277,16 @@ static void enter(const struct cst_core *core, const struct cst_device_reservati
     cst_chunk_update_before(command, &core->chunks[c].update);
 }
 
-/* Copy the row up to the next buffer. Returns the ticket. */
+/* Copy the row up to the next buffer, as @named. Returns the ticket. */
 static uint64_t copy_up(struct cst_core *core, const struct cst_device_reservation *reservation,
-                        uint32_t c, enum cst_row row)
+                        uint32_t c, enum cst_row row, enum cst_row named)
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_DEVICE_UPDATE, .chunk = c, .block = CST_NONE};
     struct cst_command *copy = command_of(core, reservation, CST_COMMAND_COPY, flight);
 
     copy->priority = CST_PRIORITY_PREFETCH;
     copy->src[copy->n_src++] = cst_core_row_place(core, c, row, 0);
-    copy->dst[copy->n_dst++] = place_in(reservation, row);
+    copy->dst[copy->n_dst++] = place_in(reservation, named);
     copy->bytes = row_bytes(core, c, row);
     enter(core, reservation, c, copy);
     return copy->ticket;
@@ -305,8 +307,17 @@ static struct cst_place bring_grad(struct cst_core *core,
         *ticket = 0;
         return cst_kept_gradients_use(core, c);
     }
-    *ticket = copy_up(core, reservation, c, CST_ROW_GRAD);
+    *ticket = copy_up(core, reservation, c, CST_ROW_GRAD, CST_ROW_GRAD);
     return place_in(reservation, CST_ROW_GRAD);
+}
+
+/* The row of the weights before the update: of two weight rows the one that is not written. */
+static enum cst_row weights_before(const struct cst_core *core, const struct cst_update *what)
+{
+    struct cst_place first = cst_core_row_place(core, what->chunk, CST_ROW_WEIGHT, 0);
+    bool written = first.segment == what->weight.segment && first.offset == what->weight.offset;
+
+    return core->two_weights && written ? CST_ROW_WEIGHT_OTHER : CST_ROW_WEIGHT;
 }
 
 static uint64_t update_there(struct cst_core *core,
@@ -316,14 +327,18 @@ static uint64_t update_there(struct cst_core *core,
     struct cst_flight flight = {.kind = CST_FLIGHT_UPDATE_ON_DEVICE,
                                 .chunk = what->chunk,
                                 .block = core->chunks[what->chunk].kept};
-    uint64_t up[1 + N_STATES] = {0};
+    uint64_t up[N_UP] = {0};
     struct cst_place grad = bring_grad(core, reservation, what->chunk, &up[N_STATES]);
     struct cst_command *update;
 
     for (uint32_t i = 0; i < N_STATES; i++) {
         if (core->chunks[what->chunk].device == 0 && has_row(core, what->chunk, states[i])) {
-            up[i] = copy_up(core, reservation, what->chunk, states[i]);
+            up[i] = copy_up(core, reservation, what->chunk, states[i], states[i]);
         }
+    }
+    if (core->layout->states.masters == CST_MASTERS_SPLIT) {
+        up[N_UP - 1] =
+            copy_up(core, reservation, what->chunk, weights_before(core, what), CST_ROW_WEIGHT);
     }
     update = command_of(core, reservation, CST_COMMAND_UPDATE, flight);
     cst_chunk_update_fill(core, update, what);
@@ -331,13 +346,16 @@ static uint64_t update_there(struct cst_core *core,
     name_row(update->in, &update->n_in, CST_ROW_GRAD, grad);
     name_row(update->out, &update->n_out, CST_ROW_WEIGHT,
              place_out(reservation, reservation->next, CST_ROW_WEIGHT));
-    for (uint32_t i = 0; i <= N_STATES; i++) {
+    for (uint32_t i = 0; i < N_UP; i++) {
         cst_command_after(update, up[i]);
     }
     /* Everything is already on the accelerator, so UPDATE itself is the first command that uses the
      * buffer. */
     if (update->n_after == 0) {
         enter(core, reservation, what->chunk, update);
+    }
+    if (up[N_UP - 1] != 0) {
+        name_row(update->in, &update->n_in, CST_ROW_WEIGHT, place_in(reservation, CST_ROW_WEIGHT));
     }
     for (uint32_t i = 0; i < N_STATES; i++) {
         /* Otherwise the table names the row's place: it is on this accelerator, or does not

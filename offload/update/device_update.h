@@ -18,7 +18,7 @@ struct cst_core;
 #define CST_DEVICE_UPDATE_MAX_TRIES 3
 #define CST_DEVICE_UPDATE_COPIES_DOWN (1 + CST_UPDATE_STATES)
 /* Commands of one device update. */
-#define CST_DEVICE_UPDATE_COMMANDS (1 + CST_UPDATE_STATES + 1 + CST_DEVICE_UPDATE_COPIES_DOWN)
+#define CST_DEVICE_UPDATE_COMMANDS (2 + CST_UPDATE_STATES + 1 + CST_DEVICE_UPDATE_COPIES_DOWN)
 
 /* An accelerator's memory for updates. Its buffers are used in turn. */
 struct cst_device_reservation {

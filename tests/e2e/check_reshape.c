@@ -6,6 +6,7 @@
 #include "tests/lib/patience.h"
 #include "tests/lib/suite.h"
 
+#include "kernels/math/split.h"
 #include "cistern/cistern.h"
 #include "proto/cistern.pb-c.h"
 
@@ -223,6 +224,62 @@ START_TEST(moments_change_their_format)
 }
 END_TEST
 
+static void refused(const struct cst_job_spec *spec, int status, const char *words)
+{
+    struct client c;
+
+    ck_assert_int_eq(open_as(&c, spec), status);
+    ck_assert_msg(strstr(c.err.text, words) != NULL, "%s", c.err.text);
+    cst_disconnect(c.client);
+}
+
+/* Master weights can be split and joined, and keep their bits. The weights of split ones are a part
+ * of them, and cannot be written. */
+START_TEST(masters_change_their_format)
+{
+    static const struct cut one = {1, 1};
+    struct states *before = malloc(sizeof *before), *after = malloc(sizeof *after);
+    struct cst_job_spec spec = spec_of(1, true);
+    uint16_t *weights = malloc(ELEMS * sizeof *weights);
+    struct client c;
+
+    ck_assert(before != NULL && after != NULL && weights != NULL);
+    make_job(&one, CST_MOMENTS_FP32, before);
+    spec.masters = CST_MASTERS_SPLIT;
+    open_well(&c, &spec);
+    declare_cut(&c, &one);
+    CHECK(cst_commit(c.job, NULL, &c.err), &c);
+    read_all(&c, &one, after);
+    ck_assert_int_eq(memcmp(before, after, sizeof *before), 0);
+    CHECK(cst_tensor_read(c.job, 0, CST_STATE_WEIGHT, 0, ELEMS, weights, &c.err), &c);
+    for (int i = 0; i < ELEMS; i++) {
+        uint16_t weight;
+        int16_t remainder;
+
+        cst_split_cut(before->master[i], &weight, &remainder);
+        ck_assert_uint_eq(weights[i], weight);
+    }
+    ck_assert_int_eq(cst_tensor_write(c.job, 0, CST_STATE_WEIGHT, 0, 1, weights, &c.err),
+                     CST_EUNSUPPORTED);
+    ck_assert_msg(strstr(c.err.text, "write the master weights") != NULL, "%s", c.err.text);
+    CHECK(cst_tensor_write(c.job, 0, CST_STATE_MASTER, 3, 1, &after->master[5], &c.err), &c);
+    CHECK(cst_tensor_write(c.job, 0, CST_STATE_EXP_AVG, 3, 1, &before->exp_avg[3], &c.err), &c);
+    CHECK(cst_tensor_write(c.job, 0, CST_STATE_EXP_AVG_SQ, 3, 1, &before->exp_avg_sq[3], &c.err),
+          &c);
+    before->master[3] = before->master[5];
+    leave(&c);
+    open_cut(&c, &one, CST_MOMENTS_FP32, true);
+    read_all(&c, &one, after);
+    ck_assert_int_eq(memcmp(before, after, sizeof *before), 0);
+    leave(&c);
+    spec.grad_over_weight = true;
+    refused(&spec, CST_EINVAL, "grad_over_weight cannot be combined with masters split");
+    free(before);
+    free(after);
+    free(weights);
+}
+END_TEST
+
 /* -- what is refused -------------------------------------------------------------------------- */
 
 /* Check that job "j" has the states @expected, and can be opened without `reshape`. */
@@ -238,15 +295,6 @@ static void check_untouched(const struct cut *cut, const struct states *expected
     ck_assert_int_eq(memcmp(now, expected, sizeof *now), 0);
     leave(&c);
     free(now);
-}
-
-static void refused(const struct cst_job_spec *spec, int status, const char *words)
-{
-    struct client c;
-
-    ck_assert_int_eq(open_as(&c, spec), status);
-    ck_assert_msg(strstr(c.err.text, words) != NULL, "%s", c.err.text);
-    cst_disconnect(c.client);
 }
 
 static const struct cut two = {2, 1};
@@ -512,6 +560,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, parts_are_cut_and_joined, 0, CST_MOMENTS_COUNT);
     tcase_add_test(tcase, moments_change_their_format);
+    tcase_add_test(tcase, masters_change_their_format);
     tcase_add_test(tcase, refusals_have_a_reason);
     tcase_add_test(tcase, other_tensors_are_refused);
     tcase_add_loop_test(tcase, a_dead_rank_changes_nothing, 0, 2);

@@ -65,6 +65,7 @@ if ! sparse; then
     same sgd --optimizer sgd
     same early --overlap early --clip 0
     same over --grad-over-weight
+    same split --masters split --moments bf16
     same mixture --experts 4 --top-k 2
 fi
 same micro --micro-batches 2
@@ -108,6 +109,11 @@ for moments in bf16 mx8; do
         perl -MPOSIX -ane '$a = POSIX::strtod($F[0]); $b = POSIX::strtod($F[1]); exit 1 if abs($a - $b) > 1e-2 * $b' ||
         fail "$moments: $(tail -n 9 "$tmp/adamw.losses" | paste - "$tmp/to-$moments.losses")"
 done
+# The master weights of a checkpoint can be split, and joined.
+train to-split --resume "$tmp/adamw/$from" --masters split
+tail -n "$(wc -l <"$tmp/to-split.losses")" "$tmp/adamw.losses" | paste - "$tmp/to-split.losses" |
+    perl -MPOSIX -ane '$a = POSIX::strtod($F[0]); $b = POSIX::strtod($F[1]); exit 1 if abs($a - $b) > 1e-4 * $b' ||
+    fail "split: $(tail -n 9 "$tmp/adamw.losses" | paste - "$tmp/to-split.losses")"
 ! has 'moments were converted' "$tmp/adamw-again.log" || fail "no moments were converted: $(cat "$tmp/adamw-again.log")"
 
 ! has 'warning' "$tmp/adamw-again.log" || fail "the same options are another job: $(cat "$tmp/adamw-again.log")"

@@ -81,6 +81,7 @@ elastic bf16 --moments bf16
 elastic mx8 --moments mx8
 elastic lion --optimizer lion --moments mx8
 elastic over --grad-over-weight
+elastic split --masters split
 elastic early --overlap early --clip 0
 elastic lora --lora 4
 

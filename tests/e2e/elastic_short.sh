@@ -113,7 +113,7 @@ largest() {
     perl -ne "print \"\$1\\n\" if /$2 ([0-9.]+) MiB/" "$tmp/$1.log" | sort -n | tail -n 1 | awk '{ printf "%.0f", $1 * 1048576 }'
 }
 
-kinds=("adamw" "mx8 --moments mx8" "lion --optimizer lion --moments bf16" "over --grad-over-weight")
+kinds=("adamw" "mx8 --moments mx8" "lion --optimizer lion --moments bf16" "over --grad-over-weight" "split --masters split")
 ! sparse || kinds=(adamw)
 declare -A states=() # Bytes of the states of each kind.
 

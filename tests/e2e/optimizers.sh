@@ -116,6 +116,28 @@ for job in early early-micro delayed over; do
 done
 holds over '.grad_over_weight and .state_bytes_per_param == 10'
 
+# Split masters, with each kind of update. Their master weights are those of whole ones until a weight is a tie.
+local_run split --masters split
+reference='split'
+same split --masters split
+holds split '.masters == "split" and .state_bytes_per_param == 14'
+./cistern job split | has '^states    adamw, split masters, moments in fp32, 14 B/parameter' || fail "split: $(./cistern job split)"
+same split-small --masters split --pool 110%
+local_run split-unclipped --masters split --clip 0
+reference=split-unclipped
+same split-early --masters split --clip 0 --overlap early
+holds split-early '.state_bytes_per_param == 16'
+local_run split-delayed --masters split --overlap delayed --optimizer lion --moments bf16
+reference=split-delayed
+same split-delayed --masters split --overlap delayed --optimizer lion --moments bf16
+local_run split-micro --masters split --micro-batches 2 --moments mx8
+reference=split-micro
+same split-micro --masters split --micro-batches 2 --moments mx8
+cmp -s "$tmp/split-micro.weights" "$tmp/split.weights" && fail "mx8 is fp32"
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job no --rank 0 --masters split --grad-over-weight >"$tmp/other.log" 2>&1 &&
+    fail "gradients take the place of a part of the master weights"
+grep -q 'grad_over_weight cannot be combined with masters split' "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
+
 # A rank with other options than the first one is refused with the difference.
 ./cistern-gpt "${model[@]}" --data "$tmp/text" --job over --rank 0 --moments bf16 --grad-over-weight --optimizer lion >"$tmp/other.log" 2>&1 && fail "lion is adamw"
 grep -q "job 'over' was opened with optimizer adamw, not lion as rank 0 wants" "$tmp/other.log" || fail "said: $(cat "$tmp/other.log")"
@@ -130,6 +152,10 @@ for moments in fp32 mx8; do
     same "room-$moments" --moments $moments --device-update 8M --chunk 36864
     holds "room-$moments" '.n_device_updates > 0 and .n_device_updates < .n_updates and .device_update_bytes == 16777216'
 done
+# Split masters are copied up with their weights.
+reference='split'
+same room-split --masters split --device-update 8M --chunk 36864
+holds room-split '.n_device_updates > 0 and .n_device_updates < .n_updates'
 ./cistern stat | has -E '^room-mx8 .* 2 +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s +- +- ' || fail "stat: $(./cistern stat)"
 reference=adamw-fp32
 same room-planned --device-update 8M --device-states 1M

@@ -26,9 +26,11 @@ if ! sparse; then
     same micro 2 --micro-batches 2
     same early 1 --overlap early --clip 0
     same over 1 --grad-over-weight
+    same split 1 --masters split
     same mixture 2 --experts 4 --top-k 2
     same accelerator 2 --device paced
     same reservation 1 --device-update 4M
+    same split-reservation 1 --masters split --device-update 4M --overlap early --clip 0
 fi
 same early-two 2 --overlap early --clip 0 --moments mx8
 same delayed 1 --overlap delayed

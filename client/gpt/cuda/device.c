@@ -48,10 +48,11 @@ static int cuda_open_states(struct gpt_device *device, const struct gpt_model *m
     const struct gpt_options *o = self(device)->options;
 
     if (o->optimizer != CST_OPTIMIZER_ADAMW || o->moments != CST_MOMENTS_FP32 ||
-        o->overlap == CST_OVERLAP_DELAYED) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "--store=local on a GPU: only adamw with fp32 moments, and not delayed; "
-                           "use --store=daemon for others");
+        o->masters != CST_MASTERS_FP32 || o->overlap == CST_OVERLAP_DELAYED) {
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "--store=local on a GPU: only adamw with fp32 masters and moments, and not delayed; "
+            "use --store=daemon for others");
     }
     self(device)->model = model;
     return 0;

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from cistern._abi import Moments, Overlap
+from cistern._abi import Masters, Moments, Overlap
 from cistern._abi import Optimizer as Rule
 from cistern.job import Path
 from cistern.torch.declaration import GroupOf, declare
@@ -73,6 +73,7 @@ def plan(
     units: Collection[str] = (),
     param_group: GroupOf | None = None,
     optimizer: Rule = Rule.ADAMW,
+    masters: Masters = Masters.FP32,
     moments: Moments = Moments.FP32,
     overlap: Overlap = Overlap.COMMIT,
     rates: Path | None = None,
@@ -104,6 +105,7 @@ def plan(
         "--device": in_bytes(pool) or None,
         "--host": in_bytes(host) or None,
         "--optimizer": optimizer.name.lower(),
+        "--masters": masters.name.lower(),
         "--moments": moments.name.lower(),
         "--overlap": overlap.name.lower(),
         "--rates": rates,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cistern._abi import MAX_CONFIG_BYTES, Moments, Overlap, Pattern, State
+from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap, Pattern, State
 from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
 from cistern.job import Job, Path
@@ -44,6 +44,7 @@ def attach(
     param_group: GroupOf | None = None,
     base: str | None = None,
     optimizer: Rule = Rule.ADAMW,
+    masters: Masters = Masters.FP32,
     moments: Moments = Moments.FP32,
     overlap: Overlap = Overlap.COMMIT,
     load: Path | None = None,
@@ -101,6 +102,7 @@ def attach(
         micro_batches=micro_batches,
         base=base,
         optimizer=optimizer,
+        masters=masters,
         moments=moments,
         overlap=overlap,
         model_config=_model_config(model),
