@@ -51,8 +51,8 @@ START_TEST(test_cast_rounds_to_nearest_even)
         bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
         uint16_t want = is_nan ? (uint16_t)((bits >> 16) | 0x40u) : nearest(bits);
 
-        ck_assert_msg(dst[i] == want, "%s: %08x became %04x, not %04x", kernels->isa, bits, dst[i],
-                      want);
+        suite_must(dst[i] == want, "%s: %08x became %04x, not %04x", kernels->isa, bits, dst[i],
+                   want);
     }
 }
 END_TEST
@@ -75,7 +75,7 @@ START_TEST(test_upcast_is_exact)
         uint32_t bits;
 
         memcpy(&bits, &mid[i], sizeof bits);
-        ck_assert_uint_eq(bits, i << 16);
+        suite_must(bits == i << 16, "%s: %04x became %08x", kernels->isa, i, bits);
     }
 }
 END_TEST

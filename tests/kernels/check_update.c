@@ -227,13 +227,14 @@ START_TEST(test_nan_is_canonical)
         cst_moments_decode(how.moments, k, 0, total, &got.moments[k], moments[k]);
     }
     for (size_t i = 0; i < total; i++) {
-        ck_assert_uint_eq(got.weight[i], cst_fp32_to_bf16(got.master[i]));
+        suite_must(got.weight[i] == cst_fp32_to_bf16(got.master[i]), "weight %zu is %04x", i,
+                   got.weight[i]);
         if (isnan(got.master[i])) {
-            ck_assert_uint_eq(truth_bits(got.master[i]), CST_UPDATE_NAN);
+            suite_must(truth_bits(got.master[i]) == CST_UPDATE_NAN, "master weight %zu", i);
             n_nan++;
         }
         if (isnan(moments[0][i])) {
-            ck_assert_uint_eq(truth_bits(moments[0][i]), CST_UPDATE_NAN);
+            suite_must(truth_bits(moments[0][i]) == CST_UPDATE_NAN, "moment %zu", i);
         }
     }
     ck_assert_uint_gt(n_nan, 100);
@@ -395,8 +396,8 @@ START_TEST(test_against_double_precision)
             double off = fabs((double)got.master[i] - exact[i].p);
 
             worst = off > worst ? off : worst;
-            ck_assert_msg(off <= t * (1200 * u * lr + 2.4 * u), "%s: step %d, element %zu: %g off",
-                          kernels->isa, t, i, off);
+            suite_must(off <= t * (1200 * u * lr + 2.4 * u), "%s: step %d, element %zu: %g off",
+                       kernels->isa, t, i, off);
         }
     }
     printf("%s: 200 steps, at most %g from double precision\n", kernels->isa, worst);
@@ -559,9 +560,9 @@ START_TEST(test_at_the_limit)
             fn_of(kernels, how)(&scalars, &random, x.n, &rows, NULL);
         }
         for (size_t i = 0; i < x.n; i++) {
-            ck_assert(isfinite(x.master[i]));
+            suite_must(isfinite(x.master[i]), "master weight %zu", i);
             for (unsigned k = 0; k < (cst_table_has_second(how.optimizer) ? 2u : 1u); k++) {
-                ck_assert(isfinite(truth_load(&x, k, i)));
+                suite_must(isfinite(truth_load(&x, k, i)), "moment %zu", i);
             }
         }
     }

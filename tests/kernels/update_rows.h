@@ -82,13 +82,18 @@ static inline void copy_rows(struct rows *to, const struct rows *from)
 
 static inline void assert_same(const struct rows *got, const struct rows *want)
 {
-    ck_assert_mem_eq(got->grad, want->grad, got->n * sizeof *got->grad);
-    ck_assert_mem_eq(got->grad_fp32, want->grad_fp32, got->n * sizeof *got->grad_fp32);
-    ck_assert_mem_eq(got->master, want->master, got->n * sizeof *got->master);
-    ck_assert_mem_eq(got->weight, want->weight, got->n * sizeof *got->weight);
+    size_t n = got->n;
+
+    suite_must(memcmp(got->grad, want->grad, n * sizeof *got->grad) == 0 &&
+                   memcmp(got->grad_fp32, want->grad_fp32, n * sizeof *got->grad_fp32) == 0,
+               "the gradient changed");
+    suite_must(memcmp(got->master, want->master, n * sizeof *got->master) == 0,
+               "other master weights");
+    suite_must(memcmp(got->weight, want->weight, n * sizeof *got->weight) == 0, "other weights");
     for (int k = 0; k < 2; k++) {
-        ck_assert_mem_eq(got->moments[k].values, want->moments[k].values,
-                         moment_bytes(got->format, got->n));
+        suite_must(memcmp(got->moments[k].values, want->moments[k].values,
+                          moment_bytes(got->format, n)) == 0,
+                   "other values of moment %d", k);
     }
 }
 

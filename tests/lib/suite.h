@@ -33,6 +33,15 @@ bool suite_is_sparse(void);
 unsigned suite_stride(unsigned sparse);
 unsigned suite_first(unsigned sparse);
 
+/* Fail the test with the given words unless @expr is true. For loops of many turns: ck_assert_msg
+ * writes to a pipe even if its condition holds. */
+#define suite_must(expr, ...)                                                                      \
+    do {                                                                                           \
+        if (!(expr)) {                                                                             \
+            ck_abort_msg(__VA_ARGS__);                                                             \
+        }                                                                                          \
+    } while (false)
+
 /* Run the tests of @suite and free it. Prints the tests that fail, with the ends of their logs, and
  * removes the logs in any case. Returns main's exit status. */
 int suite_run(Suite *suite);

@@ -75,10 +75,13 @@ static void assert_same(const Cistern__Batch *expected)
     ck_assert_uint_eq(batch.attempt, expected->attempt);
     ck_assert_uint_eq(batch.n_items, expected->n_items);
     for (size_t i = 0; i < expected->n_items; i++) {
-        ck_assert_uint_eq(batch.items[i].kind, (uint32_t)expected->items[i]->kind);
-        ck_assert_uint_eq(batch.items[i].chunk, expected->items[i]->chunk);
-        ck_assert_uint_eq(batch.items[i].generation, expected->items[i]->generation);
-        ck_assert(batch.items[i].ahead == (expected->items[i]->ahead != 0));
+        const Cistern__BatchItem *item = expected->items[i];
+
+        suite_must(batch.items[i].kind == (uint32_t)item->kind &&
+                       batch.items[i].chunk == item->chunk &&
+                       batch.items[i].generation == item->generation &&
+                       batch.items[i].ahead == (item->ahead != 0),
+                   "item %zu", i);
     }
 }
 
@@ -202,18 +205,19 @@ START_TEST(what_is_written_is_unpacked)
         for (uint32_t k = 0; k < n; k++) {
             const Cistern__ItemResult *r = done->results[k];
 
-            ck_assert_int_eq(r->status, items[k].status);
-            ck_assert(r->has_generation == (items[k].generation != 0));
-            ck_assert_uint_eq(r->generation, items[k].generation);
-            ck_assert_uint_eq(r->slab, items[k].slab);
-            ck_assert_uint_eq(r->offset, items[k].offset);
-            ck_assert(r->hit == items[k].hit);
-            ck_assert(r->has_home_bytes == (items[k].home_bytes != 0));
-            ck_assert_uint_eq(r->home_bytes, items[k].home_bytes);
-            ck_assert(!r->has_home_bytes || (r->home_segment == items[k].home.segment &&
-                                             r->home_offset == items[k].home.offset));
-            ck_assert((r->text != NULL) == (items[k].text != NULL));
-            ck_assert(r->text == NULL || strcmp(r->text, words) == 0);
+            suite_must(r->status == items[k].status &&
+                           r->has_generation == (items[k].generation != 0) &&
+                           r->generation == items[k].generation && r->slab == items[k].slab &&
+                           r->offset == items[k].offset && r->hit == items[k].hit,
+                       "result %u", k);
+            suite_must(r->has_home_bytes == (items[k].home_bytes != 0) &&
+                           r->home_bytes == items[k].home_bytes &&
+                           (!r->has_home_bytes || (r->home_segment == items[k].home.segment &&
+                                                   r->home_offset == items[k].home.offset)),
+                       "home of result %u", k);
+            suite_must((r->text != NULL) == (items[k].text != NULL) &&
+                           (r->text == NULL || strcmp(r->text, words) == 0),
+                       "text of result %u", k);
         }
         cistern__batch_done__free_unpacked(done, NULL);
     }
