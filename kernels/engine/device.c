@@ -180,7 +180,7 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
 
     /* With these limits, sizes in bytes do not overflow. */
     if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
-        c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 3 : 1) ||
+        c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 2 : 1) ||
         c->n_dst > (states ? CSTE_CONVERT_MAX_DST : 1)) {
         return cst_err_set(err, CST_EINVAL,
                            "CONVERT of %" PRIu64 " elements, moments' format %u, to %u rows",

@@ -38,7 +38,7 @@ struct cste_addr {
 
 /* Kinds of conversions of CONVERT. */
 enum cste_device_conversion {
-    /* fp32 or bf16 values to master weights, bf16 weights, and zeroed moments */
+    /* fp32 or bf16 values to master weights, bf16 weights, and zeroed moments, if there are any */
     CSTE_CONVERT_STATES,
     CSTE_CONVERT_WEIGHT, /* fp32 values to bf16 */
     CSTE_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
@@ -59,10 +59,10 @@ struct cste_device_convert {
     struct cste_addr remainder; /* JOIN: the remainders. Otherwise without memory. */
     bool from_bf16;             /* STATES: the values are bf16. */
     bool split;                 /* STATES: the master weights are split; the row has remainders. */
-    /* Destinations. STATES: master, weight, and one or two moments rows. WEIGHT: bf16 weights.
+    /* Destinations. STATES: master, weight, and up to two moments rows. WEIGHT: bf16 weights.
      * ENCODE: the moments row. DECODE and JOIN: fp32 values. */
     struct cste_addr dst[CSTE_CONVERT_MAX_DST];
-    /* Number of destinations: 3 or 4 for STATES, otherwise 1. */
+    /* Number of destinations: 2 to 4 for STATES, otherwise 1. */
     uint32_t n_dst;
     uint64_t n_elems;         /* Number of elements to convert. */
     enum cst_moments moments; /* Format of the moments rows. */

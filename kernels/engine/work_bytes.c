@@ -121,8 +121,7 @@ static int check_convert(struct cste_work *work)
     const struct cste_device_convert *c = &work->convert;
     bool row = c->what == CSTE_CONVERT_ENCODE || c->what == CSTE_CONVERT_DECODE;
 
-    if ((c->what == CSTE_CONVERT_STATES && c->n_dst < 3) ||
-        work->n_src != (c->what == CSTE_CONVERT_JOIN ? 2 : 1)) {
+    if (work->n_src != (c->what == CSTE_CONVERT_JOIN ? 2 : 1)) {
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT with %u sources and %u destinations",
                            work->n_src, c->n_dst);
     }

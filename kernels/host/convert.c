@@ -20,31 +20,31 @@ static struct cst_update_moment row_at(const struct cste_device_convert *c, stru
         .exponents = c->moments == CST_MOMENTS_MX8 ? values + c->row_elems : NULL};
 }
 
-/* Store @n master weights and weights, of elements [first, first + n) of the source. */
-static void convert_weights(const struct cst_kernels *kernels, const struct cste_device_convert *c,
-                            uint64_t first, uint64_t n)
+/* Store master weights of fp32 values, and weights. */
+static void store_fp32(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
-    float *master = (float *)cste_addr_host(c->dst[0]) + first;
+    const float *src = cste_addr_host(c->src);
+    float *master = cste_addr_host(c->dst[0]);
+    uint16_t *weight = cste_addr_host(c->dst[1]);
 
-    if (c->from_bf16) {
-        kernels->upcast(n, (const uint16_t *)cste_addr_host(c->src) + first, master);
-    } else {
-        memcpy(master, (const float *)cste_addr_host(c->src) + first, n * sizeof *master);
+    for (uint64_t first = 0; first < c->n_elems; first += CACHED_ELEMS) {
+        uint64_t left = c->n_elems - first, n = left < CACHED_ELEMS ? left : CACHED_ELEMS;
+
+        memcpy(master + first, src + first, n * sizeof *master);
+        kernels->cast(n, master + first, weight + first);
     }
-    /* From bf16, too: signalling NaNs become quiet. */
-    kernels->cast(n, master, (uint16_t *)cste_addr_host(c->dst[1]) + first);
 }
 
-/* Store @n remainders and weights. */
-static void cut_weights(const struct cste_device_convert *c, uint64_t first, uint64_t n)
+/* Store remainders and weights. */
+static void store_split(const struct cste_device_convert *c)
 {
-    int16_t *remainder = (int16_t *)cste_addr_host(c->dst[0]) + first;
-    uint16_t *weight = (uint16_t *)cste_addr_host(c->dst[1]) + first;
+    int16_t *remainder = cste_addr_host(c->dst[0]);
+    uint16_t *weight = cste_addr_host(c->dst[1]);
     const void *src = cste_addr_host(c->src);
 
-    for (uint64_t i = 0; i < n; i++) {
-        float master = c->from_bf16 ? cst_bf16_to_fp32(((const uint16_t *)src)[first + i])
-                                    : ((const float *)src)[first + i];
+    for (uint64_t i = 0; i < c->n_elems; i++) {
+        float master =
+            c->from_bf16 ? cst_bf16_to_fp32(((const uint16_t *)src)[i]) : ((const float *)src)[i];
 
         cst_split_cut(master, &weight[i], &remainder[i]);
     }
@@ -63,14 +63,13 @@ static void join(const struct cste_device_convert *c)
 
 static void convert_states(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
-    for (uint64_t first = 0; first < c->n_elems; first += CACHED_ELEMS) {
-        uint64_t left = c->n_elems - first, n = left < CACHED_ELEMS ? left : CACHED_ELEMS;
-
-        if (c->split) {
-            cut_weights(c, first, n);
-        } else {
-            convert_weights(kernels, c, first, n);
-        }
+    if (c->split) {
+        store_split(c);
+    } else if (c->from_bf16) {
+        kernels->expand(c->n_elems, cste_addr_host(c->src), cste_addr_host(c->dst[0]),
+                        cste_addr_host(c->dst[1]));
+    } else {
+        store_fp32(kernels, c);
     }
     for (unsigned i = 0; i + 2 < c->n_dst; i++) {
         struct cst_update_moment row = row_at(c, c->dst[i + 2]);

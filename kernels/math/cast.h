@@ -39,8 +39,13 @@ static inline uint16_t cst_fp32_to_bf16(float f)
 typedef void (*cst_cast_fn)(size_t n, const float *src, uint16_t *dst);
 /* Convert @n values of @src to fp32. Rows may begin at any whole element and do not overlap. */
 typedef void (*cst_upcast_fn)(size_t n, const uint16_t *src, float *dst);
+/* Convert @n values of @src to fp32 in @fp32 and round these to bf16 in @bf16: NaNs become quiet,
+ * and other values stay. The stores bypass the cache where rows are aligned. Rows may begin at any
+ * whole element and do not overlap. When the function returns, its stores are ordered before later
+ * ones of the thread. */
+typedef void (*cst_expand_fn)(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16);
 
-/* The variants of cst_cast_fn and cst_upcast_fn for each instruction set. */
+/* The variants of these functions for each instruction set. */
 void cst_cast_ref(size_t n, const float *src, uint16_t *dst);
 void cst_cast_avx2(size_t n, const float *src, uint16_t *dst);
 void cst_cast_avx512(size_t n, const float *src, uint16_t *dst);
@@ -49,5 +54,9 @@ void cst_upcast_ref(size_t n, const uint16_t *src, float *dst);
 void cst_upcast_avx2(size_t n, const uint16_t *src, float *dst);
 void cst_upcast_avx512(size_t n, const uint16_t *src, float *dst);
 void cst_upcast_neon(size_t n, const uint16_t *src, float *dst);
+void cst_expand_ref(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16);
+void cst_expand_avx2(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16);
+void cst_expand_avx512(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16);
+void cst_expand_neon(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16);
 
 #endif

@@ -54,7 +54,7 @@ static bool has_neon(void)
     {                                                                                              \
         .isa = #name, .usable = (has), .update = &cst_update_##name, .reduce = cst_reduce_##name,  \
         .accumulate = cst_accumulate_##name, .accumulate_sum = cst_accumulate_sum_##name,          \
-        .cast = cst_cast_##name, .upcast = cst_upcast_##name,                                      \
+        .cast = cst_cast_##name, .upcast = cst_upcast_##name, .expand = cst_expand_##name,         \
     }
 
 static const struct cst_kernels rows[] = {

@@ -22,6 +22,7 @@ struct cst_kernels {
     cst_accumulate_sum_fn accumulate_sum;
     cst_cast_fn cast;
     cst_upcast_fn upcast;
+    cst_expand_fn expand;
 };
 
 /* Returns all rows, the best one last, and stores their number in *n_out. The rows are constant. */

@@ -55,6 +55,32 @@ void NAME(upcast)(size_t n, const uint16_t *src, float *dst)
     cst_upcast_ref(n - i, src + i, dst + i);
 }
 
+void NAME(expand)(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16)
+{
+    bool stream = cst_vec_can_stream(fp32), stream_bf16 = cst_vec_can_stream(bf16);
+    size_t i = 0;
+
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        struct cst_vec_bits v[CST_VEC_GROUP];
+
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            size_t at = i + (size_t)(j * CST_VEC_LANES);
+            struct cst_vec x = cst_vec_load_bf16(src + at);
+
+            if (stream) {
+                cst_vec_stream(fp32 + at, x);
+            } else {
+                cst_vec_store(fp32 + at, x);
+            }
+            v[j] = to_bf16(x);
+        }
+        cst_vec_store_upper(bf16 + i, v, stream_bf16);
+    }
+    cst_expand_ref(n - i, src + i, fp32 + i, bf16 + i);
+    cst_vec_fence();
+}
+
 /* -- sums ------------------------------------------------------------------------------------- */
 
 /* Operands of a sum. */

@@ -17,6 +17,12 @@ void cst_upcast_ref(size_t n, const uint16_t *src, float *dst)
     }
 }
 
+void cst_expand_ref(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16)
+{
+    cst_upcast_ref(n, src, fp32);
+    cst_cast_ref(n, fp32, bf16);
+}
+
 double cst_reduce_ref(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
 {
     double lanes[CST_SUM_LANES] = {0};

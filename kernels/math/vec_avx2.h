@@ -179,6 +179,11 @@ CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
     _mm256_storeu_ps(at, v.x);
 }
 
+CST_INLINE void cst_vec_stream(float *at, struct cst_vec v)
+{
+    _mm256_stream_ps(at, v.x);
+}
+
 CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
     const __m256i order =

@@ -180,6 +180,11 @@ CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
     _mm512_storeu_ps(at, v.x);
 }
 
+CST_INLINE void cst_vec_stream(float *at, struct cst_vec v)
+{
+    _mm512_stream_ps(at, v.x);
+}
+
 CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
     __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)at);

@@ -179,6 +179,11 @@ CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
     vst1q_f32(at, v.x);
 }
 
+CST_INLINE void cst_vec_stream(float *at, struct cst_vec v)
+{
+    cst_vec_store(at, v);
+}
+
 CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
     uint16x8_t h = vcombine_u16(vld1_u16(at), vdup_n_u16(0));

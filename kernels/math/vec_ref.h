@@ -188,6 +188,12 @@ CST_INLINE void cst_vec_store(float *at, struct cst_vec v)
     *at = v.x;
 }
 
+/* Store past the cache, where that is possible. cst_vec_can_stream must hold for the row. */
+CST_INLINE void cst_vec_stream(float *at, struct cst_vec v)
+{
+    *at = v.x;
+}
+
 CST_INLINE struct cst_vec cst_vec_load_bf16(const uint16_t *at)
 {
     return cst_vec_set(cst_bf16_to_fp32(*at));

@@ -113,6 +113,44 @@ START_TEST(test_variants_agree)
 }
 END_TEST
 
+/* Expansion gives every bf16 its fp32 value, and the bf16 that this is rounded to, with any length
+ * and alignment, and writes no other element. */
+START_TEST(test_expand)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    const size_t total = 65536 + 100;
+    uint16_t *src = hostile_buffer(total * sizeof *src), *bf16 = calloc(total, sizeof *bf16);
+    uint16_t *want16 = calloc(total, sizeof *want16);
+    float *fp32 = calloc(total, sizeof *fp32), *want = calloc(total, sizeof *want);
+    uint64_t state = hostile_seed();
+
+    if (kernels == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < total; i++) {
+        src[i] = (uint16_t)i;
+    }
+    for (int round = 0; round < 20; round++) {
+        size_t from = hostile_next(&state) % 40, to = hostile_next(&state) % 40;
+        size_t to16 = hostile_next(&state) % 40, n = total - 40 - hostile_next(&state) % 60;
+
+        memset(fp32, 0, total * sizeof *fp32);
+        memset(bf16, 0, total * sizeof *bf16);
+        memset(want, 0, total * sizeof *want);
+        memset(want16, 0, total * sizeof *want16);
+        kernels->expand(n, src + from, fp32 + to, bf16 + to16);
+        cst_upcast_ref(n, src + from, want + to);
+        cst_cast_ref(n, want + to, want16 + to16);
+        ck_assert_mem_eq(fp32, want, total * sizeof *fp32);
+        ck_assert_mem_eq(bf16, want16, total * sizeof *bf16);
+    }
+    free(bf16);
+    free(want16);
+    free(fp32);
+    free(want);
+}
+END_TEST
+
 /* The dispatch returns the best usable row, a row by its name, or NULL for an unknown name. */
 START_TEST(test_get_finds_rows)
 {
@@ -182,6 +220,7 @@ int main(void)
     tcase_add_loop_test(cast, test_cast_rounds_to_nearest_even, 0, hostile_n_rows());
     tcase_add_loop_test(cast, test_upcast_is_exact, 0, hostile_n_rows());
     tcase_add_loop_test(cast, test_variants_agree, 0, hostile_n_rows());
+    tcase_add_loop_test(cast, test_expand, 0, hostile_n_rows());
     tcase_add_test(kernels, test_get_finds_rows);
     tcase_add_test(kernels, test_isa_is_limited);
     return hostile_main(suite);
