@@ -39,6 +39,7 @@ static struct cst_core_config config_of(struct cstd_job *job)
         .peer_timeout_ns = (uint64_t)job->timeout_ms * 1000000,
         .policy = policy_of(job),
         .micro_batches = job->micro_batches,
+        .arenas_are_new = memory->arenas_are_new,
         .seed = job->options.seed,
         .rounding = job->options.rounding,
         .reservations = memory->rooms,
@@ -52,6 +53,7 @@ int cstd_job_core_open(struct cstd_job *job, struct cst_err *err)
     struct cst_core_config config = config_of(job);
     int rc = cst_core_open(&job->core, &config, err);
 
+    job->memory.arenas_are_new = false; /* From now on the core knows what is. */
     if (rc == CST_OK) {
         cstd_drift_init(&job->drift, job->plan.valid ? job->plan.step_s : 0);
         cstd_memory_size_table(&job->layout, job->memory.table);

@@ -357,6 +357,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
     memory->population = (struct cstd_population){0};
     memory->kept = request->kept;
     memory->parked = request->kept != NULL;
+    memory->arenas_are_new = request->kept == NULL && request->inherited == NULL;
     memory->gpu_engines = memory->pool_engines = memory->n_rooms = 0;
     for (uint32_t r = 0; r < request->world; r++) {
         const struct cstd_memory_pool *pool = &request->pools[r];

@@ -39,6 +39,8 @@ struct cstd_memory {
     uint32_t *ids;      /* Segment ids in the order of segments, for the core. */
     /* Number of arenas, which are the first of segments; includes arenas of the base. */
     uint32_t n_arenas;
+    /* The arenas were made for this job, and no core has used them yet: they are zero. */
+    bool arenas_are_new;
     /* Engines of accelerators with pools, one bit each. They read each other's gradients. */
     uint32_t pool_engines;
     uint32_t gpu_engines;        /* Engines of all accelerators that the job uses, one bit each. */

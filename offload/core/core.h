@@ -220,6 +220,9 @@ struct cst_core_config {
     /* Initial k: one of every k chunks of a node gets a device update; 0: none. See
      * cst_core_set_interleave. */
     uint32_t interleave;
+    /* The host memory of the job's own arenas is new, and therefore zero. Moments are not cleared
+     * there before they are first written. */
+    bool arenas_are_new;
     uint64_t seed;              /* Seed of stochastic rounding, for the job table. */
     enum cst_rounding rounding; /* Rounding of weights, for the job table. */
 };
@@ -287,7 +290,7 @@ struct cst_command {
     struct cst_place src[CST_CORE_MAX_WORLD];
     uint32_t n_src;
     /* COPY, FILL: one destination. CONVERT: master, weight, exp_avg and exp_avg_sq (if the
-     * optimizer has it). */
+     * optimizer has it), or master and weight if the moments are zero already. */
     struct cst_place dst[4];
     uint32_t n_dst;
     uint64_t bytes;   /* COPY, FILL: number of bytes. */

@@ -104,13 +104,14 @@ static uint32_t count_nodes(const struct cst_layout *layout)
     return n;
 }
 
-static void open_chunks(struct cst_core *core)
+static void open_chunks(struct cst_core *core, bool arenas_are_new)
 {
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_layout_chunk *at = &core->layout->chunks[c];
 
         core->chunks[c].ranks = at->ranks & core->everybody;
         core->chunks[c].has_states = cst_layout_has_states(at);
+        core->chunks[c].moments_are_new = arenas_are_new;
         core->chunks[c].gradient.spilled_rank = CST_NONE;
         core->chunks[c].update.reservation = CST_NONE;
         core->chunks[c].device = at->device;
@@ -189,7 +190,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
         cst_core_close(core);
         return status;
     }
-    open_chunks(core);
+    open_chunks(core, config->arenas_are_new);
 
     *out = core;
     return CST_OK;

@@ -43,6 +43,8 @@ struct cst_chunk {
      * it. */
     uint64_t ranks;
     bool has_states; /* False: the chunk is frozen and has no gradient, sum or update. */
+    /* The rows of moments have the zeros of new memory: nothing was written there. */
+    bool moments_are_new;
     /* Engine of the accelerator that has the chunk's states and makes all its updates; 0: the
      * states are in host memory. */
     uint32_t device;

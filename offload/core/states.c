@@ -309,7 +309,7 @@ static enum cst_row written_row(const struct cst_core *core, uint32_t chunk, enu
 }
 
 /* Add the destinations of a write of master weights: all rows except the gradient, or the weights
- * of a frozen chunk. */
+ * of a frozen chunk. Moments that are zero already stay. */
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
@@ -320,7 +320,8 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
     command->n_elems = n_elems;
     command->split = is_split(core) && core->chunks[chunk].has_states;
     for (int k = 0; k < 4; k++) {
-        if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW) {
+        if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW ||
+            (is_moment(rows[k]) && core->chunks[chunk].moments_are_new)) {
             continue;
         }
         command->dst[command->n_dst++] =
@@ -420,6 +421,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
         cst_chunk_update_before(command, &chunk->update);
         cst_command_after(command, chunk->writes.ticket);
     }
+    chunk->moments_are_new = chunk->moments_are_new && !is_moment(event->row);
     chunk->writes.ticket = command->ticket;
     chunk->writes.n++;
     cst_weight_row_write(chunk, master || event->row == CST_ROW_WEIGHT);

@@ -26,6 +26,7 @@ void cst_chunk_update_place(struct cst_chunk *chunk, enum cst_update_where where
 void cst_chunk_update_issued(struct cst_chunk *chunk, uint64_t ticket)
 {
     chunk->update.ticket = ticket;
+    chunk->moments_are_new = false;
 }
 
 void cst_chunk_update_begin_device(struct cst_chunk *chunk, const struct cst_update *what,
@@ -39,6 +40,7 @@ void cst_chunk_update_issued_down(struct cst_chunk *chunk,
                                   const uint64_t tickets[1 + CST_UPDATE_STATES])
 {
     chunk->update.ticket = tickets[0];
+    chunk->moments_are_new = false;
     for (uint32_t i = 0; i < CST_UPDATE_STATES; i++) {
         chunk->update.states_tickets[i] = tickets[1 + i];
     }

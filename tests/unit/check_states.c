@@ -94,6 +94,37 @@ START_TEST(write_master)
 }
 END_TEST
 
+/* Destinations of a write of master weights of tensor 1. */
+static uint32_t master_rows(void)
+{
+    uint64_t tag = io(CST_EV_WRITE, 1, CST_ROW_MASTER, 0, RIG_CHUNK_ELEMS);
+    uint32_t n = rig_command(&rig, CST_COMMAND_CONVERT, 0)->n_dst;
+
+    rig_drain(&rig);
+    ck_assert_int_eq(rig_status(&rig, tag), CST_OK);
+    return n;
+}
+
+/* Moments in new memory are not cleared, because they are zero, until something else was written
+ * there: moments, or an update. */
+START_TEST(new_moments_are_zero)
+{
+    rig_open_job(
+        &rig, &(struct rig_job){.n_chunks = 4, .world = 1, .n_blocks = 4, .arenas_are_new = true});
+    ck_assert_uint_eq(master_rows(), 2);
+    ck_assert_uint_eq(master_rows(), 2);
+    if (_i == 0) {
+        (void)io(CST_EV_WRITE, 1, CST_ROW_EXP_AVG, 7, 1);
+        ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_dst, 1);
+        rig_drain(&rig);
+    } else {
+        rig_whole_step(&rig, 4, 1);
+        rig_drain(&rig);
+    }
+    ck_assert_uint_eq(master_rows(), 4);
+}
+END_TEST
+
 static uint64_t io_bf16(enum cst_event_kind kind, uint32_t tensor, enum cst_row row)
 {
     return rig_event(&rig, (struct cst_event){.kind = kind,
@@ -442,6 +473,7 @@ static Suite *suite(void)
     tcase_add_test(rows, read_copies);
     tcase_add_test(rows, bad_ranges);
     tcase_add_test(rows, write_master);
+    tcase_add_loop_test(rows, new_moments_are_zero, 0, 2);
     tcase_add_test(rows, write_from_bf16);
     tcase_add_test(rows, write_from_bf16_refused);
     tcase_add_test(rows, writes_are_chained);

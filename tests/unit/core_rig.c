@@ -125,6 +125,7 @@ static void open_pools(struct rig *rig, const struct rig_job *job, struct cst_co
                                       .reservations = job->rooms,
                                       .n_reservations = job->n_rooms,
                                       .interleave = job->interleave,
+                                      .arenas_are_new = job->arenas_are_new,
                                       .policy = policy};
     cst_actions_init(&rig->actions);
     rig->now = 1;

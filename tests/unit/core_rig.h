@@ -34,6 +34,7 @@ struct rig_job {
     enum cst_moments moments;
     const uint32_t *engines; /* per rank: the engine of the rank's pool, as in rig_open_on */
     bool worker_copies;
+    bool arenas_are_new;
     uint64_t gather_bytes;    /* gather_bytes of the core's policy */
     enum cst_overlap overlap; /* with EARLY and DELAYED there are two weight rows */
     uint64_t delay_from;
