@@ -95,6 +95,10 @@ void cstc_differences(const Cistern__JobDescription *saved, const Cistern__JobOp
         add(&text, "rounding was %s, now %s", cst_rounding_names[saved->rounding],
             cst_rounding_names[job->rounding]);
     }
+    if (saved->masters != job->masters && saved->masters < CST_MASTERS_COUNT) {
+        add(&text, "masters were %s, now %s", cst_masters_names[saved->masters],
+            cst_masters_names[job->masters]);
+    }
     compare_overlap(&text, saved, job);
     compare_configs(&text, CSTC_MODEL_CONFIG_NAME, saved->model_config, job->model_config);
     compare_configs(&text, CSTC_ADAPTER_CONFIG_NAME, saved->adapter_config, job->adapter_config);

@@ -9,8 +9,9 @@
 #include <stddef.h>
 
 /* Append to the text in @out, of at most @bytes with the terminator, the options of @job that are
- * not those of @saved and change the results: seed, rounding, delayed updates, and the keys of the
- * configurations that both have. "; " is between the differences. What does not fit is cut off. */
+ * not those of @saved and change the results: seed, rounding, masters, delayed updates, and the
+ * keys of the configurations that both have. "; " is between the differences. What does not fit is
+ * cut off. */
 void cstc_differences(const Cistern__JobDescription *saved, const Cistern__JobOpen *job, char *out,
                       size_t bytes);
 

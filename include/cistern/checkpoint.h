@@ -97,8 +97,9 @@ struct cst_load_result {
      * was made, or they are unknown. */
     struct cst_hyper_params params;
     /* What differs from the saved job and may not be intended, for a person to read: the seed, the
-     * rounding of moments, delayed updates, and keys of model_config and adapter_config. Also a
-     * newer checkpoint of the directory that is not whole. "": nothing. */
+     * rounding of moments, split or whole master weights, delayed updates, and keys of model_config
+     * and adapter_config. Also a newer checkpoint of the directory that is not whole. "": nothing.
+     */
     char warning[512];
 };
 

@@ -129,6 +129,7 @@ warned() {
 }
 warned 'the seed was 7, now 9' --seed 9
 warned 'rounding was stochastic, now nearest' --rounding nearest
+warned 'masters were fp32, now split' --masters split
 warned 'updates were not delayed, now they are' --overlap delayed
 warned 'the learning rate was' --lr 0.01
 warned 'beta1 was 0.9 .* 0.5' --beta1 0.5

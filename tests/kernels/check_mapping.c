@@ -166,7 +166,7 @@ START_TEST(test_wrappers)
     huge.n_elems = huge.row_elems = UINT64_MAX / 2;
     odd_dst.dst[3] = odd;
     beyond.first = 1;
-    few.n_dst = 2;
+    few.n_dst = 1;
     format.moments = CST_MOMENTS_COUNT;
 
     ck_assert_int_eq(cste_device_copy(&device, 0, start, end, 0, &err), CST_OK);

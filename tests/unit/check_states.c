@@ -118,6 +118,7 @@ START_TEST(new_moments_are_zero)
         ck_assert_uint_eq(rig_command(&rig, CST_COMMAND_COPY, 0)->n_dst, 1);
         rig_drain(&rig);
     } else {
+        rig_start(&rig, 1);
         rig_whole_step(&rig, 4, 1);
         rig_drain(&rig);
     }
