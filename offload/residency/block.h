@@ -98,8 +98,9 @@ struct cst_part {
      * then spilled for fetches only, which get the error. */
     bool spill_failed;
     /* Changed by lookahead.c. */
-    uint32_t n_ahead;   /* Number of weights that the trace expects before the edge of `victims`. */
-    uint32_t n_claimed; /* Number of blocks that gradients expected before the edge will take. */
+    uint32_t
+        n_ahead; /* Number of weights that the trace expects before the horizon of `victims`. */
+    uint32_t n_claimed; /* Number of blocks that gradients expected before the horizon will take. */
     struct cst_queue demand; /* Fetches that wait for a block of the part. */
     /* Fetches ahead that wait for a block of the part; served after `demand`. */
     struct cst_queue ahead;

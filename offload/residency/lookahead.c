@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a pool knows of the requests that are expected next.
  *
- * Each part of a pool has an edge, the time up to which all expected requests have been handled:
+ * Each part of a pool has a horizon, the time up to which all expected requests have been handled:
  * their weights are in blocks or on their way, and the gradients that will be opened have claims:
  *
- *   now ---- inside: n_ahead weights, n_claimed gradients ---- edge ---- available for eviction
+ *   now ---- inside: n_ahead weights, n_claimed gradients ---- horizon ---- available for eviction
  *
- * Nothing here starts a load: prefetch.c moves the edge on. */
+ * Nothing here starts a load: prefetch.c moves the horizon on. */
 #include "offload/residency/lookahead.h"
 
 /* Maximum number of bytes of unrequested loads in flight, unless fewer than IN_FLIGHT_LEAST
@@ -63,7 +63,7 @@ bool cst_lookahead_catch_up(struct cst_pool *pool)
 
         part->n_ahead = 0;
         part->n_claimed = 0;
-        cst_victims_reset_edge(&part->victims, cst_trace_now(pool->trace));
+        cst_victims_reset_horizon(&part->victims, cst_trace_now(pool->trace));
         for (uint32_t b = part->head[CST_BLOCK_RESIDENT]; b != CST_NONE; b = pool->blocks[b].next) {
             cst_block_review(pool, b);
         }
@@ -85,7 +85,7 @@ static void pass(struct cst_pool *pool, uint64_t time)
         cst_lookahead_opened(pool, entry.chunk);
         return;
     }
-    part->n_ahead -= time < part->victims.edge;
+    part->n_ahead -= time < part->victims.horizon;
     if (pool->weight_of[entry.chunk] != CST_NONE) {
         cst_block_review(pool, pool->weight_of[entry.chunk]);
     }
@@ -111,25 +111,26 @@ void cst_lookahead_follow(struct cst_rank *rank, uint32_t chunk, bool grad)
         pass(pool, time);
     }
     for (uint32_t k = 0; k < pool->n_parts; k++) {
-        if (pool->parts[k].victims.edge < now) {
-            cst_victims_reset_edge(&pool->parts[k].victims, now);
+        if (pool->parts[k].victims.horizon < now) {
+            cst_victims_reset_horizon(&pool->parts[k].victims, now);
         }
     }
 }
 
-/* Move the edge back to @time, because a block that was used then is given up. */
+/* Move the horizon back to @time, because a block that was used then is given up. */
 static void retreat(struct cst_pool *pool, struct cst_part *part, uint64_t time)
 {
-    uint64_t edge = part->victims.edge;
+    uint64_t horizon = part->victims.horizon;
 
-    if (pool->epoch != pool->trace->epoch || time >= edge || time < cst_trace_now(pool->trace) ||
+    if (pool->epoch != pool->trace->epoch || time >= horizon || time < cst_trace_now(pool->trace) ||
         !cst_victims_retreat(&part->victims, time)) {
         return;
     }
-    while (edge-- > time) {
+    while (horizon-- > time) {
         struct cst_trace_entry entry;
 
-        if (!cst_trace_at(pool->trace, edge, &entry) || cst_pool_part(pool, entry.chunk) != part) {
+        if (!cst_trace_at(pool->trace, horizon, &entry) ||
+            cst_pool_part(pool, entry.chunk) != part) {
             continue;
         }
         if (entry.grad) {
@@ -171,11 +172,11 @@ static const char *check_part(const struct cst_pool *pool, uint32_t k)
     uint32_t n_ahead = 0;
     uint32_t n_claimed = 0;
 
-    for (uint64_t time = cst_trace_now(pool->trace); time < part->victims.edge; time++) {
+    for (uint64_t time = cst_trace_now(pool->trace); time < part->victims.horizon; time++) {
         struct cst_trace_entry entry;
 
         if (!cst_trace_at(pool->trace, time, &entry)) {
-            return "the edge is in what is expected";
+            return "the horizon is in what is expected";
         }
         n_ahead += !entry.grad && pool->chunks[entry.chunk].size_class == k;
     }
@@ -185,7 +186,7 @@ static const char *check_part(const struct cst_pool *pool, uint32_t k)
             return "a gradient that has a block claims none";
         }
     }
-    return n_ahead != part->n_ahead       ? "weights before the edge are counted"
+    return n_ahead != part->n_ahead       ? "weights before the horizon are counted"
            : n_claimed != part->n_claimed ? "claims are counted"
                                           : NULL;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a pool knows of the requests that are expected next: its edges and claims (lookahead.c). The
- * numbers are in struct cst_pool. Called by fetch, prefetch and eviction. */
+/* What a pool knows of the requests that are expected next: its horizons and claims (lookahead.c).
+ * The numbers are in struct cst_pool. Called by fetch, prefetch and eviction. */
 #ifndef CST_LOOKAHEAD_H
 #define CST_LOOKAHEAD_H
 
@@ -18,9 +18,9 @@ void cst_lookahead_opened(struct cst_pool *pool, uint32_t chunk);
 /* Weights that are used next at @next are no longer in a block of @part. */
 void cst_lookahead_evicted(struct cst_pool *pool, uint32_t part, uint64_t next);
 
-/* The gradient of @chunk is expected before the edge: it claims a block, unless it has one. */
+/* The gradient of @chunk is expected before the horizon: it claims a block, unless it has one. */
 void cst_lookahead_claim(struct cst_pool *pool, uint32_t chunk);
-/* The edge moves past the use of @chunk's weights. */
+/* The horizon moves past the use of @chunk's weights. */
 void cst_lookahead_passed(struct cst_pool *pool, uint32_t chunk);
 
 /* Adopt the times of the trace, if enough expected requests have paid for the review of all

@@ -2,8 +2,8 @@
 /* Prefetch: weights that the trace expects are loaded before they are asked for, as far ahead as
  * blocks allow.
  *
- * The edge of a part (lookahead.c) moves on as long as there is a block that is used only after it
- * and that no claim needs.
+ * The horizon of a part (lookahead.c) moves on as long as there is a block that is used only after
+ * it and that no claim needs.
  *
  * If the blocks are full of gradients that wait for other ranks and nothing inside is being loaded,
  * one of these gradients is spilled (spill.c), as for a fetch.
@@ -19,7 +19,7 @@
 #include "offload/residency/waiting.h"
 #include "proto/patterns.h"
 
-/* If fewer weights than this are inside the edge, gradients are spilled to free blocks. */
+/* If fewer weights than this are inside the horizon, gradients are spilled to free blocks. */
 #define SOON 2
 
 /* -- look-ahead ------------------------------------------------------------------------------- */
@@ -42,11 +42,11 @@ static bool provide(struct cst_core *core, uint32_t rank, uint32_t chunk, uint64
     return cst_lookahead_can_load(part) && cst_load_ahead(core, rank, chunk, time);
 }
 
-/* Move the edge past one entry. False: it must wait. */
+/* Move the horizon past one entry. False: it must wait. */
 static bool advance(struct cst_core *core, uint32_t rank, struct cst_part *part)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;
-    uint64_t time = part->victims.edge;
+    uint64_t time = part->victims.horizon;
     struct cst_trace_entry entry;
     bool of_use;
 
@@ -83,7 +83,7 @@ static void spill_early(struct cst_core *core, uint32_t rank, uint32_t k)
     if (part->count[CST_BLOCK_PENDING] > 0 && !part->spill_failed &&
         part->count[CST_BLOCK_SPILLING] + part->count[CST_BLOCK_REDUCING] == 0 &&
         part->n_foreseen < cst_lookahead_most_in_flight(part) &&
-        cst_trace_at(pool->trace, part->victims.edge, &entry)) {
+        cst_trace_at(pool->trace, part->victims.horizon, &entry)) {
         (void)cst_spill_begin(core, rank, k);
     }
 }

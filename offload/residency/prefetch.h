@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads that nobody has asked for yet. Owns nothing: the edges are in
+/* Loads that nobody has asked for yet. Owns nothing: the horizons are in
  * offload/residency/lookahead.h. Called by fetch. */
 #ifndef CST_PREFETCH_H
 #define CST_PREFETCH_H

@@ -50,7 +50,7 @@ static bool have(const struct cst_victims *victims, uint32_t id)
 
 static void count(struct cst_victims *victims, uint32_t id)
 {
-    if (victims->v[id].cost != CST_VICTIM_STAYS && victims->v[id].next < victims->edge) {
+    if (victims->v[id].cost != CST_VICTIM_STAYS && victims->v[id].next < victims->horizon) {
         victims->counted[id] = victims->serial;
         victims->n_inside++;
     }
@@ -137,38 +137,39 @@ uint32_t cst_victims_choose(const struct cst_victims *victims, uint64_t now, uin
     return top(victims, CST_VICTIM_STAYS, limit);
 }
 
-/* -- edge ------------------------------------------------------------------------------------- */
+/* -- horizon -------------------------------------------------------------------------------------
+ */
 
-void cst_victims_reset_edge(struct cst_victims *victims, uint64_t edge)
+void cst_victims_reset_horizon(struct cst_victims *victims, uint64_t horizon)
 {
     victims->serial++;
     victims->n_inside = 0;
-    victims->edge = edge;
+    victims->horizon = horizon;
 }
 
 void cst_victims_pass(struct cst_victims *victims, uint32_t id)
 {
-    victims->edge++;
+    victims->horizon++;
     if (id != NONE && have(victims, id) && victims->counted[id] != victims->serial) {
         count(victims, id);
     }
 }
 
-static bool reaches(const struct cst_victims *victims, enum cst_victim_cost cost, uint64_t edge)
+static bool reaches(const struct cst_victims *victims, enum cst_victim_cost cost, uint64_t horizon)
 {
     const struct cst_heap_item *item = cst_heap_top(&victims->heaps[cost]);
 
-    return item != NULL && victims->v[item->id].next >= edge;
+    return item != NULL && victims->v[item->id].next >= horizon;
 }
 
-bool cst_victims_retreat(struct cst_victims *victims, uint64_t edge)
+bool cst_victims_retreat(struct cst_victims *victims, uint64_t horizon)
 {
     /* With LRU the heaps are not ordered by next use, so they cannot answer the question. */
-    if (victims->eviction == CST_EVICT_LRU || reaches(victims, CST_VICTIM_CHEAP, edge) ||
-        reaches(victims, CST_VICTIM_DEAR, edge)) {
+    if (victims->eviction == CST_EVICT_LRU || reaches(victims, CST_VICTIM_CHEAP, horizon) ||
+        reaches(victims, CST_VICTIM_DEAR, horizon)) {
         return false;
     }
-    victims->edge = edge;
+    victims->horizon = horizon;
     return true;
 }
 
@@ -187,8 +188,8 @@ const char *cst_victims_check(const struct cst_victims *victims, uint32_t n_bloc
         bool counted = victims->counted[id] == victims->serial;
 
         n_inside += counted;
-        if (counted && (!have(victims, id) || victims->v[id].next >= victims->edge)) {
-            return "what is wanted before the edge is inside";
+        if (counted && (!have(victims, id) || victims->v[id].next >= victims->horizon)) {
+            return "what is wanted before the horizon is inside";
         }
     }
     return n != victims->n || n_inside != victims->n_inside ? "victims are counted" : NULL;

@@ -3,8 +3,8 @@
  * block is that of loading its contents again, divided by the time until its next use. Blocks whose
  * pattern `stays` go last.
  *
- * Also keeps the books of prefetch: blocks that are used before `edge` are inside, the others are
- * available. O(log n) per operation. */
+ * Also keeps the books of prefetch: blocks that are used before `horizon` are inside, the others
+ * are available. O(log n) per operation. */
 #ifndef CST_VICTIM_H
 #define CST_VICTIM_H
 
@@ -33,9 +33,9 @@ struct cst_victims {
     uint64_t *counted;    /* Per id: equals serial if the block counts in n_inside; owned. */
     /* Current value of valid entries of `counted`. */
     uint64_t serial;
-    uint64_t edge;     /* Time of the trace up to which prefetch has looked. */
+    uint64_t horizon;  /* Time of the trace up to which prefetch has looked. */
     uint32_t n;        /* Blocks that may be evicted, without those that stay. */
-    uint32_t n_inside; /* Blocks counted in n that are used before edge. */
+    uint32_t n_inside; /* Blocks counted in n that are used before horizon. */
 };
 
 /* Make room for ids below @n_blocks. CST_ENOMEM: nothing is owned. */
@@ -55,13 +55,13 @@ void cst_victims_remove(struct cst_victims *victims, uint32_t id);
 #define CST_VICTIM_ANY UINT64_MAX
 uint32_t cst_victims_choose(const struct cst_victims *victims, uint64_t now, uint64_t limit);
 
-/* Set the edge to @edge, before which nothing is used, with no blocks inside. */
-void cst_victims_reset_edge(struct cst_victims *victims, uint64_t edge);
-/* Move the edge on by one, past the use of block @id (UINT32_MAX: of no block). */
+/* Set the horizon to @horizon, before which nothing is used, with no blocks inside. */
+void cst_victims_reset_horizon(struct cst_victims *victims, uint64_t horizon);
+/* Move the horizon on by one, past the use of block @id (UINT32_MAX: of no block). */
 void cst_victims_pass(struct cst_victims *victims, uint32_t id);
-/* Move the edge back to @edge. False, and nothing is changed: a block that is inside would no
+/* Move the horizon back to @horizon. False, and nothing is changed: a block that is inside would no
  * longer be. */
-bool cst_victims_retreat(struct cst_victims *victims, uint64_t edge);
+bool cst_victims_retreat(struct cst_victims *victims, uint64_t horizon);
 
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_victims_check(const struct cst_victims *victims, uint32_t n_blocks);

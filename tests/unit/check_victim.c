@@ -94,11 +94,11 @@ START_TEST(lru)
 }
 END_TEST
 
-/* Blocks whose next use is before the edge are inside, whether they came before the edge moved or
- * after. The edge moves back if no block is behind it. */
-START_TEST(edge)
+/* Blocks whose next use is before the horizon are inside, whether they came before the horizon moved
+ * or after. The horizon moves back if no block is behind it. */
+START_TEST(horizon)
 {
-    cst_victims_reset_edge(&victims, 100);
+    cst_victims_reset_horizon(&victims, 100);
     put(0, CST_VICTIM_DEAR, 100, 1);
     put(1, CST_VICTIM_DEAR, 102, 1);
     put(2, CST_VICTIM_STAYS, 101, 1);
@@ -106,7 +106,7 @@ START_TEST(edge)
     cst_victims_pass(&victims, 0);
     cst_victims_pass(&victims, 2);
     cst_victims_pass(&victims, 1);
-    ck_assert_uint_eq(victims.edge, 103);
+    ck_assert_uint_eq(victims.horizon, 103);
     ck_assert_uint_eq(victims.n_inside, 2);
     ck_assert_uint_eq(victims.n, 2);
     put(3, CST_VICTIM_CHEAP, 101, 1);
@@ -117,7 +117,7 @@ START_TEST(edge)
     ck_assert_uint_eq(victims.n_inside, 2);
     put(0, CST_VICTIM_DEAR, 110, 1); /* the block was used */
     ck_assert_uint_eq(victims.n_inside, 1);
-    cst_victims_reset_edge(&victims, 102);
+    cst_victims_reset_horizon(&victims, 102);
     ck_assert_uint_eq(victims.n_inside, 0);
     ck_assert_ptr_null(cst_victims_check(&victims, IDS));
 }
@@ -132,7 +132,7 @@ static Suite *suite(void)
     tcase_add_test(tc, bytes_weigh);
     tcase_add_test(tc, limits);
     tcase_add_test(tc, lru);
-    tcase_add_test(tc, edge);
+    tcase_add_test(tc, horizon);
     return s;
 }
 
