@@ -170,6 +170,10 @@ static void print_head(const Cistern__JobInfo *job)
     if (job->has_micro_batches) {
         (void)printf("step      of %u micro-batches, gradients in fp32\n", job->micro_batches);
     }
+    if (job->has_n_edges) {
+        (void)printf("edges     %u with %s of host memory\n", job->n_edges,
+                     cli_bytes(job->edge_bytes, params));
+    }
     print_base(job);
     if (job->waits_for != NULL) {
         (void)printf("waits     for %s\n", job->waits_for);

@@ -386,6 +386,48 @@ static int get_arenas(struct cst_job *job, struct cst_err *err)
     return rc;
 }
 
+/* Map the edges of a reply. */
+static int take_edges(struct cst_job *job, struct cst_err *why)
+{
+    const Cistern__EdgePart *part = (const Cistern__EdgePart *)job->call.reply;
+    uint32_t left = cstc_edge_count(job) - job->commit.n_edges;
+    int rc = CST_OK;
+
+    if (part->first != job->commit.n_edges || part->n_edge == 0 || part->n_edge > left ||
+        part->n_edge != part->n_bytes || part->n_edge != job->call.n_fds) {
+        return cst_err_set(why, CST_EPROTO, "a page of %zu edges from %u with %u fds, %u are left",
+                           part->n_edge, part->first, job->call.n_fds, left);
+    }
+    for (uint32_t i = 0; i < part->n_edge && rc == CST_OK; i++) {
+        rc = cstc_edge_map(job, part->edge[i], job->call.fds[i], part->bytes[i], why);
+        job->commit.n_edges += rc == CST_OK;
+    }
+    return rc;
+}
+
+static int ask_edges(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__EdgeGet msg = CISTERN__EDGE_GET__INIT;
+
+    msg.first = job->commit.n_edges;
+    return ask_memory(job, CISTERN__MSG_TYPE__MSG_EDGE, &msg.base, CISTERN__MSG_TYPE__MSG_EDGE_PART,
+                      &cistern__edge_part__descriptor, err);
+}
+
+static int get_edges(struct cst_job *job, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    while (rc == CST_OK && job->commit.n_edges < cstc_edge_count(job)) {
+        if (job->call.state == CSTC_CALL_IDLE) {
+            rc = ask_edges(job, err);
+        }
+        rc = rc == CST_OK ? take_memory(job, take_edges, err) : rc;
+    }
+    job->call.max_fds = job->call.state == CSTC_CALL_IDLE ? 0 : job->call.max_fds;
+    return rc;
+}
+
 static int make_leases(struct cst_job *job, struct cst_err *err)
 {
     uint32_t n = job->model.n_operators;
@@ -430,7 +472,8 @@ int cstc_job_advance_commit(struct cst_job *job, struct cst_err *err)
     int (*const phases[])(struct cst_job *, struct cst_err *) = {
         [CSTC_COMMIT_DECLARE] = declare_some, [CSTC_COMMIT_COMMIT] = commit_declared,
         [CSTC_COMMIT_LAYOUT] = get_layout,    [CSTC_COMMIT_POOL] = get_pool,
-        [CSTC_COMMIT_ARENAS] = get_arenas,    [CSTC_COMMIT_LEASES] = make_leases,
+        [CSTC_COMMIT_EDGES] = get_edges,      [CSTC_COMMIT_ARENAS] = get_arenas,
+        [CSTC_COMMIT_LEASES] = make_leases,
     };
     int rc = CST_OK;
 
@@ -455,6 +498,7 @@ void cstc_job_uncommit(struct cst_job *job)
     for (uint32_t i = 0; job->slabs != NULL && i < job->n_slabs; i++) {
         cstc_segment_unmap(&job->slabs[i]);
     }
+    cstc_edge_close(job);
     cst_sequence_close(&job->sequence);
     memset(&job->sequence, 0, sizeof job->sequence);
     memset(&job->commit, 0, sizeof job->commit);

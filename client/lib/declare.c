@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls with which a worker declares its groups, tensors and operators. They are added to the
- * job's struct cst_model, which checks them as the daemon will. Here only that is checked which a
- * model cannot express: negative numbers, the type, lists of ranks, and pointers that are NULL. */
+/* The calls with which a worker declares its groups, edges, tensors and operators. They are added
+ * to the job's struct cst_model, which checks them as the daemon will. Here only that is checked
+ * which a model cannot express: negative numbers, the type, lists of ranks, and pointers that are
+ * NULL. */
 #include "client/lib/job.h"
+#include "offload/layout/edge.h"
 
 static int check_declaring(struct cst_job *job)
 {
@@ -32,6 +34,28 @@ int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks)
         rc = cst_model_group(&job->model, group, &job->declare_err);
     }
     return rc == CST_OK ? (int)job->model.n_groups - 1 : rc;
+}
+
+/* -- edges ------------------------------------------------------------------------------------ */
+
+int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec)
+{
+    int rc = check_declaring(job);
+
+    if (rc == CST_OK && spec == NULL) {
+        rc = cst_err_set(&job->declare_err, CST_EINVAL,
+                         "job '%s': the description of the edge is missing", job->name);
+    }
+    if (rc == CST_OK) {
+        const struct cst_edge_words words = {.name = spec->name,
+                                             .from = spec->from,
+                                             .to = spec->to,
+                                             .slot_bytes = spec->slot_bytes,
+                                             .n_slots = spec->n_slots};
+
+        rc = cst_model_edge(&job->model, &words, job->world, &job->declare_err);
+    }
+    return rc == CST_OK ? (int)job->model.n_edges - 1 : rc;
 }
 
 /* -- tensors ---------------------------------------------------------------------------------- */

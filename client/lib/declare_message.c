@@ -2,6 +2,7 @@
 #include "client/lib/declare_message.h"
 
 #include "cistern/cistern.h"
+#include "offload/layout/edge.h"
 #include "proto/frame.h"
 
 #include <stdlib.h>
@@ -28,7 +29,10 @@ static size_t operator_bytes(const struct cst_layout_operator *op)
     return 64 + strlen(op->name) + 3 * (size_t)op->n_tensors;
 }
 
-enum { GROUP_BYTES = 16 + 64 }; /* The same for a group: one byte per rank. */
+enum {
+    GROUP_BYTES = 16 + 64,                 /* The same for a group: one byte per rank. */
+    EDGE_BYTES = 48 + CST_EDGE_NAME_BYTES, /* And for an edge. */
+};
 
 /* Make the message of a group. The list of ranks lies after the struct in the same allocation. */
 static Cistern__GroupDecl *make_group(uint64_t group)
@@ -43,6 +47,22 @@ static Cistern__GroupDecl *make_group(uint64_t group)
                 msg->ranks[msg->n_ranks++] = r;
             }
         }
+    }
+    return msg;
+}
+
+/* Make the message of an edge. It borrows the name from the declaration. */
+static Cistern__EdgeDecl *make_edge(const struct cst_layout_edge *edge)
+{
+    Cistern__EdgeDecl *msg = malloc(sizeof *msg);
+
+    if (msg != NULL) {
+        cistern__edge_decl__init(msg);
+        msg->name = (char *)(uintptr_t)edge->name;
+        msg->from = edge->from;
+        msg->to = edge->to;
+        msg->slot_bytes = edge->slot_bytes;
+        msg->n_slots = edge->n_slots;
     }
     return msg;
 }
@@ -114,6 +134,16 @@ static uint32_t fit_groups(const struct cst_model *model, uint32_t done, size_t 
     return n;
 }
 
+/* Return how many edges after the first @done ones fit into *room bytes, and reduce *room. */
+static uint32_t fit_edges(const struct cst_model *model, uint32_t done, size_t *room)
+{
+    uint32_t n = model->n_edges - done;
+
+    n = n < *room / EDGE_BYTES ? n : (uint32_t)(*room / EDGE_BYTES);
+    *room -= (size_t)n * EDGE_BYTES;
+    return n;
+}
+
 /* Return how many tensors from number @first on fit into *room bytes, and reduce *room. */
 static uint32_t fit_tensors(const struct cst_model *model, uint32_t first, size_t *room)
 {
@@ -138,13 +168,15 @@ static uint32_t fit_operators(const struct cst_model *model, uint32_t first, siz
 
 /* The numbers of declarations in one message. */
 struct load {
-    uint32_t n_groups, n_tensors, n_operators;
+    uint32_t n_edges, n_groups, n_tensors, n_operators;
 };
 
 static struct load fit(const struct cst_model *model, const struct cstc_declare_cursor *cursor)
 {
     size_t room = CST_FRAME_DECLARE_BYTES;
-    struct load load = {.n_groups = fit_groups(model, cursor->group, &room)};
+    struct load load = {.n_edges = fit_edges(model, cursor->edge, &room)};
+
+    load.n_groups = fit_groups(model, cursor->group, &room);
 
     /* Tensors refer to groups, and operators to tensors: the daemon must know these first. */
     if (cursor->group + load.n_groups + 1 == model->n_groups) {
@@ -154,7 +186,7 @@ static struct load fit(const struct cst_model *model, const struct cstc_declare_
         }
     }
     /* If a declaration is alone, the message may be longer. */
-    if (load.n_groups + load.n_tensors + load.n_operators == 0) {
+    if (load.n_edges + load.n_groups + load.n_tensors + load.n_operators == 0) {
         if (cursor->tensor < model->n_tensors) {
             load.n_tensors = 1;
         } else if (cursor->op < model->n_operators &&
@@ -163,6 +195,20 @@ static struct load fit(const struct cst_model *model, const struct cstc_declare_
         }
     }
     return load;
+}
+
+static int fill_edges(const struct cst_model *model, struct cstc_declare_cursor *cursor, uint32_t n,
+                      Cistern__Declare *msg)
+{
+    msg->edges = calloc((size_t)n + 1, sizeof *msg->edges);
+    for (; msg->edges != NULL && msg->n_edges < n; msg->n_edges++) {
+        msg->edges[msg->n_edges] = make_edge(&model->edges[cursor->edge]);
+        if (msg->edges[msg->n_edges] == NULL) {
+            return CST_ENOMEM;
+        }
+        cursor->edge++;
+    }
+    return msg->edges != NULL ? CST_OK : CST_ENOMEM;
 }
 
 static int fill_groups(const struct cst_model *model, struct cstc_declare_cursor *cursor,
@@ -210,8 +256,9 @@ static int fill_operators(const struct cst_model *model, struct cstc_declare_cur
 static int fill_message(const struct cst_model *model, struct cstc_declare_cursor *cursor,
                         const struct load *load, Cistern__Declare *msg)
 {
-    int rc = fill_groups(model, cursor, load->n_groups, msg);
+    int rc = fill_edges(model, cursor, load->n_edges, msg);
 
+    rc = rc == CST_OK ? fill_groups(model, cursor, load->n_groups, msg) : rc;
     rc = rc == CST_OK ? fill_tensors(model, cursor, load->n_tensors, msg) : rc;
     return rc == CST_OK ? fill_operators(model, cursor, load->n_operators, msg) : rc;
 }
@@ -222,7 +269,7 @@ int cstc_declare_message(const struct cst_model *model, struct cstc_declare_curs
     struct load load = fit(model, cursor);
     Cistern__Declare *msg;
 
-    if (load.n_groups == 0 && load.n_tensors == 0 && load.n_operators == 0) {
+    if (load.n_edges == 0 && load.n_groups == 0 && load.n_tensors == 0 && load.n_operators == 0) {
         if (cursor->op < model->n_operators) {
             const struct cst_layout_operator *op = &model->operators[cursor->op];
 
@@ -250,6 +297,9 @@ void cstc_declare_free_message(Cistern__Declare *msg)
     if (msg == NULL) {
         return;
     }
+    for (size_t i = 0; i < msg->n_edges; i++) {
+        free(msg->edges[i]);
+    }
     for (size_t i = 0; i < msg->n_groups; i++) {
         free(msg->groups[i]);
     }
@@ -259,6 +309,7 @@ void cstc_declare_free_message(Cistern__Declare *msg)
     for (size_t i = 0; i < msg->n_operators; i++) {
         free(msg->operators[i]);
     }
+    free(msg->edges);
     free(msg->groups);
     free(msg->tensors);
     free(msg->operators);

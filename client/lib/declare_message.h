@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packs a worker's declarations into Declare messages: first groups, then tensors, then
+/* Packs a worker's declarations into Declare messages: first edges and groups, then tensors, then
  * operators. */
 #ifndef CST_DECLARE_MESSAGE_H
 #define CST_DECLARE_MESSAGE_H
@@ -9,6 +9,7 @@
 
 /* Progress of packing. Begins with zeros. */
 struct cstc_declare_cursor {
+    uint32_t edge;   /* Number of edges that are packed. */
     uint32_t group;  /* Number of groups that are packed, without group 0. */
     uint32_t tensor; /* Number of tensors that are packed. Tensors follow the groups. */
     uint32_t op;     /* Number of operators that are packed. Operators follow the tensors. */

@@ -219,6 +219,7 @@ void cstc_job_free(struct cst_job *job)
             cstc_segment_unmap(&job->slabs[i]);
         }
     }
+    cstc_edge_close(job); /* Needs the model. */
     cstc_call_reset(&job->call);
     cstc_batch_free_all(job);
     cst_sequence_close(&job->sequence);

@@ -21,6 +21,7 @@
 #include "client/lib/call.h"
 #include "client/lib/declare_message.h"
 #include "client/lib/device.h"
+#include "client/lib/edge.h"
 #include "offload/worker/sequence.h"
 #include "client/lib/segment.h"
 
@@ -53,6 +54,7 @@ enum cstc_commit_phase {
     CSTC_COMMIT_COMMIT,  /* Wait for the other ranks and the arenas. */
     CSTC_COMMIT_LAYOUT,  /* Get the place of each tensor. */
     CSTC_COMMIT_POOL,    /* Get and map the slabs. */
+    CSTC_COMMIT_EDGES,   /* Get and map the memory of this rank's edges. */
     CSTC_COMMIT_ARENAS,  /* Get and map the arenas, if this worker copies weights itself. */
     CSTC_COMMIT_LEASES,  /* Prepare the leases. */
     CSTC_COMMIT_DONE,
@@ -66,6 +68,7 @@ struct cst_commit {
     struct cstc_declare_cursor asked;
     uint32_t n_placed; /* LAYOUT: number of tensors whose place is known. */
     uint32_t n_mapped; /* POOL: number of slabs that are mapped. */
+    uint32_t n_edges;  /* EDGES: number of this rank's edges that are mapped. */
 };
 
 /* The slabs of the pool with the blocks of one size class. */
@@ -118,8 +121,9 @@ struct cst_job {
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */
     struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
-    uint32_t *tensor_chunk;               /* Per tensor: number of its chunk. Owned. */
-    uint64_t *tensor_offset;              /* Per tensor: its first element in the chunk. Owned. */
+    struct cstc_edge *edges; /* One per edge of the model; NULL: this rank has none. Owned. */
+    uint32_t *tensor_chunk;  /* Per tensor: number of its chunk. Owned. */
+    uint64_t *tensor_offset; /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
     struct cst_lease_operator *operators; /* Per operator. Owned; their lists are `model`'s. */
     /* The leases, and the order of requests. Valid from CSTC_COMMIT_DONE on. */

@@ -27,6 +27,7 @@ static int start_sync(struct cst_job *job, struct cst_err *err)
     job->micro_batch = 0;
     job->prepared = false;
     cst_sequence_forget(&job->sequence);
+    cstc_edge_forget(job);
     return CST_OK;
 }
 

@@ -428,6 +428,7 @@ static int make_memory(struct cstd_job *job, struct cst_err *err)
     struct cstd_memory_pool pools[CST_CORE_MAX_WORLD];
     struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     const struct cstd_memory_request request = {.layout = &job->layout,
+                                                .model = &job->model,
                                                 .world = job->world,
                                                 .account = job->account,
                                                 .pools = pools,

@@ -277,6 +277,8 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
     note_wait(daemon, event);
     /* An action may have removed the job. */
     if (job->state == CSTD_JOB_READY) {
+        /* Ranks that wait for others in shared memory have sent no request. */
+        cstd_shared_heads_end(&job->memory.heads, cst_core_attempt_over(job->core));
         daemon->core_ops->settled(job);
         arm(job, event->now);
         cstd_done_look(job);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/declare.h"
 
+#include "offload/layout/edge.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +15,11 @@ typedef bool (*did_fn)(const struct cstd_worker *worker, uint32_t i);
 static bool did_group(const struct cstd_worker *worker, uint32_t i)
 {
     return worker->n_groups >= i;
+}
+
+static bool did_edge(const struct cstd_worker *worker, uint32_t i)
+{
+    return worker->n_edges > i;
 }
 
 static bool did_tensor(const struct cstd_worker *worker, uint32_t i)
@@ -100,6 +107,34 @@ static int declare_group(struct cstd_worker *worker, const Cistern__GroupDecl *d
         rc = cst_model_group(model, ranks, err);
     }
     worker->n_groups += rc == CST_OK;
+    return rc;
+}
+
+static int declare_edge(struct cstd_worker *worker, const Cistern__EdgeDecl *decl,
+                        struct cst_err *err)
+{
+    const struct cst_edge_words words = {.name = decl->name,
+                                         .from = decl->from,
+                                         .to = decl->to,
+                                         .slot_bytes = decl->slot_bytes,
+                                         .n_slots = decl->n_slots};
+    struct cst_model *model = &worker->job->model;
+    uint32_t i = worker->n_edges;
+    char mine[RANKS_TEXT], theirs[RANKS_TEXT];
+    int rc;
+
+    if (i < model->n_edges) {
+        rc = cst_model_same_edge(model, i, &words, name_me(worker, mine),
+                                 name_others(worker, did_edge, i, theirs), err);
+    } else if (is_closed(worker->job)) {
+        rc = cst_err_set(err, CST_EMISMATCH,
+                         "rank %u declares edge '%.63s' as number %u, but %s committed %u edges",
+                         worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
+                         model->n_edges);
+    } else {
+        rc = cst_model_edge(model, &words, worker->job->world, err);
+    }
+    worker->n_edges += rc == CST_OK;
     return rc;
 }
 
@@ -251,6 +286,9 @@ int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, st
     for (size_t i = 0; i < message->n_groups && rc == CST_OK; i++) {
         rc = declare_group(worker, message->groups[i], err);
     }
+    for (size_t i = 0; i < message->n_edges && rc == CST_OK; i++) {
+        rc = declare_edge(worker, message->edges[i], err);
+    }
     for (size_t i = 0; i < message->n_tensors && rc == CST_OK; i++) {
         rc = declare_tensor(worker, message->tensors[i], err);
     }
@@ -287,6 +325,13 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
                            name_others(worker, did_group, worker->n_groups + 1, theirs),
                            model->n_groups - 1);
     }
+    if (worker->n_edges < model->n_edges) {
+        return cst_err_set(
+            err, CST_EMISMATCH,
+            "rank %u declared %u edges, but %s declared %u: '%s' is missing in rank %u",
+            worker->rank, worker->n_edges, name_others(worker, did_edge, worker->n_edges, theirs),
+            model->n_edges, model->edges[worker->n_edges].name, worker->rank);
+    }
     if (n_tensors < model->n_tensors) {
         return cst_err_set(
             err, CST_EMISMATCH,
@@ -315,6 +360,7 @@ static struct cstd_extent declared(const struct cstd_job *job)
         const struct cstd_worker *w = &job->workers[r];
 
         most.n_groups = w->n_groups > most.n_groups ? w->n_groups : most.n_groups;
+        most.n_edges = w->n_edges > most.n_edges ? w->n_edges : most.n_edges;
         most.n_tensors = w->n_tensors > most.n_tensors ? w->n_tensors : most.n_tensors;
         most.n_operators = w->n_operators > most.n_operators ? w->n_operators : most.n_operators;
     }
@@ -324,7 +370,7 @@ static struct cstd_extent declared(const struct cstd_job *job)
 static void forget(struct cstd_worker *worker)
 {
     worker->unheard = false;
-    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+    worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
 }
 
 static void drop_model(struct cstd_job *job, const struct cst_err *why)
@@ -335,7 +381,7 @@ static void drop_model(struct cstd_job *job, const struct cst_err *why)
 
         /* Ranks that have committed get the error from the caller. */
         worker->unheard = worker->unheard || (worker->present && worker->commit == NULL);
-        worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+        worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
     }
     cst_model_close(&job->model);
     cst_model_init(&job->model);
@@ -358,10 +404,11 @@ bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const s
 int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
                       const struct cstd_extent *much, struct cst_err *err)
 {
-    int rc = CST_OK;
+    int rc;
 
     cst_model_init(out);
     cst_model_copy_groups(out, from, much->n_groups + 1);
+    rc = cst_model_copy_edges(out, from, much->n_edges, err);
     for (uint32_t i = 0; i < much->n_tensors && rc == CST_OK; i++) {
         struct cst_tensor_words words = cst_model_words(from, i);
 
@@ -390,8 +437,8 @@ int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err)
     forget(worker);
     much = declared(job);
     if (job->state != CSTD_JOB_DECLARING ||
-        (much.n_groups + 1 == job->model.n_groups && much.n_tensors == job->model.n_tensors &&
-         much.n_operators == job->model.n_operators)) {
+        (much.n_groups + 1 == job->model.n_groups && much.n_edges == job->model.n_edges &&
+         much.n_tensors == job->model.n_tensors && much.n_operators == job->model.n_operators)) {
         return CST_OK;
     }
     /* The next worker of this rank may come with another model, which only has to agree with the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations of groups, tensors and operators. The first rank that declares number i defines it,
- * and the declarations of the other ranks are compared with it. The cost hints of operators are not
- * compared; those of the first rank count.
+/* Declarations of groups, edges, tensors and operators. The first rank that declares number i
+ * defines it, and the declarations of the other ranks are compared with it. The cost hints of
+ * operators are not compared; those of the first rank count.
  *
  * If two ranks disagree, the daemon cannot know which one is right. All ranks therefore get the
  * error, the model is dropped, and every rank declares again from its first tensor. After the job
@@ -14,10 +14,10 @@
 #include "proto/cistern.pb-c.h"
 
 /* Process a Declare @message of @worker. Declarations before the faulty one stay.
- * - CST_EMISMATCH: another rank declared something different; @err names the group, tensor or
- *   operator, the difference, both values and the ranks. The caller must reply and then call
+ * - CST_EMISMATCH: another rank declared something different; @err names the group, edge, tensor
+ *   or operator, the difference, both values and the ranks. The caller must reply and then call
  *   cstd_commit_disagree.
- * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_tensor and
+ * - CST_EINVAL, CST_EEXIST: statuses of cst_model_group, cst_model_edge, cst_model_tensor and
  *   cst_model_operator, and a group with ranks that the job does not have.
  * - CST_EUNSUPPORTED: this version does not support the dtype. */
 int cstd_declare(struct cstd_worker *worker, const Cistern__Declare *message, struct cst_err *err);
@@ -35,9 +35,9 @@ int cstd_declare_check(const struct cstd_worker *worker, uint32_t n_tensors, uin
  * then, and the caller must fail the waiting Commits with @why. */
 bool cstd_declare_drop(struct cstd_job *job, struct cstd_worker *worker, const struct cst_err *why);
 
-/* Numbers of groups, without the predefined group 0, of tensors and of operators. */
+/* Numbers of groups, without the predefined group 0, of edges, of tensors and of operators. */
 struct cstd_extent {
-    uint32_t n_groups, n_tensors, n_operators;
+    uint32_t n_groups, n_edges, n_tensors, n_operators;
 };
 
 /* Copy the first declarations of @from, as many as @much says, into *out, which must not be
@@ -45,10 +45,10 @@ struct cstd_extent {
 int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
                       const struct cstd_extent *much, struct cst_err *err);
 
-/* Forget the declarations of @worker, which detaches. If the job is not committed, groups, tensors
- * and operators that only @worker declared are removed from the model. CST_EMISMATCH: the job is in
- * CSTD_JOB_DECLARING, there was no memory for that, and the model was dropped; the caller must fail
- * the waiting Commits with @err (cstd_commit_break). */
+/* Forget the declarations of @worker, which detaches. If the job is not committed, groups, edges,
+ * tensors and operators that only @worker declared are removed from the model. CST_EMISMATCH: the
+ * job is in CSTD_JOB_DECLARING, there was no memory for that, and the model was dropped; the caller
+ * must fail the waiting Commits with @err (cstd_commit_break). */
 int cstd_declare_forget(struct cstd_worker *worker, struct cst_err *err);
 
 #endif

@@ -2,6 +2,7 @@
 #include "daemon/job/describe.h"
 
 #include "daemon/job/job.h"
+#include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 
 #include <errno.h>
@@ -16,6 +17,7 @@
  * borrow names, shapes and lists from the model. */
 struct declarations {
     Cistern__GroupDecl *groups, **group_list;
+    Cistern__EdgeDecl *edges, **edge_list;
     Cistern__TensorDecl *tensors, **tensor_list;
     Cistern__OperatorDecl *operators, **operator_list;
     uint32_t *ranks; /* Lists of ranks, CST_LAYOUT_MAX_WORLD for each group. */
@@ -35,6 +37,22 @@ static void fill_groups(const struct cst_model *model, struct declarations *d)
             }
         }
         d->group_list[g - 1] = group;
+    }
+}
+
+static void fill_edges(const struct cst_model *model, struct declarations *d)
+{
+    for (uint32_t i = 0; i < model->n_edges; i++) {
+        const struct cst_layout_edge *from = &model->edges[i];
+        Cistern__EdgeDecl *edge = &d->edges[i];
+
+        cistern__edge_decl__init(edge);
+        edge->name = (char *)(uintptr_t)from->name;
+        edge->from = from->from;
+        edge->to = from->to;
+        edge->slot_bytes = from->slot_bytes;
+        edge->n_slots = from->n_slots;
+        d->edge_list[i] = edge;
     }
 }
 
@@ -98,6 +116,8 @@ static void free_declarations(struct declarations *d)
 {
     free(d->groups);
     free(d->group_list);
+    free(d->edges);
+    free(d->edge_list);
     free(d->tensors);
     free(d->tensor_list);
     free(d->operators);
@@ -110,28 +130,33 @@ static void free_declarations(struct declarations *d)
 static bool declare(const struct cst_model *model, struct declarations *d,
                     Cistern__JobDescription *out)
 {
-    size_t n_groups = model->n_groups - 1, n_tensors = model->n_tensors,
+    size_t n_groups = model->n_groups - 1, n_edges = model->n_edges, n_tensors = model->n_tensors,
            n_operators = model->n_operators;
 
     /* One more of each, because calloc(0) may return NULL. */
     d->groups = calloc(n_groups + 1, sizeof *d->groups);
     d->group_list = calloc(n_groups + 1, sizeof(void *));
+    d->edges = calloc(n_edges + 1, sizeof *d->edges);
+    d->edge_list = calloc(n_edges + 1, sizeof(void *));
     d->tensors = calloc(n_tensors + 1, sizeof *d->tensors);
     d->tensor_list = calloc(n_tensors + 1, sizeof(void *));
     d->operators = calloc(n_operators + 1, sizeof *d->operators);
     d->operator_list = calloc(n_operators + 1, sizeof(void *));
     d->ranks = calloc((n_groups + 1) * CST_LAYOUT_MAX_WORLD, sizeof *d->ranks);
     d->chunks = calloc(n_tensors + 1, sizeof *d->chunks);
-    if (d->groups == NULL || d->group_list == NULL || d->tensors == NULL ||
-        d->tensor_list == NULL || d->operators == NULL || d->operator_list == NULL ||
-        d->ranks == NULL || d->chunks == NULL) {
+    if (d->groups == NULL || d->group_list == NULL || d->edges == NULL || d->edge_list == NULL ||
+        d->tensors == NULL || d->tensor_list == NULL || d->operators == NULL ||
+        d->operator_list == NULL || d->ranks == NULL || d->chunks == NULL) {
         return false;
     }
     fill_groups(model, d);
+    fill_edges(model, d);
     fill_tensors(model, d);
     fill_operators(model, d);
     out->n_groups = n_groups;
     out->groups = d->group_list;
+    out->n_edges = n_edges;
+    out->edges = d->edge_list;
     out->n_tensors = out->n_chunk = n_tensors;
     out->tensors = d->tensor_list;
     out->chunk = d->chunks;

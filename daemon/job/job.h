@@ -96,8 +96,8 @@ struct cstd_worker {
     struct cstd_gpu *accelerator;
     /* Groups that the present worker has declared, without the predefined group 0. */
     uint32_t n_groups;
-    /* Tensors and operators that the present worker has declared. */
-    uint32_t n_tensors, n_operators;
+    /* Edges, tensors and operators that the present worker has declared. */
+    uint32_t n_edges, n_tensors, n_operators;
     bool unheard; /* The worker still has to be told job->disagreement. */
     /* The rank's pool is being made again, possibly on another device. */
     bool moves;

@@ -6,6 +6,7 @@
 #include "daemon/report/log.h"
 #include "daemon/job/searches.h"
 #include "daemon/memory/pool_share.h"
+#include "offload/layout/edge.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -148,11 +149,12 @@ static uint64_t least_left(const struct cstd_job *job)
 static void fill_budget(const struct cstd_job *job, struct cst_plan_budget *out)
 {
     const struct cstd_daemon *daemon = job->daemon;
-    uint64_t asked = cstd_pool_share_smallest(job);
+    uint64_t asked = cstd_pool_share_smallest(job), edges = cst_model_edge_bytes(&job->model);
 
     out->device_bytes = asked != 0 ? asked : least_left(job);
     out->activation_bytes = 1;
     out->host_bytes = cstd_budget_left(&daemon->host, job->account);
+    out->host_bytes -= edges < out->host_bytes ? edges : out->host_bytes;
     if (job->workers[0].gpu != NULL) {
         out->device_bytes += job->workers[0].device_update_bytes + job->workers[0].device_states;
     } else { /* The plan charges pools on the host to the host's memory, too. */

@@ -209,13 +209,15 @@ static int declare_model(struct cstd_job *job, const Cistern__JobDescription *de
 
     declare.n_groups = description->n_groups;
     declare.groups = description->groups;
+    declare.n_edges = description->n_edges;
+    declare.edges = description->edges;
     declare.n_tensors = description->n_tensors;
     declare.tensors = description->tensors;
     declare.n_operators = description->n_operators;
     declare.operators = description->operators;
     rc = cstd_declare(worker, &declare, err);
     /* No worker has declared anything. */
-    worker->n_groups = worker->n_tensors = worker->n_operators = 0;
+    worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
     return rc;
 }
 
@@ -279,6 +281,7 @@ static int open_memory(struct cstd_job *job, struct kept_job *kept, struct cst_e
     struct cstd_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     struct cst_layout_config unused = {0};
     struct cstd_memory_request request = {.layout = &job->layout,
+                                          .model = &job->model,
                                           .world = job->world,
                                           .account = job->account,
                                           .pools = pools,

@@ -3,6 +3,7 @@
 
 #include "daemon/daemon.h"
 #include "daemon/report/log.h"
+#include "offload/layout/edge.h"
 #include "proto/size.h"
 
 #include <errno.h>
@@ -329,7 +330,7 @@ static int add_rooms(struct cstd_memory *memory, const struct cstd_memory_reques
 static int make_lists(struct cstd_memory *memory, const struct cstd_memory_request *request,
                       struct cst_err *err)
 {
-    uint32_t n = request->layout->n_segments + 1 + request->n_rooms;
+    uint32_t n = request->layout->n_segments + 1 + request->n_rooms + request->model->n_edges;
 
     for (uint32_t r = 0; r < request->world; r++) {
         for (uint32_t c = 0; c < request->layout->n_classes; c++) {
@@ -352,6 +353,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
 {
     memory->arena_bytes = cstd_memory_host_bytes(request->layout);
     memory->base_bytes = memory->populated = memory->logged = 0;
+    memory->model = request->model;
     memory->pool_bytes = request->layout->device_bytes;
     memory->err = (struct cst_err){0};
     memory->population = (struct cstd_population){0};
@@ -365,6 +367,7 @@ static void count_request(struct cstd_memory *memory, const struct cstd_memory_r
         memory->pool_bytes += memory->parked ? 0 : pool->bytes;
         memory->pool_engines |= pool->gpu != NULL ? UINT32_C(1) << pool->gpu->engine : 0;
     }
+    memory->pool_bytes += memory->parked ? 0 : cst_model_edge_bytes(request->model);
     memory->gpu_engines = memory->pool_engines;
     for (uint32_t i = 0; i < request->n_rooms; i++) {
         memory->pool_bytes += request->rooms[i].bytes;
@@ -384,6 +387,7 @@ static int add_all(struct cstd_memory *memory, const struct cstd_memory_request 
     for (uint32_t r = 0; r < request->world && rc == CST_OK; r++) {
         rc = cstd_memory_add_pool(memory, request->layout, r, &request->pools[r], err);
     }
+    rc = rc == CST_OK ? cstd_memory_add_edges(memory, err) : rc;
     return rc == CST_OK ? add_rooms(memory, request, err) : rc;
 }
 
@@ -445,6 +449,7 @@ int cstd_memory_open(struct cstd_memory *memory, const struct cstd_memory_reques
 
 err_after_segments:
     unmap_table(memory);
+    cstd_shared_heads_close(&memory->heads);
     memory->kept = NULL;
     for (uint32_t i = 0; i < memory->n_segments; i++) {
         if (memory->segments[i] != NULL) {
@@ -484,6 +489,7 @@ void cstd_memory_close(struct cstd_memory *memory)
     uint32_t n = memory->n_segments;
 
     unmap_table(memory);
+    cstd_shared_heads_close(&memory->heads);
     /* on_ready must not be called any more. */
     cstd_deferred_remove(&memory->daemon->later, &memory->ready);
     memory->segments = NULL;

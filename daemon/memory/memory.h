@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of one job: arenas, job table, slabs of each rank's pool, and device reservations. It
- * is created as a whole, populated by the engines, and given back as a whole. Arenas of a base job
- * are mapped into this job too, with ids of their own; they remain the memory of the base job.
+/* The memory of one job: arenas, job table, slabs of each rank's pool, edges, and device
+ * reservations. It is created as a whole, populated by the engines, and given back as a whole.
+ * Arenas of a base job are mapped into this job too, with ids of their own; they remain the memory
+ * of the base job.
  *
  *   closed --open--> populating --on_ready--> ready --close--> leaving --on_gone--> closed
  *                        \------------ close ------------------/
  *
- * While the memory is ready, all pools can be given back and made again, and a pool whose
+ * While the memory is ready, all pools and edges can be given back and made again, and a pool whose
  * accelerator was lost can be made again on another device. on_ready reports the completion of
  * both. */
 #ifndef CST_MEMORY_H
@@ -16,6 +17,7 @@
 #include "daemon/deferred.h"
 #include "daemon/memory/pools.h"
 #include "daemon/memory/device_reservation.h"
+#include "daemon/memory/shared_heads.h"
 #include "offload/core/core.h"
 
 struct cstd_daemon;
@@ -29,7 +31,7 @@ struct cstd_memory {
     /* Account of the job's owner, which everything is charged to. The job holds the reference. */
     struct cstd_quota_account *account;
     /* All segments: arenas by index in the layout, then the job table, then slabs rank by rank,
-     * then device reservations. */
+     * then edges, then device reservations. */
     struct cstd_segment **segments;
     uint32_t n_segments;
     /* Segments that still exist; a segment stays in the books until the last engine has released
@@ -46,6 +48,9 @@ struct cstd_memory {
     uint32_t gpu_engines;        /* Engines of all accelerators that the job uses, one bit each. */
     struct cst_core_pool *pools; /* One pool per rank; its segments point into ids. */
     uint32_t world;              /* Number of ranks. */
+    const struct cst_model *model;  /* The job's model, whose edges are here. */
+    uint32_t first_edge;            /* Index in segments of the first edge. */
+    struct cstd_shared_heads heads; /* Heads of the edges, unless the pools are parked. */
     /* Device reservations in the form that the core needs. */
     struct cst_core_device_reservation rooms[CST_CORE_MAX_UPDATE_DEVICES];
     uint32_t n_rooms;               /* Number of device reservations. */
@@ -55,7 +60,7 @@ struct cstd_memory {
     uint64_t arena_bytes;
     /* Bytes of the base's arenas that are mapped here. */
     uint64_t base_bytes;
-    /* Charged bytes of all slabs, device reservations and states on accelerators. */
+    /* Charged bytes of all slabs, edges, device reservations and states on accelerators. */
     uint64_t pool_bytes;
     uint64_t populated;  /* Populated bytes of arena_bytes + pool_bytes. */
     uint64_t logged;     /* Value of populated at the last progress line in the log. */
@@ -64,7 +69,7 @@ struct cstd_memory {
     struct cstd_population population;
     struct cst_err err;            /* The first error of populating; status 0: none. */
     struct cstd_memory_kept *kept; /* In cstd_memory_open: the next one of the request's. */
-    /* The pools are given back: they have numbers of blocks but no slabs. */
+    /* The pools are given back: they have numbers of blocks but no slabs. So are the edges. */
     bool parked;
     /* All segments are populated, or err has the reason why not. Never called inside a function of
      * this module. */
@@ -97,6 +102,8 @@ struct cstd_memory_kept {
 /* Description of a job's memory, for cstd_memory_open. */
 struct cstd_memory_request {
     const struct cst_layout *layout;
+    /* The model, with its edges. Stays valid until the memory is closed. */
+    const struct cst_model *model;
     uint32_t world; /* Number of ranks. */
     /* Account of the job's owner, which everything is charged to. */
     struct cstd_quota_account *account;
@@ -166,15 +173,16 @@ bool cstd_memory_worker_copies(const struct cstd_daemon *daemon, const struct cs
 int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                      uint32_t lost, struct cstd_gpu *gpu, struct cst_err *err);
 
-/* Give the slabs of all pools back and keep all other memory. Nobody may be using the pools. */
+/* Give the slabs of all pools and the edges back and keep all other memory. Nobody may be using
+ * them. */
 void cstd_memory_park(struct cstd_memory *memory);
 
 /* True if the slabs of parked pools still exist, because an engine has not released them. */
 bool cstd_memory_is_leaving(const struct cstd_memory *memory);
 
-/* Make the parked pools again, with as many blocks as before, rank r's on @gpus[r] (NULL: the
- * host), its previous device. on_ready follows, and then err has the outcome; n_waiting > 0 until
- * then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
+/* Make the parked pools and edges again, with as many blocks as before, rank r's on @gpus[r] (NULL:
+ * the host), its previous device. on_ready follows, and then err has the outcome; n_waiting > 0
+ * until then. CST_EBUDGET, CST_ENOMEM: the pools stay parked. */
 int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layout,
                        struct cstd_gpu *const *gpus, struct cst_err *err);
 
@@ -187,6 +195,9 @@ struct cstd_segment *cstd_memory_slab(const struct cstd_memory *memory, uint32_t
 
 /* Returns the number of slabs in @rank's pool. */
 uint32_t cstd_memory_n_slabs(const struct cstd_memory *memory, uint32_t rank);
+
+/* Returns the memory of edge @i of the model. The pools must not be parked. */
+struct cstd_segment *cstd_memory_edge(const struct cstd_memory *memory, uint32_t i);
 
 /* True if all arenas are locked. */
 bool cstd_memory_is_locked(const struct cstd_memory *memory);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slabs of pools: making, moving and parking them. */
+/* The slabs of pools, and edges: making, moving and parking them. */
 #include "daemon/memory/memory_pools.h"
 
 #include "daemon/daemon.h"
+#include "offload/layout/edge.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,42 @@ int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *la
         } else {
             rc = add_part(memory, layout, rank, pool, c, err);
         }
+    }
+    return rc;
+}
+
+/* -- edges ---------------------------------------------------------------------------------- */
+
+/* The memory of an edge lies on the node of the rank that takes. It is populated by the node's
+ * engine, which has no other use for it. */
+static int add_edge(struct cstd_memory *memory, const struct cst_layout_edge *edge,
+                    struct cst_err *err)
+{
+    uint32_t node = edge->to % memory->daemon->engines.n_nodes;
+    struct cstd_segment *segment;
+    int rc = cstd_memory_add_segment(memory, cst_edge_bytes(edge->slot_bytes, edge->n_slots),
+                                     &memory->daemon->host, 0, (int)node, err);
+
+    if (rc != CST_OK) {
+        return cst_err_prefix(err, "edge '%s'", edge->name);
+    }
+    segment = memory->segments[memory->n_segments - 1];
+    segment->engines = UINT32_C(1) << node;
+    return cstd_shared_heads_add(&memory->heads, segment->fd, err);
+}
+
+int cstd_memory_add_edges(struct cstd_memory *memory, struct cst_err *err)
+{
+    const struct cst_model *model = memory->model;
+    int rc = CST_OK;
+
+    memory->first_edge = memory->n_segments;
+    if (memory->kept != NULL) { /* The edges are parked with the pools. */
+        memory->n_segments += model->n_edges;
+        return CST_OK;
+    }
+    for (uint32_t i = 0; i < model->n_edges && rc == CST_OK; i++) {
+        rc = add_edge(memory, &model->edges[i], err);
     }
     return rc;
 }
@@ -121,23 +158,25 @@ int cstd_memory_move(struct cstd_memory *memory, const struct cst_layout *layout
     return rc;
 }
 
-/* -- parking of pools ------------------------------------------------------------------------- */
+/* -- parking of pools and edges ---------------------------------------------------------------- */
 
-/* Find the slabs of all pools in segments: [*first, *end). */
-static void find_slabs(const struct cstd_memory *memory, uint32_t *first, uint32_t *end)
+/* Find the slabs of all pools and the edges in segments: [*first, *end). */
+static void find_parked(const struct cstd_memory *memory, uint32_t *first, uint32_t *end)
 {
     *first = (uint32_t)(memory->pools[0].segments - memory->ids);
     *end = *first;
     for (uint32_t r = 0; r < memory->world; r++) {
         *end += cstd_memory_n_slabs(memory, r);
     }
+    *end += memory->model->n_edges;
 }
 
 void cstd_memory_park(struct cstd_memory *memory)
 {
     uint32_t first, end;
 
-    find_slabs(memory, &first, &end);
+    find_parked(memory, &first, &end);
+    cstd_shared_heads_close(&memory->heads);
     memory->parked = true;
     for (uint32_t i = first; i < end; i++) {
         memory->pool_bytes -= cstd_memory_release(memory, memory->segments[i]);
@@ -151,7 +190,7 @@ int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layo
     uint32_t first, end, n_all = memory->n_segments;
     int rc = CST_OK;
 
-    find_slabs(memory, &first, &end);
+    find_parked(memory, &first, &end);
     memory->n_segments = first;
     for (uint32_t r = 0; r < memory->world && rc == CST_OK; r++) {
         struct cstd_memory_pool pool = {.gpu = gpus[r]};
@@ -164,6 +203,10 @@ int cstd_memory_unpark(struct cstd_memory *memory, const struct cst_layout *layo
         if (rc != CST_OK) {
             memory->pools[r] = was;
         }
+    }
+    rc = rc == CST_OK ? cstd_memory_add_edges(memory, err) : rc;
+    if (rc != CST_OK) {
+        cstd_shared_heads_close(&memory->heads);
     }
     for (uint32_t i = first; i < memory->n_segments && rc != CST_OK; i++) {
         cstd_segment_unref(memory->segments[i]);

@@ -28,4 +28,7 @@ uint32_t cstd_memory_all_nodes(const struct cstd_memory *memory);
 int cstd_memory_add_pool(struct cstd_memory *memory, const struct cst_layout *layout, uint32_t rank,
                          const struct cstd_memory_pool *pool, struct cst_err *err);
 
+/* Add the edges of the model, or only their number if the memory was kept. */
+int cstd_memory_add_edges(struct cstd_memory *memory, struct cst_err *err);
+
 #endif

@@ -7,6 +7,7 @@
 #include "daemon/job/migrate.h"
 #include "daemon/memory/host_memory.h"
 #include "daemon/wire/session.h"
+#include "offload/layout/edge.h"
 #include "proto/size.h"
 
 #include <inttypes.h>
@@ -229,7 +230,7 @@ static int check_host(const struct cstd_job *job, uint64_t bytes, bool all, stru
 /* Bytes of host memory that @job takes in addition to the arenas that exist already. */
 static uint64_t host_bytes(const struct cstd_job *job)
 {
-    uint64_t bytes = cstd_memory_host_bytes(&job->layout);
+    uint64_t bytes = cstd_memory_host_bytes(&job->layout) + cst_model_edge_bytes(&job->model);
 
     if (job->inherits) {
         return bytes - job->layout.arena_bytes;

@@ -8,6 +8,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/wire/serve.h"
+#include "offload/layout/edge.h"
 #include "proto/optimizers.h"
 
 #include <inttypes.h>
@@ -441,6 +442,9 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     fill_users(job, &details, &info);
     info.has_n_groups = job->model.n_groups > 1;
     info.n_groups = job->model.n_groups - 1;
+    info.has_n_edges = info.has_edge_bytes = job->model.n_edges > 0;
+    info.n_edges = job->model.n_edges;
+    info.edge_bytes = job->memory.parked ? 0 : cst_model_edge_bytes(&job->model);
     for (uint32_t r = 0; r < job->world; r++) {
         fill_rank(job, r, &ranks[r]);
         pointers[r] = &ranks[r].message;

@@ -73,6 +73,7 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_LAYOUT] = {cstd_serve_layout, &cistern__layout_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_POOL] = {cstd_serve_pool, &cistern__pool_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_ARENA] = {cstd_serve_arena, &cistern__arena_get__descriptor, JOB},
+    [CISTERN__MSG_TYPE__MSG_EDGE] = {cstd_serve_edge, &cistern__edge_get__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_SYNC] = {cstd_serve_sync, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_BATCH] = {cstd_serve_batch, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_STEP] = {cstd_serve_step, &cistern__step__descriptor, JOB},

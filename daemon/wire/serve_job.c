@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests that concern a job as a whole: open, declare, commit, layout, pool, arena, leave,
+/* Requests that concern a job as a whole: open, declare, commit, layout, pool, arena, edge, leave,
  * remove. */
 #include "cistern/cistern.h"
 #include "daemon/job/base_job.h"
@@ -14,6 +14,7 @@
 #include "daemon/report/log.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/job/worker.h"
+#include "offload/layout/edge.h"
 #include "proto/cistern.pb-c.h"
 
 #include <stdio.h>
@@ -371,6 +372,45 @@ void cstd_serve_arena(struct cstd_session *session, uint64_t id, void *body)
     part.segment = segment;
     part.bytes = bytes;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_ARENA_PART, &part.base, fds, n);
+}
+
+void cstd_serve_edge(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__EdgeGet *get = body;
+    const struct cstd_memory *memory = &session->job->memory;
+    const struct cst_model *model = &session->job->model;
+    Cistern__EdgePart part = CISTERN__EDGE_PART__INIT;
+    uint32_t edges[CST_FRAME_MAX_FDS], n = 0, passed = 0;
+    uint64_t bytes[CST_FRAME_MAX_FDS];
+    int fds[CST_FRAME_MAX_FDS];
+    struct cst_err err = {0};
+
+    if (!check_committed(session, id)) {
+        return;
+    }
+    for (uint32_t i = 0; !memory->parked && i < model->n_edges && n < CST_FRAME_MAX_FDS; i++) {
+        if ((model->edges[i].from != session->rank && model->edges[i].to != session->rank) ||
+            passed++ < get->first) {
+            continue;
+        }
+        edges[n] = i;
+        bytes[n] = cstd_memory_edge(memory, i)->bytes;
+        if (cstd_segment_share(cstd_memory_edge(memory, i), &fds[n], &err) != CST_OK) {
+            cstd_session_error(session, id, &err);
+            return;
+        }
+        n++;
+    }
+    if (n == 0) {
+        cstd_serve_error(session, id, CST_EINVAL, "edges from %u of %u that rank %u has",
+                         get->first, passed, session->rank);
+        return;
+    }
+    part.first = get->first;
+    part.n_edge = part.n_bytes = n;
+    part.edge = edges;
+    part.bytes = bytes;
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_EDGE_PART, &part.base, fds, n);
 }
 
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)

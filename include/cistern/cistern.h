@@ -29,6 +29,8 @@
  *     accelerator. If it dies repeatedly, the daemon does not start it again, but gives it up
  *     (cisternd(8)).
  *   - A device update is the update of a chunk on an accelerator, not on the processor.
+ *   - An edge is host memory through which a rank passes arrays, such as activations, to another
+ *     rank or to itself. It consists of slots. Each slot holds one array.
  *
  * Threads. A client and its job must be used by one thread at a time. Different clients are
  * independent. The functions that have no client and no job as argument may be called by any
@@ -337,9 +339,9 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err);
  *   - CST_EBUSY: a cst_try_... call of this client is pending. */
 int cst_job_remove(struct cst_client *client, const char *name, struct cst_err *err);
 
-/* The rules for declarations (cst_group, cst_tensor..., cst_operator...):
- *   - Every rank declares all groups, tensors and operators, in the same order and with the same
- *     properties, even those that the rank does not hold or run.
+/* The rules for declarations (cst_group, cst_edge, cst_tensor..., cst_operator...):
+ *   - Every rank declares all groups, edges, tensors and operators, in the same order and with the
+ * same properties, even those that the rank does not hold or run.
  *   - They are declared after cst_job_open and before cst_commit.
  *   - The calls copy names, shapes and lists. They never wait.
  *   - On failure the cause is available from cst_job_error.
@@ -457,9 +459,32 @@ struct cst_operator_cost {
 int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors,
                     const struct cst_operator_cost *cost);
 
-/* Return the cause of the last declaration (cst_group, cst_tensor..., cst_operator...) that failed.
+/* Return the cause of the last declaration (cst_group, cst_edge, cst_tensor..., cst_operator...)
+ * that failed.
  * The result belongs to @job and is valid until the next declaration. */
 const struct cst_err *cst_job_error(const struct cst_job *job);
+
+/* An edge of a job. */
+struct cst_edge_spec {
+    const char *name;    /* 1 to 63 printable bytes, unique among the edges of the job. */
+    uint32_t from;       /* Rank that puts. */
+    uint32_t to;         /* Rank that takes. It may be `from`. */
+    uint64_t slot_bytes; /* Bytes of a slot: the size of the largest array. */
+    uint32_t n_slots;    /* Number of arrays that the edge can hold, 1 to 4096. */
+};
+
+/* Declare an edge (cst_put, cst_take). Its slots are host memory of the job, which cst_commit
+ * allocates and charges to the budgets. Returns the edge's number (>= 0) or a negative status:
+ *   - CST_EINVAL: the name is empty, longer than 63 bytes or not printable.
+ *   - CST_EINVAL: the job does not have one of the two ranks.
+ *   - CST_EINVAL: there are no slots or more than 4096, or a slot has no bytes, or all slots
+ *     together have more than 2^44 bytes.
+ *   - CST_EINVAL: there are more than 256 edges.
+ *   - CST_EINVAL: the job is committed.
+ *   - CST_EEXIST: the name is taken.
+ *   - CST_EBUSY: a cst_try_commit is pending.
+ *   - CST_ENOMEM. */
+int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec);
 
 #define CST_PLAN_MAX_CLASSES 4
 
@@ -745,6 +770,54 @@ int cst_step(struct cst_job *job, const struct cst_hyper_params *params,
              struct cst_step_result *result, struct cst_err *err);
 int cst_try_step(struct cst_job *job, const struct cst_hyper_params *params,
                  struct cst_step_result *result, struct cst_err *err);
+
+/* -- edges ---------------------------------------------------------------------------------- */
+
+/* Pass arrays through the edge @edge. The rank `from` puts an array into a slot, and the rank `to`
+ * takes it out. A number tells the arrays in an edge apart, for example the number of the
+ * micro-batch. Arrays may be taken in another order than they were put. Two arrays that are in an
+ * edge at the same time have different numbers.
+ *
+ * cst_put waits until a slot is free, and copies @bytes bytes of @data to it. cst_take waits until
+ * the array with the number @number was put, copies its first @bytes bytes to @data, and frees the
+ * slot. Both belong to the step: they need cst_sync, and may be called while an operator is begun.
+ * They do not pass through the daemon. The other rank can change the bytes of a slot at any time.
+ * An array that is not taken stays in its slot, also after cst_step.
+ *
+ * In an edge from a rank to itself, only this rank can free a slot or put an array. Then nothing
+ * waits: cst_put returns CST_EINVAL if no slot is free, and cst_take returns CST_ENOTFOUND if the
+ * array was not put.
+ *
+ * Arrays of a step that is void are lost: after cst_sync all slots are free. The ranks put them
+ * again when they do the step again.
+ *
+ * Statuses:
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. If a rank dies, a call that waits
+ *     returns this within a second. The error names the rank.
+ *   - CST_ETIMEDOUT: the other rank neither took nor put in timeout_ms (300 s if it is 0).
+ *   - CST_EINVAL: there is no such edge, or this rank is not the one that puts (takes) there.
+ *   - CST_EINVAL: @bytes is larger than the slots, or @data is NULL.
+ *   - CST_EINVAL: cst_sync has not been called yet.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_EENGINE, CST_ELOST: as for cst_op_begin. */
+int cst_put(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
+            struct cst_err *err);
+int cst_take(struct cst_job *job, int edge, uint32_t number, void *data, uint64_t bytes,
+             struct cst_err *err);
+
+/* Do cst_put or cst_take in two parts, without the copy. The first part waits for the slot. *slot
+ * receives its address; the slot has slot_bytes bytes and is aligned to 64. Until the second part
+ * the worker writes or reads the slot. Several arrays of an edge may be between the two parts. What
+ * is written before cst_put_end is seen after cst_take_begin. cst_put_end and cst_take_end never
+ * wait. Statuses are those of cst_put and cst_take, and these:
+ *   - cst_put_begin, cst_take_begin, CST_EINVAL: @number is between the two parts already.
+ *   - cst_put_end, cst_take_end, CST_EINVAL: the first part was not called for @number, or a
+ *     cst_sync has freed the slot meanwhile. */
+int cst_put_begin(struct cst_job *job, int edge, uint32_t number, void **slot, struct cst_err *err);
+int cst_put_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
+int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **slot,
+                   struct cst_err *err);
+int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
 
 /* -- states --------------------------------------------------------------------------------- */
 

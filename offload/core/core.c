@@ -348,6 +348,11 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
     }
 }
 
+uint64_t cst_core_attempt_over(const struct cst_core *core)
+{
+    return core->attempt.number - (core->attempt.phase == CST_PHASE_RUNNING);
+}
+
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
 {
     *out = (struct cst_core_stats){

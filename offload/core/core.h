@@ -572,6 +572,9 @@ enum cst_core_phase {
     CST_PHASE_FAILED
 };
 
+/* Number of the last attempt that is over; 0: none is. */
+uint64_t cst_core_attempt_over(const struct cst_core *core);
+
 struct cst_core_stats {
     enum cst_core_phase phase;
     bool initialised; /* A SYNC has completed, or the states were restored. */

@@ -105,7 +105,9 @@ struct cst_model {
     uint32_t n_operators;
     /* Ranks of each group, one bit each. groups[0] has all bits set: every rank of the job. */
     uint64_t groups[CST_LAYOUT_MAX_GROUPS];
-    uint32_t n_groups; /* At least 1. */
+    uint32_t n_groups;             /* At least 1. */
+    struct cst_layout_edge *edges; /* Owned by the model. */
+    uint32_t n_edges;
     /* Limit for tensors and for operators: CST_LAYOUT_MAX_TENSORS, unless the owner of the model
      * sets more. The limit for uses is four times as high. */
     uint32_t max_entries;

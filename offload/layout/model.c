@@ -212,6 +212,7 @@ void cst_model_close(struct cst_model *model)
     }
     free(model->operators);
     free(model->tensors);
+    free(model->edges);
     memset(model, 0, sizeof *model);
 }
 

@@ -58,7 +58,8 @@ static void make_layout(void)
 static void setup(void)
 {
     struct cstd_memory_pool pool = {.blocks.n[0] = 4};
-    const struct cstd_memory_request request = {.layout = &layout, .world = 1, .pools = &pool};
+    const struct cstd_memory_request request = {
+        .layout = &layout, .model = &model, .world = 1, .pools = &pool};
     struct cst_err err;
 
     daemon_of_test.config = &settings;

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cst_put and cst_take: arrays pass between two ranks in memory that both map. */
+#include "client/lib/edge.h"
+
+#include "client/lib/job.h"
+#include "client/lib/shared_wait.h"
+#include "offload/layout/edge.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* -- slots ------------------------------------------------------------------------------------ */
+
+/* An edge, and what is looked for in it. */
+struct search {
+    const struct cst_layout_edge *e;
+    struct cstc_edge *edge;
+    uint64_t attempt;
+    uint32_t number;
+    uint32_t found; /* The slot that was found. */
+};
+
+static struct cst_shared_head *head_of(const struct cstc_edge *edge)
+{
+    return edge->memory.base;
+}
+
+static _Atomic uint64_t *word_of(const struct cstc_edge *edge, uint32_t slot)
+{
+    return (_Atomic uint64_t *)(void *)((char *)edge->memory.base + cst_edge_word_offset(slot));
+}
+
+static void *address_of(const struct search *s)
+{
+    return (char *)s->edge->memory.base +
+           cst_edge_slot_offset(s->e->slot_bytes, s->e->n_slots, s->found);
+}
+
+static bool find(struct search *s, uint32_t first,
+                 bool (*fits)(const struct search *s, uint64_t word))
+{
+    for (uint32_t i = 0; i < s->e->n_slots; i++) {
+        uint32_t slot = (first + i) % s->e->n_slots;
+
+        if (s->edge->slots[slot].use == CSTC_SLOT_UNUSED &&
+            fits(s, atomic_load(word_of(s->edge, slot)))) {
+            s->found = slot;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_free(const struct search *s, uint64_t word)
+{
+    return cst_edge_is_free(word, s->attempt);
+}
+
+static bool is_wanted(const struct search *s, uint64_t word)
+{
+    return word == cst_edge_full(s->attempt, s->number);
+}
+
+static bool find_free(void *arg)
+{
+    struct search *s = arg;
+
+    return find(s, s->edge->next_put, is_free);
+}
+
+static bool find_array(void *arg)
+{
+    struct search *s = arg;
+
+    return find(s, s->edge->next_take, is_wanted);
+}
+
+/* Find the slot of @s->number that is between the two parts of @use. */
+static bool find_begun(struct search *s, enum cstc_slot_use use)
+{
+    for (uint32_t slot = 0; slot < s->e->n_slots; slot++) {
+        if (s->edge->slots[slot].use == use && s->edge->slots[slot].number == s->number) {
+            s->found = slot;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* -- checks ----------------------------------------------------------------------------------- */
+
+static int check_edge(const struct cst_job *job, int edge, enum cstc_slot_use use,
+                      struct cst_err *err)
+{
+    const struct cst_layout_edge *e;
+    uint32_t rank;
+
+    if (edge < 0 || (uint32_t)edge >= job->model.n_edges) {
+        return cst_err_set(err, CST_EINVAL, "there is no edge %d, %u are declared", edge,
+                           job->model.n_edges);
+    }
+    e = &job->model.edges[edge];
+    rank = use == CSTC_SLOT_PUT ? e->from : e->to;
+    if (rank != job->rank) {
+        return cst_err_set(err, CST_EINVAL, "edge '%s': rank %u %s, not rank %u", e->name, rank,
+                           use == CSTC_SLOT_PUT ? "puts" : "takes", job->rank);
+    }
+    return CST_OK;
+}
+
+/* Check a call for @edge, and fill in @s. */
+static int begin(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_use use,
+                 struct search *s, struct cst_err *err)
+{
+    int rc = cstc_job_check_step(job, err);
+
+    if (rc == CST_OK && job->pending.kind != CSTC_PENDING_NONE) {
+        rc = cst_err_set(err, CST_EBUSY, "job '%s': another call is pending", job->name);
+    }
+    rc = rc == CST_OK ? check_edge(job, edge, use, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    *s = (struct search){.e = &job->model.edges[edge],
+                         .edge = &job->edges[edge],
+                         .attempt = job->attempt,
+                         .number = number};
+    /* The word has number + 1 in 32 bits. */
+    return number < UINT32_MAX ? CST_OK
+                               : cst_err_set(err, CST_EINVAL, "edge '%s': number %u is too large",
+                                             s->e->name, number);
+}
+
+static int check_data(const struct cst_layout_edge *e, const void *data, uint64_t bytes,
+                      struct cst_err *err)
+{
+    if (bytes > e->slot_bytes) {
+        return cst_err_set(err, CST_EINVAL, "edge '%s': %llu bytes, but a slot has %llu", e->name,
+                           (unsigned long long)bytes, (unsigned long long)e->slot_bytes);
+    }
+    if (data == NULL && bytes > 0) {
+        return cst_err_set(err, CST_EINVAL, "edge '%s': no data", e->name);
+    }
+    return CST_OK;
+}
+
+/* -- put and take ----------------------------------------------------------------------------- */
+
+/* Nobody else can put or take in an edge to oneself: explain why the wait would not end. */
+static int refuse_wait(const struct search *s, enum cstc_slot_use use, struct cst_err *err)
+{
+    if (use == CSTC_SLOT_PUT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "edge '%s': all %u slots are full, and no other rank takes from it",
+                           s->e->name, s->e->n_slots);
+    }
+    return cst_err_set(err, CST_ENOTFOUND, "edge '%s': array %u was not put", s->e->name,
+                       s->number);
+}
+
+static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use use,
+                    struct cst_err *err)
+{
+    cst_shared_ready_fn ready = use == CSTC_SLOT_PUT ? find_free : find_array;
+    int rc;
+
+    if (ready(s)) {
+        return CST_OK;
+    }
+    if (s->e->from == s->e->to) {
+        return refuse_wait(s, use, err);
+    }
+    rc = cstc_shared_wait(job, head_of(s->edge), ready, s, err);
+    if (rc != CST_ETIMEDOUT) {
+        return rc;
+    }
+    return use == CSTC_SLOT_PUT
+               ? cst_err_set(err, rc, "edge '%s': rank %u freed no slot in %u ms (array %u)",
+                             s->e->name, s->e->to, cstc_shared_timeout_ms(job), s->number)
+               : cst_err_set(err, rc, "edge '%s': rank %u did not put array %u in %u ms",
+                             s->e->name, s->e->from, s->number, cstc_shared_timeout_ms(job));
+}
+
+/* Do the first part of a put or a take. */
+static int open_slot(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_use use,
+                     struct search *s, struct cst_err *err)
+{
+    int rc = begin(job, edge, number, use, s, err);
+
+    if (rc == CST_OK && find_begun(s, use)) {
+        rc = cst_err_set(err, CST_EINVAL, "edge '%s': array %u is being %s already", s->e->name,
+                         number, use == CSTC_SLOT_PUT ? "put" : "taken");
+    }
+    rc = rc == CST_OK ? wait_for(job, s, use, err) : rc;
+    if (rc == CST_OK) {
+        s->edge->slots[s->found] = (struct cstc_slot){.use = use, .number = number};
+        *(use == CSTC_SLOT_PUT ? &s->edge->next_put : &s->edge->next_take) =
+            (s->found + 1) % s->e->n_slots;
+    }
+    return rc;
+}
+
+/* Do the second part: the slot is full, or free again. */
+static void close_slot(struct search *s)
+{
+    bool put = s->edge->slots[s->found].use == CSTC_SLOT_PUT;
+
+    s->edge->slots[s->found].use = CSTC_SLOT_UNUSED;
+    atomic_store(word_of(s->edge, s->found),
+                 put ? cst_edge_full(s->attempt, s->number) : cst_edge_empty(s->attempt));
+    if (s->e->from != s->e->to) {
+        cst_shared_notify(head_of(s->edge));
+    }
+}
+
+static int end(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_use use,
+               struct cst_err *err)
+{
+    struct search s;
+    int rc = begin(job, edge, number, use, &s, err);
+
+    if (rc == CST_OK && !find_begun(&s, use)) {
+        rc = cst_err_set(err, CST_EINVAL, "edge '%s': array %u is not being %s", s.e->name, number,
+                         use == CSTC_SLOT_PUT ? "put" : "taken");
+    }
+    if (rc == CST_OK) {
+        close_slot(&s);
+    }
+    return rc;
+}
+
+int cst_put_begin(struct cst_job *job, int edge, uint32_t number, void **slot, struct cst_err *err)
+{
+    struct search s;
+    int rc = open_slot(job, edge, number, CSTC_SLOT_PUT, &s, err);
+
+    if (rc == CST_OK) {
+        *slot = address_of(&s);
+    }
+    return rc;
+}
+
+int cst_put_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err)
+{
+    return end(job, edge, number, CSTC_SLOT_PUT, err);
+}
+
+int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **slot,
+                   struct cst_err *err)
+{
+    struct search s;
+    int rc = open_slot(job, edge, number, CSTC_SLOT_TAKEN, &s, err);
+
+    if (rc == CST_OK) {
+        *slot = address_of(&s);
+    }
+    return rc;
+}
+
+int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err)
+{
+    return end(job, edge, number, CSTC_SLOT_TAKEN, err);
+}
+
+int cst_put(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
+            struct cst_err *err)
+{
+    struct search s;
+    int rc = begin(job, edge, number, CSTC_SLOT_PUT, &s, err);
+
+    rc = rc == CST_OK ? check_data(s.e, data, bytes, err) : rc;
+    rc = rc == CST_OK ? open_slot(job, edge, number, CSTC_SLOT_PUT, &s, err) : rc;
+    if (rc == CST_OK) {
+        if (bytes > 0) { /* @data may be NULL. */
+            memcpy(address_of(&s), data, bytes);
+        }
+        close_slot(&s);
+    }
+    return rc;
+}
+
+int cst_take(struct cst_job *job, int edge, uint32_t number, void *data, uint64_t bytes,
+             struct cst_err *err)
+{
+    struct search s;
+    int rc = begin(job, edge, number, CSTC_SLOT_TAKEN, &s, err);
+
+    rc = rc == CST_OK ? check_data(s.e, data, bytes, err) : rc;
+    rc = rc == CST_OK ? open_slot(job, edge, number, CSTC_SLOT_TAKEN, &s, err) : rc;
+    if (rc == CST_OK) {
+        if (bytes > 0) {
+            memcpy(data, address_of(&s), bytes);
+        }
+        close_slot(&s);
+    }
+    return rc;
+}
+
+void cstc_edge_forget(struct cst_job *job)
+{
+    for (uint32_t i = 0; job->edges != NULL && i < job->model.n_edges; i++) {
+        struct cstc_edge *edge = &job->edges[i];
+
+        if (edge->slots != NULL) {
+            memset(edge->slots, 0, job->model.edges[i].n_slots * sizeof *edge->slots);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The edges of which this rank is an end: their memory, and which slots are between the two parts
+ * of a put or take. What a slot is used for is kept here and not in the shared memory, where the
+ * other rank could change it. Internal header of libcistern. */
+#ifndef CST_EDGE_H
+#define CST_EDGE_H
+
+#include "client/lib/segment.h"
+#include "cistern/status.h"
+
+#include <stdint.h>
+
+struct cst_job;
+
+enum cstc_slot_use { CSTC_SLOT_UNUSED, CSTC_SLOT_PUT, CSTC_SLOT_TAKEN };
+
+/* A slot as this process uses it. */
+struct cstc_slot {
+    enum cstc_slot_use use;
+    uint32_t number; /* Number of the array, unless UNUSED. */
+};
+
+struct cstc_edge {
+    struct cstc_segment memory; /* Not mapped: this rank is not an end of the edge. */
+    struct cstc_slot *slots;    /* One per slot. Owned. */
+    uint32_t next_put;          /* Slot at which the search for a free slot begins. */
+    uint32_t next_take;         /* Slot at which the search for an array begins. */
+};
+
+/* edge_memory.c: number of edges of which this rank is an end. */
+uint32_t cstc_edge_count(const struct cst_job *job);
+
+/* edge_memory.c: map the memory @fd of @bytes, which the daemon says to be that of edge @number.
+ * @fd belongs to the caller. CST_EPROTO: it is not as declared; CST_ENOMEM. */
+int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes,
+                  struct cst_err *why);
+
+/* A sync has begun: no slot is between two parts any more. */
+void cstc_edge_forget(struct cst_job *job);
+
+/* edge_memory.c: unmap the memory of all edges, except in a forked child, which does not have it.
+ */
+void cstc_edge_close(struct cst_job *job);
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/lib/edge.h"
+
+#include "client/lib/job.h"
+#include "offload/layout/edge.h"
+
+#include <stdlib.h>
+
+static bool is_mine(const struct cst_job *job, uint32_t edge)
+{
+    const struct cst_layout_edge *e = &job->model.edges[edge];
+
+    return e->from == job->rank || e->to == job->rank;
+}
+
+uint32_t cstc_edge_count(const struct cst_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < job->model.n_edges; i++) {
+        n += is_mine(job, i);
+    }
+    return n;
+}
+
+int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, struct cst_err *why)
+{
+    const struct cst_layout_edge *e =
+        number < job->model.n_edges ? &job->model.edges[number] : NULL;
+    struct cstc_edge *edge;
+    int rc;
+
+    if (job->edges == NULL) {
+        job->edges = calloc(job->model.n_edges, sizeof *job->edges);
+        if (job->edges == NULL) {
+            return cst_err_set(why, CST_ENOMEM, "job '%s': no memory for %u edges", job->name,
+                               job->model.n_edges);
+        }
+    }
+    edge = e != NULL ? &job->edges[number] : NULL;
+    if (edge == NULL || !is_mine(job, number) || edge->memory.base != NULL ||
+        bytes != cst_edge_bytes(e->slot_bytes, e->n_slots)) {
+        return cst_err_set(why, CST_EPROTO, "%llu bytes for edge %u of %u",
+                           (unsigned long long)bytes, number, job->model.n_edges);
+    }
+    edge->slots = calloc(e->n_slots, sizeof *edge->slots);
+    if (edge->slots == NULL) {
+        return cst_err_set(why, CST_ENOMEM, "no memory for the slots of edge '%s'", e->name);
+    }
+    rc = cstc_segment_map(&edge->memory, fd, bytes, why);
+    if (rc != CST_OK) {
+        free(edge->slots);
+        edge->slots = NULL;
+        return cst_err_prefix(why, "edge '%s'", e->name);
+    }
+    return CST_OK;
+}
+
+void cstc_edge_close(struct cst_job *job)
+{
+    for (uint32_t i = 0; job->edges != NULL && i < job->model.n_edges; i++) {
+        if (!job->client->forked) {
+            cstc_segment_unmap(&job->edges[i].memory);
+        }
+        free(job->edges[i].slots);
+    }
+    free(job->edges);
+    job->edges = NULL;
+}

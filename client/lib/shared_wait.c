@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/lib/shared_wait.h"
+
+enum {
+    DEFAULT_TIMEOUT_MS = 300000, /* The default of [job] timeout in cistern.conf(5). */
+    /* Time between two looks at the connection. The end of the daemon wakes nobody. */
+    LOOK_MS = 100,
+};
+
+uint32_t cstc_shared_timeout_ms(const struct cst_job *job)
+{
+    return job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_TIMEOUT_MS;
+}
+
+/* Ask the daemon whether the attempt is over, with a request that changes nothing if it is: a hint.
+ * Its answer has the cause. CST_OK: the attempt goes on. */
+static int ask(struct cst_job *job, struct cst_err *err)
+{
+    Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
+    Cistern__Batch msg = CISTERN__BATCH__INIT;
+    const Cistern__BatchDone *done;
+    struct cstc_call call = {0};
+    struct cst_err why = {0};
+    int rc;
+
+    item.kind = CISTERN__BATCH_ITEM__KIND__PREFETCH;
+    msg.attempt = job->attempt;
+    msg.n_items = 1;
+    msg.items = &items;
+    rc = cstc_call_sync(job->client, &call, CISTERN__MSG_TYPE__MSG_BATCH, &msg.base,
+                        CISTERN__MSG_TYPE__MSG_BATCH_DONE, &cistern__batch_done__descriptor, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    done = (const Cistern__BatchDone *)call.reply;
+    if (done->n_results == 1 && done->results[0]->status < 0) {
+        int status = done->results[0]->status;
+
+        (void)cst_err_set(&why, status, "%s",
+                          done->results[0]->text != NULL ? done->results[0]->text
+                                                         : cst_status_words(status));
+    }
+    cstc_call_reset(&call);
+    /* A hint for a chunk that this rank does not use is refused, too. */
+    if (why.status != CST_OK && why.status != CST_EINVAL) {
+        cstc_job_void(job, &why);
+    }
+    return cstc_job_check_step(job, err);
+}
+
+int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, cst_shared_ready_fn ready,
+                     void *arg, struct cst_err *err)
+{
+    uint64_t attempt = job->attempt;
+    uint32_t left_ms = cstc_shared_timeout_ms(job);
+
+    for (;;) {
+        uint32_t ms = left_ms < LOOK_MS ? left_ms : LOOK_MS;
+        int rc = cst_shared_wait(head, attempt, ready, arg, ms);
+
+        if (rc == CST_OK) {
+            return CST_OK;
+        }
+        if (rc == CST_EPEERDIED) {
+            rc = ask(job, err);
+            if (rc != CST_OK) {
+                return rc;
+            }
+            /* A rank has written a wrong number there. Only the daemon counts from now on. */
+            attempt = UINT64_MAX;
+            continue;
+        }
+        left_ms -= ms;
+        rc = attempt == UINT64_MAX ? ask(job, err) : cstc_call_pump(job->client, err);
+        rc = rc == CST_OK ? cstc_job_check_step(job, err) : rc;
+        if (rc != CST_OK) {
+            return rc;
+        }
+        if (left_ms == 0) {
+            return CST_ETIMEDOUT;
+        }
+    }
+}

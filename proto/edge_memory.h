@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory of an edge, which the daemon allocates and the edge's two ranks map. Sizes are those
+ * of the declaration and are never read from the memory, so that what a rank writes there cannot
+ * lead another one out of bounds.
+ *
+ *   +------+---------------+------------------------------+
+ *   | head | words[n]      | slots[n]                     |
+ *   +------+---------------+------------------------------+
+ *    128 B   64 B each       slot_bytes each, rounded up to 64; the first begins at a page
+ *
+ * The word of a slot is 0 or (attempt << 32 | key + 1): the slot is full, by the sender's put with
+ * this key in this attempt. (attempt << 32): the receiver has emptied it. The attempt has 32 bits.
+ * A word of another attempt counts as empty: nobody takes what was put in an attempt that is
+ * over. */
+#ifndef CST_EDGE_MEMORY_H
+#define CST_EDGE_MEMORY_H
+
+#include "proto/shared.h"
+
+#define CST_EDGE_MAX 256                       /* Edges of a job. */
+#define CST_EDGE_MAX_SLOTS 4096                /* Slots of an edge. */
+#define CST_EDGE_MAX_BYTES (UINT64_C(1) << 44) /* All slots of an edge. */
+#define CST_EDGE_NAME_BYTES 64                 /* Including the NUL. */
+#define CST_EDGE_WORD_BYTES 64
+#define CST_EDGE_PAGE_BYTES 4096
+
+/* What a slot contains for a rank in one attempt. */
+static inline uint64_t cst_edge_full(uint64_t attempt, uint32_t key)
+{
+    return (attempt & UINT32_MAX) << 32 | ((uint64_t)key + 1);
+}
+
+static inline uint64_t cst_edge_empty(uint64_t attempt)
+{
+    return (attempt & UINT32_MAX) << 32;
+}
+
+/* True if a slot with the word @word can be put to in @attempt. */
+static inline bool cst_edge_is_free(uint64_t word, uint64_t attempt)
+{
+    return word >> 32 != (attempt & UINT32_MAX) || (word & UINT32_MAX) == 0;
+}
+
+static inline uint64_t cst_edge_slot_stride(uint64_t slot_bytes)
+{
+    return (slot_bytes + 63) & ~UINT64_C(63);
+}
+
+/* Offset of the word of slot @i. */
+static inline uint64_t cst_edge_word_offset(uint32_t i)
+{
+    return CST_SHARED_HEAD_BYTES + (uint64_t)i * CST_EDGE_WORD_BYTES;
+}
+
+/* Offset of slot @i of @n_slots. */
+static inline uint64_t cst_edge_slot_offset(uint64_t slot_bytes, uint32_t n_slots, uint32_t i)
+{
+    uint64_t first = (cst_edge_word_offset(n_slots) + CST_EDGE_PAGE_BYTES - 1) /
+                     CST_EDGE_PAGE_BYTES * CST_EDGE_PAGE_BYTES;
+
+    return first + i * cst_edge_slot_stride(slot_bytes);
+}
+
+/* Bytes of the memory, whole pages. */
+static inline uint64_t cst_edge_bytes(uint64_t slot_bytes, uint32_t n_slots)
+{
+    return (cst_edge_slot_offset(slot_bytes, n_slots, n_slots) + CST_EDGE_PAGE_BYTES - 1) /
+           CST_EDGE_PAGE_BYTES * CST_EDGE_PAGE_BYTES;
+}
+
+#endif
