@@ -4,13 +4,18 @@
  * as three passes. update_split_vs_pass28: the update of split masters, which moves 26 bytes,
  * compared with the plain pass over 28. update_FORM: other optimizers and formats of moments,
  * compared with AdamW's time in proportion to their bytes. update_ranks_N: updates that sum
- * contributions, compared with one contribution. All are measured in turns in one process. */
+ * contributions, compared with one contribution. All are measured in turns in one process.
+ *
+ * With --turns, it takes turns with other programs instead: for each line of the standard input, it
+ * makes an update with whole master weights and one with split master weights, and prints the
+ * nanoseconds per parameter of both. */
 #include "tests/bench/pass.h"
 #include "tests/bench/team.h"
 #include "tests/bench/update_job.h"
 
 #include <errno.h>
 #include <getopt.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +32,7 @@ struct options {
     size_t params;
     unsigned threads;
     unsigned runs;
+    bool turns;       /* take turns with other programs */
     const char *json; /* path of the result; NULL: no file */
 };
 
@@ -57,7 +63,8 @@ static void die(const char *what)
 
 static void usage(FILE *to)
 {
-    fprintf(to, "usage: bench_update [--params N] [--threads N] [--runs N] [--json FILE]\n");
+    fprintf(to, "usage: bench_update [--params N] [--threads N] [--runs N] [--json FILE]\n"
+                "       bench_update [--params N] [--threads N] --turns\n");
 }
 
 /* Parse a number from 1 to @max. Ends the program on an error. */
@@ -78,9 +85,13 @@ static unsigned long long parse(const char *option, const char *words, unsigned 
 static void parse_options(struct options *options, int argc, char **argv)
 {
     static const struct option names[] = {
-        {"params", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'},
-        {"runs", required_argument, NULL, 'r'},   {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
+        {"params", required_argument, NULL, 'p'},
+        {"threads", required_argument, NULL, 't'},
+        {"runs", required_argument, NULL, 'r'},
+        {"json", required_argument, NULL, 'j'},
+        {"turns", no_argument, NULL, 'u'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     int c;
 
@@ -98,6 +109,9 @@ static void parse_options(struct options *options, int argc, char **argv)
             break;
         case 'j':
             options->json = optarg;
+            break;
+        case 'u':
+            options->turns = true;
             break;
         case 'h':
             usage(stdout);
@@ -433,6 +447,24 @@ static void run_all(struct bench *bench, struct cst_team *team)
     append_json(options, "update_vs_three_passes", medians[3], medians[1]);
 }
 
+static double update_ns(struct bench *bench, struct cst_team *team, enum cst_masters masters)
+{
+    cst_update_job_set(&bench->job, &(struct cst_update_way){.masters = masters});
+    return measure_update(bench, team) * 1e9 / (double)bench->options->params;
+}
+
+static void take_turns_with_others(struct bench *bench, struct cst_team *team)
+{
+    char line[16];
+
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        double whole = update_ns(bench, team, CST_MASTERS_FP32);
+
+        printf("%.4f %.4f\n", whole, update_ns(bench, team, CST_MASTERS_SPLIT));
+        fflush(stdout);
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct options options;
@@ -447,11 +479,15 @@ int main(int argc, char **argv)
     if (team == NULL) {
         die("threads");
     }
-    printf("%zu parameters, %u threads, kernels %s\n", options.params, options.threads,
-           bench.job.work.kernels->isa);
     cst_team_run(team, cst_update_job_fill, &bench.job);
-    run_all(&bench, team);
-    run_forms(&bench, team);
+    if (options.turns) {
+        take_turns_with_others(&bench, team);
+    } else {
+        printf("%zu parameters, %u threads, kernels %s\n", options.params, options.threads,
+               bench.job.work.kernels->isa);
+        run_all(&bench, team);
+        run_forms(&bench, team);
+    }
     cst_team_close(team);
     free(bench.job.updated);
     return EXIT_SUCCESS;

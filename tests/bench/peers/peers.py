@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdamW on N parameters, bf16 gradient in, bf16 weight out, three ways, in turns.
 
-cistern    tests/bench/bench_update: one pass, 28 bytes per parameter (a process of its own, the same threads)
-torch      torch.optim.AdamW(fused=True) on fp32: the step alone, and with the upcast before and the downcast behind it
-deepspeed  DeepSpeedCPUAdam: upcast, step, downcast, as its offloaded optimizer does; and with the gradients scaled in place before the step, as it
-           does where clipping or a loss scale asks for it (cistern's one pass always does)
+cistern    tests/bench/bench_update: one pass, 28 bytes per parameter, or 26 with split master weights
+torch      torch.optim.AdamW(fused=True) on fp32: the step alone, and with upcast and downcast
+deepspeed  DeepSpeedCPUAdam: upcast, step, downcast, as its offloaded optimizer does; and with the
+           gradients scaled in place before the step, as it does where clipping or a loss scale asks
+           for it (cistern's one pass always does)
+
+All keep their memory during the whole run, and each makes one step when it is its turn. Memory of
+virtual machines changes its speed within seconds, so steps that follow each other are compared.
 """
 import argparse
 import json
@@ -12,12 +16,11 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--params", type=int, default=100_000_000)
-parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--rounds", type=int, default=31)
 parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
 parser.add_argument("--json")
 options = parser.parse_args()
@@ -30,12 +33,12 @@ except ImportError as why:
     sys.exit(f"peers: {why}")
 
 torch.set_num_threads(options.threads)
-STEPS = 3  # of each in a round
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+PAUSE = 0.02  # Seconds in which OpenMP's threads stop spinning.
 
 
 class Peer:
-    """Flat fp32 states with a bf16 gradient in front and a bf16 weight behind."""
+    """Flat fp32 states, a bf16 gradient that is read and a bf16 weight that is written."""
 
     def __init__(self, make):
         generator = torch.Generator().manual_seed(1)
@@ -44,7 +47,7 @@ class Peer:
         self.master.grad = torch.zeros(options.params)
         self.weight = torch.zeros(options.params, dtype=torch.bfloat16)
         self.optimizer = make([self.master])
-        self.pipeline()  # states are made, pages touched, kernels loaded
+        self.pipeline()  # States are made, pages touched, kernels loaded.
 
     @torch.no_grad()
     def pipeline(self):
@@ -63,36 +66,45 @@ class Peer:
         self.optimizer.step()
 
 
+class Cistern:
+    """bench_update, which makes updates when it is asked."""
+
+    def __init__(self):
+        command = ["tests/bench/bench_update", "--turns"]
+        command += ["--params", str(options.params), "--threads", str(options.threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.turn()
+
+    def turn(self):
+        """Return the nanoseconds per parameter with whole and with split master weights."""
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"peers: bench_update ended with status {self.process.wait()}")
+        return [float(word) for word in line.split()]
+
+
 def ns_per_param(fn):
-    times = []
-    for _ in range(STEPS):
-        begin = time.perf_counter()
-        fn()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) / options.params * 1e9
+    begin = time.perf_counter()
+    fn()
+    return (time.perf_counter() - begin) / options.params * 1e9
 
 
-def cistern():
-    with tempfile.NamedTemporaryFile(mode="r") as out:
-        subprocess.run(["tests/bench/bench_update", "--params", str(options.params), "--threads", str(options.threads), "--runs", str(STEPS),
-                        "--json", out.name], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        values = {row["name"]: row["value"] for row in map(json.loads, out)}
-    return values["update_vs_pass"], values["update_split_vs_pass28"]
-
-
-figures = {"cistern": [], "cistern split": [], "torch step": [], "torch pipeline": [], "deepspeed pipeline": [], "deepspeed scaled": []}
+names = ("cistern", "cistern split", "torch step", "torch pipeline", "deepspeed pipeline", "deepspeed scaled")
+figures = {name: [] for name in names}
+cistern = Cistern()
+torchs = Peer(lambda params: torch.optim.AdamW(params, fused=True, **HYPER))
+deepspeeds = Peer(lambda params: DeepSpeedCPUAdam(params, adamw_mode=True, **HYPER))
+steps = (torchs.step, torchs.pipeline, deepspeeds.pipeline, deepspeeds.scaled)
 for _ in range(options.rounds):
-    whole, split = cistern()
-    figures["cistern"].append(whole)
-    figures["cistern split"].append(split)
-    peer = Peer(lambda params: torch.optim.AdamW(params, fused=True, **HYPER))
-    figures["torch step"].append(ns_per_param(peer.step))
-    figures["torch pipeline"].append(ns_per_param(peer.pipeline))
-    del peer
-    peer = Peer(lambda params: DeepSpeedCPUAdam(params, adamw_mode=True, **HYPER))
-    figures["deepspeed pipeline"].append(ns_per_param(peer.pipeline))
-    figures["deepspeed scaled"].append(ns_per_param(peer.scaled))
-    del peer
+    turn = cistern.turn()
+    for fn in steps:
+        turn.append(ns_per_param(fn))
+        time.sleep(PAUSE)
+    for name, value in zip(names, turn):
+        figures[name].append(value)
+cistern.process.communicate()
 
 medians = {name: statistics.median(values) for name, values in figures.items()}
 ours = medians["cistern"]
