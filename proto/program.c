@@ -76,13 +76,13 @@ int cst_program_find(const char *name, const char *given, const char *variable, 
         if (can_run(out, size, named, "", "")) {
             return CST_OK;
         }
-        rc = cst_err_errno(err, CST_ENOTFOUND, errno, "engine program %s", named);
+        rc = cst_err_errno(err, CST_ENOTFOUND, errno, "program %s", named);
     } else if (find_near(name, out, size) || can_run(out, size, CST_LIBEXECDIR, "/", name)) {
         return CST_OK;
     } else {
         rc = cst_err_set(err, CST_EAGAIN,
-                         "no engine program: %s is neither in the directories of this program nor "
-                         "in %s; set %s (for cisternd also --engine)",
+                         "no program: %s is neither in the directories of this program nor "
+                         "in %s; set %s",
                          name, CST_LIBEXECDIR, variable);
     }
     out[0] = '\0';

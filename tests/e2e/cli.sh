@@ -179,7 +179,7 @@ holds '.devices[-1].name == "host" and .devices[-1].up > 0 and .disk_write > 0 a
 expect 0 probe -o "$tmp/rates.json" --json -s "$tmp/other.sock"
 holds '.nodes[0].update > 0 and (has("request_s") | not)'
 CISTERN_ENGINE_HOST=$tmp/none expect 1 probe -o "$tmp/rates.json"
-complains 'engine program .*none: No such file'
+complains 'program .*none: No such file'
 CISTERN_ENGINE_HOST=/bin/false expect 1 probe -o "$tmp/rates.json"
 complains '/bin/false: no answer'
 expect 1 probe -o "$tmp/no/such/rates.json"
