@@ -9,8 +9,9 @@
 #include "proto/options.h"
 #include "proto/size.h"
 
-#include <string.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define AT(name) offsetof(struct gpt_options, name)
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
@@ -130,8 +131,9 @@ static const struct cst_option table[] = {
     ROW("seed", "N", "seed of initial weights, order of data, rounding and the sample (1)",
         CST_U64(AT(seed), 0, 1.8446744073709552e19)),
     CST_OPTION_HEADING("ranks and states:"),
-    ROW("rank", "N", "rank of this worker, 0..world-1 (0)", CST_U32(AT(rank), 0, 63)),
-    ROW("world", "N", "number of workers (1)", CST_U32(AT(world), 1, 64)),
+    ROW("rank", "N", "rank of this worker, 0..world-1 ($LOCAL_RANK, or 0)",
+        CST_U32(AT(rank), 0, 63)),
+    ROW("world", "N", "number of workers ($LOCAL_WORLD_SIZE, or 1)", CST_U32(AT(world), 1, 64)),
     ROW("reshape", NULL,
         "if the job has no worker, open it again in place with these ranks, pools and options; its "
         "states are kept",
@@ -163,7 +165,8 @@ static const struct cst_option table[] = {
     ROW("plan", "FILE", "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
         CST_TEXT(AT(plan_file))),
     ROW("chunk", "N", "elements of a chunk (the daemon chooses)", CST_U64(AT(chunk), 1, 1e15)),
-    ROW("threads", "N", "compute threads of this rank (cores / world, at least 1)",
+    ROW("threads", "N",
+        "compute threads of this rank ($OMP_NUM_THREADS, or cores / world, at least 1)",
         CST_U32(AT(threads), 1, 1024)),
     ROW("engine-threads", "N", "threads for updates with --store local (all cores)",
         CST_U32(AT(engine_threads), 1, 1024)),
@@ -322,6 +325,40 @@ static bool is_given(const struct cst_options_given *given, const char *name)
     return false;
 }
 
+/* Take defaults from the environment that `cistern run` and torchrun give to ranks. */
+static int take_environment(struct gpt_options *o, struct cst_err *err)
+{
+    static const struct {
+        const char *name;
+        struct cst_value value;
+    } rows[] = {{"LOCAL_RANK", CST_U32(AT(rank), 0, 63)},
+                {"LOCAL_WORLD_SIZE", CST_U32(AT(world), 1, 64)},
+                {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *text = getenv(rows[i].name);
+
+        if (text != NULL && cst_value_read(&rows[i].value, o, text, err) != CST_OK) {
+            return cst_err_prefix(err, "environment variable %s", rows[i].name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Check that the number of ranks in the environment is that of all ranks. */
+static int check_world(const struct cst_options_given *given, struct cst_err *err)
+{
+    const char *all = getenv("WORLD_SIZE"), *local = getenv("LOCAL_WORLD_SIZE");
+
+    if (is_given(given, "world") || all == NULL || local == NULL || strcmp(all, local) == 0) {
+        return CST_OK;
+    }
+    return cst_err_set(err, CST_EINVAL,
+                       "LOCAL_WORLD_SIZE is %s and WORLD_SIZE is %s: all ranks of a job are on one "
+                       "machine",
+                       local, all);
+}
+
 /* Take the sizes from the configuration in --init. A size that was given must be the same. */
 static int take_sizes(struct gpt_options *o, const struct cst_options_given *given,
                       struct cst_err *err)
@@ -412,7 +449,14 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .temperature = 0.8,
     };
     struct cst_options_given given;
-    int rc = cst_options_read(table, &o, argc, argv, &given, err);
+    int rc = take_environment(&o, err);
+
+    if (rc == 0) {
+        rc = cst_options_read(table, &o, argc, argv, &given, err);
+    }
+    if (rc == 0) {
+        rc = check_world(&given, err);
+    }
 
     if (rc != 0) {
         return rc;
