@@ -18,7 +18,7 @@ enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 struct cli_plan_request {
     uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given. */
     uint64_t host_bytes;    /* --host, of the node; CST_PLAN_NO_LIMIT: not given. */
-    uint64_t ranks;         /* --ranks */
+    uint64_t ranks;         /* --ranks; run: the number of ranks to start. */
     uint64_t micro_batches; /* --micro-batches, per step. */
     double share;           /* --share, of the device's flops. */
     const char *rates;      /* --rates: a file, or "a100". */
@@ -57,6 +57,9 @@ struct cli {
     bool frozen;          /* --frozen: load the weights alone. */
     /* --weights: format of model files. */
     enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
+    uint32_t restart;             /* --restart: limit of restarts; 0: none. */
+    uint32_t grace;               /* --grace: seconds for ranks to end. */
+    bool no_pin;                  /* --no-pin: ranks run on any processor. */
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory or a size. */
     struct cli_plan_request plan; /* Options of plan alone. */
@@ -102,7 +105,7 @@ bool cli_list_append(struct cli *cli, const struct cli_list *list, struct json_t
 /* The list of all jobs. */
 extern const struct cli_list cli_jobs_list;
 
-/* The commands. Each returns an enum cli_exit. */
+/* The commands. Each returns an enum cli_exit; cli_run also returns statuses of ranks. */
 int cli_stat(struct cli *cli);
 int cli_jobs(struct cli *cli);
 int cli_job(struct cli *cli);
@@ -117,5 +120,6 @@ int cli_checkpoints(struct cli *cli);
 int cli_drain(struct cli *cli);
 int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
+int cli_run(struct cli *cli);
 
 #endif

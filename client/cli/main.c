@@ -13,6 +13,8 @@
 /* Whether a command needs a connection to the daemon. */
 enum wants { DAEMON, DAEMON_IF_THERE, NO_DAEMON };
 
+enum { ANY_NUMBER = 1 << 20 }; /* Of arguments. */
+
 struct command {
     const char *name;            /* Name on the command line. */
     const char *args;            /* Arguments, for the help. */
@@ -21,7 +23,7 @@ struct command {
     int n_more;                  /* Number of optional arguments after them. */
     unsigned uses;               /* Options of the command: CLI_USES_ bits. */
     enum wants wants;            /* Need of a connection. */
-    int (*run)(struct cli *cli); /* Returns an enum cli_exit. */
+    int (*run)(struct cli *cli); /* Returns the exit status. */
 };
 
 static int version(struct cli *cli);
@@ -55,6 +57,8 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_DISK | CLI_USES_PLAN, NO_DAEMON, cli_plan},
     {"probe", "", "measure this machine, for plans", 0, 0,
      CLI_USES_JSON | CLI_USES_OUTPUT | CLI_USES_DISK, DAEMON_IF_THERE, cli_probe},
+    {"run", "-- PROGRAM..", "start the ranks of a job: cistern run -n N -- PROGRAM ARGUMENT...", 1,
+     ANY_NUMBER, CLI_USES_RUN, NO_DAEMON, cli_run},
     {"version", "", "print the versions of this program and the daemon", 0, 0, 0, DAEMON_IF_THERE,
      version},
     {"help", "[COMMAND]", "print this text, or the options of a command", 0, 1, 0, NO_DAEMON, help},

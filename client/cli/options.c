@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/options.h"
 
+#include "client/cli/restarts.h"
 #include "offload/plan/plan.h"
 #include "proto/optimizers.h"
 
@@ -42,8 +43,9 @@ const struct cst_option cli_options[] = {
         CST_TEXT(AT(disk))),
     PLAN("device", "SIZE", "memory of each rank's device", CST_SIZE(AT(plan.device_bytes))),
     PLAN("host", "SIZE", "memory of the node for states", CST_SIZE(AT(plan.host_bytes))),
-    PLAN("ranks", "N", "ranks on this node (default: as the model says)",
-         CST_U64(AT(plan.ranks), 1, 64)),
+    ROW("ranks", 'n', CLI_USES_PLAN | CLI_USES_RUN, "N",
+        "run: ranks to start; plan: ranks on this node (default: as the model says)",
+        CST_U64(AT(plan.ranks), 1, 64)),
     PLAN("micro-batches", "N", "micro-batches of a step (default: 1)",
          CST_U64(AT(plan.micro_batches), 1, 1024)),
     PLAN("batch", "N", "preset: sequences of a micro-batch (default: 1)",
@@ -82,6 +84,13 @@ const struct cst_option cli_options[] = {
          CST_FLAG(AT(plan.simulate))),
     PLAN("timeline", "FILE", "write the steps as a trace for Perfetto",
          CST_TEXT(AT(plan.timeline))),
+    CST_OPTION_MAY("restart", CLI_USES_RUN, "N", "10",
+                   "start ranks again that die, each at most N times in 10 minutes (default: 10)",
+                   CST_U32(AT(restart), 1, CLI_RESTARTS_MAX)),
+    ROW("grace", 0, CLI_USES_RUN, "TIME",
+        "time for ranks to end before they are killed: 30, 90s, 5m (default: 30s)",
+        CST_SECONDS(AT(grace), 1, 86400)),
+    ROW("no-pin", 0, CLI_USES_RUN, NULL, "let ranks run on all processors", CST_FLAG(AT(no_pin))),
     ROW("socket", 's', 0, "PATH",
         "socket of the daemon (default: $CISTERN_SOCKET or " CST_DEFAULT_SOCKET ")",
         CST_TEXT(AT(socket))),
@@ -98,5 +107,6 @@ struct cli cli_options_none(void)
     return (struct cli){
         .count = 1000,
         .uid = CLI_NO_UID,
+        .grace = 30,
         .plan = {.device_bytes = CST_PLAN_NO_LIMIT, .host_bytes = CST_PLAN_NO_LIMIT}};
 }

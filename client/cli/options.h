@@ -20,6 +20,7 @@ enum {
     CLI_USES_CHECK = 1 << 8,
     CLI_USES_LOAD = 1 << 9,
     CLI_USES_DRAIN = 1 << 10,
+    CLI_USES_RUN = 1 << 11,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */

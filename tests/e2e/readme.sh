@@ -9,7 +9,7 @@ need pkg-config
 root=$PWD/tests/stage # make check installs to this directory
 
 # Each of these files exists, wherever the prefix puts it.
-for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host include/cistern/cistern.h pkgconfig/cistern.pc \
+for file in sbin/cisternd bin/cistern libexec/cistern/cistern-engine-host libexec/cistern/cistern-rank include/cistern/cistern.h pkgconfig/cistern.pc \
     libcistern.so man8/cisternd.8 man5/cistern.conf.5 man1/cistern.1 man3/libcistern.3 system/cisternd.service system/cisternd.socket \
     system/cisternd-manager.socket sysusers.d/cistern.conf tmpfiles.d/cistern.conf examples/cistern.conf examples/gpu.conf examples/example.c \
     examples/example_cuda.c cistern/README.md cistern/LICENSE cistern/CHANGELOG.md cistern/CONTRIBUTING.md completions/cistern.bash; do

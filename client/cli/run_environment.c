@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/cli/run_environment.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void set_number(const char *name, unsigned number)
+{
+    char text[16];
+
+    (void)snprintf(text, sizeof text, "%u", number);
+    (void)setenv(name, text, 1);
+}
+
+/* Set the address at which rank 0 listens, if the program is one that needs it. The port is free
+ * now; nothing holds it until rank 0 listens. */
+static int set_master(struct cst_err *err)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int fd, rc = CST_OK;
+
+    if (getenv("MASTER_ADDR") != NULL) {
+        return CST_OK;
+    }
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &size) != 0) {
+        rc = cst_err_errno(err, CST_EINTERNAL, errno, "a port for MASTER_PORT");
+    } else {
+        (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
+        set_number("MASTER_PORT", ntohs(address.sin_port));
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return rc;
+}
+
+int cli_run_environment_init(struct cli_run_environment *environment, unsigned n,
+                             const char *socket, struct cst_err *err)
+{
+    environment->sets_threads = getenv("OMP_NUM_THREADS") == NULL;
+    set_number("WORLD_SIZE", n);
+    set_number("LOCAL_WORLD_SIZE", n);
+    (void)setenv("OMP_WAIT_POLICY", "passive", 0);
+    if (socket != NULL) {
+        (void)setenv("CISTERN_SOCKET", socket, 1);
+    }
+    return set_master(err);
+}
+
+void cli_run_environment_set(const struct cli_run_environment *environment, unsigned rank,
+                             unsigned restarts, unsigned threads)
+{
+    set_number("RANK", rank);
+    set_number("LOCAL_RANK", rank);
+    set_number("CISTERN_RESTARTS", restarts);
+    if (environment->sets_threads) {
+        set_number("OMP_NUM_THREADS", threads);
+    }
+}
