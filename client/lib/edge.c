@@ -193,7 +193,8 @@ static int open_slot(struct cst_job *job, int edge, uint32_t number, enum cstc_s
     }
     rc = rc == CST_OK ? wait_for(job, s, use, err) : rc;
     if (rc == CST_OK) {
-        s->edge->slots[s->found] = (struct cstc_slot){.use = use, .number = number};
+        s->edge->slots[s->found].use = use;
+        s->edge->slots[s->found].number = number;
         *(use == CSTC_SLOT_PUT ? &s->edge->next_put : &s->edge->next_take) =
             (s->found + 1) % s->e->n_slots;
     }
@@ -206,6 +207,7 @@ static void close_slot(struct search *s)
     bool put = s->edge->slots[s->found].use == CSTC_SLOT_PUT;
 
     s->edge->slots[s->found].use = CSTC_SLOT_UNUSED;
+    s->edge->slots[s->found].started = false;
     atomic_store(word_of(s->edge, s->found),
                  put ? cst_edge_full(s->attempt, s->number) : cst_edge_empty(s->attempt));
     if (s->e->from != s->e->to) {
@@ -219,7 +221,7 @@ static int end(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_us
     struct search s;
     int rc = begin(job, edge, number, use, &s, err);
 
-    if (rc == CST_OK && !find_begun(&s, use)) {
+    if (rc == CST_OK && (!find_begun(&s, use) || s.edge->slots[s.found].started)) {
         rc = cst_err_set(err, CST_EINVAL, "edge '%s': array %u is not being %s", s.e->name, number,
                          use == CSTC_SLOT_PUT ? "put" : "taken");
     }
@@ -296,13 +298,91 @@ int cst_take(struct cst_job *job, int edge, uint32_t number, void *data, uint64_
     return rc;
 }
 
+/* -- copies by the library -------------------------------------------------------------------- */
+
+/* Begin a put or take of @bytes bytes of @data, whose copy the library does. */
+static int start(struct cst_job *job, int edge, uint32_t number, enum cstc_slot_use use, void *data,
+                 uint64_t bytes, struct cst_err *err)
+{
+    struct search s;
+    struct cstc_slot *slot;
+    int rc = begin(job, edge, number, use, &s, err);
+
+    rc = rc == CST_OK ? check_data(s.e, data, bytes, err) : rc;
+    rc = rc == CST_OK ? open_slot(job, edge, number, use, &s, err) : rc;
+    if (rc != CST_OK) {
+        return rc;
+    }
+    slot = &s.edge->slots[s.found];
+    slot->copy.to = use == CSTC_SLOT_PUT ? address_of(&s) : data;
+    slot->copy.from = use == CSTC_SLOT_PUT ? data : address_of(&s);
+    slot->copy.bytes = bytes;
+    rc = cstc_copier_start(&job->copier, &slot->copy, err);
+    slot->started = rc == CST_OK;
+    if (rc != CST_OK) {
+        slot->use = CSTC_SLOT_UNUSED; /* The word has not changed. */
+    }
+    return rc;
+}
+
+int cst_put_start(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
+                  struct cst_err *err)
+{
+    /* The copy only reads @data. */
+    return start(job, edge, number, CSTC_SLOT_PUT, (void *)(uintptr_t)data, bytes, err);
+}
+
+int cst_take_start(struct cst_job *job, int edge, uint32_t number, void *data, uint64_t bytes,
+                   struct cst_err *err)
+{
+    return start(job, edge, number, CSTC_SLOT_TAKEN, data, bytes, err);
+}
+
+/* Find the slot whose copy was started for @s->number. */
+static bool find_started(struct search *s)
+{
+    for (uint32_t slot = 0; s->edge->slots != NULL && slot < s->e->n_slots; slot++) {
+        if (s->edge->slots[slot].started && s->edge->slots[slot].number == s->number) {
+            s->found = slot;
+            return true;
+        }
+    }
+    return false;
+}
+
+int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err *err)
+{
+    struct search s = {.number = number, .attempt = job->attempt};
+    bool started = false;
+    int rc;
+
+    if (job->edges != NULL && edge >= 0 && (uint32_t)edge < job->model.n_edges) {
+        s.e = &job->model.edges[edge];
+        s.edge = &job->edges[edge];
+        started = !job->client->forked && find_started(&s);
+    }
+    if (started) {
+        cstc_copier_wait(&job->copier, &s.edge->slots[s.found].copy);
+    }
+    rc = cstc_job_check_step(job, err);
+    if (rc == CST_OK && !started) {
+        rc = cst_err_set(err, CST_EINVAL, "edge %d: no copy of array %u was started", edge, number);
+    }
+    if (rc == CST_OK) {
+        close_slot(&s);
+    }
+    return rc;
+}
+
 void cstc_edge_forget(struct cst_job *job)
 {
     for (uint32_t i = 0; job->edges != NULL && i < job->model.n_edges; i++) {
-        struct cstc_edge *edge = &job->edges[i];
+        struct cstc_slot *slots = job->edges[i].slots;
 
-        if (edge->slots != NULL) {
-            memset(edge->slots, 0, job->model.edges[i].n_slots * sizeof *edge->slots);
+        for (uint32_t k = 0; slots != NULL && k < job->model.edges[i].n_slots; k++) {
+            cstc_copier_wait(&job->copier, &slots[k].copy);
+            slots[k].use = CSTC_SLOT_UNUSED;
+            slots[k].started = false;
         }
     }
 }

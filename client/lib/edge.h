@@ -5,6 +5,7 @@
 #ifndef CST_EDGE_H
 #define CST_EDGE_H
 
+#include "client/lib/copier.h"
 #include "client/lib/segment.h"
 #include "cistern/status.h"
 
@@ -17,7 +18,9 @@ enum cstc_slot_use { CSTC_SLOT_UNUSED, CSTC_SLOT_PUT, CSTC_SLOT_TAKEN };
 /* A slot as this process uses it. */
 struct cstc_slot {
     enum cstc_slot_use use;
-    uint32_t number; /* Number of the array, unless UNUSED. */
+    uint32_t number;       /* Number of the array, unless UNUSED. */
+    bool started;          /* The library copies the array, until cst_edge_wait. */
+    struct cstc_copy copy; /* The copy, if `started`. */
 };
 
 struct cstc_edge {
@@ -35,7 +38,7 @@ uint32_t cstc_edge_count(const struct cst_job *job);
 int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes,
                   struct cst_err *why);
 
-/* A sync has begun: no slot is between two parts any more. */
+/* A sync has begun: finish the copies that were started. No slot is between two parts any more. */
 void cstc_edge_forget(struct cst_job *job);
 
 /* edge_memory.c: unmap the memory of all edges, except in a forked child, which does not have it.

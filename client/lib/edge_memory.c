@@ -58,6 +58,9 @@ int cstc_edge_map(struct cst_job *job, uint32_t number, int fd, uint64_t bytes, 
 
 void cstc_edge_close(struct cst_job *job)
 {
+    if (!job->client->forked) {
+        cstc_copier_close(&job->copier); /* It uses the memory. */
+    }
     for (uint32_t i = 0; job->edges != NULL && i < job->model.n_edges; i++) {
         if (!job->client->forked) {
             cstc_segment_unmap(&job->edges[i].memory);

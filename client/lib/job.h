@@ -121,9 +121,10 @@ struct cst_job {
     struct cstc_slabs class_slabs[CST_PLAN_MAX_CLASSES]; /* Per size class: its slabs. */
     uint32_t n_slabs;                                    /* Number of slabs of the pool. */
     struct cstc_segment *slabs;                          /* n_slabs entries. Owned. */
-    struct cstc_edge *edges; /* One per edge of the model; NULL: this rank has none. Owned. */
-    uint32_t *tensor_chunk;  /* Per tensor: number of its chunk. Owned. */
-    uint64_t *tensor_offset; /* Per tensor: its first element in the chunk. Owned. */
+    struct cstc_copier copier; /* Copies for puts and takes that were started. */
+    struct cstc_edge *edges;   /* One per edge of the model; NULL: this rank has none. Owned. */
+    uint32_t *tensor_chunk;    /* Per tensor: number of its chunk. Owned. */
+    uint64_t *tensor_offset;   /* Per tensor: its first element in the chunk. Owned. */
     struct cst_lease_trait *traits;       /* Per chunk. Owned. */
     struct cst_lease_operator *operators; /* Per operator. Owned; their lists are `model`'s. */
     /* The leases, and the order of requests. Valid from CSTC_COMMIT_DONE on. */

@@ -819,6 +819,31 @@ int cst_take_begin(struct cst_job *job, int edge, uint32_t number, const void **
                    struct cst_err *err);
 int cst_take_end(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
 
+/* Do cst_put or cst_take with a copy that a thread of the library does beside the computation. The
+ * copies of a job are done in the order in which they are started. From the first call to
+ * cst_edge_wait, the worker does not write the @data of a put, and does not use the @data of a
+ * take.
+ *
+ * For activations that wait in host memory for their backward pass: each layer's are put when its
+ * forward pass has ended, and are taken back in reverse order, one or more layers before their
+ * backward pass begins.
+ *
+ * cst_put_start and cst_take_start wait as cst_put and cst_take do, but not for the copy. Statuses
+ * are those of cst_put and cst_take, and these:
+ *   - CST_EINVAL: @number is being put (taken) already.
+ *   - CST_ENOMEM: the thread cannot be made.
+ *
+ * cst_edge_wait waits until the copy that was started for @number is done, and ends the put or
+ * take. It waits for the copy even if it then returns a status that is not CST_OK. cst_sync waits
+ * for all copies, too. Statuses:
+ *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync.
+ *   - CST_EINVAL: no copy was started for @number. */
+int cst_put_start(struct cst_job *job, int edge, uint32_t number, const void *data, uint64_t bytes,
+                  struct cst_err *err);
+int cst_take_start(struct cst_job *job, int edge, uint32_t number, void *data, uint64_t bytes,
+                   struct cst_err *err);
+int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err *err);
+
 /* -- states --------------------------------------------------------------------------------- */
 
 /* The states of a tensor, and the type in which they are read and written. */

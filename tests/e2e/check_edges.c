@@ -237,6 +237,44 @@ START_TEST(an_edge_to_oneself_is_a_stash)
 }
 END_TEST
 
+/* Copies that were started run in the library's thread. Arrays come back in reverse order, ahead of
+ * their use. A sync ends all copies. */
+START_TEST(copies_run_beside_the_worker)
+{
+    static uint8_t data[STASHED][SLOT], back[STASHED][SLOT];
+    struct worker w = {0};
+
+    begin(&w, 0, 1, 0);
+    ck_assert_int_eq(cst_edge_wait(w.job, STASH, 0, &w.err), CST_EINVAL);
+    for (int turn = 0; turn < 100; turn++) {
+        for (uint32_t i = 0; i < STASHED; i++) {
+            fill(data[i], i, (uint32_t)turn);
+            must(&w, cst_put_start(w.job, STASH, i, data[i], SLOT, &w.err));
+            ck_assert_int_eq(cst_put_start(w.job, STASH, i, data[i], SLOT, &w.err), CST_EINVAL);
+            ck_assert_int_eq(cst_put_end(w.job, STASH, i, &w.err), CST_EINVAL);
+        }
+        if (turn % 10 == 9) { /* The step is given up. */
+            must(&w, cst_sync(w.job, NULL, &w.err));
+            ck_assert_int_eq(cst_edge_wait(w.job, STASH, 0, &w.err), CST_EINVAL);
+            continue;
+        }
+        for (uint32_t i = 0; i < STASHED; i++) {
+            must(&w, cst_edge_wait(w.job, STASH, i, &w.err));
+            memset(data[i], 0xee, SLOT);
+        }
+        for (uint32_t i = STASHED; i-- > 0;) {
+            must(&w, cst_take_start(w.job, STASH, i, back[i], SLOT, &w.err));
+        }
+        for (uint32_t i = STASHED; i-- > 0;) {
+            must(&w, cst_edge_wait(w.job, STASH, i, &w.err));
+            check(back[i], i, (uint32_t)turn);
+        }
+    }
+    must(&w, cst_put_start(w.job, STASH, 0, data[0], SLOT, &w.err));
+    leave(&w); /* The copy ends before the memory is unmapped. */
+}
+END_TEST
+
 /* Calls that cannot be right are refused, and say why. */
 START_TEST(wrong_calls_are_refused)
 {
@@ -614,6 +652,7 @@ int main(void)
     tcase_add_test(arrays, arrays_pass_between_two_processes);
     tcase_add_test(arrays, slots_are_used_in_place);
     tcase_add_test(arrays, an_edge_to_oneself_is_a_stash);
+    tcase_add_test(arrays, copies_run_beside_the_worker);
     tcase_add_test(arrays, wrong_calls_are_refused);
     tcase_add_test(arrays, wrong_declarations_are_refused);
     tcase_add_test(arrays, ranks_that_disagree_are_named);

@@ -94,8 +94,8 @@ START_TEST(lru)
 }
 END_TEST
 
-/* Blocks whose next use is before the horizon are inside, whether they came before the horizon moved
- * or after. The horizon moves back if no block is behind it. */
+/* Blocks whose next use is before the horizon are inside, whether they came before the horizon
+ * moved or after. The horizon moves back if no block is behind it. */
 START_TEST(horizon)
 {
     cst_victims_reset_horizon(&victims, 100);
