@@ -17,9 +17,9 @@ struct gpt_matmul;
  * the CPU's features and never on a timing, so that all ranks and runs agree. */
 bool gpt_matmul_fast_bf16(void);
 
-/* Open a context; the caller closes it. @bf16: the operands are bf16. CST_ENOMEM; CST_EUNSUPPORTED,
- * CST_EINTERNAL: oneDNN cannot start on this CPU. */
-int gpt_matmul_open(struct gpt_matmul **out, bool bf16, struct cst_err *err);
+/* Open a context; the caller closes it. @bf16: the operands are bf16. @n_threads: threads that copy
+ * operands. CST_ENOMEM; CST_EUNSUPPORTED, CST_EINTERNAL: oneDNN cannot start on this CPU. */
+int gpt_matmul_open(struct gpt_matmul **out, bool bf16, unsigned n_threads, struct cst_err *err);
 void gpt_matmul_close(struct gpt_matmul *mm);
 
 /* c (m x n) = a b, all row-major. a is m x k, or stored as k x m where @turn_a. b is k x n, or

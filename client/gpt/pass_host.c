@@ -170,7 +170,7 @@ int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, siz
     }
     /* The limit belongs to the calling thread, which is the one that will use the pass. */
     gpt_parallel_limit(n_threads);
-    rc = gpt_matmul_open(&p->mm, bf16, err);
+    rc = gpt_matmul_open(&p->mm, bf16, n_threads, err);
     if (rc != 0) {
         goto err_close;
     }
