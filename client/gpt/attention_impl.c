@@ -10,6 +10,7 @@
 
 #define QUERIES 32 /* rows of a block of scores */
 #define KEYS 64    /* columns of a block of scores */
+#define HALF 32    /* columns that are computed where the other half of a block is masked */
 
 /* One tile of the products below: c (rows x columns x VL) = or += a b. Element (i, k) of a is a[i *
  * a_row + k * a_col]. */
@@ -119,28 +120,34 @@ static void transpose(const struct gpt_attention_shape *shape, const float *src,
     }
 }
 
-/* Add one row of scores (n valid ones of KEYS) to the running maximum and sum. The scores are
- * replaced by exponentials relative to the new maximum. Returns the factor that rescales sums from
- * the old to the new maximum. */
-INLINE float fold(float *s, size_t n, float scale, float *most, float *sum)
+/* Number of columns to compute of a block of scores in which no query sees more than @n keys. */
+static size_t computed(size_t n)
+{
+    return n <= HALF ? HALF : KEYS;
+}
+
+/* Add one row of @columns scores, of which the first @n are visible, to the running maximum and
+ * sum. The scores are replaced by exponentials relative to the new maximum. Returns the factor that
+ * rescales sums from the old to the new maximum. */
+INLINE float fold(float *s, size_t columns, size_t n, float scale, float *most, float *sum)
 {
     vf top = splat(*most), total = {0};
     float factor, next;
 
-    for (size_t j = 0; j < KEYS; j += VL) {
+    for (size_t j = 0; j < columns; j += VL) {
         vf v = load(s + j) * scale;
 
         store(s + j, v);
     }
     /* Exponentials of masked scores are 0. */
-    for (size_t j = n; j < KEYS; j++) {
+    for (size_t j = n; j < columns; j++) {
         s[j] = -1e30f;
     }
-    for (size_t j = 0; j < KEYS; j += VL) {
+    for (size_t j = 0; j < columns; j += VL) {
         top = max_(top, load(s + j));
     }
     next = max_lanes(top);
-    for (size_t j = 0; j < KEYS; j += VL) {
+    for (size_t j = 0; j < columns; j += VL) {
         vf p = exp_(load(s + j) - next);
 
         store(s + j, p);
@@ -180,12 +187,12 @@ void GPT_ISA(gpt_attention)(const struct gpt_attention_shape *shape, size_t seq,
         }
         memset(o, 0, n_i * dim * sizeof *o);
         for (size_t j0 = 0; j0 < i0 + n_i; j0 += KEYS) {
-            const size_t n_j = min_size(KEYS, i0 + n_i - j0);
+            const size_t n_j = min_size(KEYS, i0 + n_i - j0), n_k = computed(n_j);
 
-            multiply(n_i, KEYS, dim, q + i0 * row, row, 1, kt + j0, columns, s, KEYS, false);
+            multiply(n_i, n_k, dim, q + i0 * row, row, 1, kt + j0, columns, s, KEYS, false);
             for (size_t i = 0; i < n_i; i++) {
                 const size_t seen = i0 + i + 1 > j0 ? min_size(KEYS, i0 + i + 1 - j0) : 0;
-                const float factor = fold(s + i * KEYS, seen, scale, &most[i], &sum[i]);
+                const float factor = fold(s + i * KEYS, n_k, seen, scale, &most[i], &sum[i]);
 
                 for (size_t c = 0; c < dim; c += VL) {
                     store(o + i * dim + c, load(o + i * dim + c) * factor);
@@ -205,16 +212,17 @@ void GPT_ISA(gpt_attention)(const struct gpt_attention_shape *shape, size_t seq,
 }
 
 /* Replace scores in s by probabilities, and gradients of probabilities in dp by scaled gradients of
- * scores. Only the first @seen of KEYS are visible to the query; the others become 0. */
-INLINE void scores_backward(float *s, float *dp, size_t seen, float scale, float lse, float dot)
+ * scores. Only the first @seen of @columns are visible to the query; the others become 0. */
+INLINE void scores_backward(float *s, float *dp, size_t columns, size_t seen, float scale,
+                            float lse, float dot)
 {
-    for (size_t j = 0; j < KEYS; j += VL) {
+    for (size_t j = 0; j < columns; j += VL) {
         vf p = exp_(fma_(load(s + j), splat(scale), splat(-lse)));
 
         store(s + j, p);
         store(dp + j, p * (load(dp + j) - dot) * scale);
     }
-    for (size_t j = seen; j < KEYS; j++) {
+    for (size_t j = seen; j < columns; j++) {
         s[j] = 0.0f;
         dp[j] = 0.0f;
     }
@@ -258,15 +266,14 @@ void GPT_ISA(gpt_attention_backward)(const struct gpt_attention_shape *shape, si
             dot[i] = sum_lanes(sum);
         }
         for (size_t j0 = 0; j0 < i0 + n_i; j0 += KEYS) {
-            const size_t n_j = min_size(KEYS, i0 + n_i - j0);
+            const size_t n_j = min_size(KEYS, i0 + n_i - j0), n_k = computed(n_j);
 
-            multiply(n_i, KEYS, dim, q + i0 * row, row, 1, kt + j0, columns, s, KEYS, false);
-            multiply(n_i, KEYS, dim, dout + i0 * width, width, 1, vt + j0, columns, dp, KEYS,
-                     false);
+            multiply(n_i, n_k, dim, q + i0 * row, row, 1, kt + j0, columns, s, KEYS, false);
+            multiply(n_i, n_k, dim, dout + i0 * width, width, 1, vt + j0, columns, dp, KEYS, false);
             for (size_t i = 0; i < n_i; i++) {
                 const size_t seen = i0 + i + 1 > j0 ? min_size(KEYS, i0 + i + 1 - j0) : 0;
 
-                scores_backward(s + i * KEYS, dp + i * KEYS, seen, scale, lse[i0 + i], dot[i]);
+                scores_backward(s + i * KEYS, dp + i * KEYS, n_k, seen, scale, lse[i0 + i], dot[i]);
             }
             multiply(n_i, dim, n_j, dp, KEYS, 1, k + j0 * row, row, dq + i0 * row, row, true);
             multiply(n_j, dim, n_i, dp, 1, KEYS, q + i0 * row, row, dk + j0 * row, row, true);
