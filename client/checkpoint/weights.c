@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-enum { BUFFER_ELEMS = 8192, PAGE_BYTES = 4096 };
+enum { BUFFER_ELEMS = 8192 };
 
 /* -- names and shapes ----------------------------------------------------------------------- */
 
@@ -268,7 +269,8 @@ static int read_columns(const struct cstc_weights *weights, const struct cstc_we
 {
     const unsigned bytes = cstc_dtype_bytes(part->place.dtype);
     const uint64_t columns = weights->columns, height = (uint64_t)part->shape[1],
-                   shift = part->place.begin % PAGE_BYTES, length = part->place.bytes + shift;
+                   shift = part->place.begin % (uint64_t)sysconf(_SC_PAGESIZE),
+                   length = part->place.bytes + shift;
     const char *map = mmap(NULL, length, PROT_READ, MAP_PRIVATE, part->file->fd,
                            (off_t)(part->place.begin - shift));
 

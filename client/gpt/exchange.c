@@ -19,9 +19,9 @@ struct gpt_exchange_hub {
     struct gpt_exchange_segment *segment;
 };
 
-static size_t whole_pages(size_t bytes)
+static size_t padded(size_t bytes)
 {
-    return (bytes + GPT_EXCHANGE_PAGE - 1) / GPT_EXCHANGE_PAGE * GPT_EXCHANGE_PAGE;
+    return (bytes + GPT_EXCHANGE_ALIGN - 1) / GPT_EXCHANGE_ALIGN * GPT_EXCHANGE_ALIGN;
 }
 
 /* Allocate the shared memory for ranks of one process. NULL: out of memory. */
@@ -50,7 +50,7 @@ static int exchange_new(struct gpt_exchange **out, uint32_t rank, uint32_t world
     }
     x->rank = rank;
     x->world = world;
-    x->region_bytes = whole_pages(region_bytes);
+    x->region_bytes = padded(region_bytes);
     for (size_t i = 0; i < GPT_EXCHANGE_MAX_RANKS; i++) {
         x->connections[i] = -1;
     }
@@ -82,7 +82,7 @@ int gpt_exchange_hub_open(struct gpt_exchange_hub **out, uint32_t world, size_t 
 
     if (hub != NULL) {
         hub->world = world;
-        hub->region_bytes = whole_pages(region_bytes);
+        hub->region_bytes = padded(region_bytes);
         hub->segment = segment_get(world, hub->region_bytes);
     }
     if (hub == NULL || hub->segment == NULL) {
@@ -266,7 +266,7 @@ int gpt_exchange_meet(struct gpt_exchange *x, struct cst_err *err)
 
 void *gpt_exchange_region(const struct gpt_exchange *x, uint32_t rank)
 {
-    return (char *)x->segment + GPT_EXCHANGE_PAGE + rank * x->region_bytes;
+    return (char *)x->segment + GPT_EXCHANGE_ALIGN + rank * x->region_bytes;
 }
 
 uint32_t gpt_exchange_rank(const struct gpt_exchange *x)

@@ -8,18 +8,20 @@
 
 #include <sys/un.h>
 
-/* Header at the start of the shared memory. The ranks' regions begin at the next page. */
+/* Header at the start of the shared memory. The ranks' regions follow. */
 struct gpt_exchange_segment {
     uint32_t n_here;     /* ranks that wait at the barrier now */
     uint32_t generation; /* number of completed barriers; a futex word */
     uint32_t broken;     /* 1: a rank is gone, and no barrier will complete any more */
 };
 
-#define GPT_EXCHANGE_PAGE 4096
+/* Regions begin at multiples of this many bytes, whatever the size of a page is: ranks do not map
+ * them separately. */
+#define GPT_EXCHANGE_ALIGN 4096
 
 struct gpt_exchange {
     uint32_t rank, world;
-    size_t region_bytes;                    /* bytes of one rank's region, in whole pages */
+    size_t region_bytes;                    /* bytes of one rank's region, with padding */
     struct gpt_exchange_segment *segment;   /* NULL: not joined */
     struct gpt_exchange_hub *hub;           /* borrowed; NULL: a process, or a rank without peers */
     const struct gpt_exchange_watch *watch; /* borrowed; NULL: none */
@@ -33,7 +35,7 @@ struct gpt_exchange {
 /* Bytes of the shared memory of @world ranks: the header and all regions. */
 static inline size_t gpt_exchange_bytes(uint32_t world, size_t region_bytes)
 {
-    return GPT_EXCHANGE_PAGE + world * region_bytes;
+    return GPT_EXCHANGE_ALIGN + world * region_bytes;
 }
 
 /* Connect this process to the others and map the shared memory: sets segment and connections. The

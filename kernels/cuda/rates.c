@@ -17,7 +17,7 @@
 /* Size of the regions through which copies go repeatedly. */
 #define REGION_BYTES ((uint64_t)256 << 20)
 #define LATENCY_BUDGET_S 0.2
-#define PAGE_BYTES 4096
+#define SMALL_BYTES 4096 /* A copy of so few bytes takes its latency. */
 
 struct cuda_rates {
     struct cste_self_benchmark b;
@@ -34,14 +34,14 @@ struct cuda_rates {
 
 /* -- copies --------------------------------------------------------------------------------- */
 
-static double copy_page(void *arg)
+static double copy_small(void *arg)
 {
     struct cuda_rates *r = arg;
     uint64_t start = cste_thread_pool_now();
     struct cst_err err;
 
     if (cste_device_copy(&r->b.device, 0, (struct cste_addr){.mem = &r->own[0]},
-                         (struct cste_addr){.mem = &r->host[0].mem}, PAGE_BYTES, &err) != CST_OK) {
+                         (struct cste_addr){.mem = &r->host[0].mem}, SMALL_BYTES, &err) != CST_OK) {
         cste_self_benchmark_fail(&r->b, &err);
     }
     return (double)(cste_thread_pool_now() - start) * 1e-9;
@@ -73,7 +73,7 @@ static int measure_all(struct cuda_rates *r, struct cst_err *err)
     if (r->reached.device != 0) {
         rates->peer = cste_self_benchmark_rate(&r->b, &peer, NULL, NULL);
     }
-    rates->copy_latency_s = cste_self_benchmark_median(copy_page, r, LATENCY_BUDGET_S);
+    rates->copy_latency_s = cste_self_benchmark_median(copy_small, r, LATENCY_BUDGET_S);
     return cste_self_benchmark_result(&r->b, err);
 }
 

@@ -23,7 +23,10 @@
 #include <stdint.h>
 
 #define CST_LAYOUT_ALIGN_ELEMS 64 /* A tensor starts at a multiple of this: 128 bytes of bf16. */
-/* Capacities are multiples of this, so that rows are whole pages. */
+/* Rows begin at multiples of this many bytes, and have so many. It is no page size: it is part of
+ * the places of rows, which are recorded, and is the same on machines with pages of 64 KiB. */
+#define CST_LAYOUT_ROW_ALIGN 4096
+/* Capacities are multiples of this, so that rows need no padding. */
 #define CST_LAYOUT_CAPACITY_STEP 4096
 #define CST_LAYOUT_SEGMENT_BYTES                                                                   \
     (256u << 20) /* Maximum size of an arena segment, unless it has only one row. */
@@ -122,7 +125,7 @@ struct cst_model {
 struct cst_layout_row {
     /* Index into cst_layout.segments. CST_LAYOUT_NO_ROW: the chunk has no such row. */
     uint32_t segment;
-    uint64_t offset; /* In bytes; a multiple of 4096. */
+    uint64_t offset; /* In bytes; a multiple of CST_LAYOUT_ROW_ALIGN. */
 };
 
 #define CST_LAYOUT_OWN UINT32_MAX
@@ -187,8 +190,8 @@ struct cst_layout_need {
 };
 
 struct cst_layout_segment {
-    /* Host memory: a multiple of 4096, at most CST_LAYOUT_SEGMENT_BYTES or the size of its only
-     * row. Accelerator memory: a multiple of its grain. */
+    /* Host memory: a multiple of CST_LAYOUT_ROW_ALIGN, at most CST_LAYOUT_SEGMENT_BYTES or the size
+     * of its only row. Accelerator memory: a multiple of its grain. */
     uint64_t bytes;
     /* Below n_nodes: NUMA node. Else: number of the engine of the accelerator whose memory it
      * is. */
@@ -257,7 +260,7 @@ struct cst_layout {
 struct cst_layout_device {
     uint32_t engine; /* Engine of the accelerator, n_nodes or more. */
     uint64_t bytes;  /* Maximum number of bytes to use. */
-    uint64_t grain;  /* Segments are multiples of this; 0: 4096. */
+    uint64_t grain;  /* Segments are multiples of this; 0: CST_LAYOUT_ROW_ALIGN. */
     /* Size of the device reservation (cst_core_device_reservation). Chunks that do not fit its
      * buffers have their states in host memory. */
     uint64_t reservation_bytes;

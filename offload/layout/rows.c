@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAGE_BYTES 4096
 #define N_ROWS CST_ROWS_COUNT
 
 /* -- bytes ---------------------------------------------------------------------------------- */
@@ -44,7 +43,7 @@ double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t 
     return (double)bytes / (double)group;
 }
 
-/* Bytes of a row of the chunk, in whole pages; 0: the chunk has no such row of its own. */
+/* Bytes of a row of the chunk, with padding; 0: the chunk has no such row of its own. */
 static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
                           uint32_t row)
 {
@@ -53,7 +52,7 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
     }
     return cst_align_up(
         cst_layout_row_bytes(&layout->states, layout->grad_bytes, (int)row, chunk->n_elems),
-        PAGE_BYTES);
+        CST_LAYOUT_ROW_ALIGN);
 }
 
 static struct cst_layout_row *row_of(struct cst_layout_chunk *chunk, uint32_t row)
@@ -99,8 +98,6 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
         if (cst_layout_is_own(chunk)) {
             chunk->node = next_node(dealt, config->n_nodes);
             dealt[chunk->node] += chunk_bytes(layout, chunk);
-        } else {
-            chunk->node = config->base->chunks[chunk->base_chunk].node;
         }
         if (chunk->node >= config->n_nodes) {
             rc = cst_err_set(err, CST_EINVAL,
@@ -139,7 +136,7 @@ static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_la
 
 static uint64_t grain_of(const struct cst_layout_device *device)
 {
-    return device->grain > PAGE_BYTES ? device->grain : PAGE_BYTES;
+    return device->grain > CST_LAYOUT_ROW_ALIGN ? device->grain : CST_LAYOUT_ROW_ALIGN;
 }
 
 /* Bytes that can be lost because segments are rounded up to the grain. All segments but the last
@@ -348,7 +345,7 @@ static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
             most = 2 * chunk->n_elems > most ? 2 * chunk->n_elems : most;
         }
     }
-    return cst_align_up(most, PAGE_BYTES);
+    return cst_align_up(most, CST_LAYOUT_ROW_ALIGN);
 }
 
 /* Each landing is in a segment of its own. */

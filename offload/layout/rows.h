@@ -19,7 +19,7 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *co
 
 #define CST_ROWS_COUNT (CST_ROW_COUNT + 1) /* Rows of a chunk, with the second weight row. */
 
-/* Return the bytes, in whole pages, that row @row (below CST_ROWS_COUNT) of @chunk has in host
+/* Return the bytes, with padding, that row @row (below CST_ROWS_COUNT) of @chunk has in host
  * memory of its job, and set *place to where they begin. 0: the row is not there, is another job's,
  * or shares the pages of the weight row. */
 uint64_t cst_rows_in_host(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,

@@ -8,8 +8,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#define PAGE_BYTES 4096 /* Rows are a multiple of this. */
-
 /* -- shortages -------------------------------------------------------------------------------- */
 
 /* Bytes of the ranks' own devices that updates use. */
@@ -279,7 +277,8 @@ static uint64_t spared_bytes(const struct cst_plan_point *point, const struct cs
         return 0;
     }
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
-        bytes += cst_align_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), PAGE_BYTES);
+        bytes +=
+            cst_align_up(row_bytes(layout, &layout->chunks[c], CST_ROW_GRAD), CST_LAYOUT_ROW_ALIGN);
     }
     return bytes;
 }

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#define PAGE_BYTES 4096
-
 /* Bytes of a row, also of a gradient that has no row of its own: it is copied to the device
  * reservation nevertheless. */
 static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_elems)
@@ -13,7 +11,7 @@ static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_e
                          ? layout->grad_bytes * n_elems
                          : cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, n_elems);
 
-    return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    return (bytes + CST_LAYOUT_ROW_ALIGN - 1) / CST_LAYOUT_ROW_ALIGN * CST_LAYOUT_ROW_ALIGN;
 }
 
 static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t n_elems)
