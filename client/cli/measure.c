@@ -3,6 +3,7 @@
 
 #include "cistern/cistern.h"
 #include "proto/fingerprint.h"
+#include "proto/host_nodes.h"
 #include "proto/program.h"
 #include "proto/rates_fields.h"
 #include "proto/rates_json.h"
@@ -140,25 +141,6 @@ static int ask(char *const *argv, json_t **out, struct cst_err *err)
 
 /* -- engines ---------------------------------------------------------------------------------- */
 
-/* Return whether the daemon would start an engine for @node: the node has cores. If the kernel has
- * no list of nodes, there is node 0. */
-static bool has_engine(unsigned node)
-{
-    char path[64], line[64] = "";
-    FILE *file;
-
-    (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%u/cpulist", node);
-    file = fopen(path, "re");
-    if (file == NULL) {
-        return node == 0;
-    }
-    if (fgets(line, sizeof line, file) == NULL) {
-        line[0] = '\0';
-    }
-    (void)fclose(file);
-    return line[0] != '\0' && line[0] != '\n';
-}
-
 double cli_measure_median(double *values, unsigned n, double *spread)
 {
     double median, range;
@@ -229,6 +211,25 @@ static int measure_node(struct cst_rates *rates, char *program, unsigned node, s
         take_medians(&rates->nodes[rates->n_nodes++], cst_rates_node_fields, trials.nodes,
                      sizeof trials.nodes[0], &rates->spread);
     }
+    return rc;
+}
+
+/* Measure the nodes that the daemon would start engines for. */
+static int measure_nodes(struct cst_rates *rates, char *program, struct cst_err *err)
+{
+    struct cst_host_nodes nodes;
+    int rc = cst_host_nodes_open(&nodes, CST_HOST_NODES_ONLY, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    for (unsigned i = 0; i < nodes.n && i < CST_RATES_MAX_NODES && rc == CST_OK; i++) {
+        rc = measure_node(rates, program, nodes.v[i].os_index, err);
+    }
+    if (nodes.n == 0) {
+        rc = measure_node(rates, program, 0, err);
+    }
+    cst_host_nodes_close(&nodes);
     return rc;
 }
 
@@ -313,10 +314,7 @@ int cli_measure_engines(struct cli_measured *out, struct cst_err *err)
     if (rc != CST_OK) {
         return rc;
     }
-    for (unsigned node = 0; node < 1024 && out->rates.n_nodes < CST_RATES_MAX_NODES && rc == CST_OK;
-         node++) {
-        rc = has_engine(node) ? measure_node(&out->rates, program, node, err) : CST_OK;
-    }
+    rc = measure_nodes(&out->rates, program, err);
     if (rc != CST_OK) {
         return rc;
     }

@@ -61,6 +61,7 @@ static void add_engine(struct cli_table *table, const Cistern__StatReply *stat,
                        const Cistern__EngineInfo *engine, const Cistern__EngineInfo *before)
 {
     add_name(table, stat, engine);
+    cli_table_cell(table, "%u", engine->node);
     cli_table_cell(table, "%s", engine->state);
     if (engine->has_pid && engine->pid > 0) {
         cli_table_cell(table, "%d", engine->pid);
@@ -123,8 +124,8 @@ struct engine_table {
 };
 
 static const char *const engine_titles[] = {
-    "ENGINE", "STATE",   ">PID",    "ISA",       "THREADS", ">COMMANDS", ">IN FLIGHT",
-    ">COPY",  ">REDUCE", ">UPDATE", ">RESTARTS", "LOCKED",  NULL};
+    "ENGINE",     ">NODE", "STATE",   ">PID",    "ISA",       "THREADS", ">COMMANDS",
+    ">IN FLIGHT", ">COPY", ">REDUCE", ">UPDATE", ">RESTARTS", "LOCKED",  NULL};
 static const char *const bandwidth_titles[] = {
     "BANDWIDTH", ">UP", ">DOWN", ">REDUCE", ">UPDATE", ">B/PARAM", ">NS/PARAM", ">HELD", NULL};
 

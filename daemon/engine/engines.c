@@ -3,10 +3,10 @@
 
 #include "daemon/report/log.h"
 #include "daemon/engine/mounts.h"
+#include "proto/host_nodes.h"
 #include "proto/program.h"
 
 #include <errno.h>
-#include <hwloc.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,35 +47,30 @@ static bool is_wanted(const struct cstd_settings *config, unsigned os_node)
     return wanted;
 }
 
-/* Make an engine for each wanted NUMA node. A node without cores (memory only) gets no engine. */
+/* Make an engine for each wanted host node. */
 static int find_nodes(struct cstd_engines *engines, struct cst_err *err)
 {
     const struct cstd_settings *config = engines->config;
-    hwloc_topology_t topology;
-    hwloc_obj_t node = NULL;
+    struct cst_host_nodes nodes;
+    int rc = cst_host_nodes_open(&nodes, CST_HOST_NODES_ONLY, err);
 
-    if (hwloc_topology_init(&topology) != 0) {
-        return cst_err_set(err, CST_EINTERNAL, "hwloc_topology_init");
+    if (rc != CST_OK) {
+        return rc;
     }
-    /* hwloc keeps NUMA nodes whatever the filter; no other objects are needed. */
-    (void)hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
-    if (hwloc_topology_load(topology) == 0) {
-        while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
-            if (is_wanted(config, node->os_index) && !hwloc_bitmap_iszero(node->cpuset) &&
-                engines->n < CSTD_SETTINGS_MAX_NODES) {
-                cstd_engine_init(&engines->v[engines->n], engines, engines->n, node->os_index, "");
-                engines->n++;
-            }
+    for (unsigned i = 0; i < nodes.n && engines->n < CSTD_SETTINGS_MAX_NODES; i++) {
+        if (is_wanted(config, nodes.v[i].os_index)) {
+            cstd_engine_init(&engines->v[engines->n], engines, engines->n, nodes.v[i].os_index, "");
+            engines->n++;
         }
     }
-    hwloc_topology_destroy(topology);
+    cst_host_nodes_close(&nodes);
     if (engines->n < config->n_nodes) {
-        return cst_err_set(
-            err, CST_EINVAL,
-            "'nodes' in [host] names %u NUMA nodes, but only %u of them exist and have cores",
-            config->n_nodes, engines->n);
+        return cst_err_set(err, CST_EINVAL,
+                           "'nodes' in [host] names %u NUMA nodes, but only %u of them exist and "
+                           "have processors and memory",
+                           config->n_nodes, engines->n);
     }
-    /* hwloc found no NUMA node: treat the machine as one node. */
+    /* hwloc found no host node: treat the machine as one node. */
     if (engines->n == 0) {
         cstd_engine_init(&engines->v[engines->n++], engines, 0, 0, "");
     }

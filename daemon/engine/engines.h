@@ -68,9 +68,10 @@ struct cstd_engines {
     uint8_t body[CST_FRAME_MAX_BODY]; /* Buffer in which a Submit message is encoded. */
 };
 
-/* Initialise the set, and find the engine programs and the NUMA nodes. CST_ENOTFOUND: there is no
- * engine program (with the places searched), or a named GPU engine program does not exist;
- * CST_EINVAL: a configured NUMA node does not exist or has no cores. */
+/* Initialise the set, and find the engine programs and the host nodes (proto/host_nodes.h).
+ * CST_ENOTFOUND: there is no engine program (with the places searched), or a named GPU engine
+ * program does not exist; CST_EINVAL: a configured NUMA node does not exist or is not a host node;
+ * CST_EINTERNAL: hwloc failed. */
 int cstd_engines_init(struct cstd_engines *engines, uv_loop_t *loop,
                       const struct cstd_settings *config, struct cstd_deferred_queue *later,
                       cstd_engines_done_fn on_done, cstd_engines_up_fn on_up,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/host_memory.h"
 
+#include "proto/host_nodes.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,9 +125,25 @@ bool cstd_host_memory_limit(const char *root, struct cstd_host_memory_limit *out
     return true;
 }
 
+/* Returns the memory of the machine's host nodes. */
+static uint64_t host_bytes(void)
+{
+    struct cst_host_nodes nodes;
+    uint64_t bytes = machine_bytes();
+    struct cst_err err;
+
+    /* If hwloc fails, the search for nodes will report it. */
+    if (cst_host_nodes_open(&nodes, CST_HOST_NODES_ONLY, &err) == CST_OK) {
+        bytes -= nodes.others_bytes < bytes ? nodes.others_bytes : 0;
+        cst_host_nodes_close(&nodes);
+    }
+    return bytes;
+}
+
 uint64_t cstd_host_memory_memory(const char *root)
 {
     struct cstd_host_memory_limit limit;
+    uint64_t bytes = host_bytes();
 
-    return cstd_host_memory_limit(root, &limit) ? limit.bytes : machine_bytes();
+    return cstd_host_memory_limit(root, &limit) && limit.bytes < bytes ? limit.bytes : bytes;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much memory this process may use: the machine's memory, or the limit of a control group
- * (systemd's MemoryMax=, a container; version 1 or 2) if that is less. Budgets are compared with
- * this number, because the kernel does not refuse memory beyond the limit but kills processes. A
- * limit can change at any time and is therefore read again whenever memory is granted. Any
- * thread. */
+/* How much memory this process may use: the memory of the host nodes (proto/host_nodes.h), or the
+ * limit of a control group (systemd's MemoryMax=, a container; version 1 or 2) if that is less.
+ * Budgets are compared with this number, because the kernel does not refuse memory beyond the limit
+ * but kills processes. A limit can change at any time and is therefore read again whenever memory
+ * is granted. Any thread. */
 #ifndef CSTD_HOST_MEMORY_H
 #define CSTD_HOST_MEMORY_H
 

@@ -1,36 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cuda/probe.h"
 
-#include <ctype.h>
 #include <jansson.h>
 #include <stdio.h>
 
-int cste_cuda_node(const struct cst_cuda_driver *driver, CUdevice device)
+int cste_cuda_node(const struct cst_cuda_driver *driver, const struct cst_host_nodes *nodes,
+                   CUdevice device)
 {
-    char slot[32], path[80];
-    FILE *file;
-    int node = -1;
+    char slot[32];
 
-    if (driver->cuDeviceGetPCIBusId(slot, sizeof slot, device) != CUDA_SUCCESS) {
-        return -1;
-    }
-    /* The driver writes capital letters, and sysfs has small ones. */
-    for (char *p = slot; *p != '\0'; p++) {
-        *p = (char)tolower((unsigned char)*p);
-    }
-    (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", slot);
-    file = fopen(path, "re");
-    if (file != NULL) {
-        if (fscanf(file, "%d", &node) != 1) {
-            node = -1;
-        }
-        (void)fclose(file);
-    }
-    return node;
+    return driver->cuDeviceGetPCIBusId(slot, sizeof slot, device) == CUDA_SUCCESS
+               ? cst_host_nodes_nearest(nodes, slot)
+               : -1;
 }
 
 /* Describe device number @i in *out, which the caller owns; NULL: no memory. */
-static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, struct cst_err *err)
+static int describe(const struct cst_cuda_driver *driver, const struct cst_host_nodes *nodes, int i,
+                    json_t **out, struct cst_err *err)
 {
     char uuid[CST_CUDA_UUID_BYTES], name[128] = "";
     CUdevice device = 0;
@@ -50,23 +36,32 @@ static int describe(const struct cst_cuda_driver *driver, int i, json_t **out, s
     }
     if (rc == CST_OK) {
         *out = json_pack("{s:i, s:s, s:s, s:I, s:i}", "index", i, "uuid", uuid, "name", name,
-                         "memory_bytes", (json_int_t)bytes, "node", cste_cuda_node(driver, device));
+                         "memory_bytes", (json_int_t)bytes, "node",
+                         cste_cuda_node(driver, nodes, device));
     }
     return rc;
 }
 
 static int list(const struct cst_cuda_driver *driver, json_t *gpus, struct cst_err *err)
 {
+    struct cst_host_nodes nodes;
     int n = 0, rc = cst_cuda_check(driver, driver->cuDeviceGetCount(&n), err, "counting devices");
 
+    if (rc == CST_OK) {
+        rc = cst_host_nodes_open(&nodes, CST_HOST_NODES_WITH_DEVICES, err);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
     for (int i = 0; i < n && rc == CST_OK; i++) {
         json_t *gpu = NULL;
 
-        rc = describe(driver, i, &gpu, err);
+        rc = describe(driver, &nodes, i, &gpu, err);
         if (rc == CST_OK && json_array_append_new(gpus, gpu) != 0) {
             rc = cst_err_set(err, CST_ENOMEM, "no memory for the list of GPUs");
         }
     }
+    cst_host_nodes_close(&nodes);
     return rc;
 }
 

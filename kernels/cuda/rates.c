@@ -79,6 +79,24 @@ static int measure_all(struct cuda_rates *r, struct cst_err *err)
 
 /* -- devices and memory to measure on ------------------------------------------------------- */
 
+/* Store the node of the host memory in r->node: @given or, if that is -1, the one nearest to the
+ * GPU. */
+static int find_node(struct cuda_rates *r, int given, struct cst_err *err)
+{
+    struct cst_host_nodes nodes;
+    int rc = CST_OK;
+
+    r->node = given;
+    if (given < 0) {
+        rc = cst_host_nodes_open(&nodes, CST_HOST_NODES_WITH_DEVICES, err);
+    }
+    if (given < 0 && rc == CST_OK) {
+        r->node = cste_cuda_node(&r->gpu->driver, &nodes, r->gpu->device);
+        cst_host_nodes_close(&nodes);
+    }
+    return rc;
+}
+
 /* Open the GPU with a stream for each lane. A node that was not given is known only after the GPU
  * is open; the processors are then opened again. */
 static int open_device(struct cuda_rates *r, const struct cste_engine_rates_options *options,
@@ -99,7 +117,10 @@ static int open_device(struct cuda_rates *r, const struct cste_engine_rates_opti
         return rc;
     }
     r->gpu = r->b.device.state;
-    r->node = options->node >= 0 ? options->node : cste_cuda_node(&r->gpu->driver, r->gpu->device);
+    rc = find_node(r, options->node, err);
+    if (rc != CST_OK) {
+        return rc;
+    }
     if (options->node < 0 && r->node > 0) {
         cste_cpus_close(&r->b.cpus);
         rc = cste_self_benchmark_open_cpus(&r->b, r->node, &cste_cuda_ops, options, err);

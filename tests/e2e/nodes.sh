@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests a machine that hwloc shows as two NUMA nodes: each has its own engine with its own threads, both engines update and sum a
-# job's chunks, and the bits are those of one node.
+# job's chunks, and the bits are those of one node. On a machine with GPUs whose memories are NUMA nodes, only the processors' nodes
+# have engines and arenas, and a GPU's engine is on the node next to it.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
@@ -25,3 +26,25 @@ jq -e '[.engines[] | [.node, .threads]] == [[0, 2], [1, 2]]' "$tmp/stat" >/dev/n
 jq -e '[.engines[].update_elems] | max < 2 * min' "$tmp/stat" >/dev/null || fail "one node did most: $(cat "$tmp/stat")"
 jq -e 'all(.engines[]; .update_bytes == 28 * .update_elems)' "$tmp/stat" >/dev/null || fail "28 bytes an element: $(cat "$tmp/stat")"
 stop_daemon two
+
+export HWLOC_XMLFILE=${srcdir:-.}/tests/lib/superchips.xml
+start_daemon super
+./cistern-gpt "${model[@]}" --data "$tmp/text" --job super --dump-weights "$tmp/super.weights" >"$tmp/super.job.log" 2>&1 || fail "--job super failed"
+cmp "$tmp/local.weights" "$tmp/super.weights" || fail "other bits on a machine with nodes without processors"
+./cistern stat --json >"$tmp/stat"
+jq -e '[.engines[] | [.node, .threads]] == [[0, 2], [1, 2]]' "$tmp/stat" >/dev/null || fail "engines: $(cat "$tmp/stat")"
+stop_daemon super
+
+printf '[host]\nnodes = 1, 8\n' >"$tmp/gpu.conf"
+! ./cisternd --config "$tmp/gpu.conf" --socket "$CISTERN_SOCKET" --gpus none 2>"$tmp/refused.log" || fail "a node without processors was accepted"
+grep -q "names 2 NUMA nodes, but only 1 of them exist and have processors and memory" "$tmp/refused.log" || fail "said: $(cat "$tmp/refused.log")"
+
+# What follows needs GPUs, which tests/lib/fakecuda stands in for.
+[ -x ./cistern-engine-cuda ] || exit 0
+use_fakecuda
+gpu_nodes() {
+    ./cistern stat --json | jq -e '[.engines[] | select(.kind == "cuda") | .node] == [1, 0]' >/dev/null
+}
+CST_FAKECUDA_DEVICES=2 start_daemon gpus --gpus all
+poll gpu_nodes
+stop_daemon gpus

@@ -168,6 +168,24 @@ START_TEST(test_probe)
 }
 END_TEST
 
+/* --probe names the host node nearest to each GPU on a machine whose PCI slots are known. */
+START_TEST(test_probe_nodes)
+{
+    const char *top = getenv("srcdir"), *first, *second;
+    char path[512];
+
+    (void)snprintf(path, sizeof path, "%s/tests/lib/superchips.xml", top != NULL ? top : ".");
+    (void)setenv("HWLOC_XMLFILE", path, 1);
+    (void)setenv("CST_FAKECUDA_DEVICES", "2", 1);
+    first = strstr(fake_gpu_probe(), "\"node\":");
+    ck_assert_ptr_nonnull(first);
+    ck_assert_int_eq(atoi(first + 7), 1);
+    second = strstr(first + 1, "\"node\":");
+    ck_assert_ptr_nonnull(second);
+    ck_assert_int_eq(atoi(second + 7), 0);
+}
+END_TEST
+
 /* A failure after the driver was opened is an error, too. */
 START_TEST(test_probe_fails)
 {
@@ -224,6 +242,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, test_uuid);
     tcase_add_test(tcase, test_find);
     tcase_add_test(tcase, test_probe);
+    tcase_add_test(tcase, test_probe_nodes);
     tcase_add_test(tcase, test_probe_fails);
     tcase_add_test(tcase, test_check);
     return suite_run(suite);
