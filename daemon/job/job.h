@@ -94,6 +94,9 @@ struct cstd_worker {
     /* Accelerator of device_update_bytes and device_states; NULL: none. Its engine is in use until
      * the job is freed. */
     struct cstd_gpu *accelerator;
+    /* 1 + the engine of the node that was nearest to the accelerator when the job was laid out; 0:
+     * none. */
+    uint32_t near_node;
     /* Groups that the present worker has declared, without the predefined group 0. */
     uint32_t n_groups;
     /* Edges, tensors and operators that the present worker has declared. */

@@ -5,6 +5,7 @@
 #include "daemon/daemon.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/pool_share.h"
+#include "daemon/memory/rank_devices.h"
 #include "daemon/job/searches.h"
 
 #include <stdlib.h>
@@ -32,6 +33,8 @@ static int configure(struct cstd_job *job, struct cst_layout_config *out, struct
     for (uint32_t r = 0; r < job->world; r++) {
         /* Gradients in host memory are summed where they are and need no landings. */
         config.landings = config.landings || job->workers[r].gpu != NULL;
+        config.near_node[r] = job->workers[r].near_node =
+            cstd_rank_devices_near_node(&job->workers[r]);
     }
     if (rc == CST_OK) {
         rc = cstd_device_reservation_devices(job, &config, err);

@@ -119,6 +119,8 @@ static void fill_ranks(const struct cstd_job *job, struct parts *parts, Ledger__
         rank->states_asked = worker->states_asked;
         rank->reservation_bytes = worker->device_update_bytes;
         rank->states_bytes = worker->device_states;
+        rank->has_near_node = worker->near_node > 0;
+        rank->near_node = worker->near_node;
         parts->rank_list[r] = rank;
     }
     out->n_ranks = job->world;

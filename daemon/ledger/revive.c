@@ -255,6 +255,7 @@ static int build_layout(struct cstd_job *job, const Ledger__Job *ledger, struct 
     }
     for (uint32_t r = 0; r < job->world; r++) {
         config.landings = config.landings || job->workers[r].gpu != NULL;
+        config.near_node[r] = job->workers[r].near_node;
     }
     (void)cstd_revive_list_rooms(job->daemon, ledger, rooms, &config);
     config.chunk_elems = ledger->class_elems[0];

@@ -57,6 +57,7 @@ int cstd_revive_take_devices(struct cstd_job *job, const Ledger__Job *ledger, st
         worker->states_asked = rank->states_asked;
         worker->device_update_bytes = rank->reservation_bytes;
         worker->device_states = rank->states_bytes;
+        worker->near_node = rank->near_node;
         cstd_rank_devices_use(worker, &worker->gpu, gpu_of(daemon, rank->device));
         cstd_rank_devices_use(worker, &worker->accelerator, gpu_of(daemon, rank->accelerator));
     }

@@ -33,6 +33,19 @@ void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu)
                           worker->room_asked > 0 || worker->states_asked > 0 ? other : NULL);
 }
 
+uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker)
+{
+    const struct cstd_engines *engines = &worker->job->daemon->engines;
+    const struct cstd_gpu *gpu = worker->gpu != NULL ? worker->gpu : worker->accelerator;
+
+    for (uint32_t i = 0; i < engines->n_nodes && gpu != NULL; i++) {
+        if (gpu->os_node >= 0 && engines->v[i].os_node == (unsigned)gpu->os_node) {
+            return i + 1;
+        }
+    }
+    return 0;
+}
+
 void cstd_rank_devices_drop(struct cstd_worker *worker)
 {
     cstd_rank_devices_use(worker, &worker->gpu, NULL);

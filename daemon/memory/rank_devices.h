@@ -18,6 +18,11 @@ void cstd_rank_devices_use(struct cstd_worker *worker, struct cstd_gpu **of, str
  * device reservation and states. */
 void cstd_rank_devices_set(struct cstd_worker *worker, struct cstd_gpu *gpu);
 
+/* Returns 1 + the engine of the node that is nearest to the accelerator of @worker's pool or, if
+ * the pool is on the host, of its device updates. 0: there is none, or the daemon does not use it.
+ */
+uint32_t cstd_rank_devices_near_node(const struct cstd_worker *worker);
+
 /* Release both accelerators of @worker. */
 void cstd_rank_devices_drop(struct cstd_worker *worker);
 

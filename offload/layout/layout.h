@@ -271,6 +271,10 @@ struct cst_layout_config {
     uint64_t pool_bytes;  /* Size of the smallest pool among the ranks; 0: unlimited. */
     uint32_t n_nodes;     /* Number of NUMA nodes, at least 1. */
     uint32_t world;       /* Number of ranks; 0: 1. */
+    /* By rank, 1 + the node that is nearest to its accelerator; 0: no node is. A chunk whose ranks
+     * are all near to one node is there, if each node is near to a rank, and as long as no node has
+     * more than its share of the bytes. All other chunks are dealt evenly. */
+    uint32_t near_node[CST_LAYOUT_MAX_WORLD];
     /* Bytes of an element of the grad rows: 2 or 0 (bf16), or 4 (fp32, for micro-batches). */
     uint32_t grad_bytes;
     /* All fields 0: AdamW, fp32 moments, 16 bytes per parameter. */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define N_ROWS CST_ROWS_COUNT
+#define NO_NODE UINT32_MAX
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
@@ -82,6 +83,64 @@ static uint32_t next_node(const uint64_t *bytes, uint32_t n_nodes)
     return least;
 }
 
+/* Returns whether each node is near to a rank. Otherwise the nodes that are near to none would have
+ * no chunks of their own, and their processors and memory little to do. */
+static bool all_nodes_are_near(const struct cst_layout_config *config)
+{
+    bool all = true;
+
+    for (uint32_t node = 0; node < config->n_nodes; node++) {
+        bool near = false;
+
+        for (uint32_t r = 0; r < config->world && r < CST_LAYOUT_MAX_WORLD; r++) {
+            near = near || config->near_node[r] == node + 1;
+        }
+        all = all && near;
+    }
+    return all;
+}
+
+/* Returns the node that is near to all ranks of @chunk; NO_NODE: there is none. */
+static uint32_t node_near(const struct cst_layout_config *config,
+                          const struct cst_layout_chunk *chunk)
+{
+    uint32_t near = 0;
+    bool one = true;
+
+    for (uint32_t r = 0; r < config->world && r < CST_LAYOUT_MAX_WORLD; r++) {
+        if ((chunk->ranks >> r & 1) != 0) {
+            one = one && config->near_node[r] != 0 && (near == 0 || near == config->near_node[r]);
+            near = config->near_node[r];
+        }
+    }
+    return one && near != 0 ? near - 1 : NO_NODE;
+}
+
+/* Put chunks on the node that is near to all their ranks, as long as no node has more than its
+ * share of the bytes. All other chunks have NO_NODE afterwards. */
+static void place_near(struct cst_layout *layout, const struct cst_layout_config *config,
+                       uint64_t *dealt)
+{
+    bool near = config->n_nodes > 1 && all_nodes_are_near(config);
+    uint64_t share = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        share += chunk_bytes(layout, &layout->chunks[c]);
+    }
+    share /= config->n_nodes;
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        struct cst_layout_chunk *chunk = &layout->chunks[c];
+        uint64_t bytes = chunk_bytes(layout, chunk);
+
+        chunk->node = near && cst_layout_is_own(chunk) ? node_near(config, chunk) : NO_NODE;
+        if (chunk->node < config->n_nodes && dealt[chunk->node] + bytes <= share) {
+            dealt[chunk->node] += bytes;
+        } else {
+            chunk->node = NO_NODE;
+        }
+    }
+}
+
 /* A chunk of the base job stays on its node. */
 int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_config *config,
                          struct cst_err *err)
@@ -92,10 +151,13 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
     if (dealt == NULL) {
         return CST_ENOMEM;
     }
+    place_near(layout, config, dealt);
     for (uint32_t c = 0; c < layout->n_chunks && rc == CST_OK; c++) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_is_own(chunk)) {
+        if (!cst_layout_is_own(chunk)) {
+            chunk->node = config->base->chunks[chunk->base_chunk].node;
+        } else if (chunk->node == NO_NODE) {
             chunk->node = next_node(dealt, config->n_nodes);
             dealt[chunk->node] += chunk_bytes(layout, chunk);
         }

@@ -323,6 +323,76 @@ START_TEST(nodes)
 }
 END_TEST
 
+/* Declare 24 tensors of one chunk each. Tensor i belongs to @groups[i % 3]. Lay them out for two
+ * ranks, near to @near[0] and @near[1], on two nodes. */
+static void build_near(const uint32_t groups[3], const uint32_t near[2])
+{
+    const int64_t n_elems = 4000;
+
+    ck_assert_int_eq(cst_model_group(&model, 1, &err), CST_OK); /* Group 1: rank 0. */
+    ck_assert_int_eq(cst_model_group(&model, 2, &err), CST_OK); /* Group 2: rank 1. */
+    for (uint32_t i = 0; i < 24; i++) {
+        char name[32];
+        const struct cst_tensor_words words = {.name = name,
+                                               .shape = &n_elems,
+                                               .n_dims = 1,
+                                               .group = groups[i % 3],
+                                               .lr_scale = 1,
+                                               .decay_scale = 1};
+
+        (void)snprintf(name, sizeof name, "t%u", i);
+        ck_assert_int_eq(cst_model_tensor(&model, &words, &err), CST_OK);
+        use(1, &i);
+    }
+    config = (struct cst_layout_config){
+        .chunk_elems = 4096, .n_nodes = 2, .world = 2, .near_node = {near[0], near[1]}};
+    ck_assert_int_eq(cst_layout_build(&layout, &model, &config, &err), CST_OK);
+    check_layout();
+    ck_assert_uint_eq(layout.n_chunks, 24);
+}
+
+/* Returns how many chunks with these @ranks are on @node. */
+static uint32_t count_on(uint64_t ranks, uint32_t node)
+{
+    uint32_t n = 0;
+
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        n += layout.chunks[c].ranks == ranks && layout.chunks[c].node == node;
+    }
+    return n;
+}
+
+/* A chunk whose ranks are near to one node is there. Chunks of all ranks are dealt. */
+START_TEST(near_nodes)
+{
+    build_near((uint32_t[]){0, 1, 2}, (uint32_t[]){2, 1});
+    ck_assert_uint_eq(count_on(1, 1), 8);
+    ck_assert_uint_eq(count_on(2, 0), 8);
+    ck_assert_uint_eq(count_on(3, 0), 4);
+    ck_assert_uint_eq(count_on(3, 1), 4);
+}
+END_TEST
+
+/* If no rank is near to some node, or if it is not known what a rank is near to (_i == 1), nodes
+ * take turns. */
+START_TEST(near_one_node)
+{
+    build_near((uint32_t[]){0, 1, 2}, (uint32_t[]){1, _i == 0 ? 1 : 0});
+    for (uint32_t c = 0; c < layout.n_chunks; c++) {
+        ck_assert_uint_eq(layout.chunks[c].node, c % 2);
+    }
+}
+END_TEST
+
+/* A node does not get more than its share, if one rank has nearly all chunks. */
+START_TEST(near_share)
+{
+    build_near((uint32_t[]){1, 1, 1}, (uint32_t[]){1, 2});
+    ck_assert_uint_eq(count_on(1, 0), 12);
+    ck_assert_uint_eq(count_on(1, 1), 12);
+}
+END_TEST
+
 /* With chunks of several sizes, all nodes have about equally many bytes at each point of the
  * sequence. */
 START_TEST(nodes_of_sizes)
@@ -431,6 +501,9 @@ static Suite *suite(void)
     tcase_add_test(tc, least_waste);
     tcase_add_test(tc, arena_bytes);
     tcase_add_loop_test(tc, nodes, 1, 5);
+    tcase_add_test(tc, near_nodes);
+    tcase_add_loop_test(tc, near_one_node, 0, 2);
+    tcase_add_test(tc, near_share);
     tcase_add_test(tc, nodes_of_sizes);
     tcase_add_test(tc, big_segments);
     tcase_add_test(tc, chunks_have_a_limit);
