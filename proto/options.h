@@ -23,6 +23,7 @@ struct cst_option {
     const char *help; /* Description; the help breaks it into lines. NULL: end of the table. */
     /* Value if the option is written without one; NULL: the value must be written. */
     const char *without;
+    const char *section; /* Its section in a file (proto/options_file.h); NULL: it is in none. */
 };
 
 /* Initializers of the rows. The last argument is the value. */
@@ -33,6 +34,9 @@ struct cst_option {
 #define CST_OPTION_MAY(option, users, argument_name, otherwise, text, ...)                         \
     {.name = (option), .uses = (users), .argument = (argument_name), .help = (text),               \
      .without = (otherwise), .value = __VA_ARGS__}
+#define CST_OPTION_IN(in_section, option, argument_name, text, ...)                                \
+    {.name = (option), .argument = (argument_name), .help = (text), .section = (in_section),       \
+     .value = __VA_ARGS__}
 #define CST_OPTION_HEADING(text) {.help = (text)}
 #define CST_OPTION_END {.help = NULL}
 /* clang-format on */

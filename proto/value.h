@@ -6,6 +6,7 @@
 
 #include "cistern/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,9 @@ struct cst_value {
     uint64_t word_means;      /* Value of the field if @word is written. */
     /* CST_VALUE_OTHER: sets the field of @base. CST_EINVAL: @text is not allowed. */
     int (*read)(void *base, const char *text, void *field, struct cst_err *err);
+    /* CST_VALUE_OTHER of an option that files have (proto/options_file.h): write what @read would
+     * accept. False: nothing is set. */
+    bool (*write)(const void *base, const void *field, char *out, size_t size);
 };
 
 /* Initializers of struct cst_value, for tables. @at is the offset of the field. */
@@ -49,6 +53,8 @@ struct cst_value {
     {CST_VALUE_SIZE, .field = (at), .least = (first), .word = (text), .word_means = (means)}
 #define CST_SECONDS(at, first, last) {CST_VALUE_SECONDS, .field = (at), .least = (first), .most = (last)}
 #define CST_OTHER(at, function) {CST_VALUE_OTHER, .field = (at), .read = (function)}
+#define CST_OTHER_SAVED(at, reader, writer) \
+    {CST_VALUE_OTHER, .field = (at), .read = (reader), .write = (writer)}
 /* clang-format on */
 
 /* Set the field of @base from @text; CST_VALUE_FLAG ignores @text. CST_EINVAL: @text is not
