@@ -5,6 +5,7 @@
 #include "client/gpt/run.h"
 #include "client/gpt/stop.h"
 #include "proto/isa.h"
+#include "proto/options_file.h"
 
 #ifdef HAVE_CONFIG_H
 #include "config.h"
@@ -12,6 +13,14 @@
 
 #include <signal.h>
 #include <stdio.h>
+
+/* Print the error. Returns the exit status. */
+static int fail(int rc, const struct cst_err *err)
+{
+    (void)fprintf(stderr, "cistern-gpt: %s\n",
+                  err->text[0] != '\0' ? err->text : cst_status_words(rc));
+    return gpt_stop_asked() != 0 ? 128 + gpt_stop_asked() : rc == CST_EINVAL ? 2 : 1;
+}
 
 int main(int argc, char *argv[])
 {
@@ -30,6 +39,10 @@ int main(int argc, char *argv[])
         (void)puts("cistern-gpt " PACKAGE_VERSION);
         return 0;
     }
+    if (rc == 0 && options.print_config) {
+        rc = cst_options_save(gpt_options_table, &options, stdout, &err);
+        return rc == 0 ? 0 : fail(rc, &err);
+    }
     if (rc == 0) {
         rc = cst_isa_check(&err);
     }
@@ -42,9 +55,7 @@ int main(int argc, char *argv[])
         rc = gpt_run(&options, &err);
     }
     if (rc != 0) {
-        (void)fprintf(stderr, "cistern-gpt: %s\n",
-                      err.text[0] != '\0' ? err.text : cst_status_words(rc));
-        return gpt_stop_asked() != 0 ? 128 + gpt_stop_asked() : rc == CST_EINVAL ? 2 : 1;
+        return fail(rc, &err);
     }
     return 0;
 }

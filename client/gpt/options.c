@@ -6,7 +6,7 @@
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
 #include "proto/optimizers.h"
-#include "proto/options.h"
+#include "proto/options_file.h"
 #include "proto/size.h"
 
 #include <stddef.h>
@@ -15,6 +15,7 @@
 
 #define AT(name) offsetof(struct gpt_options, name)
 #define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
+#define KEY CST_OPTION_IN
 
 static const char *const token_names[] = {"bytes", "uint16", "uint32", NULL};
 static const char *const store_names[] = {"daemon", "local", NULL};
@@ -40,172 +41,203 @@ static int read_pool(void *base, const char *text, void *field, struct cst_err *
     return rc;
 }
 
-static const struct cst_option table[] = {
+static bool write_pool(const void *base, const void *field, char *out, size_t size)
+{
+    const struct gpt_options *options = base;
+    const uint64_t *bytes = field;
+
+    if (options->pool_percent > 0) {
+        (void)snprintf(out, size, "%.17g%%", options->pool_percent);
+    } else {
+        (void)snprintf(out, size, "%llu", (unsigned long long)*bytes);
+    }
+    return options->pool_percent > 0 || *bytes > 0;
+}
+
+const struct cst_option gpt_options_table[] = {
     CST_OPTION_HEADING("model:"),
-    ROW("layers", "N", "transformer blocks (4)", CST_U32(AT(layers), 1, 4096)),
-    ROW("heads", "N", "attention heads per block (4); width / heads must be a multiple of 16",
+    KEY("model", "layers", "N", "transformer blocks (4)", CST_U32(AT(layers), 1, 4096)),
+    KEY("model", "heads", "N",
+        "attention heads per block (4); width / heads must be a multiple of 16",
         CST_U32(AT(heads), 1, 4096)),
-    ROW("width", "N", "elements of the residual stream (128), a multiple of 16",
+    KEY("model", "width", "N", "elements of the residual stream (128), a multiple of 16",
         CST_U32(AT(width), GPT_SIMD_ELEMS, 65536)),
-    ROW("context", "N", "tokens of a sequence (128)", CST_U32(AT(context), 1, 65536)),
-    ROW("vocab", "N", "tokens of the vocabulary (256: one for each byte); on a GPU, 256",
+    KEY("model", "context", "N", "tokens of a sequence (128)", CST_U32(AT(context), 1, 65536)),
+    KEY("model", "vocab", "N", "tokens of the vocabulary (256: one for each byte); on a GPU, 256",
         CST_U32(AT(vocab), GPT_SIMD_ELEMS, 1 << 24)),
-    ROW("init", "DIR",
+    KEY("model", "init", "DIR",
         "begin a new job with the weights of a GPT-2 of Hugging Face: config.json, which decides "
         "the five sizes above, and model.safetensors, or several files with their index",
         CST_TEXT(AT(init))),
-    ROW("experts", "N",
+    KEY("model", "experts", "N",
         "a mixture of N experts in place of each block's MLP (0: no experts); rank e mod world "
         "holds expert e",
         CST_U32(AT(experts), 0, GPT_MAX_EXPERTS)),
-    ROW("top-k", "N", "experts that process each byte (2, or 1 if there is only one)",
+    KEY("model", "top-k", "N", "experts that process each byte (2, or 1 if there is only one)",
         CST_U32(AT(top_k), 1, GPT_MAX_EXPERTS)),
-    ROW("balance", "X", "weight of the loss that distributes bytes evenly over experts (0.01)",
+    KEY("model", "balance", "X",
+        "weight of the loss that distributes bytes evenly over experts (0.01)",
         CST_REAL(AT(balance), 0, 1e3)),
-    ROW("lora", "R", "freeze the model and train LoRA adapters of rank R (0: train everything)",
+    KEY("model", "lora", "R",
+        "freeze the model and train LoRA adapters of rank R (0: train everything)",
         CST_U32(AT(lora), 0, 65536)),
-    ROW("lora-alpha", "X", "multiply the output of the adapters by X / R (R)",
+    KEY("model", "lora-alpha", "X", "multiply the output of the adapters by X / R (R)",
         CST_REAL(AT(lora_alpha), 0, 1e6)),
-    ROW("base", "JOB", "use the frozen model of that job, read only", CST_TEXT(AT(base))),
+    KEY("model", "base", "JOB", "use the frozen model of that job, read only", CST_TEXT(AT(base))),
     ROW("describe", "FILE",
         "write the model as JSON for `cistern plan` (-: to standard output) and exit",
         CST_TEXT(AT(describe))),
     CST_OPTION_HEADING("training:"),
-    ROW("data", "FILE", "text to learn", CST_TEXT(AT(data))),
-    ROW("tokens", "FORM",
+    KEY("data", "data", "FILE", "text to learn", CST_TEXT(AT(data))),
+    KEY("data", "tokens", "FORM",
         "form of the text: bytes, or the numbers of its tokens as uint16 or uint32, little-endian "
         "(bytes)",
         CST_NAME(AT(tokens), 0, token_names)),
-    ROW("validate", "FILE|P%",
+    KEY("data", "validate", "FILE|P%",
         "print the loss on this text, which is not trained on, at the end; P%: on the last P "
         "percent of --data",
         CST_TEXT(AT(validate))),
-    ROW("validate-every", "N", "print this loss after every N steps, too",
+    KEY("data", "validate-every", "N", "print this loss after every N steps, too",
         CST_U64(AT(validate_every), 1, 1e15)),
-    ROW("batch", "N", "sequences per rank and step (8)", CST_U32(AT(batch), 1, 65536)),
-    ROW("micro-batches", "N",
+    KEY("training", "batch", "N", "sequences per rank and step (8)", CST_U32(AT(batch), 1, 65536)),
+    KEY("parallel", "micro-batches", "N",
         "divide the batch into N parts; their gradients are added in fp32 (1)",
         CST_U32(AT(micro_batches), 1, 65536)),
-    ROW("recompute", NULL,
+    KEY("memory", "recompute", NULL,
         "keep only the input of each block, and compute the rest again in the backward pass (only "
         "on a GPU, without --experts)",
         CST_FLAG(AT(recompute))),
-    ROW("steps", "N", "steps of the job, including those already made (100)",
+    KEY("training", "steps", "N", "steps of the job, including those already made (100)",
         CST_U64(AT(steps), 0, 1e15)),
-    ROW("lr", "X", "highest learning rate (0.001)", CST_REAL(AT(lr), 0, 1e3)),
-    ROW("min-lr", "X", "learning rate at the end of the cosine schedule (a tenth of --lr)",
+    KEY("optimizer", "lr", "X", "highest learning rate (0.001)", CST_REAL(AT(lr), 0, 1e3)),
+    KEY("optimizer", "min-lr", "X",
+        "learning rate at the end of the cosine schedule (a tenth of --lr)",
         CST_REAL(AT(min_lr), 0, 1e3)),
-    ROW("warmup", "N", "steps in which the learning rate rises linearly (10)",
+    KEY("optimizer", "warmup", "N", "steps in which the learning rate rises linearly (10)",
         CST_U64(AT(warmup), 0, 1e15)),
-    ROW("weight-decay", "X", "decay of matrices; biases, norms and embeddings have none (0.1)",
+    KEY("optimizer", "weight-decay", "X",
+        "decay of matrices; biases, norms and embeddings have none (0.1)",
         CST_REAL(AT(weight_decay), 0, 1e3)),
-    ROW("clip", "X", "largest norm of all gradients together; 0: no clipping (1)",
+    KEY("optimizer", "clip", "X", "largest norm of all gradients together; 0: no clipping (1)",
         CST_REAL(AT(clip), 0, 1e9)),
-    ROW("optimizer", "NAME",
+    KEY("optimizer", "optimizer", "NAME",
         "adamw, adam (decay in the gradient), lion, or sgd with momentum (adamw)",
         CST_NAME(AT(optimizer), 0, cst_optimizer_names)),
-    ROW("beta1", "X", "first parameter of the optimizer; sgd: the momentum (0.9)",
+    KEY("optimizer", "beta1", "X", "first parameter of the optimizer; sgd: the momentum (0.9)",
         CST_REAL(AT(beta1), 0, 0.9999999)),
-    ROW("beta2", "X", "second parameter of the optimizer (0.95; lion 0.99)",
+    KEY("optimizer", "beta2", "X", "second parameter of the optimizer (0.95; lion 0.99)",
         CST_REAL(AT(beta2), 1e-6, 0.9999999)),
-    ROW("masters", "FORMAT",
+    KEY("optimizer", "masters", "FORMAT",
         "fp32 or split: 4 or 2 bytes per parameter besides the bf16 weights. Split masters have "
         "the "
         "same bits, but weights are rounded with ties away from zero (fp32)",
         CST_NAME(AT(masters), 0, cst_masters_names)),
-    ROW("moments", "FORMAT",
+    KEY("optimizer", "moments", "FORMAT",
         "fp32, bf16 or mx8: 8, 4 or 2.06 bytes per parameter for two moments, half of that for "
         "lion and sgd (fp32)",
         CST_NAME(AT(moments), 0, cst_moments_names)),
-    ROW("rounding", "HOW",
+    KEY("optimizer", "rounding", "HOW",
         "rounding of moments that are not fp32: stochastic (its seed is --seed) or nearest "
         "(stochastic)",
         CST_NAME(AT(rounding), 0, cst_rounding_names)),
-    ROW("overlap", "WHEN",
+    KEY("optimizer", "overlap", "WHEN",
         "when updates run (commit):\ncommit: during the next forward pass\nearly: during the "
         "backward pass (needs --clip 0)\ndelayed: during the next step, which uses older weights; "
         "this changes the training, and was worse with AdamW: see cistern-optimizer(7)",
         CST_NAME(AT(overlap), 0, cst_overlap_names)),
-    ROW("delay-from", "N", "first step whose update is delayed (0)",
+    KEY("optimizer", "delay-from", "N", "first step whose update is delayed (0)",
         CST_U64(AT(delay_from), 0, 1e15)),
-    ROW("seed", "N", "seed of initial weights, order of data, rounding and the sample (1)",
+    KEY("training", "seed", "N",
+        "seed of initial weights, order of data, rounding and the sample (1)",
         CST_U64(AT(seed), 0, 1.8446744073709552e19)),
     CST_OPTION_HEADING("ranks and states:"),
-    ROW("rank", "N", "rank of this worker, 0..world-1 ($LOCAL_RANK, or 0)",
+    KEY("parallel", "rank", "N", "rank of this worker, 0..world-1 ($LOCAL_RANK, or 0)",
         CST_U32(AT(rank), 0, 63)),
-    ROW("world", "N", "number of workers ($LOCAL_WORLD_SIZE, or 1)", CST_U32(AT(world), 1, 64)),
-    ROW("reshape", NULL,
+    KEY("parallel", "world", "N", "number of workers ($LOCAL_WORLD_SIZE, or 1)",
+        CST_U32(AT(world), 1, 64)),
+    KEY("job", "reshape", NULL,
         "if the job has no worker, open it again in place with these ranks, pools and options; its "
         "states are kept",
         CST_FLAG(AT(reshape))),
-    ROW("store", "WHAT",
+    KEY("job", "store", "WHAT",
         "where states are: daemon, or local: in this process, with a thread for each rank (daemon)",
         CST_NAME(AT(store), 0, store_names)),
-    ROW("device", "WHAT",
+    KEY("parallel", "device", "WHAT",
         "where the model is computed: host, cuda, cuda:N or a GPU's UUID (host); paced, paced:N: "
         "on the host, with the pool on a simulated accelerator",
         CST_TEXT(AT(device))),
-    ROW("socket", "PATH", "socket of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)",
-        CST_TEXT(AT(socket))),
-    ROW("job", "NAME", "name of the job (gpt)", CST_TEXT(AT(job))),
-    ROW("pool", "SIZE|P%",
+    KEY("job", "socket", "PATH",
+        "socket of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)", CST_TEXT(AT(socket))),
+    KEY("job", "job", "NAME", "name of the job (gpt)", CST_TEXT(AT(job))),
+    KEY("memory", "pool", "SIZE|P%",
         "memory of this rank for weights and gradients: 4096, 1.5G, 1.5GiB, or a percentage of the "
         "bf16 weights (as much as can be used)",
-        CST_OTHER(AT(pool_bytes), read_pool)),
-    ROW("device-update", "SIZE",
+        CST_OTHER_SAVED(AT(pool_bytes), read_pool, write_pool)),
+    KEY("memory", "device-update", "SIZE",
         "memory of this rank's device for updates there (none); auto: the daemon's plan chooses",
         CST_SIZE_OR(AT(device_update_bytes), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
-    ROW("device-states", "SIZE",
+    KEY("memory", "device-states", "SIZE",
         "memory of this rank's device for states that stay there (none); auto: the daemon's plan "
         "chooses",
         CST_SIZE_OR(AT(device_states), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
-    ROW("grad-over-weight", NULL,
+    KEY("memory", "grad-over-weight", NULL,
         "gradients take the place of their weights: saves 2 bytes per parameter",
         CST_FLAG(AT(grad_over_weight))),
-    ROW("plan", "FILE", "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
+    KEY("memory", "plan", "FILE",
+        "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
         CST_TEXT(AT(plan_file))),
-    ROW("chunk", "N", "elements of a chunk (the daemon chooses)", CST_U64(AT(chunk), 1, 1e15)),
-    ROW("threads", "N",
+    KEY("memory", "chunk", "N", "elements of a chunk (the daemon chooses)",
+        CST_U64(AT(chunk), 1, 1e15)),
+    KEY("parallel", "threads", "N",
         "compute threads of this rank ($OMP_NUM_THREADS, or cores / world, at least 1)",
         CST_U32(AT(threads), 1, 1024)),
-    ROW("engine-threads", "N", "threads for updates with --store local (all cores)",
+    KEY("parallel", "engine-threads", "N", "threads for updates with --store local (all cores)",
         CST_U32(AT(engine_threads), 1, 1024)),
-    ROW("matmul", "WHAT",
+    KEY("parallel", "matmul", "WHAT",
         "on the CPU: bf16, fp32, or auto: bf16 if the CPU has bf16 products, else fp32; on a GPU, "
         "always in bf16: auto or bf16 with cuBLASLt, or plain, slow, without it (auto)",
         CST_NAME(AT(matmul), 0, matmul_names)),
     CST_OPTION_HEADING("checkpoints:"),
-    ROW("save-dir", "DIR", "directory of the checkpoints", CST_TEXT(AT(save_dir))),
-    ROW("save-every", "N", "save the job after every N steps, while it goes on",
+    KEY("checkpoints", "save-dir", "DIR", "directory of the checkpoints", CST_TEXT(AT(save_dir))),
+    KEY("checkpoints", "save-every", "N", "save the job after every N steps, while it goes on",
         CST_U64(AT(save_every), 1, 1e15)),
-    ROW("keep", "K", "remove older checkpoints when K newer ones are whole (all remain)",
+    KEY("checkpoints", "keep", "K",
+        "remove older checkpoints when K newer ones are whole (all remain)",
         CST_U32(AT(keep), 1, 1000000)),
-    ROW("resume", "DIR",
+    KEY("checkpoints", "resume", "DIR",
         "begin a new job with the states of a checkpoint, or of the newest one in DIR; auto: of "
         "the newest one in --save-dir, if there is one; a job that exists goes on as it is",
         CST_TEXT(AT(resume))),
+    CST_OPTION_HEADING("configuration:"),
+    ROW("config", "FILE",
+        "read options from a file, see cistern-job.json(5) (-: from standard input); options on "
+        "the "
+        "command line override it",
+        CST_TEXT(AT(config))),
+    ROW("print-config", NULL, "write the options in force as such a file, and exit",
+        CST_FLAG(AT(print_config))),
     CST_OPTION_HEADING("output:"),
-    ROW("sample", "N",
+    KEY("output", "sample", "N",
         "bytes that rank 0 generates at the end (0); give the same number to all ranks, because "
         "they wait for rank 0",
         CST_U64(AT(sample), 0, 1e9)),
-    ROW("prompt", "TEXT", "beginning of the sample (a new line)", CST_TEXT(AT(prompt))),
-    ROW("temperature", "X", "temperature of the sample; 0: the most probable byte (0.8)",
+    KEY("output", "prompt", "TEXT", "beginning of the sample (a new line)", CST_TEXT(AT(prompt))),
+    KEY("output", "temperature", "X", "temperature of the sample; 0: the most probable byte (0.8)",
         CST_REAL(AT(temperature), 0, 100)),
-    ROW("log-json", "FILE", "write one JSON object per step", CST_TEXT(AT(log_json))),
-    ROW("loss-file", "FILE", "write the loss of each step in hexadecimal, one per line",
+    KEY("output", "log-json", "FILE", "write one JSON object per step", CST_TEXT(AT(log_json))),
+    KEY("output", "loss-file", "FILE", "write the loss of each step in hexadecimal, one per line",
         CST_TEXT(AT(loss_file))),
-    ROW("dump-weights", "FILE",
+    KEY("output", "dump-weights", "FILE",
         "write master weights in fp32, then weights in bf16, in order of declaration",
         CST_TEXT(AT(dump_weights))),
-    ROW("dump-logits", "FILE",
+    KEY("output", "dump-logits", "FILE",
         "at the end, write the logits of the first sequence of --data in fp32, a row for each "
         "token",
         CST_TEXT(AT(dump_logits))),
-    ROW("dump-grads", "FILE",
+    KEY("output", "dump-grads", "FILE",
         "write the summed gradients of step 1 in bf16, in order of declaration",
         CST_TEXT(AT(dump_grads))),
-    ROW("quiet", NULL, "print errors only", CST_FLAG(AT(quiet))),
+    KEY("output", "quiet", NULL, "print errors only", CST_FLAG(AT(quiet))),
     ROW("help", NULL, "print this text", CST_FLAG(AT(help))),
     ROW("version", NULL, "print the version of this program", CST_FLAG(AT(version))),
     CST_OPTION_END,
@@ -218,7 +250,7 @@ void gpt_options_help(FILE *out)
                 "optimizer states are in the memory daemon, cisternd. Start one worker per rank.\n"
                 "Defaults are in parentheses.\n",
                 out);
-    cst_options_print(table, 0, out);
+    cst_options_print(gpt_options_table, 0, out);
 }
 
 /* Check the options of mixtures and adapters. */
@@ -317,32 +349,51 @@ static int check_text(const struct gpt_options *o, struct cst_err *err)
 /* True if the command line has the option @name. */
 static bool is_given(const struct cst_options_given *given, const char *name)
 {
-    for (size_t i = 0; table[i].help != NULL; i++) {
-        if (table[i].name != NULL && strcmp(table[i].name, name) == 0) {
+    for (size_t i = 0; gpt_options_table[i].help != NULL; i++) {
+        if (gpt_options_table[i].name != NULL && strcmp(gpt_options_table[i].name, name) == 0) {
             return given->rows[i];
         }
     }
     return false;
 }
 
-/* Take defaults from the environment that `cistern run` and torchrun give to ranks. */
-static int take_environment(struct gpt_options *o, struct cst_err *err)
+/* An environment variable that sets an option. */
+struct variable {
+    const char *name;
+    struct cst_value value;
+};
+
+static int take_variable(struct gpt_options *o, const struct variable *variable,
+                         struct cst_err *err)
 {
-    static const struct {
-        const char *name;
-        struct cst_value value;
-    } rows[] = {{"LOCAL_RANK", CST_U32(AT(rank), 0, 63)},
-                {"LOCAL_WORLD_SIZE", CST_U32(AT(world), 1, 64)},
-                {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)}};
+    const char *text = getenv(variable->name);
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const char *text = getenv(rows[i].name);
-
-        if (text != NULL && cst_value_read(&rows[i].value, o, text, err) != CST_OK) {
-            return cst_err_prefix(err, "environment variable %s", rows[i].name);
-        }
+    if (text != NULL && cst_value_read(&variable->value, o, text, err) != CST_OK) {
+        return cst_err_prefix(err, "environment variable %s", variable->name);
     }
     return CST_OK;
+}
+
+/* Read the options of the file, and those of the environment. The numbers that `cistern run` and
+ * torchrun give to ranks are more special than the file, which all ranks share; the number of
+ * threads is a default. */
+static int take_config(struct gpt_options *o, const char *path, struct cst_options_given *given,
+                       struct cst_err *err)
+{
+    static const struct variable threads = {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)},
+                                 rank = {"LOCAL_RANK", CST_U32(AT(rank), 0, 63)},
+                                 world = {"LOCAL_WORLD_SIZE", CST_U32(AT(world), 1, 64)};
+    json_t *file;
+    int rc = take_variable(o, &threads, err);
+
+    if (rc == CST_OK && path != NULL) {
+        /* The texts are needed until the program ends, so the file is not released. */
+        rc = cst_options_load(gpt_options_table, o, path, given, &file, err);
+    }
+    if (rc == CST_OK) {
+        rc = take_variable(o, &rank, err);
+    }
+    return rc == CST_OK ? take_variable(o, &world, err) : rc;
 }
 
 /* Check that the number of ranks in the environment is that of all ranks. */
@@ -412,7 +463,7 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
             "--rank %u cannot be combined with --store=local: one process is all %u ranks", o->rank,
             o->world);
     }
-    if (o->data == NULL && o->describe == NULL) {
+    if (o->data == NULL && o->describe == NULL && !o->print_config) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");
     }
     if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0 || check_text(o, err) != 0) {
@@ -448,11 +499,17 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .prompt = "\n",
         .temperature = 0.8,
     };
-    struct cst_options_given given;
-    int rc = take_environment(&o, err);
+    struct gpt_options typed = {.world = 1};
+    struct cst_options_given given, in_file = {.first = 0};
+    /* The command line is read for --config first, and then again, because it overrides the file.
+     */
+    int rc = cst_options_read(gpt_options_table, &typed, argc, argv, &given, err);
 
     if (rc == 0) {
-        rc = cst_options_read(table, &o, argc, argv, &given, err);
+        rc = take_config(&o, typed.config, &in_file, err);
+    }
+    if (rc == 0) {
+        rc = cst_options_read(gpt_options_table, &o, argc, argv, &given, err);
     }
     if (rc == 0) {
         rc = check_world(&given, err);
@@ -464,6 +521,9 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
     if (given.first < argc) {
         return cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
                            argv[given.first]);
+    }
+    for (size_t i = 0; i < CST_OPTIONS_MAX; i++) {
+        given.rows[i] = given.rows[i] || in_file.rows[i];
     }
     if (o.init != NULL) {
         rc = take_sizes(&o, &given, err);
@@ -481,7 +541,9 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
     /* --help and --version need no other options. */
     rc = o.help || o.version ? 0 : check_together(&o, err);
     if (rc == 0) {
-        o.lora_alpha = o.lora_alpha < 0 ? o.lora : o.lora_alpha;
+        if (o.lora > 0 && o.lora_alpha < 0) {
+            o.lora_alpha = o.lora;
+        }
         if (o.min_lr < 0) {
             o.min_lr = o.lr / 10;
         }

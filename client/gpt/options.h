@@ -7,6 +7,7 @@
 #include "cistern/optimizer.h"
 #include "cistern/status.h"
 #include "client/gpt/data.h"
+#include "proto/options.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -83,11 +84,17 @@ struct gpt_options {
     const char *resume;      /* checkpoint of a new job, or "auto"; NULL: initial weights */
     const char *loss_file;   /* file for each step's loss in hexadecimal; NULL: none */
     bool quiet;              /* print neither progress nor a summary */
+    const char *config;      /* file with options; NULL: none */
+    bool print_config;       /* write the options as such a file and exit */
     bool help, version;      /* print the text and exit */
 };
 
-/* Fill @options from the command line and apply defaults. Strings are borrowed from @argv.
- * CST_EINVAL: a bad option; @options is unchanged. */
+/* All options, in the order of the help. They set fields of struct gpt_options. */
+extern const struct cst_option gpt_options_table[];
+
+/* Fill @options from the command line, the file of --config and the environment, and apply
+ * defaults. Strings are borrowed from @argv, or live until the program ends. The statuses of
+ * cst_options_load. CST_EINVAL: a bad option; @options is unchanged. */
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err);
 
 /* Print the text of --help. */

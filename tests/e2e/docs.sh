@@ -34,6 +34,20 @@ if [ -x ./cistern-gpt ]; then
     [ -z "$missing" ] || fail "not in cistern-gpt(1): $missing"
 fi
 
+# cistern-job.json(5) has every section and key of the schema, and its example is a file that cistern-gpt takes. What
+# --print-config writes is read as the same options.
+if [ -x ./cistern-gpt ]; then
+    page=$srcdir/client/gpt/cistern-job.json.5
+    grep -oE '^ {4}("[a-z]+")|^ {8}("[a-z0-9_]+")' "$srcdir/client/gpt/cistern-job.schema.json" | grep -oE '[a-z0-9_]+' | sort -u |
+        grep -vxE 'type|additionalProperties|properties' | while read -r key; do
+        grep -qE "^\\.BR? $key( |\$)" "$page" || fail "not in cistern-job.json(5): $key"
+    done
+    sed -n '/^{$/,/^}$/p' "$page" | ./cistern-gpt --config - --steps 7 --print-config >"$tmp/job.json" || fail "the example of cistern-job.json(5)"
+    grep -q '"moments": "bf16"' "$tmp/job.json" || fail "the file is not read: $(cat "$tmp/job.json")"
+    grep -q '"steps": 7' "$tmp/job.json" || fail "the command line does not override the file: $(cat "$tmp/job.json")"
+    ./cistern-gpt --config "$tmp/job.json" --print-config | cmp - "$tmp/job.json" || fail "--print-config is not read as it was written"
+fi
+
 # libcistern(3) has every function of the library, and no other.
 grep -ho '^    cst_[a-z_]*' "$srcdir"/client/libcistern.map "$srcdir"/client/libcistern-cuda.map | tr -d ' ' | sort >"$tmp/exported"
 grep -o 'cst_[a-z_]*' "$srcdir/client/libcistern.3" | grep -v '^cst_\(client\|err\|try_\)$' | sort -u >"$tmp/described"
