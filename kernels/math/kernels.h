@@ -8,6 +8,7 @@
 #include "kernels/math/cast.h"
 #include "kernels/math/norm.h"
 #include "kernels/math/reduce.h"
+#include "kernels/math/total.h"
 #include "kernels/math/update.h"
 
 #include <stdbool.h>
@@ -23,6 +24,8 @@ struct cst_kernels {
     cst_cast_fn cast;
     cst_upcast_fn upcast;
     cst_expand_fn expand;
+    cst_total_fp32_fn total_fp32;
+    cst_total_bf16_fn total_bf16;
 };
 
 /* Returns all rows, the best one last, and stores their number in *n_out. The rows are constant. */

@@ -196,3 +196,73 @@ double NAME(accumulate_sum)(size_t n, const float *sum, float *dst)
 {
     return accumulate((struct input){.sum = sum}, n, dst);
 }
+
+/* -- totals ----------------------------------------------------------------------------------- */
+
+CST_INLINE void total_fp32(size_t n, uint32_t n_src, const float *const *src, float *dst)
+{
+    const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_TOTAL_NAN));
+    size_t i = 0;
+
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        struct cst_vec v[CST_VEC_GROUP];
+
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            v[j] = cst_vec_load(src[0] + i + j * CST_VEC_LANES);
+        }
+        for (uint32_t r = 1; r < n_src; r++) {
+            CST_VEC_UNROLL
+            for (int j = 0; j < CST_VEC_GROUP; j++) {
+                v[j] = cst_vec_add(v[j], cst_vec_load(src[r] + i + j * CST_VEC_LANES));
+            }
+        }
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            cst_vec_store(dst + i + j * CST_VEC_LANES, cst_vec_if_nan(v[j], nan, v[j]));
+        }
+    }
+    for (; i < n; i++) {
+        dst[i] = cst_total_fp32_element(i, n_src, src);
+    }
+}
+
+/* Two sources are the most frequent case, and a compile-time constant. */
+void NAME(total_fp32)(size_t n, uint32_t n_src, const float *const *src, float *dst)
+{
+    if (n_src == 2) {
+        total_fp32(n, 2, src, dst);
+    } else {
+        total_fp32(n, n_src, src, dst);
+    }
+}
+
+CST_INLINE void total_bf16(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_TOTAL_NAN));
+    size_t i = 0;
+
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        struct cst_vec_bits bits[CST_VEC_GROUP];
+        struct cst_vec v[CST_VEC_GROUP];
+
+        sum_group((struct input){.n_src = n_src, .src = src}, i, v);
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            bits[j] = to_bf16(cst_vec_if_nan(v[j], nan, v[j]));
+        }
+        cst_vec_store_upper(dst + i, bits, false);
+    }
+    for (; i < n; i++) {
+        dst[i] = cst_total_bf16_element(i, n_src, src);
+    }
+}
+
+void NAME(total_bf16)(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    if (n_src == 2) {
+        total_bf16(n, 2, src, dst);
+    } else {
+        total_bf16(n, n_src, src, dst);
+    }
+}

@@ -54,3 +54,17 @@ double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst)
     }
     return cst_sum_tree(lanes);
 }
+
+void cst_total_fp32_ref(size_t n, uint32_t n_src, const float *const *src, float *dst)
+{
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = cst_total_fp32_element(i, n_src, src);
+    }
+}
+
+void cst_total_bf16_ref(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
+{
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = cst_total_bf16_element(i, n_src, src);
+    }
+}

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One element of kernels/math/reduce.h and of kernels/math/accumulate.h, and the tree that ends a
- * sum of squares. For the reference variants, and for the last elements of the others. Private to
- * kernels/. */
+/* One element of kernels/math/reduce.h, kernels/math/accumulate.h and kernels/math/total.h, and the
+ * tree that ends a sum of squares. For the reference variants, and for the last elements of the
+ * others. Private to kernels/. */
 #ifndef CST_SUM_ELEMENT_H
 #define CST_SUM_ELEMENT_H
 
 #include "kernels/math/accumulate.h"
 #include "kernels/math/cast.h"
 #include "kernels/math/reduce.h"
+#include "kernels/math/total.h"
 
 #include <math.h>
 
@@ -55,6 +56,29 @@ static inline void cst_accumulate_element(float x, size_t i, float *dst,
     }
     dst[i] = x;
     cst_sum_square(x, i, lanes);
+}
+
+/* Return element @i of a total of fp32 contributions. */
+static inline float cst_total_fp32_element(size_t i, uint32_t n_src, const float *const *src)
+{
+    const uint32_t bits = CST_TOTAL_NAN;
+    float x = src[0][i];
+
+    for (uint32_t r = 1; r < n_src; r++) {
+        x += src[r][i];
+    }
+    if (x != x) {
+        memcpy(&x, &bits, sizeof x);
+    }
+    return x;
+}
+
+/* Return element @i of a total of bf16 contributions. */
+static inline uint16_t cst_total_bf16_element(size_t i, uint32_t n_src, const uint16_t *const *src)
+{
+    float x = cst_sum_total(i, n_src, src, NULL);
+
+    return x != x ? CST_TOTAL_NAN >> 16 : cst_fp32_to_bf16(x);
 }
 
 /* Returns the sum of the lanes, added in a tree. The contents of @lanes are lost. */
