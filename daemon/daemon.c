@@ -2,6 +2,7 @@
 #include "daemon/daemon.h"
 
 #include "daemon/job/commit.h"
+#include "daemon/job/comms.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/ledger/handover.h"
 #include "daemon/ledger/revive.h"
@@ -177,7 +178,13 @@ static void on_lost(struct cstd_job *job, const struct cst_err *why)
     cstd_job_remove(job, 0, why);
 }
 
-static const struct cstd_core_driver_ops core_ops = {.settled = cstd_commit_settled,
+static void on_settled(struct cstd_job *job)
+{
+    cstd_comms_look(job);
+    cstd_commit_settled(job);
+}
+
+static const struct cstd_core_driver_ops core_ops = {.settled = on_settled,
                                                      .left = cstd_worker_left,
                                                      .copied = cstd_state_copy_reply,
                                                      .lost = on_lost};

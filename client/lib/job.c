@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/lib/job.h"
 
+#include "client/comm/comm.h"
 #include "client/lib/debug.h"
 
 #include "client/lib/batch.h"
@@ -220,6 +221,7 @@ void cstc_job_free(struct cst_job *job)
         }
     }
     cstc_edge_close(job); /* Needs the model. */
+    cstc_comm_free_all(job->comms, job->client->forked);
     cstc_call_reset(&job->call);
     cstc_batch_free_all(job);
     cst_sequence_close(&job->sequence);

@@ -136,6 +136,7 @@ struct cst_job {
     struct cstc_batch *batches;  /* All batches, in flight or not. Owned. */
     int begun;                   /* The operator that has begun, or -1. */
     bool begun_backward;         /* Direction of that operator. */
+    struct cst_comm *comms;      /* Communicators that are open (client/comm). Owned. */
     struct cstc_pending pending; /* The call that has begun and not ended. */
     struct cstc_call call;       /* Request of the pending commit, sync or step. */
 };

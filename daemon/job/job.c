@@ -4,6 +4,7 @@
 
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
+#include "daemon/job/comms.h"
 #include "daemon/daemon.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
@@ -147,8 +148,9 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     (void)uv_timer_init(&daemon->loop, &job->deadline);
     (void)uv_timer_init(&daemon->loop, &job->ttl);
     job->deadline.data = job->ttl.data = job;
+    cstd_comms_init(job);
     job->deadline_ns = CST_CORE_NEVER;
-    job->n_holds = 3; /* Two timers and the memory. */
+    job->n_holds = 4; /* Three timers and the memory. */
     job->created_ns = job->idle_since_ns = uv_hrtime();
     job->close.fn = on_close;
     insert(&daemon->jobs, job);
@@ -270,6 +272,8 @@ static void on_close(struct cstd_deferred *later)
     }
     cstd_commit_close(job);
     cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
+    cstd_comms_close(job, &job->closing);
+    uv_close((uv_handle_t *)&job->comms.deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);
 }

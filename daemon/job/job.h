@@ -11,6 +11,7 @@
 #ifndef CST_JOB_H
 #define CST_JOB_H
 
+#include "daemon/job/comms.h"
 #include "daemon/job/interleave_tuner.h"
 #include "daemon/job/job_options.h"
 #include "daemon/report/log.h"
@@ -190,6 +191,7 @@ struct cstd_job {
     uv_timer_t deadline;
     /* READY: monotonic time for which deadline is set; CST_CORE_NEVER: it is not set. */
     uint64_t deadline_ns;
+    struct cstd_comms comms; /* Communicators of the ranks. */
     /* Time to live; runs while no worker is attached. A worker that has hung up is not attached. */
     uv_timer_t ttl;
     unsigned n_holds; /* Number of timers and memory objects that are not closed yet. */

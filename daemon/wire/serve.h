@@ -36,6 +36,10 @@ void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_write(struct cstd_session *session, uint64_t id, void *body);
 
+/* comms.c: communicators. */
+void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_comm_close(struct cstd_session *session, uint64_t id, void *body);
+
 /* serve_save.c: checkpoints. */
 void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body);

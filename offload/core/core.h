@@ -623,6 +623,10 @@ struct cst_core_stats {
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 
+/* Return CST_OK if @attempt runs. Otherwise *err says why not: CST_EPEERDIED if the attempt is
+ * over, CST_EINVAL if it was never begun, or why the job failed. */
+int cst_core_check_attempt(const struct cst_core *core, uint64_t attempt, struct cst_err *err);
+
 /* Write the ranks into @text for which others wait in SYNC or STEP: "rank 1 (died in step 4), rank
  * 3 (never attached)". Empty if no rank waits for another. */
 void cst_core_waits(const struct cst_core *core, char *text, size_t size);

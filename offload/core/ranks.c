@@ -43,6 +43,24 @@ bool cst_ranks_admit(struct cst_core *core, const struct cst_event *event)
     return false;
 }
 
+int cst_core_check_attempt(const struct cst_core *core, uint64_t attempt, struct cst_err *err)
+{
+    const struct cst_attempt *last = &core->attempt;
+
+    if (last->phase == CST_PHASE_RUNNING && attempt == last->number) {
+        return CST_OK;
+    }
+    if (last->phase == CST_PHASE_READY || attempt > last->number) {
+        return cst_err_set(err, CST_EINVAL,
+                           "attempt %" PRIu64 " was never begun, the last one is %" PRIu64, attempt,
+                           last->number);
+    }
+    if (attempt < last->number) {
+        return cst_err_set(err, CST_EPEERDIED, "attempt %" PRIu64 " is over", attempt);
+    }
+    return cst_err_set(err, last->why.status, "%s", last->why.text);
+}
+
 bool cst_ranks_admit_before_step(struct cst_core *core, const struct cst_event *event)
 {
     if (core->ranks[event->rank].stepped) {

@@ -15,8 +15,21 @@ from cistern import _abi, _library, checkpoint, results
 
 EXPORTS = Path(os.environ["srcdir"], "client", "libcistern.map").read_text()
 
-# Functions for libraries in C, and those of which another form is used.
+# Functions for workers and libraries in C, and those of which another form is used.
 UNUSED = {
+    "cst_comm_all_gather",
+    "cst_comm_all_reduce",
+    "cst_comm_all_to_all",
+    "cst_comm_barrier",
+    "cst_comm_broadcast",
+    "cst_comm_close",
+    "cst_comm_open",
+    "cst_comm_rank",
+    "cst_comm_reduce_scatter",
+    "cst_comm_size",
+    "cst_comm_start",
+    "cst_comm_try_wait",
+    "cst_comm_wait",
     "cst_commit",
     "cst_err_errno",
     "cst_err_prefix",

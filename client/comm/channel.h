@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shared memory of a communicator (proto/comm_page.h) as one of its ranks uses it: which rounds
+ * the others have written and read, and waiting for them. Nothing that is read there is used as an
+ * address or as an index. Used by one thread at a time. */
+#ifndef CSTC_CHANNEL_H
+#define CSTC_CHANNEL_H
+
+#include "proto/comm_page.h"
+
+#include <stdbool.h>
+
+struct cstc_channel {
+    void *base;          /* Borrowed: cst_comm_bytes. */
+    uint32_t rank, size; /* This rank in the group, and the number of ranks. */
+    size_t slot_bytes;   /* Data in a slot. */
+    unsigned n_spins;    /* Looks at the memory before this rank sleeps. */
+    /* Rounds that this rank has written and read. */
+    uint64_t written, read;
+    /* A rank that was late at the last look. It is looked at first. */
+    uint32_t late;
+};
+
+/* Use the memory at @base, which is borrowed and zeroed. */
+void cstc_channel_init(struct cstc_channel *channel, void *base, uint32_t rank, uint32_t size,
+                       size_t slot_bytes);
+
+/* The header, the numbers and the data of @rank in its slot of @round. */
+struct cst_comm_header *cstc_channel_header(const struct cstc_channel *channel, uint32_t rank,
+                                            uint64_t round);
+uint64_t *cstc_channel_numbers(const struct cstc_channel *channel, uint32_t rank, uint64_t round);
+char *cstc_channel_data(const struct cstc_channel *channel, uint32_t rank, uint64_t round);
+
+/* Return whether all other ranks have written @round. */
+bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round);
+
+/* Return whether this rank's slot for its next round is free: all others have read what it has. */
+bool cstc_channel_is_free(struct cstc_channel *channel);
+
+/* This rank has written or read its next round. Wakes the others that sleep. */
+void cstc_channel_wrote(struct cstc_channel *channel);
+void cstc_channel_did_read(struct cstc_channel *channel);
+
+/* Return why the communicator is broken; status CST_OK: it is not. */
+int cstc_channel_broken(const struct cstc_channel *channel, struct cst_err *err);
+
+/* How to sleep: announce it, look once more at whatever is awaited, then sleep at most @timeout_ms,
+ * and end it in any case. Whoever changes something after the announcement wakes this rank. */
+uint32_t cstc_channel_announce(struct cstc_channel *channel);
+void cstc_channel_sleep(struct cstc_channel *channel, uint32_t bell, unsigned timeout_ms);
+void cstc_channel_end(struct cstc_channel *channel);
+
+/* Tell the processor that the caller is looking at memory in a loop. */
+static inline void cstc_channel_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/comm/flow.h"
+
+#include <inttypes.h>
+#include <time.h>
+
+void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t size,
+                    size_t slot_bytes, const uint32_t *names)
+{
+    *flow = (struct cstc_flow){
+        .shape = {
+            .rank = rank, .size = size, .slot_bytes = slot_bytes, .totals = cst_totals_get()}};
+    cstc_channel_init(&flow->channel, base, rank, size, slot_bytes);
+    for (uint32_t i = 0; i < size; i++) {
+        flow->names[i] = names[i];
+    }
+}
+
+static struct cstc_transfer *call_at(struct cstc_flow *flow, uint64_t number)
+{
+    return &flow->calls[number % CST_COMM_MAX_CALLS];
+}
+
+/* -- comparison of the ranks' calls ----------------------------------------------------------- */
+
+/* Read @n numbers once: another process can change them at any time. */
+static void read_once(uint64_t *out, const uint64_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    }
+}
+
+static struct cst_comm_header header_of(const struct cstc_channel *channel, uint32_t rank,
+                                        uint64_t round)
+{
+    const struct cst_comm_header *from = cstc_channel_header(channel, rank, round);
+    struct cst_comm_header header = {0};
+
+    read_once(&header.op, &from->op, 1);
+    read_once(&header.type, &from->type, 1);
+    read_once(&header.root, &from->root, 1);
+    read_once(&header.n_elems, &from->n_elems, 1);
+    read_once(&header.counts, &from->counts, 1);
+    return header;
+}
+
+static bool same(const struct cst_comm_header *a, const struct cst_comm_header *b)
+{
+    return a->op == b->op && a->type == b->type && a->root == b->root && a->n_elems == b->n_elems &&
+           a->counts == b->counts;
+}
+
+static int mismatch(struct cstc_flow *flow, uint32_t rank, const struct cst_comm_header *theirs)
+{
+    const struct cst_comm_header *mine = &call_at(flow, flow->n_compared)->header;
+    const uint32_t first = rank < flow->shape.rank ? rank : flow->shape.rank;
+    const uint32_t second = rank < flow->shape.rank ? flow->shape.rank : rank;
+    char a[CSTC_TRANSFER_WORDS], b[CSTC_TRANSFER_WORDS];
+
+    cstc_transfer_words(first == rank ? theirs : mine, a, sizeof a);
+    cstc_transfer_words(first == rank ? mine : theirs, b, sizeof b);
+    return cst_err_set(&flow->failed, CST_EMISMATCH,
+                       "collective %" PRIu64 ": rank %" PRIu32 " calls %s, rank %" PRIu32
+                       " calls %s%s",
+                       flow->n_compared + 1, flow->names[first], a, flow->names[second], b,
+                       mine->op == theirs->op && mine->counts != theirs->counts
+                           ? " (with other numbers of elements for the ranks)"
+                           : "");
+}
+
+/* Read the numbers that all ranks send to each other, and derive the number of rounds. */
+static int compare_counts(struct cstc_flow *flow, struct cstc_transfer *t, uint64_t round)
+{
+    uint64_t sent[CST_COMM_MAX_RANKS], most = 0;
+
+    for (uint32_t from = 0; from < flow->shape.size; from++) {
+        read_once(sent, cstc_channel_numbers(&flow->channel, from, round), flow->shape.size);
+        for (uint32_t to = 0; to < flow->shape.size; to++) {
+            most = sent[to] > most ? sent[to] : most;
+        }
+        if (from != flow->shape.rank && sent[flow->shape.rank] != t->receive[from]) {
+            return cst_err_set(&flow->failed, CST_EMISMATCH,
+                               "collective %" PRIu64 ": rank %" PRIu32
+                               " calls all_to_all and sends "
+                               "%" PRIu64 " bytes to rank %" PRIu32 ", which calls all_to_all and "
+                               "receives %zu bytes",
+                               flow->n_compared + 1, flow->names[from], sent[flow->shape.rank],
+                               flow->names[flow->shape.rank], t->receive[from]);
+        }
+    }
+    cstc_transfer_set_most(t, most);
+    return CST_OK;
+}
+
+/* All ranks have written the first round of call n_compared, which is @round. */
+static int compare(struct cstc_flow *flow, uint64_t round)
+{
+    struct cstc_transfer *t = call_at(flow, flow->n_compared);
+    int rc = CST_OK;
+
+    for (uint32_t rank = 0; rank < flow->shape.size; rank++) {
+        const struct cst_comm_header theirs = header_of(&flow->channel, rank, round);
+
+        if (rank != flow->shape.rank && !same(&theirs, &t->header)) {
+            return mismatch(flow, rank, &theirs);
+        }
+    }
+    if (t->header.op == CST_COMM_ALL_TO_ALL) {
+        rc = compare_counts(flow, t, round);
+    }
+    flow->n_compared += rc == CST_OK;
+    return rc;
+}
+
+/* -- rounds ----------------------------------------------------------------------------------- */
+
+static void slots_of(const struct cstc_flow *flow, uint64_t round,
+                     const char *slots[CST_COMM_MAX_RANKS])
+{
+    for (uint32_t rank = 0; rank < flow->shape.size; rank++) {
+        slots[rank] = cstc_channel_data(&flow->channel, rank, round);
+    }
+}
+
+/* Return whether the others have written @round, which belongs to call @number and is round @local
+ * of it, and the calls are the same. Calls are compared in their order. */
+static bool is_there(struct cstc_flow *flow, uint64_t number, uint64_t round, uint64_t local)
+{
+    return cstc_channel_is_written(&flow->channel, round) &&
+           (flow->n_compared > number ||
+            (flow->n_compared == number && compare(flow, round - local) == CST_OK));
+}
+
+static void write_header(const struct cstc_flow *flow, const struct cstc_transfer *t)
+{
+    const uint64_t round = flow->channel.written;
+    uint64_t *numbers = cstc_channel_numbers(&flow->channel, flow->shape.rank, round);
+
+    *cstc_channel_header(&flow->channel, flow->shape.rank, round) = t->header;
+    for (uint32_t i = 0; i < flow->shape.size && t->header.op == CST_COMM_ALL_TO_ALL; i++) {
+        numbers[i] = t->send[i];
+    }
+}
+
+/* Write the next round. False: not yet. */
+static bool write_one(struct cstc_flow *flow)
+{
+    struct cstc_transfer *t = call_at(flow, flow->writing);
+    const char *slots[CST_COMM_MAX_RANKS] = {NULL};
+    const uint64_t local = flow->round_written, round = flow->channel.written;
+    uint64_t from = 0;
+
+    if (flow->writing == flow->n_started || (t->n_rounds == 0 && local > 0) ||
+        !cstc_channel_is_free(&flow->channel)) {
+        return false;
+    }
+    if (cstc_transfer_needs(t, local, &from)) {
+        if (!is_there(flow, flow->writing, round - local + from, from)) {
+            return false;
+        }
+        slots_of(flow, round - local + from, slots);
+    }
+    if (local == 0) {
+        write_header(flow, t);
+    }
+    cstc_transfer_write(t, &flow->shape, local,
+                        cstc_channel_data(&flow->channel, flow->shape.rank, round), slots);
+    flow->round_written++;
+    cstc_channel_wrote(&flow->channel);
+    return true;
+}
+
+/* Read the next round. False: not yet. */
+static bool read_one(struct cstc_flow *flow)
+{
+    struct cstc_transfer *t = call_at(flow, flow->n_ended);
+    const char *slots[CST_COMM_MAX_RANKS];
+    const uint64_t local = flow->round_read, round = flow->channel.read;
+    uint64_t until = 0;
+
+    /* The own round is written before those of the others are read. */
+    if (round == flow->channel.written || !is_there(flow, flow->n_ended, round, local)) {
+        return false;
+    }
+    if (cstc_transfer_keeps(t, local, &until) && flow->channel.written <= round - local + until) {
+        return false;
+    }
+    slots_of(flow, round, slots);
+    cstc_transfer_read(t, &flow->shape, local, slots);
+    flow->round_read++;
+    cstc_channel_did_read(&flow->channel);
+    return true;
+}
+
+/* All rounds of call `writing` may be written now: an all-to-all gets to know their number late. */
+static void end_writing(struct cstc_flow *flow)
+{
+    const struct cstc_transfer *t = call_at(flow, flow->writing);
+
+    if (flow->writing < flow->n_started && t->n_rounds > 0 && flow->round_written == t->n_rounds) {
+        flow->writing++;
+        flow->round_written = 0;
+    }
+}
+
+static void end_reading(struct cstc_flow *flow)
+{
+    if (flow->round_read == call_at(flow, flow->n_ended)->n_rounds) {
+        flow->n_ended++;
+        flow->round_read = 0;
+    }
+}
+
+/* Go on as far as possible. Returns whether anything has moved. */
+static bool advance(struct cstc_flow *flow)
+{
+    bool moves = true, moved = false;
+
+    while (moves && flow->failed.status == CST_OK) {
+        moves = write_one(flow);
+        end_writing(flow);
+        if (flow->failed.status == CST_OK && read_one(flow)) {
+            moves = true;
+            end_writing(flow);
+            end_reading(flow);
+        }
+        moved = moved || moves;
+    }
+    return moved;
+}
+
+/* -- starting and waiting --------------------------------------------------------------------- */
+
+static int failure(const struct cstc_flow *flow, struct cst_err *err)
+{
+    if (flow->failed.status != CST_OK && err != NULL) {
+        *err = flow->failed;
+    }
+    return flow->failed.status;
+}
+
+int cstc_flow_start(struct cstc_flow *flow, const struct cst_comm_call *call, uint64_t *ticket,
+                    struct cst_err *err)
+{
+    int rc = failure(flow, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (flow->n_started - flow->n_ended == CST_COMM_MAX_CALLS) {
+        return cst_err_set(err, CST_ENOCREDIT,
+                           "%d collectives have not ended: wait for the first of them",
+                           CST_COMM_MAX_CALLS);
+    }
+    rc = cstc_transfer_begin(call_at(flow, flow->n_started), &flow->shape, call, err);
+    if (rc == CST_OK) {
+        *ticket = ++flow->n_started;
+        (void)advance(flow);
+    }
+    return rc;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Look at the memory until something moves, for a short time. */
+static bool spin(struct cstc_flow *flow)
+{
+    for (unsigned i = 0; i < flow->channel.n_spins; i++) {
+        cstc_channel_relax();
+        if (advance(flow) || flow->failed.status != CST_OK) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Go on as far as possible. If nothing moves in a broken communicator, the flow fails. The others
+ * may have done their part before it was broken, so this is looked at in the opposite order.
+ * Returns whether anything has moved, or the flow has failed. */
+static bool advance_or_fail(struct cstc_flow *flow)
+{
+    struct cst_err why;
+    const bool broken = cstc_channel_broken(&flow->channel, &why) != CST_OK;
+    const bool moved = advance(flow);
+
+    if (!moved && broken && flow->failed.status == CST_OK) {
+        flow->failed = why;
+    }
+    return moved || flow->failed.status != CST_OK;
+}
+
+/* Sleep until something moves, the flow fails, or it is time to look. */
+static bool doze(struct cstc_flow *flow)
+{
+    const uint32_t bell = cstc_channel_announce(&flow->channel);
+    bool moved = advance_or_fail(flow);
+
+    if (!moved) {
+        cstc_channel_sleep(&flow->channel, bell, CSTC_FLOW_LOOK_MS);
+        moved = advance(flow);
+    }
+    cstc_channel_end(&flow->channel);
+    return moved || flow->failed.status != CST_OK;
+}
+
+int cstc_flow_wait(struct cstc_flow *flow, uint64_t ticket, const struct cstc_flow_watch *watch,
+                   struct cst_err *err)
+{
+    uint64_t since = 0;
+    struct cst_err why;
+
+    if (ticket == 0 || ticket > flow->n_started) {
+        return cst_err_set(err, CST_EINVAL, "collective %" PRIu64 " was not started", ticket);
+    }
+    (void)advance_or_fail(flow);
+    while (flow->n_ended < ticket && flow->failed.status == CST_OK && watch != NULL) {
+        if (spin(flow) || doze(flow)) {
+            since = 0;
+            continue;
+        }
+        since = since == 0 ? now_ms() : since;
+        if (watch->look(watch->arg, (unsigned)(now_ms() - since), flow->names[flow->channel.late],
+                        &why) != CST_OK) {
+            flow->failed = why;
+        }
+    }
+    if (flow->n_ended >= ticket) {
+        return CST_OK;
+    }
+    return flow->failed.status != CST_OK ? failure(flow, err) : CST_EAGAIN;
+}

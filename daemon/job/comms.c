@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/comms.h"
+
+#include "daemon/daemon.h"
+#include "daemon/memory/page_work.h"
+#include "daemon/report/log.h"
+#include "daemon/wire/serve.h"
+#include "proto/cistern.pb-c.h"
+#include "proto/comm_page.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+/* Data in a slot. Slots of two ranks are in the caches of their processors, and a piece is still
+ * long enough for its costs not to count. */
+#define SLOT_BYTES (128u << 10)
+
+enum state { GATHERING, BACKING, OPEN, BROKEN };
+
+struct cstd_comm {
+    TAILQ_ENTRY(cstd_comm) link;
+    struct cstd_job *job;
+    uint64_t id;
+    enum state state;
+    uint32_t group;
+    uint64_t attempt;
+    uint64_t ranks;                    /* Ranks of the group, one bit each. */
+    uint64_t asked, closed;            /* Ranks that have asked for it, and that use it no more. */
+    uint64_t until_ns;                 /* GATHERING: when the ranks that wait give up. */
+    uint64_t tags[CST_CORE_MAX_WORLD]; /* GATHERING, BACKING: the CommOpen of each rank. */
+    struct cstd_segment *segment;      /* From BACKING on. */
+    struct cstd_page_work *work;       /* BACKING. */
+    void *control;                     /* OPEN: the control part, mapped. */
+};
+
+_Static_assert(CST_CORE_MAX_WORLD == CST_COMM_MAX_RANKS, "a group can have all ranks of a job");
+
+static void arm(struct cstd_job *job);
+
+static uint32_t n_ranks(const struct cstd_comm *comm)
+{
+    return (uint32_t)__builtin_popcountll(comm->ranks);
+}
+
+static size_t control_bytes(const struct cstd_comm *comm)
+{
+    return cst_comm_control_bytes(n_ranks(comm));
+}
+
+static void free_comm(struct cstd_comm *comm)
+{
+    TAILQ_REMOVE(&comm->job->comms.list, comm, link);
+    cstd_page_work_abandon(comm->work);
+    if (comm->control != NULL) {
+        (void)munmap(comm->control, control_bytes(comm));
+    }
+    if (comm->segment != NULL) {
+        cstd_segment_unref(comm->segment);
+    }
+    free(comm);
+}
+
+/* The request of @rank, which waits; NULL: there is none, or its session has ended. */
+static struct cstd_pending *request_of(const struct cstd_comm *comm, uint32_t rank)
+{
+    uint32_t item;
+
+    return (comm->asked >> rank & 1) != 0
+               ? cstd_pending_find(&comm->job->daemon->requests, comm->tags[rank], &item)
+               : NULL;
+}
+
+/* Answer the ranks that wait for @comm with @why, and free it. */
+static void fail(struct cstd_comm *comm, const struct cst_err *why)
+{
+    struct cstd_job *job = comm->job;
+
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct cstd_pending *request = request_of(comm, rank);
+
+        if (request != NULL) {
+            cstd_session_fail(job->daemon, request, why);
+        }
+    }
+    free_comm(comm);
+}
+
+/* End @comm, which is OPEN, because of @why. Its memory stays: a rank may be reading what the
+ * others wrote before. */
+static void break_comm(struct cstd_comm *comm, const struct cst_err *why)
+{
+    cst_comm_break(comm->control, n_ranks(comm), why);
+    (void)munmap(comm->control, control_bytes(comm));
+    comm->control = NULL;
+    comm->state = BROKEN;
+}
+
+/* -- opening ---------------------------------------------------------------------------------- */
+
+static void answer(struct cstd_comm *comm, int fd)
+{
+    struct cstd_job *job = comm->job;
+    Cistern__CommOpened opened = CISTERN__COMM_OPENED__INIT;
+
+    opened.id = comm->id;
+    opened.bytes = comm->segment->bytes;
+    opened.slot_bytes = SLOT_BYTES;
+    opened.timeout_ms = job->timeout_ms;
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct cstd_pending *request = request_of(comm, rank);
+
+        if (request != NULL) {
+            cstd_session_answer(job->daemon, request, CISTERN__MSG_TYPE__MSG_COMM_OPENED,
+                                &opened.base, &fd, 1);
+        }
+    }
+}
+
+static void on_backed(void *arg, const struct cst_err *result)
+{
+    struct cstd_comm *comm = arg;
+    struct cst_err err = *result;
+    void *base = NULL;
+    int fd = -1;
+
+    comm->work = NULL;
+    if (err.status == CST_OK && cstd_segment_share(comm->segment, &fd, &err) == CST_OK) {
+        base = mmap(NULL, control_bytes(comm), PROT_READ | PROT_WRITE, MAP_SHARED,
+                    comm->segment->fd, 0);
+        if (base == MAP_FAILED) {
+            (void)cst_err_errno(&err, CST_ENOMEM, errno, "mapping %zu bytes of a communicator",
+                                control_bytes(comm));
+        }
+    }
+    if (err.status != CST_OK) {
+        fail(comm, &err);
+        return;
+    }
+    comm->control = base;
+    comm->state = OPEN;
+    answer(comm, fd);
+}
+
+/* All ranks have asked: make the memory, and back it with pages in a thread. */
+static void make(struct cstd_comm *comm)
+{
+    struct cstd_job *job = comm->job;
+    struct cstd_daemon *daemon = job->daemon;
+    const size_t bytes = cst_comm_bytes(n_ranks(comm), SLOT_BYTES);
+    struct cstd_pages pages = {.bytes = bytes};
+    char what[112];
+    struct cst_err err = {0};
+    int rc;
+
+    (void)snprintf(what, sizeof what, "communicator of group %u of job '%s'", comm->group,
+                   job->name);
+    rc = cstd_segment_open(&comm->segment, cstd_engines_segment_id(&daemon->engines), bytes,
+                           &daemon->host, job->account, what, &err);
+    if (rc == CST_OK) {
+        pages.segment = comm->segment;
+        rc = cstd_page_work_start(&comm->work, &daemon->loop, &pages, 1, on_backed, comm, &err);
+    }
+    if (rc != CST_OK) {
+        fail(comm, &err);
+        return;
+    }
+    comm->state = BACKING;
+    cstd_log_about(CSTD_LOG_DEBUG, CSTD_JOB_ABOUT(job),
+                   "communicator of group %u: %u ranks, %zu "
+                   "bytes",
+                   comm->group, n_ranks(comm), bytes);
+}
+
+static int find_or_add(struct cstd_session *session, uint32_t group, uint64_t attempt,
+                       struct cstd_comm **out, struct cst_err *err)
+{
+    struct cstd_job *job = session->job;
+    struct cstd_comm *comm;
+
+    TAILQ_FOREACH(comm, &job->comms.list, link)
+    {
+        if (comm->group == group && comm->state == GATHERING &&
+            (comm->asked >> session->rank & 1) == 0) {
+            *out = comm;
+            return CST_OK;
+        }
+    }
+    comm = calloc(1, sizeof *comm);
+    if (comm == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for a communicator");
+    }
+    comm->job = job;
+    comm->id = ++job->comms.last_id;
+    comm->group = group;
+    comm->attempt = attempt;
+    /* The group of all ranks has all bits. */
+    comm->ranks = job->model.groups[group] & (UINT64_MAX >> (64 - job->world));
+    comm->until_ns = uv_hrtime() + (uint64_t)job->timeout_ms * 1000000;
+    TAILQ_INSERT_TAIL(&job->comms.list, comm, link);
+    *out = comm;
+    return CST_OK;
+}
+
+static int check(const struct cstd_session *session, const Cistern__CommOpen *message,
+                 struct cst_err *err)
+{
+    const struct cstd_job *job = session->job;
+
+    if (job->core == NULL) {
+        return cst_err_set(err, CST_EINVAL, "job '%s' is not committed yet", job->name);
+    }
+    if (message->group >= job->model.n_groups) {
+        return cst_err_set(err, CST_EINVAL, "job '%s' has groups 0 to %u, and no group %u",
+                           job->name, job->model.n_groups - 1, message->group);
+    }
+    if ((job->model.groups[message->group] >> session->rank & 1) == 0) {
+        return cst_err_set(err, CST_EINVAL, "rank %u is not in group %u of job '%s'", session->rank,
+                           message->group, job->name);
+    }
+    return cst_core_check_attempt(job->core, message->attempt, err);
+}
+
+void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__CommOpen *message = body;
+    struct cstd_pending *request = NULL;
+    struct cstd_comm *comm = NULL;
+    struct cst_err err = {0};
+    int rc = check(session, message, &err);
+
+    if (rc == CST_OK) {
+        rc = cstd_session_defer(session, session->job, id, CISTERN__MSG_TYPE__MSG_COMM_OPEN, 1,
+                                &request, &err);
+    }
+    if (rc != CST_OK) {
+        cstd_session_error(session, id, &err);
+        return;
+    }
+    if (find_or_add(session, message->group, message->attempt, &comm, &err) != CST_OK) {
+        cstd_session_fail(session->daemon, request, &err);
+        return;
+    }
+    comm->asked |= UINT64_C(1) << session->rank;
+    comm->tags[session->rank] = cstd_pending_tag(request, 0);
+    if (comm->asked == comm->ranks) {
+        make(comm);
+    }
+    arm(session->job);
+}
+
+/* -- the end ---------------------------------------------------------------------------------- */
+
+/* Free @comm if no rank uses it any more. */
+static void check_used(struct cstd_comm *comm)
+{
+    const struct cstd_worker *workers = comm->job->workers;
+
+    for (uint32_t rank = 0; rank < comm->job->world; rank++) {
+        comm->closed |= workers[rank].present ? 0 : UINT64_C(1) << rank;
+    }
+    if (comm->state == BROKEN && (comm->ranks & ~comm->closed) == 0) {
+        free_comm(comm);
+    }
+}
+
+void cstd_serve_comm_close(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__CommClose *message = body;
+    struct cstd_comm *comm;
+    struct cst_err why;
+
+    TAILQ_FOREACH(comm, &session->job->comms.list, link)
+    {
+        if (comm->id == message->id && comm->state >= OPEN &&
+            (comm->ranks >> session->rank & 1) != 0) {
+            break;
+        }
+    }
+    if (comm != NULL) {
+        comm->closed |= UINT64_C(1) << session->rank;
+        if (comm->state == OPEN) {
+            (void)cst_err_set(&why, CST_ECANCELLED, "rank %u has closed its communicator",
+                              session->rank);
+            break_comm(comm, &why);
+        }
+        check_used(comm);
+    }
+    cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+}
+
+void cstd_comms_look(struct cstd_job *job)
+{
+    struct cstd_comm *comm, *next;
+    struct cst_err why;
+
+    for (comm = TAILQ_FIRST(&job->comms.list); comm != NULL; comm = next) {
+        next = TAILQ_NEXT(comm, link);
+        if (comm->state != BROKEN &&
+            cst_core_check_attempt(job->core, comm->attempt, &why) != CST_OK) {
+            if (comm->state != OPEN) {
+                fail(comm, &why);
+                continue;
+            }
+            break_comm(comm, &why);
+        }
+        if (comm->state == BROKEN) {
+            check_used(comm);
+        }
+    }
+}
+
+void cstd_comms_close(struct cstd_job *job, const struct cst_err *why)
+{
+    struct cstd_comm *comm;
+
+    while ((comm = TAILQ_FIRST(&job->comms.list)) != NULL) {
+        if (comm->state == OPEN) {
+            break_comm(comm, why);
+        }
+        free_comm(comm); /* The job has answered its requests. */
+    }
+}
+
+/* -- time ------------------------------------------------------------------------------------- */
+
+static void expire(struct cstd_comm *comm)
+{
+    struct cst_err why;
+    char missing[256] = "";
+    size_t n = 0;
+
+    for (uint32_t rank = 0; rank < comm->job->world && n < sizeof missing; rank++) {
+        if (((comm->ranks & ~comm->asked) >> rank & 1) != 0) {
+            n += (size_t)snprintf(missing + n, sizeof missing - n, "%srank %u", n == 0 ? "" : ", ",
+                                  rank);
+        }
+    }
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for %s", comm->job->timeout_ms, missing);
+    fail(comm, &why);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+    struct cstd_job *job = timer->data;
+    struct cstd_comm *comm, *next;
+    const uint64_t now = uv_hrtime();
+
+    for (comm = TAILQ_FIRST(&job->comms.list); comm != NULL; comm = next) {
+        next = TAILQ_NEXT(comm, link);
+        if (comm->state == GATHERING && comm->until_ns <= now) {
+            expire(comm);
+        }
+    }
+    arm(job);
+}
+
+/* Set the timer to the first communicator that waits for ranks. They are in the order of their
+ * times. */
+static void arm(struct cstd_job *job)
+{
+    const uint64_t now = uv_hrtime();
+    struct cstd_comm *comm;
+
+    TAILQ_FOREACH(comm, &job->comms.list, link)
+    {
+        if (comm->state == GATHERING) {
+            (void)uv_timer_start(&job->comms.deadline, on_deadline,
+                                 comm->until_ns > now ? (comm->until_ns - now) / 1000000 + 1 : 1,
+                                 0);
+            return;
+        }
+    }
+    (void)uv_timer_stop(&job->comms.deadline);
+}
+
+void cstd_comms_init(struct cstd_job *job)
+{
+    TAILQ_INIT(&job->comms.list);
+    (void)uv_timer_init(&job->daemon->loop, &job->comms.deadline);
+    job->comms.deadline.data = job;
+}

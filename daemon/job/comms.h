@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The communicators of a job (cistern/comm.h): memory in which the ranks of a group call
+ * collectives. The daemon makes the memory when all ranks have asked, charges it like arenas, and
+ * hands it out. It maps the control part, to wake all ranks when the attempt is over, and touches
+ * no data.
+ *
+ *   GATHERING --all ranks have asked--> BACKING --pages exist--> OPEN --attempt over, or a rank
+ *       |                                  |                       |    has closed it--> BROKEN
+ *       +------attempt over, time, error---+--> freed              |                        |
+ *                                                                  +--all have closed it----+-->
+ * freed
+ *
+ * A rank that is gone counts as one that has closed it. Loop thread only. */
+#ifndef CSTD_COMMS_H
+#define CSTD_COMMS_H
+
+#include "cistern/status.h"
+
+#include <stdint.h>
+#include <sys/queue.h>
+#include <uv.h>
+
+struct cstd_comm;
+struct cstd_job;
+
+TAILQ_HEAD(cstd_comm_list, cstd_comm);
+
+/* Embedded in a job. */
+struct cstd_comms {
+    struct cstd_comm_list list;
+    uint64_t last_id;    /* Number of the newest communicator. */
+    uv_timer_t deadline; /* Runs while ranks wait for others that have not asked. */
+};
+
+/* Initialise the part of @job. The job closes the timer. */
+void cstd_comms_init(struct cstd_job *job);
+
+/* The core of @job has moved on: end the communicators of an attempt that is over, and free those
+ * that no rank uses any more. */
+void cstd_comms_look(struct cstd_job *job);
+
+/* @job is being removed: end all communicators because of @why, and free them. */
+void cstd_comms_close(struct cstd_job *job, const struct cst_err *why);
+
+#endif

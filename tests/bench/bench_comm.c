@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives of two ranks, which are processes, against bare programs in the same processes:
+ *
+ *   comm_all_reduce_1m   all-reduce of 1 MiB of fp32, against the copies and sums that it consists
+ * of, made by both processes at the same time without waiting for each other comm_all_reduce_4k
+ * all-reduce of 4 KiB of fp32, against an exchange of two flags: each process sets its own and
+ * waits for the other's, at first in a loop, then with futex comm_death_ms        from the death of
+ * a rank to the error of the other one, which waits for it in an all-reduce
+ *
+ * Yardsticks and calls take turns; reports medians. With --calls, only the times of all-reduces in
+ * microseconds are printed, for comparison with other libraries (tests/bench/collectives).
+ *
+ * Starts a private ./cisternd. Run from the build tree. Usage: bench_comm --json FILE | --calls */
+#include "cistern/comm.h"
+#include "kernels/math/total.h"
+#include "proto/comm_page.h"
+#include "tests/lib/child.h"
+#include "tests/lib/daemon_proc.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    TURNS = 61,
+    LARGE = 1 << 20, /* Bytes. */
+    SMALL = 4096,
+    PIECE = 65536, /* Bytes of a share of a piece of a large all-reduce. */
+    DEATHS = 21,
+    SPINS = 2000,
+};
+
+/* What both processes share besides the daemon's memory. */
+struct shared {
+    struct cst_comm_line flags[2]; /* written: the flag of a process. */
+    double died_us;
+    char slots[2][2][2 * PIECE];
+};
+
+struct bench {
+    struct shared *shared;
+    struct cst_client *client;
+    struct cst_job *job;
+    struct cst_comm *comm;
+    uint32_t rank, flag;
+    float *in, *out;
+    struct cst_totals totals;
+};
+
+static struct daemon_proc proc;
+
+static _Noreturn void die(const char *what, const struct cst_err *err)
+{
+    (void)fprintf(stderr, "bench_comm: %s: %s\n", what, err != NULL ? err->text : "failed");
+    _exit(1);
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *values, size_t n)
+{
+    qsort(values, n, sizeof *values, compare);
+    return values[n / 2];
+}
+
+/* -- yardsticks ------------------------------------------------------------------------------- */
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Set the own flag, and wait for that of the other process. */
+static void exchange_flags(struct bench *b)
+{
+    struct cst_comm_line *mine = &b->shared->flags[b->rank], *other = &b->shared->flags[!b->rank];
+
+    __atomic_store_n(&mine->written, ++b->flag, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&other->asleep, __ATOMIC_SEQ_CST) != 0) {
+        cst_comm_ring(other);
+    }
+    for (unsigned i = 0; i < SPINS; i++) {
+        if ((int32_t)(__atomic_load_n(&other->written, __ATOMIC_SEQ_CST) - b->flag) >= 0) {
+            return;
+        }
+        relax();
+    }
+    __atomic_store_n(&mine->asleep, 1, __ATOMIC_SEQ_CST);
+    for (;;) {
+        const uint32_t bell = __atomic_load_n(&mine->bell, __ATOMIC_SEQ_CST);
+
+        if ((int32_t)(__atomic_load_n(&other->written, __ATOMIC_SEQ_CST) - b->flag) >= 0) {
+            break;
+        }
+        cst_comm_sleep(mine, bell, 1000);
+    }
+    __atomic_store_n(&mine->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
+/* The copies and sums of an all-reduce of LARGE bytes, in its pieces, without any waiting. */
+static void move_large(struct bench *b)
+{
+    for (size_t at = 0; at < LARGE; at += 2 * PIECE) {
+        char *mine = b->shared->slots[b->rank][at / (2 * PIECE) % 2];
+        const char *other = b->shared->slots[!b->rank][at / (2 * PIECE) % 2];
+        const char *in = (const char *)b->in + at;
+        char *out = (char *)b->out + at;
+
+        memcpy(mine, in + !b->rank * PIECE, PIECE);
+        for (size_t i = 0; i < PIECE; i += 16384) {
+            const size_t own = b->rank * PIECE + i;
+            const float *src[2] = {(const float *)(const void *)(in + own),
+                                   (const float *)(const void *)(other + i)};
+
+            b->totals.fp32(16384 / sizeof(float), 2, src, (float *)(void *)(out + own));
+            memcpy(mine + PIECE + i, out + own, 16384);
+        }
+        memcpy(out + !b->rank * PIECE, other + PIECE, PIECE);
+    }
+}
+
+/* -- calls ------------------------------------------------------------------------------------ */
+
+static void all_reduce(struct bench *b, size_t bytes)
+{
+    struct cst_err err;
+
+    if (cst_comm_all_reduce(b->comm, b->in, b->out, bytes / sizeof(float), CST_COMM_FP32, &err) !=
+        CST_OK) {
+        die("all_reduce", &err);
+    }
+}
+
+static void large(struct bench *b)
+{
+    all_reduce(b, LARGE);
+}
+
+static void small(struct bench *b)
+{
+    all_reduce(b, SMALL);
+}
+
+/* Time of one of @n turns of @fn, which both processes begin together. */
+static double time_of(struct bench *b, void (*fn)(struct bench *b), unsigned n)
+{
+    double from;
+
+    exchange_flags(b);
+    from = now_us();
+    for (unsigned i = 0; i < n; i++) {
+        fn(b);
+    }
+    return (now_us() - from) / n;
+}
+
+static void report(FILE *out, const char *name, double value, const char *unit, double yardstick,
+                   unsigned runs)
+{
+    printf("%-20s %10.3f %s", name, value, unit);
+    if (yardstick > 0) {
+        printf(", yardstick %.3f, ratio %.2f", yardstick, value / yardstick);
+    }
+    printf("\n");
+    if (out != NULL) {
+        (void)fprintf(out, "{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", ", name, value,
+                      unit);
+        if (yardstick > 0) {
+            (void)fprintf(out, "\"yardstick\": %.6g, \"ratio\": %.4f, ", yardstick,
+                          value / yardstick);
+        }
+        (void)fprintf(out, "\"runs\": %u}\n", runs);
+    }
+}
+
+static void measure(struct bench *b, FILE *out)
+{
+    double calls[2][TURNS], bare[2][TURNS];
+
+    for (unsigned i = 0; i < TURNS; i++) {
+        bare[0][i] = time_of(b, move_large, 10);
+        calls[0][i] = time_of(b, large, 10);
+        bare[1][i] = time_of(b, exchange_flags, 300);
+        calls[1][i] = time_of(b, small, 300);
+    }
+    if (b->rank == 0) {
+        report(out, "comm_all_reduce_1m", median(calls[0], TURNS), "us", median(bare[0], TURNS),
+               TURNS);
+        report(out, "comm_all_reduce_4k", median(calls[1], TURNS), "us", median(bare[1], TURNS),
+               TURNS);
+    }
+}
+
+/* The times of all-reduces of several sizes. */
+static void list(struct bench *b)
+{
+    static const size_t sizes[] = {1024, SMALL, 65536, LARGE, 16 * LARGE};
+
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        double times[TURNS];
+        const unsigned n = sizes[s] > LARGE ? 2 : sizes[s] == LARGE ? 10 : 200;
+
+        for (unsigned i = 0; i < TURNS; i++) {
+            double from;
+
+            exchange_flags(b);
+            from = now_us();
+            for (unsigned k = 0; k < n; k++) {
+                all_reduce(b, sizes[s]);
+            }
+            times[i] = (now_us() - from) / n;
+        }
+        if (b->rank == 0) {
+            printf("%zu %.2f\n", sizes[s], median(times, TURNS));
+        }
+    }
+}
+
+/* -- processes -------------------------------------------------------------------------------- */
+
+static void open_job(struct bench *b, uint32_t rank, const char *name)
+{
+    const struct cst_job_spec spec = {.name = name, .rank = rank, .world = 2};
+    struct cst_plan plan;
+    struct cst_err err = {0};
+    int tensor;
+
+    if (cst_connect(&b->client, proc.socket, &err) != CST_OK ||
+        cst_job_open(&b->job, b->client, &spec, &err) != CST_OK) {
+        die("job", &err);
+    }
+    tensor = cst_tensor(b->job, "t", CST_BF16, 1, (int64_t[]){1000}, CST_GROUP_ALL);
+    (void)cst_operator(b->job, "o", &tensor, 1);
+    if (cst_commit(b->job, &plan, &err) != CST_OK || cst_sync(b->job, NULL, &err) != CST_OK ||
+        cst_comm_open(&b->comm, b->job, CST_GROUP_ALL, &err) != CST_OK) {
+        die("communicator", &err);
+    }
+}
+
+static void start(struct bench *b, struct shared *shared, uint32_t rank, const char *name)
+{
+    *b = (struct bench){.shared = shared, .rank = rank, .totals = cst_totals_get()};
+    b->in = aligned_alloc(4096, 16 * LARGE);
+    b->out = aligned_alloc(4096, 16 * LARGE);
+    for (size_t i = 0; i < 16 * LARGE / sizeof(float); i++) {
+        b->in[i] = (float)(i % 97);
+        b->out[i] = 0;
+    }
+    open_job(b, rank, name);
+}
+
+static void run_pair(struct shared *shared, FILE *out)
+{
+    pid_t pids[2];
+
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        pids[rank] = child_start();
+        if (pids[rank] == 0) {
+            struct bench b;
+
+            start(&b, shared, rank, "bench");
+            if (out == NULL) {
+                list(&b);
+            } else {
+                measure(&b, out);
+            }
+            cst_comm_close(b.comm);
+            (void)cst_job_leave(b.job, NULL);
+            cst_disconnect(b.client);
+            (void)fflush(NULL);
+            _exit(0);
+        }
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        ck_assert(!child_join(pids[rank], "a worker failed"));
+    }
+}
+
+/* Rank 1 dies while rank 0 waits for it. */
+static double one_death(struct shared *shared, unsigned turn)
+{
+    char name[32];
+    pid_t victim;
+    struct bench b;
+    struct cst_err err = {0};
+    double us;
+
+    (void)snprintf(name, sizeof name, "death-%u", turn);
+    victim = child_start();
+    if (victim == 0) {
+        start(&b, shared, 1, name);
+        (void)usleep(20000); /* Rank 0 sleeps in its call by then. */
+        shared->died_us = now_us();
+        (void)raise(SIGKILL);
+    }
+    start(&b, shared, 0, name);
+    if (cst_comm_all_reduce(b.comm, b.in, b.out, 1000, CST_COMM_FP32, &err) != CST_EPEERDIED ||
+        strstr(err.text, "rank 1 ") == NULL) {
+        die("death", &err);
+    }
+    us = now_us() - shared->died_us;
+    ck_assert(child_join(victim, "the victim lives"));
+    cst_comm_close(b.comm);
+    cst_disconnect(b.client);
+    free(b.in);
+    free(b.out);
+    return us;
+}
+
+static FILE *results; /* NULL: --calls */
+
+START_TEST(comm)
+{
+    struct shared *shared = child_share(sizeof *shared);
+    double deaths[DEATHS];
+
+    daemon_proc_start(&proc, NULL);
+    run_pair(shared, results);
+    for (unsigned i = 0; results != NULL && i < DEATHS; i++) {
+        deaths[i] = one_death(shared, i) / 1000;
+    }
+    if (results != NULL) {
+        report(results, "comm_death_ms", median(deaths, DEATHS), "ms", 0, DEATHS);
+        /* They are sorted now. */
+        report(results, "comm_death_longest_ms", deaths[DEATHS - 1], "ms", 0, DEATHS);
+    }
+    ck_assert_int_eq(daemon_proc_stop(&proc), 0);
+    child_unshare(shared, sizeof *shared);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite = suite_create("comm");
+    TCase *tc = suite_case(suite, "comm", NULL, NULL);
+
+    if (argc == 3 && strcmp(argv[1], "--json") == 0) {
+        results = fopen(argv[2], "ae");
+        if (results == NULL) {
+            perror(argv[2]);
+            return 1;
+        }
+    } else if (argc != 2 || strcmp(argv[1], "--calls") != 0) {
+        (void)fprintf(stderr, "usage: bench_comm --json FILE | --calls\n");
+        return 2;
+    }
+    tcase_set_timeout(tc, 0);
+    tcase_add_test(tc, comm);
+    return suite_run(suite) + (results == NULL || fclose(results) == 0 ? 0 : 1);
+}

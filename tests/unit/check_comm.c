@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives without a daemon: the ranks are threads with a flow each, in one piece of memory. */
+#include "client/comm/flow.h"
+#include "tests/lib/collective.h"
+#include "tests/lib/patience.h"
+#include "tests/lib/suite.h"
+
+#include <check.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { IN_FLIGHT = 4 };
+
+/* The memory of a communicator, and what its ranks do. */
+struct group {
+    uint32_t size;
+    size_t slot_bytes;
+    void *base; /* Exactly as long as the memory must be. */
+    uint64_t seed;
+    size_t most; /* Elements of an array, about. */
+    unsigned n_calls;
+    bool may_fail; /* Calls may fail, or have wrong results. */
+};
+
+struct member {
+    struct group *group;
+    uint32_t rank;
+    pthread_t thread;
+    unsigned n_wrong; /* Calls with wrong results. */
+    struct cst_err err;
+};
+
+static uint64_t new_seed(void)
+{
+    struct timespec now;
+    const char *given = getenv("CST_TEST_SEED");
+    uint64_t seed;
+
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)now.tv_nsec + (uint64_t)getpid();
+    printf("CST_TEST_SEED=%llu\n", (unsigned long long)seed);
+    return seed;
+}
+
+static void open_group(struct group *g, uint32_t size, size_t slot_bytes)
+{
+    /* The longest arrays take about twelve slots. */
+    *g = (struct group){.size = size, .slot_bytes = slot_bytes, .most = slot_bytes * 3};
+    g->base = aligned_alloc(CST_COMM_PAGE_BYTES, cst_comm_bytes(size, slot_bytes));
+    ck_assert_ptr_nonnull(g->base);
+    memset(g->base, 0, cst_comm_bytes(size, slot_bytes));
+}
+
+static void open_flow(struct cstc_flow *flow, const struct group *g, uint32_t rank)
+{
+    uint32_t names[CST_COMM_MAX_RANKS];
+
+    for (uint32_t i = 0; i < g->size; i++) {
+        names[i] = 10 + i;
+    }
+    cstc_flow_init(flow, g->base, rank, g->size, g->slot_bytes, names);
+}
+
+/* Ends waits that would not end. */
+static int look(void *arg, unsigned waited_ms, uint32_t late, struct cst_err *err)
+{
+    const struct group *g = arg;
+
+    return waited_ms < (g->may_fail ? 300u : (unsigned)patience_ms(60000))
+               ? CST_OK
+               : cst_err_set(err, CST_ETIMEDOUT, "waited for rank %u", late);
+}
+
+/* Call n_calls random collectives, of which up to IN_FLIGHT are under way. */
+static void *run(void *arg)
+{
+    struct member *m = arg;
+    struct group *g = m->group;
+    struct cstc_flow_watch watch = {.look = look, .arg = g};
+    struct collective c[IN_FLIGHT];
+    uint64_t tickets[IN_FLIGHT], begun = 0, ended = 0;
+    struct cstc_flow *flow = malloc(sizeof *flow);
+
+    open_flow(flow, g, m->rank);
+    while (ended < g->n_calls && m->err.status == CST_OK) {
+        const uint64_t i = begun % IN_FLIGHT, first = ended % IN_FLIGHT;
+        /* Each rank waits at other places. */
+        const bool starts = begun - ended < IN_FLIGHT && (begun * 31 + ended * 7 + m->rank) % 3 > 0;
+
+        if (begun < g->n_calls && (starts || begun == ended)) {
+            collective_make(&c[i], g->seed, begun, m->rank, g->size, g->most, 0);
+            begun++;
+            (void)cstc_flow_start(flow, &c[i].call, &tickets[i], &m->err);
+        } else if (cstc_flow_wait(flow, tickets[first], &watch, &m->err) == CST_OK) {
+            m->n_wrong += !collective_is_right(&c[first]);
+            collective_free(&c[first]);
+            ended++;
+        }
+    }
+    /* The others shall not wait for this rank. */
+    if (m->err.status != CST_OK && !g->may_fail) {
+        cst_comm_break(g->base, g->size, &m->err);
+    }
+    for (; ended < begun; ended++) {
+        collective_free(&c[ended % IN_FLIGHT]);
+    }
+    free(flow);
+    return NULL;
+}
+
+static void run_all(struct group *g, struct member members[COLLECTIVE_MAX_RANKS])
+{
+    for (uint32_t rank = 0; rank < g->size; rank++) {
+        members[rank] = (struct member){.group = g, .rank = rank};
+        ck_assert_int_eq(pthread_create(&members[rank].thread, NULL, run, &members[rank]), 0);
+    }
+    for (uint32_t rank = 0; rank < g->size; rank++) {
+        ck_assert_int_eq(pthread_join(members[rank].thread, NULL), 0);
+    }
+}
+
+/* Random calls of 1 to 8 ranks have the bits of the serial model, with slots of a few elements and
+ * with slots that hold most arrays. "make soak" makes a hundred times as many. */
+START_TEST(calls_agree_with_the_model)
+{
+    const size_t slots[] = {64, 640, 4096};
+    const unsigned times = getenv("CST_TEST_EVERY") != NULL ? 100 : 1;
+
+    for (size_t s = 0; s < sizeof slots / sizeof slots[0]; s++) {
+        const uint32_t size = (uint32_t)_i;
+        struct member members[COLLECTIVE_MAX_RANKS];
+        struct group g;
+
+        open_group(&g, size, slots[s] < 64 * size ? 64 * size : slots[s]);
+        g.seed = new_seed();
+        g.n_calls = times * (suite_is_sparse() ? 10 : 40);
+        run_all(&g, members);
+        for (uint32_t rank = 0; rank < size; rank++) {
+            ck_assert_msg(members[rank].err.status == CST_OK, "rank %u: %s", rank,
+                          members[rank].err.text);
+            ck_assert_uint_eq(members[rank].n_wrong, 0);
+        }
+        free(g.base);
+    }
+}
+END_TEST
+
+#ifndef __SANITIZE_THREAD__
+static bool scribbling;
+
+static void *scribble(void *arg)
+{
+    struct group *g = arg;
+    const size_t n = cst_comm_bytes(g->size, g->slot_bytes) / sizeof(uint64_t);
+    unsigned state = (unsigned)g->seed;
+
+    while (__atomic_load_n(&scribbling, __ATOMIC_RELAXED)) {
+        const size_t word = (size_t)rand_r(&state) % n;
+        const uint64_t values[] = {0, 1, UINT64_MAX, (uint64_t)rand_r(&state), 0x8000000080000000u};
+
+        /* The daemon's head is left alone, or all calls would end at once. */
+        if (word >= CST_COMM_PAGE_BYTES / sizeof(uint64_t)) {
+            __atomic_store_n((uint64_t *)g->base + word, values[rand_r(&state) % 5],
+                             __ATOMIC_RELAXED);
+        }
+    }
+    return NULL;
+}
+
+/* A process that writes anything anywhere into the memory makes calls fail or have wrong results,
+ * and no rank accesses other memory. The memory has no byte to spare (AddressSanitizer). */
+START_TEST(scribbled_memory_is_no_address)
+{
+    for (unsigned turn = 0; turn < (suite_is_sparse() ? 2 : 6); turn++) {
+        struct member members[COLLECTIVE_MAX_RANKS];
+        pthread_t thread;
+        struct group g;
+
+        open_group(&g, 3, 640);
+        g.seed = new_seed();
+        g.n_calls = 200;
+        g.may_fail = true;
+        __atomic_store_n(&scribbling, true, __ATOMIC_RELAXED);
+        ck_assert_int_eq(pthread_create(&thread, NULL, scribble, &g), 0);
+        run_all(&g, members);
+        __atomic_store_n(&scribbling, false, __ATOMIC_RELAXED);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        free(g.base);
+    }
+}
+END_TEST
+#endif
+
+/* -- one thread ------------------------------------------------------------------------------- */
+
+/* Two ranks in one thread, which can call only what does not wait. */
+struct pair {
+    struct group g;
+    struct cstc_flow flows[2];
+    uint64_t tickets[2];
+    struct cst_err errs[2];
+};
+
+static void open_pair(struct pair *p)
+{
+    open_group(&p->g, 2, 640);
+    open_flow(&p->flows[0], &p->g, 0);
+    open_flow(&p->flows[1], &p->g, 1);
+}
+
+static int start(struct pair *p, uint32_t rank, const struct cst_comm_call *call)
+{
+    return cstc_flow_start(&p->flows[rank], call, &p->tickets[rank], &p->errs[rank]);
+}
+
+static int try(struct pair *p, uint32_t rank)
+{
+    return cstc_flow_wait(&p->flows[rank], p->tickets[rank], NULL, &p->errs[rank]);
+}
+
+/* The calls of two ranks that differ in anything fail in both, and the error names both. */
+START_TEST(different_calls_are_named)
+{
+    float a[64] = {0}, b[64] = {0};
+    const size_t even[] = {8, 8}, odd[] = {7, 9};
+    const struct cst_comm_call calls[] = {
+        {.op = CST_COMM_BARRIER},
+        {.op = CST_COMM_BROADCAST, .type = CST_COMM_FP32, .n_elems = 16, .in = a, .out = b},
+        {.op = CST_COMM_BROADCAST,
+         .type = CST_COMM_FP32,
+         .n_elems = 16,
+         .in = a,
+         .out = b,
+         .root = 1},
+        {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 16, .in = a, .out = b},
+        {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BF16, .n_elems = 16, .in = a, .out = b},
+        {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 15, .in = a, .out = b},
+        {.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .counts = even, .in = a, .out = b},
+        {.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .counts = odd, .in = a, .out = b},
+        {.op = CST_COMM_REDUCE_SCATTER, .type = CST_COMM_FP32, .counts = even, .in = a, .out = b},
+        {.op = CST_COMM_ALL_TO_ALL,
+         .type = CST_COMM_FP32,
+         .counts = even,
+         .recv_counts = even,
+         .in = a,
+         .out = b},
+    };
+    const size_t n = sizeof calls / sizeof calls[0];
+
+    for (size_t i = 0; i < n * n; i++) {
+        struct pair p;
+
+        if (i / n == i % n) {
+            continue;
+        }
+        open_pair(&p);
+        ck_assert_int_eq(start(&p, 0, &calls[i / n]), CST_OK);
+        ck_assert_int_eq(start(&p, 1, &calls[i % n]), CST_OK);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            ck_assert_int_eq(try(&p, rank), CST_EMISMATCH);
+            ck_assert_ptr_nonnull(strstr(p.errs[rank].text, "collective 1: rank 10 calls "));
+            ck_assert_ptr_nonnull(strstr(p.errs[rank].text, ", rank 11 calls "));
+            /* No further call begins. */
+            ck_assert_int_eq(start(&p, rank, &calls[0]), CST_EMISMATCH);
+        }
+        free(p.g.base);
+    }
+}
+END_TEST
+
+/* What one rank sends must be what the other one expects. */
+START_TEST(different_counts_are_named)
+{
+    float a[64] = {0}, b[64] = {0};
+    const size_t sent[] = {0, 5}, received[] = {0, 6};
+    const struct cst_comm_call calls[] = {
+        {.op = CST_COMM_ALL_TO_ALL,
+         .type = CST_COMM_FP32,
+         .in = a,
+         .out = b,
+         .counts = sent,
+         .recv_counts = received},
+        {.op = CST_COMM_ALL_TO_ALL,
+         .type = CST_COMM_FP32,
+         .in = a,
+         .out = b,
+         .counts = (size_t[]){5, 0},
+         .recv_counts = (size_t[]){5, 0}},
+    };
+    struct pair p;
+
+    open_pair(&p);
+    ck_assert_int_eq(start(&p, 0, &calls[0]), CST_OK);
+    ck_assert_int_eq(start(&p, 1, &calls[1]), CST_OK);
+    ck_assert_int_eq(try(&p, 0), CST_EMISMATCH);
+    ck_assert_str_eq(p.errs[0].text,
+                     "collective 1: rank 11 calls all_to_all and sends 20 bytes to rank "
+                     "10, which calls all_to_all and receives 24 bytes");
+    free(p.g.base);
+}
+END_TEST
+
+/* A rank that goes into another call than the others wait in does not hang: after the daemon has
+ * broken the communicator, calls whose data is there end, and all others fail with the cause. */
+START_TEST(a_broken_communicator_ends_calls)
+{
+    const struct cst_comm_call call = {.op = CST_COMM_BARRIER};
+    struct cst_err why;
+    struct pair p;
+
+    open_pair(&p);
+    (void)cst_err_set(&why, CST_EPEERDIED, "rank 11 died in step 3");
+    ck_assert_int_eq(start(&p, 0, &call), CST_OK);
+    ck_assert_int_eq(try(&p, 0), CST_EAGAIN);
+    ck_assert_int_eq(start(&p, 1, &call), CST_OK);
+    cst_comm_break(p.g.base, 2, &why);
+    ck_assert_int_eq(try(&p, 0), CST_OK);
+    ck_assert_int_eq(start(&p, 0, &call), CST_OK);
+    ck_assert_int_eq(try(&p, 0), CST_EPEERDIED);
+    ck_assert_str_eq(p.errs[0].text, "rank 11 died in step 3");
+    ck_assert_int_eq(start(&p, 0, &call), CST_EPEERDIED);
+    free(p.g.base);
+}
+END_TEST
+
+/* The number of calls under way is limited, and calls that were not started cannot be awaited. */
+START_TEST(calls_are_limited)
+{
+    const struct cst_comm_call call = {.op = CST_COMM_BARRIER};
+    struct pair p;
+
+    open_pair(&p);
+    for (int i = 0; i < CST_COMM_MAX_CALLS; i++) {
+        ck_assert_int_eq(start(&p, 0, &call), CST_OK);
+    }
+    ck_assert_int_eq(start(&p, 0, &call), CST_ENOCREDIT);
+    for (int i = 0; i < CST_COMM_MAX_CALLS; i++) {
+        ck_assert_int_eq(start(&p, 1, &call), CST_OK);
+        (void)try(&p, 0);
+    }
+    (void)try(&p, 1);
+    ck_assert_int_eq(try(&p, 0), CST_OK);
+    ck_assert_int_eq(try(&p, 1), CST_OK);
+    ck_assert_int_eq(start(&p, 0, &call), CST_OK);
+    p.tickets[0]++;
+    ck_assert_int_eq(try(&p, 0), CST_EINVAL);
+    free(p.g.base);
+}
+END_TEST
+
+/* Arguments that cannot be are refused, and cost nothing. */
+START_TEST(bad_calls_are_refused)
+{
+    float a[64] = {0}, b[64] = {0};
+    const size_t few[] = {8, 8}, many[] = {SIZE_MAX / 2, SIZE_MAX / 2}, mine[] = {3, 1};
+    const struct cst_comm_call calls[] = {
+        {.op = 0},
+        {.op = 7},
+        {.op = CST_COMM_ALL_REDUCE, .n_elems = 4, .in = a, .out = b},
+        {.op = CST_COMM_ALL_REDUCE, .type = 4, .n_elems = 4, .in = a, .out = b},
+        {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_BYTE, .n_elems = 4, .in = a, .out = b},
+        {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 4, .out = b},
+        {.op = CST_COMM_ALL_REDUCE, .type = CST_COMM_FP32, .n_elems = 4, .in = a},
+        {.op = CST_COMM_ALL_REDUCE,
+         .type = CST_COMM_FP32,
+         .n_elems = SIZE_MAX / 4,
+         .in = a,
+         .out = b},
+        {.op = CST_COMM_ALL_REDUCE,
+         .type = CST_COMM_FP32,
+         .n_elems = 4,
+         .in = (char *)a + 2,
+         .out = b},
+        {.op = CST_COMM_BROADCAST,
+         .type = CST_COMM_FP32,
+         .n_elems = 4,
+         .in = a,
+         .out = b,
+         .root = 2},
+        {.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .in = a, .out = b},
+        {.op = CST_COMM_ALL_GATHER, .type = CST_COMM_FP32, .in = a, .out = b, .counts = many},
+        {.op = CST_COMM_REDUCE_SCATTER, .type = CST_COMM_BYTE, .in = a, .out = b, .counts = few},
+        {.op = CST_COMM_ALL_TO_ALL, .type = CST_COMM_FP32, .in = a, .out = b, .counts = few},
+        {.op = CST_COMM_ALL_TO_ALL,
+         .type = CST_COMM_FP32,
+         .in = a,
+         .out = b,
+         .counts = few,
+         .recv_counts = mine},
+    };
+    struct pair p;
+
+    open_pair(&p);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        ck_assert_msg(start(&p, 0, &calls[i]) == CST_EINVAL, "call %zu", i);
+    }
+    ck_assert_int_eq(start(&p, 0, &(struct cst_comm_call){.op = CST_COMM_BARRIER}), CST_OK);
+    ck_assert_uint_eq(p.tickets[0], 1);
+    free(p.g.base);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("comm");
+    TCase *model = suite_case(suite, "model", NULL, NULL),
+          *rules = suite_case(suite, "rules", NULL, NULL);
+
+    tcase_add_loop_test(model, calls_agree_with_the_model, 1, COLLECTIVE_MAX_RANKS + 1);
+#ifndef __SANITIZE_THREAD__
+    tcase_add_test(model, scribbled_memory_is_no_address);
+#endif
+    tcase_add_test(rules, different_calls_are_named);
+    tcase_add_test(rules, different_counts_are_named);
+    tcase_add_test(rules, a_broken_communicator_ends_calls);
+    tcase_add_test(rules, calls_are_limited);
+    tcase_add_test(rules, bad_calls_are_refused);
+    return suite_run(suite);
+}
