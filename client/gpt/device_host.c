@@ -77,7 +77,8 @@ static int host_open_pass(struct gpt_device *device, const struct gpt_model *mod
 {
     struct host_device *d = self(device);
 
-    return gpt_pass_host_open(out, model, max_seqs, d->bf16, d->threads, err);
+    return gpt_pass_host_open(out, model, max_seqs, d->bf16, d->options->activation_memory,
+                              d->threads, err);
 }
 
 static int host_open_view(struct gpt_device *device, struct gpt_store *from,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/host_moe.h"
 #include "client/gpt/memory.h"
+#include "proto/size.h"
 #include "client/gpt/pass_host.h"
 
 #include <stdlib.h>
@@ -57,6 +58,16 @@ static void carve_mlp(struct gpt_block *b, struct carver *c, const struct gpt_mo
 {
     b->pre = carve(c, rows * 4 * m->width * sizeof(float));
     b->act = carve(c, rows * 4 * m->width * operand);
+}
+
+static void carve_block(struct gpt_block *b, struct carver *c, const struct gpt_model *m,
+                        size_t rows, size_t operand)
+{
+    carve_qkv(b, c, m, rows, operand);
+    carve_ln2(b, c, m, rows, operand);
+    if (m->experts == 0) {
+        carve_mlp(b, c, m, rows, operand);
+    }
 }
 
 static void carve_head(struct gpt_pass_host *p, struct carver *c, const struct gpt_model *m,
@@ -116,12 +127,8 @@ static void carve_all(struct gpt_pass_host *p, struct carver *c)
     const size_t operand = p->bf16 ? sizeof(uint16_t) : sizeof(float);
     const size_t largest = largest_tensor(m), low = rows * m->lora + GPT_SIMD_ELEMS;
 
-    for (uint32_t i = 0; i < m->layers; i++) {
-        carve_qkv(&p->blocks[i], c, m, rows, operand);
-        carve_ln2(&p->blocks[i], c, m, rows, operand);
-        if (m->experts == 0) {
-            carve_mlp(&p->blocks[i], c, m, rows, operand);
-        }
+    for (uint32_t i = 0; i < p->plan.n_buffers; i++) {
+        carve_block(&p->blocks[i], c, m, rows, operand);
     }
     carve_head(p, c, m, rows, operand);
     p->dx = carve(c, rows * width * sizeof(float));
@@ -138,6 +145,35 @@ static void carve_all(struct gpt_pass_host *p, struct carver *c)
     p->head.targets = carve(c, rows * sizeof *p->head.targets);
 }
 
+int gpt_host_plan(const struct gpt_model *m, size_t n_seqs, bool bf16, uint64_t limit,
+                  struct gpt_host_plan *out, struct cst_err *err)
+{
+    const size_t operand = bf16 ? sizeof(uint16_t) : sizeof(float);
+    const uint32_t least = m->layers < 2 ? m->layers : 2;
+    struct gpt_pass_host p = {.head = {.model = m, .max_seqs = n_seqs}, .bf16 = bf16};
+    struct carver block = {0}, rest = {0};
+    struct gpt_block scratch;
+    uint64_t most = m->layers;
+    char asked[CST_SIZE_EXACT], needed[CST_SIZE_EXACT];
+
+    carve_all(&p, &rest); /* Without blocks. */
+    carve_block(&scratch, &block, m, n_seqs * m->context, operand);
+    if (limit > 0) {
+        most = limit > rest.bytes ? (limit - rest.bytes) / block.bytes : 0;
+        most = most < m->layers ? most : m->layers;
+    }
+    if (most < least) {
+        return cst_err_set(
+            err, CST_EINVAL, "--activation-memory: %s; the activations of a pass take at least %s",
+            cst_size_exact(limit, asked), cst_size_exact(rest.bytes + least * block.bytes, needed));
+    }
+    *out = (struct gpt_host_plan){.n_buffers = (uint32_t)most,
+                                  .n_stashed = m->layers - (uint32_t)most,
+                                  .block_bytes = block.bytes,
+                                  .held_bytes = rest.bytes + most * block.bytes};
+    return 0;
+}
+
 int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err)
 {
     struct carver c = {0};
@@ -151,7 +187,11 @@ int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err)
     if (p->memory == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory: %zu bytes of activations", c.bytes);
     }
+    p->memory_bytes = c.bytes;
     c.bytes = 0;
     carve_all(p, &c);
+    for (uint32_t i = p->plan.n_buffers; i < p->head.model->layers; i++) {
+        p->blocks[i] = p->blocks[i % p->plan.n_buffers];
+    }
     return 0;
 }

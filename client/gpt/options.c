@@ -103,6 +103,10 @@ const struct cst_option gpt_options_table[] = {
     KEY("parallel", "micro-batches", "N",
         "divide the batch into N parts; their gradients are added in fp32 (1)",
         CST_U32(AT(micro_batches), 1, 65536)),
+    KEY("memory", "activation-memory", "SIZE",
+        "hold at most SIZE of activations; those of the other blocks wait in host memory of the "
+        "daemon (no limit; only on the host, without --experts)",
+        CST_SIZE(AT(activation_memory))),
     KEY("memory", "recompute", NULL,
         "keep only the input of each block, and compute the rest again in the backward pass (only "
         "on a GPU, without --experts)",
@@ -462,6 +466,11 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
             err, CST_EINVAL,
             "--rank %u cannot be combined with --store=local: one process is all %u ranks", o->rank,
             o->world);
+    }
+    if (o->activation_memory > 0 && (o->store == GPT_STORE_LOCAL || o->experts > 0)) {
+        return cst_err_set(
+            err, CST_EINVAL,
+            "--activation-memory cannot be combined with --store=local or --experts");
     }
     if (o->data == NULL && o->describe == NULL && !o->print_config) {
         return cst_err_set(err, CST_EINVAL, "--data FILE is missing");

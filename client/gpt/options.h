@@ -60,6 +60,7 @@ struct gpt_options {
     const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
     uint32_t micro_batches;      /* parts of the batch that are computed one after the other */
     bool reshape;                /* open a job without workers again in place */
+    uint64_t activation_memory;  /* most bytes of activations per rank; 0: no limit */
     bool recompute;              /* recompute a block's activations in the backward pass */
     const char *socket;          /* socket of the daemon; NULL: the library's default */
     const char *job;             /* name of the job */

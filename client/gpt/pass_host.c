@@ -45,12 +45,12 @@ static int host_run(struct gpt_pass *pass, struct gpt_store *store, uint32_t num
     gpt_host_fn *const fn =
         direction == CST_FORWARD ? operators[op->kind].forward : operators[op->kind].backward;
     struct cst_io io[GPT_MAX_OP_TENSORS];
-    int rc = store->ops->op_begin(store, number, direction, io, op->n_tensors, err);
+    int rc = gpt_host_stash_before(p, store, op, direction, err);
 
-    if (rc == 0) {
-        rc = fn(p, op, io, err);
-    }
-    return rc == 0 ? store->ops->op_end(store, number, err) : rc;
+    rc = rc == 0 ? store->ops->op_begin(store, number, direction, io, op->n_tensors, err) : rc;
+    rc = rc == 0 ? fn(p, op, io, err) : rc;
+    rc = rc == 0 ? store->ops->op_end(store, number, err) : rc;
+    return rc == 0 ? gpt_host_stash_after(p, store, op, direction, err) : rc;
 }
 
 static bool host_runs(const struct gpt_pass *pass, const struct gpt_operator *op)
@@ -84,6 +84,9 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
         rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
     }
+    if (rc != 0) {
+        gpt_host_stash_end(p, store);
+    }
     if (rc == 0 && train) {
         p->loss = gpt_cross_entropy(&p->layers, p->rows, pass->model->vocab, p->logits,
                                     pass->targets, p->losses, p->dlogits);
@@ -97,6 +100,9 @@ static int host_backward(struct gpt_pass *pass, struct gpt_store *store, struct 
 
     for (uint32_t i = pass->model->n_operators; rc == 0 && i-- > 0;) {
         rc = gpt_pass_step(pass, store, i, CST_BACKWARD, err);
+    }
+    if (rc != 0) {
+        gpt_host_stash_end(self(pass), store);
     }
     return rc;
 }
@@ -143,7 +149,7 @@ static const struct gpt_pass_ops host_ops = {
 };
 
 int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, size_t max_seqs,
-                       bool bf16, unsigned n_threads, struct cst_err *err)
+                       bool bf16, uint64_t limit, unsigned n_threads, struct cst_err *err)
 {
     const size_t widest = 4 * (size_t)model->width;
     struct gpt_pass_host *p = calloc(1, sizeof *p);
@@ -155,7 +161,8 @@ int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, siz
     p->head = (struct gpt_pass){.ops = &host_ops, .model = model, .max_seqs = max_seqs};
     p->bf16 = bf16;
     set_shape(p, max_seqs);
-    rc = gpt_host_memory_open(p, err);
+    rc = gpt_host_plan(model, max_seqs, bf16, limit, &p->plan, err);
+    rc = rc == 0 ? gpt_host_memory_open(p, err) : rc;
     if (rc == 0 && model->experts > 0) {
         rc = gpt_moe_open(&p->moe, model, max_seqs * model->context, bf16, err);
     }

@@ -6,10 +6,12 @@
  *   host_experts.c    operators of a mixture; host_moe.c transports the rows
  *   host_linear.c     products of an operator
  *   host_memory.c     activations
+ *   host_stash.c      activations that wait elsewhere for the backward pass
  *   pass_host.c       the order of the operators */
 #ifndef GPT_PASS_HOST_H
 #define GPT_PASS_HOST_H
 
+#include "client/gpt/host_stash.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/matmul.h"
 #include "client/gpt/pass.h"
@@ -40,18 +42,20 @@ struct gpt_pass_host {
     struct gpt_attention_shape shape; /* shape of the pass under way */
     size_t rows;                      /* rows of the pass under way */
     struct gpt_moe *moe;              /* NULL: no mixture */
+    struct gpt_host_plan plan;        /* buffers of the blocks */
+    size_t memory_bytes;              /* size of `memory` */
     void *memory;                     /* allocation of all arrays below and of the blocks' arrays */
-    struct gpt_block *blocks;
-    float *x;             /* M x d: output of the last block */
-    void *lnf;            /* M x d operand: last layer norm */
-    float *meanf, *rstdf; /* M each: statistics of lnf */
-    float *logits;        /* M x vocab */
-    void *dlogits;        /* M x vocab operand */
-    float *losses;        /* M: loss of each row */
-    double loss;          /* mean of losses */
-    float *dx;            /* M x d: gradient of the residual stream */
-    float *wide;          /* M x 4d: intermediate results of products */
-    void *dy;             /* M x 4d operand: gradient of a product's result */
+    struct gpt_block *blocks;         /* one per block; blocks can have the same buffer */
+    float *x;                         /* M x d: output of the last block */
+    void *lnf;                        /* M x d operand: last layer norm */
+    float *meanf, *rstdf;             /* M each: statistics of lnf */
+    float *logits;                    /* M x vocab */
+    void *dlogits;                    /* M x vocab operand */
+    float *losses;                    /* M: loss of each row */
+    double loss;                      /* mean of losses */
+    float *dx;                        /* M x d: gradient of the residual stream */
+    float *wide;                      /* M x 4d: intermediate results of products */
+    void *dy;                         /* M x 4d operand: gradient of a product's result */
     float *weight; /* size of the largest tensor: a weight as fp32, where operands are not bf16 */
     float *grad; /* twice the size of the largest tensor: fp32 gradients before rounding to bf16 */
     /* M x 4d: output of an adapter; NULL, as the next two fields, without adapters */
@@ -60,14 +64,15 @@ struct gpt_pass_host {
     void *low_operand; /* the values of low as an operand */
 };
 
-/* Open a pass with room for @max_seqs sequences. The thread that will use it calls this function.
- * @bf16: operands are bf16. @n_threads: compute threads. Statuses: CST_ENOMEM, and those of
+/* Open a pass with room for @max_seqs sequences, which holds at most @limit bytes of activations
+ * (0: no limit). The thread that will use it calls this function. @bf16: operands are bf16.
+ * @n_threads: compute threads. Statuses: CST_ENOMEM, and those of gpt_host_plan and
  * gpt_matmul_open. */
 int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, size_t max_seqs,
-                       bool bf16, unsigned n_threads, struct cst_err *err);
+                       bool bf16, uint64_t limit, unsigned n_threads, struct cst_err *err);
 
-/* Allocate all arrays of @p, whose head and bf16 are set. CST_ENOMEM: the caller frees p->blocks
- * and p->memory. */
+/* Allocate all arrays of @p, whose head, bf16 and plan are set. CST_ENOMEM: the caller frees
+ * p->blocks and p->memory. */
 int gpt_host_memory_open(struct gpt_pass_host *p, struct cst_err *err);
 
 /* Bytes that operator @op keeps from its forward pass over @n_seqs sequences to its backward pass.

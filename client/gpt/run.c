@@ -5,6 +5,7 @@
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
 #include "client/gpt/exchange.h"
+#include "client/gpt/host_stash.h"
 #include "client/gpt/model.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/store.h"
@@ -28,6 +29,25 @@ struct worker {
     struct cst_err err;                /* error text for rc */
 };
 
+/* Say where activations are, if they are limited. */
+static void tell_activations(const struct worker *w)
+{
+    const struct gpt_options *o = w->options;
+    struct gpt_host_plan plan;
+    char held[CST_SIZE_EXACT], stashed[CST_SIZE_EXACT];
+
+    if (o->activation_memory == 0 ||
+        gpt_host_plan(w->model, o->batch / o->micro_batches, gpt_device_bf16(o),
+                      o->activation_memory, &plan, NULL) != 0) {
+        return; /* A limit that is too small has been refused. */
+    }
+    (void)printf(
+        "cistern-gpt: each rank holds %s of activations; those of %u of %u blocks wait in %s "
+        "of the daemon's memory\n",
+        cst_size_exact(plan.held_bytes, held), plan.n_stashed, w->model->layers,
+        cst_size_exact(plan.n_stashed * plan.block_bytes, stashed));
+}
+
 static void announce(const struct worker *w, const struct gpt_store *store)
 {
     const struct gpt_options *o = w->options;
@@ -48,6 +68,7 @@ static void announce(const struct worker *w, const struct gpt_store *store)
                      100.0 * (double)store->plan.pool_bytes / (2.0 * (double)w->model->n_params));
     }
     (void)printf("\n");
+    tell_activations(w);
 }
 
 /* True if ranks exchange the tokens of a mixture. */

@@ -19,6 +19,13 @@ struct gpt_store_ops {
     int (*op_begin)(struct gpt_store *store, uint32_t op, enum cst_direction direction,
                     struct cst_io *io, uint32_t n_io, struct cst_err *err);
     int (*op_end)(struct gpt_store *store, uint32_t op, struct cst_err *err);
+    /* Begin to copy @bytes bytes between @data and array @number of this rank's stash, and end it,
+     * as cst_put_start, cst_take_start and cst_edge_wait do. NULL: this store has no stash. */
+    int (*put_start)(struct gpt_store *store, uint32_t number, const void *data, uint64_t bytes,
+                     struct cst_err *err);
+    int (*take_start)(struct gpt_store *store, uint32_t number, void *data, uint64_t bytes,
+                      struct cst_err *err);
+    int (*stash_wait)(struct gpt_store *store, uint32_t number, struct cst_err *err);
     int (*accumulate)(struct gpt_store *store, struct cst_err *err);
     /* NULL: no update begins before the end of the step. */
     int (*prepare)(struct gpt_store *store, const struct cst_hyper_params *params,

@@ -3,6 +3,7 @@
 #include "client/gpt/describe.h"
 #include "client/gpt/device.h"
 #include "client/gpt/gpt2.h"
+#include "client/gpt/host_stash.h"
 #include "client/gpt/stop.h"
 
 #include <poll.h>
@@ -27,6 +28,35 @@ static int declare_groups(struct cst_job *job, const struct gpt_model *model)
         number = cst_group(job, &rank, 1);
     }
     return number < 0 ? number : 0;
+}
+
+/* If activations are stashed, edge r is the stash of rank r. */
+static int declare_stashes(struct cst_job *job, const struct gpt_options *options,
+                           const struct gpt_model *model, struct cst_err *err)
+{
+    struct gpt_host_plan plan = {0};
+    int number = 0;
+    int rc = options->activation_memory == 0
+                 ? 0
+                 : gpt_host_plan(model, options->batch / options->micro_batches,
+                                 gpt_device_bf16(options), options->activation_memory, &plan, err);
+
+    for (uint32_t rank = 0; rc == 0 && plan.n_stashed > 0 && rank < model->world; rank++) {
+        char name[32];
+        const struct cst_edge_spec edge = {.name = name,
+                                           .from = rank,
+                                           .to = rank,
+                                           .slot_bytes = plan.block_bytes,
+                                           .n_slots = plan.n_stashed};
+
+        (void)snprintf(name, sizeof name, "stash of rank %u", rank);
+        number = cst_edge(job, &edge);
+        if (number < 0) {
+            *err = *cst_job_error(job);
+            rc = number;
+        }
+    }
+    return rc;
 }
 
 static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
@@ -75,8 +105,12 @@ static int declare_operators(struct cst_job *job, const struct gpt_options *opti
 static int declare(struct cst_job *job, const struct gpt_options *options,
                    const struct gpt_model *model, struct cst_err *err)
 {
-    int rc = declare_groups(job, model);
+    int rc = declare_stashes(job, options, model, err);
 
+    if (rc != 0) {
+        return rc;
+    }
+    rc = declare_groups(job, model);
     if (rc == 0) {
         rc = declare_tensors(job, model);
     }
@@ -205,6 +239,29 @@ static int daemon_op_end(struct gpt_store *store, uint32_t op, struct cst_err *e
     return cst_op_end(self(store)->job, (int)op, err);
 }
 
+static int daemon_put_start(struct gpt_store *store, uint32_t number, const void *data,
+                            uint64_t bytes, struct cst_err *err)
+{
+    const struct daemon_store *s = self(store);
+
+    return cst_put_start(s->job, (int)s->options->rank, number, data, bytes, err);
+}
+
+static int daemon_take_start(struct gpt_store *store, uint32_t number, void *data, uint64_t bytes,
+                             struct cst_err *err)
+{
+    const struct daemon_store *s = self(store);
+
+    return cst_take_start(s->job, (int)s->options->rank, number, data, bytes, err);
+}
+
+static int daemon_stash_wait(struct gpt_store *store, uint32_t number, struct cst_err *err)
+{
+    const struct daemon_store *s = self(store);
+
+    return cst_edge_wait(s->job, (int)s->options->rank, number, err);
+}
+
 static int daemon_accumulate(struct gpt_store *store, struct cst_err *err)
 {
     return cst_accumulate(self(store)->job, err);
@@ -290,6 +347,9 @@ static const struct gpt_store_ops daemon_ops = {
     .sync = daemon_sync,
     .op_begin = daemon_op_begin,
     .op_end = daemon_op_end,
+    .put_start = daemon_put_start,
+    .take_start = daemon_take_start,
+    .stash_wait = daemon_stash_wait,
     .accumulate = daemon_accumulate,
     .prepare = daemon_prepare,
     .step = daemon_step,

@@ -109,11 +109,54 @@ START_TEST(bytes_kept_are_those_of_the_pass)
     }
     p.head.model = &m;
     p.head.max_seqs = o.batch;
+    ck_assert_int_eq(gpt_host_plan(&m, o.batch, false, 0, &p.plan, &err), 0);
     ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
+    ck_assert_uint_eq(p.plan.held_bytes, p.memory_bytes);
     ck_assert_uint_eq(sum,
                       (uint64_t)((char *)p.dx - (char *)p.memory) + 4 * 32 * sizeof *p.head.tokens);
     gpt_memory_put(p.memory);
     free(p.blocks);
+    gpt_model_close(&m);
+}
+END_TEST
+
+/* A limit decides how many blocks are held: as many as fit, at least two. What is planned is what
+ * the pass allocates, to the byte, and a smaller limit is refused with the least one. */
+START_TEST(a_limit_decides_how_many_blocks_are_held)
+{
+    const struct gpt_options o =
+        test_options("--layers 5 --heads 1 --width 32 --context 16 --batch 2 --describe -");
+    struct gpt_host_plan all, plan;
+    struct gpt_model m;
+    struct cst_err err = {0};
+    char least[32];
+
+    ck_assert_int_eq(gpt_model_init(&m, &o, &err), 0);
+    ck_assert_int_eq(gpt_host_plan(&m, 2, true, 0, &all, &err), 0);
+    ck_assert(all.n_buffers == 5 && all.n_stashed == 0);
+    for (uint32_t n = 2; n <= 5; n++) {
+        const uint64_t limit = all.held_bytes - (5 - n) * all.block_bytes;
+        struct gpt_pass_host p = {.head = {.model = &m, .max_seqs = 2}, .bf16 = true};
+
+        ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit, &plan, &err), 0);
+        ck_assert(plan.n_buffers == n && plan.n_stashed == 5 - n && plan.held_bytes == limit);
+        ck_assert_int_eq(gpt_host_plan(&m, 2, true, limit + all.block_bytes - 1, &p.plan, &err), 0);
+        ck_assert_uint_eq(p.plan.n_buffers, n);
+        ck_assert_int_eq(gpt_host_memory_open(&p, &err), 0);
+        ck_assert_uint_eq(p.memory_bytes, limit);
+        for (uint32_t i = n; i < 5; i++) {
+            ck_assert_ptr_eq(p.blocks[i].x, p.blocks[i - n].x);
+            ck_assert_ptr_eq(p.blocks[i].act, p.blocks[i - n].act);
+        }
+        gpt_memory_put(p.memory);
+        free(p.blocks);
+    }
+    ck_assert_int_eq(
+        gpt_host_plan(&m, 2, true, all.held_bytes - 3 * all.block_bytes - 1, &plan, &err),
+        CST_EINVAL);
+    (void)snprintf(least, sizeof least, "%llu bytes",
+                   (unsigned long long)(all.held_bytes - 3 * all.block_bytes));
+    ck_assert_ptr_nonnull(strstr(err.text, least));
     gpt_model_close(&m);
 }
 END_TEST
@@ -140,6 +183,7 @@ int main(void)
     tcase_add_loop_test(tcase, what_is_written_is_the_model, 0, N_LINES);
     tcase_add_loop_test(tcase, operations_follow_the_formula, 0, N_LINES);
     tcase_add_test(tcase, bytes_kept_are_those_of_the_pass);
+    tcase_add_test(tcase, a_limit_decides_how_many_blocks_are_held);
     tcase_add_test(tcase, unwritable_files_are_told);
     return suite_run(suite);
 }
