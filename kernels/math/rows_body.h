@@ -49,8 +49,13 @@ void NAME(upcast)(size_t n, const uint16_t *src, float *dst)
 {
     size_t i = 0;
 
-    for (; i + CST_VEC_LANES <= n; i += CST_VEC_LANES) {
-        cst_vec_store(dst + i, cst_vec_load_bf16(src + i));
+    for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+        CST_VEC_UNROLL
+        for (int j = 0; j < CST_VEC_GROUP; j++) {
+            size_t at = i + (size_t)(j * CST_VEC_LANES);
+
+            cst_vec_store(dst + at, cst_vec_load_bf16(src + at));
+        }
     }
     cst_upcast_ref(n - i, src + i, dst + i);
 }
