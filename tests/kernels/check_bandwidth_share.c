@@ -157,9 +157,9 @@ START_TEST(test_held)
     cste_bandwidth_share_hold(&budget, 0);
     ck_assert_uint_eq(cste_bandwidth_share_held_ns(&budget), 0);
     cste_bandwidth_share_begin(&budget, now);
-    spend(1, now, now + 5 * MS);
+    spend(1, now, now + 100 * MS);
     cste_bandwidth_share_hold(&budget, 1);
-    ck_assert_uint_ge(cste_thread_pool_now(), now + 10 * MS);
+    ck_assert_uint_ge(cste_thread_pool_now(), now + 200 * MS);
     ck_assert_uint_gt(cste_bandwidth_share_held_ns(&budget), 0);
     close_budget();
 }
