@@ -14,6 +14,8 @@
 
 enum cli_exit { CLI_EXIT_OK = 0, CLI_EXIT_FAILURE = 1, CLI_EXIT_USAGE = 2 };
 
+#define CLI_PLAN_MICRO_BATCHES 1024 /* Most micro-batches of a plan's step. */
+
 /* Options of `cistern plan`. 0 and NULL: not given, unless the comment says otherwise. */
 struct cli_plan_request {
     uint64_t device_bytes;  /* --device, of one rank; CST_PLAN_NO_LIMIT: not given. */
@@ -40,6 +42,7 @@ struct cli_plan_request {
     /* --device-states: bytes of each rank's device, or CST_PLAN_DEVICE_UPDATE_AUTO. */
     uint64_t device_states;
     bool grad_over_weight; /* --grad-over-weight */
+    const char *config;    /* --config: a file with options of cistern-gpt. */
 };
 
 /* A command line. Strings are borrowed from argv. */
@@ -120,6 +123,10 @@ int cli_checkpoints(struct cli *cli);
 int cli_drain(struct cli *cli);
 int cli_probe(struct cli *cli);
 int cli_plan(struct cli *cli);
+
+/* Set options of plan from the file of --config. The options that the command line has must be read
+ * again afterwards. The statuses of cst_options_load. */
+int cli_plan_config(struct cli *cli, struct cst_err *err);
 int cli_run(struct cli *cli);
 
 #endif

@@ -238,6 +238,13 @@ static int run_command_line(int argc, char **argv)
     if (command == NULL) {
         return no_such_command(argv[given.first]);
     }
+    if (cli.plan.config != NULL && (command->uses & CLI_USES_PLAN) != 0) {
+        if (cli_plan_config(&cli, &err) != CST_OK) {
+            return cli_fail(&err);
+        }
+        /* The command line overrides the file. */
+        (void)cst_options_read(cli_options, &cli, argc, argv, &given, &err);
+    }
     cli.args = argv + given.first + 1;
     cli.n_args = argc - given.first - 1;
     return run_command(&cli, command, find_strange(command, &given));

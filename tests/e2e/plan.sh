@@ -45,6 +45,23 @@ holds '[.traceEvents[] | select(.ph == "X") | .cat] | unique | contains(["comput
 holds '[.traceEvents[] | select(.ph == "X")] | group_by(.tid) | all(sort_by(.ts) | [., .[1:]] | transpose
     | all(.[1] == null or .[0].ts + .[0].dur <= .[1].ts + 0.0011))'
 
+# Options of the job can be in a file. The command line overrides it, keys that do not matter to plans are checked, and mistakes are
+# named with their place.
+box=(preset:gpt2-124m --rates a100 --device 2G --host 64G)
+printf '{"optimizer": {"masters": "split", "moments": "bf16", "lr": 0.1},\n "parallel": {"world": 2, "micro_batches": 3}, "memory": {"recompute": true}}' >"$tmp/job.json"
+expect 0 "${box[@]}" --config "$tmp/job.json" --moments mx8
+cp "$tmp/out" "$tmp/of_file"
+expect 0 "${box[@]}" --masters split --moments mx8 --ranks 2 --micro-batches 3 --recompute
+cmp "$tmp/of_file" "$tmp/out" || fail "--config gives another plan than the options"
+expect 0 "${box[@]}"
+! cmp -s "$tmp/of_file" "$tmp/out" || fail "--config changes nothing"
+printf '{"optimizer": {\n"lr": "high"}}' >"$tmp/job.json"
+expect 1 "${box[@]}" --config "$tmp/job.json"
+complains "^cistern: $tmp/job.json:2: section optimizer, lr: the value is a text, and must be a number from 0 to 1000\$"
+printf '{"parallel": {"micro_batches": 1025}}' >"$tmp/job.json"
+expect 1 "${box[@]}" --config "$tmp/job.json"
+complains 'plan takes at most 1024 micro_batches, not 1025'
+
 # With rates that have a spread, the step has an error bar. Rates of a busy machine cause a warning. Sizes have binary units
 # everywhere, and no runner-up is as fast as the plan, except for noise.
 cat >"$tmp/spread.json" <<'RATES'

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Options of `cistern plan` from the file of a job, which cistern-gpt reads, too. */
+#include "client/cli/cli.h"
+#include "client/gpt/options.h"
+#include "offload/plan/plan.h"
+#include "proto/options_file.h"
+
+#include <string.h>
+
+/* Return the size of a device's memory as plan has it. */
+static uint64_t device_bytes(uint64_t bytes)
+{
+    return bytes == CST_DEVICE_UPDATE_AUTO ? CST_PLAN_DEVICE_UPDATE_AUTO : bytes;
+}
+
+int cli_plan_config(struct cli *cli, struct cst_err *err)
+{
+    struct cli_plan_request *plan = &cli->plan;
+    /* Zero is "not given" to plan, so the defaults of cistern-gpt are not needed. */
+    struct gpt_options job = {.rank = 0};
+    struct cst_options_given given = {.first = 0};
+    json_t *file;
+    int rc = cst_options_load(gpt_options_table, &job, plan->config, &given, &file, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (job.micro_batches > CLI_PLAN_MICRO_BATCHES) {
+        json_decref(file);
+        return cst_err_set(err, CST_EINVAL, "%s: plan takes at most %d micro_batches, not %u",
+                           plan->config, CLI_PLAN_MICRO_BATCHES, job.micro_batches);
+    }
+    plan->ranks = job.world;
+    plan->micro_batches = job.micro_batches;
+    plan->optimizer = job.optimizer;
+    plan->masters = job.masters;
+    plan->moments = job.moments;
+    plan->overlap = job.overlap;
+    plan->device_update_bytes = device_bytes(job.device_update_bytes);
+    plan->device_states = device_bytes(job.device_states);
+    plan->grad_over_weight = job.grad_over_weight;
+    plan->recompute = job.recompute;
+    json_decref(file); /* None of these is a text. */
+    return CST_OK;
+}

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of all options. `cistern plan --config` reads it, too, so this file needs nothing else
+ * of the worker. */
+#include "cistern/cistern.h"
+#include "client/gpt/layers.h"
+#include "client/gpt/model.h"
+#include "client/gpt/options.h"
+#include "proto/optimizers.h"
+#include "proto/size.h"
+
+#include <stddef.h>
+
+#define AT(name) offsetof(struct gpt_options, name)
+#define ROW(option, argument, help, ...) CST_OPTION(option, 0, 0, argument, help, __VA_ARGS__)
+#define KEY CST_OPTION_IN
+
+static const char *const token_names[] = {"bytes", "uint16", "uint32", NULL};
+static const char *const store_names[] = {"daemon", "local", NULL};
+static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
+
+/* Read a size, or a percentage of the weights. More than 100 % is allowed, because the pool also
+ * holds gradients. */
+static int read_pool(void *base, const char *text, void *field, struct cst_err *err)
+{
+    struct gpt_options *options = base;
+    uint64_t bytes = 0;
+    double percent = 0;
+    bool is_percent = cst_size_percent(text, &percent);
+    int rc = is_percent ? 0 : cst_size_parse(text, UINT64_MAX, &bytes, err);
+
+    if (rc == 0 && (is_percent ? percent == 0 : bytes == 0)) {
+        rc = cst_err_set(err, CST_EINVAL, "'%s' is too small for a pool", text);
+    }
+    if (rc == 0) {
+        options->pool_percent = percent;
+        *(uint64_t *)field = bytes;
+    }
+    return rc;
+}
+
+static bool write_pool(const void *base, const void *field, char *out, size_t size)
+{
+    const struct gpt_options *options = base;
+    const uint64_t *bytes = field;
+
+    if (options->pool_percent > 0) {
+        (void)snprintf(out, size, "%.17g%%", options->pool_percent);
+    } else {
+        (void)snprintf(out, size, "%llu", (unsigned long long)*bytes);
+    }
+    return options->pool_percent > 0 || *bytes > 0;
+}
+
+const struct cst_option gpt_options_table[] = {
+    CST_OPTION_HEADING("model:"),
+    KEY("model", "layers", "N", "transformer blocks (4)", CST_U32(AT(layers), 1, 4096)),
+    KEY("model", "heads", "N",
+        "attention heads per block (4); width / heads must be a multiple of 16",
+        CST_U32(AT(heads), 1, 4096)),
+    KEY("model", "width", "N", "elements of the residual stream (128), a multiple of 16",
+        CST_U32(AT(width), GPT_SIMD_ELEMS, 65536)),
+    KEY("model", "context", "N", "tokens of a sequence (128)", CST_U32(AT(context), 1, 65536)),
+    KEY("model", "vocab", "N", "tokens of the vocabulary (256: one for each byte); on a GPU, 256",
+        CST_U32(AT(vocab), GPT_SIMD_ELEMS, 1 << 24)),
+    KEY("model", "init", "DIR",
+        "begin a new job with the weights of a GPT-2 of Hugging Face: config.json, which decides "
+        "the five sizes above, and model.safetensors, or several files with their index",
+        CST_TEXT(AT(init))),
+    KEY("model", "experts", "N",
+        "a mixture of N experts in place of each block's MLP (0: no experts); rank e mod world "
+        "holds expert e",
+        CST_U32(AT(experts), 0, GPT_MAX_EXPERTS)),
+    KEY("model", "top-k", "N", "experts that process each byte (2, or 1 if there is only one)",
+        CST_U32(AT(top_k), 1, GPT_MAX_EXPERTS)),
+    KEY("model", "balance", "X",
+        "weight of the loss that distributes bytes evenly over experts (0.01)",
+        CST_REAL(AT(balance), 0, 1e3)),
+    KEY("model", "lora", "R",
+        "freeze the model and train LoRA adapters of rank R (0: train everything)",
+        CST_U32(AT(lora), 0, 65536)),
+    KEY("model", "lora-alpha", "X", "multiply the output of the adapters by X / R (R)",
+        CST_REAL(AT(lora_alpha), 0, 1e6)),
+    KEY("model", "base", "JOB", "use the frozen model of that job, read only", CST_TEXT(AT(base))),
+    ROW("describe", "FILE",
+        "write the model as JSON for `cistern plan` (-: to standard output) and exit",
+        CST_TEXT(AT(describe))),
+    CST_OPTION_HEADING("training:"),
+    KEY("data", "data", "FILE", "text to learn", CST_TEXT(AT(data))),
+    KEY("data", "tokens", "FORM",
+        "form of the text: bytes, or the numbers of its tokens as uint16 or uint32, little-endian "
+        "(bytes)",
+        CST_NAME(AT(tokens), 0, token_names)),
+    KEY("data", "validate", "FILE|P%",
+        "print the loss on this text, which is not trained on, at the end; P%: on the last P "
+        "percent of --data",
+        CST_TEXT(AT(validate))),
+    KEY("data", "validate-every", "N", "print this loss after every N steps, too",
+        CST_U64(AT(validate_every), 1, 1e15)),
+    KEY("training", "batch", "N", "sequences per rank and step (8)", CST_U32(AT(batch), 1, 65536)),
+    KEY("parallel", "micro-batches", "N",
+        "divide the batch into N parts; their gradients are added in fp32 (1)",
+        CST_U32(AT(micro_batches), 1, 65536)),
+    KEY("memory", "activation-memory", "SIZE",
+        "hold at most SIZE of activations; those of the other blocks wait in host memory of the "
+        "daemon (no limit; only on the host, without --experts)",
+        CST_SIZE(AT(activation_memory))),
+    KEY("memory", "recompute", NULL,
+        "keep only the input of each block, and compute the rest again in the backward pass (only "
+        "on a GPU, without --experts)",
+        CST_FLAG(AT(recompute))),
+    KEY("training", "steps", "N", "steps of the job, including those already made (100)",
+        CST_U64(AT(steps), 0, 1e15)),
+    KEY("optimizer", "lr", "X", "highest learning rate (0.001)", CST_REAL(AT(lr), 0, 1e3)),
+    KEY("optimizer", "min-lr", "X",
+        "learning rate at the end of the cosine schedule (a tenth of --lr)",
+        CST_REAL(AT(min_lr), 0, 1e3)),
+    KEY("optimizer", "warmup", "N", "steps in which the learning rate rises linearly (10)",
+        CST_U64(AT(warmup), 0, 1e15)),
+    KEY("optimizer", "weight-decay", "X",
+        "decay of matrices; biases, norms and embeddings have none (0.1)",
+        CST_REAL(AT(weight_decay), 0, 1e3)),
+    KEY("optimizer", "clip", "X", "largest norm of all gradients together; 0: no clipping (1)",
+        CST_REAL(AT(clip), 0, 1e9)),
+    KEY("optimizer", "optimizer", "NAME",
+        "adamw, adam (decay in the gradient), lion, or sgd with momentum (adamw)",
+        CST_NAME(AT(optimizer), 0, cst_optimizer_names)),
+    KEY("optimizer", "beta1", "X", "first parameter of the optimizer; sgd: the momentum (0.9)",
+        CST_REAL(AT(beta1), 0, 0.9999999)),
+    KEY("optimizer", "beta2", "X", "second parameter of the optimizer (0.95; lion 0.99)",
+        CST_REAL(AT(beta2), 1e-6, 0.9999999)),
+    KEY("optimizer", "masters", "FORMAT",
+        "fp32 or split: 4 or 2 bytes per parameter besides the bf16 weights. Split masters have "
+        "the "
+        "same bits, but weights are rounded with ties away from zero (fp32)",
+        CST_NAME(AT(masters), 0, cst_masters_names)),
+    KEY("optimizer", "moments", "FORMAT",
+        "fp32, bf16 or mx8: 8, 4 or 2.06 bytes per parameter for two moments, half of that for "
+        "lion and sgd (fp32)",
+        CST_NAME(AT(moments), 0, cst_moments_names)),
+    KEY("optimizer", "rounding", "HOW",
+        "rounding of moments that are not fp32: stochastic (its seed is --seed) or nearest "
+        "(stochastic)",
+        CST_NAME(AT(rounding), 0, cst_rounding_names)),
+    KEY("optimizer", "overlap", "WHEN",
+        "when updates run (commit):\ncommit: during the next forward pass\nearly: during the "
+        "backward pass (needs --clip 0)\ndelayed: during the next step, which uses older weights; "
+        "this changes the training, and was worse with AdamW: see cistern-optimizer(7)",
+        CST_NAME(AT(overlap), 0, cst_overlap_names)),
+    KEY("optimizer", "delay-from", "N", "first step whose update is delayed (0)",
+        CST_U64(AT(delay_from), 0, 1e15)),
+    KEY("training", "seed", "N",
+        "seed of initial weights, order of data, rounding and the sample (1)",
+        CST_U64(AT(seed), 0, 1.8446744073709552e19)),
+    CST_OPTION_HEADING("ranks and states:"),
+    KEY("parallel", "rank", "N", "rank of this worker, 0..world-1 ($LOCAL_RANK, or 0)",
+        CST_U32(AT(rank), 0, 63)),
+    KEY("parallel", "world", "N", "number of workers ($LOCAL_WORLD_SIZE, or 1)",
+        CST_U32(AT(world), 1, 64)),
+    KEY("job", "reshape", NULL,
+        "if the job has no worker, open it again in place with these ranks, pools and options; its "
+        "states are kept",
+        CST_FLAG(AT(reshape))),
+    KEY("job", "store", "WHAT",
+        "where states are: daemon, or local: in this process, with a thread for each rank (daemon)",
+        CST_NAME(AT(store), 0, store_names)),
+    KEY("parallel", "device", "WHAT",
+        "where the model is computed: host, cuda, cuda:N or a GPU's UUID (host); paced, paced:N: "
+        "on the host, with the pool on a simulated accelerator",
+        CST_TEXT(AT(device))),
+    KEY("job", "socket", "PATH",
+        "socket of the daemon ($CISTERN_SOCKET, /run/cistern/cistern.sock)", CST_TEXT(AT(socket))),
+    KEY("job", "job", "NAME", "name of the job (gpt)", CST_TEXT(AT(job))),
+    KEY("memory", "pool", "SIZE|P%",
+        "memory of this rank for weights and gradients: 4096, 1.5G, 1.5GiB, or a percentage of the "
+        "bf16 weights (as much as can be used)",
+        CST_OTHER_SAVED(AT(pool_bytes), read_pool, write_pool)),
+    KEY("memory", "device-update", "SIZE",
+        "memory of this rank's device for updates there (none); auto: the daemon's plan chooses",
+        CST_SIZE_OR(AT(device_update_bytes), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
+    KEY("memory", "device-states", "SIZE",
+        "memory of this rank's device for states that stay there (none); auto: the daemon's plan "
+        "chooses",
+        CST_SIZE_OR(AT(device_states), 0, "auto", CST_DEVICE_UPDATE_AUTO)),
+    KEY("memory", "grad-over-weight", NULL,
+        "gradients take the place of their weights: saves 2 bytes per parameter",
+        CST_FLAG(AT(grad_over_weight))),
+    KEY("memory", "plan", "FILE",
+        "use the plan that 'cistern plan --save FILE' wrote (the daemon plans)",
+        CST_TEXT(AT(plan_file))),
+    KEY("memory", "chunk", "N", "elements of a chunk (the daemon chooses)",
+        CST_U64(AT(chunk), 1, 1e15)),
+    KEY("parallel", "threads", "N",
+        "compute threads of this rank ($OMP_NUM_THREADS, or cores / world, at least 1)",
+        CST_U32(AT(threads), 1, 1024)),
+    KEY("parallel", "engine-threads", "N", "threads for updates with --store local (all cores)",
+        CST_U32(AT(engine_threads), 1, 1024)),
+    KEY("parallel", "matmul", "WHAT",
+        "on the CPU: bf16, fp32, or auto: bf16 if the CPU has bf16 products, else fp32; on a GPU, "
+        "always in bf16: auto or bf16 with cuBLASLt, or plain, slow, without it (auto)",
+        CST_NAME(AT(matmul), 0, matmul_names)),
+    CST_OPTION_HEADING("checkpoints:"),
+    KEY("checkpoints", "save-dir", "DIR", "directory of the checkpoints", CST_TEXT(AT(save_dir))),
+    KEY("checkpoints", "save-every", "N", "save the job after every N steps, while it goes on",
+        CST_U64(AT(save_every), 1, 1e15)),
+    KEY("checkpoints", "keep", "K",
+        "remove older checkpoints when K newer ones are whole (all remain)",
+        CST_U32(AT(keep), 1, 1000000)),
+    KEY("checkpoints", "resume", "DIR",
+        "begin a new job with the states of a checkpoint, or of the newest one in DIR; auto: of "
+        "the newest one in --save-dir, if there is one; a job that exists goes on as it is",
+        CST_TEXT(AT(resume))),
+    CST_OPTION_HEADING("configuration:"),
+    ROW("config", "FILE",
+        "read options from a file, see cistern-job.json(5) (-: from standard input); options on "
+        "the "
+        "command line override it",
+        CST_TEXT(AT(config))),
+    ROW("print-config", NULL, "write the options in force as such a file, and exit",
+        CST_FLAG(AT(print_config))),
+    CST_OPTION_HEADING("output:"),
+    KEY("output", "sample", "N",
+        "bytes that rank 0 generates at the end (0); give the same number to all ranks, because "
+        "they wait for rank 0",
+        CST_U64(AT(sample), 0, 1e9)),
+    KEY("output", "prompt", "TEXT", "beginning of the sample (a new line)", CST_TEXT(AT(prompt))),
+    KEY("output", "temperature", "X", "temperature of the sample; 0: the most probable byte (0.8)",
+        CST_REAL(AT(temperature), 0, 100)),
+    KEY("output", "log-json", "FILE", "write one JSON object per step", CST_TEXT(AT(log_json))),
+    KEY("output", "loss-file", "FILE", "write the loss of each step in hexadecimal, one per line",
+        CST_TEXT(AT(loss_file))),
+    KEY("output", "dump-weights", "FILE",
+        "write master weights in fp32, then weights in bf16, in order of declaration",
+        CST_TEXT(AT(dump_weights))),
+    KEY("output", "dump-logits", "FILE",
+        "at the end, write the logits of the first sequence of --data in fp32, a row for each "
+        "token",
+        CST_TEXT(AT(dump_logits))),
+    KEY("output", "dump-grads", "FILE",
+        "write the summed gradients of step 1 in bf16, in order of declaration",
+        CST_TEXT(AT(dump_grads))),
+    KEY("output", "quiet", NULL, "print errors only", CST_FLAG(AT(quiet))),
+    ROW("help", NULL, "print this text", CST_FLAG(AT(help))),
+    ROW("version", NULL, "print the version of this program", CST_FLAG(AT(version))),
+    CST_OPTION_END,
+};
