@@ -5,6 +5,9 @@ enum {
     DEFAULT_TIMEOUT_MS = 300000, /* The default of [job] timeout in cistern.conf(5). */
     /* Time between two looks at the connection. The end of the daemon wakes nobody. */
     LOOK_MS = 100,
+    /* Looks between two questions to the daemon. When a job is removed its memory becomes zeros,
+     * and with it `over`, perhaps before this rank has read it. */
+    LOOKS_PER_QUESTION = 5,
 };
 
 uint32_t cstc_shared_timeout_ms(const struct cst_job *job)
@@ -52,7 +55,7 @@ int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, cst_shar
                      void *arg, struct cst_err *err)
 {
     uint64_t attempt = job->attempt;
-    uint32_t left_ms = cstc_shared_timeout_ms(job);
+    uint32_t left_ms = cstc_shared_timeout_ms(job), n_looks = 0;
 
     for (;;) {
         uint32_t ms = left_ms < LOOK_MS ? left_ms : LOOK_MS;
@@ -71,7 +74,9 @@ int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, cst_shar
             continue;
         }
         left_ms -= ms;
-        rc = attempt == UINT64_MAX ? ask(job, err) : cstc_call_pump(job->client, err);
+        rc = attempt == UINT64_MAX || ++n_looks % LOOKS_PER_QUESTION == 0
+                 ? ask(job, err)
+                 : cstc_call_pump(job->client, err);
         rc = rc == CST_OK ? cstc_job_check_step(job, err) : rc;
         if (rc != CST_OK) {
             return rc;

@@ -504,7 +504,8 @@ static pid_t start_waiter(bool put_too, int status, const char *words)
     }
     begin(&w, 0, 2, 0);
     board->reached = 1;
-    for (uint32_t i = 0; put_too && i <= N_SLOTS && rc == CST_OK; i++) {
+    /* When the job is removed, its memory becomes zeros, and slots look free. */
+    for (uint32_t i = 0; put_too && rc == CST_OK; i++) {
         rc = cst_put(w.job, THERE, i, data, 1, &w.err);
     }
     rc = put_too ? rc : cst_take(w.job, BACK, 0, data, 1, &w.err);
