@@ -236,6 +236,11 @@ int cst_client_fd(const struct cst_client *client)
     return rc == CST_OK || (rc == CST_EPEERDIED && client->returns) ? client->wake.epoll : rc;
 }
 
+bool cst_client_is_pending(const struct cst_client *client)
+{
+    return client->pending;
+}
+
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err)
 {
     struct cstc_call call = {0};

@@ -257,6 +257,7 @@ static void print_enums(void)
     X(int, cst_connect, struct cst_client **, const char *, struct cst_err *)                      \
     X(void, cst_disconnect, struct cst_client *)                                                   \
     X(int, cst_client_fd, const struct cst_client *)                                               \
+    X(bool, cst_client_is_pending, const struct cst_client *)                                      \
     X(int, cst_ping, struct cst_client *, uint64_t *, struct cst_err *)                            \
     X(int, cst_job_open, struct cst_job **, struct cst_client *, const struct cst_job_spec *,      \
       struct cst_err *)                                                                            \

@@ -109,6 +109,9 @@ void cst_disconnect(struct cst_client *client);
  * once can be sent. The repeated call sends it. */
 int cst_client_fd(const struct cst_client *client);
 
+/* Return true if a cst_try_... call of @client or its job is pending. */
+bool cst_client_is_pending(const struct cst_client *client);
+
 /* Make one round trip to the daemon. *ns_out is its duration in nanoseconds; @ns_out may be NULL.
  * CST_EBUSY: a cst_try_... call is pending. */
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -93,6 +94,21 @@ def wait(client: int, attempt: Callable[[cst_err], int]) -> int:
             poll.poll()
             status = attempt(err)
     return check(status, err)
+
+
+class OneThread:
+    """Refuses a thread while another one is inside: libcistern has one thread for each client."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            words = "another thread is in a call: one thread at a time uses a client and its job"
+            raise error_of(Status.EBUSY, words)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def text(value: str | os.PathLike[str] | None) -> bytes | None:

@@ -7,11 +7,14 @@ import os
 from collections.abc import Callable
 from ctypes import byref, c_uint64, c_void_p, create_string_buffer
 from types import TracebackType
-from typing import final
+from typing import Any, TypeVar, final
 
 from cistern import _library
 from cistern._abi import BegunCallback, cst_err, cst_save_result, cst_save_spec
 from cistern.checkpoint import SaveResult
+from cistern.errors import CstError
+
+Result = TypeVar("Result")
 
 
 @final
@@ -19,8 +22,9 @@ class Client:
     """A connection to the daemon that listens at ``socket``.
 
     Without ``socket``, the daemon is found at ``$CISTERN_SOCKET`` or else at ``DEFAULT_SOCKET``. A
-    client and its job are used by one thread at a time. They cannot be used after ``os.fork()`` in
-    the child, where every call raises CstError with the status EFORKED.
+    client and its job are used by one thread at a time: a call beside that of another thread raises
+    CstError with the status EBUSY. They cannot be used after ``os.fork()`` in the child, where every
+    call raises CstError with the status EFORKED.
 
     Raises DaemonGone if no daemon listens there, and CstError with the status EDENIED if the user
     may not connect, or EVERSION if the daemon is of another version.
@@ -28,6 +32,9 @@ class Client:
 
     def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
         self._handle: int | None = None
+        self.socket = socket
+        self.one_thread = _library.OneThread()
+        self._interrupted: Callable[[], Any] | None = None  # Goes on with a pending call.
         self._lib = _library.library()
         handle, err = c_void_p(), cst_err()
         status = self._lib.cst_connect(byref(handle), _library.text(socket), err)
@@ -55,8 +62,9 @@ class Client:
         """
         if self._handle is None:
             return
-        handle, self._handle = self._handle, None
-        self._lib.cst_disconnect(handle)
+        with self.one_thread:
+            handle, self._handle = self._handle, None
+            self._lib.cst_disconnect(handle)
         if self._at_close is not None:
             self._at_close()
 
@@ -75,14 +83,63 @@ class Client:
         if getattr(self, "_handle", None) is not None:
             self.close()
 
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call the function ``name`` of libcistern, whose last parameter is for the error."""
+        err = cst_err()
+        with self.one_thread:
+            _library.check(getattr(self._lib, name)(self.handle, *arguments, err), err)
+
+    def wait(self, attempt: Callable[[cst_err], int], result: Callable[[], Result]) -> Result:
+        """Make the call ``attempt``, which can wait, until it has ended, and return ``result()``.
+
+        What the handler of a signal raises, such as KeyboardInterrupt, ends the wait. The call is
+        then pending: ``finish`` goes on with it, and so does the same call.
+        """
+
+        def go_on() -> Result:
+            with self.one_thread:
+                _library.wait(self.handle, attempt)
+            return result()
+
+        return self._end_of(go_on)
+
+    def _end_of(self, go_on: Callable[[], Result]) -> Result:
+        try:
+            value = go_on()
+        except CstError:
+            raise
+        except BaseException:
+            self._interrupted = go_on
+            raise
+        self._interrupted = None
+        return value
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a call was interrupted that may be pending."""
+        return self._interrupted is not None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a call of this client or its job is pending."""
+        return bool(self._lib.cst_client_is_pending(self.handle))
+
+    def finish(self) -> Any:
+        """Go on with the call that was interrupted, and return what it returns.
+
+        None: no call is pending. The call had ended, or had not begun, when it was interrupted.
+        """
+        go_on, self._interrupted = self._interrupted, None
+        return self._end_of(go_on) if go_on is not None and self.is_pending else None
+
     def fileno(self) -> int:
         """Return the descriptor that polls readable when a pending call can go on."""
         return _library.check(self._lib.cst_client_fd(self.handle), cst_err())
 
     def ping(self) -> int:
         """Make one round trip to the daemon, and return its nanoseconds."""
-        nanoseconds, err = c_uint64(), cst_err()
-        _library.check(self._lib.cst_ping(self.handle, byref(nanoseconds), err), err)
+        nanoseconds = c_uint64()
+        self._call("cst_ping", byref(nanoseconds))
         return nanoseconds.value
 
     def remove_job(self, name: str) -> None:
@@ -90,17 +147,15 @@ class Client:
 
         Raises CstError: ENOTFOUND if there is no such job, EBUSY if it is the base of another job.
         """
-        err = cst_err()
-        _library.check(self._lib.cst_job_remove(self.handle, _library.text(name), err), err)
+        self._call("cst_job_remove", _library.text(name))
 
     def job_waits(self, name: str) -> str:
         """Return for which ranks the others of the job ``name`` wait; "" if there are none.
 
         An example is "rank 1 (died in step 4)". A client whose own call is pending cannot ask.
         """
-        words, err = create_string_buffer(4096), cst_err()
-        status = self._lib.cst_job_waits(self.handle, _library.text(name), words, len(words), err)
-        _library.check(status, err)
+        words = create_string_buffer(4096)
+        self._call("cst_job_waits", _library.text(name), words, len(words))
         return words.value.decode(errors="replace")
 
     def save(
@@ -136,9 +191,12 @@ class Client:
         )
         result, name = cst_save_result(), _library.text(job)
         self._saves.append((spec, callback))
-        _library.wait(
-            self.handle,
+
+        def saved() -> SaveResult:
+            self._saves.clear()
+            return SaveResult(**_library.fields(result))
+
+        return self.wait(
             lambda err: self._lib.cst_try_save(self.handle, name, byref(spec), byref(result), err),
+            saved,
         )
-        self._saves.clear()
-        return SaveResult(**_library.fields(result))

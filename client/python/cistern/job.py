@@ -151,7 +151,8 @@ class Job:
         self._handle: int | None = None
         self._cuda: int | None = None
         handle, err = c_void_p(), cst_err()
-        status = self.lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
+        with self.client.one_thread:
+            status = self.lib.cst_job_open(byref(handle), self.client.handle, byref(spec), err)
         _library.check(status, err)
         self._handle = handle.value
         self.client.on_close(self._forget)
@@ -179,8 +180,7 @@ class Job:
 
         All ranks should leave after the same step.
         """
-        err = cst_err()
-        _library.check(self.lib.cst_job_leave(self.handle, err), err)
+        self._call("cst_job_leave")
         self._left = True
 
     def __enter__(self) -> Job:
@@ -199,8 +199,11 @@ class Job:
             if self._own_client or kind is not None:
                 self.close()
 
-    def _wait(self, attempt: Callable[[cst_err], int]) -> int:
-        return _library.wait(self.client.handle, attempt)
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call the function ``name`` of libcistern, whose last parameter is for the error."""
+        err = cst_err()
+        with self.client.one_thread:
+            _library.check(getattr(self.lib, name)(self.handle, *arguments, err), err)
 
     # -- declarations
 
@@ -213,7 +216,8 @@ class Job:
     def group(self, ranks: Sequence[int]) -> int:
         """Declare a group of different ranks, and return its number (> 0)."""
         array = (c_uint * len(ranks))(*ranks)
-        return self._declared(self.lib.cst_group(self.handle, array, len(ranks)))
+        with self.client.one_thread:
+            return self._declared(self.lib.cst_group(self.handle, array, len(ranks)))
 
     def tensor(
         self,
@@ -257,7 +261,8 @@ class Job:
             whole_name=_library.text(whole_name),
             param_group=param_group,
         )
-        number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
+        with self.client.one_thread:
+            number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
         self._elements.append(math.prod(shape))
         return number
 
@@ -280,11 +285,12 @@ class Job:
             flops=flops, activation_bytes=activation_bytes, expected_uses=expected_uses
         )
         array = (c_int * len(tensors))(*tensors)
-        number = self._declared(
-            self.lib.cst_operator_as(
-                self.handle, _library.text(name), array, len(tensors), byref(cost)
+        with self.client.one_thread:
+            number = self._declared(
+                self.lib.cst_operator_as(
+                    self.handle, _library.text(name), array, len(tensors), byref(cost)
+                )
             )
-        )
         self._tensors_of.append(len(tensors))
         return number
 
@@ -295,13 +301,9 @@ class Job:
         committed) and CstError: EBUDGET, ENOTFOUND, EINVAL, ETIMEDOUT, EUNSUPPORTED.
         """
         plan = cst_plan()
-        self._wait(lambda err: self.lib.cst_try_commit(self.handle, byref(plan), err))
-        values = _library.fields(plan)
-        values["classes"] = tuple(
-            PlanClass(**_library.fields(plan.classes[i])) for i in range(plan.n_classes)
+        return self.client.wait(
+            lambda err: self.lib.cst_try_commit(self.handle, byref(plan), err), lambda: _plan(plan)
         )
-        del values["n_classes"]
-        return Plan(**values)
 
     def use_stream(self, stream: int) -> int:
         """Have the work of this rank, whose pool is on a GPU, on a stream, before ``commit``.
@@ -342,8 +344,9 @@ class Job:
         DeviceLost and CstError: ETIMEDOUT (the text names the ranks that are missing).
         """
         step = c_uint64()
-        self._wait(lambda err: self.lib.cst_try_sync(self.handle, byref(step), err))
-        return step.value
+        return self.client.wait(
+            lambda err: self.lib.cst_try_sync(self.handle, byref(step), err), lambda: step.value
+        )
 
     def op_begin(self, op: int, direction: Direction) -> list[Io]:
         """Begin the operator ``op``: wait until the weights of its tensors are in the pool.
@@ -353,12 +356,16 @@ class Job:
         """
         n = self._tensors_of[op] if 0 <= op < len(self._tensors_of) else 0
         array = (cst_io * n)()
-        self._wait(
-            lambda err: self.lib.cst_try_op_begin(self.handle, op, direction, byref(array), n, err)
+
+        def begun() -> list[Io]:
+            readable = self.device == "host" or self.device.startswith("paced")
+            self._begun = [Io(io, readable) for io in array]
+            return self._begun
+
+        return self.client.wait(
+            lambda err: self.lib.cst_try_op_begin(self.handle, op, direction, byref(array), n, err),
+            begun,
         )
-        readable = self.device == "host" or self.device.startswith("paced")
-        self._begun = [Io(io, readable) for io in array]
-        return self._begun
 
     def op_end(self, op: int) -> None:
         """End the operator ``op``. The views of its memory cannot be used any more.
@@ -366,10 +373,9 @@ class Job:
         Raises BufferError if something else still uses such a view, such as an array of numpy; the
         operator then stays begun. Raises StepVoid, DeviceLost, CstError: EINVAL.
         """
-        err = cst_err()
         for io in self._begun:
             io.release()
-        _library.check(self.lib.cst_op_end(self.handle, op, err), err)
+        self._call("cst_op_end", op)
         self._begun = []
 
     @contextmanager
@@ -383,21 +389,18 @@ class Job:
 
     def hint(self, op: int, hint: Hint) -> None:
         """Say that the weights of the operator ``op`` are wanted soon, or not. Never waits."""
-        err = cst_err()
-        _library.check(self.lib.cst_hint(self.handle, op, hint, err), err)
+        self._call("cst_hint", op, hint)
 
     def hint_tensor(self, tensor: int, hint: Hint) -> None:
         """Say that the weights of ``tensor`` are wanted soon, or not. Never waits."""
-        err = cst_err()
-        _library.check(self.lib.cst_hint_tensor(self.handle, tensor, hint, err), err)
+        self._call("cst_hint_tensor", tensor, hint)
 
     def accumulate(self) -> None:
         """End a micro-batch that is not the last one of its step. Never waits.
 
         Raises StepVoid, DeviceLost, CstError: EINVAL (the step has no further micro-batch).
         """
-        err = cst_err()
-        _library.check(self.lib.cst_accumulate(self.handle, err), err)
+        self._call("cst_accumulate")
 
     def param_groups(self, groups: Sequence[tuple[float, float]]) -> None:
         """Set the factors on the learning rate and weight decay of parameter groups 0, 1, ...
@@ -408,15 +411,11 @@ class Job:
         """
         structs = [cst_param_group(*factors) for factors in groups]
         array = (cst_param_group * len(groups))(*structs)
-        err = cst_err()
-        status = self.lib.cst_param_groups(self.handle, array, len(groups), err)
-        _library.check(status, err)
+        self._call("cst_param_groups", array, len(groups))
 
     def prepare_step(self, params: HyperParams) -> None:
         """Give the parameters of the next ``step`` in advance, for early updates. Never waits."""
-        struct, err = cst_hyper_params(*params), cst_err()
-        status = self.lib.cst_prepare_step(self.handle, byref(struct), err)
-        _library.check(status, err)
+        self._call("cst_prepare_step", byref(cst_hyper_params(*params)))
 
     def step(self, params: HyperParams) -> StepResult:
         """Commit the step: wait until every rank has called this with equal parameters.
@@ -425,10 +424,10 @@ class Job:
         DeviceLost, CstError: ETIMEDOUT, EINVAL (a parameter is out of range).
         """
         struct, result = cst_hyper_params(*params), cst_step_result()
-        self._wait(
-            lambda err: self.lib.cst_try_step(self.handle, byref(struct), byref(result), err)
+        return self.client.wait(
+            lambda err: self.lib.cst_try_step(self.handle, byref(struct), byref(result), err),
+            lambda: StepResult(**_library.fields(result)),
         )
-        return StepResult(**_library.fields(result))
 
     # -- states
 
@@ -466,15 +465,11 @@ class Job:
 
     def read_to(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
         """Copy elements of a state of ``tensor`` to the ``address``, in host memory."""
-        err = cst_err()
-        status = self.lib.cst_tensor_read(self.handle, tensor, state, first, n_elems, address, err)
-        _library.check(status, err)
+        self._call("cst_tensor_read", tensor, state, first, n_elems, address)
 
     def write_from(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:
         """Copy elements from the ``address``, in host memory, to a state of ``tensor``."""
-        err = cst_err()
-        status = self.lib.cst_tensor_write(self.handle, tensor, state, first, n_elems, address, err)
-        _library.check(status, err)
+        self._call("cst_tensor_write", tensor, state, first, n_elems, address)
 
     def save(self, dir: Path, **options: Any) -> SaveResult:
         """Write a checkpoint of this job: ``Client.save`` with the client of this rank."""
@@ -487,10 +482,15 @@ class Job:
         another optimizer), CstError: ENOTFOUND, EINVAL (a file is altered), EUNSUPPORTED, EBUSY.
         """
         result, where = cst_load_result(), _library.text(path)
-        self._wait(lambda err: self.lib.cst_try_load(self.handle, where, byref(result), err))
-        values = _library.fields(result)
-        values["params"] = HyperParams(**_library.fields(result.params))
-        return LoadResult(**values)
+
+        def loaded() -> LoadResult:
+            values = _library.fields(result)
+            values["params"] = HyperParams(**_library.fields(result.params))
+            return LoadResult(**values)
+
+        return self.client.wait(
+            lambda err: self.lib.cst_try_load(self.handle, where, byref(result), err), loaded
+        )
 
     def load_model(
         self,
@@ -520,18 +520,28 @@ class Job:
             prefix=_library.text(prefix),
             wants=WantsCallback(wanted),
         )
-        result, err = cst_load_model_result(), cst_err()
-        status = self.lib.cst_load_model(self.handle, byref(spec), byref(result), err)
-        if raised:
-            raise raised[0]
-        _library.check(status, err)
+        result = cst_load_model_result()
+        try:
+            self._call("cst_load_model", byref(spec), byref(result))
+        finally:
+            if raised:
+                raise raised[0]
         return LoadModelResult(**_library.fields(result))
 
     def stat(self) -> RankStat:
         """Return the daemon's counters of this rank."""
-        stat, err = cst_rank_stat(), cst_err()
-        _library.check(self.lib.cst_stat(self.handle, byref(stat), err), err)
+        stat = cst_rank_stat()
+        self._call("cst_stat", byref(stat))
         return RankStat(**_library.fields(stat))
+
+
+def _plan(plan: cst_plan) -> Plan:
+    values = _library.fields(plan)
+    values["classes"] = tuple(
+        PlanClass(**_library.fields(plan.classes[i])) for i in range(plan.n_classes)
+    )
+    del values["n_classes"]
+    return Plan(**values)
 
 
 def _int64s(numbers: Sequence[int] | None) -> Any:

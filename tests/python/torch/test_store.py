@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -544,6 +545,100 @@ class Exceptions(TorchCase):
             warnings.simplefilter("ignore")
             loaded = list(torch.utils.data.DataLoader(data, batch_size=2, num_workers=2))
         self.assertEqual(len(loaded), 4)
+        self.compare_steps(self.twin, self.store, loss=square)
+
+    def interrupted(self, call: Callable[[], Any]) -> None:
+        """Have ``call``, which waits, end by what Ctrl-C sends."""
+        before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        with self.assertRaises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            call()
+
+    def two_ranks(self) -> tuple[ct.Store, ct.Store]:
+        """Return the stores of two ranks of this process."""
+        job = self.name + "-two"
+        self.addCleanup(self.remove, job)
+        stores: list[ct.Store] = []
+
+        def run(rank: int) -> None:
+            model = models.bf16(lambda: nn.Sequential(nn.Linear(4, 4)))
+            stores.append(ct.attach(model, job, rank=rank, world=2, device="cpu"))
+            stores[-1].optimizer(lr=1e-2)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for store in stores:
+            self.backward(store)
+        return stores[0], stores[1]
+
+    def backward(self, store: ct.Store) -> None:
+        store.model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+
+    def test_ctrl_c_in_a_step_which_goes_on(self) -> None:
+        store, late = self.two_ranks()
+        self.interrupted(store.the_optimizer().step)
+        self.interrupted(store.the_optimizer().step)
+        self.interrupted(lambda: self.backward(store))
+        other = threading.Thread(target=late.the_optimizer().step)
+        other.start()
+        store.the_optimizer().step()
+        other.join()
+        self.assertEqual((store.step_no, late.step_no), (1, 1))
+        self.assertEqual(store.the_optimizer().last, late.the_optimizer().last)
+        store.close()
+        late.close()
+
+    def test_the_next_forward_pass_goes_on_with_an_interrupted_step(self) -> None:
+        store, late = self.two_ranks()
+        self.interrupted(store.the_optimizer().step)
+        other = threading.Thread(target=late.the_optimizer().step)
+        other.start()
+        self.backward(store)
+        other.join()
+        self.assertEqual(store.step_no, 1)
+        self.backward(late)
+        other = threading.Thread(target=late.the_optimizer().step)
+        other.start()
+        store.the_optimizer().step()
+        other.join()
+        self.assertEqual(store.step_no, 2)
+        store.close()
+        late.close()
+
+    def test_close_gives_an_interrupted_step_up(self) -> None:
+        store, late = self.two_ranks()
+        self.interrupted(store.the_optimizer().step)
+        store.close()
+        with self.assertRaises(cistern.StepVoid):
+            late.the_optimizer().step()
+        late.close(remove=True)
+        with self.assertRaises(cistern.CstError):
+            self.admin.remove_job(self.name + "-two")
+
+    def test_two_threads_are_refused(self) -> None:
+        """The forward pass of a thread while a module runs in another one."""
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                square(self.model, tokens())
+            except RuntimeError as error:
+                raised.append(error)
+
+        def beside(*_: object) -> None:
+            handle.remove()
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+        handle = self.model.blocks[0].register_forward_pre_hook(beside)
+        square(self.model, tokens())
+        self.assertIn("one thread at a time", str(raised[0]))
+        self.store.sync()
         self.compare_steps(self.twin, self.store, loss=square)
 
     def test_ctrl_c_in_a_forward_pass(self) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 
 import torch
 from torch import nn
 
 from cistern._abi import LAYOUTS, Direction, Status, cst_err, cst_io
-from cistern._library import check, wait
+from cistern._library import check
 from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
@@ -173,7 +174,9 @@ class Operators:
         self.device = device
         self.has_delivered = False  # In this micro-batch.
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
+        self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
+        self._one_thread = job.client.one_thread
 
     @property
     def open_unit(self) -> Unit | None:
@@ -183,7 +186,10 @@ class Operators:
     def push(self, unit: Unit) -> None:
         """Open ``unit``. A unit that is open is closed until ``unit`` is closed."""
         if self._stack:
+            self._check_thread()
             self._take_back(self._stack[-1])
+        else:
+            self._thread = threading.get_ident()
         self._lend(unit)
         self._stack.append(unit)
 
@@ -206,7 +212,16 @@ class Operators:
     def close_all(self) -> None:
         """Close what is still open although no module runs, such as after Ctrl-C."""
         while self._stack:
+            self._check_thread()
             self.pop()
+
+    def _check_thread(self) -> None:
+        """Raise RuntimeError if the unit that is open was opened by another thread."""
+        if self._thread != threading.get_ident():
+            raise RuntimeError(
+                f"cistern: another thread runs module '{self._stack[-1].name}': one thread at a time"
+                " uses a store"
+            )
 
     def forget(self) -> None:
         """Let no storage have memory. Calls nothing of the job."""
@@ -215,16 +230,16 @@ class Operators:
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
         begin, job, n, err = self.job.lib.cst_try_op_begin, self.job.handle, len(unit.io), self._err
-        status = begin(job, unit.number, direction, unit.io, n, err)
+        with self._one_thread:
+            status = begin(job, unit.number, direction, unit.io, n, err)
         if status == 0:
             self.device.begin_work()
             return
         try:
             if status != Status.EAGAIN:
                 check(status, err)
-            wait(
-                self.job.client.handle,
-                lambda err: begin(job, unit.number, direction, unit.io, n, err),
+            self.job.client.wait(
+                lambda err: begin(job, unit.number, direction, unit.io, n, err), lambda: None
             )
         except CstError as error:
             if "handed in already" not in error.text:
@@ -234,7 +249,8 @@ class Operators:
 
     def _end(self, unit: Unit) -> None:
         self.device.end_work()
-        status = self.job.lib.cst_op_end(self.job.handle, unit.number, self._err)
+        with self._one_thread:
+            status = self.job.lib.cst_op_end(self.job.handle, unit.number, self._err)
         if status != 0:
             check(status, self._err)
 

@@ -130,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
             return closure()
 
     def _commit(self) -> None:
-        self.last = self.store.commit_step(self.prepared())
+        self.last = self.store.commit_step(self.prepared)
         self.norm.fill_(self.last.grad_norm)
         self.norm = self.norm.detach().clone()
 

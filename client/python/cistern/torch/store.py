@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +16,8 @@ from torch import nn
 from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap, Pattern, State
 from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
+from cistern.client import Client
+from cistern.errors import StepVoid
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
 from cistern.torch import adapters, clip, state_dicts, weights
@@ -138,6 +140,8 @@ class Store:
         self._tensor_of: dict[int, Tensor] = {}  # By the id of its parameter.
         self._random_state: list[torch.Tensor] | None = None  # At the step's first forward pass.
         self._must_sync = False
+        self._commits = False  # A step has begun, and its end was not seen yet.
+        self._n_steps = 0  # Number of committed steps when it began.
         self._prepares = False  # The job has early updates.
         self._declaration = declaration
         self._numbers = {
@@ -234,10 +238,12 @@ class Store:
     def _model_begins(self, *_: Any) -> None:
         """Close what an exception other than Exception, such as Ctrl-C, has left open."""
         if not in_backward():
+            self._settle()
             self._remember_random_state()
             self._runner.operators.close_all()
 
     def _before_forward(self) -> None:
+        self._settle()
         if self._runner.broken:
             self.abandon()
         if self._must_sync:
@@ -314,8 +320,29 @@ class Store:
         """Number of committed steps, which is the number of the step to do now."""
         return self.job.steps
 
-    def commit_step(self, params: HyperParams) -> StepResult:
-        """Commit the step with ``params``. The step of the optimizer does this."""
+    def _settle(self) -> StepResult | None:
+        """Finish the call that Ctrl-C has interrupted. Return the result if it was a step."""
+        result = None
+        if self.job.client.is_interrupted:
+            result = self.job.client.finish()
+        if self._commits:
+            self._commits = False
+            if self.job.steps != self._n_steps:
+                self._step_ends()
+        return result if isinstance(result, StepResult) else None
+
+    def _step_ends(self) -> None:
+        self._runner.next_micro_batch()
+        self._random_state = None
+
+    def commit_step(self, params: Callable[[], HyperParams]) -> StepResult:
+        """Commit the step with ``params()``. The step of the optimizer does this.
+
+        If Ctrl-C has interrupted this function, it goes on with the step.
+        """
+        interrupted = self._settle()
+        if interrupted is not None:
+            return interrupted
         if self._runner.broken:
             raise RuntimeError(
                 "cistern: the last backward pass has raised: call Store.sync, and do the step again"
@@ -323,9 +350,11 @@ class Store:
         self._runner.operators.close_all()
         self._runner.deliver_rest()
         self._check_memory()
-        result = self.job.step(params)
-        self._runner.next_micro_batch()
-        self._random_state = None
+        given = params()
+        self._n_steps, self._commits = self.job.steps, True
+        result = self.job.step(given)
+        self._commits = False
+        self._step_ends()
         return result
 
     def _check_memory(self) -> None:
@@ -339,6 +368,10 @@ class Store:
 
     def sync(self) -> int:
         """Give up the step for all ranks, wait for them, and return the step to do now."""
+        try:
+            self._settle()
+        except StepVoid:
+            pass
         self.abandon()
         step = self.job.sync()
         self._must_sync = False
@@ -365,6 +398,7 @@ class Store:
 
         KeyError: there is no such parameter. Raises what ``Job.tensor_read`` raises.
         """
+        self._settle()
         tensor = self._tensors[name]
         return weights.read_state(self.job, tensor.number, state, tensor.shape)
 
@@ -373,6 +407,7 @@ class Store:
 
         The moments become 0. ValueError: ``values`` has another shape.
         """
+        self._settle()
         tensor = self._tensors[name]
         if tuple(values.shape) != tensor.shape:
             raise ValueError(
@@ -419,6 +454,7 @@ class Store:
         One rank does this. ``attach`` with ``resume=dir`` goes on from it, with the same bits.
         Raises what ``Client.save`` raises.
         """
+        self._settle()
         return self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
 
     def stat(self) -> RankStat:
@@ -431,16 +467,18 @@ class Store:
     def close(self, *, remove: bool = False) -> None:
         """Leave the job. Its states stay in the daemon, unless ``remove``.
 
-        Afterwards the model cannot be used any more.
+        Afterwards the model cannot be used any more. A call that Ctrl-C has interrupted is given up;
+        the rank then counts as dead until it is opened again.
         """
         self._runner.forget()
-        name, client = self.job.name, self.job.client
         try:
-            self.job.leave()
-            if remove:
-                client.remove_job(name)
+            if not self.job.client.is_pending:
+                self.job.leave()
         finally:
             self.job.close()
+        if remove:
+            with Client(self.job.client.socket) as client:
+                client.remove_job(self.job.name)
 
     def __reduce__(self) -> Any:
         raise TypeError("cistern: a store cannot be copied or pickled")
