@@ -288,5 +288,5 @@ holds '.engines[2].kind == "cuda" and .engines[2].device == .gpus[1].uuid and .e
 expect 0 stat
 says '^gpu       cuda:1 Stub, GPU-00000000-stub-1: 0 B of 32.0 MiB for pools, card 64.0 MiB, driver 13.0$'
 says '^BANDWIDTH +UP +DOWN +REDUCE +UPDATE +B/PARAM +NS/PARAM +HELD$'
-says '^cuda:1 +off +- '
+says '^cuda:1 +0 +off +- '
 stop_daemon g
