@@ -375,6 +375,8 @@ START_TEST(foreign)
     for (uint64_t step = 1; step <= 3; step++) {
         save(step);
     }
+    touch("step-00000001/buffers.safetensors"); /* Not foreign. */
+    touch("step-00000001/buffers-new.safetensors");
     touch("step-00000002/notes");
     rc = cstc_directory_keep(path, "job", 1, 3, &why);
     ck_assert(whole(2) && whole(3) && exists("step-00000002/notes"));

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import cistern
 import cistern.torch as ct
 import models
@@ -157,10 +158,9 @@ class Base(PeftCase):
         plain = models.bf16(models.llama)
         self.base(copy.deepcopy(plain)).close()
         twin = adapted("lora", copy.deepcopy(plain))
-        rotary = copy.deepcopy(plain.model.rotary_emb)
-        model = plain.to("meta")
-        model.model.rotary_emb = rotary
-        model = adapted("lora", model)
+        with accelerate.init_empty_weights(include_buffers=False):
+            model = models.llama()
+        model = adapted("lora", model)  # This puts the adapters on the meta device, too.
         for name, module in model.named_modules():
             if "lora_" in name and isinstance(module, nn.Linear):
                 module.to_empty(device="cpu")

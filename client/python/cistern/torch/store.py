@@ -13,18 +13,19 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap, Pattern, State
+from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap, Pattern, State, Status
 from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
-from cistern.errors import StepVoid
+from cistern.errors import CstError, StepVoid
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import adapters, clip, state_dicts, weights
+from cistern.torch import adapters, buffers, clip, state_dicts, weights
 from cistern.torch.declaration import Declaration, GroupOf, declare
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
+from cistern.torch.origin import Origin
 from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
@@ -57,10 +58,12 @@ def attach(
 ) -> Store:
     """Move the weights of ``model`` into a job of the daemon, and return the store.
 
-    If the job has weights already, it keeps them: the process goes on with the step
+    If the job has weights already, it keeps them, with a warning: the process goes on with the step
     ``Store.step_no``. Else rank 0 writes them: those of ``model``, or of the safetensors files at
     the path ``load``, or the states of the checkpoint at the path ``resume``. Parameters may be on
-    the meta device if there is such a path, or if the job has weights.
+    the meta device if there is such a path, or if the job has weights, and buffers may not.
+    Persistent buffers are read from these files in each process. A job that has no weights when this
+    function fails is removed.
 
     - ``job``: its name; by default that of the torchrun job.
     - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
@@ -82,14 +85,16 @@ def attach(
     Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
     exact values in fp32. Parameters that need no gradient are frozen for good.
 
-    Raises TypeError for parameters that cannot be in a store, ValueError if there are none, and
-    what ``Job``, ``Job.commit`` and ``Job.sync`` raise.
+    Raises TypeError for parameters that cannot be in a store and buffers on the meta device,
+    ValueError if there are no parameters or the job has not reached the step of ``resume``, and what
+    ``Job``, ``Job.commit`` and ``Job.sync`` raise.
     """
     rank, world = _ranks(rank, world)
     name = job or os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
         raise ValueError("cistern: the job has no name")
     declaration = declare(model, units, param_group, tokens)
+    origin = Origin(model, load, resume)
     opened = Job(
         name,
         socket=socket,
@@ -110,14 +115,31 @@ def attach(
         model_config=_model_config(model),
         adapter_config=adapters.config_text(model),
     )
+    is_new = not opened.initialised
     try:
         store = Store(opened, model, declaration)
         store._prepares = overlap is Overlap.EARLY
-        store._begin(rank == 0 and not opened.initialised, load, resume, base is not None)
+        if not is_new:
+            origin.check_kept(opened, warns=rank == 0)
+        elif rank == 0:
+            origin.warn_of_missing_buffers()
+        store._begin(origin if is_new and rank == 0 else None, base is not None)
     except BaseException:
         opened.close()
+        if is_new and rank == 0:
+            _remove_unused(opened)
         raise
     return store
+
+
+def _remove_unused(job: Job) -> None:
+    """Remove ``job``, which has no weights, when ``attach`` has failed."""
+    try:
+        with Client(job.client.socket) as client:
+            client.remove_job(job.name)
+    except CstError as error:
+        if error.status != Status.ENOTFOUND:  # The daemon removes a job whose commit fails.
+            warnings.warn(f"cistern: job '{job.name}' remains: {error}", stacklevel=3)
 
 
 class Store:
@@ -169,19 +191,19 @@ class Store:
 
     # -- the beginning
 
-    def _begin(self, writes: bool, load: Path | None, resume: Path | None, has_base: bool) -> None:
-        if writes:
-            self._write_first_states(load, resume, has_base)
+    def _begin(self, origin: Origin | None, has_base: bool) -> None:
+        if origin is not None:
+            self._write_first_states(origin, has_base)
         self._take_parameters()
         self.job.sync()
 
-    def _write_first_states(self, load: Path | None, resume: Path | None, has_base: bool) -> None:
+    def _write_first_states(self, origin: Origin, has_base: bool) -> None:
         loaded: set[str] = set()
-        if resume is not None:
-            self.job.load(resume)
+        if origin.resume is not None:
+            self.job.load(origin.resume)
             return
-        if load is not None:
-            loaded = self._load_model(load)
+        if origin.load is not None:
+            loaded = self._load_model(origin.load)
         for name, parameter in weights.named_parameters(self.model):
             if name in loaded or (has_base and not parameter.requires_grad):
                 continue
@@ -452,10 +474,15 @@ class Store:
         """Write a checkpoint to the directory ``dir``, from which transformers can load a model.
 
         One rank does this. ``attach`` with ``resume=dir`` goes on from it, with the same bits.
-        Raises what ``Client.save`` raises.
+        The persistent buffers of this process are in a file of their own beside the weights.
+        Raises what ``Client.save`` raises, and OSError.
         """
         self._settle()
-        return self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
+        of_model = buffers.copies(self.model)
+        saved = self.job.save(dir, keep=keep, fp32_weights=fp32_weights)
+        if of_model:
+            buffers.write(os.path.join(dir, f"step-{saved.step:08}"), of_model)
+        return saved
 
     def stat(self) -> RankStat:
         """Return the daemon's counters of this rank. ``print(store)`` shows them in words."""

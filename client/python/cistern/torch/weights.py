@@ -77,8 +77,8 @@ def without_meta(model: nn.Module) -> None:
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Move the buffers of ``model`` to ``device``, but those on the meta device."""
+    """Move the buffers of ``model`` to ``device``."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and not buffer.is_meta:
+            if buffer is not None:
                 module._buffers[name] = buffer.to(device)
