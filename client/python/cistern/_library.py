@@ -112,8 +112,21 @@ class OneThread:
 
 
 def text(value: str | os.PathLike[str] | None) -> bytes | None:
-    """Return what a parameter of the type ``const char *`` is given."""
-    return None if value is None else os.fsencode(value)
+    """Return what a parameter of the type ``const char *`` is given.
+
+    CstError: EINVAL, a zero byte would end it.
+    """
+    encoded = None if value is None else os.fsencode(value)
+    if encoded is not None and b"\0" in encoded:
+        raise error_of(Status.EINVAL, f"{value!r} has a zero byte")
+    return encoded
+
+
+def check_in_range(struct: ctypes.Structure, **values: object) -> None:
+    """Raise CstError (EINVAL) if a number of ``values`` is another one in the field of its name."""
+    for name, value in values.items():
+        if isinstance(value, int) and getattr(struct, name) != value:
+            raise error_of(Status.EINVAL, f"{name} is {value}, which is out of range")
 
 
 def fields(struct: ctypes.Structure) -> dict[str, Any]:

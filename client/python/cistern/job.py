@@ -130,6 +130,20 @@ class Job:
             adapter_config=_library.text(adapter_config),
             reshape=reshape,
         )
+        _library.check_in_range(
+            spec,
+            rank=rank,
+            world=world,
+            pool_bytes=pool_bytes,
+            chunk_elems=chunk_elems,
+            timeout_ms=timeout_ms,
+            ttl_s=ttl_s,
+            micro_batches=micro_batches,
+            seed=seed,
+            delay_from=delay_from,
+            device_update_bytes=device_update_bytes,
+            device_states=device_states,
+        )
         self.name = name
         self.rank = rank
         self.world = world

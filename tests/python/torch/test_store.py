@@ -258,10 +258,32 @@ class Models(TorchCase):
             ("6G", 6 << 30),
             ("1.5GiB", 3 << 29),
             ("2kb", 2048),
+            (6e9, 6000000000),
         ):
             self.assertEqual(in_bytes(size), expected)
-        with self.assertRaises(ValueError):
-            in_bytes("many")
+        for wrong in ("many", None, "6X", "", "G", "-5M", -1, 2**70, float("nan")):
+            with self.assertRaisesRegex(ValueError, f"cistern: {wrong!r} is no size"):
+                in_bytes(wrong)
+
+    def test_wrong_arguments_are_named(self) -> None:
+        model = models.bf16(lambda: nn.Linear(4, 4))
+        for options, words in (
+            ({"timeout_ms": -1}, "timeout_ms is -1"),
+            ({"rank": -1}, "rank is -1"),
+            ({"name": "a\0b"}, "zero byte"),
+        ):
+            with self.assertRaisesRegex(ct.CstError, words):
+                ct.attach(model, **{"job": options.pop("name", "wrong"), "device": "cpu"} | options)
+        store = self.attach(model)
+        with self.assertRaisesRegex(ValueError, "'weight' is in a store already"):
+            self.attach(model, "second")
+        with self.assertRaisesRegex(TypeError, "'bias' is written from a tensor"):
+            store.write("bias", [0.0] * 4)
+        with self.assertRaisesRegex(TypeError, "the state is 'grad'"):
+            store.read("weight", "grad")
+        named = nn.ModuleDict({"größe": nn.Linear(4, 4)})
+        with self.assertRaisesRegex(ValueError, "parameter 'größe.weight'"):
+            self.attach(named, "second")
 
     def test_a_pool_that_is_too_small(self) -> None:
         with self.assertRaises(ct.PoolTooSmall):

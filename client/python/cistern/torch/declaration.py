@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from cistern.torch import adapters, weights
+from cistern.torch.storage import is_lent
 from cistern.torch.units import find_units
 
 GroupOf = Callable[[str, nn.Parameter], int]
@@ -69,11 +70,21 @@ def declare(
     """Return what a job is told about ``model``, which can be on the meta device.
 
     The arguments are those of ``attach``. Raises TypeError for parameters that cannot be in a
-    store, and ValueError if there are none or a name of ``units`` is unknown.
+    store, and ValueError if there are none, a name of ``units`` is unknown, a name is not
+    in printable ASCII, or the model is in a store already.
     """
     parameters = list(weights.named_parameters(model))
     if not parameters:
         raise ValueError("cistern: the model has no parameters")
+    for name, parameter in parameters:
+        if is_lent(parameter):
+            raise ValueError(
+                f"cistern: parameter '{name}' is in a store already: a model is attached once"
+            )
+        if not name.isascii() or not name.isprintable():
+            raise ValueError(
+                f"cistern: parameter '{name}': a job has names in printable ASCII alone"
+            )
     weights.check_no_shared_memory(parameters)
     files = adapters.external_names(model)
     tensors = {

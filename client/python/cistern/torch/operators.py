@@ -51,7 +51,8 @@ class Tensor:
         self.trains = parameter.requires_grad
         message = (
             f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
-            " only while a module runs that owns it. Store.read returns a copy."
+            " only while a module runs that owns it. Store.read and the state_dict of the whole model"
+            " return copies."
         )
         self.lent = LentStorage(self.shape, device, message, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.

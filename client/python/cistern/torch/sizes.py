@@ -3,16 +3,27 @@
 
 from __future__ import annotations
 
+import re
 
-def in_bytes(size: int | str) -> int:
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_LIMIT = 1 << 63
+
+
+def in_bytes(size: float | str) -> int:
     """Return the number of bytes of a size such as "6G" or "1.5GiB". ValueError: it is none."""
-    if isinstance(size, int):
-        return size
-    digits = size.rstrip("BibKMGTkmgt")
-    suffix = size[len(digits) :].upper().removesuffix("IB").removesuffix("B")
-    if suffix not in ("", "K", "M", "G", "T"):
-        raise ValueError(f"cistern: '{size}' is no size")
-    return int(float(digits) * 1024 ** " KMGT".index(suffix or " "))
+    n_bytes: float = -1
+    if isinstance(size, int | float):
+        n_bytes = size
+    elif isinstance(size, str):
+        found = _SIZE.fullmatch(size.strip())
+        n_bytes = (
+            -1
+            if found is None
+            else float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")
+        )
+    if not 0 <= n_bytes < _LIMIT:  # Nor is it NaN.
+        raise ValueError(f"cistern: {size!r} is no size: examples are 6000000000, '6G', '1.5GiB'")
+    return int(n_bytes)
 
 
 def in_words(n_bytes: int) -> str:

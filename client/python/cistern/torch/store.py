@@ -39,7 +39,7 @@ def attach(
     rank: int | None = None,
     world: int | None = None,
     device: str | torch.device | None = None,
-    pool: int | str = 0,
+    pool: float | str = 0,
     plan_file: Path | None = None,
     units: Collection[str] = (),
     micro_batches: int = 1,
@@ -418,8 +418,11 @@ class Store:
     def read(self, name: str, state: State = State.WEIGHT) -> torch.Tensor:
         """Return a copy of a state of the parameter ``name``: bf16, or fp32 for master and moments.
 
-        KeyError: there is no such parameter. Raises what ``Job.tensor_read`` raises.
+        KeyError: there is no such parameter. TypeError: ``state`` is no State. Raises what
+        ``Job.tensor_read`` raises.
         """
+        if not isinstance(state, State):
+            raise TypeError(f"cistern: the state is {state!r}, and not one such as State.GRAD")
         self._settle()
         tensor = self._tensors[name]
         return weights.read_state(self.job, tensor.number, state, tensor.shape)
@@ -427,8 +430,10 @@ class Store:
     def write(self, name: str, values: torch.Tensor) -> None:
         """Write the master weights of the parameter ``name``, and so its weights, between steps.
 
-        The moments become 0. ValueError: ``values`` has another shape.
+        The moments become 0. ValueError: ``values`` has another shape. TypeError: it is no tensor.
         """
+        if not isinstance(values, torch.Tensor):
+            raise TypeError(f"cistern: '{name}' is written from a tensor, not a {type(values)}")
         self._settle()
         tensor = self._tensors[name]
         if tuple(values.shape) != tensor.shape:
