@@ -5,10 +5,14 @@
 #include <string.h>
 
 const char *const cst_optimizer_names[CST_OPTIMIZER_COUNT + 1] = {
-    [CST_OPTIMIZER_ADAMW] = "adamw",
-    [CST_OPTIMIZER_ADAM] = "adam",
-    [CST_OPTIMIZER_LION] = "lion",
-    [CST_OPTIMIZER_SGD] = "sgd",
+    [CST_OPTIMIZER_ADAMW] = "adamw", [CST_OPTIMIZER_ADAM] = "adam", [CST_OPTIMIZER_LION] = "lion",
+    [CST_OPTIMIZER_SGD] = "sgd",     [CST_OPTIMIZER_MUON] = "muon",
+};
+
+const char *const cst_tensor_update_names[CST_TENSOR_UPDATE_COUNT + 1] = {
+    [CST_TENSOR_UPDATE_AUTO] = "auto",
+    [CST_TENSOR_UPDATE_ADAMW] = "adamw",
+    [CST_TENSOR_UPDATE_MUON] = "muon",
 };
 
 const char *const cst_masters_names[CST_MASTERS_COUNT + 1] = {

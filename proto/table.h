@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CST_TABLE_MAGIC 0x31656c6261545343ull /* "CSTable1" */
+#define CST_TABLE_MAGIC 0x32656c6261545343ull /* "CSTable2" */
 #define CST_TILE_ELEMS                                                                             \
     4096 /* Elements per tile. Part of the numerics: it fixes the order of the norm's sum. */
 
@@ -84,7 +84,7 @@ struct cst_table_header {
     uint64_t tiles_bytes;  /* Offset of tiles from the start of the table, bytes. */
     uint64_t total_bytes;  /* Size of the table. */
     uint32_t grad_bytes;   /* Size of an element of every grad row: 2 or 0: bf16; 4: fp32. */
-    uint32_t optimizer;    /* enum cst_optimizer */
+    uint32_t optimizer;    /* enum cst_optimizer; of a chunk: cst_table_optimizer */
     uint32_t moments;      /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
     uint32_t rounding;     /* enum cst_rounding: for moments that are not fp32 */
     uint32_t masters;      /* enum cst_masters: format of the master row */
@@ -99,6 +99,10 @@ struct cst_table_chunk {
     /* Places in the arena. exp_avg_sq is CST_PLACE_NONE if the optimizer has one moment. */
     struct cst_place rows[CST_ROW_COUNT];
     struct cst_place other_weight; /* Place of the second weight row, or CST_PLACE_NONE. */
+    /* Chunks that are updated by Muon: memory for the products (kernels/math/muon.h), which the
+     * chunks of a node share. Otherwise CST_PLACE_NONE. */
+    struct cst_place scratch;
+    uint64_t scratch_bytes; /* Size of the scratch. */
     uint64_t n_elems; /* Elements in use, from the first span's start to the last span's end. */
     /* Number of the chunk's first span. The chunk's spans are adjacent entries, ordered by
      * start. */
@@ -118,6 +122,9 @@ struct cst_table_span {
     float lr_scale;      /* Factor of lr. */
     float decay_scale;   /* Factor of weight_decay. */
     uint32_t param_group;
+    /* Chunks that are updated by Muon: rows and columns of each matrix of the tensor, which has
+     * n_elems / (rows x columns) matrices. Otherwise 0. */
+    uint32_t rows, columns;
     uint32_t pad; /* Padding, 0. */
 };
 
@@ -140,10 +147,21 @@ static inline uint64_t cst_table_moment_bytes(enum cst_moments moments, uint64_t
                                          : 4 * n_elems;
 }
 
-/* Return whether @optimizer has the row exp_avg_sq. */
+/* Return whether chunks that are updated by @optimizer have the row exp_avg_sq. */
 static inline bool cst_table_has_second(enum cst_optimizer optimizer)
 {
     return optimizer == CST_OPTIMIZER_ADAMW || optimizer == CST_OPTIMIZER_ADAM;
+}
+
+/* Return the optimizer of @chunk, which has states: that of the job, but of a job of
+ * CST_OPTIMIZER_MUON only the chunks with a scratch are updated by Muon, and others by AdamW. */
+static inline enum cst_optimizer cst_table_optimizer(const struct cst_table_header *header,
+                                                     const struct cst_table_chunk *chunk)
+{
+    bool adamw =
+        header->optimizer == CST_OPTIMIZER_MUON && chunk->scratch.segment == CST_PLACE_NONE;
+
+    return adamw ? CST_OPTIMIZER_ADAMW : (enum cst_optimizer)header->optimizer;
 }
 
 /* Return the bytes of the first @n_elems elements of row @row (or CST_ROW_WEIGHT_OTHER). The

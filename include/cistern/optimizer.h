@@ -12,7 +12,21 @@ enum cst_optimizer {
     CST_OPTIMIZER_LION = 2,
     /* Momentum is beta1, decay is added to the gradient; one moment (exp_avg). */
     CST_OPTIMIZER_SGD = 3,
+    /* Matrices by Muon: the orthogonalised momentum, decoupled decay; one moment (exp_avg). All
+     * other tensors as CST_OPTIMIZER_ADAMW, with two moments. See enum cst_tensor_update. */
+    CST_OPTIMIZER_MUON = 4,
     CST_OPTIMIZER_COUNT
+};
+
+/* How a job of CST_OPTIMIZER_MUON updates a tensor. The other optimizers ignore it. */
+enum cst_tensor_update {
+    /* By Muon, if the tensor is a hidden matrix: it has two dimensions, or three (a stack of
+     * matrices, such as one for each expert), all its matrices have at least two rows and two
+     * columns, and neither the first nor the last operator uses it. Otherwise by AdamW. */
+    CST_TENSOR_UPDATE_AUTO = 0,
+    CST_TENSOR_UPDATE_ADAMW = 1, /* By AdamW. */
+    CST_TENSOR_UPDATE_MUON = 2,  /* By Muon. The tensor must have two or three dimensions. */
+    CST_TENSOR_UPDATE_COUNT
 };
 
 /* Where the bits of the master weights, which are always fp32, are stored. */

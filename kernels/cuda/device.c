@@ -40,6 +40,19 @@ static int cuda_populate(void *state, int fd, void *base, uint64_t offset, uint6
     return CST_OK;
 }
 
+/* Updates by Muon are made by the engines of nodes. */
+static int cuda_orthogonalise(void *state, unsigned thread, const struct cste_device_update *update,
+                              unsigned stage, uint64_t first, uint64_t count, struct cst_err *err)
+{
+    (void)state;
+    (void)thread;
+    (void)stage;
+    (void)first;
+    (void)count;
+    return cst_err_set(err, CST_EUNSUPPORTED, "a GPU does not update chunk %u by Muon",
+                       update->work->chunk);
+}
+
 const struct cste_device_ops cste_cuda_ops = {
     .name = "cuda",
     /* Copies of unlocked memory are slow. */
@@ -62,4 +75,5 @@ const struct cste_device_ops cste_cuda_ops = {
     .convert = cste_gpu_convert,
     .reduce = cste_gpu_reduce,
     .update = cste_gpu_update,
+    .orthogonalise = cuda_orthogonalise,
 };

@@ -79,7 +79,8 @@ static struct cst_update_moment moment(const struct cste_device_update *update,
 
 static struct cst_cuda_update arguments(const struct cste_device_update *update)
 {
-    const struct cst_table_header *table = update->work->table;
+    struct cst_table_header *table = update->work->table;
+    const struct cst_table_chunk *chunk = &cst_table_chunks(table)[update->work->chunk];
     bool wide = table->grad_bytes == sizeof(float);
     void *grad = pointer(update->in[CST_ROW_GRAD]);
     struct cst_cuda_update args = {.rows = {.grad_bf16 = wide ? NULL : grad,
@@ -87,7 +88,7 @@ static struct cst_cuda_update arguments(const struct cste_device_update *update)
                                             .weight = pointer(update->out[CST_ROW_WEIGHT])},
                                    .seed = table->seed,
                                    .t = update->work->mark,
-                                   .optimizer = table->optimizer};
+                                   .optimizer = cst_table_optimizer(table, chunk)};
 
     if (table->masters == CST_MASTERS_SPLIT) {
         args.rows.weight_in = pointer(update->in[CST_ROW_WEIGHT]);

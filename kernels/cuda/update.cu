@@ -125,7 +125,7 @@ __device__ __forceinline__ void compute_and_store(group &x, uint32_t optimizer,
 
 #pragma unroll
     for (int j = 0; j < CST_VEC_GROUP; j++) {
-        cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j], x.g[j]};
+        cst_formula_states states = {x.p[j], x.moments[0][j], x.moments[1][j], x.g[j], {}};
 
         cst_formula_moments(static_cast<cst_optimizer>(optimizer), &scalars, x.g[j], &states);
         cst_formula_weight(static_cast<cst_optimizer>(optimizer), MOMENTS, &scalars, &states);

@@ -175,9 +175,10 @@ static int check_overlap(const struct cste_chunk *chunk, struct cst_err *err)
 static int find_rows(const struct cste_segments *segments, struct cste_chunk *chunk, unsigned rows,
                      struct cst_err *err)
 {
+    const struct cst_table_header *header = chunk->work.table;
     int rc = CST_OK;
 
-    if (!cst_table_has_second((enum cst_optimizer)chunk->work.table->optimizer)) {
+    if (!cst_table_has_second(cst_table_optimizer(header, chunk->entry))) {
         rows &= ~CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
     }
     for (int row = 0; row < CSTE_CHUNK_N_ROWS && rc == CST_OK; row++) {

@@ -263,6 +263,13 @@ int cste_device_reduce(struct cste_device *device, unsigned thread,
                                err);
 }
 
+static enum cst_optimizer optimizer_of(const struct cste_device_update *update)
+{
+    struct cst_table_header *header = update->work->table;
+
+    return cst_table_optimizer(header, &cst_table_chunks(header)[update->work->chunk]);
+}
+
 /* Check that exactly the rows in @rows have a place in @at, and that each lies within its
  * memory. */
 static int check_rows(const struct cste_device_update *update, const struct cste_addr *at,
@@ -300,8 +307,7 @@ int cste_device_update(struct cste_device *device, unsigned thread,
         return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,
                            update->work->mark);
     }
-    states |=
-        cst_table_has_second((enum cst_optimizer)header->optimizer) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
+    states |= cst_table_has_second(optimizer_of(update)) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
     in = states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0) |
          (header->masters == CST_MASTERS_SPLIT ? 1u << CST_ROW_WEIGHT : 0);
     rc = check_rows(update, update->in, in, err);
@@ -314,4 +320,14 @@ int cste_device_update(struct cste_device *device, unsigned thread,
     return rc != CST_OK
                ? rc
                : device->ops->update(device->state, thread, update, first, count, undo, done, err);
+}
+
+int cste_device_orthogonalise(struct cste_device *device, unsigned thread,
+                              const struct cste_device_update *update, unsigned stage,
+                              uint64_t first, uint64_t count, struct cst_err *err)
+{
+    if (update->work->batch == NULL || stage >= CST_MUON_STAGES) {
+        return cst_err_set(err, CST_EINVAL, "stage %u of an update by Muon", stage);
+    }
+    return device->ops->orthogonalise(device->state, thread, update, stage, first, count, err);
 }

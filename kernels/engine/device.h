@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of an engine's device: one table of twelve functions, all of them required. The
+/* The operations of an engine's device: one table of thirteen functions, all of them required. The
  * table is called through the functions below, which check bounds and alignment first. There is one
  * table for each kind of device (kernels/host/, kernels/cuda/), and a program is linked with one
  * kind. The code above this interface does not know which device it drives. This module does not
@@ -134,7 +134,8 @@ struct cste_device_spec {
     /* Which device to open, for example the UUID of a GPU. NULL: there is only one. */
     const char *id;
     unsigned n_team; /* Threads [0, n_team) may call all operations. */
-    /* Threads [n_team, n_threads) may call all operations except reduce and update. */
+    /* Threads [n_team, n_threads) may call all operations except reduce, update and
+     * orthogonalise. */
     unsigned n_threads;
     struct cste_rate_limit_spec pace; /* Rates that the device keeps. */
 };
@@ -193,6 +194,8 @@ struct cste_device_ops {
     int (*update)(void *state, unsigned thread, const struct cste_device_update *update,
                   uint64_t first, uint64_t count, struct cst_undo_slot *undo,
                   struct cst_tile_done *done, struct cst_err *err);
+    int (*orthogonalise)(void *state, unsigned thread, const struct cste_device_update *update,
+                         unsigned stage, uint64_t first, uint64_t count, struct cst_err *err);
 };
 
 /* An open device. */
@@ -290,5 +293,13 @@ int cste_device_reduce(struct cste_device *device, unsigned thread,
 int cste_device_update(struct cste_device *device, unsigned thread,
                        const struct cste_device_update *update, uint64_t first, uint64_t count,
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err);
+
+/* Prepare an update by Muon: do the pieces [@first, @first + @count) of @stage of the batch
+ * update->work->batch, which was checked (kernels/math/muon.h). In CST_MUON_DIRECTIONS these are
+ * tiles of the chunk. All rows are host memory. CST_EINVAL: a row is not in host memory.
+ * CST_ENOMEM. */
+int cste_device_orthogonalise(struct cste_device *device, unsigned thread,
+                              const struct cste_device_update *update, unsigned stage,
+                              uint64_t first, uint64_t count, struct cst_err *err);
 
 #endif

@@ -13,6 +13,7 @@ static unsigned rows_of(const struct cst_undo_slot *slot)
 
     switch (slot->kind) {
     case CST_UNDO_UPDATE:
+    case CST_UNDO_MUON:
         return states | CSTE_CHUNK_ROW(CST_ROW_GRAD);
     case CST_UNDO_FUSED:
         return states;

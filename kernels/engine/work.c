@@ -132,7 +132,19 @@ static void task_done(struct cste_task *task)
 {
     struct cste_work *work = work_of(task);
     const struct cste_work_kind *kind = cste_work_kind(work);
+    uint64_t pieces = 0;
 
+    if (kind->next != NULL && !atomic_load(&work->failed)) {
+        pieces = kind->next(work);
+    }
+    if (pieces > 0) {
+        work->began_ns = work->began_ns == 0 ? task->began_ns : work->began_ns;
+        task->n_pieces = pieces;
+        cste_thread_pool_submit(work->pool, task);
+        return;
+    }
+    /* The time of the task is that of its last turn. */
+    task->began_ns = work->began_ns == 0 ? task->began_ns : work->began_ns;
     /* The chunk is marked only if all its tiles are done. */
     if (kind->done != NULL && !atomic_load(&work->failed)) {
         kind->done(work);
@@ -170,6 +182,7 @@ void cste_work_submit(struct cste_work *work, struct cste_thread_pool *pool)
         cste_bandwidth_share_begin(&work->context->budget, cste_thread_pool_now());
     }
     tell_traffic(work, 1);
+    work->pool = pool;
     cste_thread_pool_submit(pool, &work->task);
 }
 

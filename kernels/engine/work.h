@@ -22,7 +22,7 @@
 /* Largest number of rows in `in`, and in `out`. */
 #define CSTE_WORK_MAX_ROWS 5
 #define CSTE_WORK_MAX_USES                                                                         \
-    (CST_TILE_MAX_SRC + CSTE_WORK_MAX_DST + 2 * CSTE_WORK_MAX_ROWS + CSTE_CHUNK_N_ROWS + 1)
+    (CST_TILE_MAX_SRC + CSTE_WORK_MAX_DST + 2 * CSTE_WORK_MAX_ROWS + CSTE_CHUNK_N_ROWS + 2)
 
 /* Data that all commands share. Only the loop thread uses it, except for progress and the
  * budget. */
@@ -92,6 +92,10 @@ struct cste_work {
     struct cste_chunk chunk;         /* REDUCE, UPDATE: the chunk; resolved. */
     /* UPDATE: resolved by prepare, except for guard. */
     struct cste_device_update update;
+    /* UPDATE by Muon: resolved scratch, present batch, and its stage (work_muon.c). */
+    struct cste_addr scratch;
+    struct cst_muon_batch batch;
+    unsigned stage;
     /* The chunk receives the mark at the end; resolved. */
     bool marks;
     uint64_t grain;                                /* Bytes, elements or tiles in a piece. */
@@ -100,6 +104,9 @@ struct cste_work {
     _Atomic uint64_t done_elems; /* REDUCE, UPDATE: elements of the tiles that were done. */
     /* REDUCE, UPDATE: bytes of rows that kernels read plus bytes that they wrote. */
     _Atomic uint64_t done_bytes;
+    struct cste_thread_pool *pool; /* Where the work was submitted; borrowed. */
+    /* Work of several turns: monotonic time when the first one began. Otherwise 0. */
+    uint64_t began_ns;
     uint64_t ended_ns;  /* Monotonic time after the last piece. */
     atomic_bool failed; /* A piece has failed. The remaining pieces do nothing. */
     int status;         /* Result. While pieces run, only the thread that set failed writes it. */

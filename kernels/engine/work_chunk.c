@@ -63,17 +63,24 @@ void cste_work_mark_chunk(struct cste_work *work)
 }
 
 /* The pieces are small enough for all threads to end together, and large enough to be worth waking
- * a thread. A chunk that carries the mark was done by an earlier engine. A chunk without tiles is
+ * a thread. */
+uint64_t cste_work_cut_tiles(struct cste_work *work, uint64_t n)
+{
+    uint64_t grain = n / (work->context->n_threads * TEAM_PIECES);
+    uint64_t most = work->context->device->ops->max_tiles;
+
+    grain = grain < MIN_TILES ? MIN_TILES : grain;
+    return cste_work_cut(work, n, grain > most ? most : grain);
+}
+
+/* A chunk that carries the mark was done by an earlier engine. A chunk without tiles is
  * done by marking it. */
 uint64_t cste_work_cut_chunk(struct cste_work *work)
 {
-    uint64_t n = work->chunk.n_tiles;
-    uint64_t grain = n / (work->context->n_threads * TEAM_PIECES);
-    uint64_t most = work->context->device->ops->max_tiles, pieces = 0;
+    uint64_t pieces = 0;
 
-    grain = grain < MIN_TILES ? MIN_TILES : grain;
     if (!work->marks || *chunk_mark(work) != work->mark) {
-        pieces = cste_work_cut(work, n, grain > most ? most : grain);
+        pieces = cste_work_cut_tiles(work, work->chunk.n_tiles);
     }
     if (pieces == 0) {
         cste_work_mark_chunk(work);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kinds of commands. Private to work.c (life of a command), work_message.c (content of its
  * message), work_parts.c (what all kinds use), work_bytes.c (COPY, FILL, CONVERT), work_chunk.c
- * (REDUCE, NORM) and work_update.c (UPDATE). */
+ * (REDUCE, NORM), work_update.c and
+ * work_muon.c (UPDATE). */
 #ifndef CST_WORK_KINDS_H
 #define CST_WORK_KINDS_H
 
@@ -18,7 +19,11 @@ struct cste_work_kind {
     int (*find)(struct cste_work *work, uint64_t *pieces);
     /* Do one piece. Pool thread. */
     int (*piece)(struct cste_work *work, uint64_t piece, unsigned thread, struct cst_err *err);
-    /* Called after the last piece if no piece failed, on the thread of that piece. May be NULL. */
+    /* Called after the last piece if no piece failed, on the thread of that piece. Returns the
+     * number of pieces that are to be done next; 0: the work is over. May be NULL. */
+    uint64_t (*next)(struct cste_work *work);
+    /* Called when the work is over and no piece failed, on the thread of the last piece. May be
+     * NULL. */
     void (*done)(struct cste_work *work);
     /* Add finished work to the counters. Loop thread. May be NULL. */
     void (*count)(const struct cste_work *work);
@@ -77,10 +82,26 @@ uint64_t cste_work_src_bytes(const struct cste_work *work);
  * it has no tile and is marked now. */
 uint64_t cste_work_cut_chunk(struct cste_work *work);
 
+/* Divide @n tiles into pieces and return their number. */
+uint64_t cste_work_cut_tiles(struct cste_work *work, uint64_t n);
+
 /* Add @done to the work done. Any thread. */
 void cste_work_add_done(struct cste_work *work, const struct cst_tile_done *done);
 
 /* Store the mark of the chunk if it gets one. All of its tiles are done. */
 void cste_work_mark_chunk(struct cste_work *work);
+
+/* -- UPDATE by Muon: work_muon.c ------------------------------------------------------------ */
+
+/* Check the chunk and its scratch, and begin with the first batch that is not done. All else of the
+ * UPDATE is resolved. Loop thread. CST_EINVAL. */
+int cste_work_find_muon(struct cste_work *work, uint64_t *pieces);
+
+/* Begin the next stage, as `next` of struct cste_work_kind. */
+uint64_t cste_work_next_muon(struct cste_work *work);
+
+/* Do one piece of the present stage, as `piece` of struct cste_work_kind. */
+int cste_work_muon_piece(struct cste_work *work, uint64_t piece, unsigned thread,
+                         struct cst_err *err);
 
 #endif

@@ -11,11 +11,21 @@ static bool is_split(const struct cste_work *work)
     return work->chunk.work.table->masters == CST_MASTERS_SPLIT;
 }
 
+static enum cst_optimizer optimizer_of(const struct cste_work *work)
+{
+    return cst_table_optimizer(work->chunk.work.table, work->chunk.entry);
+}
+
+static bool is_muon(const struct cste_work *work)
+{
+    return optimizer_of(work) == CST_OPTIMIZER_MUON;
+}
+
 /* Returns the rows of @rows that this update has: those of the optimizer, and the grad row only
  * without contributions. The chunk must have been found. */
 static unsigned rows_here(const struct cste_work *work, unsigned rows)
 {
-    bool second = cst_table_has_second((enum cst_optimizer)work->chunk.work.table->optimizer);
+    bool second = cst_table_has_second(optimizer_of(work));
 
     rows &= second ? ~0u : ~CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
     return work->n_src == 0 ? rows : rows & ~CSTE_CHUNK_ROW(CST_ROW_GRAD);
@@ -228,24 +238,46 @@ static int find_update(struct cste_work *work, uint64_t *pieces)
             rc = check_written(work, row);
         }
     }
-    *pieces = rc == CST_OK ? cste_work_cut_chunk(work) : 0;
-    return rc;
+    if (rc != CST_OK) {
+        *pieces = 0;
+        return rc;
+    }
+    if (is_muon(work)) {
+        return cste_work_find_muon(work, pieces);
+    }
+    *pieces = cste_work_cut_chunk(work);
+    return CST_OK;
 }
 
 static int update_piece(struct cste_work *work, uint64_t piece, unsigned thread,
                         struct cst_err *err)
 {
-    uint64_t first, n = cste_work_share(work, piece, work->chunk.n_tiles, &first);
+    uint64_t first, n;
     struct cst_tile_done done;
-    int rc = cste_device_update(work->context->device, thread, &work->update, first, n,
-                                &work->context->slots[thread], &done, err);
+    int rc;
 
+    if (is_muon(work)) {
+        return cste_work_muon_piece(work, piece, thread, err);
+    }
+    n = cste_work_share(work, piece, work->chunk.n_tiles, &first);
+    rc = cste_device_update(work->context->device, thread, &work->update, first, n,
+                            &work->context->slots[thread], &done, err);
     cste_work_add_done(work, &done);
     return rc;
 }
 
+static uint64_t next_stage(struct cste_work *work)
+{
+    return is_muon(work) ? cste_work_next_muon(work) : 0;
+}
+
+/* The counters give the rate of updates in one pass, which plans rely on. They leave out updates by
+ * Muon, whose time is that of products. */
 static void count_update(const struct cste_work *work)
 {
+    if (is_muon(work)) {
+        return;
+    }
     work->context->update_elems += work->done_elems;
     work->context->update_bytes += work->done_bytes;
     cste_work_was_busy(&work->context->updating, work);
@@ -257,5 +289,6 @@ const struct cste_work_kind cste_work_update = {.name = "UPDATE",
                                                 .marks = true,
                                                 .find = find_update,
                                                 .piece = update_piece,
+                                                .next = next_stage,
                                                 .done = cste_work_mark_chunk,
                                                 .count = count_update};

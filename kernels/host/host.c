@@ -20,7 +20,10 @@ struct host {
     const struct cst_kernels *kernels; /* The best kernels for this processor. */
     const struct cste_cpus *cpus;      /* Processors of the engine; borrowed. */
     size_t page_bytes;                 /* Page size of the system. */
-    struct cste_rate_limit update;     /* Rate of updates. */
+    /* Memory for products, one for each thread of the team; NULL: the thread has made none. */
+    struct cst_product_space **spaces;
+    unsigned n_spaces;
+    struct cste_rate_limit update; /* Rate of updates. */
 };
 
 static int host_open(void **state, const struct cste_device_spec *spec,
@@ -33,8 +36,15 @@ static int host_open(void **state, const struct cste_device_spec *spec,
     }
     *host = (struct host){.kernels = cst_kernels_get(NULL),
                           .cpus = spec->cpus,
-                          .page_bytes = (size_t)sysconf(_SC_PAGESIZE)};
+                          .page_bytes = (size_t)sysconf(_SC_PAGESIZE),
+                          .spaces = calloc(spec->n_team, sizeof *host->spaces),
+                          .n_spaces = spec->n_team};
+    if (host->spaces == NULL) {
+        free(host);
+        return cst_err_set(err, CST_ENOMEM, "no memory for the host device");
+    }
     if (host->kernels == NULL) {
+        free(host->spaces);
         free(host);
         return cst_err_set(err, CST_EUNSUPPORTED, "no kernels for this processor");
     }
@@ -49,6 +59,10 @@ static void host_close(void *state)
     struct host *host = state;
 
     cste_rate_limit_close(&host->update);
+    for (unsigned i = 0; i < host->n_spaces; i++) {
+        free(host->spaces[i]);
+    }
+    free(host->spaces);
     free(host);
 }
 
@@ -241,6 +255,43 @@ static int host_update(void *state, unsigned thread, const struct cste_device_up
     return CST_OK;
 }
 
+/* Returns the memory for products of this thread; NULL: there is no memory. */
+static struct cst_product_space *space_of(struct host *host, unsigned thread)
+{
+    struct cst_product_space **space = &host->spaces[thread];
+
+    if (*space == NULL) {
+        *space = aligned_alloc(64, sizeof **space);
+    }
+    return *space;
+}
+
+static int host_orthogonalise(void *state, unsigned thread, const struct cste_device_update *update,
+                              unsigned stage, uint64_t first, uint64_t count, struct cst_err *err)
+{
+    struct host *host = state;
+    struct cst_tile_work mine = *update->work;
+    struct cst_product_space *space = space_of(host, thread);
+    int rc = check_memory(update, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (space == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for products: %zu bytes", sizeof *space);
+    }
+    place(&mine, update);
+    mine.kernels = host->kernels;
+    if (stage == CST_MUON_DIRECTIONS) {
+        (void)cst_tile_direct_range(&mine, update->hyper, first, count);
+        return CST_OK;
+    }
+    for (uint64_t i = first; i < first + count; i++) {
+        cst_muon_piece(mine.batch, host->kernels, stage, i, space);
+    }
+    return CST_OK;
+}
+
 const struct cste_device_ops cste_host_ops = {
     .name = "host",
     .one_pool = true,
@@ -262,4 +313,5 @@ const struct cste_device_ops cste_host_ops = {
     .convert = host_convert,
     .reduce = host_reduce,
     .update = host_update,
+    .orthogonalise = host_orthogonalise,
 };

@@ -292,6 +292,20 @@ static int paced_update(void *state, unsigned thread, const struct cste_device_u
     return cste_host_ops.update(paced->host, thread, &mine, first, count, undo, done, err);
 }
 
+/* As on a GPU. */
+static int paced_orthogonalise(void *state, unsigned thread,
+                               const struct cste_device_update *update, unsigned stage,
+                               uint64_t first, uint64_t count, struct cst_err *err)
+{
+    (void)state;
+    (void)thread;
+    (void)stage;
+    (void)first;
+    (void)count;
+    return cst_err_set(err, CST_EUNSUPPORTED, "an accelerator does not update chunk %u by Muon",
+                       update->work->chunk);
+}
+
 const struct cste_device_ops cste_paced_ops = {
     .name = "paced",
     .max_team = CSTE_THREAD_POOL_MAX_THREADS,
@@ -313,4 +327,5 @@ const struct cste_device_ops cste_paced_ops = {
     .convert = paced_convert,
     .reduce = paced_reduce,
     .update = paced_update,
+    .orthogonalise = paced_orthogonalise,
 };

@@ -13,6 +13,11 @@
     X(ADAM, adam)                                                                                  \
     X(LION, lion)                                                                                  \
     X(SGD, sgd)
+/* MUON needs the directions of whole matrices, which are computed on processors only. For GPUs this
+ * is empty (kernels/cuda/vec.cuh). */
+#ifndef CST_FORMULA_MUON
+#define CST_FORMULA_MUON(X) X(MUON, muon)
+#endif
 
 /* The values of struct cst_update_scalars, each in every lane. */
 struct cst_formula_scalars {
@@ -34,6 +39,7 @@ struct cst_formula_states {
     struct cst_vec m; /* exp_avg */
     struct cst_vec v; /* exp_avg_sq, if the optimizer has it */
     struct cst_vec u; /* Result of the first function for the second one. */
+    struct cst_vec o; /* MUON: the orthogonalised direction. */
 };
 
 /* Copy each scalar to every lane. */
@@ -154,6 +160,21 @@ CST_INLINE void cst_formula_sgd_weight(enum cst_moments moments,
     x->p = cst_vec_fnma(s->lr, x->u, x->p);
 }
 
+CST_INLINE void cst_formula_muon_moments(const struct cst_formula_scalars *s, struct cst_vec g,
+                                         struct cst_formula_states *x)
+{
+    x->m = cst_formula_towards(x->m, g, s->one_minus_beta1);
+    x->u = x->o;
+}
+
+CST_INLINE void cst_formula_muon_weight(enum cst_moments moments,
+                                        const struct cst_formula_scalars *s,
+                                        struct cst_formula_states *x)
+{
+    (void)moments;
+    x->p = cst_vec_fnma(s->step_size, x->u, cst_vec_mul(x->p, s->decay));
+}
+
 /* Compute the moments of @x with the formula of @optimizer, a compile-time constant. @g is the
  * gradient before scaling. x->p is only read, and x->u is set. A NaN in a result can be any NaN. */
 CST_INLINE void cst_formula_moments(enum cst_optimizer optimizer,
@@ -166,6 +187,7 @@ CST_INLINE void cst_formula_moments(enum cst_optimizer optimizer,
         cst_formula_##prefix##_moments(s, g, x);                                                   \
     }
     CST_FORMULAS(CASE)
+    CST_FORMULA_MUON(CASE)
 #undef CASE
 }
 
@@ -180,6 +202,7 @@ CST_INLINE void cst_formula_weight(enum cst_optimizer optimizer, enum cst_moment
         cst_formula_##prefix##_weight(moments, s, x);                                              \
     }
     CST_FORMULAS(CASE)
+    CST_FORMULA_MUON(CASE)
 #undef CASE
 }
 

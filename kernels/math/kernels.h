@@ -7,6 +7,7 @@
 #include "kernels/math/accumulate.h"
 #include "kernels/math/cast.h"
 #include "kernels/math/norm.h"
+#include "kernels/math/product.h"
 #include "kernels/math/reduce.h"
 #include "kernels/math/total.h"
 #include "kernels/math/update.h"
@@ -26,6 +27,8 @@ struct cst_kernels {
     cst_expand_fn expand;
     cst_total_fp32_fn total_fp32;
     cst_total_bf16_fn total_bf16;
+    cst_direction_fn direction;
+    cst_product_fn product;
 };
 
 /* Returns all rows, the best one last, and stores their number in *n_out. The rows are constant. */

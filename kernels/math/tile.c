@@ -66,6 +66,11 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
         .accumulate = work->accumulate,
     };
     assert(tile->number < work->table->n_tiles);
+    if (work->batch != NULL) {
+        uint32_t number = (uint32_t)(span - work->batch->spans);
+
+        tile->direction = cst_muon_values(work->batch, number, true) + done;
+    }
     tile->entry = &cst_table_tiles(work->table)[tile->number];
     walk->span_tile++;
     walk->left--;
@@ -76,7 +81,13 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
 struct grads {
     const uint16_t *bf16;
     const float *fp32;
+    const uint16_t *direction; /* MUON: the tile's orthogonalised directions. */
 };
+
+static enum cst_optimizer optimizer_of(const struct cst_tile_work *work)
+{
+    return cst_table_optimizer(work->table, &cst_table_chunks(work->table)[work->chunk]);
+}
 
 /* Returns the rows of @tile from its element @first on. The rows are read at work->rows and written
  * at @out. */
@@ -85,11 +96,13 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
                                       uint32_t first)
 {
     const enum cst_moments format = (enum cst_moments)work->table->moments;
-    const int n = cst_table_has_second((enum cst_optimizer)work->table->optimizer) ? 2 : 1;
+    const int n = cst_table_has_second(optimizer_of(work)) ? 2 : 1;
     const struct cst_rows *in = &work->rows;
     uint64_t at = tile->start + first;
     struct cst_update_rows rows = {.grad_bf16 = grads.bf16 != NULL ? grads.bf16 + first : NULL,
                                    .grad_fp32 = grads.fp32 != NULL ? grads.fp32 + first : NULL,
+                                   .direction =
+                                       grads.direction != NULL ? grads.direction + first : NULL,
                                    .weight = out->weight + at};
 
     if (work->table->masters == CST_MASTERS_SPLIT) {
@@ -125,7 +138,7 @@ static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_ro
     }
     rows.next = next;
     rows.n_next = work->n_src;
-    work->kernels->update->v[table->optimizer][table->moments][table->rounding](
+    work->kernels->update->v[optimizer_of(work)][table->moments][table->rounding](
         scalars, &random, tile->n_elems - first, &rows, undo);
     if (work->n_src > 0) {
         /* The sums of the contributions are in cache and are not counted. */
@@ -166,7 +179,8 @@ static struct grads grad_row(const struct cst_tile_work *work, const struct cst_
     const struct cst_rows *rows = &work->rows;
 
     return (struct grads){.bf16 = rows->grad != NULL ? rows->grad + tile->start : NULL,
-                          .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL};
+                          .fp32 = rows->grad_f32 != NULL ? rows->grad_f32 + tile->start : NULL,
+                          .direction = tile->direction};
 }
 
 /* Write the weights of a tile whose states stay: the gradient may have overwritten the weights, or
@@ -217,6 +231,21 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     return bytes + cst_update_bytes(&rows, format, n);
 }
 
+static enum cst_undo_kind undo_kind(const struct cst_tile_work *work)
+{
+    return work->n_src > 0 ? CST_UNDO_FUSED : work->batch != NULL ? CST_UNDO_MUON : CST_UNDO_UPDATE;
+}
+
+/* Returns whether the guard spares @tile. Without contributions, the sum of squares is the one that
+ * REDUCE stored. */
+static bool is_spared(const struct cst_tile_work *work, const struct cst_tile *tile,
+                      float grad_scale)
+{
+    return work->batch != NULL
+               ? tile->spared
+               : work->guard && !cst_grad_limit_holds(tile->entry->sum_squares, grad_scale);
+}
+
 /* Update @tile. Contributions are summed in @sums first. Returns the bytes read and written. */
 static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_rows *out,
                             const struct cst_update_scalars *scalars, const struct cst_tile *tile,
@@ -226,13 +255,15 @@ static uint64_t update_tile(const struct cst_tile_work *work, const struct cst_r
     struct grads grads =
         work->n_src > 0 ? sum_tile(work, tile, sums, &bytes) : grad_row(work, tile);
 
-    /* Without contributions, the sum of squares is the one that REDUCE stored. */
-    if (work->guard && !cst_grad_limit_holds(tile->entry->sum_squares, scalars->grad_scale)) {
+    if (is_spared(work, tile, scalars->grad_scale)) {
         return bytes + keep_tile(work, out, tile);
     }
+    if (undo != NULL && work->batch != NULL) {
+        /* A restored tile finds its directions in the slot. */
+        memcpy(undo->grads.bf16, tile->direction, tile->n_elems * sizeof *tile->direction);
+    }
     if (undo != NULL) {
-        cst_undo_begin_update(undo, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE, tile,
-                              scalars, work->other_weight);
+        cst_undo_begin_update(undo, undo_kind(work), tile, scalars, work->other_weight);
     }
     return bytes +
            run_kernel(work, out, scalars, tile, grads, 0, undo != NULL ? &undo->states : NULL);
@@ -256,7 +287,7 @@ bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_s
     done->bytes +=
         update_tile(work, &work->rows, scalars, tile, undo != NULL ? &undo->grads : &sums, undo);
     done->n_elems += tile->n_elems;
-    cst_undo_end(undo, tile, work->n_src > 0 ? CST_UNDO_FUSED : CST_UNDO_UPDATE);
+    cst_undo_end(undo, tile, undo_kind(work));
     return true;
 }
 
@@ -269,6 +300,9 @@ void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_t
     if (slot->kind == CST_UNDO_FUSED) {
         grads = work->table->grad_bytes == sizeof(float) ? (struct grads){.fp32 = slot->grads.fp32}
                                                          : (struct grads){.bf16 = slot->grads.bf16};
+    }
+    if (slot->kind == CST_UNDO_MUON) {
+        grads.direction = slot->grads.bf16;
     }
     slot->states.base = first;
     (void)run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
@@ -370,6 +404,35 @@ uint64_t cst_tile_count(const struct cst_tile_work *work)
     return n;
 }
 
+/* Compute the scalars of @span. */
+static void prepare(const struct cst_tile_work *work, const struct cst_tile_hyper *hyper,
+                    const struct cst_table_span *span, struct cst_update_scalars *out)
+{
+    double lr = hyper->lr * cst_table_lr(work->table, span, work->mark);
+    double decay = hyper->weight_decay * cst_table_decay(work->table, span, work->mark);
+
+    if (work->batch != NULL) {
+        cst_update_prepare_muon(out, lr, decay, hyper->grad_scale, span->rows, span->columns);
+    } else {
+        cst_update_prepare(out, lr, hyper->beta1, hyper->beta2, hyper->eps, decay,
+                           hyper->grad_scale, work->mark);
+    }
+}
+
+/* Returns whether @span is one that Muon does not update, because the guard finds a tile with
+ * gradients beyond the limit: the direction of a matrix depends on all its gradients. */
+static bool is_span_spared(const struct cst_tile_work *work, const struct cst_table_span *span,
+                           float grad_scale)
+{
+    const struct cst_table_tile *tiles = cst_table_tiles(work->table) + span->first_tile;
+    bool holds = true;
+
+    for (uint64_t i = 0; work->guard && i < cst_table_n_tiles(span->n_elems) && holds; i++) {
+        holds = cst_grad_limit_holds(tiles[i].sum_squares, grad_scale);
+    }
+    return !holds;
+}
+
 struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
                                            const struct cst_tile_hyper *hyper, uint64_t first,
                                            uint64_t count, struct cst_undo_slot *undo)
@@ -380,17 +443,79 @@ struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
     struct cst_tile tile;
     struct cst_tile_walk walk;
     struct cst_tile_done done = {0};
+    bool spared = false;
 
     cst_tile_walk_start(&walk, work, first, count);
     while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
         if (span != prepared) {
-            cst_update_prepare(&scalars, hyper->lr * cst_table_lr(work->table, span, work->mark),
-                               hyper->beta1, hyper->beta2, hyper->eps,
-                               hyper->weight_decay * cst_table_decay(work->table, span, work->mark),
-                               hyper->grad_scale, work->mark);
+            prepare(work, hyper, span, &scalars);
+            spared = work->batch != NULL && is_span_spared(work, span, hyper->grad_scale);
             prepared = span;
         }
+        tile.spared = spared;
         (void)cst_tile_update(work, &scalars, &tile, undo, &done);
+    }
+    return done;
+}
+
+/* Compute the directions of @tile and store them at @out, which has whole groups. */
+static void direct_tile(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
+                        const struct cst_tile *tile, uint16_t *out)
+{
+    const enum cst_moments format = (enum cst_moments)work->table->moments;
+    struct grads grads = grad_row(work, tile);
+    size_t n = tile->n_elems, whole = n - n % CST_UPDATE_GROUP;
+    alignas(64) float m[CST_TILE_ELEMS];
+    union {
+        uint16_t bf16[CST_UPDATE_GROUP];
+        float fp32[CST_UPDATE_GROUP];
+    } rest = {0};
+
+    memset(m + whole, 0, (CST_TILE_ELEMS - whole) * sizeof *m);
+    cst_moments_decode(format, 0, tile->start, n, &work->rows.moments[0], m);
+    work->kernels->direction(whole, scalars, grads.bf16, grads.fp32, m, out);
+    if (whole == n) {
+        return;
+    }
+    /* The gradient may end with the last element. */
+    if (grads.bf16 != NULL) {
+        memcpy(rest.bf16, grads.bf16 + whole, (n - whole) * sizeof *rest.bf16);
+    } else {
+        memcpy(rest.fp32, grads.fp32 + whole, (n - whole) * sizeof *rest.fp32);
+    }
+    work->kernels->direction(n - whole, scalars, grads.bf16 != NULL ? rest.bf16 : NULL,
+                             grads.bf16 != NULL ? NULL : rest.fp32, m + whole, out + whole);
+}
+
+struct cst_tile_done cst_tile_direct_range(const struct cst_tile_work *work,
+                                           const struct cst_tile_hyper *hyper, uint64_t first,
+                                           uint64_t count)
+{
+    const uint64_t moment = cst_moments_elem_bytes((enum cst_moments)work->table->moments);
+    const struct cst_table_span *span;
+    struct cst_tile tile;
+    struct cst_update_scalars scalars;
+    const struct cst_table_span *prepared = NULL;
+    struct cst_tile_walk walk;
+    struct cst_tile_done done = {0};
+    bool spared = false;
+
+    cst_tile_walk_start(&walk, work, first, count);
+    while ((span = cst_tile_walk_next(&walk, &tile)) != NULL) {
+        uint16_t *out = cst_muon_values(work->batch, (uint32_t)(span - work->batch->spans), false) +
+                        (tile.start - span->start);
+
+        if (span != prepared) {
+            prepare(work, hyper, span, &scalars);
+            spared = is_span_spared(work, span, hyper->grad_scale);
+            prepared = span;
+        }
+        if (spared) {
+            memset(out, 0, tile.n_elems * sizeof *out);
+        } else {
+            direct_tile(work, &scalars, &tile, out);
+        }
+        done.bytes += tile.n_elems * (work->table->grad_bytes + moment + sizeof *out);
     }
     return done;
 }

@@ -7,6 +7,7 @@
 #define CST_TILE_H
 
 #include "kernels/math/kernels.h"
+#include "kernels/math/muon.h"
 #include "kernels/math/undo.h"
 #include "kernels/math/update.h"
 #include "proto/table.h"
@@ -40,6 +41,9 @@ struct cst_tile {
     uint32_t table;   /* Segment id of the table. */
     uint32_t chunk;   /* Index of the chunk in the table. */
     bool accumulate;  /* REDUCE: add to the grad row, which is fp32. */
+    /* MUON: orthogonalised directions of the tile; otherwise NULL. */
+    const uint16_t *direction;
+    bool spared; /* MUON: the guard of the update spares the tensor. */
 };
 
 /* A command on a chunk, shared by the threads that run it. */
@@ -54,7 +58,7 @@ struct cst_tile_work {
     bool elsewhere;    /* UPDATE: out of place, from `rows` to `out`, without marks. */
     bool other_weight; /* UPDATE in place: rows.weight is the second weight row. */
     /* UPDATE: a tile whose gradients exceed proto/grad_limit.h keeps its states, and its weights
-     * are made from the master weights. */
+     * are made from the master weights. By Muon: all tiles of the tensor. */
     bool guard;
     /* Rows of the chunk. UPDATE reads them and, in place, writes them. */
     struct cst_rows rows;
@@ -64,6 +68,9 @@ struct cst_tile_work {
      * contributions are summed in the pass of the update; `rows` then has no gradient. */
     const uint16_t *const *src;
     uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
+    /* UPDATE by Muon: the batch to which all tiles of the call belong; borrowed. The gradient is in
+     * a row, and the update is in place. Otherwise NULL. */
+    const struct cst_muon_batch *batch;
 };
 
 /* Hyper-parameters of an UPDATE before the scales of a span are applied. */
@@ -96,6 +103,13 @@ struct cst_tile_done {
 bool cst_tile_update(const struct cst_tile_work *work, const struct cst_update_scalars *scalars,
                      const struct cst_tile *tile, struct cst_undo_slot *undo,
                      struct cst_tile_done *done);
+
+/* MUON: compute the directions of tiles [@first, @first + @count) of the chunk, which belong to
+ * work->batch, and store them in its scratch. With work->guard, those of a tensor with a tile
+ * beyond proto/grad_limit.h are zeros. No state is changed. */
+struct cst_tile_done cst_tile_direct_range(const struct cst_tile_work *work,
+                                           const struct cst_tile_hyper *hyper, uint64_t first,
+                                           uint64_t count);
 
 /* Finish an update for cst_undo_restore: update @tile in place, from the group that @slot holds to
  * the end of the tile. The old values of the group have been put back. The work is not counted. */

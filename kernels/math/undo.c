@@ -8,6 +8,11 @@
 #include <assert.h>
 #include <string.h>
 
+static bool is_update(uint32_t kind)
+{
+    return kind == CST_UNDO_UPDATE || kind == CST_UNDO_FUSED || kind == CST_UNDO_MUON;
+}
+
 static void write_names(struct cst_undo_slot *slot, enum cst_undo_kind kind,
                         const struct cst_tile *tile)
 {
@@ -73,10 +78,10 @@ void cst_undo_end(struct cst_undo_slot *slot, const struct cst_tile *tile, enum 
     if (kind == CST_UNDO_FUSED) {
         /* The sum of squares in the entry was not made by a REDUCE. */
         mark_reduced(tile, CST_MARK_NONE);
-    } else if (kind != CST_UNDO_UPDATE) {
+    } else if (!is_update(kind)) {
         mark_reduced(tile, (uint32_t)tile->mark);
     }
-    if (kind == CST_UNDO_UPDATE || kind == CST_UNDO_FUSED) {
+    if (is_update(kind)) {
         mark_updated(tile);
     }
     if (slot != NULL) {
@@ -96,11 +101,6 @@ void cst_undo_drop(struct cst_undo_slot *slot)
     store_word(&slot->grad_held, 0);
 }
 
-static bool is_update(const struct cst_undo_slot *slot)
-{
-    return slot->kind == CST_UNDO_UPDATE || slot->kind == CST_UNDO_FUSED;
-}
-
 static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *rows)
 {
     switch (slot->kind) {
@@ -116,6 +116,15 @@ static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *ro
     }
 }
 
+/* Returns whether an update of this kind belongs to a chunk like this one. */
+static bool is_rule(const struct cst_undo_slot *slot, const struct cst_tile_work *work)
+{
+    const struct cst_table_chunk *chunk = &cst_table_chunks(work->table)[work->chunk];
+    bool muon = cst_table_optimizer(work->table, chunk) == CST_OPTIMIZER_MUON;
+
+    return !is_update(slot->kind) || muon == (slot->kind == CST_UNDO_MUON);
+}
+
 /* Returns whether a thread of an engine can have written the content of the slot. */
 static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_work *work,
                       uint64_t chunk_elems)
@@ -125,11 +134,11 @@ static bool plausible(const struct cst_undo_slot *slot, const struct cst_tile_wo
 
     if (slot->n_elems > CST_TILE_ELEMS || slot->n_elems > chunk_elems ||
         slot->start > chunk_elems - slot->n_elems || slot->tile >= work->table->n_tiles ||
-        slot->kind < CST_UNDO_UPDATE || slot->kind > CST_UNDO_FUSED ||
+        slot->kind < CST_UNDO_UPDATE || slot->kind > CST_UNDO_MUON || !is_rule(slot, work) ||
         !has_rows(slot, &work->rows)) {
         return false;
     }
-    if (!is_update(slot)) {
+    if (!is_update(slot->kind)) {
         return word == 0 && slot->grad_held == slot->n_elems;
     }
     return slot->grad_held == 0 && n > 0 && n <= CST_UPDATE_GROUP &&
@@ -166,7 +175,7 @@ static void put_back_group(const struct cst_undo_slot *slot, const struct cst_ti
         memcpy(rows->weight + at, old->split.weight, n * sizeof *old->split.weight);
     }
     /* The update writes the weights over the gradient, which is therefore restored as well. */
-    if (slot->kind == CST_UNDO_UPDATE && rows->weight == rows->grad) {
+    if (slot->kind != CST_UNDO_FUSED && rows->weight == rows->grad) {
         memcpy(rows->grad + at, old->grad, n * sizeof *old->grad);
     }
     for (int k = 0; k < (rows->moments[1].values != NULL ? 2 : 1); k++) {
@@ -192,7 +201,7 @@ int cst_undo_restore(struct cst_undo_slot *slot, const struct cst_tile_work *wor
         return CST_EINVAL;
     }
     tile.entry = &cst_table_tiles(work->table)[slot->tile];
-    if (!is_update(slot)) {
+    if (!is_update(slot->kind)) {
         /* A mark that is stored already means that the process was killed within cst_undo_end. */
         if (tile.entry->reduce_mark != (uint32_t)slot->mark) {
             put_back_grad(slot, &work->rows);

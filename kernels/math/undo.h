@@ -23,6 +23,7 @@
  *                  is new.
  *   FUSED HOLDS    As UPDATE. The summed gradients of the tile are in the slot; restore needs no
  *                  contributions.
+ *   MUON HOLDS     As UPDATE. The orthogonalised directions of the tile are in the slot.
  *   REDUCE HOLDS   The old gradients are in the slot while sums are written over them.
  *                  restore: they are put back. The tile is old, and the command must be repeated.
  *   ACCUMULATE HOLDS  The old gradients are in the slot while a sum is added to them.
@@ -55,6 +56,7 @@ enum cst_undo_kind {
     CST_UNDO_ACCUMULATE = 3, /* Holds an fp32 grad row to which a reduction adds. */
     /* Holds master and moments in an update whose gradient is summed in the same pass. */
     CST_UNDO_FUSED = 4,
+    CST_UNDO_MUON = 5, /* As UPDATE, and the directions with which Muon updates the tile. */
 };
 
 /* The gradients of a tile. */
@@ -68,7 +70,7 @@ struct cst_undo_slot {
     struct cst_update_undo states; /* UPDATE, FUSED: the group that is being changed. */
     /* REDUCE, ACCUMULATE: number of elements in `grads`; 0: none. */
     _Atomic uint32_t grad_held;
-    uint32_t kind;  /* enum cst_undo_kind. */
+    uint32_t kind;  /* enum cst_undo_kind; `UPDATE` below includes MUON. */
     uint32_t table; /* Segment id of the job table. */
     uint32_t chunk; /* Index of the chunk in the table. */
     uint64_t tile;  /* Number of the tile in the table. */
@@ -80,13 +82,13 @@ struct cst_undo_slot {
     uint32_t other_weight;
     struct cst_update_scalars scalars; /* UPDATE, FUSED: scalars with which the tile is finished. */
     /* REDUCE: old bf16 gradients. ACCUMULATE: old fp32 gradients. FUSED: sums in the format of the
-     * job's grad rows. */
+     * job's grad rows. MUON: bf16 directions. */
     union cst_undo_grads grads;
 };
 
-/* Name in @slot the tile of an UPDATE or FUSED update. The kernel then saves groups in
- * slot->states. FUSED: the sums are in slot->grads. The slot must be EMPTY; a new slot is all
- * zeros. Owner thread. */
+/* Name in @slot the tile of an UPDATE, MUON or FUSED update. The kernel then saves groups in
+ * slot->states. FUSED: the sums are in slot->grads. MUON: the directions are there. The slot must
+ * be EMPTY; a new slot is all zeros. Owner thread. */
 void cst_undo_begin_update(struct cst_undo_slot *slot, enum cst_undo_kind kind,
                            const struct cst_tile *tile, const struct cst_update_scalars *scalars,
                            bool other_weight);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/math/update.h"
 
+#include "proto/muon.h"
 #include "proto/table.h"
 
 #include <math.h>
@@ -43,6 +44,22 @@ void cst_update_prepare(struct cst_update_scalars *out, double lr, double beta1,
     };
 }
 
+void cst_update_prepare_muon(struct cst_update_scalars *out, double lr, double weight_decay,
+                             float grad_scale, uint32_t rows, uint32_t columns)
+{
+    double longest = rows > columns ? rows : columns;
+
+    *out = (struct cst_update_scalars){
+        .grad_scale = grad_scale,
+        .beta1 = (float)CST_MUON_MOMENTUM,
+        .one_minus_beta1 = (float)(1.0 - CST_MUON_MOMENTUM),
+        .lr = (float)lr,
+        .weight_decay = (float)weight_decay,
+        .decay = (float)(1.0 - lr * weight_decay),
+        .step_size = (float)(lr * 0.2 * sqrt(longest)),
+    };
+}
+
 static uint64_t moment_bytes(const struct cst_update_moment *row, enum cst_moments moments,
                              size_t n)
 {
@@ -60,6 +77,7 @@ uint64_t cst_update_bytes(const struct cst_update_rows *rows, enum cst_moments m
 
     bytes += rows->grad_bf16 != NULL ? n * sizeof *rows->grad_bf16 : 0;
     bytes += rows->grad_fp32 != NULL ? n * sizeof *rows->grad_fp32 : 0;
+    bytes += rows->direction != NULL ? n * sizeof *rows->direction : 0;
     bytes += rows->master_in != NULL ? n * sizeof *rows->master_in : 0;
     bytes += rows->master != NULL ? n * sizeof *rows->master : 0;
     bytes += rows->weight_in != NULL ? n * sizeof *rows->weight_in : 0;

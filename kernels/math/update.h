@@ -19,6 +19,11 @@
  *   SGD    torch.optim.SGD,    g = fma(weight_decay, p, g)
  *          dampening 0,        m = fma(beta1, m, g)
  *          no Nesterov         p = fma(-lr, m, p)
+ *   MUON   torch.optim.Muon    m = fma(1 - beta1, g - m, m)
+ *                              p = p * decay
+ *                              p = fma(-step_size, o, p)
+ *          o is the orthogonalised direction, computed before (kernels/math/muon.h), and step_size
+ *          is lr * 0.2 * sqrt(max(rows, columns)) (adjust_lr_fn "match_rms_adamw")
  *   all    decay = 1 - lr * weight_decay; step_size = lr / (1 - beta1^t); weight = bf16(p), nearest
  *          even; split masters: nearest, ties away from zero
  *
@@ -77,7 +82,7 @@ struct cst_update_scalars {
     float lr;           /* As given, times the scale of the span. */
     float weight_decay; /* As given, times the scale of the span. */
     float decay;        /* 1 - lr * weight_decay. */
-    float step_size;    /* lr / (1 - beta1^t). */
+    float step_size;    /* lr / (1 - beta1^t). MUON: see above. */
     float ratio_limit;  /* 1 - beta1^t: the largest |m / d| if moments are mx8. */
 };
 
@@ -86,6 +91,13 @@ struct cst_update_scalars {
  * and sqrt is the only function of libm. Any thread. */
 void cst_update_prepare(struct cst_update_scalars *out, double lr, double beta1, double beta2,
                         double eps, double weight_decay, float grad_scale, uint64_t t);
+
+/* As cst_update_prepare, for MUON and matrices of @rows and @columns: beta1 is CST_MUON_MOMENTUM,
+ * and step_size is @lr x 0.2 x sqrt(max(rows, columns)), with which a step has about the length
+ * that it has with AdamW (Liu et al.: Muon is Scalable for LLM Training, 2025, equation 4). The
+ * scalars of other formulas are 0. */
+void cst_update_prepare_muon(struct cst_update_scalars *out, double lr, double weight_decay,
+                             float grad_scale, uint32_t rows, uint32_t columns);
 
 /* A row of moments, from some element on. */
 struct cst_update_moment {
@@ -101,7 +113,8 @@ struct cst_update_rows {
     /* The gradient as bf16 or as fp32. The other pointer is NULL. */
     const uint16_t *grad_bf16;
     const float *grad_fp32;
-    const float *master_in; /* NULL: masters are split. */
+    const uint16_t *direction; /* MUON: the orthogonalised direction, bf16. Otherwise NULL. */
+    const float *master_in;    /* NULL: masters are split. */
     /* Split masters that are read; otherwise NULL. */
     const uint16_t *weight_in;
     const int16_t *remainder_in;
@@ -148,6 +161,7 @@ struct cst_update_table {
     cst_update_fn v[CST_OPTIMIZER_COUNT][CST_MOMENTS_COUNT][CST_ROUNDING_COUNT];
 };
 
+/* The functions of other optimizers than MUON do not read rows->direction. */
 extern const struct cst_update_table cst_update_ref, cst_update_avx2, cst_update_avx512,
     cst_update_neon;
 

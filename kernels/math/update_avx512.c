@@ -3,3 +3,6 @@
 
 #define UPDATE_TABLE cst_update_avx512
 #include "kernels/math/update_body.h"
+
+#define ISA avx512
+#include "kernels/math/product_body.h"

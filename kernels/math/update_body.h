@@ -60,6 +60,9 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
                                  .grad_fp32 = r->grad_bf16 == NULL ? r->grad_fp32 + i : NULL,
                                  .weight = r->weight + i};
 
+    if (way.optimizer == CST_OPTIMIZER_MUON) {
+        at.direction = r->direction + i;
+    }
     if (way.split) {
         at.weight_in = r->weight_in + i;
         at.remainder_in = r->remainder_in + i;
@@ -153,6 +156,9 @@ ALWAYS_INLINE void do_moments(struct way way, const struct call *call,
         struct cst_formula_states x = {
             .p = p[j], .m = moments[0][j], .v = moments[n_moments(way) - 1][j]};
 
+        if (way.optimizer == CST_OPTIMIZER_MUON) {
+            x.o = cst_vec_load_bf16(rows->direction + at);
+        }
         cst_formula_moments(way.optimizer, &call->scalars, load_grad(rows, at), &x);
         u[j] = x.u;
         moments[0][j] = x.m;
@@ -251,6 +257,9 @@ ALWAYS_INLINE void rows_ahead(struct way way, const struct cst_update_rows *rows
     } else {
         ahead(rows->grad_fp32, CST_UPDATE_GROUP * sizeof(float));
     }
+    if (way.optimizer == CST_OPTIMIZER_MUON) {
+        ahead(rows->direction, CST_UPDATE_GROUP * sizeof(uint16_t));
+    }
 }
 
 /* Prefetch the group at element @i of each row in rows->next. These rows are summed after the
@@ -308,6 +317,7 @@ ALWAYS_INLINE void save(struct way way, struct cst_update_undo *undo, uint32_t b
 /* Memory for a group that is padded with zeros. */
 struct padded {
     alignas(64) uint16_t grad_bf16[CST_UPDATE_GROUP];
+    alignas(64) uint16_t direction[CST_UPDATE_GROUP];
     alignas(64) float grad_fp32[CST_UPDATE_GROUP];
     alignas(64) float master[CST_UPDATE_GROUP];
     alignas(64) uint8_t moments[2][CST_UPDATE_GROUP * sizeof(float)];
@@ -339,6 +349,10 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
     } else {
         memcpy(padded->grad_fp32, rows->grad_fp32, n * sizeof *rows->grad_fp32);
         out->grad_fp32 = padded->grad_fp32;
+    }
+    if (way.optimizer == CST_OPTIMIZER_MUON) {
+        memcpy(padded->direction, rows->direction, n * sizeof *rows->direction);
+        out->direction = padded->direction;
     }
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
@@ -453,6 +467,7 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     ENTRY(function, name, MX8, STOCHASTIC, _mx8_stochastic)                                        \
     ENTRY(function, name, MX8, NEAREST, _mx8_nearest)
 CST_FORMULAS(ENTRIES)
+CST_FORMULA_MUON(ENTRIES)
 
 /* The functions of one optimizer in the table, by format of the moments and by rounding. */
 #define ROWS(name, function)                                                                       \
@@ -464,4 +479,4 @@ CST_FORMULAS(ENTRIES)
                  [CST_MOMENTS_MX8] = {[CST_ROUNDING_STOCHASTIC] = function##_mx8_stochastic,       \
                                       [CST_ROUNDING_NEAREST] = function##_mx8_nearest}},
 
-const struct cst_update_table UPDATE_TABLE = {.v = {CST_FORMULAS(ROWS)}};
+const struct cst_update_table UPDATE_TABLE = {.v = {CST_FORMULAS(ROWS) CST_FORMULA_MUON(ROWS)}};

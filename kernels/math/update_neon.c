@@ -3,3 +3,6 @@
 
 #define UPDATE_TABLE cst_update_neon
 #include "kernels/math/update_body.h"
+
+#define ISA neon
+#include "kernels/math/product_body.h"

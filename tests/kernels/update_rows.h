@@ -14,6 +14,7 @@ struct rows {
     size_t n;
     uint16_t *grad;
     float *grad_fp32;
+    uint16_t *direction; /* MUON */
     uint16_t *weight;
     float *master;
     struct cst_update_moment moments[2];
@@ -59,6 +60,7 @@ static inline void allocate(struct rows *rows, enum cst_moments format, size_t n
     *rows = (struct rows){.format = format, .n = n};
     rows->grad = hostile_buffer(n * sizeof *rows->grad);
     rows->grad_fp32 = hostile_buffer(n * sizeof *rows->grad_fp32);
+    rows->direction = hostile_buffer(n * sizeof *rows->direction);
     rows->weight = hostile_buffer(n * sizeof *rows->weight);
     rows->master = hostile_buffer(n * sizeof *rows->master);
     for (int k = 0; k < 2; k++) {
@@ -73,6 +75,7 @@ static inline void copy_rows(struct rows *to, const struct rows *from)
 {
     memcpy(to->grad, from->grad, to->n * sizeof *to->grad);
     memcpy(to->grad_fp32, from->grad_fp32, to->n * sizeof *to->grad_fp32);
+    memcpy(to->direction, from->direction, to->n * sizeof *to->direction);
     memcpy(to->weight, from->weight, to->n * sizeof *to->weight);
     memcpy(to->master, from->master, to->n * sizeof *to->master);
     for (int k = 0; k < 2; k++) {
@@ -101,9 +104,12 @@ static inline void assert_same(const struct rows *got, const struct rows *want)
  * NaN. */
 static inline void fill_hostile(struct rows *rows, uint64_t *state)
 {
+    uint64_t own = *state; /* For the direction, which other updates do not have. */
+
     for (size_t i = 0; i < rows->n; i++) {
         rows->grad[i] = hostile_bf16(state);
         rows->grad_fp32[i] = hostile_fp32(state);
+        rows->direction[i] = hostile_bf16(&own);
         rows->weight[i] = hostile_bf16(state);
         rows->master[i] = hostile_fp32(state);
         for (int k = 0; k < 2; k++) {
@@ -130,6 +136,7 @@ static inline void fill_hostile(struct rows *rows, uint64_t *state)
 static inline void fill_ordinary(struct rows *rows, uint64_t *state)
 {
     float *m = calloc(rows->n, sizeof *m), *v = calloc(rows->n, sizeof *v);
+    uint64_t own = *state; /* For the direction, which other updates do not have. */
 
     for (size_t i = 0; i < rows->n; i++) {
         float scale = ldexpf(1.0f, -(int)(hostile_next(state) % 12));
@@ -138,6 +145,7 @@ static inline void fill_ordinary(struct rows *rows, uint64_t *state)
         v[i] = m[i] * m[i] * (1.0f + hostile_unit(state));
         rows->grad[i] = cst_fp32_to_bf16(hostile_unit(state) * 0.1f * scale);
         rows->grad_fp32[i] = hostile_unit(state) * 0.1f;
+        rows->direction[i] = cst_fp32_to_bf16(hostile_unit(&own) * 0.1f);
         rows->weight[i] = 0;
         rows->master[i] = hostile_unit(state);
     }
@@ -164,8 +172,10 @@ static inline struct cst_update_rows rows_from(struct how how, const struct rows
                                                const struct rows *out, size_t first)
 {
     bool two = cst_table_has_second(how.optimizer);
+    bool muon = how.optimizer == CST_OPTIMIZER_MUON;
     struct cst_update_rows rows = {.grad_bf16 = how.wide ? NULL : in->grad + first,
                                    .grad_fp32 = how.wide ? in->grad_fp32 + first : NULL,
+                                   .direction = muon ? in->direction + first : NULL,
                                    .master_in = in->master + first,
                                    .master = out->master + first,
                                    .weight = out->weight + first};
@@ -229,7 +239,9 @@ static inline void truth_update(struct how how, const struct cst_update_scalars 
             float g = how.wide ? rows->grad_fp32[i + j] : cst_bf16_to_fp32(rows->grad[i + j]);
 
             moments[0][j] = truth_load(rows, 0, i + j);
-            moments[1][j] = truth_load(rows, 1, i + j);
+            moments[1][j] = how.optimizer == CST_OPTIMIZER_MUON
+                                ? cst_bf16_to_fp32(rows->direction[i + j])
+                                : truth_load(rows, 1, i + j);
             truth_one(how.optimizer, how.moments, scalars, g, &rows->master[i + j], &moments[0][j],
                       &moments[1][j]);
             rows->weight[i + j] = cst_fp32_to_bf16(rows->master[i + j]);

@@ -35,7 +35,8 @@ static inline float truth_ratio(enum cst_moments moments, const struct cst_updat
                : ratio;
 }
 
-/* Update one element. @m and @v are decoded before the call; the results are not rounded yet. */
+/* Update one element. @m and @v are decoded before the call; the results are not rounded yet. MUON:
+ * @v is the direction. */
 static inline void truth_one(enum cst_optimizer optimizer, enum cst_moments moments,
                              const struct cst_update_scalars *s, float g, float *p, float *m,
                              float *v)
@@ -61,6 +62,10 @@ static inline void truth_one(enum cst_optimizer optimizer, enum cst_moments mome
         g = fmaf(s->weight_decay, *p, g);
         *m = fmaf(s->beta1, *m, g);
         *p = fmaf(-s->lr, *m, *p);
+        break;
+    case CST_OPTIMIZER_MUON:
+        *m = fmaf(s->one_minus_beta1, g - *m, *m);
+        *p = fmaf(-s->step_size, *v, *p * s->decay);
         break;
     case CST_OPTIMIZER_ADAMW:
     case CST_OPTIMIZER_COUNT:

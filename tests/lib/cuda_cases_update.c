@@ -12,6 +12,8 @@
 #include <string.h>
 
 enum { N_MOMENTS = 2, MAX_CASE_TILES = 8 };
+/* Accelerators do not have the last one, CST_OPTIMIZER_MUON. */
+enum { N_OPTIMIZERS = CST_OPTIMIZER_MUON };
 
 /* A row of moments. */
 struct moment {
@@ -256,13 +258,12 @@ static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
 
 static void update_cases(struct cases *c, enum cst_moments moments)
 {
-    for (int i = 0; i < CST_OPTIMIZER_COUNT * CST_ROUNDING_COUNT * 2 * N_FILL * 2; i++) {
-        struct update u = {
-            .optimizer = (enum cst_optimizer)(i % CST_OPTIMIZER_COUNT),
-            .moments = moments,
-            .rounding = (enum cst_rounding)(i / CST_OPTIMIZER_COUNT % CST_ROUNDING_COUNT),
-            .grad_bytes = i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT % 2 == 0 ? 2 : 4};
-        int fill = i / CST_OPTIMIZER_COUNT / CST_ROUNDING_COUNT / 2;
+    for (int i = 0; i < N_OPTIMIZERS * CST_ROUNDING_COUNT * 2 * N_FILL * 2; i++) {
+        struct update u = {.optimizer = (enum cst_optimizer)(i % N_OPTIMIZERS),
+                           .moments = moments,
+                           .rounding = (enum cst_rounding)(i / N_OPTIMIZERS % CST_ROUNDING_COUNT),
+                           .grad_bytes = i / N_OPTIMIZERS / CST_ROUNDING_COUNT % 2 == 0 ? 2 : 4};
+        int fill = i / N_OPTIMIZERS / CST_ROUNDING_COUNT / 2;
 
         u.split = fill >= N_FILL;
         update_case(c, &u, (enum cases_fill)(fill % N_FILL));

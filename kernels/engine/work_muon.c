@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* UPDATE by Muon: the stages of a chunk, batch after batch (kernels/math/muon.h). The pieces of a
+ * stage are one turn of the command's task; the thread that does the last piece begins the next
+ * stage.
+ *
+ *            +----------------------------------------------+
+ *            v                                              |
+ *   batch: DIRECTIONS -> SUMS -> SCALE -> ITERATE ... -> [complete] -> apply --(last)--> over
+ *                                                            ^
+ *            begun again by another engine: complete --------+
+ *
+ * Until the header of the scratch says that the directions are complete, no state of the batch has
+ * changed. From then on the directions are read from the scratch, which outlives the engine. The
+ * daemon has one chunk updated at a time with each scratch. */
+#include "kernels/engine/work_kinds.h"
+
+#include <inttypes.h>
+
+/* The stage after the last one of kernels/math/muon.h: tiles are updated. */
+#define APPLY CST_MUON_STAGES
+
+static bool is_done(const struct cste_work *work, const struct cst_muon_batch *batch)
+{
+    const struct cst_table_tile *tiles = cst_table_tiles(work->chunk.work.table);
+    bool done = true;
+
+    for (uint32_t i = 0; i < batch->n_spans && done; i++) {
+        const struct cst_table_span *span = &batch->spans[i];
+
+        for (uint64_t k = 0; k < cst_table_n_tiles(span->n_elems) && done; k++) {
+            done = tiles[span->first_tile + k].update_mark == (uint32_t)work->mark;
+        }
+    }
+    return done;
+}
+
+/* Returns the number of pieces of the present stage. */
+static uint64_t cut_stage(struct cste_work *work)
+{
+    return work->stage == CST_MUON_DIRECTIONS || work->stage == APPLY
+               ? cste_work_cut_tiles(work, work->batch.n_tiles)
+               : cst_muon_pieces(&work->batch, work->stage);
+}
+
+/* Begin the first batch from span number @span on that is not done. @tile is the number of tiles of
+ * the spans before. Returns its number of pieces; 0: there is none. */
+static uint64_t begin_batch(struct cste_work *work, uint32_t span, uint64_t tile)
+{
+    const struct cst_table_chunk *entry = work->chunk.entry;
+    struct cst_muon_batch *batch = &work->batch;
+
+    for (; span < entry->n_spans; span += batch->n_spans, tile += batch->n_tiles) {
+        cst_muon_batch_at(batch, work->chunk.work.table, entry, span, tile,
+                          cste_addr_host(work->scratch));
+        if (is_done(work, batch)) {
+            continue;
+        }
+        if (cst_muon_is_complete(batch, work->chunk_index, work->mark)) {
+            work->stage = APPLY;
+        } else {
+            cst_muon_clear(batch);
+            work->stage = CST_MUON_DIRECTIONS;
+        }
+        return cut_stage(work);
+    }
+    /* The next update must not find directions of this one, even if it had the same mark: states
+     * can have been written in between. */
+    cst_muon_clear(batch);
+    return 0;
+}
+
+int cste_work_find_muon(struct cste_work *work, uint64_t *pieces)
+{
+    const struct cst_table_chunk *entry = work->chunk.entry;
+    int rc;
+
+    if (!work->marks || work->n_src > 0) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "UPDATE of chunk %u by Muon is in place, and its gradient is in a row",
+                           work->chunk_index);
+    }
+    if (!cst_muon_check(work->chunk.work.table, entry)) {
+        return cst_err_set(&work->err, CST_EINVAL,
+                           "UPDATE of chunk %u by Muon: a tensor has no matrices or does not fit "
+                           "in the scratch of %" PRIu64 " bytes",
+                           work->chunk_index, entry->scratch_bytes);
+    }
+    rc = cste_work_find(work, entry->scratch, entry->scratch_bytes, 64, "scratch", &work->scratch);
+    if (rc == CST_OK && work->scratch.mem->base == NULL) {
+        rc = cst_err_set(&work->err, CST_EINVAL, "the scratch of chunk %u is memory of a device",
+                         work->chunk_index);
+    }
+    if (rc != CST_OK) {
+        return rc;
+    }
+    work->chunk.work.batch = &work->batch;
+    *pieces = entry->update_mark == work->mark ? 0 : begin_batch(work, 0, 0);
+    if (*pieces == 0) {
+        cste_work_mark_chunk(work);
+    }
+    return CST_OK;
+}
+
+uint64_t cste_work_next_muon(struct cste_work *work)
+{
+    const struct cst_muon_batch *batch = &work->batch;
+
+    if (work->stage == APPLY) {
+        return begin_batch(work, batch->first_span + batch->n_spans,
+                           batch->first_tile + batch->n_tiles);
+    }
+    work->stage++;
+    if (work->stage == APPLY) {
+        cst_muon_set_complete(batch, work->chunk_index, work->mark);
+    }
+    return cut_stage(work);
+}
+
+int cste_work_muon_piece(struct cste_work *work, uint64_t piece, unsigned thread,
+                         struct cst_err *err)
+{
+    struct cste_device *device = work->context->device;
+    struct cst_tile_done done = {0};
+    uint64_t first = piece, n = 1;
+    int rc;
+
+    if (work->stage == CST_MUON_DIRECTIONS || work->stage == APPLY) {
+        n = cste_work_share(work, piece, work->batch.n_tiles, &first);
+        first += work->batch.first_tile;
+    }
+    if (work->stage == APPLY) {
+        rc = cste_device_update(device, thread, &work->update, first, n,
+                                &work->context->slots[thread], &done, err);
+    } else {
+        rc = cste_device_orthogonalise(device, thread, &work->update, work->stage, first, n, err);
+    }
+    cste_work_add_done(work, &done);
+    return rc;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Muon: which matrices a tensor has, and the memory that their orthogonalisation takes. The layout
+ * reserves this memory, the scratch, once per node, and the node's engine uses it for one chunk
+ * after the other. A scratch holds the matrices of one batch, which is one tensor or more of a
+ * chunk:
+ *
+ *   +--------+-------------------------------------------+---------------------+-----
+ *   | header | tensor 0: values | values | Grams | sums  | tensor 1: values .. | ...
+ *   +--------+-------------------------------------------+---------------------+-----
+ *
+ * The two arrays of bf16 values have the tensor's elements each: one is computed from the other. Of
+ * the two Gram matrices per matrix, one is X X^T (or X^T X, the smaller one), and the other the
+ * polynomial of it. Formulas: kernels/math/muon.h. */
+#ifndef CST_MUON_H
+#define CST_MUON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CST_MUON_MOMENTUM 0.95 /* beta1 of the tensors that Muon updates. */
+/* A scratch is large enough for several small tensors, so that all threads of an engine have work.
+ * It is smaller if all chunks are. */
+#define CST_MUON_SCRATCH_BYTES (64ull << 20)
+/* Elements whose squares are added in one piece of work. */
+#define CST_MUON_SUM_ELEMS (1u << 18)
+
+/* Start of a scratch. */
+struct cst_muon_header {
+    /* Mark of the update for which the directions of the batch are complete; 0: they are not
+     * complete. Written last. */
+    uint64_t mark;
+    uint32_t chunk; /* Index of the chunk in the table. */
+    uint32_t batch; /* Number of the batch's first span within the chunk. */
+    uint64_t pad[6];
+};
+
+/* Sizes of the parts of a tensor in the scratch. */
+struct cst_muon_sizes {
+    uint64_t n_matrices;
+    uint64_t values_bytes; /* One of two arrays. */
+    uint64_t gram_bytes;   /* One Gram matrix; there are two for each matrix. */
+    uint64_t n_sums;       /* Partial sums of squares, of type double, for each matrix. */
+    uint64_t sums_bytes;   /* Those of all matrices. */
+    uint64_t total_bytes;
+};
+
+static inline uint64_t cst_muon_align(uint64_t bytes)
+{
+    return (bytes + 63) & ~UINT64_C(63);
+}
+
+/* Returns whether a tensor of this shape can be updated by Muon. *rows and *columns receive those
+ * of each of its matrices. */
+static inline bool cst_muon_shape(const int64_t *shape, uint32_t n_dims, uint32_t *rows,
+                                  uint32_t *columns)
+{
+    if ((n_dims != 2 && n_dims != 3) || shape[n_dims - 2] > UINT32_MAX ||
+        shape[n_dims - 1] > UINT32_MAX) {
+        return false;
+    }
+    *rows = (uint32_t)shape[n_dims - 2];
+    *columns = (uint32_t)shape[n_dims - 1];
+    return true;
+}
+
+/* Returns the sizes of a tensor of @n_elems elements, all of them in matrices of @rows and
+ * @columns, which are not 0. */
+static inline struct cst_muon_sizes cst_muon_sizes(uint64_t n_elems, uint32_t rows,
+                                                   uint32_t columns)
+{
+    uint64_t matrix = (uint64_t)rows * columns, side = rows < columns ? rows : columns;
+    struct cst_muon_sizes s = {.n_matrices = n_elems / matrix,
+                               .values_bytes = cst_muon_align(2 * n_elems),
+                               .gram_bytes = cst_muon_align(2 * side * side),
+                               .n_sums = (matrix + CST_MUON_SUM_ELEMS - 1) / CST_MUON_SUM_ELEMS};
+
+    s.sums_bytes = cst_muon_align(s.n_matrices * s.n_sums * sizeof(double));
+    s.total_bytes = 2 * s.values_bytes + 2 * s.n_matrices * s.gram_bytes + s.sums_bytes;
+    return s;
+}
+
+#endif
