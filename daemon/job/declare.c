@@ -173,6 +173,7 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
         .lr_scale = decl->lr_scale,
         .decay_scale = decl->decay_scale,
         .param_group = decl->param_group,
+        .update = decl->update,
         .group = decl->group,
         .pattern = decl->pattern,
         .whole_name = decl->whole_name,

@@ -56,7 +56,8 @@ static void fill_edges(const struct cst_model *model, struct declarations *d)
     }
 }
 
-static void fill_tensors(const struct cst_model *model, struct declarations *d)
+static void fill_tensors(const struct cst_model *model, const struct cst_layout *layout,
+                         struct declarations *d)
 {
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         const struct cst_layout_tensor *from = &model->tensors[i];
@@ -72,6 +73,9 @@ static void fill_tensors(const struct cst_model *model, struct declarations *d)
         tensor->decay_scale = from->decay_scale;
         tensor->has_param_group = from->param_group != 0;
         tensor->param_group = from->param_group;
+        tensor->has_update = from->update != CST_TENSOR_UPDATE_AUTO;
+        tensor->update = from->update;
+        tensor->has_muon = tensor->muon = layout->chunks[from->chunk].muon;
         tensor->has_group = tensor->has_pattern = true;
         tensor->group = from->group;
         tensor->pattern = from->pattern;
@@ -127,8 +131,8 @@ static void free_declarations(struct declarations *d)
 }
 
 /* Fill @out, which refers to @model and @d. False: out of memory; @d must be freed in any case. */
-static bool declare(const struct cst_model *model, struct declarations *d,
-                    Cistern__JobDescription *out)
+static bool declare(const struct cst_model *model, const struct cst_layout *layout,
+                    struct declarations *d, Cistern__JobDescription *out)
 {
     size_t n_groups = model->n_groups - 1, n_edges = model->n_edges, n_tensors = model->n_tensors,
            n_operators = model->n_operators;
@@ -151,7 +155,7 @@ static bool declare(const struct cst_model *model, struct declarations *d,
     }
     fill_groups(model, d);
     fill_edges(model, d);
-    fill_tensors(model, d);
+    fill_tensors(model, layout, d);
     fill_operators(model, d);
     out->n_groups = n_groups;
     out->groups = d->group_list;
@@ -247,7 +251,7 @@ static int make(const struct cstd_job *job, const struct cst_core_stats *stats,
 
     fill_options(job, &description);
     fill_progress(stats, &hyper, &description);
-    if (declare(&job->model, &declarations, &description)) {
+    if (declare(&job->model, &job->layout, &declarations, &description)) {
         rc = write_memfd(&description.base, &out->fd, &out->bytes, err);
     } else {
         rc = cst_err_set(err, CST_ENOMEM, "no memory to describe job '%s'", job->name);

@@ -131,8 +131,16 @@ static void add_chunk(struct list *list, const struct cstd_job *job, uint32_t c,
     }
 }
 
+static void add_segment(struct list *list, const struct cstd_job *job, uint32_t s)
+{
+    if (s != CST_LAYOUT_NO_ROW) {
+        add(list, &(struct cstd_pages){.segment = job->memory.segments[s],
+                                       .bytes = job->layout.segments[s].bytes});
+    }
+}
+
 /* Add the segments of @job that belong to no chunk. */
-static void add_landings(struct list *list, const struct cstd_job *job)
+static void add_shared(struct list *list, const struct cstd_job *job)
 {
     const struct cst_layout *layout = &job->layout;
 
@@ -140,10 +148,10 @@ static void add_landings(struct list *list, const struct cstd_job *job)
          layout->landings != NULL && i < job->daemon->engines.n_nodes * CST_LAYOUT_LANDINGS; i++) {
         uint32_t s = layout->landings[i].segment;
 
-        if (s != CST_LAYOUT_NO_ROW) {
-            add(list, &(struct cstd_pages){.segment = job->memory.segments[s],
-                                           .bytes = layout->segments[s].bytes});
-        }
+        add_segment(list, job, s);
+    }
+    for (uint32_t i = 0; layout->scratches != NULL && i < job->daemon->engines.n_nodes; i++) {
+        add_segment(list, job, layout->scratches[i].segment);
     }
 }
 
@@ -161,7 +169,7 @@ static void list_pages(struct list *list, const struct cstd_job *job)
             add_chunk(list, job->predecessor, plan->ended[i], true);
         }
     } else {
-        add_landings(list, job);
+        add_shared(list, job);
     }
     for (uint32_t i = from.begun_end; n < plan->n_stages && i < plan->stages[n].begun_end; i++) {
         add_chunk(list, job, plan->begun[i], false);

@@ -150,7 +150,7 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
     if (row->row == CST_ROW_WEIGHT) { /* Otherwise they are made from the master weights. */
         return !copy->to->options.grad_over_weight && copy->to->options.masters == CST_MASTERS_FP32;
     }
-    if (row->row == CST_ROW_EXP_AVG_SQ && !cst_table_has_second(copy->to->options.optimizer)) {
+    if (row->row == CST_ROW_EXP_AVG_SQ && chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW) {
         return false;
     }
     if (is_moment(row->row) && row->raw != is_raw(copy, t)) {

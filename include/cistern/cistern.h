@@ -411,6 +411,8 @@ struct cst_tensor_spec {
     const char *whole_name;
     /* Number of the tensor's parameter group, less than CST_MAX_PARAM_GROUPS (cst_param_groups). */
     uint32_t param_group;
+    /* With CST_OPTIMIZER_MUON: whether Muon updates the tensor. */
+    enum cst_tensor_update update;
 };
 
 /* Declare a tensor with all its properties. Returns the tensor's number (>= 0) or a negative
@@ -422,6 +424,8 @@ struct cst_tensor_spec {
  *     CST_PATTERN_TENSOR.
  *   - CST_EINVAL: whole_name is empty, longer than 255 bytes or not printable.
  *   - CST_EINVAL: param_group is not less than CST_MAX_PARAM_GROUPS.
+ *   - CST_EINVAL: `update` is unknown, or it is CST_TENSOR_UPDATE_MUON and the tensor does not have
+ *     two or three dimensions.
  *   - CST_EINVAL: an external name is empty, too long, not printable or given twice.
  *   - CST_EINVAL: the external tensors together have more or fewer rows than this tensor has rows
  *     or, with `transposed`, columns.

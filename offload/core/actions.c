@@ -119,9 +119,8 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
     const struct cst_layout *layout = core->layout;
     const struct cst_layout_chunk *c = &layout->chunks[chunk];
     const struct cst_layout_row *r = row == CST_ROW_WEIGHT_OTHER ? &c->other_weight : &c->rows[row];
-    uint64_t before = row == CST_ROW_GRAD
-                          ? elem * layout->grad_bytes
-                          : cst_layout_row_bytes(&layout->states, 0, (int)row, elem);
+    uint64_t before = row == CST_ROW_GRAD ? elem * layout->grad_bytes
+                                          : cst_layout_chunk_row_bytes(layout, c, (int)row, elem);
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],
                               .offset = r->offset + before};

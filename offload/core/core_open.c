@@ -4,6 +4,7 @@
 #include "offload/update/device_update.h"
 #include "offload/update/landing.h"
 #include "offload/residency/weight_row.h"
+#include "proto/muon.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -186,6 +187,9 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     if (status == CST_OK && cst_landing_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for landings");
     }
+    if (status == CST_OK && cst_update_open(core) != CST_OK) {
+        status = cst_err_set(err, CST_ENOMEM, "no memory for the use of scratches");
+    }
     if (status != CST_OK) {
         cst_core_close(core);
         return status;
@@ -212,6 +216,7 @@ void cst_core_close(struct cst_core *core)
     free(core->chunks);
     free(core->commit.order);
     cst_landing_close(core);
+    cst_update_close(core);
     free(core);
 }
 
@@ -237,6 +242,32 @@ static void write_chunk(const struct cst_core_config *config, uint32_t c,
     }
 }
 
+/* Write what an update of the chunk by Muon needs. */
+static void write_scratch(const struct cst_core_config *config, uint32_t c,
+                          struct cst_table_chunk *to)
+{
+    const struct cst_layout *layout = config->layout;
+    uint32_t segment = layout->scratches[layout->chunks[c].node].segment;
+
+    to->scratch.segment = config->arena_segments[segment];
+    to->scratch_bytes = layout->segments[segment].bytes;
+}
+
+static struct cst_table_span span_of(const struct cst_layout_tensor *t, bool muon)
+{
+    struct cst_table_span span = {.start = t->offset,
+                                  .n_elems = t->n_elems,
+                                  .first_tile = t->first_tile,
+                                  .lr_scale = t->lr_scale,
+                                  .decay_scale = t->decay_scale,
+                                  .param_group = t->param_group};
+
+    if (muon) {
+        (void)cst_muon_shape(t->shape, t->n_dims, &span.rows, &span.columns);
+    }
+    return span;
+}
+
 void cst_core_write_table(const struct cst_core_config *config, struct cst_table_header *table)
 {
     const struct cst_layout *layout = config->layout;
@@ -259,15 +290,13 @@ void cst_core_write_table(const struct cst_core_config *config, struct cst_table
             continue;
         }
         chunks[c].n_spans = from->n_tensors;
+        if (from->muon) {
+            write_scratch(config, c, &chunks[c]);
+        }
         for (uint32_t i = from->first_tensor; i < from->first_tensor + from->n_tensors; i++) {
             const struct cst_layout_tensor *t = &config->model->tensors[layout->order[i]];
 
-            spans[n_spans++] = (struct cst_table_span){.start = t->offset,
-                                                       .n_elems = t->n_elems,
-                                                       .first_tile = t->first_tile,
-                                                       .lr_scale = t->lr_scale,
-                                                       .decay_scale = t->decay_scale,
-                                                       .param_group = t->param_group};
+            spans[n_spans++] = span_of(t, from->muon);
         }
     }
 }

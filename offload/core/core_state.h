@@ -29,6 +29,7 @@
 #include "offload/core/instant.h"
 #include "offload/update/landing.h"
 #include "offload/update/overlap.h"
+#include "offload/update/update.h"
 #include "offload/core/rank.h"
 #include "offload/core/ranks.h"
 #include "offload/core/request.h"
@@ -109,6 +110,7 @@ struct cst_core {
     struct cst_save save;
     struct cst_grants grants;
     struct cst_landings landings;
+    struct cst_scratches scratches;
     struct cst_device_updates device_updates;
     struct cst_updates_done updates_done;
     struct cst_exposure exposure;

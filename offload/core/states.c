@@ -165,10 +165,10 @@ static int check_io(const struct cst_core *core, const struct cst_event *event, 
                            " following: tensor '%s' has %" PRIu64,
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
-    if (event->row == CST_ROW_EXP_AVG_SQ && !cst_table_has_second(core->layout->states.optimizer)) {
+    if (event->row == CST_ROW_EXP_AVG_SQ && core->chunks[tensor->chunk].has_states &&
+        core->layout->chunks[tensor->chunk].rows[event->row].segment == CST_LAYOUT_NO_ROW) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "tensor '%s': the job's optimizer has one moment, exp_avg",
-                           tensor->name);
+                           "tensor '%s': its optimizer has one moment, exp_avg", tensor->name);
     }
     if (check_raw(core, event, tensor, err) != CST_OK ||
         check_bf16(core, event, tensor, err) != CST_OK) {

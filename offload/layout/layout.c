@@ -22,6 +22,7 @@ static void fill_chunks(struct cst_layout *layout, const struct cst_packing *pac
         layout->chunks[c] = (struct cst_layout_chunk){.n_elems = from->n_elems,
                                                       .ranks = kind->ranks,
                                                       .pattern = kind->pattern,
+                                                      .muon = kind->muon,
                                                       .size_class = from->size_class,
                                                       .base_chunk = from->base_chunk};
     }
@@ -205,7 +206,7 @@ static int build(struct cst_layout *layout, struct cst_model *model, struct cst_
     }
     if (status == CST_OK) {
         cst_rows_place_on_devices(layout, config);
-        status = cst_rows_place(layout, config);
+        status = cst_rows_place(layout, model, config);
     }
     if (status == CST_OK) {
         status = list_uses(layout, model);
@@ -323,6 +324,7 @@ void cst_layout_close(struct cst_layout *layout)
     }
     free(layout->uses);
     free(layout->landings);
+    free(layout->scratches);
     free(layout->segments);
     free(layout->order);
     free(layout->chunks);

@@ -70,6 +70,7 @@ struct cst_layout_tensor {
     float decay_scale; /* Factor for the weight decay. */
     /* Number of the parameter group, whose factors can differ from step to step. */
     uint32_t param_group;
+    enum cst_tensor_update update; /* With CST_OPTIMIZER_MUON. */
     /* Index into cst_model.groups: the ranks that hold the tensor and sum its gradient. */
     uint32_t group;
     enum cst_pattern_kind pattern;
@@ -150,6 +151,7 @@ struct cst_layout_chunk {
     /* Ranks in the group of its tensors, one bit each; none beyond the job's world. */
     uint64_t ranks;
     enum cst_pattern_kind pattern; /* Pattern of all its tensors. */
+    bool muon;                     /* Muon updates all its tensors; none of other chunks. */
     /* Index into cst_layout.classes: the class of the blocks that hold the chunk. */
     uint32_t size_class;
     /* Chunk of the base job's layout whose rows this chunk uses. CST_LAYOUT_OWN: the rows are this
@@ -167,6 +169,12 @@ static inline bool cst_layout_has_states(const struct cst_layout_chunk *chunk)
 static inline bool cst_layout_is_own(const struct cst_layout_chunk *chunk)
 {
     return chunk->base_chunk == CST_LAYOUT_OWN;
+}
+
+/* True if an accelerator may update the chunk. Updates by Muon are made by the engines of nodes. */
+static inline bool cst_layout_may_leave(const struct cst_layout_chunk *chunk)
+{
+    return cst_layout_has_states(chunk) && !chunk->muon;
 }
 
 /* A size class: chunks of one capacity, and the blocks of a pool that hold them. A huge embedding
@@ -210,21 +218,43 @@ struct cst_layout_use {
 
 /* Which rows a chunk with states has, and in which format. */
 struct cst_layout_states {
-    enum cst_optimizer optimizer; /* LION and SGD have no exp_avg_sq. */
-    enum cst_masters masters;     /* SPLIT: the master row has 16-bit remainders. */
-    enum cst_moments moments;     /* Format of exp_avg and exp_avg_sq. */
-    bool two_weights;             /* There is a second weight row, for early or delayed updates. */
+    /* LION, SGD, and the chunks that Muon updates have no exp_avg_sq. As the optimizer of one
+     * chunk, MUON stands for these chunks (cst_layout_states_of). */
+    enum cst_optimizer optimizer;
+    enum cst_masters masters; /* SPLIT: the master row has 16-bit remainders. */
+    enum cst_moments moments; /* Format of exp_avg and exp_avg_sq. */
+    bool two_weights;         /* There is a second weight row, for early or delayed updates. */
     /* The gradient uses the weight row, which saves 2 bytes per parameter; see core.h. Not possible
      * with two_weights, fp32 grad rows or split masters. */
     bool grad_over_weight;
 };
 
-/* Bytes of @n_elems elements of row @row (CST_ROW_WEIGHT_OTHER is allowed). 0: there is no such
- * row, or the gradient has none of its own. MX8: the result is for whole blocks of CST_MX8_BLOCK
- * elements. It is not the position of element @n_elems: the code of that element is n_elems bytes
- * into the row. */
+/* The states of the chunks of a job with @states that Muon updates (@muon), or of the others, which
+ * have those of AdamW in a job of CST_OPTIMIZER_MUON. */
+static inline struct cst_layout_states cst_layout_states_of(const struct cst_layout_states *states,
+                                                            bool muon)
+{
+    struct cst_layout_states of = *states;
+
+    if (of.optimizer == CST_OPTIMIZER_MUON && !muon) {
+        of.optimizer = CST_OPTIMIZER_ADAMW;
+    }
+    return of;
+}
+
+/* Bytes of @n_elems elements of row @row (CST_ROW_WEIGHT_OTHER is allowed) of a chunk. 0: there is
+ * no such row, or the gradient has none of its own. MX8: the result is for whole blocks of
+ * CST_MX8_BLOCK elements. It is not the position of element @n_elems: the code of that element is
+ * n_elems bytes into the row. */
 uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
                               uint64_t n_elems);
+
+struct cst_layout;
+
+/* The same for a chunk of @layout, which has states, with that chunk's optimizer. */
+uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
+                                    const struct cst_layout_chunk *chunk, int row,
+                                    uint64_t n_elems);
 
 /* Bytes that the update of one element reads and writes: 28 with two fp32 moments and a bf16
  * gradient. */
@@ -245,6 +275,9 @@ struct cst_layout {
      * that uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL: no chunk
      * does. */
     struct cst_layout_row *landings;
+    /* Per node: scratch for updates by Muon, each in a segment of its own. Segment
+     * CST_LAYOUT_NO_ROW: Muon updates no chunk of the node. NULL: it updates no chunk. */
+    struct cst_layout_row *scratches;
     uint64_t arena_bytes;  /* Sum of the segments in host memory, without those of the base job. */
     uint64_t device_bytes; /* Sum of the segments on accelerators. */
     uint64_t n_tiles;      /* Tiles of all tensors with states. */
@@ -318,6 +351,7 @@ struct cst_tensor_words {
     float lr_scale;
     float decay_scale;
     uint32_t param_group;
+    uint32_t update;        /* enum cst_tensor_update. */
     uint32_t group;         /* Number of a declared group; 0: all ranks. */
     uint32_t pattern;       /* enum cst_pattern_kind. */
     const char *whole_name; /* Name of the whole tensor; NULL: `name`, or there is no box. */
@@ -335,9 +369,10 @@ struct cst_tensor_words {
  * failure. Statuses:
  *
  *   - CST_EINVAL: a name that is empty, too long or not printable; no dimensions, or more than 8; a
- *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group or
- *     pattern; a box that is missing, not wanted, or not within the whole tensor; too many tensors;
- *     external tensors that do not have all rows; a whole_name that is no name, or without a box.
+ *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group,
+ *     pattern or update; CST_TENSOR_UPDATE_MUON without matrices; a box that is missing, not
+ *     wanted, or not within the whole tensor; too many tensors; external tensors that do not have
+ *     all rows; a whole_name that is no name, or without a box.
  *   - CST_EEXIST: the name, or the name in model files, is in use.
  *   - CST_ENOMEM. */
 int cst_model_tensor(struct cst_model *model, const struct cst_tensor_words *words,
@@ -385,9 +420,9 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 /* Lay out @model: fill *layout, and chunk, offset and first_tile of the model's tensors. The caller
  * closes the layout with cst_layout_close.
  *
- * Packing. All tensors of a chunk have the same ranks, the same pattern and the same size class.
- * With a sparse pattern they are also first used by the same operator. Each kind is packed next-fit
- * in order of first use.
+ * Packing. All tensors of a chunk have the same ranks, the same pattern and the same size class,
+ * and Muon updates all of them or none. With a sparse pattern they are also first used by the same
+ * operator. Each kind is packed next-fit in order of first use.
  *
  * Capacities, if chunk_elems is 0: they are chosen among those of cst_capacities_open. Candidates
  * for which the smallest pool holds the further classes' min_blocks and max(min_blocks, 8) blocks
@@ -416,7 +451,8 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  *     bytes short (--pool q%)". A pool of P + k bytes, or of q % of the weights, is accepted.
  *   - CST_EINVAL: given capacities smaller than the largest tensor, a first one smaller than the
  *     smallest tensor, too large, or not ascending; a tensor larger than the maximum of a chunk; a
- *     group with ranks beyond the world; a contradiction in @config.
+ *     group with ranks beyond the world; a part of a matrix that Muon would update; a contradiction
+ *     in @config.
  *   - CST_ENOMEM. */
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);

@@ -2,6 +2,7 @@
 /* Declarations: tensors, operators, and the index from names to numbers. */
 #include "offload/layout/external.h"
 #include "offload/layout/name_index.h"
+#include "proto/muon.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -144,6 +145,25 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
     return pattern->wants_box ? check_box(words, err) : CST_OK;
 }
 
+static int check_update(const struct cst_tensor_words *words, struct cst_err *err)
+{
+    uint32_t rows, columns;
+
+    if (words->update >= CST_TENSOR_UPDATE_COUNT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%s': update %" PRIu32 " is unknown (known: 0 to %d)",
+                           words->name, words->update, CST_TENSOR_UPDATE_COUNT - 1);
+    }
+    if (words->update == CST_TENSOR_UPDATE_MUON &&
+        !cst_muon_shape(words->shape, words->n_dims, &rows, &columns)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%s' has %" PRIu32
+                           " dimensions: Muon updates matrices, and stacks of them with three",
+                           words->name, words->n_dims);
+    }
+    return CST_OK;
+}
+
 static int check_words(const struct cst_model *model, const struct cst_tensor_words *words,
                        uint64_t *n_elems_out, struct cst_err *err)
 {
@@ -163,6 +183,9 @@ static int check_words(const struct cst_model *model, const struct cst_tensor_wo
     }
     if (status == CST_OK) {
         status = check_pattern(model, words, err);
+    }
+    if (status == CST_OK) {
+        status = check_update(words, err);
     }
     if (status == CST_OK) {
         status = cst_external_check(words, err);
@@ -330,6 +353,7 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->lr_scale = words->lr_scale;
     t->decay_scale = words->decay_scale;
     t->param_group = words->param_group;
+    t->update = (enum cst_tensor_update)words->update;
     t->group = words->group;
     t->pattern = (enum cst_pattern_kind)words->pattern;
     t->box = box;
@@ -390,6 +414,7 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
         .lr_scale = t->lr_scale,
         .decay_scale = t->decay_scale,
         .param_group = t->param_group,
+        .update = t->update,
         .group = t->group,
         .pattern = t->pattern,
         .whole_name = t->box != NULL && t->box->name[0] != '\0' ? t->box->name : NULL,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparison of what two ranks declared. */
 #include "offload/layout/external.h"
+#include "proto/optimizers.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -93,6 +94,11 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                            "tensor '%s': its parameter group is %" PRIu32 " in %s and %" PRIu32
                            " in %s",
                            t->name, other->param_group, mine, t->param_group, theirs);
+    }
+    if (t->update != other->update) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s': its update is %s in %s and %s in %s",
+                           t->name, cst_tensor_update_names[other->update], mine,
+                           cst_tensor_update_names[t->update], theirs);
     }
     return cst_external_same(t, other, mine, theirs, err);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/packing.h"
 
+#include "offload/layout/matrices.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,14 +56,21 @@ static void find_leaders(struct cst_packing *p)
     }
 }
 
-/* The kind of tensor @t. @known: per group and pattern, the kind that was found before. */
+/* Number of combinations of group, pattern, and being updated by Muon. */
+static size_t n_combinations(const struct cst_model *model)
+{
+    return (size_t)model->n_groups * CST_PATTERN_COUNT * 2;
+}
+
+/* The kind of tensor @t. @known: per combination, the kind that was found before. */
 static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
 {
     const struct cst_layout_tensor *tensor = &p->model->tensors[t];
-    uint32_t *at = &known[tensor->group * CST_PATTERN_COUNT + tensor->pattern];
+    uint32_t *at = &known[(tensor->group * CST_PATTERN_COUNT + tensor->pattern) * 2 + p->muon[t]];
     const struct cst_pattern *pattern = cst_pattern(tensor->pattern);
     struct cst_kind kind = {.ranks = p->model->groups[tensor->group] & p->world,
                             .pattern = tensor->pattern,
+                            .muon = p->muon[t],
                             .has_states = pattern->has_states,
                             .sparse = pattern->sparse};
 
@@ -70,7 +79,8 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
     }
     /* Another group with the same ranks is not another kind. */
     for (*at = 0; *at < p->n_kinds; ++*at) {
-        if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern) {
+        if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern &&
+            p->kinds[*at].muon == kind.muon) {
             return *at;
         }
     }
@@ -177,7 +187,7 @@ static void list_items(struct cst_packing *p, uint32_t *known, uint32_t *last)
 
 static int find_items(struct cst_packing *p)
 {
-    size_t n_known = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
+    size_t n_known = n_combinations(p->model);
     size_t n_last = p->base != NULL ? p->base->n_chunks : 0;
     uint32_t *known = malloc((n_known + n_last) * sizeof *known);
 
@@ -215,9 +225,10 @@ static int allocate(struct cst_packing *p)
 {
     size_t n = p->model->n_tensors; /* Upper limit for the numbers of items and of chunks. */
     size_t n_ops = p->model->n_operators;
-    size_t n_kinds = (size_t)p->model->n_groups * CST_PATTERN_COUNT;
+    size_t n_kinds = n_combinations(p->model);
 
     p->order = calloc(n, sizeof *p->order);
+    p->muon = calloc(n, sizeof *p->muon);
     p->item_of = calloc(n, sizeof *p->item_of);
     p->items = calloc(n, sizeof *p->items);
     p->chunk_of = calloc(n, sizeof *p->chunk_of);
@@ -229,10 +240,10 @@ static int allocate(struct cst_packing *p)
     p->op_sparse = calloc(n_ops + 1, sizeof *p->op_sparse);
     p->kinds = calloc(n_kinds, sizeof *p->kinds);
     p->slots = calloc(n_kinds * CST_LAYOUT_MAX_CLASSES, sizeof *p->slots);
-    return p->order != NULL && p->item_of != NULL && p->items != NULL && p->chunk_of != NULL &&
-                   p->offset != NULL && p->chunks != NULL && p->swept != NULL &&
-                   p->op_first != NULL && p->op_items != NULL && p->op_sparse != NULL &&
-                   p->kinds != NULL && p->slots != NULL
+    return p->order != NULL && p->muon != NULL && p->item_of != NULL && p->items != NULL &&
+                   p->chunk_of != NULL && p->offset != NULL && p->chunks != NULL &&
+                   p->swept != NULL && p->op_first != NULL && p->op_items != NULL &&
+                   p->op_sparse != NULL && p->kinds != NULL && p->slots != NULL
                ? CST_OK
                : CST_ENOMEM;
 }
@@ -253,11 +264,15 @@ int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
     find_leaders(packing);
     status = allocate(packing);
     if (status == CST_OK) {
+        status = cst_matrices_choose(model, config->states.optimizer, packing->muon, err);
+    }
+    if (status == CST_OK) {
         status = find_items(packing);
     }
     if (status != CST_OK) {
         cst_packing_close(packing);
-        return cst_err_set(err, status, "no memory to lay the model out");
+        return status == CST_ENOMEM ? cst_err_set(err, status, "no memory to lay the model out")
+                                    : status;
     }
     list_op_items(packing);
     return CST_OK;
@@ -266,6 +281,7 @@ int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
 void cst_packing_close(struct cst_packing *packing)
 {
     free(packing->order);
+    free(packing->muon);
     free(packing->item_of);
     free(packing->items);
     free(packing->chunk_of);

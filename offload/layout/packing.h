@@ -4,7 +4,8 @@
  *
  *   tensors -> items (a tensor, or all tensors in one chunk of the base job) -> chunks
  *
- * A kind is what the tensors of a chunk have in common: the ranks and the pattern. */
+ * A kind is what the tensors of a chunk have in common: the ranks, the pattern, and whether Muon
+ * updates them. */
 #ifndef CST_PACKING_H
 #define CST_PACKING_H
 
@@ -13,6 +14,7 @@
 struct cst_kind {
     uint64_t ranks; /* Ranks of the kind, one bit each; none beyond the world. */
     enum cst_pattern_kind pattern;
+    bool muon;       /* Muon updates the tensors. */
     bool has_states; /* Property of the pattern. */
     bool sparse; /* Property of the pattern: items of different operators do not share a chunk. */
 };
@@ -69,6 +71,7 @@ struct cst_packing {
     uint8_t leader_of[CST_LAYOUT_MAX_WORLD]; /* Per rank: the leader of its set. */
     /* Tensor numbers in order of first use, unused ones last. Owned, like all arrays here. */
     uint32_t *order;
+    bool *muon;             /* Per tensor: Muon updates it. */
     uint32_t *item_of;      /* Per tensor: its item. */
     struct cst_item *items; /* In order of first use. */
     uint32_t n_items;

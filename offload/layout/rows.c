@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/layout/rows.h"
 
+#include "offload/layout/matrices.h"
 #include "offload/update/buffers.h"
 #include "offload/layout/packing.h"
 
@@ -32,6 +33,14 @@ uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t g
     return has_row(states, row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
 }
 
+uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
+                                    const struct cst_layout_chunk *chunk, int row, uint64_t n_elems)
+{
+    struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
+
+    return cst_layout_row_bytes(&states, layout->grad_bytes, row, n_elems);
+}
+
 double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes)
 {
     uint64_t group = CST_MX8_BLOCK, bytes = (grad_bytes + 2) * group;
@@ -51,9 +60,8 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
     if (row != CST_ROW_WEIGHT && !cst_layout_has_states(chunk)) {
         return 0;
     }
-    return cst_align_up(
-        cst_layout_row_bytes(&layout->states, layout->grad_bytes, (int)row, chunk->n_elems),
-        CST_LAYOUT_ROW_ALIGN);
+    return cst_align_up(cst_layout_chunk_row_bytes(layout, chunk, (int)row, chunk->n_elems),
+                        CST_LAYOUT_ROW_ALIGN);
 }
 
 static struct cst_layout_row *row_of(struct cst_layout_chunk *chunk, uint32_t row)
@@ -249,7 +257,7 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_is_own(chunk) && cst_layout_has_states(chunk) &&
+        if (cst_layout_is_own(chunk) && cst_layout_may_leave(chunk) &&
             state_bytes(layout, chunk) < least) {
             least = state_bytes(layout, chunk);
         }
@@ -276,7 +284,7 @@ void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layou
         uint64_t bytes = state_bytes(layout, chunk);
 
         for (uint32_t i = 0;
-             i < config->n_devices && cst_layout_is_own(chunk) && cst_layout_has_states(chunk);
+             i < config->n_devices && cst_layout_is_own(chunk) && cst_layout_may_leave(chunk);
              i++) {
             uint32_t d = (turn + i) % config->n_devices;
 
@@ -438,15 +446,47 @@ static int place_landings(struct cst_layout *layout, uint32_t n_nodes)
     return CST_OK;
 }
 
-int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *config)
+static int place_scratches(struct cst_layout *layout, const struct cst_model *model,
+                           uint32_t n_nodes)
+{
+    layout->scratches = calloc(n_nodes, sizeof *layout->scratches);
+    if (layout->scratches == NULL) {
+        return CST_ENOMEM;
+    }
+    for (uint32_t node = 0; node < n_nodes; node++) {
+        uint64_t bytes =
+            cst_align_up(cst_matrices_scratch_bytes(layout, model, node), CST_LAYOUT_ROW_ALIGN);
+
+        layout->scratches[node].segment = CST_LAYOUT_NO_ROW;
+        if (bytes > 0) {
+            add_segment(layout, node)->bytes = bytes;
+            layout->scratches[node].segment = layout->n_segments - 1;
+            layout->arena_bytes += bytes;
+        }
+    }
+    return CST_OK;
+}
+
+static bool uses_muon(const struct cst_layout *layout)
+{
+    bool any = false;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        any = any || layout->chunks[c].muon;
+    }
+    return any;
+}
+
+int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
+                   const struct cst_layout_config *config)
 {
     const struct cst_layout *base = config->base;
     size_t n_base = base != NULL ? base->n_segments : 0;
     uint32_t *known = malloc((n_base + 1) * sizeof *known);
 
-    layout->segments =
-        calloc((size_t)layout->n_chunks * N_ROWS + (size_t)config->n_nodes * CST_LAYOUT_LANDINGS,
-               sizeof *layout->segments);
+    layout->segments = calloc((size_t)layout->n_chunks * N_ROWS +
+                                  (size_t)config->n_nodes * (CST_LAYOUT_LANDINGS + 1),
+                              sizeof *layout->segments);
     if (known == NULL || layout->segments == NULL) {
         free(known);
         return CST_ENOMEM;
@@ -460,6 +500,9 @@ int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *co
     }
     place_base_rows(layout, base, known);
     free(known);
+    if (uses_muon(layout) && place_scratches(layout, model, config->n_nodes) != CST_OK) {
+        return CST_ENOMEM;
+    }
     return config->landings && layout->grad_bytes == 4 ? place_landings(layout, config->n_nodes)
                                                        : CST_OK;
 }

@@ -15,7 +15,8 @@ int cst_rows_place_nodes(struct cst_layout *layout, const struct cst_layout_conf
 void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layout_config *config);
 
 /* Place every row in a segment; allocates layout->segments. CST_ENOMEM. */
-int cst_rows_place(struct cst_layout *layout, const struct cst_layout_config *config);
+int cst_rows_place(struct cst_layout *layout, const struct cst_model *model,
+                   const struct cst_layout_config *config);
 
 #define CST_ROWS_COUNT (CST_ROW_COUNT + 1) /* Rows of a chunk, with the second weight row. */
 

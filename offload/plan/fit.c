@@ -148,7 +148,7 @@ static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layo
                           int row)
 {
     return cst_layout_has_states(chunk) || row == CST_ROW_WEIGHT
-               ? cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems)
+               ? cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems)
                : 0;
 }
 

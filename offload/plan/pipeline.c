@@ -6,10 +6,11 @@
 static double bytes_per_elem(const struct cst_layout *layout, int first, int last)
 {
     const uint64_t n = CST_LAYOUT_CAPACITY_STEP;
+    struct cst_layout_states states = cst_layout_states_of(&layout->states, false);
     uint64_t bytes = 0;
 
     for (int row = first; row <= last; row++) {
-        bytes += cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, n);
+        bytes += cst_layout_row_bytes(&states, layout->grad_bytes, row, n);
     }
     return (double)bytes / (double)n;
 }
@@ -21,7 +22,7 @@ static void count_chunks(struct cst_interleave *m, const struct cst_layout *layo
     m->n_chunks = 0;
     m->n_nodes = 1;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        if (cst_layout_has_states(&layout->chunks[c]) && layout->chunks[c].device == 0) {
+        if (cst_layout_may_leave(&layout->chunks[c]) && layout->chunks[c].device == 0) {
             m->n_chunks++;
             m->n_nodes =
                 layout->chunks[c].node < m->n_nodes ? m->n_nodes : layout->chunks[c].node + 1;

@@ -180,9 +180,9 @@ static uint64_t all_states(const struct cst_search *s, const struct cst_layout *
         uint64_t bytes = 0;
 
         for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
-            bytes += cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems);
+            bytes += cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
         }
-        bytes = cst_layout_has_states(chunk) ? bytes : 0;
+        bytes = cst_layout_may_leave(chunk) ? bytes : 0;
         largest = bytes > largest ? bytes : largest;
         sum += bytes;
     }

@@ -179,7 +179,7 @@ static double disk_bytes(const struct cst_sim *sim, uint32_t chunk)
 
     for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
         if (from_end <= (row == CST_ROW_MASTER ? what_if->n_masters : what_if->n_moments)) {
-            bytes += cst_layout_row_bytes(&layout->states, 2, row, CST_MX8_BLOCK);
+            bytes += cst_layout_chunk_row_bytes(layout, &layout->chunks[chunk], row, CST_MX8_BLOCK);
         }
     }
     return (double)bytes / CST_MX8_BLOCK;

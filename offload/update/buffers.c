@@ -7,9 +7,11 @@
  * reservation nevertheless. */
 static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_elems)
 {
+    /* Muon does not update on accelerators. */
+    struct cst_layout_states states = cst_layout_states_of(&layout->states, false);
     uint64_t bytes = row == CST_ROW_GRAD
                          ? layout->grad_bytes * n_elems
-                         : cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, n_elems);
+                         : cst_layout_row_bytes(&states, layout->grad_bytes, row, n_elems);
 
     return (bytes + CST_LAYOUT_ROW_ALIGN - 1) / CST_LAYOUT_ROW_ALIGN * CST_LAYOUT_ROW_ALIGN;
 }
@@ -31,8 +33,8 @@ static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint
     }
 }
 
-/* Elements of the largest chunk with states in the size classes whose capacity is below @limit; 0:
- * there is none. */
+/* Elements of the largest chunk that may be updated on accelerators, in the size classes whose
+ * capacity is below @limit; 0: there is none. */
 static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
 {
     uint64_t most = 0;
@@ -40,7 +42,7 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_has_states(chunk) && chunk->n_elems > most &&
+        if (cst_layout_may_leave(chunk) && chunk->n_elems > most &&
             layout->classes[chunk->size_class].capacity < limit) {
             most = chunk->n_elems;
         }
@@ -48,7 +50,7 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     return most;
 }
 
-/* Elements of the largest chunk with states that fits a buffer of at most @bytes; 0: there is none.
+/* Elements of the largest such chunk that fits a buffer of at most @bytes; 0: there is none.
  * *covered: elements of all chunks that fit. */
 static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, uint64_t *covered)
 {
@@ -59,7 +61,7 @@ static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, 
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
         struct cst_buffers b;
 
-        if (cst_layout_has_states(chunk)) {
+        if (cst_layout_may_leave(chunk)) {
             lay_out(&b, layout, chunk->n_elems);
             if (b.bytes <= bytes) {
                 most = chunk->n_elems > most ? chunk->n_elems : most;
@@ -129,7 +131,7 @@ uint64_t cst_buffers_least(const struct cst_layout *layout)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_has_states(chunk) && chunk->n_elems < least) {
+        if (cst_layout_may_leave(chunk) && chunk->n_elems < least) {
             least = chunk->n_elems;
         }
     }

@@ -205,6 +205,10 @@ uint32_t cst_device_update_choose(struct cst_core *core, uint32_t c)
     uint32_t reservation = chunk->update.reservation;
     bool kth;
 
+    if (core->layout->chunks[c].muon) { /* Only nodes make these updates, which are not counted. */
+        cst_chunk_update_place(chunk, CST_UPDATE_BY_NODE, CST_NONE);
+        return CST_NONE;
+    }
     if (chunk->device != 0) { /* The chunk is not counted, because there is no choice. */
         cst_chunk_update_place(chunk, CST_UPDATE_ON_DEVICE, find_own(core, c));
         return chunk->update.reservation;
@@ -239,7 +243,8 @@ static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row 
     uint64_t n_elems = core->layout->chunks[c].n_elems;
 
     return row == CST_ROW_GRAD ? core->layout->grad_bytes * n_elems
-                               : cst_layout_row_bytes(&core->layout->states, 0, (int)row, n_elems);
+                               : cst_layout_chunk_row_bytes(core->layout, &core->layout->chunks[c],
+                                                            (int)row, n_elems);
 }
 
 static struct cst_place place_in(const struct cst_device_reservation *reservation, enum cst_row row)

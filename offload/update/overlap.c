@@ -25,8 +25,9 @@
  *
  * One command can make sum and update in the same pass: of at most two contributions in host
  * memory, if the previous update is done and the engines have no other updates to make. The grad
- * row is then not written. If engines are behind, the gradient that was completed last is updated
- * first, because the next forward pass begins with it. */
+ * row is then not written. Updates by Muon read the gradient twice, and their sums are made before.
+ * If engines are behind, the gradient that was completed last is updated first, because the next
+ * forward pass begins with it. */
 #include "offload/update/overlap.h"
 
 #include "offload/update/collection.h"
@@ -217,7 +218,7 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     struct cst_update what;
 
     if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.spilled_rank != CST_NONE ||
-        !may_be_early(core, chunk) || !has_few_sources(core, c) ||
+        core->layout->chunks[c].muon || !may_be_early(core, chunk) || !has_few_sources(core, c) ||
         !cst_chunk_update_is_over(&chunk->update) || !engines_keep_up(core) ||
         !cst_device_update_pass(core, c)) {
         return false;

@@ -10,6 +10,32 @@
 #include "offload/residency/residency.h"
 #include "offload/residency/weight_row.h"
 
+#include <stdlib.h>
+
+int cst_update_open(struct cst_core *core)
+{
+    if (core->layout->scratches == NULL) {
+        return CST_OK;
+    }
+    core->scratches.users = calloc(core->n_nodes, sizeof *core->scratches.users);
+    return core->scratches.users != NULL ? CST_OK : CST_ENOMEM;
+}
+
+void cst_update_close(struct cst_core *core)
+{
+    free(core->scratches.users);
+}
+
+/* Let @update wait until its scratch is free. */
+static void take_scratch(struct cst_core *core, const struct cst_layout_chunk *chunk,
+                         struct cst_command *update)
+{
+    if (chunk->muon) {
+        cst_command_after(update, core->scratches.users[chunk->node]);
+        core->scratches.users[chunk->node] = update->ticket;
+    }
+}
+
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t c)
 {
     return cst_core_row_place(core, c, cst_weight_row_target(core, c), 0);
@@ -44,6 +70,7 @@ struct cst_command *cst_update_by_node(struct cst_core *core, const struct cst_u
 
     /* The previous update is done, but the daemon may not have seen its completion yet. */
     cst_chunk_update_before(update, &chunk->update);
+    take_scratch(core, &core->layout->chunks[what->chunk], update);
     cst_chunk_update_issued(chunk, update->ticket);
     cst_exposure_issued(core);
     cst_weight_row_end_gradient(chunk);

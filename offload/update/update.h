@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Issues one update of one chunk, to its node's engine or to an accelerator. Owns nothing: the
- * state is in offload/update/chunk_update.h. Called by overlap and update_end. */
+/* Issues one update of one chunk, to its node's engine or to an accelerator. The state of an update
+ * is in offload/update/chunk_update.h. Owned here: whose turn a scratch is. The chunks of a node
+ * that Muon updates share one (proto/muon.h), so their updates follow one another. Called by
+ * overlap and update_end. */
 #ifndef CST_UPDATE_H
 #define CST_UPDATE_H
 
@@ -8,6 +10,16 @@
 #include "offload/core/core.h"
 
 struct cst_core;
+
+struct cst_scratches {
+    uint64_t *users; /* Per node: the last update that uses its scratch; owned. NULL: no scratch. */
+};
+
+/* CST_ENOMEM. */
+int cst_update_open(struct cst_core *core);
+
+/* Free what cst_update_open allocated. */
+void cst_update_close(struct cst_core *core);
 
 /* Where the next update of @chunk writes its weights. */
 struct cst_place cst_update_weight(const struct cst_core *core, uint32_t chunk);

@@ -43,7 +43,7 @@ START_TEST(numbers_are_checked)
     const Cistern__JobOpen bad[] = {
         open_as(CST_OPTIMIZER_COUNT, 0, 0, 0), open_as(0, CST_MOMENTS_COUNT, 0, 0),
         open_as(0, 0, CST_ROUNDING_COUNT, 0), open_as(0, 0, 0, UINT32_MAX)};
-    static const char *const words[] = {"optimizer 4 is unknown, this version knows 0 to 3",
+    static const char *const words[] = {"optimizer 5 is unknown, this version knows 0 to 4",
                                         "moments 3 is unknown, this version knows 0 to 2",
                                         "rounding 2 is unknown, this version knows 0 to 1",
                                         "overlap 4294967295 is unknown, this version knows 0 to 2"};

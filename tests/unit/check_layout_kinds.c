@@ -331,7 +331,9 @@ START_TEST(random_models)
     config = (struct cst_layout_config){.world = 1 + rig_below(6),
                                         .n_nodes = 1 + rig_below(3),
                                         .grad_bytes = 2 * (1 + rig_below(2)),
-                                        .max_classes = rig_below(5)};
+                                        .max_classes = rig_below(5),
+                                        .states.optimizer =
+                                            _i % 2 == 0 ? CST_OPTIMIZER_MUON : CST_OPTIMIZER_ADAMW};
     rig_random_model(&model, config.world);
     ck_assert_msg(cst_layout_build(&layout, &model, &config, &err) == CST_OK, "seed %d: %s", _i,
                   err.text);

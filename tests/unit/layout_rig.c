@@ -90,7 +90,8 @@ static void check_next_fit(const struct cst_layout *layout, const struct cst_mod
         const struct cst_layout_chunk *next = &layout->chunks[d];
 
         if (next->ranks == chunk->ranks && next->pattern == chunk->pattern &&
-            next->size_class == chunk->size_class && next->base_chunk == CST_LAYOUT_OWN) {
+            next->muon == chunk->muon && next->size_class == chunk->size_class &&
+            next->base_chunk == CST_LAYOUT_OWN) {
             uint32_t mine = layout->order[chunk->first_tensor];
             uint32_t theirs = layout->order[next->first_tensor];
 
@@ -172,6 +173,10 @@ static void check_row(const struct cst_layout *layout, const struct cst_layout_c
         must_eq(row->segment, CST_LAYOUT_NO_ROW);
         return;
     }
+    if (r == CST_ROW_EXP_AVG_SQ && chunk->muon) {
+        must_eq(row->segment, CST_LAYOUT_NO_ROW);
+        return;
+    }
     must_lt(row->segment, layout->n_segments);
     must_eq(layout->segments[row->segment].node, chunk->node);
     must_eq(row->offset % 4096, 0);
@@ -184,7 +189,34 @@ static void check_row(const struct cst_layout *layout, const struct cst_layout_c
     }
 }
 
-static void check_rows(const struct cst_layout *layout)
+/* Check that exactly the nodes with chunks that Muon updates have scratch, in segments of their
+ * own, and count these. */
+static void check_scratches(const struct cst_layout *layout, uint32_t n_nodes, uint32_t *n_rows)
+{
+    bool any = false;
+
+    for (uint32_t node = 0; node < n_nodes; node++) {
+        bool muon = false;
+
+        for (uint32_t c = 0; c < layout->n_chunks; c++) {
+            muon = muon || (layout->chunks[c].muon && layout->chunks[c].node == node);
+        }
+        any = any || muon;
+        if (muon) {
+            const struct cst_layout_row *scratch = &layout->scratches[node];
+
+            must_lt(scratch->segment, layout->n_segments);
+            must_eq(scratch->offset, 0);
+            must_eq(layout->segments[scratch->segment].node, node);
+            must_eq(n_rows[scratch->segment]++, 0);
+        } else if (layout->scratches != NULL) {
+            must_eq(layout->scratches[node].segment, CST_LAYOUT_NO_ROW);
+        }
+    }
+    must(any == (layout->scratches != NULL));
+}
+
+static void check_rows(const struct cst_layout *layout, uint32_t n_nodes)
 {
     uint64_t *end = calloc(layout->n_segments, sizeof *end);
     uint32_t *n_rows = calloc(layout->n_segments, sizeof *n_rows);
@@ -197,6 +229,7 @@ static void check_rows(const struct cst_layout *layout)
             check_row(layout, &layout->chunks[c], r, end, n_rows);
         }
     }
+    check_scratches(layout, n_nodes, n_rows);
     for (uint32_t s = 0; s < layout->n_segments; s++) {
         const struct cst_layout_segment *segment = &layout->segments[s];
 
@@ -267,7 +300,7 @@ void rig_check_layout(const struct cst_layout *layout, const struct cst_model *m
                       const struct cst_layout_config *config)
 {
     check_chunks(layout, model, config->world);
-    check_rows(layout);
+    check_rows(layout, config->n_nodes);
     check_classes(layout, config->world);
     check_uses(layout, model);
     must_eq(layout->grad_bytes, config->grad_bytes == 4 ? 4 : 2);
@@ -438,6 +471,7 @@ static void random_tensor(struct cst_model *model, uint32_t i, bool sparse)
         whole[1] = shape[1] + 3;
         words.whole = whole;
         words.first = first;
+        words.update = CST_TENSOR_UPDATE_ADAMW; /* Muon needs whole matrices. */
     }
     ck_assert_msg(cst_model_tensor(model, &words, &err) == CST_OK, "%s", err.text);
 }

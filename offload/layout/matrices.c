@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/layout/matrices.h"
+
+#include "proto/muon.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* True if the tensor has matrices of at least two rows and columns. */
+static bool has_matrices(const struct cst_layout_tensor *tensor)
+{
+    uint32_t rows, columns;
+
+    return cst_muon_shape(tensor->shape, tensor->n_dims, &rows, &columns) && rows > 1 &&
+           columns > 1;
+}
+
+/* The first operator takes the input, and the last one makes the output: their tensors are not
+ * hidden. */
+static void leave_out_ends(const struct cst_model *model, bool *muon)
+{
+    for (uint32_t end = 0; end < 2 && model->n_operators > 0; end++) {
+        const struct cst_layout_operator *op =
+            &model->operators[end == 0 ? 0 : model->n_operators - 1];
+
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            uint32_t t = op->tensors[k];
+
+            muon[t] = muon[t] && model->tensors[t].update != CST_TENSOR_UPDATE_AUTO;
+        }
+    }
+}
+
+static int check_whole(const struct cst_layout_tensor *tensor, struct cst_err *err)
+{
+    for (uint32_t d = 0; tensor->box != NULL && d < tensor->n_dims; d++) {
+        if (tensor->box->whole[d] != tensor->shape[d]) {
+            return cst_err_set(
+                err, CST_EINVAL,
+                "tensor '%s' has %" PRId64 " of %" PRId64 " elements in dimension %" PRIu32
+                ": Muon needs whole matrices. Declare its update as adamw, or choose "
+                "another optimizer",
+                tensor->name, tensor->shape[d], tensor->box->whole[d], d);
+        }
+    }
+    return CST_OK;
+}
+
+int cst_matrices_choose(const struct cst_model *model, enum cst_optimizer optimizer, bool *muon,
+                        struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    memset(muon, 0, model->n_tensors * sizeof *muon);
+    if (optimizer != CST_OPTIMIZER_MUON) {
+        return CST_OK;
+    }
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        const struct cst_layout_tensor *tensor = &model->tensors[t];
+
+        muon[t] = cst_pattern(tensor->pattern)->has_states &&
+                  (tensor->update == CST_TENSOR_UPDATE_MUON ||
+                   (tensor->update == CST_TENSOR_UPDATE_AUTO && has_matrices(tensor)));
+    }
+    leave_out_ends(model, muon);
+    for (uint32_t t = 0; t < model->n_tensors && rc == CST_OK; t++) {
+        rc = muon[t] ? check_whole(&model->tensors[t], err) : CST_OK;
+    }
+    return rc;
+}
+
+/* Bytes that tensor @tensor takes in a scratch. */
+static uint64_t tensor_bytes(const struct cst_layout_tensor *tensor)
+{
+    uint32_t rows = 1, columns = 1;
+
+    (void)cst_muon_shape(tensor->shape, tensor->n_dims, &rows, &columns);
+    return cst_muon_sizes(tensor->n_elems, rows, columns).total_bytes;
+}
+
+uint64_t cst_matrices_scratch_bytes(const struct cst_layout *layout, const struct cst_model *model,
+                                    uint32_t node)
+{
+    uint64_t tensor = 0, chunk = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *from = &layout->chunks[c];
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < from->n_tensors && from->muon && from->node == node; i++) {
+            uint64_t bytes = tensor_bytes(&model->tensors[layout->order[from->first_tensor + i]]);
+
+            tensor = bytes > tensor ? bytes : tensor;
+            sum += bytes;
+        }
+        chunk = sum > chunk ? sum : chunk;
+    }
+    if (chunk == 0) {
+        return 0;
+    }
+    /* All tensors of a chunk at a time, unless that takes much. */
+    chunk = chunk < CST_MUON_SCRATCH_BYTES ? chunk : CST_MUON_SCRATCH_BYTES;
+    return sizeof(struct cst_muon_header) + (chunk > tensor ? chunk : tensor);
+}

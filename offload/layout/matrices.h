@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which tensors of a job of CST_OPTIMIZER_MUON are updated by Muon, and the memory that a node's
+ * engine needs for it (proto/muon.h). Owns nothing. Called by packing, rows and layout.c. */
+#ifndef CST_MATRICES_H
+#define CST_MATRICES_H
+
+#include "offload/layout/layout.h"
+
+/* Set muon[t] for each tensor t of @model to whether Muon updates it: by its declaration, or by the
+ * rule of CST_TENSOR_UPDATE_AUTO. With other optimizers, and for frozen tensors, it is false.
+ * CST_EINVAL: the tensor is a part of a larger matrix, which Muon needs as a whole. */
+int cst_matrices_choose(const struct cst_model *model, enum cst_optimizer optimizer, bool *muon,
+                        struct cst_err *err);
+
+/* Bytes of the scratch of @node; 0: Muon updates none of its chunks. Tensors are placed. */
+uint64_t cst_matrices_scratch_bytes(const struct cst_layout *layout, const struct cst_model *model,
+                                    uint32_t node);
+
+#endif
