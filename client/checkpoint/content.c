@@ -179,6 +179,14 @@ static void add_moment(struct cstc_content *content, const Cistern__JobDescripti
     entry->shape[0] = (int64_t)entry->bytes;
 }
 
+/* True if tensor @t has the row exp_avg_sq. Of a job of Muon, only some tensors have one moment. */
+static bool has_second(const Cistern__JobDescription *d, uint32_t t)
+{
+    return d->optimizer == CST_OPTIMIZER_MUON
+               ? !d->tensors[t]->muon
+               : cst_table_has_second((enum cst_optimizer)d->optimizer);
+}
+
 static void add_tensor(struct cstc_content *content, const Cistern__JobDescription *d, uint32_t t,
                        bool fp32)
 {
@@ -198,7 +206,7 @@ static void add_tensor(struct cstc_content *content, const Cistern__JobDescripti
     if (has_states) {
         add_moment(content, d, t, CST_ROW_EXP_AVG, ".exp_avg");
     }
-    if (has_states && cst_table_has_second((enum cst_optimizer)d->optimizer)) {
+    if (has_states && has_second(d, t)) {
         add_moment(content, d, t, CST_ROW_EXP_AVG_SQ, ".exp_avg_sq");
     }
 }

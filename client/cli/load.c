@@ -37,6 +37,7 @@ static int declare_tensor(struct cst_job *job, const Cistern__TensorDecl *tensor
         .lr_scale = tensor->lr_scale,
         .decay_scale = tensor->decay_scale,
         .param_group = tensor->param_group,
+        .update = (enum cst_tensor_update)tensor->update,
         .whole_name = frozen ? NULL : tensor->whole_name,
         .whole_shape = !frozen && tensor->n_whole_shape > 0 ? tensor->whole_shape : NULL,
         .first = !frozen && tensor->n_box_first > 0 ? tensor->box_first : NULL,

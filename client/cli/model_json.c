@@ -2,6 +2,7 @@
 #include "client/cli/model_json.h"
 
 #include "proto/json_fields.h"
+#include "proto/optimizers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@ enum { MAX_WORLD = 64 };
 static const char *const root_keys[] = {"name",    "world",     "tokens", "groups",
                                         "tensors", "operators", NULL};
 static const char *const tensor_keys[] = {"name",  "shape",    "group",       "pattern", "whole",
-                                          "first", "lr_scale", "decay_scale", NULL};
+                                          "first", "lr_scale", "decay_scale", "update",  NULL};
 static const char *const operator_keys[] = {"name",          "tensors", "flops", "activation_bytes",
                                             "expected_uses", NULL};
 
@@ -109,6 +110,23 @@ static int read_dims(const json_t *object, const char *place, const char *key,
     return CST_OK;
 }
 
+static int read_update(const json_t *object, const char *place, uint32_t *out, struct cst_err *err)
+{
+    char name[32] = "auto";
+    int rc = cst_json_text(object, place, "update", CST_JSON_OPTIONAL, name, sizeof name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    *out = cst_name_find(cst_tensor_update_names, name);
+    if (*out == CST_TENSOR_UPDATE_COUNT) {
+        return cst_err_set(err, CST_EINVAL, "%s.update: no update '%s' (there are: %s, %s, %s)",
+                           place, name, cst_tensor_update_names[0], cst_tensor_update_names[1],
+                           cst_tensor_update_names[2]);
+    }
+    return CST_OK;
+}
+
 static int read_pattern(const json_t *object, const char *place, uint32_t *out, struct cst_err *err)
 {
     char name[32] = "shard", known[128] = "";
@@ -192,6 +210,9 @@ static int read_tensor(const json_t *object, const char *place, uint32_t n_group
     }
     if (rc == CST_OK) {
         rc = read_scale(object, place, "decay_scale", &t->words.decay_scale, err);
+    }
+    if (rc == CST_OK) {
+        rc = read_update(object, place, &t->words.update, err);
     }
     t->words.name = t->name;
     t->words.shape = t->shape;
@@ -423,6 +444,9 @@ static json_t *tensor_json(const struct cst_layout_tensor *tensor)
     }
     if (good && tensor->decay_scale != 1) {
         good = put(object, "decay_scale", json_real((double)tensor->decay_scale));
+    }
+    if (good && tensor->update != CST_TENSOR_UPDATE_AUTO) {
+        good = put(object, "update", json_string(cst_tensor_update_names[tensor->update]));
     }
     if (!good) {
         json_decref(object);

@@ -16,7 +16,8 @@
  *       "whole": [100608, 768],        pattern tensor: shape of the larger tensor,
  *       "first": [0, 0],               and index of this box's first element in it
  *       "lr_scale": 1,                 default 1
- *       "decay_scale": 0               default 1
+ *       "decay_scale": 0,              default 1
+ *       "update": "adamw"              in a job of Muon: auto, adamw or muon; default auto
  *     }],
  *     "operators": [{                  in the order of the forward pass
  *       "name": "embed",

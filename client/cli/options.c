@@ -54,7 +54,7 @@ const struct cst_option cli_options[] = {
     PLAN("batch", "N", "preset: sequences of a micro-batch (default: 1)",
          CST_U64(AT(plan.batch), 1, PRESET_MAX)),
     PLAN("context", "N", "preset: tokens of a sequence", CST_U64(AT(plan.context), 1, PRESET_MAX)),
-    PLAN("optimizer", "NAME", "adamw (default), adam, lion, sgd",
+    PLAN("optimizer", "NAME", "adamw (default), adam, lion, sgd, muon",
          CST_NAME(AT(plan.optimizer), 0, cst_optimizer_names)),
     PLAN("masters", "FORMAT", "fp32 (default), split",
          CST_NAME(AT(plan.masters), 0, cst_masters_names)),

@@ -66,6 +66,11 @@ static int check_states(const struct gpt_options *o, struct cst_err *err)
         return cst_err_set(err, CST_EINVAL, "--delay-from %llu needs --overlap delayed, not %s",
                            (unsigned long long)o->delay_from, cst_overlap_names[o->overlap]);
     }
+    if (o->store == GPT_STORE_LOCAL && o->optimizer == CST_OPTIMIZER_MUON) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--optimizer muon is for the daemon: it cannot be combined with "
+                           "--store=local");
+    }
     if (o->store == GPT_STORE_LOCAL &&
         (o->grad_over_weight || o->device_update_bytes > 0 || o->device_states > 0 ||
          o->plan_file != NULL || o->reshape)) {

@@ -122,7 +122,8 @@ const struct cst_option gpt_options_table[] = {
     KEY("optimizer", "clip", "X", "largest norm of all gradients together; 0: no clipping (1)",
         CST_REAL(AT(clip), 0, 1e9)),
     KEY("optimizer", "optimizer", "NAME",
-        "adamw, adam (decay in the gradient), lion, or sgd with momentum (adamw)",
+        "adamw, adam (decay in the gradient), lion, sgd with momentum, or muon (hidden matrices by "
+        "Muon, the rest by AdamW) (adamw)",
         CST_NAME(AT(optimizer), 0, cst_optimizer_names)),
     KEY("optimizer", "beta1", "X", "first parameter of the optimizer; sgd: the momentum (0.9)",
         CST_REAL(AT(beta1), 0, 0.9999999)),

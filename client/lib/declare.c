@@ -108,6 +108,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
                                                .lr_scale = spec->lr_scale,
                                                .decay_scale = spec->decay_scale,
                                                .param_group = spec->param_group,
+                                               .update = (uint32_t)spec->update,
                                                .group = (uint32_t)spec->group,
                                                .pattern = (uint32_t)spec->pattern,
                                                .whole_name = spec->whole_name,

@@ -84,6 +84,8 @@ static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
         msg->decay_scale = tensor->decay_scale;
         msg->has_param_group = tensor->param_group != 0;
         msg->param_group = tensor->param_group;
+        msg->has_update = tensor->update != CST_TENSOR_UPDATE_AUTO;
+        msg->update = tensor->update;
         msg->has_group = tensor->group != 0;
         msg->group = tensor->group;
         msg->has_pattern = tensor->pattern != CST_PATTERN_SHARD;

@@ -38,7 +38,7 @@
 #define FIELDS_cst_tensor_spec(F, A, N, s) \
     F(s, name) F(s, dtype) F(s, n_dims) F(s, shape) F(s, group) F(s, pattern) F(s, lr_scale) \
     F(s, decay_scale) F(s, whole_shape) F(s, first) F(s, external_names) F(s, external_rows) \
-    F(s, n_external) F(s, transposed) F(s, whole_name) F(s, param_group)
+    F(s, n_external) F(s, transposed) F(s, whole_name) F(s, param_group) F(s, update)
 #define FIELDS_cst_operator_cost(F, A, N, s) \
     F(s, flops) F(s, activation_bytes) F(s, expected_uses)
 #define FIELDS_cst_plan_class(F, A, N, s) \
@@ -185,7 +185,12 @@ static void print_structs(void)
 #define ENUM_Optimizer(X)                                                                          \
     X(enum cst_optimizer, CST_OPTIMIZER_, ADAMW)                                                   \
     X(enum cst_optimizer, CST_OPTIMIZER_, ADAM)                                                    \
-    X(enum cst_optimizer, CST_OPTIMIZER_, LION) X(enum cst_optimizer, CST_OPTIMIZER_, SGD)
+    X(enum cst_optimizer, CST_OPTIMIZER_, LION)                                                    \
+    X(enum cst_optimizer, CST_OPTIMIZER_, SGD) X(enum cst_optimizer, CST_OPTIMIZER_, MUON)
+#define ENUM_TensorUpdate(X)                                                                       \
+    X(enum cst_tensor_update, CST_TENSOR_UPDATE_, AUTO)                                            \
+    X(enum cst_tensor_update, CST_TENSOR_UPDATE_, ADAMW)                                           \
+    X(enum cst_tensor_update, CST_TENSOR_UPDATE_, MUON)
 #define ENUM_Masters(X)                                                                            \
     X(enum cst_masters, CST_MASTERS_, FP32) X(enum cst_masters, CST_MASTERS_, SPLIT)
 #define ENUM_Moments(X)                                                                            \
@@ -210,6 +215,8 @@ static void print_structs(void)
     X(State, enum cst_state, "The states of a tensor.", )                                          \
     X(Optimizer, enum cst_optimizer, "The rule by which a job is updated.",                        \
       case CST_OPTIMIZER_COUNT:)                                                                   \
+    X(TensorUpdate, enum cst_tensor_update, "How a job of Muon updates a tensor.",                 \
+      case CST_TENSOR_UPDATE_COUNT:)                                                               \
     X(Masters, enum cst_masters, "Where the bits of the master weights are stored.",               \
       case CST_MASTERS_COUNT:)                                                                     \
     X(Moments, enum cst_moments, "Format of the moments of the optimizer.",                        \
