@@ -30,6 +30,7 @@ from cistern._abi import (
     Rounding,
     State,
     Status,
+    TensorUpdate,
 )
 from cistern._abi import VERSION as __version__
 from cistern.checkpoint import Checkpoint, SaveResult, checkpoints
@@ -90,6 +91,7 @@ __all__ = [
     "Status",
     "StepResult",
     "StepVoid",
+    "TensorUpdate",
     "__version__",
     "checkpoints",
 ]

@@ -24,6 +24,7 @@ from cistern._abi import (
     Pattern,
     Rounding,
     State,
+    TensorUpdate,
     WantsCallback,
     cst_err,
     cst_hyper_params,
@@ -249,6 +250,7 @@ class Job:
         transposed: bool = False,
         whole_name: str | None = None,
         param_group: int = 0,
+        update: TensorUpdate = TensorUpdate.AUTO,
     ) -> int:
         """Declare a bf16 tensor, and return its number (>= 0).
 
@@ -274,6 +276,7 @@ class Job:
             transposed=transposed,
             whole_name=_library.text(whole_name),
             param_group=param_group,
+            update=update,
         )
         with self.client.one_thread:
             number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from cistern._abi import Optimizer as Rule
+from cistern._abi import TensorUpdate
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
 from cistern.torch.units import find_units
 
 GroupOf = Callable[[str, nn.Parameter], int]
+IsMatrix = Callable[[str, nn.Parameter], bool]
 
 
 class DeclaredTensor(NamedTuple):
@@ -24,6 +27,7 @@ class DeclaredTensor(NamedTuple):
     shape: tuple[int, ...]
     trains: bool
     group: int  #: Group of the optimizer.
+    update: TensorUpdate  #: By which rule a job of Muon updates it.
     file_names: tuple[str, ...]  #: What files of other programs call it, if not ``name``.
 
 
@@ -64,8 +68,22 @@ class Declaration(NamedTuple):
         )
 
 
+def in_rule(optimizer: Rule | str) -> Rule:
+    """Return an optimizer, which can be given by its name. ValueError: there is no such name."""
+    if isinstance(optimizer, Rule):
+        return optimizer
+    if optimizer.upper() not in Rule.__members__:
+        names = ", ".join(rule.name.lower() for rule in Rule)
+        raise ValueError(f"cistern: there is no optimizer '{optimizer}' (there are: {names})")
+    return Rule[optimizer.upper()]
+
+
 def declare(
-    model: nn.Module, units: Collection[str], param_group: GroupOf | None, tokens: int
+    model: nn.Module,
+    units: Collection[str],
+    param_group: GroupOf | None,
+    tokens: int,
+    muon: IsMatrix | None = None,
 ) -> Declaration:
     """Return what a job is told about ``model``, which can be on the meta device.
 
@@ -87,12 +105,19 @@ def declare(
             )
     weights.check_no_shared_memory(parameters)
     files = adapters.external_names(model)
+    embeddings = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for parameter in module.parameters(recurse=False)
+    }
     tensors = {
         name: DeclaredTensor(
             adapters.name_in_job(model, name, parameter),
             tuple(parameter.shape) or (1,),
             parameter.requires_grad,
             0 if param_group is None else param_group(name, parameter),
+            _update_of(name, parameter, muon, embeddings),
             (files[name],) if name in files else (),
         )
         for name, parameter in parameters
@@ -106,6 +131,19 @@ def declare(
                 unit or "model", module, used, 2.0 * tokens * _multiplied(module)
             )
     return Declaration(tensors, operators, tokens)
+
+
+def _update_of(
+    name: str, parameter: nn.Parameter, muon: IsMatrix | None, embeddings: Collection[int]
+) -> TensorUpdate:
+    """Return how a job of Muon updates a parameter. ``embeddings`` are ids of parameters.
+
+    By default it finds the hidden matrices itself, which are none of the first and the last unit.
+    There can be embeddings in other units, too.
+    """
+    if muon is not None:
+        return TensorUpdate.MUON if muon(name, parameter) else TensorUpdate.ADAMW
+    return TensorUpdate.ADAMW if id(parameter) in embeddings else TensorUpdate.AUTO
 
 
 def _multiplied(unit: nn.Module) -> int:
@@ -126,4 +164,6 @@ def _tensor_json(tensor: DeclaredTensor) -> dict[str, Any]:
     described: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape}
     if not tensor.trains:
         described["pattern"] = "frozen"
+    if tensor.update is not TensorUpdate.AUTO:
+        described["update"] = tensor.update.name.lower()
     return described

@@ -13,7 +13,7 @@ from torch import nn
 from cistern._abi import Masters, Moments, Overlap
 from cistern._abi import Optimizer as Rule
 from cistern.job import Path
-from cistern.torch.declaration import GroupOf, declare
+from cistern.torch.declaration import GroupOf, IsMatrix, declare, in_rule
 from cistern.torch.sizes import in_bytes, in_words
 
 
@@ -53,13 +53,14 @@ def describe(
     world: int = 1,
     units: Collection[str] = (),
     param_group: GroupOf | None = None,
+    muon: IsMatrix | None = None,
 ) -> str:
     """Return ``model``, which can be on the meta device, as the JSON that ``cistern plan`` reads.
 
     The other arguments are those of ``attach``, and raise what they raise there. For each token,
     the forward pass of a unit is taken to have two operations per element of its matrices.
     """
-    return declare(model, units, param_group, tokens).to_json(type(model).__name__, world)
+    return declare(model, units, param_group, tokens, muon).to_json(type(model).__name__, world)
 
 
 def plan(
@@ -72,7 +73,8 @@ def plan(
     micro_batches: int = 1,
     units: Collection[str] = (),
     param_group: GroupOf | None = None,
-    optimizer: Rule = Rule.ADAMW,
+    optimizer: Rule | str = Rule.ADAMW,
+    muon: IsMatrix | None = None,
     masters: Masters = Masters.FP32,
     moments: Moments = Moments.FP32,
     overlap: Overlap = Overlap.COMMIT,
@@ -104,7 +106,7 @@ def plan(
         "--micro-batches": micro_batches,
         "--device": in_bytes(pool) or None,
         "--host": in_bytes(host) or None,
-        "--optimizer": optimizer.name.lower(),
+        "--optimizer": in_rule(optimizer).name.lower(),
         "--masters": masters.name.lower(),
         "--moments": moments.name.lower(),
         "--overlap": overlap.name.lower(),
@@ -116,7 +118,9 @@ def plan(
     command = ["cistern", "plan", "-", "--json"]
     for option, value in options.items():
         command += [] if value is None else [option, str(value)]
-    text = describe(model, tokens=tokens, world=world, units=units, param_group=param_group)
+    text = describe(
+        model, tokens=tokens, world=world, units=units, param_group=param_group, muon=muon
+    )
     ran = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if not ran.stdout:
         raise RuntimeError(ran.stderr.strip() or f"cistern plan ended with {ran.returncode}")

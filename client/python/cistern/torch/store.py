@@ -21,7 +21,7 @@ from cistern.errors import CstError, StepVoid
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
 from cistern.torch import adapters, buffers, clip, state_dicts, weights
-from cistern.torch.declaration import Declaration, GroupOf, declare
+from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
@@ -46,7 +46,8 @@ def attach(
     tokens: int = 0,
     param_group: GroupOf | None = None,
     base: str | None = None,
-    optimizer: Rule = Rule.ADAMW,
+    optimizer: Rule | str = Rule.ADAMW,
+    muon: IsMatrix | None = None,
     masters: Masters = Masters.FP32,
     moments: Moments = Moments.FP32,
     overlap: Overlap = Overlap.COMMIT,
@@ -78,6 +79,10 @@ def attach(
       operators run when it plans the job; 0: unknown.
     - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
       default all are in group 0.
+    - ``optimizer``: a ``cistern.Optimizer``, or its name, such as "muon".
+    - ``muon``: with the optimizer Muon, returns whether Muon updates a parameter with its name, or
+      else AdamW; by default Muon updates hidden matrices, which are those that are neither
+      embeddings nor in the first or the last unit. cistern-optimizer(7) says more.
     - ``base``: a job whose frozen tensors are used. Frozen parameters of a model of PEFT have the
       names there that they have without PEFT, and can be on the meta device.
     - The others are options of ``cistern.Job``.
@@ -93,7 +98,8 @@ def attach(
     name = job or os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
         raise ValueError("cistern: the job has no name")
-    declaration = declare(model, units, param_group, tokens)
+    rule = in_rule(optimizer)
+    declaration = declare(model, units, param_group, tokens, muon)
     origin = Origin(model, load, resume)
     opened = Job(
         name,
@@ -108,7 +114,7 @@ def attach(
         plan_file=plan_file,
         micro_batches=micro_batches,
         base=base,
-        optimizer=optimizer,
+        optimizer=rule,
         masters=masters,
         moments=moments,
         overlap=overlap,
@@ -173,6 +179,7 @@ class Store:
                 external_names=tensor.file_names,
                 pattern=Pattern.SHARD if tensor.trains else Pattern.FROZEN,
                 param_group=tensor.group,
+                update=tensor.update,
             )
             for name, tensor in declaration.tensors.items()
         }
