@@ -194,7 +194,7 @@ static const struct {
     {"{\"optimizer\": {\"beta1\": 1}}",
      ":1: section optimizer, beta1: '1' is not a number from 0 to 0.9999999"},
     {"{\"optimizer\": {\"optimizer\": \"adamv\"}}",
-     ":1: section optimizer, optimizer: 'adamv' is none of adamw, adam, lion, sgd"},
+     ":1: section optimizer, optimizer: 'adamv' is none of adamw, adam, lion, sgd, muon"},
     {"{\"optimizer\": {\"optimizer\": 1}}",
      ":1: section optimizer, optimizer: the value is a number, and must be a text"},
     {"{\"memory\": {\"recompute\": \"yes\"}}",
