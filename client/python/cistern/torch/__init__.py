@@ -13,7 +13,8 @@
 and dtype, but their memory can be used only while a module runs that owns them.
 
 The import makes ``torch.nn.utils.clip_grad_norm_`` work with parameters of a store. Import this
-module before one that copies that function by ``from ... import``.
+module before one that copies that function by ``from ... import``. Optimizers of torch.optim that
+have trained parameters of a store raise RuntimeError when they step.
 """
 
 import importlib
@@ -27,7 +28,7 @@ from cistern.errors import (
     PoolTooSmall,
     StepVoid,
 )
-from cistern.torch import clip, storage
+from cistern.torch import clip, owners, storage
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.planner import Forecast, describe, plan
 from cistern.torch.saved import save_on_cpu
@@ -51,6 +52,7 @@ __all__ = [
 
 storage.self_test()
 clip.install()
+owners.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,48 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn.utils.clip_grad_norm_ for parameters of a store.
+"""Functions of torch.nn.utils that clip gradients, for parameters of a store.
 
-These have no ``grad``, so that torch's function would do nothing, without a word.
+These have no ``grad``, so that torch's functions would do nothing, without a word.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+
+from cistern.torch.owners import store_of
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store
 
-_STORES: Any = WeakIdKeyDictionary()  # References to stores by parameter; they keep neither.
 
-
-def add(store: Store, parameters: Iterable[torch.Tensor]) -> None:
-    """Note that ``parameters`` are those of ``store``."""
-    reference = weakref.ref(store)
-    for parameter in parameters:
-        _STORES[parameter] = reference
-
-
-def _store_of(parameters: list[torch.Tensor]) -> Store | None:
+def _common_store(parameters: list[torch.Tensor]) -> Store | None:
     """Return the store of ``parameters``. ValueError: only some of them have one."""
-    found = {_STORES.get(parameter) for parameter in parameters}
-    stores: set[Store | None] = {None if store is None else store() for store in found}
+    stores = {store_of(parameter) for parameter in parameters if parameter.numel() > 0}
     if len(stores) > 1:
         raise ValueError("cistern: parameters of a store are clipped together, and no others")
     return stores.pop() if stores else None
 
 
-def _clip_norm(store: Store, max_norm: float, norm_type: float) -> torch.Tensor:
-    if float(norm_type) != 2.0:
-        raise ValueError("cistern: gradients are clipped by their L2 norm")
-    optimizer = store.the_optimizer()
-    optimizer.clip_norm = 0.0 if math.isinf(max_norm) else float(max_norm)
-    return optimizer.norm
+def _check_whole(store: Store, parameters: list[torch.Tensor]) -> None:
+    """Raise ValueError if a parameter that ``store`` trains is not one of ``parameters``."""
+    given = {id(parameter) for parameter in parameters}
+    left_out = [t.name for t in store.trained_tensors() if id(t.parameter) not in given]
+    if left_out:
+        raise ValueError(
+            "cistern: gradients of a store are clipped by the norm of all of them, and"
+            f" {len(left_out)} parameters are left out, such as '{left_out[0]}'"
+        )
 
 
 def _listed(parameters: Any) -> list[torch.Tensor]:
@@ -52,34 +44,52 @@ def _listed(parameters: Any) -> list[torch.Tensor]:
 def _norm_function(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(plain)
     def clip_grad_norm_(
-        parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """As torch's. For a store, the next step clips, and fills the tensor that is returned."""
         tensors = _listed(parameters)
-        store = _store_of(tensors)
+        store = _common_store(tensors)
         if store is None:
-            return plain(tensors, max_norm, norm_type, *args, **kwargs)
-        return _clip_norm(store, max_norm, norm_type)
+            return plain(tensors, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
+        if float(norm_type) != 2.0:
+            raise ValueError("cistern: gradients are clipped by their L2 norm")
+        _check_whole(store, tensors)
+        return store.the_optimizer().clip_next_step(float(max_norm), error_if_nonfinite)
 
     return clip_grad_norm_
 
 
-def _value_function(plain: Callable[..., None]) -> Callable[..., None]:
+def _refused(plain: Callable[..., None], why: str) -> Callable[..., None]:
+    """Return ``plain``, which raises ValueError for parameters of a store."""
+
     @functools.wraps(plain)
-    def clip_grad_value_(parameters: Any, *args: Any, **kwargs: Any) -> None:
+    def function(parameters: Any, *args: Any, **kwargs: Any) -> None:
         tensors = _listed(parameters)
-        if _store_of(tensors) is not None:
-            raise ValueError("cistern: gradients of a store are clipped by their norm alone")
+        if _common_store(tensors) is not None:
+            raise ValueError(f"cistern: {why}")
         plain(tensors, *args, **kwargs)
 
-    return clip_grad_value_
+    return function
 
 
 def install() -> None:
     """Put the functions of this module in the place of torch's. The import does this once."""
     utils: Any = torch.nn.utils
-    norm = _norm_function(utils.clip_grad_norm_)
-    value = _value_function(utils.clip_grad_value_)
-    for module in (utils, utils.clip_grad):
-        module.clip_grad_norm_ = norm
-        module.clip_grad_value_ = value
+    replaced = {
+        "clip_grad_norm_": _norm_function(utils.clip_grad_norm_),
+        "clip_grad_value_": _refused(
+            utils.clip_grad_value_, "gradients of a store are clipped by their norm alone"
+        ),
+        "clip_grads_with_norm_": _refused(
+            utils.clip_grads_with_norm_,
+            "gradients of a store are clipped by their own norm: call clip_grad_norm_",
+        ),
+    }
+    for name, function in replaced.items():
+        for module in (utils, utils.clip_grad):
+            setattr(module, name, function)

@@ -102,6 +102,7 @@ def _optimizer_of(args: Any, store: Store) -> Optimizer:
         betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_epsilon,
         weight_decay=args.weight_decay,
+        clip_norm=args.max_grad_norm or 0.0,
         groups=[{}, {"weight_decay": 0.0}][:n_groups],
     )
 

@@ -174,6 +174,8 @@ class Operators:
         self.job = job
         self.device = device
         self.has_delivered = False  # In this micro-batch.
+        self.has_gradients = False  # In this attempt at the step.
+        self.is_past_grads = False  # Gradients were delivered after the last step.
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
@@ -205,7 +207,7 @@ class Operators:
 
     def deliver(self, unit: Unit) -> None:
         """Write the gradients of ``unit`` to the pool. No unit is open meanwhile."""
-        self.has_delivered = True
+        self.has_delivered = self.has_gradients = self.is_past_grads = True
         self._begin(unit, Direction.BACKWARD)
         unit.write_grads()
         self._end(unit)

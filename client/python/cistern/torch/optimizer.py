@@ -4,16 +4,39 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from cistern.errors import StepVoid
 from cistern.results import HyperParams, StepResult
+from cistern.torch.storage import LaterNumber
 
 if TYPE_CHECKING:
     from cistern.torch.store import Store
+
+
+_NORM_IS_LATER = (
+    "cistern: the norm of the gradients is not known before the step of the optimizer. A step whose"
+    " gradients are not finite changes nothing"
+)
+_PARTLY = "what has such gradients was not updated"
+
+
+class _Clipping(NamedTuple):
+    """What calls of clip_grad_norm_ have asked for."""
+
+    max_norm: float
+    error_if_nonfinite: bool
+    norm: LaterNumber
+
+
+def _check_range(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> None:
+    """Raise ValueError unless ``value`` is finite and in [``low``, ``high``)."""
+    if not (math.isfinite(value) and low <= value < high):
+        raise ValueError(f"cistern: {name} is {float(value)}: {low} <= {name} < {high} is required")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -22,6 +45,14 @@ class Optimizer(torch.optim.Optimizer):
     The arguments are those of ``Store.optimizer``. The groups are those that ``attach`` was given.
     Their ``lr`` and ``weight_decay`` can be changed between steps, such as by a scheduler, and so can
     ``betas`` and ``eps``, which are equal in all groups. ``last`` is the result of the last step.
+
+    A parameter that no module has used in a step has a gradient of zeros, where torch.optim leaves out
+    parameters without a gradient: its moments and its weight decay go on.
+
+    A step whose gradients are not finite counts, but changes nothing (``last.skipped``). The first
+    one is told by a warning.
+
+    ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -39,11 +70,13 @@ class Optimizer(torch.optim.Optimizer):
         self.store = store
         self.clip_norm = clip_norm
         self.grad_scale = grad_scale
+        self._clipping: _Clipping | None = None  # By clip_grad_norm_, for the next step.
+        self._has_warned = False
         self.last: StepResult | None = None
         #: Computes all gradients of this step again, after a void step without a closure.
         self.replay: Callable[[], Any] | None = None
         #: L2 norm of all gradients of the last step, before clipping, as a tensor without
-        #: dimensions. ``clip_grad_norm_`` returns it before the step, which fills it.
+        #: dimensions; NaN before the first step.
         self.norm = torch.full((), math.nan, device="cpu")
         parameters = store.grouped_parameters()
         if groups and len(groups) != len(parameters):
@@ -57,6 +90,7 @@ class Optimizer(torch.optim.Optimizer):
             [{"params": p, **g} for p, g in zip(parameters, own, strict=True)], defaults
         )
         self._complete = True
+        self.hyper_params()  # Checks them.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take a group of the store. ValueError: it has all its groups."""
@@ -70,17 +104,66 @@ class Optimizer(torch.optim.Optimizer):
         if any((g["betas"], g["eps"]) != (first["betas"], first["eps"]) for g in self.param_groups):
             raise ValueError("cistern: betas and eps are equal in all groups")
         beta1, beta2 = first["betas"]
-        if (beta1 == 0 and beta2 == 0) or first["eps"] == 0:
-            raise ValueError("cistern: betas of (0, 0) and an eps of 0 are not supported")
+        for group in self.param_groups:
+            _check_range("lr", group["lr"])
+            _check_range("weight_decay", group["weight_decay"])
+        _check_range("betas[0]", beta1, -math.inf, 1.0)  # SGD can have a negative one.
+        _check_range("betas[1]", beta2, 0.0, 1.0)
+        _check_range("eps", first["eps"])
+        _check_range("clip_norm", self.clip_norm)
+        _check_range("grad_scale", self.grad_scale)
+        # libcistern takes these as their defaults.
+        if beta1 == 0 and beta2 == 0:
+            raise ValueError("cistern: betas of (0, 0) are not supported")
+        if first["eps"] == 0 or self.grad_scale == 0:
+            name = "an eps" if first["eps"] == 0 else "a grad_scale"
+            raise ValueError(f"cistern: {name} of 0 is not supported")
         return HyperParams(
             lr=max(float(group["lr"]) for group in self.param_groups),
             beta1=beta1,
             beta2=beta2,
             eps=first["eps"],
             weight_decay=max(group["weight_decay"] for group in self.param_groups),
-            clip_norm=self.clip_norm,
+            clip_norm=self._smallest_clip_norm(),
             grad_scale=self.grad_scale,
         )
+
+    def _smallest_clip_norm(self) -> float:
+        """Return the largest norm of the next step's gradients; 0: there is no limit."""
+        asked = math.inf if self._clipping is None else self._clipping.max_norm
+        smallest = min(asked, self.clip_norm or math.inf)
+        return 0.0 if math.isinf(smallest) else smallest
+
+    def clip_next_step(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """Clip the gradients of the next step, and only of it, to ``max_norm``; inf: not at all.
+
+        The smallest limit holds: ``clip_norm``, or that of any of several calls. With
+        ``error_if_nonfinite``, ``step`` raises RuntimeError if the norm of the gradients is not
+        finite; it has changed no weights then. Returns the norm before clipping. An access to it
+        raises RuntimeError before ``step`` has filled it. ``clip_grad_norm_`` calls this.
+        """
+        if not max_norm > 0:
+            raise ValueError(
+                f"cistern: gradients are clipped to a norm above 0, not {max_norm}; to have no"
+                " gradients, call zero_grad"
+            )
+        earlier, before = self._clipping, self._smallest_clip_norm()
+        number = LaterNumber(_NORM_IS_LATER) if earlier is None else earlier.norm
+        if earlier is not None:
+            max_norm = min(max_norm, earlier.max_norm)
+            error_if_nonfinite = error_if_nonfinite or earlier.error_if_nonfinite
+        self._clipping = _Clipping(max_norm, error_if_nonfinite, number)
+        if self.store.is_prepared() and self._smallest_clip_norm() != before:
+            self._clipping = earlier
+            raise RuntimeError(
+                f"cistern: gradients cannot be clipped to {max_norm} now, because the job has early"
+                " updates (Overlap.EARLY): give Store.optimizer the clip_norm"
+            )
+        return number.tensor
+
+    def forget_clipping(self) -> None:
+        """Forget ``clip_next_step``. The store calls this when a step is committed or given up."""
+        self._clipping = None
 
     def prepared(self) -> HyperParams:
         """Give the job the factors of the groups, and return the parameters of the next update."""
@@ -104,6 +187,9 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
         """Commit the step of the job, together with all ranks.
 
+        RuntimeError: the only rank of the job has no gradients, or ``requires_grad`` of a parameter
+        is not as it was in ``attach``.
+
         ``closure`` computes the loss and its gradients, and its value is returned. If the step is
         void, because another rank died for example, it is done again with the same random numbers.
         Without ``closure``, a void step raises StepVoid: call ``Store.sync``, which returns the
@@ -121,8 +207,9 @@ class Optimizer(torch.optim.Optimizer):
             except StepVoid:
                 if again is None:
                     raise
-                compute = again
+                compute, clipping = again, self._clipping
                 self.store.sync()
+                self._clipping = clipping  # The step is the same one.
                 self.store.restore_random_state()
 
     def _computed(self, closure: Callable[[], Any]) -> Any:
@@ -130,12 +217,31 @@ class Optimizer(torch.optim.Optimizer):
             return closure()
 
     def _commit(self) -> None:
+        clipping = self._clipping
         self.last = self.store.commit_step(self.prepared)
-        self.norm.fill_(self.last.grad_norm)
-        self.norm = self.norm.detach().clone()
+        self.norm = torch.full((), self.last.grad_norm, device="cpu")
+        if clipping is not None:
+            clipping.norm.give(self.last.grad_norm)
+        if not self.last.overflow:
+            return
+        told = (
+            f"cistern: the norm of the gradients of step {self.last.step - 1} is"
+            f" {self.last.grad_norm}: "
+        ) + ("the step counts, but changes nothing" if self.last.skipped else _PARTLY)
+        if clipping is not None and clipping.error_if_nonfinite:
+            raise RuntimeError(told)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{told}. Later steps are not told: see last.skipped", stacklevel=4)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: a step takes the gradients away."""
+        """Discard the gradients of this step, if there are any. After ``step`` there are none.
+
+        If gradients were handed in, all ranks give up this attempt at the step: the call waits until
+        all have called it, or ``Store.sync``, and a rank that computes meanwhile gets StepVoid.
+        RuntimeError: updates of the step may have begun (``Overlap.EARLY``).
+        """
+        self.store.discard_gradients()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the groups, the job and the step. The moments stay in the daemon."""
@@ -143,7 +249,20 @@ class Optimizer(torch.optim.Optimizer):
         return {"job": self.store.job.name, "step": self.store.step_no, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the groups of ``state_dict``. ValueError: the job has done other steps."""
+        """Take the groups of ``state_dict``, which ``state_dict`` has returned.
+
+        ValueError: the job has done other steps, or the state is that of another optimizer.
+        """
+        if not {"job", "step", "param_groups"} <= set(state_dict):
+            raise ValueError(
+                "cistern: this is not the state of an optimizer of a store: it has no job and no step."
+                " The moments of a job are in its checkpoints (Store.save)"
+            )
+        if len(state_dict["param_groups"]) != len(self.param_groups):
+            raise ValueError(
+                f"cistern: the optimizer has {len(self.param_groups)} groups, not"
+                f" {len(state_dict['param_groups'])}"
+            )
         if state_dict["step"] != self.store.step_no:
             raise ValueError(
                 f"cistern: this is the state after step {state_dict['step']}, job"

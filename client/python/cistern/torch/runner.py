@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cistern.errors import CstError
+from cistern.errors import CstError, error_of
 from cistern.torch.nodes import Enter, Leave, needing_grad, replaced
 from cistern.torch.operators import Operators, Unit
 
@@ -91,14 +91,25 @@ class Runner:
         for uses in self._uses.values():
             uses.n_waiting = 0
 
+    def next_step(self) -> None:
+        """Forget what belongs to the step that is committed."""
+        self.next_micro_batch()
+        self.operators.has_gradients = self.operators.is_past_grads = False
+
+    def forget_gradients(self) -> None:
+        """Forget the gradients of this attempt at the step. Forward passes go on to count."""
+        self.operators.has_delivered = self.operators.has_gradients = False
+        for unit in self.units:
+            unit.drop_grads()
+
     def forget(self) -> None:
         """Forget the whole attempt at a step, without a call of the job."""
         self.operators.forget()
         self._no_enter = None
         self._tasks.clear()
-        for unit, uses in self._uses.items():
+        for uses in self._uses.values():
             uses.running.clear()
-            unit.drop_grads()
+        self.forget_gradients()
         self.next_micro_batch()
 
     # -- forward
@@ -197,12 +208,21 @@ class Runner:
         if task in self._tasks:
             return
         if not self._tasks and self.operators.has_delivered:
-            self.operators.job.accumulate()
-            self.next_micro_batch()
+            self._accumulate()
         if not self._tasks:
             self._before_backward()
         self._tasks.append(task)
         torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
+
+    def _accumulate(self) -> None:
+        """End a micro-batch, because a backward pass begins after its own."""
+        try:
+            self.operators.job.accumulate()
+        except CstError as error:
+            if "last one of the step" not in error.text:
+                raise
+            raise error_of(error.status, _NO_STEP) from None
+        self.next_micro_batch()
 
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
@@ -211,3 +231,10 @@ class Runner:
             for uses in self._uses.values():
                 uses.n_waiting = 0
         self._tasks.pop()
+
+
+_NO_STEP = (
+    "cistern: this step has had all its backward passes, as many as attach has micro_batches: call the"
+    " step of the optimizer that Store.optimizer returns, give attach more micro_batches, or discard"
+    " the gradients with zero_grad"
+)

@@ -93,6 +93,25 @@ class LentStorage:
         return place
 
 
+class LaterNumber:
+    """A ``tensor`` without dimensions, in host memory, whose value is known later.
+
+    Until ``give`` is called, an access raises RuntimeError with ``message``.
+    """
+
+    def __init__(self, message: str) -> None:
+        device = torch.device("cpu")
+        self._storage: Any = at_address(_NOWHERE, torch.float32.itemsize, device)
+        empty: Any = torch.empty(0, dtype=torch.float32, device=device)
+        self.tensor: torch.Tensor = empty.set_(self._storage, 0, torch.Size())
+        torch._C._set_storage_data_ptr_access_error_msg(self._storage._cdata, message)
+
+    def give(self, value: float) -> None:
+        """Let the tensor have ``value``. This is called once."""
+        number = torch.full((), value, dtype=torch.float32, device="cpu")
+        self._storage._swap_data_ptr_(number.untyped_storage())
+
+
 def is_lent(tensor: torch.Tensor) -> bool:
     """Return whether ``tensor`` is a parameter of a store or a view of one."""
     return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in _LENT

@@ -17,10 +17,10 @@ from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap, Pattern, S
 from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
-from cistern.errors import CstError, StepVoid
+from cistern.errors import CstError, StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import adapters, buffers, clip, state_dicts, weights
+from cistern.torch import adapters, buffers, owners, state_dicts, weights
 from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
@@ -29,6 +29,7 @@ from cistern.torch.origin import Origin
 from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
+from cistern.torch.watch import Watch
 
 
 def attach(
@@ -88,7 +89,9 @@ def attach(
     - The others are options of ``cistern.Job``.
 
     Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
-    exact values in fp32. Parameters that need no gradient are frozen for good.
+    exact values in fp32. Parameters that need no gradient are frozen for good, and all others are
+    trained: ``step`` raises RuntimeError if ``requires_grad_`` has changed one. Parameters that come
+    to the model later are not in the store.
 
     Raises TypeError for parameters that cannot be in a store and buffers on the meta device,
     ValueError if there are no parameters or the job has not reached the step of ``resume``, and what
@@ -171,6 +174,7 @@ class Store:
         self._commits = False  # A step has begun, and its end was not seen yet.
         self._n_steps = 0  # Number of committed steps when it began.
         self._prepares = False  # The job has early updates.
+        self._clips = False  # The step was prepared with clipping, which makes its updates late.
         self._declaration = declaration
         self._numbers = {
             name: job.tensor(
@@ -250,7 +254,8 @@ class Store:
             declared = self._declaration.operators[name]
             tensors = [self._tensors[parameter] for parameter in declared.parameters]
             self._runner.add(Unit(name, operator, tensors), declared.module)
-        clip.add(self, (tensor.parameter for tensor in self._tensors.values()))
+        self._watch = Watch(self.model, self._tensors.values())
+        owners.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
         state_dicts.add_hooks(self, self.model)
         marked: Any = self.model
@@ -258,6 +263,7 @@ class Store:
         marked._is_accelerate_prepared = True
         marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
         marked.to = partial(_stay, self.model, self.device.torch_device)
+        marked.zero_grad = partial(_zero_grad, self, self.model)
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
@@ -291,7 +297,9 @@ class Store:
     def _before_backward(self) -> None:
         """Give the parameters of the step in advance, so that updates can be early."""
         if self._prepares and self._optimizer is not None:
-            self.job.prepare_step(self._optimizer.prepared())
+            params = self._optimizer.prepared()
+            self._clips = params.clip_norm > 0
+            self.job.prepare_step(params)
 
     # -- steps
 
@@ -361,7 +369,8 @@ class Store:
         return result if isinstance(result, StepResult) else None
 
     def _step_ends(self) -> None:
-        self._runner.next_micro_batch()
+        self._runner.next_step()
+        self._forget_clipping()
         self._random_state = None
 
     def commit_step(self, params: Callable[[], HyperParams]) -> StepResult:
@@ -376,24 +385,22 @@ class Store:
             raise RuntimeError(
                 "cistern: the last backward pass has raised: call Store.sync, and do the step again"
             )
+        if self._must_sync:
+            raise RuntimeError("cistern: this step was given up: call Store.sync, and do it again")
         self._runner.operators.close_all()
         self._runner.deliver_rest()
-        self._check_memory()
+        if self.job.world == 1 and not self._runner.operators.has_gradients:
+            raise RuntimeError(
+                "cistern: there are no gradients: no backward pass has reached a parameter of the store"
+                " since the last step, or zero_grad has discarded them"
+            )
+        self._watch.check()
         given = params()
         self._n_steps, self._commits = self.job.steps, True
         result = self.job.step(given)
         self._commits = False
         self._step_ends()
         return result
-
-    def _check_memory(self) -> None:
-        """Raise RuntimeError if the memory of a parameter is no longer that of the store."""
-        for tensor in self._tensors.values():
-            if not tensor.parameter.is_set_to(tensor.lent.tensor):
-                raise RuntimeError(
-                    f"cistern: parameter '{tensor.name}' was given other memory (.data = ...):"
-                    " Store.write changes weights"
-                )
 
     def sync(self) -> int:
         """Give up the step for all ranks, wait for them, and return the step to do now."""
@@ -409,7 +416,44 @@ class Store:
     def abandon(self) -> None:
         """Forget this attempt at the step, after an exception. The next forward pass syncs."""
         self._runner.forget()
+        self._forget_clipping()
         self._must_sync = True
+
+    def discard_gradients(self) -> None:
+        """Have no gradients in this step. ``zero_grad`` of the optimizer and the model do this.
+
+        If gradients were handed in, this gives up the attempt at the step, for all ranks, and waits
+        for them, as ``sync`` does. Forward passes go on to count. RuntimeError: a backward pass runs,
+        or updates of the step have begun (``Overlap.EARLY``).
+        """
+        self._settle()
+        if self._runner.broken:
+            self.sync()
+            return
+        if self._runner.operators.has_gradients:
+            if in_backward():
+                raise RuntimeError("cistern: gradients are discarded in a backward pass")
+            if self.is_prepared() and not self._clips:
+                raise RuntimeError(
+                    "cistern: gradients cannot be discarded: updates of this step have begun, because"
+                    " the job has early updates (Overlap.EARLY) and no clip_norm"
+                )
+            self._runner.operators.forget()
+            self._runner.forget_gradients()
+            self._forget_clipping()
+            self._random_state = None
+            self._must_sync = True  # If Ctrl-C interrupts the call.
+            self.job.sync()
+            self._must_sync = False
+        self._runner.forget_gradients()
+
+    def is_prepared(self) -> bool:
+        """Whether the daemon has the parameters of this step already, for early updates."""
+        return self._prepares and self._runner.operators.has_gradients
+
+    def _forget_clipping(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.forget_clipping()
 
     def restore_random_state(self) -> None:
         """Set torch's random numbers to those before the first forward pass of this step."""
@@ -425,13 +469,20 @@ class Store:
     def read(self, name: str, state: State = State.WEIGHT) -> torch.Tensor:
         """Return a copy of a state of the parameter ``name``: bf16, or fp32 for master and moments.
 
-        KeyError: there is no such parameter. TypeError: ``state`` is no State. Raises what
-        ``Job.tensor_read`` raises.
+        The gradient is that of the last step. It cannot be read from the first backward pass of a
+        step to the end of the step (CstError: EBUSY). KeyError: there is no such parameter.
+        TypeError: ``state`` is no State. Raises what ``Job.tensor_read`` raises.
         """
         if not isinstance(state, State):
             raise TypeError(f"cistern: the state is {state!r}, and not one such as State.GRAD")
         self._settle()
         tensor = self._tensors[name]
+        if state is State.GRAD and self._runner.operators.is_past_grads:
+            raise error_of(
+                Status.EBUSY,
+                f"cistern: the gradient of '{name}' is not complete: it can be read after the step of"
+                " the optimizer",
+            )
         return weights.read_state(self.job, tensor.number, state, tensor.shape)
 
     def write(self, name: str, values: torch.Tensor) -> None:
@@ -460,6 +511,10 @@ class Store:
         RuntimeError: weights are missing or have other shapes.
         """
         self.model.load_state_dict(state_dict)
+
+    def trained_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that are not frozen."""
+        return (tensor for tensor in self._tensors.values() if tensor.trains)
 
     def tensor_of(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the tensor of the job that ``parameter`` is; None: it is in no store."""
@@ -529,6 +584,12 @@ def _refuse_copy(_: Any) -> NoReturn:
         "cistern: the weights of this model are in a store: copy or pickle model.state_dict(), which"
         " has copies of them, or copy the model before attach. Store.save writes a checkpoint"
     )
+
+
+def _zero_grad(store: Store, model: nn.Module, set_to_none: bool = True) -> None:
+    """The ``zero_grad`` of a model."""
+    type(model).zero_grad(model, set_to_none)
+    store.discard_gradients()
 
 
 def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:

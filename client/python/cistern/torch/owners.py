@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which store a parameter belongs to. Optimizers other than that of the store are refused.
+
+The parameters of a store have no ``grad`` when an optimizer steps, so that other optimizers would
+leave them alone, without a word.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from cistern.torch.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from cistern.torch.store import Store
+
+_STORES: Any = WeakIdKeyDictionary()  # References to stores by parameter; they keep neither.
+_n_added = 0  # Calls of ``add``.
+#: Optimizers that have no parameter of a store, with ``_n_added`` when they were looked at.
+_foreign: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+
+
+def add(store: Store, parameters: Iterable[torch.Tensor]) -> None:
+    """Note that ``parameters`` are those of ``store``."""
+    global _n_added
+    _n_added += 1
+    reference = weakref.ref(store)
+    for parameter in parameters:
+        _STORES[parameter] = reference
+
+
+def store_of(parameter: torch.Tensor) -> Store | None:
+    """Return the store of ``parameter``; None: it is in no store, or the store is gone."""
+    reference = _STORES.get(parameter)
+    store: Store | None = None if reference is None else reference()
+    return store
+
+
+def _refuse(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+    """Raise RuntimeError if ``optimizer`` has parameters that only a store can update."""
+    if isinstance(optimizer, Optimizer) or _foreign.get(optimizer) == _n_added:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            store = store_of(parameter) if parameter.requires_grad else None
+            tensor = None if store is None else store.tensor_of(parameter)
+            if tensor is not None:
+                raise RuntimeError(
+                    f"cistern: {type(optimizer).__name__} cannot update parameter '{tensor.name}',"
+                    " which is in a store: use the optimizer that Store.optimizer returns"
+                )
+    _foreign[optimizer] = _n_added
+
+
+def install() -> None:
+    """Look at each optimizer of torch when it steps. The import of cistern.torch does this once."""
+    register_optimizer_step_pre_hook(_refuse)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a model after attach that its store cannot follow."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+
+from torch import nn
+
+from cistern.torch.operators import Tensor
+
+
+class Watch:
+    """Looks at the parameters of ``model`` at the end of each step. ``tensors`` are in the store."""
+
+    def __init__(self, model: nn.Module, tensors: Collection[Tensor]) -> None:
+        self._model = model
+        self._tensors = tensors
+        self._ids = {id(tensor.parameter) for tensor in tensors}
+        self._has_warned = False
+
+    def check(self) -> None:
+        """Raise RuntimeError if a parameter of the store is not as it was in ``attach``.
+
+        Parameters that have gradients and are in no store are named in a warning, once.
+        """
+        for tensor in self._tensors:
+            if not tensor.parameter.is_set_to(tensor.lent.tensor):
+                raise RuntimeError(
+                    f"cistern: parameter '{tensor.name}' was given other memory (.data = ...):"
+                    " Store.write changes weights"
+                )
+            if tensor.parameter.requires_grad != tensor.trains:
+                raise RuntimeError(_REQUIRES_GRAD[tensor.trains].format(tensor.name))
+        if not self._has_warned and next(self._with_grads(), None) is not None:
+            self._has_warned = True
+            self._warn()
+
+    def _with_grads(self) -> Iterator[nn.Parameter]:
+        """Yield parameters that have a gradient and are in no store."""
+        seen = {id(self._model)}
+        modules = [self._model]
+        while modules:
+            module = modules.pop()
+            for parameter in module._parameters.values():
+                if parameter is None or parameter.grad is None or parameter.numel() == 0:
+                    continue
+                if id(parameter) not in self._ids:
+                    yield parameter
+            for child in module._modules.values():
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    modules.append(child)
+
+    def _warn(self) -> None:
+        ids = {id(parameter) for parameter in self._with_grads()}
+        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in ids]
+        warnings.warn(
+            f"cistern: {len(names)} parameters have gradients and are in no store, because they came"
+            f" to the model after attach: {', '.join(names[:5])}. The store does not train them",
+            stacklevel=7,
+        )
+
+
+#: By whether the parameter needed a gradient in ``attach``.
+_REQUIRES_GRAD = {
+    False: (
+        "cistern: parameter '{0}' needs a gradient, but it was frozen when attach took it, and stays"
+        " so: attach the model again, after requires_grad_(True)"
+    ),
+    True: (
+        "cistern: parameter '{0}' needs no gradient any more, but it was trained when attach took it,"
+        " and stays so: its group (param_group of attach) can have the lr 0"
+    ),
+}
