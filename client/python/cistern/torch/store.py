@@ -7,8 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from cistern.client import Client
 from cistern.errors import CstError, StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import adapters, buffers, owners, state_dicts, weights
+from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, weights
 from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
@@ -258,12 +257,7 @@ class Store:
         owners.add(self, (tensor.parameter for tensor in self._tensors.values()))
         self.model.register_forward_pre_hook(not_compiled(self._model_begins), prepend=True)
         state_dicts.add_hooks(self, self.model)
-        marked: Any = self.model
-        # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
-        marked._is_accelerate_prepared = True
-        marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
-        marked.to = partial(_stay, self.model, self.device.torch_device)
-        marked.zero_grad = partial(_zero_grad, self, self.model)
+        model_calls.replace(self, self.model)
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
@@ -576,31 +570,6 @@ class Store:
 
     def __reduce__(self) -> Any:
         raise TypeError("cistern: a store cannot be copied or pickled")
-
-
-def _refuse_copy(_: Any) -> NoReturn:
-    """Stand in the place of what copy.deepcopy, pickle and torch.save call of a model."""
-    raise TypeError(
-        "cistern: the weights of this model are in a store: copy or pickle model.state_dict(), which"
-        " has copies of them, or copy the model before attach. Store.save writes a checkpoint"
-    )
-
-
-def _zero_grad(store: Store, model: nn.Module, set_to_none: bool = True) -> None:
-    """The ``zero_grad`` of a model."""
-    type(model).zero_grad(model, set_to_none)
-    store.discard_gradients()
-
-
-def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:
-    """The ``to`` of a model, which can name only the device and the type that the model has."""
-    parse: Any = torch._C._nn._parse_to
-    wanted, dtype, *_ = parse(*args, **kwargs)
-    if wanted is not None and (wanted.type, wanted.index or 0) != (device.type, device.index or 0):
-        raise TypeError(f"cistern: the model is on {device}, where attach was told to put it")
-    if dtype not in (None, torch.bfloat16):
-        raise TypeError(f"cistern: the weights are bf16 and cannot become {dtype}")
-    return model
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a model that others replace because its weights are in a store."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from cistern.torch.store import Store
+
+
+def replace(store: Store, model: nn.Module) -> None:
+    """Let ``model``, that of ``store``, be neither copied nor moved, and discard gradients."""
+    marked: Any = model
+    # So that accelerate neither moves the model nor wraps it in DistributedDataParallel.
+    marked._is_accelerate_prepared = True
+    marked.__deepcopy__ = marked.__reduce_ex__ = _refuse_copy
+    marked.to = partial(_stay, model, store.device.torch_device)
+    marked.zero_grad = partial(_zero_grad, store, model)
+
+
+def _refuse_copy(_: Any) -> NoReturn:
+    """Stand in the place of what copy.deepcopy, pickle and torch.save call of a model."""
+    raise TypeError(
+        "cistern: the weights of this model are in a store: copy or pickle model.state_dict(), which"
+        " has copies of them, or copy the model before attach. Store.save writes a checkpoint"
+    )
+
+
+def _zero_grad(store: Store, model: nn.Module, set_to_none: bool = True) -> None:
+    """The ``zero_grad`` of a model."""
+    type(model).zero_grad(model, set_to_none)
+    store.discard_gradients()
+
+
+def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> nn.Module:
+    """The ``to`` of a model, which can name only the device and the type that the model has."""
+    parse: Any = torch._C._nn._parse_to
+    wanted, dtype, *_ = parse(*args, **kwargs)
+    if wanted is not None and (wanted.type, wanted.index or 0) != (device.type, device.index or 0):
+        raise TypeError(f"cistern: the model is on {device}, where attach was told to put it")
+    if dtype not in (None, torch.bfloat16):
+        raise TypeError(f"cistern: the weights are bf16 and cannot become {dtype}")
+    return model
