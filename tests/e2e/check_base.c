@@ -371,7 +371,7 @@ START_TEST(specs_that_cannot_be)
     open.has_optimizer = 1;
     open.optimizer = 9;
     ck_assert_int_eq(raw_call(&witness, CISTERN__MSG_TYPE__MSG_JOB_OPEN, &open.base), CST_EINVAL);
-    raw_says(&witness, "optimizer 9 is unknown, this version knows 0 to 3");
+    raw_says(&witness, "optimizer 9 is unknown, this version knows 0 to 4");
 }
 END_TEST
 
