@@ -62,6 +62,21 @@ static int find(struct cst_host_nodes *nodes, struct cst_err *err)
     return CST_OK;
 }
 
+/* Ask for the PCI devices that sysfs names, which is all that locality needs. hwloc's other
+ * components for devices would open drivers of GPUs or a display in this process, and libpciaccess
+ * does not give back all its memory. A component that hwloc does not have is left out already. */
+static void look_for_devices(hwloc_topology_t topology)
+{
+    static const char *const unwanted[] = {"pci",  "cuda", "nvml",     "opencl",
+                                           "rsmi", "gl",   "levelzero"};
+
+    for (size_t i = 0; i < sizeof unwanted / sizeof *unwanted; i++) {
+        (void)hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,
+                                            unwanted[i]);
+    }
+    (void)hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+}
+
 int cst_host_nodes_open(struct cst_host_nodes *nodes, enum cst_host_nodes_detail detail,
                         struct cst_err *err)
 {
@@ -73,7 +88,7 @@ int cst_host_nodes_open(struct cst_host_nodes *nodes, enum cst_host_nodes_detail
     }
     /* No types are left out: a NUMA node has the processors of the object around it. */
     if (detail == CST_HOST_NODES_WITH_DEVICES) {
-        (void)hwloc_topology_set_io_types_filter(nodes->topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+        look_for_devices(nodes->topology);
     }
     if (hwloc_topology_load(nodes->topology) != 0) {
         rc = cst_err_errno(err, CST_EINTERNAL, errno, "hwloc_topology_load");

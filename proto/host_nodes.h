@@ -4,8 +4,8 @@
  *
  * - Nodes without processors. On GH200, for example, the memory of the GPU is such a node, whose
  *   bytes would be lost to the GPU. Other examples are HBM and CXL memory. hwloc shows some of
- * these nodes with the processors next to them, which are the processors of an earlier node
- * already.
+ *   these nodes with the processors next to them, which are the processors of an earlier node
+ *   already.
  * - Nodes without memory, because no module is plugged in next to their processors.
  *
  * The module also tells which host node is nearest to a device. It uses hwloc, and therefore obeys

@@ -22,40 +22,45 @@ static int fail(int rc, const struct cst_err *err)
     return gpt_stop_asked() != 0 ? 128 + gpt_stop_asked() : rc == CST_EINVAL ? 2 : 1;
 }
 
+/* Do what the options ask for. */
+static int work(const struct gpt_options *options, struct cst_err *err)
+{
+    int rc;
+
+    if (options->help) {
+        gpt_options_help(stdout);
+        return CST_OK;
+    }
+    if (options->version) {
+        (void)puts("cistern-gpt " PACKAGE_VERSION);
+        return CST_OK;
+    }
+    if (options->print_config) {
+        return cst_options_save(gpt_options_table, options, stdout, err);
+    }
+    rc = cst_isa_check(err);
+    if (rc != CST_OK) {
+        return rc;
+    }
+    if (options->store == GPT_STORE_DAEMON) {
+        gpt_stop_catch(); /* With the local store the states would be lost anyway. */
+    }
+    return options->describe != NULL ? gpt_describe(options, err) : gpt_run(options, err);
+}
+
 int main(int argc, char *argv[])
 {
-    struct gpt_options options;
+    struct gpt_options options = {.texts = NULL};
     struct cst_err err = {0};
-    int rc = gpt_options_parse(&options, argc, argv, &err);
+    int rc;
 
     /* A write to a closed terminal or socket shall fail with an error code, not kill the process.
      */
     (void)signal(SIGPIPE, SIG_IGN);
-    if (rc == 0 && options.help) {
-        gpt_options_help(stdout);
-        return 0;
+    rc = gpt_options_parse(&options, argc, argv, &err);
+    if (rc == CST_OK) {
+        rc = work(&options, &err);
     }
-    if (rc == 0 && options.version) {
-        (void)puts("cistern-gpt " PACKAGE_VERSION);
-        return 0;
-    }
-    if (rc == 0 && options.print_config) {
-        rc = cst_options_save(gpt_options_table, &options, stdout, &err);
-        return rc == 0 ? 0 : fail(rc, &err);
-    }
-    if (rc == 0) {
-        rc = cst_isa_check(&err);
-    }
-    if (rc == 0 && options.store == GPT_STORE_DAEMON) {
-        gpt_stop_catch(); /* With the local store the states would be lost anyway. */
-    }
-    if (rc == 0 && options.describe != NULL) {
-        rc = gpt_describe(&options, &err);
-    } else if (rc == 0) {
-        rc = gpt_run(&options, &err);
-    }
-    if (rc != 0) {
-        return fail(rc, &err);
-    }
-    return 0;
+    gpt_options_release(&options);
+    return rc == CST_OK ? 0 : fail(rc, &err);
 }

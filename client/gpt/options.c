@@ -158,12 +158,10 @@ static int take_config(struct gpt_options *o, const char *path, struct cst_optio
     static const struct variable threads = {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)},
                                  rank = {"LOCAL_RANK", CST_U32(AT(rank), 0, 63)},
                                  world = {"LOCAL_WORLD_SIZE", CST_U32(AT(world), 1, 64)};
-    json_t *file;
     int rc = take_variable(o, &threads, err);
 
     if (rc == CST_OK && path != NULL) {
-        /* The texts are needed until the program ends, so the file is not released. */
-        rc = cst_options_load(gpt_options_table, o, path, given, &file, err);
+        rc = cst_options_load(gpt_options_table, o, path, given, &o->texts, err);
     }
     if (rc == CST_OK) {
         rc = take_variable(o, &rank, err);
@@ -252,6 +250,54 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     return check_kinds(o, err);
 }
 
+/* Choose the options that depend on others and were not given. */
+static void choose_defaults(struct gpt_options *o)
+{
+    if (o->top_k == 0) {
+        o->top_k = o->experts == 1 ? 1 : 2;
+    }
+    if (o->beta2 < 0) {
+        o->beta2 = o->optimizer == CST_OPTIMIZER_LION ? 0.99 : 0.95;
+    }
+    if (o->lora > 0 && o->lora_alpha < 0) {
+        o->lora_alpha = o->lora;
+    }
+    if (o->min_lr < 0) {
+        o->min_lr = o->lr / 10;
+    }
+}
+
+/* Fill @o, which has the defaults, from all places. */
+static int take_options(struct gpt_options *o, int argc, char *argv[], struct cst_err *err)
+{
+    struct gpt_options typed = {.world = 1};
+    struct cst_options_given given, in_file = {.first = 0};
+    /* The command line is read for --config first, and then again, because it overrides the file.
+     */
+    int rc = cst_options_read(gpt_options_table, &typed, argc, argv, &given, err);
+
+    if (rc == 0) {
+        rc = take_config(o, typed.config, &in_file, err);
+    }
+    if (rc == 0) {
+        rc = cst_options_read(gpt_options_table, o, argc, argv, &given, err);
+    }
+    if (rc == 0) {
+        rc = check_world(&given, err);
+    }
+    if (rc == 0 && given.first < argc) {
+        rc = cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
+                         argv[given.first]);
+    }
+    for (size_t i = 0; rc == 0 && i < CST_OPTIONS_MAX; i++) {
+        given.rows[i] = given.rows[i] || in_file.rows[i];
+    }
+    if (rc == 0 && o->init != NULL) {
+        rc = take_sizes(o, &given, err);
+    }
+    return rc;
+}
+
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err)
 {
     struct gpt_options o = {
@@ -279,55 +325,23 @@ int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struc
         .prompt = "\n",
         .temperature = 0.8,
     };
-    struct gpt_options typed = {.world = 1};
-    struct cst_options_given given, in_file = {.first = 0};
-    /* The command line is read for --config first, and then again, because it overrides the file.
-     */
-    int rc = cst_options_read(gpt_options_table, &typed, argc, argv, &given, err);
+    int rc = take_options(&o, argc, argv, err);
 
     if (rc == 0) {
-        rc = take_config(&o, typed.config, &in_file, err);
+        choose_defaults(&o);
+        /* --help and --version need no other options. */
+        rc = o.help || o.version ? 0 : check_together(&o, err);
     }
-    if (rc == 0) {
-        rc = cst_options_read(gpt_options_table, &o, argc, argv, &given, err);
-    }
-    if (rc == 0) {
-        rc = check_world(&given, err);
-    }
-
     if (rc != 0) {
+        gpt_options_release(&o);
         return rc;
     }
-    if (given.first < argc) {
-        return cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",
-                           argv[given.first]);
-    }
-    for (size_t i = 0; i < CST_OPTIONS_MAX; i++) {
-        given.rows[i] = given.rows[i] || in_file.rows[i];
-    }
-    if (o.init != NULL) {
-        rc = take_sizes(&o, &given, err);
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    if (o.top_k == 0) { /* --top-k was not given. */
-        o.top_k = o.experts == 1 ? 1 : 2;
-    }
-    /* --beta2 was not given. The default depends on the optimizer. */
-    if (o.beta2 < 0) {
-        o.beta2 = o.optimizer == CST_OPTIMIZER_LION ? 0.99 : 0.95;
-    }
-    /* --help and --version need no other options. */
-    rc = o.help || o.version ? 0 : check_together(&o, err);
-    if (rc == 0) {
-        if (o.lora > 0 && o.lora_alpha < 0) {
-            o.lora_alpha = o.lora;
-        }
-        if (o.min_lr < 0) {
-            o.min_lr = o.lr / 10;
-        }
-        *options = o;
-    }
-    return rc;
+    *options = o;
+    return 0;
+}
+
+void gpt_options_release(struct gpt_options *options)
+{
+    json_decref(options->texts);
+    options->texts = NULL;
 }

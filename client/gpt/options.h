@@ -86,6 +86,7 @@ struct gpt_options {
     const char *loss_file;   /* file for each step's loss in hexadecimal; NULL: none */
     bool quiet;              /* print neither progress nor a summary */
     const char *config;      /* file with options; NULL: none */
+    struct json_t *texts;    /* what was read from that file: it owns its texts; NULL: none */
     bool print_config;       /* write the options as such a file and exit */
     bool help, version;      /* print the text and exit */
 };
@@ -94,9 +95,13 @@ struct gpt_options {
 extern const struct cst_option gpt_options_table[];
 
 /* Fill @options from the command line, the file of --config and the environment, and apply
- * defaults. Strings are borrowed from @argv, or live until the program ends. The statuses of
- * cst_options_load. CST_EINVAL: a bad option; @options is unchanged. */
+ * defaults. Strings are borrowed from @argv, or live until gpt_options_release, which the caller
+ * owes after CST_OK. The statuses of cst_options_load. CST_EINVAL: a bad option. After a failure
+ * @options is unchanged. */
 int gpt_options_parse(struct gpt_options *options, int argc, char *argv[], struct cst_err *err);
+
+/* Release the strings that do not belong to the command line. */
+void gpt_options_release(struct gpt_options *options);
 
 /* Print the text of --help. */
 void gpt_options_help(FILE *out);
