@@ -12,14 +12,14 @@ _Static_assert(sizeof(struct cst_shared_head) == CST_SHARED_HEAD_BYTES, "size of
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
                "atomics that processes share must have no locks");
 
-enum {
-    SLEEPS = 1, /* Bit 0 of `event`. */
-    CHANGE = 2, /* What a notification adds to `event`. */
-    /* Looks at the condition before a process sleeps: about 5 us, less than a sleep and a wake-up
-     * take together. */
-    SPINS = 100,
-    LOOKS_PER_SPIN = 16,
-};
+/* Looks at the condition before a process sleeps. They take about as long as the kernel needs to
+ * wake a process on another processor, which is the most that can be lost. */
+#define N_LOOKS 2000
+
+bool cst_shared_spins(uint32_t n_ranks)
+{
+    return (long)n_ranks <= sysconf(_SC_NPROCESSORS_ONLN);
+}
 
 static void pause_briefly(void)
 {
@@ -32,17 +32,18 @@ static void pause_briefly(void)
 
 static void wake_all(struct cst_shared_head *head)
 {
+    (void)atomic_fetch_add(&head->event, 1);
     (void)syscall(SYS_futex, &head->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+/* A process that goes to sleep reads `event`, stores `asleep`, and looks at the words then. The
+ * caller has changed a word before it looks at `asleep`. All accesses are in one order, so either
+ * the caller sees that the process sleeps, or the process sees the change. `event` changes after
+ * `asleep` is cleared: a process that has announced its sleep before that does not fall asleep. */
 void cst_shared_notify(struct cst_shared_head *head)
 {
-    uint32_t before = atomic_fetch_add(&head->event, CHANGE);
-
-    if ((before & SLEEPS) != 0) {
-        /* A process that begins to sleep meanwhile sets the bit again, after it has seen the
-         * caller's change. */
-        (void)atomic_fetch_and(&head->event, ~(uint32_t)SLEEPS);
+    if (atomic_load(&head->asleep) != 0) {
+        atomic_store(&head->asleep, 0);
         wake_all(head);
     }
 }
@@ -50,7 +51,6 @@ void cst_shared_notify(struct cst_shared_head *head)
 void cst_shared_end(struct cst_shared_head *head, uint64_t attempt)
 {
     atomic_store(&head->over, attempt);
-    (void)atomic_fetch_add(&head->event, CHANGE);
     wake_all(head);
 }
 
@@ -71,51 +71,39 @@ static void sleep_on(struct cst_shared_head *head, uint32_t seen, uint64_t ns)
     (void)syscall(SYS_futex, &head->event, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-static bool is_over(struct cst_shared_head *head, uint64_t attempt)
+/* Look once. CST_EAGAIN: the condition is not met, and the attempt goes on. */
+static int look(struct cst_shared_head *head, const struct cst_shared_wait *wait)
 {
-    return atomic_load(&head->over) >= attempt;
-}
-
-/* Look at the condition for a short time. CST_EAGAIN: it is not met yet. */
-static int spin(struct cst_shared_head *head, uint64_t attempt, cst_shared_ready_fn ready,
-                void *arg)
-{
-    for (int i = 0; i < SPINS; i++) {
-        if (ready(arg)) {
-            return CST_OK;
-        }
-        if (is_over(head, attempt)) {
-            return CST_EPEERDIED;
-        }
-        for (int k = 0; k < LOOKS_PER_SPIN; k++) {
-            pause_briefly();
-        }
+    if (wait->ready(wait->arg)) {
+        return CST_OK;
     }
-    return CST_EAGAIN;
+    return atomic_load(&head->over) >= wait->attempt ? CST_EPEERDIED : CST_EAGAIN;
 }
 
-int cst_shared_wait(struct cst_shared_head *head, uint64_t attempt, cst_shared_ready_fn ready,
-                    void *arg, unsigned timeout_ms)
+int cst_shared_wait(struct cst_shared_head *head, const struct cst_shared_wait *wait,
+                    unsigned timeout_ms)
 {
-    int rc = spin(head, attempt, ready, arg);
+    int rc = look(head, wait);
     uint64_t now, end;
 
+    for (int i = 0; rc == CST_EAGAIN && wait->spins && i < N_LOOKS; i++) {
+        pause_briefly();
+        rc = look(head, wait);
+    }
     if (rc != CST_EAGAIN) {
         return rc;
     }
     now = now_ns();
     end = now + (uint64_t)timeout_ms * 1000000;
     for (; now < end; now = now_ns()) {
-        /* First the bit, then the condition: a change after this line makes FUTEX_WAIT return. */
-        uint32_t seen = atomic_fetch_or(&head->event, SLEEPS) | SLEEPS;
+        const uint32_t seen = atomic_load(&head->event);
 
-        if (ready(arg)) {
-            return CST_OK;
-        }
-        if (is_over(head, attempt)) {
-            return CST_EPEERDIED;
+        atomic_store(&head->asleep, 1);
+        rc = look(head, wait);
+        if (rc != CST_EAGAIN) {
+            return rc;
         }
         sleep_on(head, seen, end - now);
     }
-    return ready(arg) ? CST_OK : CST_ETIMEDOUT;
+    return wait->ready(wait->arg) ? CST_OK : CST_ETIMEDOUT;
 }

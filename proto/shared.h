@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that ranks of a job share with each other, such as an edge: how its processes wait for
- * each other, and how they learn that a rank has died. This module knows only the head of the
- * memory. The user of a segment defines what follows, and its own words there.
+/* Memory that ranks of a job share with each other, such as an edge (edge_memory.h) or the memory
+ * of a communicator (comm_memory.h): how its processes wait for each other, and how they learn that
+ * a rank has died. This module knows only the head of the memory. The user of a segment defines
+ * what follows, and its own words there.
  *
  *   +------+---------------------------------------------+
  *   | head | words and data of the user of the segment   |
  *   +------+---------------------------------------------+
  *
  * A process that changes a word for which others may wait calls cst_shared_notify afterwards. A
- * process that waits looks at its words, spins briefly, and then sleeps on the futex `event`. The
- * daemon maps the head, too. When an attempt is over, because a rank has died or for any other
- * reason, it writes the attempt's number to `over` and wakes all.
+ * process that waits looks at its words, spins briefly, and then sleeps on the futex `event`. While
+ * nobody sleeps, all processes only read the head. The daemon maps the head, too. When an attempt
+ * is over, because a rank has died or for any other reason, it writes the attempt's number to
+ * `over` and wakes all.
  *
  * Nobody may trust the head: every rank can write it. A wrong value wakes a process too early or
  * too late, and does nothing else. Therefore a waiting process repeats its wait after a short time,
@@ -28,25 +30,36 @@
 #define CST_SHARED_HEAD_BYTES 128 /* Two cache lines, which processors often fetch in pairs. */
 
 struct cst_shared_head {
-    _Atomic uint64_t over; /* Attempts up to this one are over. Written by the daemon. */
-    /* The futex. Bit 0: a process sleeps. The other bits change with each cst_shared_notify. */
-    _Atomic uint32_t event;
-    uint8_t pad[CST_SHARED_HEAD_BYTES - 12];
+    _Atomic uint64_t over;   /* Attempts up to this one are over. Written by the daemon. */
+    _Atomic uint32_t asleep; /* 1: a process sleeps, or is about to. */
+    _Atomic uint32_t event;  /* The futex, which changes with each wake-up. */
+    uint8_t pad[CST_SHARED_HEAD_BYTES - 16];
 };
 
-/* True if the condition is met for which a process waits. Reads the words with memory_order_acquire
- * or stronger. */
-typedef bool (*cst_shared_ready_fn)(void *arg);
+/* What a process waits for. */
+struct cst_shared_wait {
+    uint64_t attempt; /* The wait ends with this attempt. UINT64_MAX: it does not. */
+    bool spins;       /* Look at the words for about 50 us before sleeping. */
+    /* Return whether the condition is met. Reads the words with memory_order_seq_cst. */
+    bool (*ready)(void *arg);
+    void *arg; /* Argument of @ready. */
+};
 
-/* Wake the processes that wait. The caller has changed a word before. */
+/* Return whether a process should spin while it waits for the others of @n_ranks ranks: each of
+ * them can have a processor. With fewer processors, the rank that is awaited may need the one of
+ * the process that waits. */
+bool cst_shared_spins(uint32_t n_ranks);
+
+/* Wake the processes that wait. The caller has changed a word before, with
+ * memory_order_seq_cst. */
 void cst_shared_notify(struct cst_shared_head *head);
 
 /* The attempts up to @attempt are over: wake all. UINT64_MAX: the memory is given back. */
 void cst_shared_end(struct cst_shared_head *head, uint64_t attempt);
 
-/* Wait until @ready returns true for @arg. CST_OK: it has. CST_EPEERDIED: `over` says that attempt
- * @attempt is over. CST_ETIMEDOUT: neither in @timeout_ms milliseconds. */
-int cst_shared_wait(struct cst_shared_head *head, uint64_t attempt, cst_shared_ready_fn ready,
-                    void *arg, unsigned timeout_ms);
+/* Wait for @wait, at most @timeout_ms milliseconds. CST_OK: the condition is met. CST_EPEERDIED:
+ * `over` says that the attempt is over. CST_ETIMEDOUT: neither. */
+int cst_shared_wait(struct cst_shared_head *head, const struct cst_shared_wait *wait,
+                    unsigned timeout_ms);
 
 #endif

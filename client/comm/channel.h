@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared memory of a communicator (proto/comm_page.h) as one of its ranks uses it: which rounds
- * the others have written and read, and waiting for them. Nothing that is read there is used as an
- * address or as an index. Used by one thread at a time. */
+/* The shared memory of a communicator (proto/comm_memory.h) as one of its ranks uses it: which
+ * rounds the others have written and read. Nothing that is read there is used as an address or as
+ * an index. Used by one thread at a time. */
 #ifndef CSTC_CHANNEL_H
 #define CSTC_CHANNEL_H
 
-#include "proto/comm_page.h"
+#include "proto/comm_memory.h"
 
 #include <stdbool.h>
 
@@ -13,7 +13,6 @@ struct cstc_channel {
     void *base;          /* Borrowed: cst_comm_bytes. */
     uint32_t rank, size; /* This rank in the group, and the number of ranks. */
     size_t slot_bytes;   /* Data in a slot. */
-    unsigned n_spins;    /* Looks at the memory before this rank sleeps. */
     /* Rounds that this rank has written and read. */
     uint64_t written, read;
     /* A rank that was late at the last look. It is looked at first. */
@@ -40,23 +39,10 @@ bool cstc_channel_is_free(struct cstc_channel *channel);
 void cstc_channel_wrote(struct cstc_channel *channel);
 void cstc_channel_did_read(struct cstc_channel *channel);
 
-/* Return why the communicator is broken; status CST_OK: it is not. */
-int cstc_channel_broken(const struct cstc_channel *channel, struct cst_err *err);
+/* This rank takes part no more. Wakes the others that sleep. */
+void cstc_channel_close(const struct cstc_channel *channel);
 
-/* How to sleep: announce it, look once more at whatever is awaited, then sleep at most @timeout_ms,
- * and end it in any case. Whoever changes something after the announcement wakes this rank. */
-uint32_t cstc_channel_announce(struct cstc_channel *channel);
-void cstc_channel_sleep(struct cstc_channel *channel, uint32_t bell, unsigned timeout_ms);
-void cstc_channel_end(struct cstc_channel *channel);
-
-/* Tell the processor that the caller is looking at memory in a loop. */
-static inline void cstc_channel_relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("yield");
-#endif
-}
+/* Return a rank that has closed its communicator; the number of ranks: none has. */
+uint32_t cstc_channel_closed(const struct cstc_channel *channel);
 
 #endif

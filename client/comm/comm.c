@@ -2,24 +2,37 @@
 #include "client/comm/comm.h"
 
 #include "client/comm/flow.h"
-#include "client/lib/job.h"
+#include "client/lib/shared_wait.h"
 
-#include <poll.h>
+#include <limits.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define NO_ATTEMPT UINT64_MAX /* The attempt of ranks that are threads: it is never over. */
+
+_Static_assert(CST_COMM_MAX_THREADS <= CST_COMM_MAX_RANKS, "lines of a communicator");
+
+/* Memory of ranks that are threads. The rank that closes its communicator last frees it. */
+struct threads {
+    _Atomic uint32_t n_open; /* Communicators that are not closed. */
+    void *base;
+};
 
 struct cst_comm {
-    struct cst_comm *next;  /* Next in the list of the job. */
-    struct cst_comm **link; /* The pointer in that list that points to this communicator. */
-    struct cst_job *job;
-    uint64_t id;                 /* The daemon's number of the communicator. */
-    uint64_t epoch;              /* The daemon process that made it. */
-    uint32_t lease_epoch;        /* The job's sync after which it was opened. */
-    uint32_t timeout_ms;         /* Longest wait for a rank that does nothing. */
+    struct cst_comm *next;   /* Next in the list of the job. */
+    struct cst_comm **link;  /* The pointer in that list that points to this communicator. */
+    struct cst_job *job;     /* NULL: the ranks are threads, and the next fields are not used. */
+    struct threads *threads; /* NULL: the ranks are workers of a job. */
+    uint64_t id;             /* The daemon's number of the communicator. */
+    uint64_t epoch;          /* The daemon process that made it. */
+    uint32_t lease_epoch;    /* The job's sync after which it was opened. */
+    uint32_t timeout_ms;     /* Longest wait for a rank that does nothing. */
+    bool spins;              /* As in struct cst_shared_wait. */
     struct cstc_segment segment; /* The shared memory. */
     struct cstc_flow flow;
 };
 
-/* -- opening and closing ---------------------------------------------------------------------- */
+/* -- opening ---------------------------------------------------------------------------------- */
 
 static int check_group(const struct cst_job *job, int group, struct cst_err *err)
 {
@@ -74,6 +87,7 @@ static int take(struct cst_comm *comm, struct cstc_call *call, uint64_t ranks, s
     }
     comm->id = msg->id;
     comm->timeout_ms = msg->timeout_ms;
+    comm->spins = cst_shared_spins(size);
     cstc_flow_init(&comm->flow, comm->segment.base, own, size, msg->slot_bytes, names);
     return CST_OK;
 }
@@ -126,6 +140,64 @@ int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct 
     return CST_OK;
 }
 
+/* -- ranks that are threads ------------------------------------------------------------------- */
+
+static struct threads *threads_new(uint32_t n_ranks)
+{
+    const size_t bytes = cst_comm_bytes(n_ranks, CST_COMM_SLOT_BYTES);
+    struct threads *threads = calloc(1, sizeof *threads);
+    void *base = aligned_alloc(CST_COMM_PAGE_BYTES, bytes);
+
+    if (threads == NULL || base == NULL) {
+        free(threads);
+        free(base);
+        return NULL;
+    }
+    memset(base, 0, bytes);
+    threads->base = base;
+    threads->n_open = n_ranks;
+    return threads;
+}
+
+int cst_comm_open_threads(struct cst_comm **out, uint32_t n_ranks, struct cst_err *err)
+{
+    struct cst_comm *comms[CST_COMM_MAX_RANKS] = {NULL};
+    uint32_t names[CST_COMM_MAX_RANKS];
+    struct threads *threads;
+    bool ok;
+
+    if (n_ranks == 0 || n_ranks > CST_COMM_MAX_THREADS) {
+        return cst_err_set(err, CST_EINVAL, "a communicator of %u threads; it can have 1 to %d",
+                           n_ranks, CST_COMM_MAX_THREADS);
+    }
+    threads = threads_new(n_ranks);
+    ok = threads != NULL;
+    for (uint32_t rank = 0; ok && rank < n_ranks; rank++) {
+        names[rank] = rank;
+        comms[rank] = calloc(1, sizeof *comms[rank]);
+        ok = comms[rank] != NULL;
+    }
+    for (uint32_t rank = 0; rank < n_ranks; rank++) {
+        if (ok) {
+            comms[rank]->threads = threads;
+            comms[rank]->spins = cst_shared_spins(n_ranks);
+            cstc_flow_init(&comms[rank]->flow, threads->base, rank, n_ranks, CST_COMM_SLOT_BYTES,
+                           names);
+            out[rank] = comms[rank];
+        } else {
+            free(comms[rank]);
+        }
+    }
+    if (!ok && threads != NULL) {
+        free(threads->base);
+        free(threads);
+    }
+    return ok ? CST_OK
+              : cst_err_set(err, CST_ENOMEM, "no memory for a communicator of %u threads", n_ranks);
+}
+
+/* -- closing ---------------------------------------------------------------------------------- */
+
 static void on_closed(struct cstc_call *call)
 {
     cstc_call_reset(call);
@@ -150,21 +222,46 @@ static void tell(const struct cst_comm *comm)
     }
 }
 
-void cst_comm_close(struct cst_comm *comm)
+static void close_thread(const struct cst_comm *comm)
 {
-    if (comm == NULL) {
-        return;
+    cstc_channel_close(&comm->flow.channel);
+    if (atomic_fetch_sub(&comm->threads->n_open, 1) == 1) {
+        free(comm->threads->base);
+        free(comm->threads);
     }
+}
+
+static void close_worker(struct cst_comm *comm)
+{
+    struct cst_err why;
+
     *comm->link = comm->next;
     if (comm->next != NULL) {
         comm->next->link = comm->link;
     }
     if (!comm->job->client->forked) {
+        /* In a void step the others learn its cause, of which the end of this rank's part is only a
+         * consequence. */
+        if (cstc_job_check_step(comm->job, &why) == CST_OK) {
+            cstc_channel_close(&comm->flow.channel);
+        }
         /* The number means nothing to another process of the daemon. */
         if (comm->epoch == comm->job->client->epoch) {
             tell(comm);
         }
         cstc_segment_unmap(&comm->segment);
+    }
+}
+
+void cst_comm_close(struct cst_comm *comm)
+{
+    if (comm == NULL) {
+        return;
+    }
+    if (comm->job == NULL) {
+        close_thread(comm);
+    } else {
+        close_worker(comm);
     }
     free(comm);
 }
@@ -196,8 +293,12 @@ uint32_t cst_comm_size(const struct cst_comm *comm)
 
 static int check(const struct cst_comm *comm, struct cst_err *err)
 {
-    const int rc = cstc_client_check(comm->job->client, err);
+    int rc;
 
+    if (comm->job == NULL) {
+        return CST_OK;
+    }
+    rc = cstc_client_check(comm->job->client, err);
     /* A sync ends it, even if a daemon that has died could not say so. */
     if (rc == CST_OK && comm->lease_epoch != comm->job->lease_epoch) {
         return cst_err_set(err, CST_EPEERDIED,
@@ -215,51 +316,63 @@ int cst_comm_start(struct cst_comm *comm, const struct cst_comm_call *call, uint
     return rc == CST_OK ? cstc_flow_start(&comm->flow, call, ticket, err) : rc;
 }
 
-/* Nothing moves. The daemon tells of ranks that die; here the daemon itself is looked at, and the
- * time limit. */
-static int look(void *arg, unsigned waited_ms, uint32_t late, struct cst_err *err)
+/* cstc_flow_wait_fn: wait for ranks that are threads. */
+static int wait_threads(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                        void *ready_arg, struct cst_err *err)
 {
     const struct cst_comm *comm = arg;
-    const struct cst_client *client = comm->job->client;
-    struct pollfd p = {.fd = client->sock, .events = POLLRDHUP};
+    const struct cst_shared_wait wait = {
+        .attempt = NO_ATTEMPT, .spins = comm->spins, .ready = ready, .arg = ready_arg};
 
-    if (client->sock < 0 ||
-        (poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0)) {
-        return cst_err_set(err, client->returns ? CST_EPEERDIED : CST_ECONN,
-                           "the daemon at %s has ended while rank %u waited for rank %u",
-                           client->path, comm->job->rank, late);
-    }
-    if (waited_ms >= comm->timeout_ms) {
-        return cst_err_set(err, CST_ETIMEDOUT, "rank %u waited %u ms for rank %u", comm->job->rank,
-                           waited_ms, late);
+    (void)err;
+    while (cst_shared_wait(head, &wait, UINT_MAX) != CST_OK) {
     }
     return CST_OK;
 }
 
-static int wait_for(struct cst_comm *comm, uint64_t ticket, const struct cstc_flow_watch *watch,
+/* cstc_flow_wait_fn: wait for ranks that are workers of a job. */
+static int wait_workers(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                        void *ready_arg, struct cst_err *err)
+{
+    const struct cst_comm *comm = arg;
+    const int rc =
+        cstc_shared_wait(comm->job, head, comm->spins, ready, ready_arg, comm->timeout_ms, err);
+
+    return rc == CST_ETIMEDOUT
+               ? cst_err_set(err, rc, "rank %u waited %u ms for rank %u", comm->job->rank,
+                             comm->timeout_ms, comm->flow.names[comm->flow.channel.late])
+               : rc;
+}
+
+/* cstc_flow_wait_fn: only look whether the attempt is over. */
+static int look_workers(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                        void *ready_arg, struct cst_err *err)
+{
+    const struct cst_comm *comm = arg;
+    const int rc = cstc_shared_wait(comm->job, head, false, ready, ready_arg, 0, err);
+
+    return rc == CST_ETIMEDOUT ? CST_EAGAIN : rc;
+}
+
+static int wait_for(struct cst_comm *comm, uint64_t ticket, cstc_flow_wait_fn wait,
                     struct cst_err *err)
 {
-    struct cst_err why = {0};
-    int rc = check(comm, &why);
+    int rc = check(comm, err);
 
-    rc = rc == CST_OK ? cstc_flow_wait(&comm->flow, ticket, watch, &why) : rc;
-    if (rc == CST_EPEERDIED) {
-        cstc_job_void(comm->job, &why);
+    if (rc == CST_OK && comm->job != NULL && comm->job->client->pending) {
+        rc = cst_err_set(err, CST_EBUSY, "another call is pending: repeat it until it has ended");
     }
-    if (rc != CST_OK && err != NULL) {
-        *err = why;
-    }
-    return rc;
+    return rc == CST_OK ? cstc_flow_wait(&comm->flow, ticket, wait, comm, err) : rc;
 }
 
 int cst_comm_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err)
 {
-    return wait_for(comm, ticket, &(struct cstc_flow_watch){.look = look, .arg = comm}, err);
+    return wait_for(comm, ticket, comm->job != NULL ? wait_workers : wait_threads, err);
 }
 
 int cst_comm_try_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err)
 {
-    return wait_for(comm, ticket, NULL, err);
+    return wait_for(comm, ticket, comm->job != NULL ? look_workers : NULL, err);
 }
 
 static int run(struct cst_comm *comm, const struct cst_comm_call *call, struct cst_err *err)

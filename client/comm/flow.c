@@ -2,7 +2,6 @@
 #include "client/comm/flow.h"
 
 #include <inttypes.h>
-#include <time.h>
 
 void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t size,
                     size_t slot_bytes, const uint32_t *names)
@@ -261,73 +260,36 @@ int cstc_flow_start(struct cstc_flow *flow, const struct cst_comm_call *call, ui
     return rc;
 }
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-/* Look at the memory until something moves, for a short time. */
-static bool spin(struct cstc_flow *flow)
-{
-    for (unsigned i = 0; i < flow->channel.n_spins; i++) {
-        cstc_channel_relax();
-        if (advance(flow) || flow->failed.status != CST_OK) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Go on as far as possible. If nothing moves in a broken communicator, the flow fails. The others
- * may have done their part before it was broken, so this is looked at in the opposite order.
+/* Go on as far as possible. If nothing moves and a rank has closed its communicator, the flow
+ * fails. That rank may have done its part before, so this is looked at in the opposite order.
  * Returns whether anything has moved, or the flow has failed. */
-static bool advance_or_fail(struct cstc_flow *flow)
+static bool advance_or_fail(void *arg)
 {
-    struct cst_err why;
-    const bool broken = cstc_channel_broken(&flow->channel, &why) != CST_OK;
+    struct cstc_flow *flow = arg;
+    const uint32_t closed = cstc_channel_closed(&flow->channel);
     const bool moved = advance(flow);
 
-    if (!moved && broken && flow->failed.status == CST_OK) {
-        flow->failed = why;
+    if (!moved && closed < flow->shape.size && flow->failed.status == CST_OK) {
+        (void)cst_err_set(&flow->failed, CST_ECANCELLED,
+                          "rank %" PRIu32 " has closed its communicator", flow->names[closed]);
     }
     return moved || flow->failed.status != CST_OK;
 }
 
-/* Sleep until something moves, the flow fails, or it is time to look. */
-static bool doze(struct cstc_flow *flow)
-{
-    const uint32_t bell = cstc_channel_announce(&flow->channel);
-    bool moved = advance_or_fail(flow);
-
-    if (!moved) {
-        cstc_channel_sleep(&flow->channel, bell, CSTC_FLOW_LOOK_MS);
-        moved = advance(flow);
-    }
-    cstc_channel_end(&flow->channel);
-    return moved || flow->failed.status != CST_OK;
-}
-
-int cstc_flow_wait(struct cstc_flow *flow, uint64_t ticket, const struct cstc_flow_watch *watch,
+int cstc_flow_wait(struct cstc_flow *flow, uint64_t ticket, cstc_flow_wait_fn wait, void *arg,
                    struct cst_err *err)
 {
-    uint64_t since = 0;
     struct cst_err why;
+    int rc = CST_OK;
 
     if (ticket == 0 || ticket > flow->n_started) {
         return cst_err_set(err, CST_EINVAL, "collective %" PRIu64 " was not started", ticket);
     }
     (void)advance_or_fail(flow);
-    while (flow->n_ended < ticket && flow->failed.status == CST_OK && watch != NULL) {
-        if (spin(flow) || doze(flow)) {
-            since = 0;
-            continue;
-        }
-        since = since == 0 ? now_ms() : since;
-        if (watch->look(watch->arg, (unsigned)(now_ms() - since), flow->names[flow->channel.late],
-                        &why) != CST_OK) {
+    while (wait != NULL && rc == CST_OK && flow->n_ended < ticket &&
+           flow->failed.status == CST_OK) {
+        rc = wait(arg, flow->channel.base, advance_or_fail, flow, &why);
+        if (rc != CST_OK && rc != CST_EAGAIN) {
             flow->failed = why;
         }
     }

@@ -29,17 +29,12 @@ struct cstc_flow {
         calls[CST_COMM_MAX_CALLS]; /* Call i is in entry i mod CST_COMM_MAX_CALLS. */
 };
 
-/* What the owner of a flow does while the flow waits. */
-struct cstc_flow_watch {
-    /* Called at least every CSTC_FLOW_LOOK_MS while nothing moves. @waited_ms: since something
-     * moved.
-     * @late is the number in the job of a rank that is awaited. A status that is not CST_OK ends
-     * the wait, and the flow. */
-    int (*look)(void *arg, unsigned waited_ms, uint32_t late, struct cst_err *err);
-    void *arg;
-};
-
-#define CSTC_FLOW_LOOK_MS 100
+/* How a flow waits until @ready returns true for @ready_arg: with cst_shared_wait for @head. @arg
+ * is the owner's. CST_OK: it has. CST_EAGAIN: it has not, and the owner waits no longer. Any other
+ * status ends the flow: *err has the cause. */
+typedef int (*cstc_flow_wait_fn)(void *arg, struct cst_shared_head *head,
+                                 bool (*ready)(void *ready_arg), void *ready_arg,
+                                 struct cst_err *err);
 
 /* Begin in the memory at @base, which is borrowed. @names has @size entries, and is copied. */
 void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t size,
@@ -50,9 +45,10 @@ void cstc_flow_init(struct cstc_flow *flow, void *base, uint32_t rank, uint32_t 
 int cstc_flow_start(struct cstc_flow *flow, const struct cst_comm_call *call, uint64_t *ticket,
                     struct cst_err *err);
 
-/* Go on until call @ticket has ended. @watch NULL: as far as possible, and CST_EAGAIN if it has not
- * ended. Other statuses are those of cst_comm_wait. */
-int cstc_flow_wait(struct cstc_flow *flow, uint64_t ticket, const struct cstc_flow_watch *watch,
+/* Go on until call @ticket has ended. Each @wait lasts until something moves. @wait NULL: go on as
+ * far as possible, and CST_EAGAIN if the call has not ended. Other statuses are those of
+ * cst_comm_wait. */
+int cstc_flow_wait(struct cstc_flow *flow, uint64_t ticket, cstc_flow_wait_fn wait, void *arg,
                    struct cst_err *err);
 
 #endif

@@ -21,7 +21,7 @@
 
 #include "cistern/comm.h"
 #include "kernels/math/total.h"
-#include "proto/comm_page.h"
+#include "proto/comm_memory.h"
 
 /* What all calls of a communicator have in common. */
 struct cstc_transfer_shape {

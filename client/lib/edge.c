@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DEFAULT_TIMEOUT_MS 300000 /* The default of [job] timeout in cistern.conf(5). */
+
 /* -- slots ------------------------------------------------------------------------------------ */
 
 /* An edge, and what is looked for in it. */
@@ -161,7 +163,8 @@ static int refuse_wait(const struct search *s, enum cstc_slot_use use, struct cs
 static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use use,
                     struct cst_err *err)
 {
-    cst_shared_ready_fn ready = use == CSTC_SLOT_PUT ? find_free : find_array;
+    bool (*ready)(void *arg) = use == CSTC_SLOT_PUT ? find_free : find_array;
+    const uint32_t timeout_ms = job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_TIMEOUT_MS;
     int rc;
 
     if (ready(s)) {
@@ -170,15 +173,15 @@ static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use us
     if (s->e->from == s->e->to) {
         return refuse_wait(s, use, err);
     }
-    rc = cstc_shared_wait(job, head_of(s->edge), ready, s, err);
+    rc = cstc_shared_wait(job, head_of(s->edge), cst_shared_spins(2), ready, s, timeout_ms, err);
     if (rc != CST_ETIMEDOUT) {
         return rc;
     }
     return use == CSTC_SLOT_PUT
                ? cst_err_set(err, rc, "edge '%s': rank %u freed no slot in %u ms (array %u)",
-                             s->e->name, s->e->to, cstc_shared_timeout_ms(job), s->number)
+                             s->e->name, s->e->to, timeout_ms, s->number)
                : cst_err_set(err, rc, "edge '%s': rank %u did not put array %u in %u ms",
-                             s->e->name, s->e->from, s->number, cstc_shared_timeout_ms(job));
+                             s->e->name, s->e->from, s->number, timeout_ms);
 }
 
 /* Do the first part of a put or a take. */

@@ -2,18 +2,12 @@
 #include "client/lib/shared_wait.h"
 
 enum {
-    DEFAULT_TIMEOUT_MS = 300000, /* The default of [job] timeout in cistern.conf(5). */
     /* Time between two looks at the connection. The end of the daemon wakes nobody. */
     LOOK_MS = 100,
     /* Looks between two questions to the daemon. When a job is removed its memory becomes zeros,
      * and with it `over`, perhaps before this rank has read it. */
     LOOKS_PER_QUESTION = 5,
 };
-
-uint32_t cstc_shared_timeout_ms(const struct cst_job *job)
-{
-    return job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_TIMEOUT_MS;
-}
 
 /* Ask the daemon whether the attempt is over, with a request that changes nothing if it is: a hint.
  * Its answer has the cause. CST_OK: the attempt goes on. */
@@ -51,33 +45,41 @@ static int ask(struct cst_job *job, struct cst_err *err)
     return cstc_job_check_step(job, err);
 }
 
-int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, cst_shared_ready_fn ready,
-                     void *arg, struct cst_err *err)
+/* Do what cannot be left until the wait is over. @asks: ask the daemon, too. */
+static int look_around(struct cst_job *job, bool asks, struct cst_err *err)
 {
-    uint64_t attempt = job->attempt;
-    uint32_t left_ms = cstc_shared_timeout_ms(job), n_looks = 0;
+    int rc = asks ? ask(job, err) : cstc_call_pump(job->client, err);
+
+    if (rc == CST_OK && job->device.calls != NULL) {
+        cstc_device_pump(job);
+    }
+    return rc == CST_OK ? cstc_job_check_step(job, err) : rc;
+}
+
+int cstc_shared_wait(struct cst_job *job, struct cst_shared_head *head, bool spins,
+                     bool (*ready)(void *arg), void *arg, uint32_t timeout_ms, struct cst_err *err)
+{
+    struct cst_shared_wait wait = {
+        .attempt = job->attempt, .spins = spins, .ready = ready, .arg = arg};
+    uint32_t left_ms = timeout_ms, n_looks = 0;
 
     for (;;) {
-        uint32_t ms = left_ms < LOOK_MS ? left_ms : LOOK_MS;
-        int rc = cst_shared_wait(head, attempt, ready, arg, ms);
+        const uint32_t ms = left_ms < LOOK_MS ? left_ms : LOOK_MS;
+        int rc = cst_shared_wait(head, &wait, ms);
 
         if (rc == CST_OK) {
             return CST_OK;
         }
         if (rc == CST_EPEERDIED) {
             rc = ask(job, err);
-            if (rc != CST_OK) {
-                return rc;
-            }
-            /* A rank has written a wrong number there. Only the daemon counts from now on. */
-            attempt = UINT64_MAX;
-            continue;
+            /* If it is not over, a rank has written a wrong number there. Only the daemon counts
+             * from now on. */
+            wait.attempt = UINT64_MAX;
+        } else {
+            left_ms -= ms;
+            rc = look_around(job, wait.attempt == UINT64_MAX || ++n_looks % LOOKS_PER_QUESTION == 0,
+                             err);
         }
-        left_ms -= ms;
-        rc = attempt == UINT64_MAX || ++n_looks % LOOKS_PER_QUESTION == 0
-                 ? ask(job, err)
-                 : cstc_call_pump(job->client, err);
-        rc = rc == CST_OK ? cstc_job_check_step(job, err) : rc;
         if (rc != CST_OK) {
             return rc;
         }

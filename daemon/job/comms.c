@@ -6,18 +6,12 @@
 #include "daemon/report/log.h"
 #include "daemon/wire/serve.h"
 #include "proto/cistern.pb-c.h"
-#include "proto/comm_page.h"
+#include "proto/comm_memory.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-/* Data in a slot. Slots of two ranks are in the caches of their processors, and a piece is still
- * long enough for its costs not to count. */
-#define SLOT_BYTES (128u << 10)
-
-enum state { GATHERING, BACKING, OPEN, BROKEN };
+enum state { GATHERING, BACKING, OPEN };
 
 struct cstd_comm {
     TAILQ_ENTRY(cstd_comm) link;
@@ -32,7 +26,7 @@ struct cstd_comm {
     uint64_t tags[CST_CORE_MAX_WORLD]; /* GATHERING, BACKING: the CommOpen of each rank. */
     struct cstd_segment *segment;      /* From BACKING on. */
     struct cstd_page_work *work;       /* BACKING. */
-    void *control;                     /* OPEN: the control part, mapped. */
+    struct cstd_shared_heads heads;    /* OPEN: the head of the memory. */
 };
 
 _Static_assert(CST_CORE_MAX_WORLD == CST_COMM_MAX_RANKS, "a group can have all ranks of a job");
@@ -44,18 +38,11 @@ static uint32_t n_ranks(const struct cstd_comm *comm)
     return (uint32_t)__builtin_popcountll(comm->ranks);
 }
 
-static size_t control_bytes(const struct cstd_comm *comm)
-{
-    return cst_comm_control_bytes(n_ranks(comm));
-}
-
 static void free_comm(struct cstd_comm *comm)
 {
     TAILQ_REMOVE(&comm->job->comms.list, comm, link);
     cstd_page_work_abandon(comm->work);
-    if (comm->control != NULL) {
-        (void)munmap(comm->control, control_bytes(comm));
-    }
+    cstd_shared_heads_close(&comm->heads);
     if (comm->segment != NULL) {
         cstd_segment_unref(comm->segment);
     }
@@ -87,16 +74,6 @@ static void fail(struct cstd_comm *comm, const struct cst_err *why)
     free_comm(comm);
 }
 
-/* End @comm, which is OPEN, because of @why. Its memory stays: a rank may be reading what the
- * others wrote before. */
-static void break_comm(struct cstd_comm *comm, const struct cst_err *why)
-{
-    cst_comm_break(comm->control, n_ranks(comm), why);
-    (void)munmap(comm->control, control_bytes(comm));
-    comm->control = NULL;
-    comm->state = BROKEN;
-}
-
 /* -- opening ---------------------------------------------------------------------------------- */
 
 static void answer(struct cstd_comm *comm, int fd)
@@ -106,7 +83,7 @@ static void answer(struct cstd_comm *comm, int fd)
 
     opened.id = comm->id;
     opened.bytes = comm->segment->bytes;
-    opened.slot_bytes = SLOT_BYTES;
+    opened.slot_bytes = CST_COMM_SLOT_BYTES;
     opened.timeout_ms = job->timeout_ms;
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct cstd_pending *request = request_of(comm, rank);
@@ -122,23 +99,19 @@ static void on_backed(void *arg, const struct cst_err *result)
 {
     struct cstd_comm *comm = arg;
     struct cst_err err = *result;
-    void *base = NULL;
     int fd = -1;
 
     comm->work = NULL;
-    if (err.status == CST_OK && cstd_segment_share(comm->segment, &fd, &err) == CST_OK) {
-        base = mmap(NULL, control_bytes(comm), PROT_READ | PROT_WRITE, MAP_SHARED,
-                    comm->segment->fd, 0);
-        if (base == MAP_FAILED) {
-            (void)cst_err_errno(&err, CST_ENOMEM, errno, "mapping %zu bytes of a communicator",
-                                control_bytes(comm));
-        }
+    if (err.status == CST_OK) {
+        (void)cstd_segment_share(comm->segment, &fd, &err);
+    }
+    if (err.status == CST_OK) {
+        (void)cstd_shared_heads_add(&comm->heads, comm->segment->fd, &err);
     }
     if (err.status != CST_OK) {
         fail(comm, &err);
         return;
     }
-    comm->control = base;
     comm->state = OPEN;
     answer(comm, fd);
 }
@@ -148,7 +121,7 @@ static void make(struct cstd_comm *comm)
 {
     struct cstd_job *job = comm->job;
     struct cstd_daemon *daemon = job->daemon;
-    const size_t bytes = cst_comm_bytes(n_ranks(comm), SLOT_BYTES);
+    const size_t bytes = cst_comm_bytes(n_ranks(comm), CST_COMM_SLOT_BYTES);
     struct cstd_pages pages = {.bytes = bytes};
     char what[112];
     struct cst_err err = {0};
@@ -252,7 +225,7 @@ void cstd_serve_comm_open(struct cstd_session *session, uint64_t id, void *body)
 
 /* -- the end ---------------------------------------------------------------------------------- */
 
-/* Free @comm if no rank uses it any more. */
+/* Free @comm, which is OPEN, if no rank uses it any more. */
 static void check_used(struct cstd_comm *comm)
 {
     const struct cstd_worker *workers = comm->job->workers;
@@ -260,7 +233,7 @@ static void check_used(struct cstd_comm *comm)
     for (uint32_t rank = 0; rank < comm->job->world; rank++) {
         comm->closed |= workers[rank].present ? 0 : UINT64_C(1) << rank;
     }
-    if (comm->state == BROKEN && (comm->ranks & ~comm->closed) == 0) {
+    if ((comm->ranks & ~comm->closed) == 0) {
         free_comm(comm);
     }
 }
@@ -269,57 +242,43 @@ void cstd_serve_comm_close(struct cstd_session *session, uint64_t id, void *body
 {
     const Cistern__CommClose *message = body;
     struct cstd_comm *comm;
-    struct cst_err why;
 
     TAILQ_FOREACH(comm, &session->job->comms.list, link)
     {
-        if (comm->id == message->id && comm->state >= OPEN &&
-            (comm->ranks >> session->rank & 1) != 0) {
+        if (comm->id == message->id && comm->state == OPEN) {
+            comm->closed |= UINT64_C(1) << session->rank;
+            check_used(comm);
             break;
         }
-    }
-    if (comm != NULL) {
-        comm->closed |= UINT64_C(1) << session->rank;
-        if (comm->state == OPEN) {
-            (void)cst_err_set(&why, CST_ECANCELLED, "rank %u has closed its communicator",
-                              session->rank);
-            break_comm(comm, &why);
-        }
-        check_used(comm);
     }
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
 }
 
 void cstd_comms_look(struct cstd_job *job)
 {
+    const uint64_t over = cst_core_attempt_over(job->core);
     struct cstd_comm *comm, *next;
     struct cst_err why;
 
     for (comm = TAILQ_FIRST(&job->comms.list); comm != NULL; comm = next) {
         next = TAILQ_NEXT(comm, link);
-        if (comm->state != BROKEN &&
-            cst_core_check_attempt(job->core, comm->attempt, &why) != CST_OK) {
-            if (comm->state != OPEN) {
-                fail(comm, &why);
-                continue;
-            }
-            break_comm(comm, &why);
+        if (comm->attempt > over) {
+            continue;
         }
-        if (comm->state == BROKEN) {
+        if (comm->state == OPEN) {
+            cstd_shared_heads_end(&comm->heads, over);
             check_used(comm);
+        } else {
+            (void)cst_core_check_attempt(job->core, comm->attempt, &why);
+            fail(comm, &why);
         }
     }
 }
 
-void cstd_comms_close(struct cstd_job *job, const struct cst_err *why)
+void cstd_comms_close(struct cstd_job *job)
 {
-    struct cstd_comm *comm;
-
-    while ((comm = TAILQ_FIRST(&job->comms.list)) != NULL) {
-        if (comm->state == OPEN) {
-            break_comm(comm, why);
-        }
-        free_comm(comm); /* The job has answered its requests. */
+    while (!TAILQ_EMPTY(&job->comms.list)) {
+        free_comm(TAILQ_FIRST(&job->comms.list)); /* The job has answered its requests. */
     }
 }
 

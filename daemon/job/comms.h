@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The communicators of a job (cistern/comm.h): memory in which the ranks of a group call
  * collectives. The daemon makes the memory when all ranks have asked, charges it like arenas, and
- * hands it out. It maps the control part, to wake all ranks when the attempt is over, and touches
- * no data.
+ * hands it out. It maps the head, to wake all ranks when the attempt is over, and touches no data.
  *
- *   GATHERING --all ranks have asked--> BACKING --pages exist--> OPEN --attempt over, or a rank
- *       |                                  |                       |    has closed it--> BROKEN
- *       +------attempt over, time, error---+--> freed              |                        |
- *                                                                  +--all have closed it----+-->
- * freed
+ *   GATHERING --all ranks have asked--> BACKING --pages exist--> OPEN --all have closed it--> freed
+ *       |                                  |
+ *       +------attempt over, time, error---+--> freed
  *
  * A rank that is gone counts as one that has closed it. Loop thread only. */
 #ifndef CSTD_COMMS_H
@@ -39,7 +36,7 @@ void cstd_comms_init(struct cstd_job *job);
  * that no rank uses any more. */
 void cstd_comms_look(struct cstd_job *job);
 
-/* @job is being removed: end all communicators because of @why, and free them. */
-void cstd_comms_close(struct cstd_job *job, const struct cst_err *why);
+/* @job is being removed: wake the ranks that wait in communicators, and free all of them. */
+void cstd_comms_close(struct cstd_job *job);
 
 #endif

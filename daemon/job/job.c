@@ -272,7 +272,7 @@ static void on_close(struct cstd_deferred *later)
     }
     cstd_commit_close(job);
     cstd_memory_close(&job->memory); /* on_memory_gone follows even if there is no memory. */
-    cstd_comms_close(job, &job->closing);
+    cstd_comms_close(job);
     uv_close((uv_handle_t *)&job->comms.deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->deadline, on_timer_closed);
     uv_close((uv_handle_t *)&job->ttl, on_timer_closed);

@@ -25,7 +25,8 @@
  * cause. After cst_sync all ranks close it and open it again.
  *
  * Threads. A communicator is used by one thread at a time, which may not use the communicator's job
- * or client in another thread at the same time. */
+ * or client in another thread at the same time. The ranks of cst_comm_open_threads have a
+ * communicator each. */
 #ifndef CISTERN_COMM_H
 #define CISTERN_COMM_H
 
@@ -35,7 +36,8 @@
 extern "C" {
 #endif
 
-#define CST_COMM_MAX_CALLS 16 /* Most calls that a rank has started and not ended. */
+#define CST_COMM_MAX_THREADS 64 /* Most ranks of cst_comm_open_threads. */
+#define CST_COMM_MAX_CALLS 16   /* Most calls that a rank has started and not ended. */
 
 struct cst_comm; /* This rank in a group whose ranks call collectives. */
 
@@ -85,9 +87,17 @@ struct cst_comm_call {
  *   - CST_EBUSY: a cst_try_... call is pending. */
 int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct cst_err *err);
 
+/* Open the communicator of @n_ranks ranks that are threads of this process: out[i] is that of rank
+ * i. There is no job, no daemon and no attempt. Each is used by one thread and closed with
+ * cst_comm_close. Waits have no time limit, and end when another rank closes its communicator
+ * (CST_ECANCELLED). Statuses:
+ *   - CST_EINVAL: @n_ranks is 0 or larger than CST_COMM_MAX_THREADS.
+ *   - CST_ENOMEM. */
+int cst_comm_open_threads(struct cst_comm **out, uint32_t n_ranks, struct cst_err *err);
+
 /* Close the communicator and free @comm, which may be NULL. Calls that have not ended are given up.
- * Other ranks that still wait for this one get CST_ECANCELLED. Never waits. cst_disconnect closes
- * the communicators that are left. */
+ * Other ranks that still wait for this one get CST_ECANCELLED, unless the step is void. Never
+ * waits. cst_disconnect closes the communicators that are left. */
 void cst_comm_close(struct cst_comm *comm);
 
 /* Return the number of this rank in the group, from 0 to cst_comm_size - 1, in the order of the
@@ -110,8 +120,8 @@ int cst_comm_start(struct cst_comm *comm, const struct cst_comm_call *call, uint
  *   - CST_EMISMATCH: the ranks made different calls.
  *   - CST_EPEERDIED: the attempt has ended, as described above. The step is void.
  *   - CST_ECANCELLED: another rank has closed its communicator.
- *   - CST_ETIMEDOUT: the ranks that the error names have done nothing within the job's timeout_ms.
- */
+ *   - CST_ETIMEDOUT: the rank that the error names has done nothing within the job's timeout_ms.
+ *   - CST_EBUSY: a cst_try_... call is pending. The call can be awaited later. */
 int cst_comm_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err);
 int cst_comm_try_wait(struct cst_comm *comm, uint64_t ticket, struct cst_err *err);
 

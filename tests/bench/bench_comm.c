@@ -13,7 +13,7 @@
  * Starts a private ./cisternd. Run from the build tree. Usage: bench_comm --json FILE | --calls */
 #include "cistern/comm.h"
 #include "kernels/math/total.h"
-#include "proto/comm_page.h"
+#include "proto/comm_memory.h"
 #include "tests/lib/child.h"
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/suite.h"
@@ -35,11 +35,11 @@ enum {
     SMALL = 4096,
     PIECE = 65536, /* Bytes of a share of a piece of a large all-reduce. */
     DEATHS = 21,
-    SPINS = 2000,
 };
 
 /* What both processes share besides the daemon's memory. */
 struct shared {
+    struct cst_shared_head head;
     struct cst_comm_line flags[2]; /* written: the flag of a process. */
     double died_us;
     char slots[2][2][2 * PIECE];
@@ -86,38 +86,23 @@ static double median(double *values, size_t n)
 
 /* -- yardsticks ------------------------------------------------------------------------------- */
 
-static void relax(void)
+static bool is_flag_set(void *arg)
 {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
+    const struct bench *b = arg;
+
+    return (int32_t)(atomic_load(&b->shared->flags[!b->rank].written) - b->flag) >= 0;
 }
 
 /* Set the own flag, and wait for that of the other process. */
 static void exchange_flags(struct bench *b)
 {
-    struct cst_comm_line *mine = &b->shared->flags[b->rank], *other = &b->shared->flags[!b->rank];
+    const struct cst_shared_wait wait = {
+        .attempt = UINT64_MAX, .spins = true, .ready = is_flag_set, .arg = b};
 
-    __atomic_store_n(&mine->written, ++b->flag, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&other->asleep, __ATOMIC_SEQ_CST) != 0) {
-        cst_comm_ring(other);
+    atomic_store(&b->shared->flags[b->rank].written, ++b->flag);
+    cst_shared_notify(&b->shared->head);
+    while (cst_shared_wait(&b->shared->head, &wait, 1000) != CST_OK) {
     }
-    for (unsigned i = 0; i < SPINS; i++) {
-        if ((int32_t)(__atomic_load_n(&other->written, __ATOMIC_SEQ_CST) - b->flag) >= 0) {
-            return;
-        }
-        relax();
-    }
-    __atomic_store_n(&mine->asleep, 1, __ATOMIC_SEQ_CST);
-    for (;;) {
-        const uint32_t bell = __atomic_load_n(&mine->bell, __ATOMIC_SEQ_CST);
-
-        if ((int32_t)(__atomic_load_n(&other->written, __ATOMIC_SEQ_CST) - b->flag) >= 0) {
-            break;
-        }
-        cst_comm_sleep(mine, bell, 1000);
-    }
-    __atomic_store_n(&mine->asleep, 0, __ATOMIC_SEQ_CST);
 }
 
 /* Exchange SMALL bytes: copy the own ones, exchange flags, and sum both. Two slots take turns. */

@@ -65,14 +65,16 @@ static void open_flow(struct cstc_flow *flow, const struct group *g, uint32_t ra
     cstc_flow_init(flow, g->base, rank, g->size, g->slot_bytes, names);
 }
 
-/* Ends waits that would not end. */
-static int look(void *arg, unsigned waited_ms, uint32_t late, struct cst_err *err)
+/* cstc_flow_wait_fn: waits as a rank of attempt 1, and ends waits that would not end. */
+static int wait_some(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                     void *ready_arg, struct cst_err *err)
 {
     const struct group *g = arg;
+    const struct cst_shared_wait wait = {
+        .attempt = 1, .spins = cst_shared_spins(g->size), .ready = ready, .arg = ready_arg};
+    const int rc = cst_shared_wait(head, &wait, g->may_fail ? 300u : (unsigned)patience_ms(60000));
 
-    return waited_ms < (g->may_fail ? 300u : (unsigned)patience_ms(60000))
-               ? CST_OK
-               : cst_err_set(err, CST_ETIMEDOUT, "waited for rank %u", late);
+    return rc == CST_OK ? rc : cst_err_set(err, rc, "the wait has ended");
 }
 
 /* Call n_calls random collectives, of which up to IN_FLIGHT are under way. */
@@ -80,7 +82,6 @@ static void *run(void *arg)
 {
     struct member *m = arg;
     struct group *g = m->group;
-    struct cstc_flow_watch watch = {.look = look, .arg = g};
     struct collective c[IN_FLIGHT];
     uint64_t tickets[IN_FLIGHT], begun = 0, ended = 0;
     struct cstc_flow *flow = malloc(sizeof *flow);
@@ -95,7 +96,7 @@ static void *run(void *arg)
             collective_make(&c[i], g->seed, begun, m->rank, g->size, g->most, 0);
             begun++;
             (void)cstc_flow_start(flow, &c[i].call, &tickets[i], &m->err);
-        } else if (cstc_flow_wait(flow, tickets[first], &watch, &m->err) == CST_OK) {
+        } else if (cstc_flow_wait(flow, tickets[first], wait_some, g, &m->err) == CST_OK) {
             m->n_wrong += !collective_is_right(&c[first]);
             collective_free(&c[first]);
             ended++;
@@ -103,7 +104,7 @@ static void *run(void *arg)
     }
     /* The others shall not wait for this rank. */
     if (m->err.status != CST_OK && !g->may_fail) {
-        cst_comm_break(g->base, g->size, &m->err);
+        cst_shared_end(g->base, 1);
     }
     for (; ended < begun; ended++) {
         collective_free(&c[ended % IN_FLIGHT]);
@@ -162,8 +163,8 @@ static void *scribble(void *arg)
         const size_t word = (size_t)rand_r(&state) % n;
         const uint64_t values[] = {0, 1, UINT64_MAX, (uint64_t)rand_r(&state), 0x8000000080000000u};
 
-        /* The daemon's head is left alone, or all calls would end at once. */
-        if (word >= CST_COMM_PAGE_BYTES / sizeof(uint64_t)) {
+        /* The end of the attempt is not written, or all calls would end at once. */
+        if (word > 0) {
             __atomic_store_n((uint64_t *)g->base + word, values[rand_r(&state) % 5],
                              __ATOMIC_RELAXED);
         }
@@ -219,7 +220,7 @@ static int start(struct pair *p, uint32_t rank, const struct cst_comm_call *call
 
 static int try(struct pair *p, uint32_t rank)
 {
-    return cstc_flow_wait(&p->flows[rank], p->tickets[rank], NULL, &p->errs[rank]);
+    return cstc_flow_wait(&p->flows[rank], p->tickets[rank], NULL, NULL, &p->errs[rank]);
 }
 
 /* The calls of two ranks that differ in anything fail in both, and the error names both. */
@@ -304,25 +305,54 @@ START_TEST(different_counts_are_named)
 }
 END_TEST
 
-/* A rank that goes into another call than the others wait in does not hang: after the daemon has
- * broken the communicator, calls whose data is there end, and all others fail with the cause. */
-START_TEST(a_broken_communicator_ends_calls)
+/* After a rank has closed its communicator, calls whose data is there end, and all others fail and
+ * name it. */
+START_TEST(a_closed_communicator_ends_calls)
 {
     const struct cst_comm_call call = {.op = CST_COMM_BARRIER};
-    struct cst_err why;
     struct pair p;
 
     open_pair(&p);
-    (void)cst_err_set(&why, CST_EPEERDIED, "rank 11 died in step 3");
     ck_assert_int_eq(start(&p, 0, &call), CST_OK);
     ck_assert_int_eq(try(&p, 0), CST_EAGAIN);
     ck_assert_int_eq(start(&p, 1, &call), CST_OK);
-    cst_comm_break(p.g.base, 2, &why);
+    cstc_channel_close(&p.flows[1].channel);
     ck_assert_int_eq(try(&p, 0), CST_OK);
     ck_assert_int_eq(start(&p, 0, &call), CST_OK);
-    ck_assert_int_eq(try(&p, 0), CST_EPEERDIED);
-    ck_assert_str_eq(p.errs[0].text, "rank 11 died in step 3");
-    ck_assert_int_eq(start(&p, 0, &call), CST_EPEERDIED);
+    ck_assert_int_eq(try(&p, 0), CST_ECANCELLED);
+    ck_assert_str_eq(p.errs[0].text, "rank 11 has closed its communicator");
+    ck_assert_int_eq(start(&p, 0, &call), CST_ECANCELLED);
+    free(p.g.base);
+}
+END_TEST
+
+/* cstc_flow_wait_fn */
+static int wait_less(void *arg, struct cst_shared_head *head, bool (*ready)(void *ready_arg),
+                     void *ready_arg, struct cst_err *err)
+{
+    const int *rc = arg;
+
+    (void)head;
+    ck_assert(!ready(ready_arg));
+    return *rc == CST_EAGAIN ? *rc : cst_err_set(err, *rc, "the wait has ended");
+}
+
+/* A wait that is given up leaves the call as it is, and a wait that fails ends all calls. */
+START_TEST(a_failed_wait_ends_calls)
+{
+    const struct cst_comm_call call = {.op = CST_COMM_BARRIER};
+    int rc = CST_EAGAIN;
+    struct pair p;
+
+    open_pair(&p);
+    ck_assert_int_eq(start(&p, 0, &call), CST_OK);
+    ck_assert_int_eq(cstc_flow_wait(&p.flows[0], 1, wait_less, &rc, &p.errs[0]), CST_EAGAIN);
+    ck_assert_int_eq(start(&p, 0, &call), CST_OK);
+    rc = CST_ETIMEDOUT;
+    ck_assert_int_eq(cstc_flow_wait(&p.flows[0], 1, wait_less, &rc, &p.errs[0]), CST_ETIMEDOUT);
+    ck_assert_str_eq(p.errs[0].text, "the wait has ended");
+    ck_assert_int_eq(start(&p, 1, &call), CST_OK);
+    ck_assert_int_eq(try(&p, 0), CST_ETIMEDOUT);
     free(p.g.base);
 }
 END_TEST
@@ -404,6 +434,46 @@ START_TEST(bad_calls_are_refused)
 }
 END_TEST
 
+/* -- threads ---------------------------------------------------------------------------------- */
+
+/* Ranks that are threads need no job. The memory is there until the last of them has closed its
+ * communicator, and a rank that waits for one that has gets its number. */
+START_TEST(threads_need_no_job)
+{
+    struct cst_comm *comms[3];
+    uint64_t tickets[3];
+    float in[3] = {1, 2, 3}, out[3];
+    struct cst_err err;
+
+    ck_assert_int_eq(cst_comm_open_threads(comms, 0, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_comm_open_threads(comms, CST_COMM_MAX_THREADS + 1, &err), CST_EINVAL);
+    ck_assert_int_eq(cst_comm_open_threads(comms, 3, &err), CST_OK);
+    for (int turn = 0; turn < 2; turn++) {
+        for (uint32_t r = 0; r < 3; r++) {
+            const struct cst_comm_call call = {.op = CST_COMM_ALL_REDUCE,
+                                               .type = CST_COMM_FP32,
+                                               .in = &in[r],
+                                               .out = &out[r],
+                                               .n_elems = 1};
+
+            ck_assert_uint_eq(cst_comm_rank(comms[r]), r);
+            ck_assert_uint_eq(cst_comm_size(comms[r]), 3);
+            ck_assert_int_eq(cst_comm_start(comms[r], &call, &tickets[r], &err), CST_OK);
+        }
+        ck_assert_int_eq(cst_comm_try_wait(comms[2], tickets[2], &err), CST_OK);
+        ck_assert_int_eq(cst_comm_wait(comms[0], tickets[0], &err), CST_OK);
+        ck_assert_int_eq(cst_comm_wait(comms[1], tickets[1], &err), CST_OK);
+        ck_assert(out[0] == 6 && out[1] == 6 && out[2] == 6);
+    }
+    cst_comm_close(comms[1]);
+    ck_assert_int_eq(cst_comm_barrier(comms[0], &err), CST_ECANCELLED);
+    ck_assert_str_eq(err.text, "rank 1 has closed its communicator");
+    cst_comm_close(comms[0]);
+    ck_assert_int_eq(cst_comm_barrier(comms[2], &err), CST_ECANCELLED);
+    cst_comm_close(comms[2]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("comm");
@@ -416,8 +486,10 @@ int main(void)
 #endif
     tcase_add_test(rules, different_calls_are_named);
     tcase_add_test(rules, different_counts_are_named);
-    tcase_add_test(rules, a_broken_communicator_ends_calls);
+    tcase_add_test(rules, a_closed_communicator_ends_calls);
+    tcase_add_test(rules, a_failed_wait_ends_calls);
     tcase_add_test(rules, calls_are_limited);
     tcase_add_test(rules, bad_calls_are_refused);
+    tcase_add_test(rules, threads_need_no_job);
     return suite_run(suite);
 }

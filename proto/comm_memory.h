@@ -1,43 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of a communicator (cistern/comm.h), which the ranks of a group share: its layout, and
- * how ranks that sleep are woken. The daemon makes the memory, a sealed memfd, and maps the control
- * part alone. The data is the ranks' business (client/comm).
+/* The memory of a communicator (cistern/comm.h), which the ranks of a group share. The daemon makes
+ * it, a sealed memfd, and maps the head alone, to wake the ranks (proto/shared.h). The rest is the
+ * ranks' business (client/comm).
  *
- *   head     4096 bytes: whether the communicator is broken, and why. The daemon writes it.
- *   lines    256 bytes for each rank: how far the rank is (it writes this), and its bell
+ *   head     128 bytes: how ranks wait, and learn that the attempt is over
+ *   lines    128 bytes for each rank, which this rank writes: how far it is
  *   slots    CST_COMM_SLOTS for each rank, written by this rank and read by the others: the header
- * of a call, numbers of bytes for the ranks, data
+ *            of a call, numbers of bytes for the ranks, data. The first begins at a page
  *
  * Any process of the group can write anywhere at any time. Whoever reads a value here reads it
  * once, and uses it for no address. Numbers here have the byte order of the machine. */
-#ifndef CST_COMM_PAGE_H
-#define CST_COMM_PAGE_H
+#ifndef CST_COMM_MEMORY_H
+#define CST_COMM_MEMORY_H
 
-#include "cistern/status.h"
+#include "proto/shared.h"
 
 #include <stddef.h>
-#include <stdint.h>
 
 #define CST_COMM_MAX_RANKS 64 /* As many as a job has. */
 /* Slots of a rank. An all-reduce has two pieces under way, each with a slot of contributions and a
  * slot of sums (client/comm/transfer.h). */
 #define CST_COMM_SLOTS 4
+/* Data in a slot. Slots of two ranks are in the caches of their processors, and a piece is still
+ * long enough for its costs not to count. */
+#define CST_COMM_SLOT_BYTES (128u << 10)
 #define CST_COMM_PAGE_BYTES 4096
 
-struct cst_comm_head {
-    uint32_t broken; /* 1: no rank waits any more, because of `status` and `text`. */
-    int32_t status;
-    char text[sizeof(((struct cst_err *)NULL)->text)];
-};
-
 struct cst_comm_line {
-    /* Rounds that this rank has written, and that it has read, modulo 2^32. It writes both. */
-    _Alignas(128) uint32_t written;
-    uint32_t read;
-    /* A futex word, which others increase to wake this rank; 1: this rank sleeps, or is about to.
-     */
-    _Alignas(128) uint32_t bell;
-    uint32_t asleep;
+    /* Rounds that this rank has written, and that it has read, modulo 2^32. */
+    _Alignas(128) _Atomic uint32_t written;
+    _Atomic uint32_t read;
+    _Atomic uint32_t closed; /* 1: this rank has closed its communicator. */
 };
 
 /* The header in the slot of a call's first round. The ranks compare their headers. */
@@ -49,12 +42,13 @@ struct cst_comm_header {
     uint64_t counts;          /* Digest of the ranks' numbers of elements; 0: the call has none. */
 };
 
-/* Bytes of the control part, a multiple of CST_COMM_PAGE_BYTES, for @size ranks. */
+/* Bytes of the head and the lines of @size ranks, whole pages. */
 static inline size_t cst_comm_control_bytes(uint32_t size)
 {
     const size_t page = CST_COMM_PAGE_BYTES;
+    const size_t bytes = CST_SHARED_HEAD_BYTES + size * sizeof(struct cst_comm_line);
 
-    return page + (size * sizeof(struct cst_comm_line) + page - 1) / page * page;
+    return (bytes + page - 1) / page * page;
 }
 
 /* Bytes in a slot before the data: the header, and a number for each rank. */
@@ -75,17 +69,7 @@ static inline size_t cst_comm_bytes(uint32_t size, size_t slot_bytes)
 /* The line of @rank in the memory at @base. */
 static inline struct cst_comm_line *cst_comm_line(void *base, uint32_t rank)
 {
-    return (struct cst_comm_line *)(void *)((char *)base + CST_COMM_PAGE_BYTES) + rank;
+    return (struct cst_comm_line *)(void *)((char *)base + CST_SHARED_HEAD_BYTES) + rank;
 }
-
-/* Increase the bell of @line and wake its rank. Any thread of any process. */
-void cst_comm_ring(struct cst_comm_line *line);
-
-/* Sleep until the bell of @line differs from @bell, at most @timeout_ms. May return early. */
-void cst_comm_sleep(struct cst_comm_line *line, uint32_t bell, unsigned timeout_ms);
-
-/* Declare the communicator of @size ranks at @base broken because of @why, and wake all ranks. Only
- * the daemon calls this function, once, and it writes nothing else there. */
-void cst_comm_break(void *base, uint32_t size, const struct cst_err *why);
 
 #endif
