@@ -22,7 +22,7 @@ enum { THERE, BACK, STASH, N_EDGES, SLOT = 3000, N_SLOTS = 3, STASHED = 5 };
 
 /* What the processes of a test tell each other. */
 struct board {
-    _Atomic uint32_t reached; /* Number of the last point that a child has reached. */
+    _Atomic uint32_t reached; /* Number of the last point that children have reached. */
 };
 
 static struct board *board;
@@ -503,7 +503,7 @@ static pid_t start_waiter(bool put_too, int status, const char *words)
         return pid;
     }
     begin(&w, 0, 2, 0);
-    board->reached = 1;
+    board->reached++;
     /* When the job is removed, its memory becomes zeros, and slots look free. */
     for (uint32_t i = 0; put_too && rc == CST_OK; i++) {
         rc = cst_put(w.job, THERE, i, data, 1, &w.err);
@@ -540,10 +540,11 @@ START_TEST(every_wait_ends)
 
     if (other == 0) {
         begin(&w, 1, 2, 0);
+        board->reached++;
         (void)pause();
     }
     waiter = start_waiter(_i == 0, _i < 2 ? CST_ENOTFOUND : CST_ECONN, _i < 2 ? "removed" : "");
-    wait_reached(1);
+    wait_reached(2); /* Both have synced. */
     if (_i < 2) {
         ck_assert_int_eq(raw_job_remove(&witness, "edges"), CST_OK);
         ck_assert(!child_join(waiter, "the waiting rank failed"));
