@@ -5,6 +5,7 @@
 #ifndef GPT_DEVICE_H
 #define GPT_DEVICE_H
 
+#include "client/gpt/exchange.h"
 #include "client/gpt/model.h"
 #include "client/gpt/options.h"
 #include "client/gpt/pass.h"
@@ -32,10 +33,9 @@ struct gpt_device_ops {
     /* Number of passes per step. The worker calls the store's accumulate between two passes. Each
      * pass computes --batch / passes sequences. */
     uint32_t (*passes)(const struct gpt_device *device);
-    /* Bytes of a rank's region in the exchange of a mixture's tokens (exchange.h). Devices whose
-     * exchange formats differ return different sizes, so that ranks on unlike devices refuse each
-     * other. */
-    size_t (*region_bytes)(const struct gpt_device *device, const struct gpt_model *model);
+    /* Describe the rows of a mixture in words, for example "fp32 rows of a host, 512 per pass".
+     * Devices that cannot exchange rows with each other have other words (exchange.h). */
+    void (*describe_rows)(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS]);
     /* Allocate the activations of a pass over at most @max_seqs sequences. The thread that will use
      * the pass calls it. */
     int (*open_pass)(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,

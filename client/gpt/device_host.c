@@ -65,11 +65,13 @@ static uint32_t host_passes(const struct gpt_device *device)
     return ((const struct host_device *)(const void *)device)->options->micro_batches;
 }
 
-static size_t host_region_bytes(const struct gpt_device *device, const struct gpt_model *model)
+static void host_describe_rows(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS])
 {
-    const struct gpt_options *o = ((const struct host_device *)(const void *)device)->options;
+    const struct host_device *d = (const struct host_device *)(const void *)device;
 
-    return gpt_moe_region_bytes(model, (size_t)o->batch / o->micro_batches * o->context);
+    (void)snprintf(out, GPT_EXCHANGE_WORDS, "%s rows of a host, %zu per pass",
+                   d->bf16 ? "bf16" : "fp32",
+                   (size_t)d->options->batch / d->options->micro_batches * d->options->context);
 }
 
 static int host_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
@@ -112,7 +114,7 @@ static const struct gpt_device_ops host_ops = {
     .open_store = host_open_store,
     .break_states = host_break_states,
     .passes = host_passes,
-    .region_bytes = host_region_bytes,
+    .describe_rows = host_describe_rows,
     .open_pass = host_open_pass,
     .open_view = host_open_view,
     .describe = host_describe,

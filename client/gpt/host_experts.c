@@ -69,7 +69,7 @@ int gpt_host_expert(struct gpt_pass_host *p, const struct gpt_operator *op, cons
     int rc = gpt_moe_grow(&moe->narrow, kept.rows * d * sizeof(float), err);
 
     if (rc == 0) {
-        gpt_moe_fetch(p, op, kept.x);
+        gpt_moe_fetch(p, op, kept.x, moe->operand);
         rc = gpt_host_linear(p, &fc, kept.x, kept.pre, err);
     }
     if (rc == 0) {
@@ -104,7 +104,7 @@ int gpt_host_expert_backward(struct gpt_pass_host *p, const struct gpt_operator 
         rc = gpt_moe_grow(&moe->dy, kept.rows * 4 * d * moe->operand, err);
     }
     if (rc == 0) {
-        gpt_moe_fetch_backward(p, op, moe->narrow.p);
+        gpt_moe_fetch(p, op, moe->narrow.p, sizeof(float));
         gpt_operand(&p->layers, kept.rows, d, moe->narrow.p, moe->dy.p, sums);
         rc = gpt_host_linear_backward(p, &fcproj, kept.act, moe->dy.p, sums, moe->wide.p, err);
     }

@@ -6,46 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 127) & ~(size_t)127;
-}
-
-static struct gpt_moe_region region_at(const struct gpt_model *m, size_t rows, char *at)
-{
-    const size_t slots = rows * m->top_k;
-    struct gpt_moe_region r;
-
-    r.counts = (uint32_t *)(void *)at;
-    at += aligned(m->experts * sizeof *r.counts);
-    r.rows = (uint32_t *)(void *)at;
-    at += aligned(slots * sizeof *r.rows);
-    r.gates = (float *)(void *)at;
-    at += aligned(slots * sizeof *r.gates);
-    r.tokens = at;
-    at += aligned(rows * m->width * sizeof(float));
-    r.results = (float *)(void *)at;
-    return r;
-}
-
-static struct gpt_moe_region region_of(const struct gpt_moe *moe, uint32_t rank)
-{
-    return region_at(moe->model, moe->max_rows, gpt_exchange_region(moe->exchange, rank));
-}
-
-size_t gpt_moe_region_bytes(const struct gpt_model *m, size_t rows)
-{
-    char base = 0; /* Only the address is used. */
-    const struct gpt_moe_region r = region_at(m, rows, &base);
-
-    return (size_t)((char *)r.results - &base) + rows * m->top_k * m->width * sizeof(float);
-}
-
-static struct gpt_moe_region mine(const struct gpt_moe *moe)
-{
-    return region_of(moe, gpt_exchange_rank(moe->exchange));
-}
-
 /* -- memory ----------------------------------------------------------------------------------- */
 
 int gpt_moe_grow(struct gpt_moe_growing *g, size_t bytes, struct cst_err *err)
@@ -74,12 +34,15 @@ static bool layer_open(struct gpt_moe_layer *l, const struct gpt_model *m, size_
     l->choice.counts = calloc(m->experts, sizeof *l->choice.counts);
     l->choice.slots = calloc(slots, sizeof *l->choice.slots);
     l->choice.rows = calloc(slots, sizeof *l->choice.rows);
+    l->counts = calloc((size_t)m->world * m->experts, sizeof *l->counts);
+    l->places = calloc(slots, sizeof *l->places);
     l->results = gpt_memory_get(slots * m->width * sizeof *l->results);
     l->shares = calloc(m->experts, sizeof *l->shares);
     l->starts = calloc(m->experts + 1, sizeof *l->starts);
     return l->choice.probs != NULL && l->choice.chosen != NULL && l->choice.gates != NULL &&
            l->choice.counts != NULL && l->choice.slots != NULL && l->choice.rows != NULL &&
-           l->results != NULL && l->shares != NULL && l->starts != NULL;
+           l->counts != NULL && l->places != NULL && l->results != NULL && l->shares != NULL &&
+           l->starts != NULL;
 }
 
 static void layer_close(struct gpt_moe_layer *l)
@@ -90,6 +53,8 @@ static void layer_close(struct gpt_moe_layer *l)
     free(l->choice.counts);
     free(l->choice.slots);
     free(l->choice.rows);
+    free(l->counts);
+    free(l->places);
     gpt_memory_put(l->results);
     free(l->shares);
     free(l->starts);
@@ -98,8 +63,8 @@ static void layer_close(struct gpt_moe_layer *l)
 
 size_t gpt_moe_layer_bytes(const struct gpt_model *m, size_t rows)
 {
-    return rows * m->experts * sizeof(float) + m->experts * 3 * sizeof(uint32_t) +
-           rows * m->top_k * (4 * sizeof(uint32_t) + m->width * sizeof(float));
+    return rows * m->experts * sizeof(float) + m->experts * (3 + m->world) * sizeof(uint32_t) +
+           rows * m->top_k * (5 * sizeof(uint32_t) + m->width * sizeof(float));
 }
 
 size_t gpt_moe_expert_bytes(const struct gpt_model *m, size_t rows, size_t operand)
@@ -141,34 +106,28 @@ void gpt_moe_close(struct gpt_moe *moe)
     for (uint32_t i = 0; moe->layers != NULL && i < moe->model->layers; i++) {
         layer_close(&moe->layers[i]);
     }
-    gpt_exchange_close(moe->alone);
     free(moe->layers);
     free(moe->dgates);
     free(moe->dlogits);
+    gpt_memory_put(moe->sent.p);
+    gpt_memory_put(moe->received.p);
+    gpt_memory_put(moe->results.p);
     gpt_memory_put(moe->wide.p);
     gpt_memory_put(moe->narrow.p);
     gpt_memory_put(moe->dy.p);
     free(moe);
 }
 
-int gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange *exchange, struct cst_err *err)
+void gpt_moe_begin(struct gpt_moe *moe, struct cst_comm *comm)
 {
-    int rc = 0;
-
-    if (exchange == NULL && moe->alone == NULL) {
-        rc = gpt_exchange_open_alone(&moe->alone, gpt_moe_region_bytes(moe->model, moe->max_rows),
-                                     err);
-    }
-    moe->exchange = exchange != NULL ? exchange : moe->alone;
-    return rc;
+    gpt_exchange_begin(&moe->exchange, comm, moe->model->experts, false);
 }
 
 /* -- transport of rows ------------------------------------------------------------------------ */
 
 static bool is_mine(const struct gpt_moe *moe, uint32_t expert)
 {
-    return gpt_model_expert_rank(expert, gpt_exchange_world(moe->exchange)) ==
-           gpt_exchange_rank(moe->exchange);
+    return gpt_model_expert_rank(expert, moe->exchange.world) == moe->exchange.rank;
 }
 
 static uint32_t padded(uint32_t rows)
@@ -186,8 +145,8 @@ static int count(struct gpt_moe *moe, struct gpt_moe_layer *l, struct cst_err *e
     for (uint32_t e = 0; e < m->experts; e++) {
         uint32_t n = 0;
 
-        for (uint32_t r = 0; r < gpt_exchange_world(moe->exchange); r++) {
-            n += region_of(moe, r).counts[e];
+        for (uint32_t r = 0; r < moe->exchange.world; r++) {
+            n += l->counts[r * m->experts + e];
         }
         all += n;
         l->shares[e] = (float)n;
@@ -224,135 +183,62 @@ struct gpt_moe_kept gpt_moe_kept_of(const struct gpt_moe *moe, const struct gpt_
 
 /* The rows of an expert that came from one rank. */
 struct stretch {
-    const struct gpt_moe *moe;
-    struct gpt_moe_region region; /* region of the rank that sent the rows */
-    size_t first, count;          /* first slot, and number of slots */
-    size_t at;                    /* rows of the expert from earlier ranks */
-    char *operands;               /* array of the expert, filled from tokens */
-    /* Array of the expert. The backward fetch fills it with dy; a send reads the results in it. */
-    float *values;
+    char *received; /* these rows in an array of received rows */
+    char *rows;     /* these rows in an array of the expert */
+    size_t bytes;   /* bytes of a row */
 };
-
-static struct stretch stretch_of(const struct gpt_moe *moe, uint32_t expert, uint32_t rank,
-                                 size_t at)
-{
-    struct stretch s = {.moe = moe, .region = region_of(moe, rank), .at = at};
-
-    for (uint32_t e = 0; e < expert; e++) {
-        s.first += s.region.counts[e];
-    }
-    s.count = s.region.counts[expert];
-    return s;
-}
 
 static void fetch_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct stretch *s = arg;
-    const size_t bytes = s->moe->model->width * s->moe->operand;
 
     (void)thread;
-    for (size_t i = first; i < last; i++) {
-        memcpy(s->operands + (s->at + i) * bytes,
-               (const char *)s->region.tokens + s->region.rows[s->first + i] * bytes, bytes);
-    }
-}
-
-/* The gradient of the expert's output is gate x gradient of the row. */
-static void fetch_backward_body(void *arg, unsigned thread, size_t first, size_t last)
-{
-    const struct stretch *s = arg;
-    const size_t d = s->moe->model->width;
-
-    (void)thread;
-    for (size_t i = first; i < last; i++) {
-        const float *dx = (const float *)s->region.tokens + s->region.rows[s->first + i] * d;
-        const float gate = s->region.gates[s->first + i];
-        float *dy = s->values + (s->at + i) * d;
-
-        for (size_t k = 0; k < d; k++) {
-            dy[k] = gate * dx[k];
-        }
-    }
+    memcpy(s->rows + first * s->bytes, s->received + first * s->bytes, (last - first) * s->bytes);
 }
 
 static void send_body(void *arg, unsigned thread, size_t first, size_t last)
 {
     const struct stretch *s = arg;
-    const size_t d = s->moe->model->width;
 
     (void)thread;
-    memcpy(s->region.results + (s->first + first) * d, s->values + (s->at + first) * d,
-           (last - first) * d * sizeof(float));
+    memcpy(s->received + first * s->bytes, s->rows + first * s->bytes, (last - first) * s->bytes);
 }
 
-/* Run @fn on the rows of every rank for @expert, in order of the ranks. Returns the number of
- * rows. */
-static size_t for_ranks(const struct gpt_pass_host *p, uint32_t expert, gpt_parallel_fn fn,
-                        char *operands, float *values)
+/* Run @fn on the rows of every rank for expert @op, in order of the ranks. @received: an array of
+ * received rows; @rows: an array of the expert. Returns the number of rows. */
+static size_t for_ranks(const struct gpt_pass_host *p, const struct gpt_operator *op,
+                        gpt_parallel_fn fn, char *received, char *rows, size_t row_bytes)
 {
+    const struct gpt_exchange *x = &p->moe->exchange;
+    const uint32_t *counts = p->moe->layers[op->layer].counts;
     size_t at = 0;
 
-    for (uint32_t r = 0; r < gpt_exchange_world(p->moe->exchange); r++) {
-        struct stretch s = stretch_of(p->moe, expert, r, at);
+    for (uint32_t r = 0; r < x->world; r++) {
+        const size_t there = gpt_exchange_received_at(x, counts, r, op->expert);
+        const size_t n = counts[r * x->experts + op->expert];
+        struct stretch s = {.received = received + there * row_bytes,
+                            .rows = rows + at * row_bytes,
+                            .bytes = row_bytes};
 
-        s.operands = operands;
-        s.values = values;
-        gpt_parallel(p->layers.n_threads, s.count, fn, &s);
-        at += s.count;
+        gpt_parallel(p->layers.n_threads, n, fn, &s);
+        at += n;
     }
     return at;
 }
 
-void gpt_moe_fetch(const struct gpt_pass_host *p, const struct gpt_operator *op, char *operands)
+void gpt_moe_fetch(const struct gpt_pass_host *p, const struct gpt_operator *op, char *rows,
+                   size_t elem)
 {
-    const size_t bytes = p->head.model->width * p->moe->operand;
-    const size_t n = for_ranks(p, op->expert, fetch_body, operands, NULL);
+    const size_t bytes = p->head.model->width * elem;
+    const size_t n = for_ranks(p, op, fetch_body, p->moe->received.p, rows, bytes);
 
-    memset(operands + n * bytes, 0, (padded((uint32_t)n) - n) * bytes);
-}
-
-void gpt_moe_fetch_backward(const struct gpt_pass_host *p, const struct gpt_operator *op,
-                            float *values)
-{
-    const size_t d = p->head.model->width;
-    const size_t n = for_ranks(p, op->expert, fetch_backward_body, NULL, values);
-
-    memset(values + n * d, 0, (padded((uint32_t)n) - n) * d * sizeof *values);
+    memset(rows + n * bytes, 0, (padded((uint32_t)n) - n) * bytes);
 }
 
 void gpt_moe_send(const struct gpt_pass_host *p, const struct gpt_operator *op, float *values)
 {
-    (void)for_ranks(p, op->expert, send_body, NULL, values);
-}
-
-/* Publish choices and rows of this rank, and wait for all ranks. */
-static int publish(struct gpt_pass_host *p, const struct gpt_moe_layer *l, const void *tokens,
-                   size_t elem, struct cst_err *err)
-{
-    const struct gpt_model *m = p->head.model;
-    const size_t slots = p->rows * m->top_k;
-    const struct gpt_moe_region r = mine(p->moe);
-
-    memcpy(r.counts, l->choice.counts, m->experts * sizeof *r.counts);
-    memcpy(r.rows, l->choice.rows, slots * sizeof *r.rows);
-    for (size_t i = 0; i < slots; i++) {
-        r.gates[l->choice.slots[i]] = l->choice.gates[i];
-    }
-    memcpy(r.tokens, tokens, p->rows * m->width * elem);
-    return gpt_exchange_meet(p->moe->exchange, err);
-}
-
-int gpt_moe_dispatch(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
-{
-    struct gpt_moe_layer *l = &p->moe->layers[layer];
-    int rc = publish(p, l, p->blocks[layer].ln2, p->moe->operand, err);
-
-    return rc == 0 ? count(p->moe, l, err) : rc;
-}
-
-int gpt_moe_dispatch_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
-{
-    return publish(p, &p->moe->layers[layer], p->dx, sizeof *p->dx, err);
+    (void)for_ranks(p, op, send_body, p->moe->results.p, (char *)values,
+                    p->head.model->width * sizeof *values);
 }
 
 struct rows {
@@ -361,6 +247,92 @@ struct rows {
     const float *x; /* forward: residual stream; backward: gradients from the experts */
     float *out;     /* rows x width */
 };
+
+/* Find the places of this rank's choices among the sent rows. */
+static void find_places(const struct gpt_moe *moe, const struct gpt_moe_layer *l, size_t rows)
+{
+    uint32_t at[GPT_MAX_EXPERTS], first = 0;
+
+    for (uint32_t e = 0; e < moe->model->experts; e++) {
+        /* Slots are sorted by expert: at[e] is what turns a slot of e into a place. */
+        at[e] = (uint32_t)gpt_exchange_sent_at(&moe->exchange, l->counts, e) - first;
+        first += l->choice.counts[e];
+    }
+    for (size_t j = 0; j < rows * moe->model->top_k; j++) {
+        l->places[j] = l->choice.slots[j] + at[l->choice.chosen[j]];
+    }
+}
+
+/* Copy the operands of each row to the places of its choices. */
+static void pack_body(void *arg, unsigned thread, size_t first, size_t last)
+{
+    const struct rows *k = arg;
+    const struct gpt_pass_host *p = k->p;
+    const size_t bytes = p->head.model->width * p->moe->operand, top_k = p->head.model->top_k;
+    const char *operands = p->blocks[k->layer - p->moe->layers].ln2;
+
+    (void)thread;
+    for (size_t j = first * top_k; j < last * top_k; j++) {
+        memcpy((char *)p->moe->sent.p + k->layer->places[j] * bytes, operands + j / top_k * bytes,
+               bytes);
+    }
+}
+
+/* The gradient of an expert's output is gate x gradient of the row. */
+static void pack_backward_body(void *arg, unsigned thread, size_t first, size_t last)
+{
+    const struct rows *k = arg;
+    const size_t d = k->p->head.model->width, top_k = k->p->head.model->top_k;
+
+    (void)thread;
+    for (size_t j = first * top_k; j < last * top_k; j++) {
+        const float *dx = k->p->dx + j / top_k * d;
+        const float gate = k->layer->choice.gates[j];
+        float *dy = (float *)k->p->moe->sent.p + k->layer->places[j] * d;
+
+        for (size_t i = 0; i < d; i++) {
+            dy[i] = gate * dx[i];
+        }
+    }
+}
+
+/* Send the rows that @pack puts in their places. @elem: bytes of an element. */
+static int send_rows(const struct gpt_pass_host *p, const struct gpt_moe_layer *l,
+                     gpt_parallel_fn pack, size_t elem, struct cst_err *err)
+{
+    struct gpt_moe *moe = p->moe;
+    const size_t d = p->head.model->width, row = d * sizeof(float); /* of the results */
+    const size_t n_received = gpt_exchange_n_received(&moe->exchange, l->counts);
+    struct rows k = {.p = p, .layer = l};
+    int rc = gpt_moe_grow(&moe->sent, p->rows * p->head.model->top_k * row, err);
+
+    rc = rc == 0 ? gpt_moe_grow(&moe->received, n_received * row, err) : rc;
+    rc = rc == 0 ? gpt_moe_grow(&moe->results, n_received * row, err) : rc;
+    if (rc == 0) {
+        gpt_parallel(p->layers.n_threads, p->rows, pack, &k);
+        rc = gpt_exchange_send(&moe->exchange, l->counts, moe->sent.p, moe->received.p, d * elem,
+                               err);
+    }
+    return rc;
+}
+
+int gpt_moe_dispatch(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
+{
+    struct gpt_moe_layer *l = &p->moe->layers[layer];
+    int rc = gpt_exchange_counts(&p->moe->exchange, l->choice.counts, l->counts, err);
+
+    rc = rc == 0 ? count(p->moe, l, err) : rc;
+    if (rc == 0) {
+        find_places(p->moe, l, p->rows);
+        rc = send_rows(p, l, pack_body, p->moe->operand, err);
+    }
+    return rc;
+}
+
+int gpt_moe_dispatch_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
+{
+    return send_rows(p, &p->moe->layers[layer], pack_backward_body, sizeof(float), err);
+}
 
 /* out = x + sum of gate x result. */
 static void combine_body(void *arg, unsigned thread, size_t first, size_t last)
@@ -374,7 +346,7 @@ static void combine_body(void *arg, unsigned thread, size_t first, size_t last)
 
         memcpy(out, k->x + row * d, d * sizeof *out);
         for (size_t j = row * top_k; j < (row + 1) * top_k; j++) {
-            const float *y = k->layer->results + k->layer->choice.slots[j] * d;
+            const float *y = k->layer->results + k->layer->places[j] * d;
             const float gate = k->layer->choice.gates[j];
 
             for (size_t i = 0; i < d; i++) {
@@ -388,11 +360,10 @@ int gpt_moe_combine(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err
 {
     struct gpt_moe_layer *l = &p->moe->layers[layer];
     struct rows k = {.p = p, .layer = l, .x = p->blocks[layer].mid};
-    int rc = gpt_exchange_meet(p->moe->exchange, err);
+    int rc = gpt_exchange_return(&p->moe->exchange, l->counts, p->moe->results.p, l->results,
+                                 p->head.model->width * sizeof(float), err);
 
     if (rc == 0) {
-        memcpy(l->results, mine(p->moe).results,
-               p->rows * p->head.model->top_k * p->head.model->width * sizeof(float));
         k.out = gpt_host_block_out(p, layer);
         gpt_parallel(p->layers.n_threads, p->rows, combine_body, &k);
     }
@@ -412,8 +383,8 @@ static void combine_backward_body(void *arg, unsigned thread, size_t first, size
 
         memset(out, 0, d * sizeof *out);
         for (size_t j = row * top_k; j < (row + 1) * top_k; j++) {
-            const float *back = k->x + k->layer->choice.slots[j] * d;
-            const float *y = k->layer->results + k->layer->choice.slots[j] * d;
+            const float *back = k->x + k->layer->places[j] * d;
+            const float *y = k->layer->results + k->layer->places[j] * d;
             float sum = 0;
 
             for (size_t i = 0; i < d; i++) {
@@ -428,11 +399,12 @@ static void combine_backward_body(void *arg, unsigned thread, size_t first, size
 /* p->wide receives the gradient of ln2 by way of the experts. */
 int gpt_moe_combine_backward(struct gpt_pass_host *p, uint32_t layer, struct cst_err *err)
 {
-    struct rows k = {.p = p, .layer = &p->moe->layers[layer], .out = p->wide};
-    int rc = gpt_exchange_meet(p->moe->exchange, err);
+    struct gpt_moe *moe = p->moe;
+    struct rows k = {.p = p, .layer = &moe->layers[layer], .x = moe->sent.p, .out = p->wide};
+    int rc = gpt_exchange_return(&moe->exchange, k.layer->counts, moe->results.p, moe->sent.p,
+                                 p->head.model->width * sizeof(float), err);
 
     if (rc == 0) {
-        k.x = mine(p->moe).results;
         gpt_parallel(p->layers.n_threads, p->rows, combine_backward_body, &k);
     }
     return rc;

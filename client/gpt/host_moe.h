@@ -3,10 +3,11 @@
  * to the experts' ranks and back (exchange.h). Forward, in each block:
  *
  *   router      every rank chooses experts for its own rows
- *   dispatch    every rank publishes its rows and choices; barrier
+ *   dispatch    every rank sends its rows to the ranks of the experts
  *   experts     the rank of each expert computes the rows that chose the expert, in order of the
- *               ranks, and writes the results into the region of the rank that sent the row
- *   combine     barrier; residual stream += gate x result, over a row's choices in their order
+ *               ranks
+ *   combine     the results return; residual stream += gate x result, over a row's choices in their
+ *               order
  *
  * The backward pass does the same with gradients, from combine to router. An expert that no row
  * chose is left out of both passes. Experts have no capacity limit: every row is computed. The
@@ -23,12 +24,9 @@ int gpt_moe_open(struct gpt_moe **out, const struct gpt_model *model, size_t max
                  struct cst_err *err);
 void gpt_moe_close(struct gpt_moe *moe);
 
-/* Begin a pass. @exchange connects all ranks; it is borrowed and joined. NULL: this rank has all
- * experts and no peers. CST_ENOMEM. */
-int gpt_moe_begin(struct gpt_moe *moe, struct gpt_exchange *exchange, struct cst_err *err);
-
-/* Bytes of one rank's region in the exchange, for passes of at most @rows rows. */
-size_t gpt_moe_region_bytes(const struct gpt_model *model, size_t rows);
+/* Begin a pass. @comm connects all ranks, and is borrowed. NULL: this rank has all experts and no
+ * peers. */
+void gpt_moe_begin(struct gpt_moe *moe, struct cst_comm *comm);
 
 /* Bytes that a block keeps for the backward pass: with its router, and with an expert that received
  * @rows rows. @operand: bytes of an operand's element. */

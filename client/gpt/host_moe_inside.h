@@ -20,7 +20,9 @@ struct gpt_moe_growing {
 /* What a block keeps for the backward pass. */
 struct gpt_moe_layer {
     struct gpt_choice choice; /* choices of this rank's rows */
-    float *results;           /* rows x top_k, by slot, x width: outputs of the experts */
+    uint32_t *counts;         /* world x experts: choices of all ranks' rows, see exchange.h */
+    uint32_t *places;         /* rows x top_k: the place of each choice among the sent rows */
+    float *results;           /* sent rows x width: outputs of the experts */
     float *shares;            /* one per expert: f_e of all ranks, see router.h */
     /* Experts + 1 entries: number of rows in kept before each of this rank's experts. */
     uint32_t *starts;
@@ -30,30 +32,20 @@ struct gpt_moe_layer {
 
 struct gpt_moe {
     const struct gpt_model *model;
-    size_t max_rows;               /* most rows of a pass */
-    size_t operand;                /* bytes of an operand's element */
-    struct gpt_exchange *exchange; /* exchange of the pass under way */
-    struct gpt_exchange *alone;    /* exchange without peers; NULL: not needed so far */
+    size_t max_rows;              /* most rows of a pass */
+    size_t operand;               /* bytes of an operand's element */
+    struct gpt_exchange exchange; /* exchange of the pass under way */
     struct gpt_moe_layer *layers;
-    float *dgates;                 /* max_rows x top_k: gradients of the gates */
-    float *dlogits;                /* max_rows x experts: gradients of the router's logits */
-    struct gpt_moe_growing wide;   /* scratch: rows of an expert x 4 width floats */
-    struct gpt_moe_growing narrow; /* scratch: rows of an expert x width floats */
-    struct gpt_moe_growing dy;     /* scratch: rows of an expert x 4 width operands */
-};
-
-/* A rank's region of the exchange: data that the rank publishes, and the results that other ranks
- * write. */
-struct gpt_moe_region {
-    uint32_t *counts; /* one per expert, as in gpt_choice */
-    uint32_t *rows;   /* by slot, as in gpt_choice */
-    float *gates;     /* by slot; read in the backward pass */
-    /* Rows x width. Forward: operands of the experts. Backward: gradients of the residual stream,
-     * fp32. */
-    void *tokens;
-    /* By slot x width, written by the experts' ranks. Forward: outputs. Backward: gradients of the
-     * tokens. */
-    float *results;
+    float *dgates;  /* max_rows x top_k: gradients of the gates */
+    float *dlogits; /* max_rows x experts: gradients of the router's logits */
+    /* Sent rows x width. Forward: operands of the experts. Backward: gradients of their outputs,
+     * fp32; then gradients of the operands, fp32. */
+    struct gpt_moe_growing sent;
+    struct gpt_moe_growing received; /* received rows x width: what the ranks sent */
+    struct gpt_moe_growing results;  /* received rows x width, fp32: what is returned to them */
+    struct gpt_moe_growing wide;     /* scratch: rows of an expert x 4 width floats */
+    struct gpt_moe_growing narrow;   /* scratch: rows of an expert x width floats */
+    struct gpt_moe_growing dy;       /* scratch: rows of an expert x 4 width operands */
 };
 
 /* What an expert keeps for the backward pass: the parts of the layer's arrays for its rows. */
@@ -69,14 +61,12 @@ struct gpt_moe_kept gpt_moe_kept_of(const struct gpt_moe *moe, const struct gpt_
 /* Make @g hold at least @bytes. Its contents are lost if it has to grow. CST_ENOMEM. */
 int gpt_moe_grow(struct gpt_moe_growing *g, size_t bytes, struct cst_err *err);
 
-/* Copy the rows of expert @op out of the ranks' regions, in order of the ranks, followed by zeros
- * up to kept.rows rows. The forward function copies operands of the inputs. The backward function
- * computes gate x gradient of the row's output. */
-void gpt_moe_fetch(const struct gpt_pass_host *p, const struct gpt_operator *op, char *operands);
-void gpt_moe_fetch_backward(const struct gpt_pass_host *p, const struct gpt_operator *op,
-                            float *values);
+/* Copy the received rows of expert @op to @rows, in order of the ranks that sent them, followed by
+ * zeros up to kept.rows rows. @elem: bytes of an element. */
+void gpt_moe_fetch(const struct gpt_pass_host *p, const struct gpt_operator *op, char *rows,
+                   size_t elem);
 
-/* Write one result for each row of expert @op to the region of the rank that sent the row. */
+/* Copy one result for each row of expert @op to the results that are returned. */
 void gpt_moe_send(const struct gpt_pass_host *p, const struct gpt_operator *op, float *values);
 
 #endif

@@ -7,7 +7,6 @@
 #ifndef GPT_PASS_H
 #define GPT_PASS_H
 
-#include "client/gpt/exchange.h"
 #include "client/gpt/model.h"
 #include "client/gpt/store.h"
 
@@ -50,9 +49,9 @@ struct gpt_pass {
     const struct gpt_model *model; /* borrowed */
     size_t max_seqs;               /* most sequences of a pass */
     uint32_t *tokens, *targets;    /* max_seqs x context; the caller fills both before a forward */
-    /* Exchange of a mixture on several ranks, borrowed: the ranks meet in passes with @train. NULL:
-     * there are no other ranks. */
-    struct gpt_exchange *exchange;
+    /* Communicator of all ranks for the rows of a mixture, borrowed. It is used in passes with
+     * @train. NULL: there are no other ranks. */
+    struct cst_comm *comm;
 };
 
 /* Run operator @number, including a mixture's transport of rows before its first and after its last

@@ -76,10 +76,13 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
                         struct cst_err *err)
 {
     struct gpt_pass_host *p = self(pass);
+    int rc = 0;
+
     /* The other ranks take no part in a pass without @train. This rank then computes all
      * experts. */
-    int rc = p->moe == NULL ? 0 : gpt_moe_begin(p->moe, train ? pass->exchange : NULL, err);
-
+    if (p->moe != NULL) {
+        gpt_moe_begin(p->moe, train ? pass->comm : NULL);
+    }
     set_shape(p, n_seqs);
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
         rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);

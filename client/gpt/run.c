@@ -4,7 +4,6 @@
 #include "client/gpt/checkpoint.h"
 #include "client/gpt/data.h"
 #include "client/gpt/device.h"
-#include "client/gpt/exchange.h"
 #include "client/gpt/host_stash.h"
 #include "client/gpt/model.h"
 #include "client/gpt/stop.h"
@@ -22,7 +21,7 @@ struct worker {
     const struct gpt_model *model;     /* shared by all ranks */
     const struct gpt_texts *texts;     /* shared by all ranks */
     struct gpt_device *device;         /* shared by all ranks */
-    struct gpt_exchange_hub *hub;      /* mixture with the local store; else NULL */
+    struct cst_comm *comm;             /* mixture on ranks that are threads; else NULL */
     uint32_t rank;                     /* rank of this worker */
     pthread_t thread;                  /* thread of this rank with the local store */
     int rc;                            /* status at the end */
@@ -71,52 +70,9 @@ static void announce(const struct worker *w, const struct gpt_store *store)
     tell_activations(w);
 }
 
-/* True if ranks exchange the tokens of a mixture. */
-static bool needs_exchange(const struct worker *w)
-{
-    return w->model->experts > 0 && w->options->world > 1;
-}
-
-static size_t region_bytes(const struct worker *w)
-{
-    return w->device->ops->region_bytes(w->device, w->model);
-}
-
-/* A name that is unique to the processes of the job: it contains user, daemon and job. */
-static void exchange_name(const struct gpt_options *o, char *out, size_t size)
-{
-    const char *given = o->socket != NULL ? o->socket : getenv("CISTERN_SOCKET");
-    const char *path = given != NULL ? given : CST_DEFAULT_SOCKET;
-    char *real = realpath(path, NULL);
-    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
-
-    for (const char *p = real != NULL ? real : path; *p != '\0'; p++) {
-        hash = (hash ^ (unsigned char)*p) * 0x100000001b3ull;
-    }
-    (void)snprintf(out, size, "cistern-gpt/%u/%016llx/%s", (unsigned)geteuid(),
-                   (unsigned long long)hash, o->job);
-    free(real);
-}
-
-static int open_exchange(const struct worker *w, struct gpt_exchange **out, struct cst_err *err)
-{
-    char name[128];
-
-    *out = NULL;
-    if (!needs_exchange(w)) {
-        return 0;
-    }
-    if (w->hub != NULL) {
-        return gpt_exchange_open_thread(out, w->hub, w->rank, err);
-    }
-    exchange_name(w->options, name, sizeof name);
-    return gpt_exchange_open_process(out, name, w->rank, w->options->world, region_bytes(w), err);
-}
-
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
-    struct gpt_exchange *exchange = NULL;
     struct gpt_store *store;
 
     w->rc = w->options->store == GPT_STORE_LOCAL
@@ -124,15 +80,12 @@ static void *worker_main(void *arg)
                 : gpt_store_daemon_open(&store, w->options, w->model, w->device, &w->err);
     if (w->rc == 0) {
         announce(w, store);
-        w->rc = open_exchange(w, &exchange, &w->err);
-        if (w->rc == 0) {
-            w->rc = gpt_train(w->options, w->model, w->texts, w->device, store, exchange, w->rank,
-                              &w->err);
-        }
-        gpt_exchange_close(exchange);
+        w->rc =
+            gpt_train(w->options, w->model, w->texts, w->device, store, w->comm, w->rank, &w->err);
         /* A stop that a signal requested is a proper end. */
         store->ops->close(store, w->rc == 0 || gpt_stop_asked() != 0);
     }
+    cst_comm_close(w->comm);
     return NULL;
 }
 
@@ -153,16 +106,9 @@ static int worst(const struct worker *workers, uint32_t n, struct cst_err *err)
     return rc;
 }
 
-/* Tell all ranks of this process that one rank will not come. */
-static void give_up(const struct worker *like)
-{
-    like->device->ops->break_states(like->device);
-    if (like->hub != NULL) {
-        gpt_exchange_hub_break(like->hub);
-    }
-}
-
-static int run_threads(struct worker *workers, const struct worker *like, struct cst_err *err)
+/* Run a thread for each rank. @comms: one per rank, which their threads close. */
+static int run_threads(struct worker *workers, const struct worker *like, struct cst_comm **comms,
+                       struct cst_err *err)
 {
     const uint32_t world = like->options->world;
     uint32_t n_started = 0;
@@ -173,11 +119,16 @@ static int run_threads(struct worker *workers, const struct worker *like, struct
 
         *w = *like;
         w->rank = n_started;
+        w->comm = comms[n_started];
         if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
-            give_up(like);
+            like->device->ops->break_states(like->device);
             rc = cst_err_set(err, CST_ENOMEM, "cannot start the thread of rank %u", n_started);
             break;
         }
+    }
+    /* No other rank waits for those that have no thread. */
+    for (uint32_t i = n_started; i < world; i++) {
+        cst_comm_close(comms[i]);
     }
     for (uint32_t i = 0; i < n_started; i++) {
         pthread_join(workers[i].thread, NULL);
@@ -186,23 +137,23 @@ static int run_threads(struct worker *workers, const struct worker *like, struct
 }
 
 /* Run all ranks as threads of this process. */
-static int run_local(struct worker *like, struct cst_err *err)
+static int run_local(const struct worker *like, struct cst_err *err)
 {
     const uint32_t world = like->options->world;
     struct worker *workers = calloc(world, sizeof *workers);
+    struct cst_comm *comms[CST_COMM_MAX_THREADS] = {NULL};
     int rc;
 
     if (workers == NULL) {
         return cst_err_set(err, CST_ENOMEM, "out of memory");
     }
     rc = like->device->ops->open_states(like->device, like->model, err);
-    if (rc == 0 && needs_exchange(like)) {
-        rc = gpt_exchange_hub_open(&like->hub, world, region_bytes(like), err);
+    if (rc == 0 && like->model->experts > 0 && world > 1) {
+        rc = cst_comm_open_threads(comms, world, err);
     }
     if (rc == 0) {
-        rc = run_threads(workers, like, err);
+        rc = run_threads(workers, like, comms, err);
     }
-    gpt_exchange_hub_close(like->hub);
     free(workers);
     return rc;
 }

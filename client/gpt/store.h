@@ -7,6 +7,7 @@
 #define GPT_STORE_H
 
 #include "cistern/checkpoint.h"
+#include "cistern/comm.h"
 #include "client/gpt/model.h"
 
 struct gpt_store;
@@ -26,6 +27,9 @@ struct gpt_store_ops {
     int (*take_start)(struct gpt_store *store, uint32_t number, void *data, uint64_t bytes,
                       struct cst_err *err);
     int (*stash_wait)(struct gpt_store *store, uint32_t number, struct cst_err *err);
+    /* Open a communicator of all ranks, as cst_comm_open does. The store's close() closes it if the
+     * caller has not. NULL: the ranks of this store are threads. */
+    int (*comm_open)(struct gpt_store *store, struct cst_comm **out, struct cst_err *err);
     int (*accumulate)(struct gpt_store *store, struct cst_err *err);
     /* NULL: no update begins before the end of the step. */
     int (*prepare)(struct gpt_store *store, const struct cst_hyper_params *params,

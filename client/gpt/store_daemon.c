@@ -239,6 +239,11 @@ static int daemon_op_end(struct gpt_store *store, uint32_t op, struct cst_err *e
     return cst_op_end(self(store)->job, (int)op, err);
 }
 
+static int daemon_comm_open(struct gpt_store *store, struct cst_comm **out, struct cst_err *err)
+{
+    return cst_comm_open(out, self(store)->job, CST_GROUP_ALL, err);
+}
+
 static int daemon_put_start(struct gpt_store *store, uint32_t number, const void *data,
                             uint64_t bytes, struct cst_err *err)
 {
@@ -350,6 +355,7 @@ static const struct gpt_store_ops daemon_ops = {
     .put_start = daemon_put_start,
     .take_start = daemon_take_start,
     .stash_wait = daemon_stash_wait,
+    .comm_open = daemon_comm_open,
     .accumulate = daemon_accumulate,
     .prepare = daemon_prepare,
     .step = daemon_step,

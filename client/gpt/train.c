@@ -3,6 +3,7 @@
 
 #include "client/gpt/checkpoint.h"
 #include "client/gpt/dump.h"
+#include "client/gpt/exchange.h"
 #include "client/gpt/output.h"
 #include "client/gpt/pass.h"
 #include "client/gpt/progress.h"
@@ -28,7 +29,7 @@ struct train {
     struct gpt_device *device;         /* borrowed; computes the model */
     struct gpt_pass *pass;             /* activations of this rank */
     uint32_t n_passes;                 /* passes per step */
-    struct gpt_exchange *exchange;     /* borrowed; NULL: none is needed */
+    bool joins;                        /* opens the communicator of pass at each sync */
     struct gpt_progress progress;      /* progress reports */
     struct gpt_checkpoint checkpoint;  /* of rank 0 */
     FILE *losses;                      /* file of --loss-file, if this rank writes it; else NULL */
@@ -187,6 +188,19 @@ static bool is_void(int rc)
     return rc == CST_EPEERDIED || rc == CST_ESTALE;
 }
 
+/* Open a communicator for the rows of a mixture, and check that all ranks send them in one form. */
+static int join(struct train *t, struct cst_err *err)
+{
+    char words[GPT_EXCHANGE_WORDS];
+    int rc = t->store->ops->comm_open(t->store, &t->pass->comm, err);
+
+    if (rc == 0) {
+        t->device->ops->describe_rows(t->device, words);
+        rc = gpt_exchange_agree(t->pass->comm, words, err);
+    }
+    return rc;
+}
+
 /* Wait until all ranks are present. *step is the step to do next. Each further round of the loop is
  * due to the death of a peer. */
 static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
@@ -197,12 +211,13 @@ static int sync_all(struct train *t, uint64_t *step, struct cst_err *err)
         if (gpt_stop_asked() != 0) {
             return cst_err_set(err, CST_ECANCELLED, "stopped");
         }
-        if (t->exchange != NULL) {
-            gpt_exchange_leave(t->exchange);
+        if (t->joins) {
+            cst_comm_close(t->pass->comm);
+            t->pass->comm = NULL;
         }
         rc = t->store->ops->sync(t->store, step, err);
-        if (rc == 0 && t->exchange != NULL) {
-            rc = gpt_exchange_join(t->exchange, err);
+        if (rc == 0 && t->joins) {
+            rc = join(t, err);
         }
     } while (is_void(rc));
     return rc;
@@ -473,7 +488,7 @@ static void tell_finished(const struct train *t, uint64_t step)
 
 int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
               const struct gpt_texts *texts, struct gpt_device *device, struct gpt_store *store,
-              struct gpt_exchange *exchange, uint32_t rank, struct cst_err *err)
+              struct cst_comm *comm, uint32_t rank, struct cst_err *err)
 {
     struct train t = {.options = options, .model = model, .texts = texts, .store = store};
     uint64_t step;
@@ -484,12 +499,12 @@ int gpt_train(const struct gpt_options *options, const struct gpt_model *model,
     t.checkpoint.options = options;
     t.device = device;
     t.n_passes = device->ops->passes(device);
-    t.exchange = exchange;
+    t.joins = comm == NULL && model->experts > 0 && options->world > 1;
     rc = device->ops->open_pass(device, model, options->batch / t.n_passes, &t.pass, err);
     if (rc != 0) {
         return rc;
     }
-    t.pass->exchange = exchange;
+    t.pass->comm = comm;
     if (rank == 0) {
         rc = begin(&t, err);
     }

@@ -103,7 +103,7 @@ train starved.host --store local --matmul bf16 --threads 1 --world 2 --batch 1 -
 pair starved --batch 1 --experts 32 --top-k 1
 near starved starved.host
 
-# The rank that made the shared memory is killed in the middle and started again, without any effect on the results.
+# A rank is killed in the middle and started again, without any effect on the results.
 killed=(--layers 1 --batch 1 --experts 4 --steps 40)
 pair whole "${killed[@]}"
 workers killed "${killed[@]}"
@@ -135,13 +135,13 @@ for ((n = 150; n < 330; n += 40)); do
 done
 [ $n_ended -gt 0 ] || fail "no call that failed ended the worker"
 
-# A rank on the host and one on a GPU exchange tokens in different ways: they cannot train together, and say so.
+# A rank on the host and one on a GPU exchange rows of different forms: they cannot train together, and say so.
 worker mixed 0 --batch 1 --experts 4 --device host --matmul bf16 --threads 1
 first=$pid
 worker mixed 1 --batch 1 --experts 4
 ! wait "$first" || fail "ranks on other devices trained together"
 ! wait "$pid" || fail "ranks on other devices trained together"
-grep -q 'exchanges tokens in' "$tmp/mixed.0.log" || fail "ranks on other devices do not say so"
+grep -q 'rank 1 exchanges rows of a GPU' "$tmp/mixed.0.log" || fail "ranks on other devices do not say so"
 lora=(--lora 4 --lora-alpha 8 --lr 0.03)
 train lora.host --store local --matmul bf16 --threads 1 "${lora[@]}"
 train lora "${gpu[@]}" --store local "${lora[@]}"

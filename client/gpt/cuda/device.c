@@ -81,11 +81,12 @@ static uint32_t cuda_passes(const struct gpt_device *device)
 }
 
 /* The whole --batch is one pass. */
-static size_t cuda_region_bytes(const struct gpt_device *device, const struct gpt_model *model)
+static void cuda_describe_rows(const struct gpt_device *device, char out[GPT_EXCHANGE_WORDS])
 {
     const struct gpt_options *o = ((const struct cuda_device *)(const void *)device)->options;
 
-    return gpt_cuda_moe_region_bytes(model, (size_t)o->batch * o->context);
+    (void)snprintf(out, GPT_EXCHANGE_WORDS, "rows of a GPU, %zu per pass",
+                   (size_t)o->batch * o->context);
 }
 
 static int cuda_open_pass(struct gpt_device *device, const struct gpt_model *model, size_t max_seqs,
@@ -128,7 +129,7 @@ static const struct gpt_device_ops cuda_ops = {
     .open_store = cuda_open_store,
     .break_states = cuda_break_states,
     .passes = cuda_passes,
-    .region_bytes = cuda_region_bytes,
+    .describe_rows = cuda_describe_rows,
     .open_pass = cuda_open_pass,
     .open_view = cuda_open_view,
     .describe = cuda_describe,

@@ -3,16 +3,10 @@
 
 #include <string.h>
 
-void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
-                        struct gpt_exchange *exchange)
+void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store, struct cst_comm *comm)
 {
     moe->store = store;
-    moe->exchange = exchange;
-    moe->rank = exchange == NULL ? 0 : gpt_exchange_rank(exchange);
-    moe->world = exchange == NULL ? 1 : gpt_exchange_world(exchange);
-    if (exchange != NULL && exchange != moe->watched) {
-        gpt_cuda_peers_watch(moe);
-    }
+    gpt_exchange_begin(&moe->exchange, comm, moe->model->experts, true);
 }
 
 /* -- placement of rows ------------------------------------------------------------------------ */
@@ -21,17 +15,16 @@ void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
  * moe->chosen has @n choices. */
 static void sort(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *l, size_t n)
 {
-    uint32_t *counts = gpt_cuda_moe_counts(moe, l, moe->rank);
+    uint32_t *counts = gpt_cuda_moe_counts(moe, l, moe->exchange.rank);
     uint32_t at[GPT_MAX_EXPERTS];
 
     memset(counts, 0, moe->model->experts * sizeof *counts);
     for (size_t i = 0; i < n; i++) {
         counts[moe->chosen[i]]++;
     }
-    l->n_away = 0;
+    l->n_away = (uint32_t)gpt_exchange_n_sent(&moe->exchange, l->counts);
     for (uint32_t e = 0; e < moe->model->experts; e++) {
-        at[e] = l->n_away;
-        l->n_away += gpt_cuda_moe_is_mine(moe, e) ? 0 : counts[e];
+        at[e] = (uint32_t)gpt_exchange_sent_at(&moe->exchange, l->counts, e);
     }
     for (size_t i = 0; i < n; i++) {
         const uint32_t e = moe->chosen[i];
@@ -54,7 +47,7 @@ static uint32_t count(const struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer 
     for (uint32_t e = 0; e < experts; e++) {
         uint32_t n = 0, padded;
 
-        for (uint32_t r = 0; r < moe->world; r++) {
+        for (uint32_t r = 0; r < moe->exchange.world; r++) {
             n += gpt_cuda_moe_counts(moe, l, r)[e];
         }
         padded = (n + GPT_CUDA_EXPERT_ROWS - 1) / GPT_CUDA_EXPERT_ROWS * GPT_CUDA_EXPERT_ROWS;
@@ -75,20 +68,20 @@ static void find_places(const struct gpt_cuda_moe *moe, const struct gpt_cuda_mo
                         size_t n)
 {
     const uint32_t experts = moe->model->experts;
-    uint32_t at[GPT_MAX_EXPERTS], away = l->starts[experts];
+    uint32_t at[GPT_MAX_EXPERTS];
 
     for (uint32_t e = 0; e < experts; e++) {
         uint32_t i = l->starts[e];
 
         if (!gpt_cuda_moe_is_mine(moe, e)) {
-            at[e] = away;
-            away += gpt_cuda_moe_counts(moe, l, moe->rank)[e];
+            at[e] =
+                l->starts[experts] + (uint32_t)gpt_exchange_sent_at(&moe->exchange, l->counts, e);
             continue;
         }
         /* All rows of this rank's experts are first marked as coming from other ranks. The last
          * loop of this function overwrites the marks of this rank's own rows. */
-        for (uint32_t r = 0; r < moe->world; r++) {
-            at[e] = r == moe->rank ? i : at[e];
+        for (uint32_t r = 0; r < moe->exchange.world; r++) {
+            at[e] = r == moe->exchange.rank ? i : at[e];
             for (uint32_t k = 0; k < gpt_cuda_moe_counts(moe, l, r)[e]; k++) {
                 moe->from[i++] = GPT_CUDA_OTHERS_ROW;
             }
@@ -129,8 +122,8 @@ static int learn_choices(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_laye
         return rc;
     }
     sort(moe, l, n);
-    rc = gpt_cuda_moe_grow(p->gpu, &moe->sent, l->n_away * moe->model->width * sizeof(uint16_t),
-                           err);
+    rc = gpt_cuda_moe_grow(p->gpu, &moe->away_rows,
+                           l->n_away * moe->model->width * sizeof(uint16_t), err);
     return rc != 0 || l->n_away == 0
                ? rc
                : gpt_gpu_upload(p->gpu, l->away, moe->away, l->n_away * sizeof(uint32_t), err);
@@ -160,18 +153,22 @@ static int place_rows(const struct gpt_cuda_pass *p, struct gpt_cuda_moe_layer *
 
 int gpt_cuda_moe_dispatch(const struct gpt_cuda_pass *p, uint32_t layer, struct cst_err *err)
 {
-    const struct gpt_cuda_moe *moe = p->moe;
-    struct gpt_cuda_moe_layer *l = &p->moe->layers[layer];
+    struct gpt_cuda_moe *moe = p->moe;
+    struct gpt_cuda_moe_layer *l = &moe->layers[layer];
     const CUdeviceptr ln2 = p->a.blocks[layer].ln2;
     const uint32_t top_k = p->head.model->top_k;
     const size_t d = p->head.model->width;
     int rc = learn_choices(p, l, err);
 
     if (rc == 0) {
-        rc = gpt_cuda_gather(&p->gpu->kernels, l->n_away, d, top_k, l->away, ln2, moe->sent.p, err);
+        rc = gpt_cuda_gather(&p->gpu->kernels, l->n_away, d, top_k, l->away, ln2, moe->away_rows.p,
+                             err);
     }
     if (rc == 0) {
-        rc = gpt_cuda_peers_publish(moe, l, err);
+        rc = gpt_cuda_peers_count(moe, l, err);
+    }
+    if (rc == 0) {
+        rc = gpt_cuda_peers_send(moe, l, err);
     }
     if (rc == 0) {
         rc = place_rows(p, l, err);
@@ -207,15 +204,15 @@ int gpt_cuda_moe_combine(const struct gpt_cuda_pass *p, uint32_t layer, struct c
 int gpt_cuda_moe_dispatch_backward(const struct gpt_cuda_pass *p, uint32_t layer,
                                    struct cst_err *err)
 {
-    const struct gpt_cuda_moe *moe = p->moe;
+    struct gpt_cuda_moe *moe = p->moe;
     const struct gpt_cuda_moe_layer *l = &moe->layers[layer];
     const uint32_t top_k = p->head.model->top_k;
     const size_t d = p->head.model->width;
     int rc = gpt_cuda_gather_gated(&p->gpu->kernels, l->n_away, d, top_k, l->away, l->gates,
-                                   p->a.dx, moe->sent.p, err);
+                                   p->a.dx, moe->away_rows.p, err);
 
     if (rc == 0) {
-        rc = gpt_cuda_peers_publish(moe, l, err);
+        rc = gpt_cuda_peers_send(moe, l, err);
     }
     if (rc == 0) {
         rc = gpt_cuda_gather_gated(&p->gpu->kernels, l->starts[p->head.model->experts], d, top_k,

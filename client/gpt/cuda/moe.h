@@ -3,8 +3,8 @@
  * memory. mixture.cu has the kernels between the products. The host must know how many rows each
  * expert receives. Therefore a dispatch waits for the router's choices.
  *
- * Rows for experts of other ranks are copied into the exchange's memory (client/gpt/exchange.h),
- * and from there to the other rank's GPU, as bf16 and in the worker's stream. Results return in the
+ * Rows for experts of other ranks are copied to the host, exchanged there (client/gpt/exchange.h),
+ * and copied to the other rank's GPU, as bf16 and in the worker's stream. Results return in the
  * same way. With one rank nothing leaves the GPU. All rows of a pass are transported at once,
  * whatever the parts of the other operators are. */
 #ifndef GPT_CUDA_MOE_H
@@ -18,15 +18,9 @@ int gpt_cuda_moe_open(struct gpt_cuda_moe **out, const struct gpt_gpu *gpu,
                       const struct gpt_model *model, size_t max_rows, struct cst_err *err);
 void gpt_cuda_moe_close(struct gpt_cuda_moe *moe);
 
-/* Bytes of a rank's region in the exchange, for passes of at most @rows rows. The number always
- * differs from the host's number for the same model, so that a rank on a GPU and a rank on the host
- * refuse each other. */
-size_t gpt_cuda_moe_region_bytes(const struct gpt_model *model, size_t rows);
-
-/* Begin a pass with the weights of @store. @exchange connects all ranks; it is borrowed and joined.
- * NULL: this rank has all experts and no peers. */
-void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store,
-                        struct gpt_exchange *exchange);
+/* Begin a pass with the weights of @store. @comm connects all ranks, and is borrowed. NULL: this
+ * rank has all experts and no peers. */
+void gpt_cuda_moe_begin(struct gpt_cuda_moe *moe, struct gpt_store *store, struct cst_comm *comm);
 
 /* Transport of rows. Dispatch runs before a block's first expert in the direction of the pass, and
  * combine runs after its last expert. CST_EPEERDIED, CST_ENOMEM, CST_EGPU. */

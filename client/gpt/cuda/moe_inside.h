@@ -5,6 +5,7 @@
 #define GPT_CUDA_MOE_INSIDE_H
 
 #include "client/gpt/cuda/moe.h"
+#include "client/gpt/exchange.h"
 
 /* Device memory that grows on demand and never shrinks. */
 struct gpt_cuda_growing {
@@ -12,10 +13,17 @@ struct gpt_cuda_growing {
     size_t bytes;
 };
 
+/* Host memory that grows on demand and never shrinks. It is pinned if the driver can pin it. */
+struct gpt_cuda_staging {
+    void *p;
+    size_t bytes;
+    bool pinned;
+};
+
 /* What a block keeps for the backward pass.
  *   - Kept rows are the rows of this rank's experts, by expert, then by the rank that sent them,
  *     then by row. The kept rows of each expert are padded to a multiple of GPT_CUDA_EXPERT_ROWS.
- *   - Away rows are this rank's choices of other ranks' experts, by expert, then by row. */
+ *   - Away rows are this rank's choices of other ranks' experts, in the order of sent rows. */
 struct gpt_cuda_moe_layer {
     CUdeviceptr probs;            /* rows x experts fp32, as in gpt_cuda_choose */
     CUdeviceptr chosen, gates;    /* rows x top_k uint32, and fp32, as in gpt_cuda_choose */
@@ -35,20 +43,17 @@ struct gpt_cuda_moe_layer {
 };
 
 struct gpt_cuda_moe {
-    const struct gpt_gpu *gpu;     /* borrowed */
-    const struct gpt_model *model; /* borrowed */
-    size_t max_rows;               /* most rows of a pass */
-    struct gpt_store *store;       /* store of the pass under way */
-    struct gpt_exchange *exchange; /* exchange of the pass under way; NULL: no peers */
-    struct gpt_exchange *watched;  /* exchange that calls watch; NULL: none so far */
-    struct gpt_exchange_watch watch;
-    void *pinned;         /* exchange memory that is pinned; NULL: none */
-    uint32_t rank, world; /* this rank and the number of ranks; 0 of 1 without peers */
-    CUdeviceptr memory;   /* allocation of the layers' arrays of fixed size, and of dz */
+    const struct gpt_gpu *gpu;              /* borrowed */
+    const struct gpt_model *model;          /* borrowed */
+    size_t max_rows;                        /* most rows of a pass */
+    struct gpt_store *store;                /* store of the pass under way */
+    struct gpt_exchange exchange;           /* exchange of the pass under way */
+    struct gpt_cuda_staging sent, received; /* sent and received rows x width bf16 on the host */
+    CUdeviceptr memory; /* allocation of the layers' arrays of fixed size, and of dz */
     struct gpt_cuda_moe_layer *layers;
-    CUdeviceptr dz;                /* max_rows x experts bf16: gradient of a router's logits */
-    struct gpt_cuda_growing sent;  /* away rows x width bf16: rows to be sent to other ranks */
-    struct gpt_cuda_growing dy;    /* kept rows x width bf16: gradients of y */
+    CUdeviceptr dz;                    /* max_rows x experts bf16: gradient of a router's logits */
+    struct gpt_cuda_growing away_rows; /* away rows x width bf16: rows to be sent */
+    struct gpt_cuda_growing dy;        /* kept rows x width bf16: gradients of y */
     struct gpt_cuda_growing dx;    /* (kept rows, then away rows) x width bf16: gradients of x */
     struct gpt_cuda_growing wide;  /* rows of an expert x 4 width bf16: gradient of pre */
     struct gpt_cuda_growing parts; /* scratch: sums of strips of an expert's rows */
@@ -61,7 +66,7 @@ struct gpt_cuda_moe {
 
 static inline bool gpt_cuda_moe_is_mine(const struct gpt_cuda_moe *moe, uint32_t expert)
 {
-    return gpt_model_expert_rank(expert, moe->world) == moe->rank;
+    return gpt_model_expert_rank(expert, moe->exchange.world) == moe->exchange.rank;
 }
 
 /* Number of choices of @rank that fell on each expert. */
@@ -92,25 +97,28 @@ int gpt_cuda_moe_make_room(struct gpt_cuda_moe *moe, struct gpt_cuda_moe_layer *
 
 /* -- moe_peers.c ------------------------------------------------------------------------------- */
 
-/* Set the callbacks of moe->exchange and end those of the exchange that was watched before. */
-void gpt_cuda_peers_watch(struct gpt_cuda_moe *moe);
-/* End the callbacks of the exchange that is watched. */
-void gpt_cuda_peers_forget(struct gpt_cuda_moe *moe);
+/* Free the memory on the host. */
+void gpt_cuda_peers_close(struct gpt_cuda_moe *moe);
 
-/* Publish this rank's counts and the rows of moe->sent and wait for all ranks. Afterwards l->counts
- * has the counts of all ranks. Without peers it does nothing. */
-int gpt_cuda_peers_publish(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
-                           struct cst_err *err);
+/* Gather the counts of all ranks in l->counts, which has those of this rank. Without peers it does
+ * nothing. */
+int gpt_cuda_peers_count(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
+                         struct cst_err *err);
 
-/* Copy the rows that the other ranks sent to this rank's experts to their places in @to, an array
- * of kept rows. Without peers it does nothing. */
+/* Send the away rows in moe->away_rows to the ranks of their experts, and receive theirs. Without
+ * peers it does nothing. */
+int gpt_cuda_peers_send(struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
+                        struct cst_err *err);
+
+/* Copy the received rows to their places in @to, an array of kept rows. Without peers it does
+ * nothing. */
 int gpt_cuda_peers_fetch(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                          CUdeviceptr to, struct cst_err *err);
 
-/* Return the rows of @results that belong to other ranks and wait for all ranks. Then copy the
- * results of this rank's away rows to the places after the kept rows of @results. Without peers it
+/* Return the rows of @results that belong to other ranks. Then copy the results of this rank's away
+ * rows to the places after the kept rows of @results. Without peers it
  * does nothing. */
-int gpt_cuda_peers_return(const struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
+int gpt_cuda_peers_return(struct gpt_cuda_moe *moe, const struct gpt_cuda_moe_layer *l,
                           CUdeviceptr results, struct cst_err *err);
 
 #endif

@@ -125,7 +125,7 @@ static int cuda_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     /* The other ranks take no part in a pass without @train. This rank then computes all
      * experts. */
     if (p->moe != NULL) {
-        gpt_cuda_moe_begin(p->moe, store, train ? pass->exchange : NULL);
+        gpt_cuda_moe_begin(p->moe, store, train ? pass->comm : NULL);
     }
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
         rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
