@@ -3,10 +3,14 @@
  * it, a sealed memfd, and maps the head alone, to wake the ranks (proto/shared.h). The rest is the
  * ranks' business (client/comm).
  *
- *   head     128 bytes: how ranks wait, and learn that the attempt is over
+ *   control  256 bytes: how ranks wait and learn that the attempt is over, and who has closed its
+ *            communicator
  *   lines    128 bytes for each rank, which this rank writes: how far it is
  *   slots    CST_COMM_SLOTS for each rank, written by this rank and read by the others: the header
  *            of a call, numbers of bytes for the ranks, data. The first begins at a page
+ *
+ * A rank that waits for another one looks at a single cache line, which has also the header that it
+ * reads next: the one at the start of the slot.
  *
  * Any process of the group can write anywhere at any time. Whoever reads a value here reads it
  * once, and uses it for no address. Numbers here have the byte order of the machine. */
@@ -26,35 +30,43 @@
 #define CST_COMM_SLOT_BYTES (128u << 10)
 #define CST_COMM_PAGE_BYTES 4096
 
+struct cst_comm_control {
+    struct cst_shared_head head;
+    _Alignas(128) _Atomic uint64_t closed; /* Ranks that have closed it, one bit each. */
+};
+
 struct cst_comm_line {
-    /* Rounds that this rank has written, and that it has read, modulo 2^32. */
-    _Alignas(128) _Atomic uint32_t written;
-    _Atomic uint32_t read;
-    _Atomic uint32_t closed; /* 1: this rank has closed its communicator. */
+    _Alignas(128) _Atomic uint32_t read; /* Rounds that this rank has read, modulo 2^32. */
 };
 
-/* The header in the slot of a call's first round. The ranks compare their headers. */
+/* What the ranks compare. */
 struct cst_comm_header {
-    _Alignas(64) uint64_t op; /* enum cst_comm_op */
-    uint64_t type;            /* enum cst_comm_type */
-    uint64_t root;            /* Rank in the group; 0: the call has none. */
-    uint64_t n_elems;         /* Elements, of all ranks together. */
-    uint64_t counts;          /* Digest of the ranks' numbers of elements; 0: the call has none. */
+    uint64_t op;      /* enum cst_comm_op */
+    uint64_t type;    /* enum cst_comm_type */
+    uint64_t root;    /* Rank in the group; 0: the call has none. */
+    uint64_t n_elems; /* Elements, of all ranks together. */
+    uint64_t counts;  /* Digest of the ranks' numbers of elements; 0: the call has none. */
 };
 
-/* Bytes of the head and the lines of @size ranks, whole pages. */
+/* The start of a slot. */
+struct cst_comm_slot {
+    _Alignas(64) struct cst_comm_header header; /* In the first round of a call. */
+    _Atomic uint32_t written; /* The round in this slot, plus 1, modulo 2^32. Written last. */
+};
+
+/* Bytes of the control and the lines of @size ranks, whole pages. */
 static inline size_t cst_comm_control_bytes(uint32_t size)
 {
     const size_t page = CST_COMM_PAGE_BYTES;
-    const size_t bytes = CST_SHARED_HEAD_BYTES + size * sizeof(struct cst_comm_line);
+    const size_t bytes = sizeof(struct cst_comm_control) + size * sizeof(struct cst_comm_line);
 
     return (bytes + page - 1) / page * page;
 }
 
-/* Bytes in a slot before the data: the header, and a number for each rank. */
+/* Bytes in a slot before the data: its start, and a number for each rank. */
 static inline size_t cst_comm_prefix_bytes(uint32_t size)
 {
-    return sizeof(struct cst_comm_header) + (size * sizeof(uint64_t) + 63) / 64 * 64;
+    return sizeof(struct cst_comm_slot) + (size * sizeof(uint64_t) + 63) / 64 * 64;
 }
 
 /* Bytes of the whole memory. @slot_bytes: data in a slot, a multiple of 64. */
@@ -69,7 +81,7 @@ static inline size_t cst_comm_bytes(uint32_t size, size_t slot_bytes)
 /* The line of @rank in the memory at @base. */
 static inline struct cst_comm_line *cst_comm_line(void *base, uint32_t rank)
 {
-    return (struct cst_comm_line *)(void *)((char *)base + CST_SHARED_HEAD_BYTES) + rank;
+    return (struct cst_comm_line *)(void *)((char *)base + sizeof(struct cst_comm_control)) + rank;
 }
 
 #endif

@@ -2,7 +2,7 @@
 #include "client/comm/channel.h"
 
 _Static_assert(sizeof(struct cst_comm_line) == 128, "no two ranks share a cache line");
-_Static_assert(sizeof(struct cst_comm_header) == 64, "a header is a cache line");
+_Static_assert(sizeof(struct cst_comm_slot) == 64, "the start of a slot is a cache line");
 
 void cstc_channel_init(struct cstc_channel *channel, void *base, uint32_t rank, uint32_t size,
                        size_t slot_bytes)
@@ -11,12 +11,12 @@ void cstc_channel_init(struct cstc_channel *channel, void *base, uint32_t rank, 
         (struct cstc_channel){.base = base, .rank = rank, .size = size, .slot_bytes = slot_bytes};
 }
 
-static struct cst_comm_line *line_of(const struct cstc_channel *channel, uint32_t rank)
+static struct cst_comm_control *control_of(const struct cstc_channel *channel)
 {
-    return cst_comm_line(channel->base, rank);
+    return channel->base;
 }
 
-static char *slot(const struct cstc_channel *channel, uint32_t rank, uint64_t round)
+static char *slot_of(const struct cstc_channel *channel, uint32_t rank, uint64_t round)
 {
     const size_t bytes = cst_comm_prefix_bytes(channel->size) + channel->slot_bytes;
 
@@ -24,27 +24,26 @@ static char *slot(const struct cstc_channel *channel, uint32_t rank, uint64_t ro
            (rank * CST_COMM_SLOTS + round % CST_COMM_SLOTS) * bytes;
 }
 
+static struct cst_comm_slot *start_of(const struct cstc_channel *channel, uint32_t rank,
+                                      uint64_t round)
+{
+    return (struct cst_comm_slot *)(void *)slot_of(channel, rank, round);
+}
+
 struct cst_comm_header *cstc_channel_header(const struct cstc_channel *channel, uint32_t rank,
                                             uint64_t round)
 {
-    return (struct cst_comm_header *)(void *)slot(channel, rank, round);
+    return &start_of(channel, rank, round)->header;
 }
 
 uint64_t *cstc_channel_numbers(const struct cstc_channel *channel, uint32_t rank, uint64_t round)
 {
-    return (uint64_t *)(void *)(slot(channel, rank, round) + sizeof(struct cst_comm_header));
+    return (uint64_t *)(void *)(start_of(channel, rank, round) + 1);
 }
 
 char *cstc_channel_data(const struct cstc_channel *channel, uint32_t rank, uint64_t round)
 {
-    return slot(channel, rank, round) + cst_comm_prefix_bytes(channel->size);
-}
-
-/* Return whether @counter, modulo 2^32, is at least @round. No rank is more than CST_COMM_SLOTS
- * rounds ahead of another one. */
-static bool has_reached(const _Atomic uint32_t *counter, uint64_t round)
-{
-    return (int32_t)(atomic_load(counter) - (uint32_t)round) >= 0;
+    return slot_of(channel, rank, round) + cst_comm_prefix_bytes(channel->size);
 }
 
 bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round)
@@ -52,52 +51,78 @@ bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round)
     for (uint32_t i = 0; i < channel->size; i++) {
         const uint32_t rank = (channel->late + i) % channel->size;
 
-        if (rank != channel->rank && !has_reached(&line_of(channel, rank)->written, round + 1)) {
+        if (rank != channel->rank &&
+            atomic_load(&start_of(channel, rank, round)->written) != (uint32_t)(round + 1)) {
             channel->late = rank;
             return false;
         }
     }
     return true;
+}
+
+/* Look how many rounds the others have read. None of them has read more than this rank has
+ * written. */
+static void look_freed(struct cstc_channel *channel)
+{
+    int64_t least = (int64_t)(channel->written - channel->freed);
+
+    for (uint32_t rank = 0; rank < channel->size; rank++) {
+        const uint32_t read = atomic_load(&cst_comm_line(channel->base, rank)->read);
+        const int32_t more = (int32_t)(read - (uint32_t)channel->freed);
+
+        if (rank != channel->rank && more < least) {
+            least = more > 0 ? more : 0;
+            channel->late = rank;
+        }
+    }
+    channel->freed += (uint64_t)least;
 }
 
 bool cstc_channel_is_free(struct cstc_channel *channel)
 {
-    for (uint32_t i = 0; i < channel->size && channel->written >= CST_COMM_SLOTS; i++) {
-        const uint32_t rank = (channel->late + i) % channel->size;
-
-        if (rank != channel->rank &&
-            !has_reached(&line_of(channel, rank)->read, channel->written + 1 - CST_COMM_SLOTS)) {
-            channel->late = rank;
-            return false;
-        }
+    if (channel->written - channel->freed >= CST_COMM_SLOTS) {
+        look_freed(channel);
     }
-    return true;
+    return channel->written - channel->freed < CST_COMM_SLOTS;
+}
+
+/* Return the first round, from @round on, in which a call can begin. */
+static uint64_t first_round(uint64_t round)
+{
+    return round % CST_COMM_SLOTS < 2
+               ? round
+               : (round + CST_COMM_SLOTS - 1) / CST_COMM_SLOTS * CST_COMM_SLOTS;
 }
 
 void cstc_channel_wrote(struct cstc_channel *channel)
 {
-    atomic_store(&line_of(channel, channel->rank)->written, (uint32_t)++channel->written);
-    cst_shared_notify(channel->base);
+    struct cst_comm_slot *start = start_of(channel, channel->rank, channel->written);
+
+    atomic_store(&start->written, (uint32_t)++channel->written);
+    cst_shared_notify(&control_of(channel)->head);
 }
 
-void cstc_channel_did_read(struct cstc_channel *channel)
+void cstc_channel_ends(struct cstc_channel *channel)
 {
-    atomic_store(&line_of(channel, channel->rank)->read, (uint32_t)++channel->read);
-    cst_shared_notify(channel->base);
+    channel->written = first_round(channel->written);
+}
+
+void cstc_channel_did_read(struct cstc_channel *channel, bool ends)
+{
+    channel->read = ends ? first_round(channel->read + 1) : channel->read + 1;
+    atomic_store(&cst_comm_line(channel->base, channel->rank)->read, (uint32_t)channel->read);
+    cst_shared_notify(&control_of(channel)->head);
 }
 
 void cstc_channel_close(const struct cstc_channel *channel)
 {
-    atomic_store(&line_of(channel, channel->rank)->closed, 1);
-    cst_shared_notify(channel->base);
+    (void)atomic_fetch_or(&control_of(channel)->closed, UINT64_C(1) << channel->rank);
+    cst_shared_notify(&control_of(channel)->head);
 }
 
 uint32_t cstc_channel_closed(const struct cstc_channel *channel)
 {
-    uint32_t rank = 0;
+    const uint64_t closed = atomic_load(&control_of(channel)->closed);
 
-    while (rank < channel->size && atomic_load(&line_of(channel, rank)->closed) == 0) {
-        rank++;
-    }
-    return rank;
+    return closed != 0 ? (uint32_t)__builtin_ctzll(closed) : CST_COMM_MAX_RANKS;
 }

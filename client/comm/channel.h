@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shared memory of a communicator (proto/comm_memory.h) as one of its ranks uses it: which
- * rounds the others have written and read. Nothing that is read there is used as an address or as
- * an index. Used by one thread at a time. */
+ * rounds the others have written and read. Round r is in slot r mod CST_COMM_SLOTS. A call begins
+ * in one of the first two slots, and the rounds before that are left out: calls of a single round
+ * use two slots, so that their data stays in the first-level caches. Nothing that is read there is
+ * used as an address or as an index. Used by one thread at a time. */
 #ifndef CSTC_CHANNEL_H
 #define CSTC_CHANNEL_H
 
@@ -13,8 +15,9 @@ struct cstc_channel {
     void *base;          /* Borrowed: cst_comm_bytes. */
     uint32_t rank, size; /* This rank in the group, and the number of ranks. */
     size_t slot_bytes;   /* Data in a slot. */
-    /* Rounds that this rank has written and read. */
-    uint64_t written, read;
+    /* Rounds that this rank has written and read, and that all others have read as far as is
+     * known. */
+    uint64_t written, read, freed;
     /* A rank that was late at the last look. It is looked at first. */
     uint32_t late;
 };
@@ -35,14 +38,18 @@ bool cstc_channel_is_written(struct cstc_channel *channel, uint64_t round);
 /* Return whether this rank's slot for its next round is free: all others have read what it has. */
 bool cstc_channel_is_free(struct cstc_channel *channel);
 
-/* This rank has written or read its next round. Wakes the others that sleep. */
+/* This rank has written its next round, or read it. @ends: this was the last round of a call. Wakes
+ * the others that sleep. */
 void cstc_channel_wrote(struct cstc_channel *channel);
-void cstc_channel_did_read(struct cstc_channel *channel);
+void cstc_channel_did_read(struct cstc_channel *channel, bool ends);
+
+/* This rank has written the last round of a call. */
+void cstc_channel_ends(struct cstc_channel *channel);
 
 /* This rank takes part no more. Wakes the others that sleep. */
 void cstc_channel_close(const struct cstc_channel *channel);
 
-/* Return a rank that has closed its communicator; the number of ranks: none has. */
+/* Return a rank that has closed its communicator; CST_COMM_MAX_RANKS: none has. */
 uint32_t cstc_channel_closed(const struct cstc_channel *channel);
 
 #endif

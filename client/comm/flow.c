@@ -160,11 +160,13 @@ static bool write_one(struct cstc_flow *flow)
         }
         slots_of(flow, round - local + from, slots);
     }
+    cstc_transfer_write(t, &flow->shape, local,
+                        cstc_channel_data(&flow->channel, flow->shape.rank, round), slots);
+    /* Last, because the others look at the header's cache line in the meantime, and each change of
+     * it moves the line to this processor. */
     if (local == 0) {
         write_header(flow, t);
     }
-    cstc_transfer_write(t, &flow->shape, local,
-                        cstc_channel_data(&flow->channel, flow->shape.rank, round), slots);
     flow->round_written++;
     cstc_channel_wrote(&flow->channel);
     return true;
@@ -188,7 +190,7 @@ static bool read_one(struct cstc_flow *flow)
     slots_of(flow, round, slots);
     cstc_transfer_read(t, &flow->shape, local, slots);
     flow->round_read++;
-    cstc_channel_did_read(&flow->channel);
+    cstc_channel_did_read(&flow->channel, flow->round_read == t->n_rounds);
     return true;
 }
 
@@ -200,6 +202,7 @@ static void end_writing(struct cstc_flow *flow)
     if (flow->writing < flow->n_started && t->n_rounds > 0 && flow->round_written == t->n_rounds) {
         flow->writing++;
         flow->round_written = 0;
+        cstc_channel_ends(&flow->channel);
     }
 }
 
@@ -269,7 +272,7 @@ static bool advance_or_fail(void *arg)
     const uint32_t closed = cstc_channel_closed(&flow->channel);
     const bool moved = advance(flow);
 
-    if (!moved && closed < flow->shape.size && flow->failed.status == CST_OK) {
+    if (!moved && closed < CST_COMM_MAX_RANKS && flow->failed.status == CST_OK) {
         (void)cst_err_set(&flow->failed, CST_ECANCELLED,
                           "rank %" PRIu32 " has closed its communicator", flow->names[closed]);
     }

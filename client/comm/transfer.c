@@ -263,11 +263,11 @@ int cstc_transfer_begin(struct cstc_transfer *t, const struct cstc_transfer_shap
     if (rc != CST_OK) {
         return rc;
     }
-    *t = (struct cstc_transfer){.header.op = call->op,
-                                .in = call->in != NULL ? call->in : nothing,
-                                .out = call->out != NULL ? call->out : nothing,
-                                .field_bytes =
-                                    shape->slot_bytes / shape->size / LINE_BYTES * LINE_BYTES};
+    memset(t, 0, offsetof(struct cstc_transfer, send));
+    t->header.op = call->op;
+    t->in = call->in != NULL ? call->in : nothing;
+    t->out = call->out != NULL ? call->out : nothing;
+    t->field_bytes = shape->slot_bytes / shape->size / LINE_BYTES * LINE_BYTES;
     if (call->op == CST_COMM_BARRIER) {
         t->n_rounds = 1;
         return CST_OK;

@@ -40,7 +40,8 @@ struct cstc_transfer {
     size_t piece_bytes; /* Large all-reduce: length of each piece but the last. */
     size_t field_bytes; /* Length of a field in a slot; else of a slot's piece. */
     uint64_t n_rounds;  /* 0: not known yet. */
-    /* All-gather, reduce-scatter: the parts, of which both arrays have the same. All-to-all: what
+    /* The fields above are set for each call, and these only where they are used.
+     * All-gather, reduce-scatter: the parts, of which both arrays have the same. All-to-all: what
      * is sent to each rank and received from each rank. In bytes. */
     size_t send[CST_COMM_MAX_RANKS], receive[CST_COMM_MAX_RANKS];
 };

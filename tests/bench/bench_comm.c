@@ -2,10 +2,13 @@
 /* Collectives of two ranks, which are processes, against bare programs in the same processes:
  *
  *   comm_all_reduce_1m   all-reduce of 1 MiB of fp32, against the copies and sums that it consists
- * of, made by both processes at the same time without waiting for each other comm_all_reduce_4k
- * all-reduce of 4 KiB of fp32, against an exchange of two flags: each process sets its own and
- * waits for the other's, at first in a loop, then with futex comm_death_ms        from the death of
- * a rank to the error of the other one, which waits for it in an all-reduce
+ *                        of, made by both processes at the same time without waiting for each other
+ *   comm_all_reduce_4k   all-reduce of 4 KiB of fp32, against an exchange of two flags: each
+ * process sets its own and sleeps with futex until the other one has comm_4k_copies       the same
+ * against an exchange of flags that also copies and sums the 4 KiB, and waits in a loop
+ *   comm_4k_flags        the same against an exchange of flags that waits in a loop
+ *   comm_death_ms        from the death of a rank to the error of the other one, which waits for it
+ *                        in an all-reduce
  *
  * Yardsticks and calls take turns; reports medians. With --calls, only the times of all-reduces in
  * microseconds are printed, for comparison with other libraries (tests/bench/collectives).
@@ -40,7 +43,9 @@ enum {
 /* What both processes share besides the daemon's memory. */
 struct shared {
     struct cst_shared_head head;
-    struct cst_comm_line flags[2]; /* written: the flag of a process. */
+    struct flag {
+        _Alignas(128) _Atomic uint32_t value;
+    } flags[2]; /* One per process. */
     double died_us;
     char slots[2][2][2 * PIECE];
 };
@@ -90,19 +95,29 @@ static bool is_flag_set(void *arg)
 {
     const struct bench *b = arg;
 
-    return (int32_t)(atomic_load(&b->shared->flags[!b->rank].written) - b->flag) >= 0;
+    return (int32_t)(atomic_load(&b->shared->flags[!b->rank].value) - b->flag) >= 0;
 }
 
 /* Set the own flag, and wait for that of the other process. */
-static void exchange_flags(struct bench *b)
+static void exchange_flags(struct bench *b, bool spins)
 {
     const struct cst_shared_wait wait = {
-        .attempt = UINT64_MAX, .spins = true, .ready = is_flag_set, .arg = b};
+        .attempt = UINT64_MAX, .spins = spins, .ready = is_flag_set, .arg = b};
 
-    atomic_store(&b->shared->flags[b->rank].written, ++b->flag);
+    atomic_store(&b->shared->flags[b->rank].value, ++b->flag);
     cst_shared_notify(&b->shared->head);
     while (cst_shared_wait(&b->shared->head, &wait, 1000) != CST_OK) {
     }
+}
+
+static void wait_in_loop(struct bench *b)
+{
+    exchange_flags(b, true);
+}
+
+static void wait_with_futex(struct bench *b)
+{
+    exchange_flags(b, false);
 }
 
 /* Exchange SMALL bytes: copy the own ones, exchange flags, and sum both. Two slots take turns. */
@@ -113,7 +128,7 @@ static void move_small(struct bench *b)
     const float *src[2];
 
     memcpy(mine, b->in, SMALL);
-    exchange_flags(b);
+    exchange_flags(b, true);
     src[b->rank] = b->in;
     src[!b->rank] = (const float *)(const void *)other;
     b->totals.fp32(SMALL / sizeof(float), 2, src, b->out);
@@ -168,7 +183,7 @@ static double time_of(struct bench *b, void (*fn)(struct bench *b), unsigned n)
 {
     double from;
 
-    exchange_flags(b);
+    exchange_flags(b, true);
     from = now_us();
     for (unsigned i = 0; i < n; i++) {
         fn(b);
@@ -195,27 +210,36 @@ static void report(FILE *out, const char *name, double value, const char *unit, 
     }
 }
 
+/* A call, and a bare program that it is compared with. */
+static const struct pair {
+    const char *name;
+    void (*call)(struct bench *b);
+    void (*bare)(struct bench *b);
+    unsigned n; /* Calls in a turn. */
+} pairs[] = {
+    {"comm_all_reduce_1m", large, move_large, 1},
+    {"comm_all_reduce_4k", small, wait_with_futex, 100},
+    {"comm_4k_copies", small, move_small, 100},
+    {"comm_4k_flags", small, wait_in_loop, 100},
+};
+
+enum { N_PAIRS = sizeof pairs / sizeof pairs[0] };
+
 static void measure(struct bench *b, FILE *out)
 {
-    double calls[2][TURNS], bare[2][TURNS];
+    static double calls[N_PAIRS][TURNS], bare[N_PAIRS][TURNS];
 
     for (unsigned i = 0; i < TURNS; i++) {
-        bare[0][i] = time_of(b, move_large, 1);
-        calls[0][i] = time_of(b, large, 1);
-        bare[1][i] = time_of(b, move_small, 100);
-        calls[1][i] = time_of(b, small, 100);
+        for (unsigned k = 0; k < N_PAIRS; k++) {
+            bare[k][i] = time_of(b, pairs[k].bare, pairs[k].n);
+            calls[k][i] = time_of(b, pairs[k].call, pairs[k].n);
+        }
     }
-    if (b->rank == 0) {
-        report(out, "comm_all_reduce_1m", median(calls[0], TURNS), "us", median(bare[0], TURNS),
-               TURNS);
-        report(out, "comm_all_reduce_4k", median(calls[1], TURNS), "us", median(bare[1], TURNS),
-               TURNS);
+    for (unsigned k = 0; k < N_PAIRS && b->rank == 0; k++) {
+        report(out, pairs[k].name, median(calls[k], TURNS), "us", median(bare[k], TURNS), TURNS);
         /* They are sorted now. On a busy machine two processes seldom run at the same time. */
-        printf(
-            "shortest turns: 1 MiB %.1f us, bare %.1f us, ratio %.2f; 4 KiB %.3f us, bare %.3f us, "
-            "ratio %.2f\n",
-            calls[0][0], bare[0][0], calls[0][0] / bare[0][0], calls[1][0], bare[1][0],
-            calls[1][0] / bare[1][0]);
+        printf("    shortest turn %.3f us, yardstick %.3f us, ratio %.2f\n", calls[k][0],
+               bare[k][0], calls[k][0] / bare[k][0]);
     }
 }
 
@@ -231,7 +255,7 @@ static void list(struct bench *b)
         for (unsigned i = 0; i < LIST_TURNS; i++) {
             double from;
 
-            exchange_flags(b);
+            exchange_flags(b, true);
             from = now_us();
             for (unsigned k = 0; k < n; k++) {
                 all_reduce(b, sizes[s]);
