@@ -51,6 +51,8 @@ static uint64_t add_operator(uint64_t hash, const struct cst_layout_operator *op
 {
     hash = add_text(hash, op->name);
     hash = add_number(hash, op->n_tensors);
+    /* Fingerprints of models without stages, and of a first stage, are as they were. */
+    hash = op->stage > 0 ? add_number(hash, op->stage) : hash;
     return add(hash, op->tensors, op->n_tensors * sizeof *op->tensors);
 }
 

@@ -99,6 +99,7 @@ struct cst_layout_operator {
     /* Forward passes per micro-batch; 1 unless given. For an expert: the share of micro-batches in
      * which it gets tokens. Values above 1 count as 1. */
     float expected_uses;
+    uint32_t stage; /* Number of its stage, from 0, if the model is cut into stages. */
 };
 
 /* What the workers declared. Grows while they declare and is constant afterwards. */
@@ -112,6 +113,9 @@ struct cst_model {
     uint32_t n_groups;             /* At least 1. */
     struct cst_layout_edge *edges; /* Owned by the model. */
     uint32_t n_edges;
+    /* Stages that are begun; 0: the model is not cut into stages. Each has an operator, except
+     * perhaps the last one while operators are declared. */
+    uint32_t n_stages;
     /* Limit for tensors and for operators: CST_LAYOUT_MAX_TENSORS, unless the owner of the model
      * sets more. The limit for uses is four times as high. */
     uint32_t max_entries;
@@ -384,6 +388,13 @@ struct cst_operator_hints {
     uint64_t activation_bytes;
     float expected_uses; /* 0 means 1. */
 };
+
+#define CST_LAYOUT_MAX_STAGES 64
+
+/* Begin a stage of @model: the operators that are declared from now on are in it. Its number is the
+ * value of n_stages before the call. CST_EINVAL: operators were declared before the first stage,
+ * the last stage has no operator yet, or there are too many stages. */
+int cst_model_stage(struct cst_model *model, struct cst_err *err);
 
 /* Declare an operator over declared tensors. @hints may be NULL. Statuses:
  *

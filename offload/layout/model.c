@@ -524,6 +524,7 @@ static void add_operator(struct cst_model *model, char *name, uint32_t *tensors,
     op->tensors = tensors;
     op->n_tensors = n_tensors;
     op->ranks = ranks;
+    op->stage = model->n_stages > 0 ? model->n_stages - 1 : 0;
     op->expected_uses = 1;
     if (hints != NULL) {
         op->flops = hints->flops;

@@ -132,6 +132,12 @@ int cst_model_same_operator(const struct cst_model *model, uint32_t i,
                                op->name, k, other->tensors[k], mine, op->tensors[k], theirs);
         }
     }
+    if (op->stage != other->stage) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "operator '%s' is in stage %" PRIu32 " in %s and in stage %" PRIu32
+                           " in %s",
+                           op->name, other->stage, mine, op->stage, theirs);
+    }
     return CST_OK;
 }
 

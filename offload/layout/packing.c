@@ -62,7 +62,12 @@ static size_t n_combinations(const struct cst_model *model)
     return (size_t)model->n_groups * CST_PATTERN_COUNT * 2;
 }
 
-/* The kind of tensor @t. @known: per combination, the kind that was found before. */
+static bool same_stages(const struct cst_stages *a, const struct cst_stages *b)
+{
+    return a->first == b->first && a->last == b->last;
+}
+
+/* The kind of tensor @t. @known: per combination, the kind that was found last. */
 static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
 {
     const struct cst_layout_tensor *tensor = &p->model->tensors[t];
@@ -71,16 +76,17 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
     struct cst_kind kind = {.ranks = p->model->groups[tensor->group] & p->world,
                             .pattern = tensor->pattern,
                             .muon = p->muon[t],
+                            .stages = p->stages[t],
                             .has_states = pattern->has_states,
                             .sparse = pattern->sparse};
 
-    if (*at != NO_KIND) {
+    if (*at != NO_KIND && same_stages(&p->kinds[*at].stages, &kind.stages)) {
         return *at;
     }
     /* Another group with the same ranks is not another kind. */
     for (*at = 0; *at < p->n_kinds; ++*at) {
         if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern &&
-            p->kinds[*at].muon == kind.muon) {
+            p->kinds[*at].muon == kind.muon && same_stages(&p->kinds[*at].stages, &kind.stages)) {
             return *at;
         }
     }
@@ -89,6 +95,23 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
 }
 
 /* -- items ---------------------------------------------------------------------------------- */
+
+static void find_stages(struct cst_packing *p)
+{
+    const struct cst_model *model = p->model;
+
+    /* From the last operator to the first one: the first use is the last one that is seen. */
+    for (uint32_t i = model->n_operators; i-- > 0;) {
+        const struct cst_layout_operator *op = &model->operators[i];
+
+        for (uint32_t k = 0; k < op->n_tensors; k++) {
+            struct cst_stages *stages = &p->stages[op->tensors[k]];
+
+            stages->first = op->stage;
+            stages->last = op->stage > stages->last ? op->stage : stages->last;
+        }
+    }
+}
 
 static void order_by_first_use(struct cst_packing *p)
 {
@@ -195,6 +218,7 @@ static int find_items(struct cst_packing *p)
         return CST_ENOMEM;
     }
     memset(known, 0xff, (n_known + n_last) * sizeof *known);
+    find_stages(p);
     order_by_first_use(p);
     list_items(p, known, known + n_known);
     free(known);
@@ -225,8 +249,9 @@ static int allocate(struct cst_packing *p)
 {
     size_t n = p->model->n_tensors; /* Upper limit for the numbers of items and of chunks. */
     size_t n_ops = p->model->n_operators;
-    size_t n_kinds = n_combinations(p->model);
+    size_t n_kinds = n; /* Every kind has a tensor. */
 
+    p->stages = calloc(n, sizeof *p->stages);
     p->order = calloc(n, sizeof *p->order);
     p->muon = calloc(n, sizeof *p->muon);
     p->item_of = calloc(n, sizeof *p->item_of);
@@ -240,10 +265,11 @@ static int allocate(struct cst_packing *p)
     p->op_sparse = calloc(n_ops + 1, sizeof *p->op_sparse);
     p->kinds = calloc(n_kinds, sizeof *p->kinds);
     p->slots = calloc(n_kinds * CST_LAYOUT_MAX_CLASSES, sizeof *p->slots);
-    return p->order != NULL && p->muon != NULL && p->item_of != NULL && p->items != NULL &&
-                   p->chunk_of != NULL && p->offset != NULL && p->chunks != NULL &&
-                   p->swept != NULL && p->op_first != NULL && p->op_items != NULL &&
-                   p->op_sparse != NULL && p->kinds != NULL && p->slots != NULL
+    return p->stages != NULL && p->order != NULL && p->muon != NULL && p->item_of != NULL &&
+                   p->items != NULL && p->chunk_of != NULL && p->offset != NULL &&
+                   p->chunks != NULL && p->swept != NULL && p->op_first != NULL &&
+                   p->op_items != NULL && p->op_sparse != NULL && p->kinds != NULL &&
+                   p->slots != NULL
                ? CST_OK
                : CST_ENOMEM;
 }
@@ -280,6 +306,7 @@ int cst_packing_init(struct cst_packing *packing, const struct cst_model *model,
 
 void cst_packing_close(struct cst_packing *packing)
 {
+    free(packing->stages);
     free(packing->order);
     free(packing->muon);
     free(packing->item_of);

@@ -4,18 +4,25 @@
  *
  *   tensors -> items (a tensor, or all tensors in one chunk of the base job) -> chunks
  *
- * A kind is what the tensors of a chunk have in common: the ranks, the pattern, and whether Muon
- * updates them. */
+ * A kind is what the tensors of a chunk have in common: the ranks, the pattern, whether Muon
+ * updates them, and the first and the last stage that uses them. Stages therefore share a chunk
+ * only if they share its tensors. */
 #ifndef CST_PACKING_H
 #define CST_PACKING_H
 
 #include "offload/layout/layout.h"
 
+/* The first and the last stage that uses a tensor; both 0 if the model is not cut into stages. */
+struct cst_stages {
+    uint32_t first, last;
+};
+
 struct cst_kind {
     uint64_t ranks; /* Ranks of the kind, one bit each; none beyond the world. */
     enum cst_pattern_kind pattern;
-    bool muon;       /* Muon updates the tensors. */
-    bool has_states; /* Property of the pattern. */
+    bool muon;                /* Muon updates the tensors. */
+    struct cst_stages stages; /* The stages that use them. */
+    bool has_states;          /* Property of the pattern. */
     bool sparse; /* Property of the pattern: items of different operators do not share a chunk. */
 };
 
@@ -62,6 +69,7 @@ struct cst_swept {
 };
 
 struct cst_packing {
+    struct cst_stages *stages;          /* Per tensor; owned. */
     const struct cst_model *model;      /* Borrowed, like base_model and base. */
     const struct cst_model *base_model; /* NULL: there is no base job. */
     const struct cst_layout *base;

@@ -54,6 +54,38 @@ START_TEST(numbered_and_found)
 }
 END_TEST
 
+/* Either all operators are in stages, each of which has one, or none is. Ranks can disagree. */
+START_TEST(stages)
+{
+    struct cst_layout_operator other = {.name = "b", .tensors = (uint32_t[]){0}, .n_tensors = 1};
+    uint32_t t = 0;
+
+    ck_assert_int_eq(tensor("t", 1, 1), CST_OK);
+    ck_assert_int_eq(cst_model_operator(&model, "early", &t, 1, NULL, &err), CST_OK);
+    ck_assert_int_eq(cst_model_stage(&model, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "'early'"));
+    cst_model_close(&model);
+    cst_model_init(&model);
+    ck_assert_int_eq(tensor("t", 1, 1), CST_OK);
+    for (uint32_t s = 0; s < CST_LAYOUT_MAX_STAGES; s++) {
+        char name[32];
+
+        (void)snprintf(name, sizeof name, "o%u", s);
+        ck_assert_int_eq(cst_model_stage(&model, &err), CST_OK);
+        ck_assert_int_eq(cst_model_stage(&model, &err), CST_EINVAL);
+        ck_assert_int_eq(cst_model_operator(&model, name, &t, 1, NULL, &err), CST_OK);
+        ck_assert_uint_eq(model.operators[s].stage, s);
+    }
+    ck_assert_int_eq(cst_model_stage(&model, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "more than 64 stages"));
+    other.name = model.operators[5].name;
+    other.stage = 4;
+    ck_assert_int_eq(cst_model_same_operator(&model, 5, &other, "rank 1", "rank 0", &err),
+                     CST_EMISMATCH);
+    ck_assert_str_eq(err.text, "operator 'o5' is in stage 4 in rank 1 and in stage 5 in rank 0");
+}
+END_TEST
+
 /* An empty model has no names. */
 START_TEST(nothing_declared)
 {
@@ -461,6 +493,7 @@ static Suite *suite(void)
 
     tcase_add_test(tc, numbered_and_found);
     tcase_add_test(tc, nothing_declared);
+    tcase_add_test(tc, stages);
     tcase_add_test(tc, duplicates);
     tcase_add_test(tc, shapes);
     tcase_add_test(tc, names);

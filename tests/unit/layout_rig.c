@@ -57,6 +57,31 @@ static uint32_t first_op(const struct cst_model *model, uint32_t tensor)
     return model->n_operators;
 }
 
+static uint32_t last_stage(const struct cst_model *model, uint32_t tensor)
+{
+    for (uint32_t i = model->n_operators; i-- > 0;) {
+        for (uint32_t k = 0; k < model->operators[i].n_tensors; k++) {
+            if (model->operators[i].tensors[k] == tensor) {
+                return model->operators[i].stage;
+            }
+        }
+    }
+    return 0;
+}
+
+static uint32_t first_stage(const struct cst_model *model, uint32_t tensor)
+{
+    uint32_t op = first_op(model, tensor);
+
+    return op < model->n_operators ? model->operators[op].stage : 0;
+}
+
+static bool same_stages(const struct cst_model *model, uint32_t t, uint32_t other)
+{
+    return model->n_stages == 0 || (first_stage(model, t) == first_stage(model, other) &&
+                                    last_stage(model, t) == last_stage(model, other));
+}
+
 static void check_kind(const struct cst_layout *layout, const struct cst_model *model,
                        const struct cst_layout_chunk *chunk, uint32_t world)
 {
@@ -77,6 +102,7 @@ static void check_kind(const struct cst_layout *layout, const struct cst_model *
         if (t->pattern == CST_PATTERN_EXPERT) {
             must_eq(first_op(model, number), first_op(model, first));
         }
+        must(same_stages(model, number, first));
     }
 }
 
@@ -91,7 +117,9 @@ static void check_next_fit(const struct cst_layout *layout, const struct cst_mod
 
         if (next->ranks == chunk->ranks && next->pattern == chunk->pattern &&
             next->muon == chunk->muon && next->size_class == chunk->size_class &&
-            next->base_chunk == CST_LAYOUT_OWN) {
+            next->base_chunk == CST_LAYOUT_OWN &&
+            same_stages(model, layout->order[chunk->first_tensor],
+                        layout->order[next->first_tensor])) {
             uint32_t mine = layout->order[chunk->first_tensor];
             uint32_t theirs = layout->order[next->first_tensor];
 
@@ -479,7 +507,7 @@ static void random_tensor(struct cst_model *model, uint32_t i, bool sparse)
 void rig_random_model(struct cst_model *model, uint32_t world)
 {
     uint32_t n_tensors = 1 + rig_below(60), n_ops = rig_below(80);
-    bool sparse = rig_below(2) == 0;
+    bool sparse = rig_below(2) == 0, staged = rig_below(3) == 0;
     struct cst_err err;
 
     for (uint32_t g = rig_below(5); g > 0; g--) {
@@ -508,6 +536,9 @@ void rig_random_model(struct cst_model *model, uint32_t world)
             }
         }
         (void)snprintf(name, sizeof name, "op%u", i);
+        if (staged && (i == 0 || rig_below(8) == 0)) {
+            (void)cst_model_stage(model, &err); /* Refused if the last stage is empty. */
+        }
         (void)cst_model_operator(model, name, tensors, n, NULL, &err);
     }
 }
