@@ -72,6 +72,7 @@ static bool can_be_late(const struct cst_core *core, const struct cst_request *r
 {
     return request->deadline != CST_CORE_NEVER &&
            (request->where == CST_REQUEST_QUEUED || request->where == CST_REQUEST_SYNC ||
+            request->where == CST_REQUEST_NEXT ||
             (request->where == CST_REQUEST_STEP && !core->attempt.closing));
 }
 
@@ -94,6 +95,10 @@ static const char *check_requests(const struct cst_core *core)
         }
         n += r->sync != CST_NO_REQUEST;
         n += r->step != CST_NO_REQUEST;
+        n += r->next != CST_NO_REQUEST;
+        if (r->next != CST_NO_REQUEST && (!r->joined || r->stepped)) {
+            what = "a rank that waits for a unit takes part in the attempt";
+        }
         if (r->step != CST_NO_REQUEST && !r->stepped) {
             what = "a rank that waits for a step has asked for it";
         }
@@ -211,11 +216,15 @@ static const char *check_contribution(const struct cst_core *core, uint32_t c, u
     if ((chunk->gradient.added & bit) != 0 && pending) {
         return "a contribution is added once";
     }
-    if (state == CST_BLOCK_PENDING && (pool->blocks[b].micro < chunk->gradient.micro ||
-                                       pool->blocks[b].micro > core->ranks[rank].micro)) {
+    if (state == CST_BLOCK_PENDING &&
+        (pool->blocks[b].micro < chunk->gradient.micro ||
+         (cst_dispatch_is_on(&core->dispatch) ? pool->blocks[b].micro >= chunk->gradient.n_handed
+                                              : pool->blocks[b].micro > core->ranks[rank].micro))) {
         return "a contribution is of a micro-batch that is not summed, nor still to come";
     }
-    if (chunk->gradient.sum == CST_SUM_COMPLETE && state != CST_BLOCK_FREE) {
+    /* A rank that does a unit again opens gradients that nobody needs. */
+    if (chunk->gradient.sum == CST_SUM_COMPLETE && state != CST_BLOCK_FREE &&
+        !(cst_dispatch_is_on(&core->dispatch) && state == CST_BLOCK_OPEN)) {
         return "a reduced chunk has no contributions left";
     }
     return NULL;
@@ -277,8 +286,9 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
         (!core->layout->states.grad_over_weight || !chunk->has_states)) {
         return "only gradients that have no row take another one";
     }
-    if (chunk->gradient.micro > core->micro_batches ||
-        (chunk->gradient.sum == CST_SUM_COMPLETE && chunk->gradient.micro < core->micro_batches)) {
+    if (chunk->gradient.micro > cst_collection_turns(core, c) ||
+        (chunk->gradient.sum == CST_SUM_COMPLETE &&
+         chunk->gradient.micro < cst_collection_turns(core, c))) {
         return "a sum is complete after the last micro-batch";
     }
     return NULL;
@@ -354,7 +364,8 @@ static const char *check_phase(const struct cst_core *core)
     for (uint32_t rank = 0; rank < core->world; rank++) {
         const struct cst_rank *r = &core->ranks[rank];
 
-        if (core->attempt.phase == CST_PHASE_RUNNING && !r->joined && !core->attempt.closing) {
+        if (core->attempt.phase == CST_PHASE_RUNNING && !r->joined && !core->attempt.closing &&
+            !cst_dispatch_is_on(&core->dispatch)) {
             return "all ranks take part in an attempt that runs";
         }
         if (r->joined &&
@@ -365,11 +376,12 @@ static const char *check_phase(const struct cst_core *core)
             (core->attempt.phase != CST_PHASE_RUNNING && r->micro != 0)) {
             return "a rank is in a micro-batch of the step that runs";
         }
-        if (core->attempt.closing && !r->stepped) {
+        if (core->attempt.closing && !r->stepped &&
+            (r->joined || !cst_dispatch_is_on(&core->dispatch))) {
             return "a step closes when all ranks have asked";
         }
         if (core->attempt.phase != CST_PHASE_RUNNING &&
-            (r->stepped || r->prepared || cst_waiting_for_block(r))) {
+            (r->stepped || r->prepared || r->next != CST_NO_REQUEST || cst_waiting_for_block(r))) {
             return "nothing but sync waits between attempts";
         }
         if (r->state != CST_RANK_HUNG_UP && r->state != CST_RANK_ATTACHED &&
@@ -423,6 +435,9 @@ const char *cst_core_check(const struct cst_core *core)
     }
     if (what == NULL) {
         what = cst_kept_gradients_check(core);
+    }
+    if (what == NULL) {
+        what = cst_dispatch_check(&core->dispatch);
     }
     return what != NULL ? what : check_phase(core);
 }

@@ -74,7 +74,7 @@ static void order_updates(struct cst_core *core)
 static void issue_updates(struct cst_core *core, float factor, bool guard)
 {
     struct cst_update update = {
-        .mark = core->commit.adam_step, .hyper = core->ranks[0].hyper, .guard = guard};
+        .mark = core->commit.adam_step, .hyper = core->commit.hyper, .guard = guard};
 
     update.hyper.grad_scale = (double)factor;
     cst_hyper_write_factors(core, update.mark);
@@ -90,6 +90,9 @@ static double mean_loss(const struct cst_core *core)
 {
     double sum = 0;
 
+    if (cst_dispatch_is_on(&core->dispatch)) {
+        return cst_dispatch_loss(&core->dispatch);
+    }
     for (uint32_t rank = 0; rank < core->world; rank++) {
         sum += core->ranks[rank].loss;
     }
@@ -140,9 +143,20 @@ static void log_not_finite(struct cst_core *core, bool skipped)
     }
 }
 
+/* The lowest rank that has asked for the step; all have named the same hyper-parameters. */
+static uint32_t first_stepped(const struct cst_core *core)
+{
+    uint32_t rank = 0;
+
+    while (rank + 1 < core->world && !core->ranks[rank].stepped) {
+        rank++;
+    }
+    return rank;
+}
+
 static void commit(struct cst_core *core, double sum_squares)
 {
-    const struct cst_hyper *hyper = &core->ranks[0].hyper;
+    const struct cst_hyper *hyper = &core->ranks[first_stepped(core)].hyper;
     struct cst_clip clip = cst_clip_factor(sum_squares, hyper->grad_scale, hyper->clip_norm);
     bool guard = cst_overlap_guards(core);
     bool skipped = !clip.finite && !guard;
@@ -175,6 +189,7 @@ static void commit(struct cst_core *core, double sum_squares)
     }
     cst_overlap_end_step(core);
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
+    cst_dispatch_reset(&core->dispatch);
     cst_ranks_committed(core);
 }
 
@@ -238,12 +253,51 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
 
 /* -- step ------------------------------------------------------------------------------------ */
 
+/* True if all ranks have asked for the step; in a dispatched job, all that take part. */
 static bool all_stepped(const struct cst_core *core)
 {
+    bool any = false;
+
     for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (!core->ranks[rank].stepped) {
+        const struct cst_rank *r = &core->ranks[rank];
+
+        if (!r->stepped && (r->joined || !cst_dispatch_is_on(&core->dispatch))) {
             return false;
         }
+        any = any || r->stepped;
+    }
+    return any;
+}
+
+void cst_commit_look(struct cst_core *core)
+{
+    struct cst_err err;
+
+    if (core->attempt.phase != CST_PHASE_RUNNING || core->attempt.closing || !all_stepped(core)) {
+        return;
+    }
+    if (cst_prepare_compare_steps(core, &err) != CST_OK) {
+        cst_ranks_interrupt(core, &err);
+        return;
+    }
+    core->commit.held_ns = 0;
+    cst_ranks_begin_closing(core);
+    cst_commit_close(core);
+}
+
+/* True if the step may be asked for: a dispatched one, when all its units are done. Else the
+ * request is refused. */
+static bool admit_step(struct cst_core *core, const struct cst_event *event)
+{
+    if (!cst_ranks_admit_before_step(core, event)) {
+        return false;
+    }
+    if (cst_dispatch_is_on(&core->dispatch) && !cst_dispatch_is_complete(&core->dispatch)) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " asks for step %" PRIu64
+                        " before all its units are done: ask for the next unit",
+                        event->rank, core->step);
+        return false;
     }
     return true;
 }
@@ -253,7 +307,7 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *r = &core->ranks[event->rank];
     struct cst_err err;
 
-    if (!cst_ranks_admit_before_step(core, event)) {
+    if (!admit_step(core, event)) {
         return;
     }
     if (cst_hyper_check(&event->hyper, &err) != CST_OK) {
@@ -271,13 +325,9 @@ void cst_commit_step(struct cst_core *core, const struct cst_event *event)
     cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
     cst_waiting_cancel_fetches(core, event->rank);
     cst_collection_drop_open(core, event->rank);
-    if (all_stepped(core)) {
-        if (cst_prepare_compare_steps(core, &err) != CST_OK) {
-            cst_ranks_interrupt(core, &err);
-            return;
-        }
-        core->commit.held_ns = 0;
-        cst_ranks_begin_closing(core);
+    cst_commit_look(core);
+    if (core->attempt.phase != CST_PHASE_RUNNING) {
+        return; /* The ranks' hyper-parameters differ. */
     }
     cst_fact_rank_went_on(&core->facts);
     if (core->grad_fp32) {
@@ -292,6 +342,13 @@ void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event)
     struct cst_rank *r = &core->ranks[event->rank];
 
     if (!cst_ranks_admit_before_step(core, event)) {
+        return;
+    }
+    if (cst_dispatch_is_on(&core->dispatch)) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "the model is cut into stages: the next unit, not the end of a "
+                        "micro-batch, is what rank %" PRIu32 " asks for",
+                        event->rank);
         return;
     }
     if (r->micro + 1 >= core->micro_batches) {

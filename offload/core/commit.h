@@ -31,6 +31,10 @@ struct cst_commit {
 void cst_commit_accumulate(struct cst_core *core, const struct cst_event *event);
 void cst_commit_step(struct cst_core *core, const struct cst_event *event);
 
+/* A rank has asked for the step, or does not take part any more: if no other rank is missing, the
+ * step closes. */
+void cst_commit_look(struct cst_core *core);
+
 /* The states were written from a checkpoint: go on with these counters. @record: the job from which
  * they were copied, whose last step is reported as the last one; NULL: none. */
 void cst_commit_restore(struct cst_core *core, const struct cst_counters *counters,

@@ -7,6 +7,7 @@
 #include "offload/update/collection.h"
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
+#include "offload/core/deadlines.h"
 #include "offload/core/device_loss.h"
 #include "offload/update/device_update.h"
 #include "offload/update/exposure.h"
@@ -17,6 +18,7 @@
 #include "offload/residency/load.h"
 #include "offload/residency/lookahead.h"
 #include "offload/residency/multi_gpu_load.h"
+#include "offload/core/next.h"
 #include "offload/update/overlap.h"
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
@@ -50,7 +52,7 @@ static void on_done(struct cst_core *core, const struct cst_event *event);
 static void on_tick(struct cst_core *core, const struct cst_event *event)
 {
     (void)event;
-    cst_ranks_expire(core);
+    cst_deadlines_expire(core);
     cst_save_expire(core);
 }
 
@@ -73,6 +75,7 @@ static const struct {
     [CST_EV_EVICT] = {IN_STEP | NEEDS_CHUNK, cst_residency_evict},
     [CST_EV_PREPARE] = {IN_STEP, cst_prepare},
     [CST_EV_STEP] = {IN_STEP, cst_commit_step},
+    [CST_EV_NEXT] = {IN_STEP, cst_next_ask},
     [CST_EV_READ] = {NEEDS_REQUEST, cst_states_read},
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
     [CST_EV_SAVE] = {NEEDS_REQUEST, cst_save_begin},
@@ -238,6 +241,7 @@ static void route(struct cst_core *core, const struct cst_event *event, const st
         for (uint32_t c = 0; c < core->n_chunks; c++) {
             advance(core, c);
         }
+        cst_commit_look(core);
         break;
     case CST_FACT_WEIGHTS_WRITTEN:
         cst_residency_updated(core, fact->chunk, fact->ticket, event);
@@ -303,9 +307,8 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
 
             route(core, event, &fact);
         }
-        if (core->attempt.phase != CST_PHASE_RUNNING) {
-            cst_ranks_start(core);
-        }
+        cst_ranks_start(core);
+        cst_next_pump(core);
         cst_fetch_pump(core);
         cst_save_look(core);
     }

@@ -132,12 +132,37 @@
  *     it. READ returns the newest weights. A WRITE of weights or master weights ends the delay
  *     once: all chunks switch to their last updates.
  *
+ * Stages (model->n_stages > 0). The job is dispatched: by NEXT a rank asks what it may do, and the
+ * core answers with a unit, which is a stage, a micro-batch and a direction
+ * (offload/core/dispatch.h). The next NEXT says that the unit is done. Instead of ACCUMULATE, units
+ * separate micro-batches. The differences to other jobs:
+ *
+ *   - Ranks come and go. An attempt begins when all ranks that are attached have sent SYNC, and
+ *     goes on when a rank dies, leaves, or sends SYNC again: its unit is given to another one. A
+ *     rank that sends SYNC later joins the attempt that runs. The attempt is interrupted when no
+ *     rank is left in it, or for a reason other than a rank's end.
+ *   - The unit of a rank that hung up is given to another one when its process is dead, because
+ *     both write to the same memory for activations.
+ *   - A chunk collects the contributions of units, each in its turn: those of the last stage that
+ *     uses the chunk by micro-batch, then those of the stage before it. Each is one addition in
+ *     fp32, so the sum depends neither on the number of ranks nor on who computed what. What a dead
+ *     rank has handed in counts. If another rank does the unit again, it hands in the same bits,
+ *     which are dropped (n_dropped).
+ *   - STEP is accepted when all units are done. The step is committed when all ranks that take part
+ *     have sent it. The loss is the mean over the micro-batches, from the NEXTs of the last stage.
+ *   - The trace of a rank says nothing about its next stage: nothing is prefetched. When a rank
+ *     gets a unit of a stage or direction that it does not keep, the weights in its pool are
+ *     dropped. Therefore a stage's weights are loaded once for each of its passes, whatever the
+ *     number of ranks and whatever they did before, if the pool has room for them.
+ *   - Several micro-batches are needed, and updates that are not early. All ranks hold all tensors.
+ *
  * In INTERRUPTED and IDLE, requests of the old attempt get EPEERDIED. Before the first SYNC they
  * get EINVAL ("sync first"). The blocks of a surviving rank stay leased until its SYNC, because
  * only then is it known that the worker no longer uses them. */
 #ifndef CST_CORE_H
 #define CST_CORE_H
 
+#include "offload/core/dispatch.h"
 #include "offload/layout/layout.h"
 #include "cistern/status.h"
 #include "proto/table.h"
@@ -357,6 +382,10 @@ enum cst_event_kind {
     /* rank, tag, attempt, hyper, factors, loss. Ends the rank's waiting fetches and open gradients;
      * nothing more of the step is granted to it. */
     CST_EV_STEP,
+    /* rank, tag, attempt, loss. The rank has done its unit, if it has one, whose loss counts if it
+     * is of the last stage; answered when there is another one, or when all are done. ETIMEDOUT:
+     * none came in peer_timeout_ns. EINVAL: the job has no stages. */
+    CST_EV_NEXT,
     /* tag, tensor, row, first, n_elems, raw, exponents, bf16, place (staging segment). Allowed at
      * any time. EBUSY: the grad row holds a contribution, not a sum. */
     CST_EV_READ,
@@ -443,11 +472,13 @@ struct cst_reply {
     struct cst_place home;
     /* FETCH_WEIGHT: bytes at `home` to copy; 0: the weights are in the block. */
     uint64_t home_bytes;
-    uint64_t attempt, step; /* SYNC: both. STEP, SAVE: step only. */
-    bool skipped;           /* STEP: the updates of the step were skipped. */
-    double grad_norm, loss; /* STEP. */
-    float clip;             /* STEP: the clip factor. */
-    uint64_t n_skipped;     /* STEP: number of steps skipped so far. */
+    bool has_unit;                 /* NEXT: there is a unit; false: all are done. */
+    struct cst_dispatch_unit unit; /* NEXT, if has_unit. */
+    uint64_t attempt, step;        /* SYNC: both. STEP, SAVE: step only. */
+    bool skipped;                  /* STEP: the updates of the step were skipped. */
+    double grad_norm, loss;        /* STEP. */
+    float clip;                    /* STEP: the clip factor. */
+    uint64_t n_skipped;            /* STEP: number of steps skipped so far. */
     /* STEP: gradients were beyond proto/grad_limit.h: the step was skipped, or the tiles kept their
      * states. */
     bool overflow;
@@ -477,9 +508,15 @@ void cst_actions_close(struct cst_actions *actions);
 
 /* -- the core ------------------------------------------------------------------------------- */
 
+/* CST_OK if a model that is cut into stages can be dispatched in a job with @micro_batches and
+ * @overlap, or if the model has no stages. Else CST_EINVAL. */
+int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
+                          enum cst_overlap overlap, struct cst_err *err);
+
 /* Open a core. The caller closes *out with cst_core_close. Statuses:
  *
- *   - CST_EINVAL: too many ranks or device reservations, or no rank; micro-batches without fp32
+ *   - CST_EINVAL: cst_core_check_stages; too many ranks or device reservations, or no rank;
+ *     micro-batches without fp32
  *     grad rows; early or delayed updates without a second weight row; a pool smaller than
  *     min_blocks of a size class; gradients in weight rows with a pool whose worker copies; a chunk
  *     with states on an accelerator without a device reservation that fits it.

@@ -17,6 +17,7 @@ static int open_rank(struct cst_core *core, const struct cst_core_config *config
 
     r->sync = CST_NO_REQUEST;
     r->step = CST_NO_REQUEST;
+    r->next = CST_NO_REQUEST;
     for (uint32_t k = 0; k < core->layout->n_classes; k++) {
         const struct cst_core_part *part = &pool->parts[k];
         const struct cst_layout_class *class = &core->layout->classes[k];
@@ -122,6 +123,61 @@ static void open_chunks(struct cst_core *core, bool arenas_are_new)
     }
 }
 
+int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
+                          enum cst_overlap overlap, struct cst_err *err)
+{
+    if (model->n_stages == 0) {
+        return CST_OK;
+    }
+    if (micro_batches < 2) {
+        return cst_err_set(err, CST_EINVAL,
+                           "a model that is cut into stages needs 2 or more micro-batches a step");
+    }
+    if (overlap == CST_OVERLAP_EARLY) {
+        return cst_err_set(err, CST_EINVAL,
+                           "early updates are not possible in a model that is cut into stages");
+    }
+    for (uint32_t t = 0; t < model->n_tensors; t++) {
+        const struct cst_layout_tensor *tensor = &model->tensors[t];
+
+        if (tensor->group != 0 || cst_pattern(tensor->pattern)->wants_box ||
+            cst_pattern(tensor->pattern)->sparse) {
+            return cst_err_set(err, CST_EINVAL,
+                               "tensor '%s': in a model that is cut into stages all ranks hold all "
+                               "tensors whole",
+                               tensor->name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Find the stages that use each chunk, and make the table of units. */
+static int open_stages(struct cst_core *core, struct cst_err *err)
+{
+    const struct cst_model *model = core->model;
+    uint64_t after[CST_DISPATCH_MAX_STAGES] = {0};
+
+    for (uint32_t i = 0; model->n_stages > 0 && i < model->n_operators; i++) {
+        const struct cst_layout_use *use = &core->layout->uses[i];
+
+        for (uint32_t k = 0; k < use->n_chunks; k++) {
+            core->chunks[use->chunks[k]].stages |= 1ull << model->operators[i].stage;
+        }
+    }
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        uint64_t stages = core->chunks[c].has_states ? core->chunks[c].stages : 0;
+
+        for (uint64_t rest = stages; rest != 0; rest &= rest - 1) {
+            after[__builtin_ctzll(rest)] |= rest & (rest - 1);
+        }
+    }
+    if (cst_dispatch_init(&core->dispatch, model->n_stages, core->micro_batches, core->world,
+                          after) != CST_OK) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " stages", model->n_stages);
+    }
+    return CST_OK;
+}
+
 /* Check that a job can be as @config says. */
 static int check_config(const struct cst_core_config *config, struct cst_err *err)
 {
@@ -137,6 +193,10 @@ static int check_config(const struct cst_core_config *config, struct cst_err *er
     if (config->policy.overlap != CST_OVERLAP_COMMIT && !config->layout->states.two_weights) {
         return cst_err_set(err, CST_EINVAL,
                            "early and delayed updates need a second weight row in the layout");
+    }
+    if (cst_core_check_stages(config->model, config->micro_batches, config->policy.overlap, err) !=
+        CST_OK) {
+        return CST_EINVAL;
     }
     return cst_weight_row_admit(config, err);
 }
@@ -190,12 +250,14 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     if (status == CST_OK && cst_update_open(core) != CST_OK) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for the use of scratches");
     }
+    if (status == CST_OK) {
+        open_chunks(core, config->arenas_are_new);
+        status = open_stages(core, err);
+    }
     if (status != CST_OK) {
         cst_core_close(core);
         return status;
     }
-    open_chunks(core, config->arenas_are_new);
-
     *out = core;
     return CST_OK;
 }
@@ -210,6 +272,7 @@ void cst_core_close(struct cst_core *core)
         cst_trace_close(&core->ranks[rank].trace);
     }
     cst_device_updates_close(core);
+    cst_dispatch_close(&core->dispatch);
     cst_requests_close(&core->requests);
     cst_flights_close(&core->flights);
     free(core->ranks);

@@ -5,12 +5,12 @@
  * and from left to right in each of them:
  *
  *   core                                events in, facts routed, actions out
- *   revival  states  save  commit  prepare  device_loss  ranks  update_end
+ *   revival  states  save  commit  prepare  next  deadlines  device_loss  ranks  update_end
  *   overlap  update  device_update  fetch  prefetch  spill
  *   sum  landing  collection  kept_gradients  load  multi_gpu_load
  *   residency  eviction  waiting  lookahead  weight_row  chunk_update  rank
  *   group  facts  actions  exposure  instant
- *   block  trace  request  flight  buffers  hyper  clip  reduce_site
+ *   block  trace  request  flight  dispatch  buffers  hyper  clip  reduce_site
  *
  * What a part has to tell to one above it is a fact (offload/core/facts.h). */
 #ifndef CST_CORE_STATE_H
@@ -56,6 +56,7 @@ struct cst_chunk {
     /* Slot of the device reservation `update.reservation` that holds the chunk's gradient;
      * CST_NONE: none does. Changed by kept_gradients.c. */
     uint32_t kept;
+    uint64_t stages; /* The stages that use the chunk, one bit each; 0 without stages. */
     struct cst_chunk_writes writes;
     struct cst_chunk_times times;
     struct cst_evicted evicted;
@@ -103,6 +104,7 @@ struct cst_core {
     /* What the parts own. */
 
     struct cst_attempt attempt;
+    struct cst_dispatch dispatch; /* n_stages 0: the job is not dispatched. */
     struct cst_commit commit;
     struct cst_collection collection;
     struct cst_early early;

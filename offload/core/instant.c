@@ -175,6 +175,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
         give_back(core, rank, rank->pool.grad_of[event->chunk]);
         break;
     case CST_EV_ACCUMULATE:
+    case CST_EV_NEXT:
         give_back(core, rank, CST_NONE);
         break;
     case CST_EV_ATTACH:

@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* CST_EMISMATCH if @hyper of @rank differs from what other ranks announced, or from the updates
  * that were begun. */
@@ -51,12 +52,18 @@ int cst_prepare_check_step(const struct cst_core *core, uint32_t rank, struct cs
 
 int cst_prepare_compare_steps(const struct cst_core *core, struct cst_err *err)
 {
-    char name[32];
+    char first[32], name[32];
+    const struct cst_rank *asked = NULL; /* The first rank that has asked for the step. */
 
-    for (uint32_t rank = 1; rank < core->world; rank++) {
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        const struct cst_rank *r = &core->ranks[rank];
+
         (void)snprintf(name, sizeof name, "rank %" PRIu32, rank);
-        if (cst_hyper_same(&core->ranks[0].hyper, &core->ranks[rank].hyper, "rank 0", name, err) !=
-            CST_OK) {
+        if (asked == NULL && r->stepped) {
+            asked = r;
+            memcpy(first, name, sizeof first);
+        } else if (r->stepped &&
+                   cst_hyper_same(&asked->hyper, &r->hyper, first, name, err) != CST_OK) {
             return cst_err_prefix(err, "step %" PRIu64, core->step);
         }
     }

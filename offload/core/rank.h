@@ -21,6 +21,7 @@ struct cst_rank {
     bool joined;         /* The rank takes part in the running attempt. */
     uint32_t sync;       /* The rank's waiting SYNC request, or CST_NO_REQUEST. */
     uint32_t step;       /* The rank's waiting STEP request, or CST_NO_REQUEST. */
+    uint32_t next;       /* The rank's waiting NEXT request, or CST_NO_REQUEST. */
     /* If status != 0: an engine that the rank depends on is lost, and why. Cleared when the rank
      * attaches. */
     struct cst_err gone;

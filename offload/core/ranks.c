@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks and attempts: attach, sync, leave, death, deadlines; begin and end of attempts. */
+/* Ranks and attempts: attach, sync, leave, death; begin and end of attempts. */
 #include "offload/core/ranks.h"
 
 #include "offload/update/collection.h"
@@ -96,6 +96,7 @@ static void end_parts(struct cst_core *core)
         core->ranks[rank].joined = false;
     }
     cst_collection_drop(core);
+    cst_dispatch_reset(&core->dispatch);
 }
 
 /* End the attempt. Its waiting and later requests are answered with @why. */
@@ -194,34 +195,69 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
     cst_core_log(core, why->status, "job failed: %s", why->text);
 }
 
+/* Answer the SYNC of @rank, which takes part in the attempt from now on. */
+static void join(struct cst_core *core, uint32_t rank)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    struct cst_reply *reply = cst_core_reply(core, core->requests.v[r->sync].tag);
+
+    if (reply != NULL) {
+        reply->attempt = core->attempt.number;
+        reply->step = core->step;
+    }
+    cst_requests_remove(&core->requests, r->sync);
+    r->sync = CST_NO_REQUEST;
+    r->joined = true;
+    cst_rank_want_prefetch(r);
+    cst_trace_restart(&r->trace);
+}
+
+static void join_all(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].sync != CST_NO_REQUEST) {
+            join(core, rank);
+        }
+    }
+}
+
+bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank)
+{
+    bool lives = rank->state == CST_RANK_ATTACHED || rank->state == CST_RANK_HUNG_UP;
+
+    return rank->sync == CST_NO_REQUEST &&
+           (lives || !cst_dispatch_is_on(&core->dispatch) || !core->attempt.initialised);
+}
+
+static bool all_have_synced(const struct cst_core *core)
+{
+    bool any = false;
+
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (cst_ranks_await(core, &core->ranks[rank])) {
+            return false;
+        }
+        any = any || core->ranks[rank].sync != CST_NO_REQUEST;
+    }
+    return any;
+}
+
 void cst_ranks_start(struct cst_core *core)
 {
-    if (core->attempt.phase == CST_PHASE_FAILED) {
+    if (core->attempt.phase == CST_PHASE_RUNNING && cst_dispatch_is_on(&core->dispatch) &&
+        !core->attempt.closing) {
+        join_all(core);
         return;
     }
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (core->ranks[rank].sync == CST_NO_REQUEST) {
-            return;
-        }
+    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING ||
+        !all_have_synced(core)) {
+        return;
     }
     core->attempt.phase = CST_PHASE_RUNNING;
     core->attempt.initialised = true;
     cst_rank_reset_begun(core);
     core->attempt.number++;
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        struct cst_rank *r = &core->ranks[rank];
-        struct cst_reply *reply = cst_core_reply(core, core->requests.v[r->sync].tag);
-
-        if (reply != NULL) {
-            reply->attempt = core->attempt.number;
-            reply->step = core->step;
-        }
-        cst_requests_remove(&core->requests, r->sync);
-        r->sync = CST_NO_REQUEST;
-        r->joined = true;
-        cst_rank_want_prefetch(r);
-        cst_trace_restart(&r->trace);
-    }
+    join_all(core);
 }
 
 /* -- events of ranks -------------------------------------------------------------------------- */
@@ -233,15 +269,55 @@ static void set_state(struct cst_core *core, uint32_t rank, enum cst_rank_state 
     core->ranks[rank].joined = false;
 }
 
+/* What @rank has can be given to others. */
+static void give_unit_back(struct cst_core *core, uint32_t rank, const char *why)
+{
+    struct cst_dispatch_unit unit;
+
+    if (cst_dispatch_gone(&core->dispatch, rank, &unit)) {
+        cst_core_log(core, CST_EPEERDIED,
+                     "%s: the %s pass of stage %" PRIu32 " over micro-batch %" PRIu32
+                     " can be given to another rank",
+                     why, unit.backward ? "backward" : "forward", unit.stage, unit.micro);
+    }
+}
+
+static bool anybody_takes_part(const struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].joined) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A dispatched job goes on without @rank, which does not take part any more. While the step closes,
+ * the rank has done everything in it. */
+static void go_on_without(struct cst_core *core, uint32_t rank)
+{
+    if (!core->attempt.closing) {
+        cst_rank_end_step(&core->ranks[rank]);
+    }
+    cst_fact_rank_went_on(&core->facts); /* The step may have waited for this rank only. */
+}
+
 /* End the part of a rank that does nothing more ("rank 1 hung up in step 12"): cancel its requests,
- * and end the attempt for all ranks. @phase is the phase that follows. */
+ * and end the attempt for all ranks, unless the others can do the rank's work. @phase is the phase
+ * that follows. */
 static void lose(struct cst_core *core, uint32_t rank, const char *how, enum cst_core_phase phase)
 {
     struct cst_err why;
 
     (void)cst_err_set(&why, CST_ECANCELLED, "rank %" PRIu32 " %s %" PRIu64, rank, how, core->step);
     cst_waiting_refuse_rank(core, rank, &why);
-    if (core->attempt.phase == CST_PHASE_RUNNING) {
+    if (core->ranks[rank].state != CST_RANK_HUNG_UP) {
+        give_unit_back(core, rank, why.text);
+    }
+    if (core->attempt.phase == CST_PHASE_RUNNING && cst_dispatch_is_on(&core->dispatch) &&
+        anybody_takes_part(core)) {
+        go_on_without(core, rank);
+    } else if (core->attempt.phase == CST_PHASE_RUNNING) {
         why.status = CST_EPEERDIED;
         if (phase == CST_PHASE_IDLE) {
             end_attempt(core, phase, &why);
@@ -282,6 +358,12 @@ void cst_ranks_dead(struct cst_core *core, const struct cst_event *event)
     set_state(core, event->rank, CST_RANK_DEAD);
     if (before == CST_RANK_ATTACHED) {
         lose(core, event->rank, "died in step", CST_PHASE_INTERRUPTED);
+    } else {
+        char how[64];
+
+        (void)snprintf(how, sizeof how, "rank %" PRIu32 " died in step %" PRIu64, event->rank,
+                       core->step);
+        give_unit_back(core, event->rank, how);
     }
 }
 
@@ -313,10 +395,30 @@ void cst_ranks_leave(struct cst_core *core, const struct cst_event *event)
     (void)cst_core_reply(core, event->tag);
 }
 
+/* @rank does not go on with the attempt that runs, but will join it again or another one. In a
+ * dispatched job it may not take part, but have a unit: it hung up, and the same process has
+ * attached again. */
+static void give_up(struct cst_core *core, uint32_t rank)
+{
+    struct cst_err why;
+
+    (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " gave up step %" PRIu64 " and synced",
+                      rank, core->step);
+    if (!cst_dispatch_is_on(&core->dispatch)) {
+        cst_ranks_interrupt(core, &why);
+        return;
+    }
+    give_unit_back(core, rank, why.text);
+    if (core->ranks[rank].joined) {
+        cst_waiting_refuse_rank(core, rank, &why);
+        core->ranks[rank].joined = false;
+        go_on_without(core, rank);
+    }
+}
+
 void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
-    struct cst_err why;
 
     if (core->attempt.phase == CST_PHASE_FAILED) {
         cst_core_refuse_err(core, event->tag, &core->attempt.why);
@@ -334,138 +436,11 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
     }
     /* A rank that syncs during an attempt has given the attempt up. */
     if (core->attempt.phase == CST_PHASE_RUNNING) {
-        (void)cst_err_set(&why, CST_EPEERDIED,
-                          "rank %" PRIu32 " gave up step %" PRIu64 " and synced", event->rank,
-                          core->step);
-        cst_ranks_interrupt(core, &why);
+        give_up(core, event->rank);
     }
     cst_residency_end_leases(core, event->rank, false);
     rank->sync = cst_requests_add(&core->requests, event, CST_REQUEST_SYNC);
     cst_requests_time(&core->requests, rank->sync, cst_waiting_deadline(core));
-}
-
-/* -- deadlines -------------------------------------------------------------------------------- */
-
-static const char *absence(const struct cst_rank *rank)
-{
-    switch (rank->state) {
-    case CST_RANK_ABSENT:
-        return "never attached";
-    case CST_RANK_ATTACHED:
-        return rank->gone.status != CST_OK ? "has lost an engine" : "has not asked";
-    case CST_RANK_LEFT:
-        return "left";
-    case CST_RANK_HUNG_UP:
-        return "hung up";
-    case CST_RANK_DEAD:
-        return "died";
-    }
-    return "?";
-}
-
-/* List the ranks that have not asked for the step or the sync: "rank 1 (died in step 4), rank 3
- * (never attached)". */
-static void name_missing(const struct cst_core *core, bool step, char *text, size_t size)
-{
-    size_t n = 0;
-
-    text[0] = '\0';
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        const struct cst_rank *r = &core->ranks[rank];
-        bool gone = r->state != CST_RANK_ABSENT && r->state != CST_RANK_ATTACHED;
-
-        if ((step ? r->stepped : r->sync != CST_NO_REQUEST) || n >= size) {
-            continue;
-        }
-        n += (size_t)snprintf(text + n, size - n, "%srank %" PRIu32 " (%s", n == 0 ? "" : ", ",
-                              rank, absence(r));
-        if (gone && n < size) {
-            n += (size_t)snprintf(text + n, size - n, " in step %" PRIu64, r->state_step);
-        }
-        if (n < size) {
-            n += (size_t)snprintf(text + n, size - n, ")");
-        }
-    }
-}
-
-void cst_core_waits(const struct cst_core *core, char *text, size_t size)
-{
-    bool syncs = false, steps = false;
-
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        syncs = syncs || core->ranks[rank].sync != CST_NO_REQUEST;
-        steps = steps || core->ranks[rank].stepped;
-    }
-    text[0] = '\0';
-    if (syncs || steps) {
-        name_missing(core, !syncs, text, size);
-    }
-}
-
-static void expire_step(struct cst_core *core)
-{
-    struct cst_err why;
-    char missing[256];
-
-    name_missing(core, true, missing, sizeof missing);
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "step %" PRIu64 " waited %" PRIu64 " ms for %s",
-                      core->step, core->peer_timeout_ns / 1000000, missing);
-    cst_ranks_interrupt(core, &why);
-}
-
-static void expire_sync(struct cst_core *core, uint32_t i)
-{
-    struct cst_err why;
-    char missing[256];
-
-    name_missing(core, false, missing, sizeof missing);
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "sync waited %" PRIu64 " ms for %s",
-                      core->peer_timeout_ns / 1000000, missing);
-    cst_waiting_refuse(core, i, &why);
-}
-
-static void expire_fetch(struct cst_core *core, uint32_t i)
-{
-    const struct cst_request *request = &core->requests.v[i];
-    const struct cst_rank *rank = &core->ranks[request->rank];
-    struct cst_books books;
-    struct cst_err why;
-
-    if (request->kind == CST_EV_FETCH_GRAD && rank->pool.grad_of[request->chunk] != CST_NONE) {
-        (void)cst_err_set(&why, CST_ETIMEDOUT,
-                          "the gradient of chunk %" PRIu32 " waited %" PRIu64
-                          " ms: what rank %" PRIu32 " handed in before, in micro-batch %" PRIu32
-                          ", is not summed yet, because its group is in micro-batch %" PRIu32,
-                          request->chunk, core->peer_timeout_ns / 1000000, request->rank,
-                          rank->pool.blocks[rank->pool.grad_of[request->chunk]].micro + 1,
-                          core->chunks[request->chunk].gradient.micro + 1);
-        cst_waiting_refuse(core, i, &why);
-        return;
-    }
-    cst_pool_books(&rank->pool, &books);
-    (void)cst_err_set(&why, CST_ETIMEDOUT,
-                      "chunk %" PRIu32 " waited %" PRIu64 " ms for a block of rank %" PRIu32
-                      ": of its %" PRIu32 " blocks %" PRIu32 " are leased, %" PRIu32
-                      " are being copied, and %" PRIu32 " hold gradients that wait for other ranks",
-                      request->chunk, core->peer_timeout_ns / 1000000, request->rank,
-                      books.capacity, books.leased, books.moving, books.pending);
-    cst_waiting_refuse(core, i, &why);
-}
-
-void cst_ranks_expire(struct cst_core *core)
-{
-    uint32_t i;
-
-    while ((i = cst_requests_next_late(&core->requests)) != CST_NO_REQUEST &&
-           core->requests.v[i].deadline <= core->now) {
-        if (core->requests.v[i].where == CST_REQUEST_STEP) {
-            expire_step(core);
-        } else if (core->requests.v[i].where == CST_REQUEST_SYNC) {
-            expire_sync(core, i);
-        } else {
-            expire_fetch(core, i);
-        }
-    }
 }
 
 /* -- cancel ----------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include "offload/core/core.h"
 
 struct cst_core;
+struct cst_rank;
 
 /* The attempt that runs, or the last one. */
 struct cst_attempt {
@@ -47,7 +48,8 @@ void cst_ranks_revived(struct cst_core *core);
 /* The step is committed and its collection ended: end the attempt, if that was postponed. */
 void cst_ranks_committed(struct cst_core *core);
 
-/* Begin an attempt if all ranks wait in SYNC. Called at the end of each event while none runs. */
+/* Begin an attempt if all ranks for which it waits are in SYNC. In a dispatched job, let the ranks
+ * in SYNC join the attempt that runs. Called at the end of each event. */
 void cst_ranks_start(struct cst_core *core);
 
 /* End the attempt: waiting requests are answered with @why (CST_EPEERDIED, CST_EMISMATCH, ...) and
@@ -64,8 +66,10 @@ void cst_ranks_abandon(struct cst_core *core, const struct cst_err *why);
 /* The job fails: all waiting and all later requests are answered with @why. */
 void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
 
-/* Answer the requests whose deadline has passed. */
-void cst_ranks_expire(struct cst_core *core);
+/* True if an attempt waits for @rank to send SYNC. A dispatched job does not wait for ranks whose
+ * processes are gone; all others could still write to the memory for activations. Its first attempt
+ * waits for all ranks, because one of them writes the weights before it sends SYNC. */
+bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank);
 
 /* Handle CST_EV_CANCEL. A request that an engine works on cannot be cancelled. */
 void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event);

@@ -18,6 +18,7 @@ enum cst_request_where {
     CST_REQUEST_JOINED, /* A fetch that waits for a load, in the queue of the block. */
     CST_REQUEST_SYNC,   /* A SYNC that waits for other ranks. */
     CST_REQUEST_STEP,   /* A STEP that waits for other ranks and then for the norm. */
+    CST_REQUEST_NEXT,   /* A NEXT that waits for a unit. */
     CST_REQUEST_IO,     /* A READ or WRITE that waits for its command. */
 };
 

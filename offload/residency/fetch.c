@@ -219,9 +219,13 @@ void cst_fetch_grad(struct cst_core *core, const struct cst_event *event)
     uint32_t b = rank->pool.grad_of[event->chunk];
 
     /* A gradient can be handed in once per micro-batch. */
-    if (cst_collection_handed(core, event->chunk, event->rank)) {
+    if (!cst_collection_may_open(core, event->chunk, event->rank)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "gradient of chunk %" PRIu32 " was handed in already in step %" PRIu64,
+                        cst_dispatch_is_on(&core->dispatch)
+                            ? "the gradient of chunk %" PRIu32
+                              " is no part of what the rank runs now in step %" PRIu64
+                            : "gradient of chunk %" PRIu32
+                              " was handed in already in step %" PRIu64,
                         event->chunk, core->step);
         return;
     }
@@ -288,7 +292,8 @@ void cst_fetch_pump(struct cst_core *core)
         if (changed) {
             pump_rank(core, rank);
         }
-        if (look && core->policy.prefetch_depth != CST_CORE_NO_PREFETCH) {
+        if (look && core->policy.prefetch_depth != CST_CORE_NO_PREFETCH &&
+            !cst_dispatch_is_on(&core->dispatch)) {
             cst_prefetch_look_ahead(core, rank);
         }
     }

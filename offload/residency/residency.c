@@ -179,6 +179,17 @@ void cst_residency_end_leases(struct cst_core *core, uint32_t rank, bool quarant
     }
 }
 
+void cst_residency_drop(struct cst_core *core, uint32_t rank)
+{
+    struct cst_pool *pool = &core->ranks[rank].pool;
+
+    for (uint32_t b = 0; b < pool->n_blocks; b++) {
+        if (pool->blocks[b].state == CST_BLOCK_RESIDENT && pool->blocks[b].leases == 0) {
+            cst_block_move(pool, b, CST_BLOCK_FREE);
+        }
+    }
+}
+
 void cst_residency_reclaim(struct cst_core *core, uint32_t rank)
 {
     struct cst_pool *pool = &core->ranks[rank].pool;

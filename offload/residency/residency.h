@@ -32,6 +32,9 @@ void cst_residency_expire(struct cst_core *core, uint32_t chunk);
  * free or cached. */
 void cst_residency_end_leases(struct cst_core *core, uint32_t rank, bool quarantine);
 
+/* Free the rank's blocks with weights that nobody has leased. */
+void cst_residency_drop(struct cst_core *core, uint32_t rank);
+
 /* The rank's process is gone: free its blocks, except contributions and blocks that are being
  * copied. */
 void cst_residency_reclaim(struct cst_core *core, uint32_t rank);

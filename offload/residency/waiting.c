@@ -2,7 +2,7 @@
 /* Requests that wait, and how the wait ends: a fetch is granted a block, or a request is refused.
  *
  * A fetch without a block is in the queue of its rank and size class, or in that of the block whose
- * load it waits for. A rank's SYNC and STEP are in the rank. */
+ * load it waits for. A rank's SYNC, STEP and NEXT are in the rank. */
 #include "offload/residency/waiting.h"
 
 #include "offload/core/core_state.h"
@@ -122,6 +122,8 @@ void cst_waiting_refuse(struct cst_core *core, uint32_t i, const struct cst_err 
         rank->sync = CST_NO_REQUEST;
     } else if (request->where == CST_REQUEST_STEP) {
         rank->step = CST_NO_REQUEST;
+    } else if (request->where == CST_REQUEST_NEXT) {
+        rank->next = CST_NO_REQUEST;
     }
     cst_core_refuse_err(core, request->tag, err);
     cst_requests_remove(&core->requests, i);
@@ -163,7 +165,7 @@ void cst_waiting_refuse_step(struct cst_core *core, const struct cst_err *fetche
     for (uint32_t i = 0; i < core->requests.capacity; i++) {
         const struct cst_request *request = &core->requests.v[i];
 
-        if (is_fetch(request)) {
+        if (is_fetch(request) || request->where == CST_REQUEST_NEXT) {
             cst_waiting_refuse(core, i, fetches);
         } else if (request->where == CST_REQUEST_STEP) {
             cst_waiting_refuse(core, i, steps);

@@ -6,13 +6,67 @@
  *
  * A chunk collects one micro-batch at a time. What a rank that is ahead hands in for a later one
  * stays PENDING until its turn comes. The grad row belongs to the last UPDATE until that is done,
- * so commands that write to the row wait for it. */
+ * so commands that write to the row wait for it.
+ *
+ * A chunk of a dispatched job collects turns instead: each is the contribution of one unit, from
+ * whichever rank has done it. With M micro-batches, a chunk that the stages 0 and 2 use has the
+ * turns
+ *
+ *   stage 2: 0 .. M - 1 | stage 0: M .. 2 M - 1
+ *
+ * Units are given out in this order, and the next one when the last one is done, so that a turn is
+ * over when it was handed in or its unit is done without it. */
 #include "offload/update/collection.h"
 
 #include "offload/core/core_state.h"
 #include "offload/update/kept_gradients.h"
 
 #include <inttypes.h>
+
+/* -- turns ------------------------------------------------------------------------------------ */
+
+uint32_t cst_collection_turns(const struct cst_core *core, uint32_t c)
+{
+    return cst_dispatch_is_on(&core->dispatch)
+               ? (uint32_t)__builtin_popcountll(core->chunks[c].stages) * core->micro_batches
+               : core->micro_batches;
+}
+
+/* The turn of chunk @c to which the rank contributes now; CST_NONE: to none. */
+static uint32_t turn_of(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    uint64_t stages = core->chunks[c].stages;
+    struct cst_dispatch_unit unit;
+
+    if (!cst_dispatch_unit(&core->dispatch, rank, &unit) || !unit.backward ||
+        (stages >> unit.stage & 1) == 0) {
+        return CST_NONE;
+    }
+    return (uint32_t)__builtin_popcountll(stages >> unit.stage >> 1) * core->micro_batches +
+           unit.micro;
+}
+
+/* True if the unit of turn @turn of chunk @c is done. */
+static bool is_done(const struct cst_core *core, uint32_t c, uint32_t turn)
+{
+    uint64_t stages = core->chunks[c].stages;
+
+    /* The stage of the turn is the highest one, after those before it are left out. */
+    for (uint32_t n = turn / core->micro_batches; n > 0; n--) {
+        stages &= ~(1ull << (63 - __builtin_clzll(stages)));
+    }
+    return cst_dispatch_has_done(&core->dispatch, 63 - (uint32_t)__builtin_clzll(stages),
+                                 turn % core->micro_batches);
+}
+
+/* True if nobody contributes to the current turn of the chunk any more. */
+static bool turn_is_over(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_gradient *gradient = &core->chunks[c].gradient;
+
+    return gradient->handed != 0 || gradient->n_handed > gradient->micro ||
+           is_done(core, c, gradient->micro);
+}
 
 /* -- contributions ---------------------------------------------------------------------------- */
 
@@ -21,6 +75,9 @@ bool cst_collection_is_known(const struct cst_core *core, uint32_t c, uint32_t r
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_rank *r = &core->ranks[rank];
 
+    if (cst_dispatch_is_on(&core->dispatch)) {
+        return chunk->gradient.micro < cst_collection_turns(core, c) && turn_is_over(core, c);
+    }
     return (chunk->gradient.handed & 1ull << rank) != 0 || r->stepped ||
            r->micro > chunk->gradient.micro;
 }
@@ -46,7 +103,7 @@ bool cst_collection_holds(const struct cst_core *core, uint32_t c, uint32_t rank
            pool->blocks[b].micro == core->chunks[c].gradient.micro;
 }
 
-bool cst_collection_handed(const struct cst_core *core, uint32_t c, uint32_t rank)
+static bool has_handed_in(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
     const struct cst_rank *r = &core->ranks[rank];
@@ -60,6 +117,12 @@ bool cst_collection_handed(const struct cst_core *core, uint32_t c, uint32_t ran
     }
     return b != CST_NONE && r->pool.blocks[b].state == CST_BLOCK_PENDING &&
            r->pool.blocks[b].micro == r->micro;
+}
+
+bool cst_collection_may_open(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    return cst_dispatch_is_on(&core->dispatch) ? turn_of(core, c, rank) != CST_NONE
+                                               : !has_handed_in(core, c, rank);
 }
 
 uint32_t cst_collection_only(const struct cst_core *core, uint32_t c)
@@ -234,7 +297,8 @@ void cst_collection_complete(struct cst_core *core, uint32_t c)
  * for the step to close. */
 static bool is_over(const struct cst_core *core, uint32_t c)
 {
-    return core->attempt.closing || all_went_on(core, c) || later_ones_wait(core, c);
+    return core->attempt.closing || cst_dispatch_is_on(&core->dispatch) || all_went_on(core, c) ||
+           later_ones_wait(core, c);
 }
 
 enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
@@ -251,7 +315,7 @@ enum cst_collection_next cst_collection_next(struct cst_core *core, uint32_t c)
     if (core->attempt.phase != CST_PHASE_RUNNING) {
         return CST_COLLECTION_WAITS;
     }
-    while (chunk->gradient.micro < core->micro_batches) {
+    while (chunk->gradient.micro < cst_collection_turns(core, c)) {
         if (!all_are_known(core, c)) {
             return CST_COLLECTION_WAITS;
         }
@@ -292,7 +356,7 @@ static void carry_on(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    chunk->gradient.micro = core->micro_batches;
+    chunk->gradient.micro = cst_collection_turns(core, c);
     chunk->gradient.sum = chunk->gradient.reduce_ticket == 0 ? CST_SUM_COMPLETE : CST_SUM_PARTIAL;
     core->collection.n_reduced += chunk->gradient.sum == CST_SUM_COMPLETE;
     cst_weight_row_go(core, c, CST_ROWS_CARRIED);
@@ -314,6 +378,7 @@ void cst_collection_drop(struct cst_core *core)
 
         cst_kept_gradients_drop(core, c);
         chunk->gradient.micro = 0;
+        chunk->gradient.n_handed = 0;
         chunk->gradient.handed = 0;
         chunk->gradient.added = 0;
         chunk->gradient.sum = CST_SUM_NOTHING;
@@ -352,15 +417,50 @@ void cst_collection_drop_open(struct cst_core *core, uint32_t rank)
 
 /* -- requests of ranks ------------------------------------------------------------------------ */
 
-/* Drop a gradient that is handed in again for a chunk that was already updated in this step. */
+/* Drop a gradient that is handed in again. */
 static void drop_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b)
 {
     struct cst_rank *r = &core->ranks[event->rank];
 
     cst_block_move(&r->pool, b, CST_BLOCK_FREE);
-    core->chunks[event->chunk].gradient.handed |= 1ull << event->rank;
     core->collection.n_dropped++;
     (void)cst_core_reply(core, event->tag);
+}
+
+/* Take the gradient in block @b of the rank for the micro-batch, or turn, @micro. */
+static void take_gradient(struct cst_core *core, const struct cst_event *event, uint32_t b,
+                          uint32_t micro)
+{
+    struct cst_gradient *gradient = &core->chunks[event->chunk].gradient;
+
+    cst_block_hand_in(&core->ranks[event->rank].pool, b, micro);
+    if (gradient->micro == micro) {
+        gradient->handed |= 1ull << event->rank;
+    }
+    (void)cst_core_reply(core, event->tag);
+    cst_fact_gradient(&core->facts, event->chunk);
+    if (core->grad_fp32) {
+        /* Contributions after this rank's in rank order may now be added. */
+        cst_collection_wake(core);
+    }
+}
+
+/* Take or drop the gradient that a rank of a dispatched job hands in. */
+static void hand_in_turn(struct cst_core *core, const struct cst_event *event, uint32_t b)
+{
+    struct cst_gradient *gradient = &core->chunks[event->chunk].gradient;
+    uint32_t turn = turn_of(core, event->chunk, event->rank);
+
+    if (turn == CST_NONE) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " has no unit that contributes to chunk %" PRIu32,
+                        event->rank, event->chunk);
+    } else if (turn < gradient->n_handed) {
+        drop_gradient(core, event, b); /* A rank that is gone has handed in the same bits. */
+    } else {
+        gradient->n_handed = turn + 1;
+        take_gradient(core, event, b, turn);
+    }
 }
 
 void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event)
@@ -377,18 +477,12 @@ void cst_collection_hand_in(struct cst_core *core, const struct cst_event *event
         return;
     }
     cst_rank_begin(&core->ranks[event->rank], CST_BEGUN_WRITING);
-    if (chunk->weight.rows == CST_ROWS_CARRIED) {
-        drop_gradient(core, event, b);
-        return;
-    }
-    cst_block_hand_in(&r->pool, b, r->micro);
-    if (chunk->gradient.micro == r->micro) {
+    if (cst_dispatch_is_on(&core->dispatch)) {
+        hand_in_turn(core, event, b);
+    } else if (chunk->weight.rows == CST_ROWS_CARRIED) {
         chunk->gradient.handed |= 1ull << event->rank;
-    }
-    (void)cst_core_reply(core, event->tag);
-    cst_fact_gradient(&core->facts, event->chunk);
-    if (core->grad_fp32) {
-        /* Contributions after this rank's in rank order may now be added. */
-        cst_collection_wake(core);
+        drop_gradient(core, event, b); /* The chunk was already updated in this step. */
+    } else {
+        take_gradient(core, event, b, r->micro);
     }
 }

@@ -48,9 +48,16 @@ static void declare(struct rig *rig, const struct rig_job *job)
     cst_model_init(&rig->model);
     cst_model_init(&rig->base_model);
     for (uint32_t i = 0; i < job->n_chunks; i++) {
+        const uint32_t tensors[] = {i, 0};
+        bool both = job->tied && i > 0 && i + 1 == job->n_chunks;
+
         declare_tensor(rig, job, i);
+        if (job->n_stages > 0 && i * job->n_stages / job->n_chunks == rig->model.n_stages) {
+            ck_assert_int_eq(cst_model_stage(&rig->model, NULL), CST_OK);
+        }
         (void)snprintf(name, sizeof name, "op%u", i);
-        ck_assert_int_eq(cst_model_operator(&rig->model, name, &i, 1, NULL, NULL), CST_OK);
+        ck_assert_int_eq(cst_model_operator(&rig->model, name, tensors, both ? 2 : 1, NULL, NULL),
+                         CST_OK);
     }
 }
 

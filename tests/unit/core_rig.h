@@ -22,7 +22,9 @@ struct rig_job {
     const uint32_t *patterns; /* per chunk: an enum cst_pattern_kind; NULL: CST_PATTERN_SHARD */
     uint32_t n_nodes;         /* number of NUMA nodes; 0: 1 */
     bool with_base;           /* a base job holds all frozen chunks */
-    uint32_t micro_batches;   /* micro-batches of a step; with more than one, grad rows are fp32 */
+    uint32_t n_stages; /* stages into which the operators are cut; 0: the job is not dispatched */
+    bool tied;         /* the last operator uses tensor 0, too */
+    uint32_t micro_batches; /* micro-batches of a step; with more than one, grad rows are fp32 */
     bool grad_fp32;
     bool landings; /* lay out landings on the nodes */
     const struct cst_core_device_reservation *rooms;

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which worker runs which part of a step, in a job whose operators are cut into stages. This module
+ * has the table of what is done and decides what may run next. It knows neither chunks nor
+ * requests.
+ *
+ * A step is a row of passes: the forward passes of all stages but the last, then the backward
+ * passes of all stages in reverse order. (The forward pass of the last stage is the first part of
+ * its backward pass.) Each pass is run once for each micro-batch: this is a unit, the work that a
+ * worker gets. With S stages there are 2 S - 1 passes. For S = 3:
+ *
+ *   pass          0            1            2             3             4
+ *            forward of 0  forward of 1  backward of 2  backward of 1  backward of 0
+ *   micro 0      done         done          done        rank 1 has it
+ *   micro 1      done         done       rank 0 has it
+ *   micro 2      done      rank 2 has it
+ *
+ * The rules:
+ *   1. The units of a pass are done in the order of micro-batches. Therefore the contributions to a
+ *      gradient come in one order, whoever computes them.
+ *   2. A unit may begin when the pass before it has done the same micro-batch: its inputs are then
+ *      complete. They stay until the step ends, so that a unit can be done again.
+ *   3. If a stage shares a gradient with a later stage, its backward pass begins when the later
+ *      stage's has done all micro-batches.
+ *   4. A rank keeps a pass, and with it the weights of a stage, until the pass is done. It is given
+ *      another one only if its own has no unit ready and an earlier pass has one that nobody has.
+ *   5. The unit of a rank that is gone can be given to another rank. So can the pass.
+ *
+ * There is always a unit that may begin or is under way: rules 2 and 3 refer to earlier passes
+ * only, and the first pass that is not done is either kept by a rank, which can go on with it, or
+ * free for everybody (rule 4).
+ *
+ *   of a rank:  NOTHING --take--> HAS A UNIT --done--> NOTHING, keeping the pass
+ *               any --gone, reset--> NOTHING, without a pass */
+#ifndef CST_CORE_DISPATCH_H
+#define CST_CORE_DISPATCH_H
+
+#include "cistern/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CST_DISPATCH_MAX_STAGES 64
+#define CST_DISPATCH_MAX_RANKS 64
+#define CST_DISPATCH_NONE UINT32_MAX
+
+/* A unit of work. */
+struct cst_dispatch_unit {
+    uint32_t pass;  /* Number of the pass, from 0. */
+    uint32_t stage; /* Number of the stage, from 0. */
+    uint32_t micro; /* Number of the micro-batch, from 0. */
+    bool backward;
+    bool begins; /* From cst_dispatch_take: the rank has not kept this pass before. */
+};
+
+struct cst_dispatch {
+    uint32_t n_stages; /* 0: the job is not dispatched; the table is empty. */
+    uint32_t n_passes; /* 2 n_stages - 1. */
+    uint32_t n_micro;  /* Micro-batches of a step. */
+    uint32_t n_ranks;
+    /* Per pass: number of micro-batches that are done. Owned, as all arrays. */
+    uint32_t *done;
+    uint32_t *keeper; /* Per pass: the rank that keeps it; CST_DISPATCH_NONE: nobody does. */
+    uint64_t *after;  /* Per stage: later stages with which it shares a gradient, one bit each. */
+    uint32_t *kept;   /* Per rank: the pass that it keeps; CST_DISPATCH_NONE: none. */
+    bool *runs;       /* Per rank: it has a unit of the pass that it keeps. */
+    double *losses;   /* Per micro-batch: the loss, once the last stage has done it. */
+};
+
+/* Make the table of a job with @n_stages stages, at most CST_DISPATCH_MAX_STAGES, @n_micro
+ * micro-batches and @n_ranks ranks. @after has an entry per stage, as in the struct; it is copied.
+ * With @n_stages 0 nothing is allocated. CST_ENOMEM: nothing is allocated. */
+int cst_dispatch_init(struct cst_dispatch *dispatch, uint32_t n_stages, uint32_t n_micro,
+                      uint32_t n_ranks, const uint64_t *after);
+void cst_dispatch_close(struct cst_dispatch *dispatch);
+
+/* True if the job is dispatched. */
+static inline bool cst_dispatch_is_on(const struct cst_dispatch *dispatch)
+{
+    return dispatch->n_stages > 0;
+}
+
+/* Begin a step or an attempt: nothing is done, and no rank has anything. */
+void cst_dispatch_reset(struct cst_dispatch *dispatch);
+
+/* Give @rank, which has no unit, the next one. False: none may begin now. */
+bool cst_dispatch_take(struct cst_dispatch *dispatch, uint32_t rank, struct cst_dispatch_unit *out);
+
+/* The unit of @rank; false: it has none. */
+bool cst_dispatch_unit(const struct cst_dispatch *dispatch, uint32_t rank,
+                       struct cst_dispatch_unit *out);
+
+/* @rank has done its unit. @loss counts if the unit is of the last stage. */
+void cst_dispatch_done(struct cst_dispatch *dispatch, uint32_t rank, double loss);
+
+/* @rank does nothing more: what it has can be given to others. True: it had a unit, *lost. */
+bool cst_dispatch_gone(struct cst_dispatch *dispatch, uint32_t rank,
+                       struct cst_dispatch_unit *lost);
+
+/* True if all passes are done. */
+bool cst_dispatch_is_complete(const struct cst_dispatch *dispatch);
+
+/* True if the backward pass of @stage has done micro-batch @micro. */
+bool cst_dispatch_has_done(const struct cst_dispatch *dispatch, uint32_t stage, uint32_t micro);
+
+/* The first pass that is not done, its next micro-batch, and the rank that keeps it or
+ * CST_DISPATCH_NONE: what others wait for. False: all passes are done. */
+bool cst_dispatch_first(const struct cst_dispatch *dispatch, struct cst_dispatch_unit *out,
+                        uint32_t *rank);
+
+/* Mean of the losses of all micro-batches, summed in their order. All passes are done. */
+double cst_dispatch_loss(const struct cst_dispatch *dispatch);
+
+/* NULL, or the name of an invariant that does not hold. For tests. */
+const char *cst_dispatch_check(const struct cst_dispatch *dispatch);
+
+#endif

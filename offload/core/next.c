@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/core/next.h"
+
+#include "offload/core/core_state.h"
+#include "offload/core/ranks.h"
+#include "offload/residency/residency.h"
+#include "offload/residency/waiting.h"
+#include "offload/update/collection.h"
+
+#include <inttypes.h>
+
+/* False: @event was refused. */
+static bool admit(struct cst_core *core, const struct cst_event *event)
+{
+    if (!cst_dispatch_is_on(&core->dispatch)) {
+        cst_core_refuse(core, event->tag, CST_EINVAL,
+                        "rank %" PRIu32 " asks for a unit, but the model is not cut into stages",
+                        event->rank);
+        return false;
+    }
+    if (core->ranks[event->rank].next != CST_NO_REQUEST) {
+        cst_core_refuse(core, event->tag, CST_EINVAL, "rank %" PRIu32 " already waits for a unit",
+                        event->rank);
+        return false;
+    }
+    return cst_ranks_admit_before_step(core, event);
+}
+
+/* The unit of the rank is done: what it has handed in so far is its contribution. */
+static void end_unit(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_dispatch_unit unit;
+
+    if (!cst_dispatch_unit(&core->dispatch, event->rank, &unit)) {
+        return;
+    }
+    cst_waiting_cancel_grads(core, event->rank);
+    cst_collection_drop_open(core, event->rank);
+    cst_dispatch_done(&core->dispatch, event->rank, event->loss);
+    cst_fact_rank_went_on(&core->facts);
+    cst_collection_wake(core);
+}
+
+void cst_next_ask(struct cst_core *core, const struct cst_event *event)
+{
+    struct cst_rank *r = &core->ranks[event->rank];
+
+    if (!admit(core, event)) {
+        return;
+    }
+    cst_rank_begin(r, CST_BEGUN_WRITING);
+    end_unit(core, event);
+    r->next = cst_requests_add(&core->requests, event, CST_REQUEST_NEXT);
+    cst_requests_time(&core->requests, r->next, cst_waiting_deadline(core));
+}
+
+/* Answer the NEXT of @rank, if there is a unit for it or all are done. */
+static void serve(struct cst_core *core, uint32_t rank)
+{
+    struct cst_rank *r = &core->ranks[rank];
+    struct cst_dispatch_unit unit = {0};
+    bool has_unit = cst_dispatch_take(&core->dispatch, rank, &unit);
+    struct cst_reply *reply;
+
+    if (!has_unit && !cst_dispatch_is_complete(&core->dispatch)) {
+        return;
+    }
+    reply = cst_core_reply(core, core->requests.v[r->next].tag);
+    cst_requests_remove(&core->requests, r->next);
+    r->next = CST_NO_REQUEST;
+    if (has_unit && unit.begins) {
+        cst_residency_drop(core, rank);
+    }
+    if (reply != NULL) {
+        reply->has_unit = has_unit;
+        reply->unit = unit;
+    }
+}
+
+void cst_next_pump(struct cst_core *core)
+{
+    for (uint32_t rank = 0; cst_dispatch_is_on(&core->dispatch) && rank < core->world; rank++) {
+        if (core->ranks[rank].next != CST_NO_REQUEST) {
+            serve(core, rank);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The units of a dispatched job, as requests: a rank asks for the next one, and waits for it in the
+ * rank. What may run is decided by dispatch.h. Called by core.c. Owns nothing. */
+#ifndef CST_NEXT_H
+#define CST_NEXT_H
+
+#include "offload/core/core.h"
+
+/* Handle CST_EV_NEXT. */
+void cst_next_ask(struct cst_core *core, const struct cst_event *event);
+
+/* Give units to the ranks that wait for one. Called at the end of each event. */
+void cst_next_pump(struct cst_core *core);
+
+#endif
