@@ -11,7 +11,10 @@
  * The word of a slot is 0 or (attempt << 32 | key + 1): the slot is full, by the sender's put with
  * this key in this attempt. (attempt << 32): the receiver has emptied it. The attempt has 32 bits.
  * A word of another attempt counts as empty: nobody takes what was put in an attempt that is
- * over. */
+ * over.
+ *
+ * In an edge of all ranks (CST_EDGE_ANY) the array with the number i is in slot i. A put overwrites
+ * it, and a take leaves it. Units of work keep the ranks apart (cst_next). */
 #ifndef CST_EDGE_MEMORY_H
 #define CST_EDGE_MEMORY_H
 
@@ -20,6 +23,7 @@
 #define CST_EDGE_MAX 256                       /* Edges of a job. */
 #define CST_EDGE_MAX_SLOTS 4096                /* Slots of an edge. */
 #define CST_EDGE_MAX_BYTES (UINT64_C(1) << 44) /* All slots of an edge. */
+#define CST_EDGE_ANY UINT32_MAX                /* In place of both ranks: all put and take. */
 #define CST_EDGE_NAME_BYTES 64                 /* Including the NUL. */
 #define CST_EDGE_WORD_BYTES 64
 #define CST_EDGE_PAGE_BYTES 4096

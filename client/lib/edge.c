@@ -103,7 +103,7 @@ static int check_edge(const struct cst_job *job, int edge, enum cstc_slot_use us
     }
     e = &job->model.edges[edge];
     rank = use == CSTC_SLOT_PUT ? e->from : e->to;
-    if (rank != job->rank) {
+    if (rank != job->rank && !cst_layout_edge_is_shared(e)) {
         return cst_err_set(err, CST_EINVAL, "edge '%s': rank %u %s, not rank %u", e->name, rank,
                            use == CSTC_SLOT_PUT ? "puts" : "takes", job->rank);
     }
@@ -160,6 +160,24 @@ static int refuse_wait(const struct search *s, enum cstc_slot_use use, struct cs
                        s->number);
 }
 
+/* Find the slot of @s->number in an edge of all ranks. Nothing waits there: what a rank takes was
+ * put before the rank got the unit in which it takes. */
+static int find_shared(struct search *s, enum cstc_slot_use use, struct cst_err *err)
+{
+    if (s->number >= s->e->n_slots) {
+        return cst_err_set(err, CST_EINVAL,
+                           "edge '%s': array %u, but in an edge of all ranks with %u slots the "
+                           "numbers are 0 to %u",
+                           s->e->name, s->number, s->e->n_slots, s->e->n_slots - 1);
+    }
+    s->found = s->number;
+    if (use == CSTC_SLOT_TAKEN && !is_wanted(s, atomic_load(word_of(s->edge, s->found)))) {
+        return cst_err_set(err, CST_ENOTFOUND, "edge '%s': array %u was not put", s->e->name,
+                           s->number);
+    }
+    return CST_OK;
+}
+
 static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use use,
                     struct cst_err *err)
 {
@@ -167,6 +185,9 @@ static int wait_for(struct cst_job *job, struct search *s, enum cstc_slot_use us
     const uint32_t timeout_ms = job->timeout_ms > 0 ? job->timeout_ms : DEFAULT_TIMEOUT_MS;
     int rc;
 
+    if (cst_layout_edge_is_shared(s->e)) {
+        return find_shared(s, use, err);
+    }
     if (ready(s)) {
         return CST_OK;
     }
@@ -211,6 +232,9 @@ static void close_slot(struct search *s)
 
     s->edge->slots[s->found].use = CSTC_SLOT_UNUSED;
     s->edge->slots[s->found].started = false;
+    if (!put && cst_layout_edge_is_shared(s->e)) {
+        return; /* The array can be taken again. */
+    }
     atomic_store(word_of(s->edge, s->found),
                  put ? cst_edge_full(s->attempt, s->number) : cst_edge_empty(s->attempt));
     if (s->e->from != s->e->to) {

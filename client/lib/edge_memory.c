@@ -8,9 +8,7 @@
 
 static bool is_mine(const struct cst_job *job, uint32_t edge)
 {
-    const struct cst_layout_edge *e = &job->model.edges[edge];
-
-    return e->from == job->rank || e->to == job->rank;
+    return cst_layout_edge_has(&job->model.edges[edge], job->rank);
 }
 
 uint32_t cstc_edge_count(const struct cst_job *job)

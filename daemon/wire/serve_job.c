@@ -389,8 +389,7 @@ void cstd_serve_edge(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     for (uint32_t i = 0; !memory->parked && i < model->n_edges && n < CST_FRAME_MAX_FDS; i++) {
-        if ((model->edges[i].from != session->rank && model->edges[i].to != session->rank) ||
-            passed++ < get->first) {
+        if (!cst_layout_edge_has(&model->edges[i], session->rank) || passed++ < get->first) {
             continue;
         }
         edges[n] = i;

@@ -26,7 +26,8 @@ static int check(const struct cst_edge_words *words, uint32_t world, struct cst_
                            "edge '%.64s': a name has 1 to %d bytes, all of them printable",
                            words->name != NULL ? words->name : "", CST_EDGE_NAME_BYTES - 1);
     }
-    if (words->from >= world || words->to >= world) {
+    if ((words->from >= world || words->to >= world) &&
+        (words->from != CST_EDGE_ANY || words->to != CST_EDGE_ANY)) {
         return cst_err_set(err, CST_EINVAL,
                            "edge '%s' from rank %" PRIu32 " to rank %" PRIu32
                            ", but the job has %" PRIu32 " ranks",

@@ -12,10 +12,24 @@ struct cst_model;
 
 struct cst_layout_edge {
     char name[CST_EDGE_NAME_BYTES];
-    uint32_t from, to;   /* The rank that puts and the rank that takes; they may be the same. */
+    /* The rank that puts and the rank that takes; they may be the same. CST_EDGE_ANY in both: all
+     * ranks do. */
+    uint32_t from, to;
     uint64_t slot_bytes; /* Size of a slot. */
     uint32_t n_slots;    /* Number of slots. */
 };
+
+/* True if all ranks put and take. */
+static inline bool cst_layout_edge_is_shared(const struct cst_layout_edge *edge)
+{
+    return edge->from == CST_EDGE_ANY;
+}
+
+/* True if @rank is an end of the edge. */
+static inline bool cst_layout_edge_has(const struct cst_layout_edge *edge, uint32_t rank)
+{
+    return cst_layout_edge_is_shared(edge) || edge->from == rank || edge->to == rank;
+}
 
 /* Everything that a declaration says about an edge. */
 struct cst_edge_words {
