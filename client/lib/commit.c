@@ -449,6 +449,7 @@ static int make_leases(struct cst_job *job, struct cst_err *err)
             .name = job->model.operators[i].name,
             .tensors = job->model.operators[i].tensors,
             .n_tensors = job->model.operators[i].n_tensors,
+            .stage = job->model.operators[i].stage,
             .runs = (job->model.operators[i].ranks >> job->rank & 1) != 0};
     }
     for (uint32_t i = 0; i < job->plan.n_classes; i++) {

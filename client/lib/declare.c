@@ -172,6 +172,16 @@ static int check_operator(struct cst_job *job, const char *name, const int *tens
     return CST_OK;
 }
 
+int cst_stage(struct cst_job *job)
+{
+    int rc = check_declaring(job);
+
+    if (rc == CST_OK) {
+        rc = cst_model_stage(&job->model, &job->declare_err);
+    }
+    return rc == CST_OK ? (int)job->model.n_stages - 1 : rc;
+}
+
 int cst_operator_as(struct cst_job *job, const char *name, const int *tensors, uint32_t n_tensors,
                     const struct cst_operator_cost *cost)
 {

@@ -107,7 +107,7 @@ static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
     return msg;
 }
 
-static Cistern__OperatorDecl *make_operator(const struct cst_layout_operator *op)
+static Cistern__OperatorDecl *make_operator(const struct cst_layout_operator *op, bool has_stage)
 {
     Cistern__OperatorDecl *msg = malloc(sizeof *msg);
 
@@ -122,6 +122,8 @@ static Cistern__OperatorDecl *make_operator(const struct cst_layout_operator *op
         msg->activation_bytes = op->activation_bytes;
         msg->has_expected_uses = op->expected_uses != 1; /* 1 is the default. */
         msg->expected_uses = op->expected_uses;
+        msg->has_stage = has_stage;
+        msg->stage = op->stage;
     }
     return msg;
 }
@@ -246,7 +248,8 @@ static int fill_operators(const struct cst_model *model, struct cstc_declare_cur
 {
     msg->operators = calloc((size_t)n + 1, sizeof *msg->operators);
     for (; msg->operators != NULL && msg->n_operators < n; msg->n_operators++) {
-        msg->operators[msg->n_operators] = make_operator(&model->operators[cursor->op]);
+        msg->operators[msg->n_operators] =
+            make_operator(&model->operators[cursor->op], model->n_stages > 0);
         if (msg->operators[msg->n_operators] == NULL) {
             return CST_ENOMEM;
         }

@@ -322,6 +322,7 @@ int cstc_job_pend(struct cst_job *job, const struct cstc_pending *want, struct c
         return CST_OK;
     }
     if (have->kind != want->kind || have->op != want->op || have->backward != want->backward ||
+        memcmp(&have->loss, &want->loss, sizeof have->loss) != 0 ||
         !same_params(&have->params, &want->params)) {
         return cst_err_set(err, CST_EBUSY,
                            "job '%s': another call is pending; repeat it with its own arguments",

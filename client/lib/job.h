@@ -35,13 +35,15 @@ enum cstc_pending_kind {
     CSTC_PENDING_SYNC,
     CSTC_PENDING_BEGIN,
     CSTC_PENDING_STEP,
+    CSTC_PENDING_NEXT,
 };
 
 /* The call that was begun and has not ended, with its arguments. A cst_try_... call that has
  * returned CST_EAGAIN must be repeated with the same arguments. */
 struct cstc_pending {
     enum cstc_pending_kind kind;    /* NONE: no call is pending. */
-    bool sent;                      /* STEP: the request was sent. */
+    bool sent;                      /* STEP, NEXT: the request was sent. */
+    double loss;                    /* NEXT: the loss of the unit that is done. */
     int op;                         /* BEGIN: the operator. */
     bool backward;                  /* BEGIN: the direction. */
     struct cst_hyper_params params; /* STEP: the parameters. */

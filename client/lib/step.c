@@ -104,6 +104,12 @@ static int check_accumulate(const struct cst_job *job, struct cst_err *err)
             cst_err_set(err, CST_EINVAL, "the end of a micro-batch before the end of operator '%s'",
                         job->model.operators[job->begun].name);
     }
+    if (rc == CST_OK && job->model.n_stages > 0) {
+        rc = cst_err_set(err, CST_EINVAL,
+                         "job '%s': the model is cut into stages, and cst_next, not "
+                         "cst_accumulate, ends what was begun",
+                         job->name);
+    }
     if (rc == CST_OK && job->micro_batch + 1 >= job->micro_batches) {
         rc = cst_err_set(
             err, CST_EINVAL,

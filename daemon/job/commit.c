@@ -295,10 +295,13 @@ void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
 /* -- ENGINES and PLAN ------------------------------------------------------------------------- */
 
 /* Wait until the engines of all accelerators of the job have reported the granularity of their
- * memory. A successor whose declarations do not fit is refused before anything is made. */
+ * memory. A successor whose declarations do not fit, and a model whose stages cannot be dispatched,
+ * are refused before anything is made. */
 static int await_engines(struct cstd_job *job, struct cst_err *err)
 {
-    if (cstd_reshape_check(job, err) != CST_OK) {
+    if (cstd_reshape_check(job, err) != CST_OK ||
+        cst_core_check_stages(&job->model, job->micro_batches, job->options.overlap, err) !=
+            CST_OK) {
         return err->status;
     }
     for (uint32_t r = 0; r < job->world; r++) {

@@ -99,6 +99,22 @@ static void answer_step(struct cstd_daemon *daemon, struct cstd_pending *request
     cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_STEPPED, &stepped.base, NULL, 0);
 }
 
+static void answer_next(struct cstd_daemon *daemon, struct cstd_pending *request,
+                        const struct cst_reply *reply)
+{
+    Cistern__Unit unit = CISTERN__UNIT__INIT;
+
+    unit.kind = CISTERN__UNIT__KIND__DONE;
+    if (reply->has_unit) {
+        unit.kind =
+            reply->unit.backward ? CISTERN__UNIT__KIND__BACKWARD : CISTERN__UNIT__KIND__FORWARD;
+        unit.has_stage = unit.has_micro_batch = 1;
+        unit.stage = reply->unit.stage;
+        unit.micro_batch = reply->unit.micro;
+    }
+    cstd_session_answer(daemon, request, CISTERN__MSG_TYPE__MSG_UNIT, &unit.base, NULL, 0);
+}
+
 /* Answer a Leave. The core has released the rank; the job must release it before the worker gets
  * the reply. */
 static void answer_leave(struct cstd_daemon *daemon, struct cstd_pending *request)
@@ -128,6 +144,9 @@ static void answer_single(struct cstd_daemon *daemon, struct cstd_pending *reque
         break;
     case CISTERN__MSG_TYPE__MSG_STEP:
         answer_step(daemon, request, reply);
+        break;
+    case CISTERN__MSG_TYPE__MSG_NEXT:
+        answer_next(daemon, request, reply);
         break;
     case CISTERN__MSG_TYPE__MSG_LEAVE:
         answer_leave(daemon, request);

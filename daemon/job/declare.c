@@ -238,11 +238,30 @@ static int compare_operator(const struct cstd_worker *worker, const Cistern__Ope
 {
     char mine[RANKS_TEXT], theirs[RANKS_TEXT];
     uint32_t i = worker->n_operators;
-    const struct cst_layout_operator other = {
-        .name = decl->name, .tensors = decl->tensors, .n_tensors = (uint32_t)decl->n_tensors};
+    const struct cst_layout_operator other = {.name = decl->name,
+                                              .tensors = decl->tensors,
+                                              .n_tensors = (uint32_t)decl->n_tensors,
+                                              .stage = decl->stage};
 
     return cst_model_same_operator(&worker->job->model, i, &other, name_me(worker, mine),
                                    name_others(worker, did_operator, i, theirs), err);
+}
+
+/* Begin the stage of @decl in @model, if the operator is the first one of a stage. */
+static int begin_stage(struct cst_model *model, const Cistern__OperatorDecl *decl,
+                       struct cst_err *err)
+{
+    if (decl->has_stage && decl->stage == model->n_stages) {
+        return cst_model_stage(model, err);
+    }
+    if (decl->has_stage ? decl->stage + 1 != model->n_stages : model->n_stages > 0) {
+        return cst_err_set(err, CST_EINVAL,
+                           "operator '%.255s': %s %u after stage %d; stages are declared in order, "
+                           "and either all operators are in stages or none is",
+                           decl->name, decl->has_stage ? "stage" : "no stage, but", decl->stage,
+                           (int)model->n_stages - 1);
+    }
+    return CST_OK;
 }
 
 static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorDecl *decl,
@@ -265,8 +284,10 @@ static int declare_operator(struct cstd_worker *worker, const Cistern__OperatorD
             worker->rank, decl->name, i, name_others(worker, did_commit, 0, theirs),
             model->n_operators);
     } else {
-        rc = cst_model_operator(model, decl->name, decl->tensors, (uint32_t)decl->n_tensors, &hints,
-                                err);
+        rc = begin_stage(model, decl, err);
+        rc = rc == CST_OK ? cst_model_operator(model, decl->name, decl->tensors,
+                                               (uint32_t)decl->n_tensors, &hints, err)
+                          : rc;
     }
     worker->n_operators += rc == CST_OK;
     return rc;
@@ -421,7 +442,12 @@ int cstd_declare_copy(struct cst_model *out, const struct cst_model *from,
                                                  .activation_bytes = op->activation_bytes,
                                                  .expected_uses = op->expected_uses};
 
-        rc = cst_model_operator(out, op->name, op->tensors, op->n_tensors, &hints, err);
+        if (from->n_stages > 0 && op->stage == out->n_stages) {
+            rc = cst_model_stage(out, err);
+        }
+        rc = rc != CST_OK
+                 ? rc
+                 : cst_model_operator(out, op->name, op->tensors, op->n_tensors, &hints, err);
     }
     if (rc != CST_OK) {
         cst_model_close(out);

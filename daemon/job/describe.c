@@ -112,6 +112,8 @@ static void fill_operators(const struct cst_model *model, struct declarations *d
         op->flops = from->flops;
         op->activation_bytes = from->activation_bytes;
         op->expected_uses = from->expected_uses;
+        op->has_stage = model->n_stages > 0;
+        op->stage = from->stage;
         d->operator_list[i] = op;
     }
 }

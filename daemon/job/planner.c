@@ -394,8 +394,8 @@ void cstd_planner_cancel(struct cstd_job *job)
 
 /* -- starting and reducing plans -------------------------------------------------------------- */
 
-/* A job with a base has the base's chunks. Ranks on several kinds of devices would need different
- * plans. */
+/* The planner does not replay a model that is cut into stages. A job with a base has the base's
+ * chunks. Ranks on several kinds of devices would need different plans. */
 static bool can_plan(const struct cstd_job *job)
 {
     const struct cstd_gpu *gpu = job->workers[0].gpu;
@@ -409,7 +409,7 @@ static bool can_plan(const struct cstd_job *job)
         }
     }
     return job->daemon->config->plan_search && job->chunk_elems == 0 && job->base == NULL &&
-           job->model.n_operators > 0;
+           job->model.n_operators > 0 && job->model.n_stages == 0;
 }
 
 bool cstd_planner_start(struct cstd_job *job, cstd_planner_fn done)

@@ -81,6 +81,7 @@ static const struct row rows[] = {
                                              &cistern__prepare_step__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_ACCUMULATE] = {cstd_serve_accumulate, &cistern__accumulate__descriptor,
                                            JOB},
+    [CISTERN__MSG_TYPE__MSG_NEXT] = {cstd_serve_next, &cistern__next__descriptor, JOB},
     [CISTERN__MSG_TYPE__MSG_CANCEL] = {cstd_serve_cancel, &cistern__cancel__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_LEAVE] = {cstd_serve_leave, NULL, JOB},
     [CISTERN__MSG_TYPE__MSG_STAGING] = {cstd_serve_staging, &cistern__staging_get__descriptor,

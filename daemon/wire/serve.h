@@ -31,6 +31,7 @@ void cstd_serve_batch(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_step(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_prepare_step(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_accumulate(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_next(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_tensor_read(struct cstd_session *session, uint64_t id, void *body);

@@ -225,6 +225,22 @@ void cstd_serve_accumulate(struct cstd_session *session, uint64_t id, void *body
     }
 }
 
+void cstd_serve_next(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__Next *next = body;
+    struct cstd_pending *request = defer(session, id, CISTERN__MSG_TYPE__MSG_NEXT, 1);
+
+    if (request != NULL) {
+        struct cst_event event = {.kind = CST_EV_NEXT,
+                                  .rank = session->rank,
+                                  .tag = cstd_pending_tag(request, 0),
+                                  .attempt = next->attempt,
+                                  .loss = next->loss};
+
+        cstd_job_feed(session->job, &event);
+    }
+}
+
 /* -- cancel --------------------------------------------------------------------------------- */
 
 static struct cstd_pending *find_request(const struct cstd_session *session, uint64_t id)

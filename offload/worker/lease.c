@@ -92,7 +92,13 @@ static void list_by_chunk(struct cst_leases *leases)
     }
 }
 
-/* Find the next chunk on the way that the operator of @place does not use. Places are done from the
+static uint32_t stage_at(const struct cst_leases *leases, uint32_t place)
+{
+    return leases->model.operators[op_at(leases, place)].stage;
+}
+
+/* Find the next chunk on the way that the operator of @place does not use. Other stages are other
+ * units of work, and this rank may not be the one that does them. Places are done from the
  * last to the first. If the operator of @place uses all chunks of a later place `at`, the places
  * before ahead_at[at] use no other chunks either, and the search jumps there. This keeps the search
  * linear for models with many operators in one chunk. */
@@ -102,7 +108,8 @@ static void look_ahead(struct cst_leases *leases, uint32_t place)
 
     mark_op(leases, op_at(leases, place));
     leases->ahead[place] = CST_LEASE_NONE;
-    while (at < end && leases->ahead[place] == CST_LEASE_NONE) {
+    while (at < end && stage_at(leases, at) == stage_at(leases, place) &&
+           leases->ahead[place] == CST_LEASE_NONE) {
         uint32_t n;
         const uint32_t *chunks = cst_lease_op_chunks(leases, op_at(leases, at), &n);
 

@@ -66,6 +66,7 @@ struct cst_lease_operator {
     const char *name;        /* For errors. Borrowed. */
     const uint32_t *tensors; /* Numbers of the tensors that it uses. Borrowed. */
     uint32_t n_tensors;      /* Number of entries in tensors. */
+    uint32_t stage;          /* Number of its stage; nothing is fetched ahead of another stage. */
     bool runs;               /* This rank runs the operator. */
 };
 
@@ -108,8 +109,8 @@ struct cst_leases {
     uint32_t *way;       /* Operators that this rank runs, in the order of declaration. */
     uint32_t *place;     /* Per operator: its index in way. */
     uint32_t n_way;      /* Number of entries in way. */
-    /* Per place: the first chunk of a later place that the operator of this place does not use;
-     * CST_LEASE_NONE: there is none. */
+    /* Per place: the first chunk of a later place, before another stage comes, that the operator of
+     * this place does not use; CST_LEASE_NONE: there is none. */
     uint32_t *ahead;
     uint32_t *ahead_at;      /* Per place: the later place at which that chunk is used. */
     bool *written;           /* Per tensor: its gradient was written in this micro-batch. */

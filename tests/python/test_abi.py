@@ -38,6 +38,7 @@ UNUSED = {
     "cst_err_set",
     "cst_job_use_device",
     "cst_load",
+    "cst_next",
     "cst_op_begin",
     "cst_operator",
     "cst_put",
@@ -45,6 +46,7 @@ UNUSED = {
     "cst_put_end",
     "cst_put_start",
     "cst_save",
+    "cst_stage",
     "cst_status_name",
     "cst_step",
     "cst_sync",
@@ -54,6 +56,7 @@ UNUSED = {
     "cst_take_start",
     "cst_tensor",
     "cst_tensor_scaled",
+    "cst_try_next",
 }
 
 
