@@ -170,6 +170,7 @@ int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, s
         .experts = options->experts,
         .top_k = options->top_k,
         .world = options->world,
+        .stages = options->stages,
         .balance = (float)options->balance,
         .lora = options->lora,
     };

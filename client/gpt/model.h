@@ -62,6 +62,7 @@ struct gpt_model {
     uint32_t experts, top_k, world;         /* as in gpt_options; experts 0: dense */
     float balance;                          /* as in gpt_options */
     uint32_t lora;                          /* rank of the adapters; 0: no adapters */
+    uint32_t stages;                        /* as in gpt_options */
     float lora_scale;                       /* factor on an adapter's output: alpha / rank */
     struct gpt_tensor *tensors;             /* in order of declaration */
     uint32_t n_tensors;                     /* entries in tensors */
@@ -74,6 +75,15 @@ struct gpt_model {
 /* Build the model of @options. The caller frees it with gpt_model_close. CST_ENOMEM. */
 int gpt_model_init(struct gpt_model *model, const struct gpt_options *options, struct cst_err *err);
 void gpt_model_close(struct gpt_model *model);
+
+/* Stage of operator @op of @model, which has stages. Their numbers of blocks differ by at most
+ * one. The embedding is in the first one, and the head in the last one. */
+static inline uint32_t gpt_model_stage(const struct gpt_model *model, const struct gpt_operator *op)
+{
+    return op->kind == GPT_OP_HEAD
+               ? model->stages - 1
+               : (uint32_t)((uint64_t)op->layer * model->stages / model->layers);
+}
 
 /* Rank of @world ranks that runs expert @expert. */
 static inline uint32_t gpt_model_expert_rank(uint32_t expert, uint32_t world)

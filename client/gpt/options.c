@@ -209,6 +209,33 @@ static int take_sizes(struct gpt_options *o, const struct cst_options_given *giv
     return rc;
 }
 
+/* Check the options of --parallel dispatch. */
+static int check_dispatch(const struct gpt_options *o, struct cst_err *err)
+{
+    if (o->parallel != GPT_PARALLEL_DISPATCH) {
+        return o->stages == 0 ? 0
+                              : cst_err_set(err, CST_EINVAL,
+                                            "--stages %u needs --parallel dispatch", o->stages);
+    }
+    if (o->stages > o->layers) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--stages %u is more than --layers %u: a stage has a block or more",
+                           o->stages, o->layers);
+    }
+    if (o->micro_batches < 2) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--parallel dispatch needs --micro-batches 2 or more: with one, there "
+                           "is never work for two workers");
+    }
+    if (o->experts > 0 || o->store == GPT_STORE_LOCAL || o->activation_memory > 0 ||
+        o->overlap == CST_OVERLAP_EARLY) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--parallel dispatch cannot be combined with --experts, --store=local, "
+                           "--activation-memory or --overlap early");
+    }
+    return 0;
+}
+
 /* Check combinations of options. */
 static int check_together(const struct gpt_options *o, struct cst_err *err)
 {
@@ -247,7 +274,7 @@ static int check_together(const struct gpt_options *o, struct cst_err *err)
     if (check_states(o, err) != 0 || check_checkpoints(o, err) != 0 || check_text(o, err) != 0) {
         return CST_EINVAL;
     }
-    return check_kinds(o, err);
+    return check_dispatch(o, err) == 0 ? check_kinds(o, err) : CST_EINVAL;
 }
 
 /* Choose the options that depend on others and were not given. */
@@ -264,6 +291,9 @@ static void choose_defaults(struct gpt_options *o)
     }
     if (o->min_lr < 0) {
         o->min_lr = o->lr / 10;
+    }
+    if (o->parallel == GPT_PARALLEL_DISPATCH && o->stages == 0) {
+        o->stages = o->layers < 64 ? o->layers : 64;
     }
 }
 

@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 enum gpt_matmul_choice { GPT_MATMUL_AUTO, GPT_MATMUL_BF16, GPT_MATMUL_FP32, GPT_MATMUL_PLAIN };
+enum gpt_parallel_choice { GPT_PARALLEL_DATA, GPT_PARALLEL_DISPATCH };
 enum gpt_store_choice { GPT_STORE_DAEMON, GPT_STORE_LOCAL };
 
 struct gpt_options {
@@ -22,7 +23,8 @@ struct gpt_options {
     uint32_t width;    /* elements of the residual stream */
     uint32_t context;  /* tokens in a sequence */
     uint32_t vocab;    /* tokens of the vocabulary */
-    uint32_t batch;    /* sequences per rank and step, all micro-batches together */
+    uint32_t batch;    /* sequences per rank and step, all micro-batches together; with
+                          GPT_PARALLEL_DISPATCH, of all ranks together */
     uint32_t experts;  /* experts per block, in place of its MLP; 0: dense */
     uint32_t top_k;    /* experts that each byte is sent to */
     double balance;    /* weight of the load-balancing loss */
@@ -58,18 +60,20 @@ struct gpt_options {
     uint32_t rank, world;        /* rank of this worker, and number of ranks */
     enum gpt_store_choice store; /* store of the states */
     const char *device;          /* "host", "paced", "paced:N", "cuda", "cuda:N", a UUID */
-    uint32_t micro_batches;      /* parts of the batch that are computed one after the other */
-    bool reshape;                /* open a job without workers again in place */
-    uint64_t activation_memory;  /* most bytes of activations per rank; 0: no limit */
-    bool recompute;              /* recompute a block's activations in the backward pass */
-    const char *socket;          /* socket of the daemon; NULL: the library's default */
-    const char *job;             /* name of the job */
-    uint64_t pool_bytes;         /* pool per rank; 0: see pool_percent */
-    double pool_percent;     /* pool in percent of the bf16 weights; 0: as much as can be used */
-    const char *plan_file;   /* plan by `cistern plan --save`; NULL: none */
-    uint64_t chunk;          /* chunk capacity in elements; 0: the daemon chooses */
-    uint32_t threads;        /* compute threads per rank; 0: cores / world, at least 1 */
-    uint32_t engine_threads; /* threads of the local store; 0: all cores */
+    enum gpt_parallel_choice parallel; /* how ranks share the work */
+    uint32_t stages;                   /* of GPT_PARALLEL_DISPATCH, of whole blocks; else 0 */
+    uint32_t micro_batches;     /* parts of the batch that are computed one after the other */
+    bool reshape;               /* open a job without workers again in place */
+    uint64_t activation_memory; /* most bytes of activations per rank; 0: no limit */
+    bool recompute;             /* recompute a block's activations in the backward pass */
+    const char *socket;         /* socket of the daemon; NULL: the library's default */
+    const char *job;            /* name of the job */
+    uint64_t pool_bytes;        /* pool per rank; 0: see pool_percent */
+    double pool_percent;        /* pool in percent of the bf16 weights; 0: as much as can be used */
+    const char *plan_file;      /* plan by `cistern plan --save`; NULL: none */
+    uint64_t chunk;             /* chunk capacity in elements; 0: the daemon chooses */
+    uint32_t threads;           /* compute threads per rank; 0: cores / world, at least 1 */
+    uint32_t engine_threads;    /* threads of the local store; 0: all cores */
     enum gpt_matmul_choice matmul; /* operands and implementation of matrix products */
     uint64_t sample;               /* bytes of text to generate at the end */
     const char *prompt;            /* start of the sample */

@@ -15,6 +15,7 @@
 #define KEY CST_OPTION_IN
 
 static const char *const token_names[] = {"bytes", "uint16", "uint32", NULL};
+static const char *const parallel_names[] = {"data", "dispatch", NULL};
 static const char *const store_names[] = {"daemon", "local", NULL};
 static const char *const matmul_names[] = {"auto", "bf16", "fp32", "plain", NULL};
 
@@ -157,6 +158,15 @@ const struct cst_option gpt_options_table[] = {
         CST_U32(AT(rank), 0, 63)),
     KEY("parallel", "world", "N", "number of workers ($LOCAL_WORLD_SIZE, or 1)",
         CST_U32(AT(world), 1, 64)),
+    KEY("parallel", "parallel", "HOW",
+        "how workers share a step (data):\ndata: each one computes a batch of its own\ndispatch: "
+        "each one computes whatever stage and micro-batch is next, of one batch for all; workers "
+        "may end and come at any time, and the results do not depend on their number",
+        CST_NAME(AT(parallel), 0, parallel_names)),
+    KEY("parallel", "stages", "N",
+        "stages of --parallel dispatch, into which the blocks are divided (one for each block, at "
+        "most 64)",
+        CST_U32(AT(stages), 1, 64)),
     KEY("job", "reshape", NULL,
         "if the job has no worker, open it again in place with these ranks, pools and options; its "
         "states are kept",

@@ -29,6 +29,12 @@ struct gpt_pass_ops {
     int (*logits)(struct gpt_pass *pass, size_t row, float *out, struct cst_err *err);
     void (*close)(struct gpt_pass *pass);
 
+    /* Run @unit, a pass of one stage over a micro-batch of @n_seqs sequences, from and to the edges
+     * of the store. The loss is that of the last backward unit of the last stage. NULL: this pass
+     * has no units. */
+    int (*unit)(struct gpt_pass *pass, struct gpt_store *store, const struct cst_unit *unit,
+                size_t n_seqs, struct cst_err *err);
+
     /* The operations below are for gpt_pass_step. This one runs operator @number between op_begin
      * and op_end. */
     int (*run)(struct gpt_pass *pass, struct gpt_store *store, uint32_t number,

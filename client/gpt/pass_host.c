@@ -26,7 +26,7 @@ static const struct {
     [GPT_OP_EXPERT] = {gpt_host_expert, gpt_host_expert_backward},
 };
 
-static void set_shape(struct gpt_pass_host *p, size_t n_seqs)
+void gpt_host_begin(struct gpt_pass_host *p, size_t n_seqs)
 {
     p->shape = (struct gpt_attention_shape){
         .n_seqs = n_seqs,
@@ -72,6 +72,12 @@ static int host_combine(struct gpt_pass *pass, uint32_t layer, enum cst_directio
                                     : gpt_moe_combine_backward(self(pass), layer, err);
 }
 
+void gpt_host_loss(struct gpt_pass_host *p)
+{
+    p->loss = gpt_cross_entropy(&p->layers, p->rows, p->head.model->vocab, p->logits,
+                                p->head.targets, p->losses, p->dlogits);
+}
+
 static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n_seqs, bool train,
                         struct cst_err *err)
 {
@@ -83,7 +89,7 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
     if (p->moe != NULL) {
         gpt_moe_begin(p->moe, train ? pass->comm : NULL);
     }
-    set_shape(p, n_seqs);
+    gpt_host_begin(p, n_seqs);
     for (uint32_t i = 0; rc == 0 && i < pass->model->n_operators; i++) {
         rc = gpt_pass_step(pass, store, i, CST_FORWARD, err);
     }
@@ -91,8 +97,7 @@ static int host_forward(struct gpt_pass *pass, struct gpt_store *store, size_t n
         gpt_host_stash_end(p, store);
     }
     if (rc == 0 && train) {
-        p->loss = gpt_cross_entropy(&p->layers, p->rows, pass->model->vocab, p->logits,
-                                    pass->targets, p->losses, p->dlogits);
+        gpt_host_loss(p);
     }
     return rc;
 }
@@ -142,6 +147,7 @@ static const struct gpt_pass_ops host_ops = {
     .name = "host",
     .forward = host_forward,
     .backward = host_backward,
+    .unit = gpt_host_unit,
     .loss = host_loss,
     .logits = host_logits,
     .close = host_close,
@@ -163,7 +169,7 @@ int gpt_pass_host_open(struct gpt_pass **out, const struct gpt_model *model, siz
     }
     p->head = (struct gpt_pass){.ops = &host_ops, .model = model, .max_seqs = max_seqs};
     p->bf16 = bf16;
-    set_shape(p, max_seqs);
+    gpt_host_begin(p, max_seqs);
     rc = gpt_host_plan(model, max_seqs, bf16, limit, &p->plan, err);
     rc = rc == 0 ? gpt_host_memory_open(p, err) : rc;
     if (rc == 0 && model->experts > 0) {

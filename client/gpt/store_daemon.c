@@ -59,6 +59,29 @@ static int declare_stashes(struct cst_job *job, const struct gpt_options *option
     return rc;
 }
 
+/* Edges between stages, for one array for each micro-batch: see gpt_store_ops. */
+static int declare_boundaries(struct cst_job *job, const struct gpt_options *options,
+                              const struct gpt_model *model)
+{
+    const uint32_t n = model->stages > 0 ? model->stages - 1 : 0;
+    const uint64_t rows = (uint64_t)options->batch / options->micro_batches * options->context;
+    int number = 0;
+
+    for (uint32_t i = 0; i < 2 * n && number >= 0; i++) {
+        char name[48];
+        const struct cst_edge_spec edge = {.name = name,
+                                           .from = CST_ALL_RANKS,
+                                           .to = CST_ALL_RANKS,
+                                           .slot_bytes = rows * model->width * sizeof(float),
+                                           .n_slots = options->micro_batches};
+
+        (void)snprintf(name, sizeof name, "%s stage %u", i < n ? "output of" : "gradient for",
+                       i % n);
+        number = cst_edge(job, &edge);
+    }
+    return number < 0 ? number : 0;
+}
+
 static int declare_tensors(struct cst_job *job, const struct gpt_model *model)
 {
     int number = 0;
@@ -92,12 +115,17 @@ static int declare_operators(struct cst_job *job, const struct gpt_options *opti
 {
     int number = 0;
 
-    for (uint32_t i = 0; i < model->n_operators && number >= 0; i++) {
+    for (uint32_t i = 0, next = 0; i < model->n_operators && number >= 0; i++) {
         const struct gpt_operator *op = &model->operators[i];
+        const bool begins = model->stages > 0 && gpt_model_stage(model, op) == next;
         const struct cst_operator_cost cost = gpt_describe_cost(
             model, op, options->batch / options->micro_batches, gpt_device_bf16(options));
 
-        number = cst_operator_as(job, op->name, op->tensors, op->n_tensors, &cost);
+        number = begins ? cst_stage(job) : 0;
+        next += begins;
+        if (number >= 0) {
+            number = cst_operator_as(job, op->name, op->tensors, op->n_tensors, &cost);
+        }
     }
     return number < 0 ? number : 0;
 }
@@ -110,7 +138,10 @@ static int declare(struct cst_job *job, const struct gpt_options *options,
     if (rc != 0) {
         return rc;
     }
-    rc = declare_groups(job, model);
+    rc = declare_boundaries(job, options, model);
+    if (rc == 0) {
+        rc = declare_groups(job, model);
+    }
     if (rc == 0) {
         rc = declare_tensors(job, model);
     }
@@ -184,6 +215,8 @@ struct call {
     uint64_t *step;
     const struct cst_hyper_params *params;
     struct cst_step_result *result;
+    double loss;
+    struct cst_unit *unit;
 };
 
 /* Make the call and wait for it. After 2 s, print once for which ranks it waits. */
@@ -220,6 +253,18 @@ static int try_sync(struct cst_job *job, struct call *call, struct cst_err *err)
 static int try_step(struct cst_job *job, struct call *call, struct cst_err *err)
 {
     return cst_try_step(job, call->params, call->result, err);
+}
+
+static int try_next(struct cst_job *job, struct call *call, struct cst_err *err)
+{
+    return cst_try_next(job, call->loss, call->unit, err);
+}
+
+static int daemon_next(struct gpt_store *store, double loss, struct cst_unit *unit,
+                       struct cst_err *err)
+{
+    return wait_for_ranks(self(store), &(struct call){.try = try_next, .loss = loss, .unit = unit},
+                          err);
 }
 
 static int daemon_sync(struct gpt_store *store, uint64_t *step, struct cst_err *err)
@@ -265,6 +310,18 @@ static int daemon_stash_wait(struct gpt_store *store, uint32_t number, struct cs
     const struct daemon_store *s = self(store);
 
     return cst_edge_wait(s->job, (int)s->options->rank, number, err);
+}
+
+static int daemon_put(struct gpt_store *store, uint32_t edge, uint32_t number, const void *data,
+                      uint64_t bytes, struct cst_err *err)
+{
+    return cst_put(self(store)->job, (int)edge, number, data, bytes, err);
+}
+
+static int daemon_take(struct gpt_store *store, uint32_t edge, uint32_t number, void *data,
+                       uint64_t bytes, struct cst_err *err)
+{
+    return cst_take(self(store)->job, (int)edge, number, data, bytes, err);
 }
 
 static int daemon_accumulate(struct gpt_store *store, struct cst_err *err)
@@ -356,6 +413,9 @@ static const struct gpt_store_ops daemon_ops = {
     .take_start = daemon_take_start,
     .stash_wait = daemon_stash_wait,
     .comm_open = daemon_comm_open,
+    .next = daemon_next,
+    .put = daemon_put,
+    .take = daemon_take,
     .accumulate = daemon_accumulate,
     .prepare = daemon_prepare,
     .step = daemon_step,

@@ -85,6 +85,12 @@ static int write_initial(const struct train *t, struct cst_err *err)
     return rc;
 }
 
+/* Number of batches of a step. */
+static uint32_t n_batches(const struct train *t)
+{
+    return t->options->parallel == GPT_PARALLEL_DISPATCH ? 1 : t->options->world;
+}
+
 /* The parameters of step @step, counted from 0. */
 static struct cst_hyper_params hyper_params(const struct train *t, uint64_t step)
 {
@@ -97,7 +103,7 @@ static struct cst_hyper_params hyper_params(const struct train *t, uint64_t step
         .eps = 1e-8,
         .weight_decay = o->weight_decay,
         .clip_norm = o->clip,
-        .grad_scale = 1.0 / (double)(o->world * t->n_passes),
+        .grad_scale = 1.0 / (double)(n_batches(t) * t->n_passes),
     };
 }
 
@@ -244,6 +250,31 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     return rc == 0 ? t->pass->ops->loss(t->pass, loss, err) : rc;
 }
 
+/* Run one unit after the other until the step has no more. Each of them is of the only batch. */
+static int run_units(struct train *t, uint64_t step, struct cst_err *err)
+{
+    const struct gpt_options *o = t->options;
+    const size_t n_seqs = o->batch / t->n_passes;
+    struct cst_unit unit;
+    double loss = 0;
+    int rc = t->store->ops->next(t->store, loss, &unit, err);
+
+    while (rc == 0 && unit.kind != CST_UNIT_STEP) {
+        rc = gpt_data_batch(&t->texts->train, o->seed, step * o->batch + unit.micro_batch * n_seqs,
+                            n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
+        if (rc == 0) {
+            rc = t->pass->ops->unit(t->pass, t->store, &unit, n_seqs, err);
+        }
+        if (rc == 0) {
+            rc = t->pass->ops->loss(t->pass, &loss, err);
+        }
+        if (rc == 0) {
+            rc = t->store->ops->next(t->store, loss, &unit, err);
+        }
+    }
+    return rc;
+}
+
 /* Run all passes and commit the step. The gradients of a pass are those of its mean loss.
  * grad_scale turns their sum into the mean over passes and ranks. */
 static int one_step(struct train *t, uint64_t step, struct cst_step_result *result,
@@ -252,8 +283,13 @@ static int one_step(struct train *t, uint64_t step, struct cst_step_result *resu
     struct cst_hyper_params params = hyper_params(t, step);
     const struct gpt_store_ops *ops = t->store->ops;
     double loss;
-    int rc = ops->prepare != NULL ? ops->prepare(t->store, &params, err) : 0;
+    int rc;
 
+    if (t->options->parallel == GPT_PARALLEL_DISPATCH) {
+        rc = run_units(t, step, err);
+        return rc == 0 ? ops->step(t->store, &params, result, err) : rc;
+    }
+    rc = ops->prepare != NULL ? ops->prepare(t->store, &params, err) : 0;
     for (uint32_t i = 0; rc == 0 && i < t->n_passes; i++) {
         rc = one_pass(t, step, i, &loss, err);
         if (rc == 0) {
@@ -435,8 +471,8 @@ static int open_files(struct train *t, uint64_t step, struct cst_err *err)
     const struct gpt_options *o = t->options;
     const bool mine = t->rank == o->rank;
     int rc = gpt_progress_open(&t->progress, o->quiet || t->rank != 0, mine ? o->log_json : NULL,
-                               step > 0, step, o->steps, (uint64_t)o->batch * o->context * o->world,
-                               err);
+                               step > 0, step, o->steps,
+                               (uint64_t)o->batch * o->context * n_batches(t), err);
 
     t->progress.step_flops = gpt_model_token_flops(t->model) * (double)t->progress.step_tokens;
     if (rc == 0 && mine && o->loss_file != NULL) {

@@ -143,6 +143,9 @@ static int check(const struct gpt_options *o, struct cst_err *err)
                            "--matmul fp32 is for --device host: a GPU's "
                            "operands are bf16");
     }
+    if (o->parallel == GPT_PARALLEL_DISPATCH) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "--parallel dispatch is for --device host");
+    }
     if (o->activation_memory > 0) {
         return cst_err_set(err, CST_EUNSUPPORTED, "--activation-memory is for --device host");
     }
