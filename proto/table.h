@@ -15,29 +15,34 @@
  * over tiles, do not depend on the capacity of chunks.
  *
  * A frozen chunk has a weight row only: its other places are CST_PLACE_NONE, it has no spans, and
- * its tensors have no tiles. */
+ * its tensors have no tiles.
+ *
+ * The tensors of a chunk have one type. The weights of fp32 tensors are their master weights, so
+ * that their chunks have no master row, whatever the header says of masters. */
 #ifndef CST_TABLE_H
 #define CST_TABLE_H
 
 #include "cistern/optimizer.h"
+#include "proto/dtypes.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define CST_TABLE_MAGIC 0x32656c6261545343ull /* "CSTable2" */
+#define CST_TABLE_MAGIC 0x33656c6261545343ull /* "CSTable3" */
 #define CST_TILE_ELEMS                                                                             \
     4096 /* Elements per tile. Part of the numerics: it fixes the order of the norm's sum. */
 
 enum cst_row {
-    CST_ROW_WEIGHT = 0,     /* bf16 */
-    CST_ROW_GRAD = 1,       /* bf16, or fp32 if the header says so */
+    CST_ROW_WEIGHT = 0,     /* bf16; fp32 in a chunk of fp32 tensors */
+    CST_ROW_GRAD = 1,       /* bf16, or fp32 if the header says so or the tensors are fp32 */
     CST_ROW_MASTER = 2,     /* fp32, or 16-bit remainders if the header says so */
     CST_ROW_EXP_AVG = 3,    /* fp32 */
     CST_ROW_EXP_AVG_SQ = 4, /* fp32 */
     CST_ROW_COUNT = 5,
-    /* bf16: second weight row of jobs with early or delayed updates; the two rows alternate. Not
-     * counted in CST_ROW_COUNT, because its place is the chunk's other_weight. */
+    /* In the format of WEIGHT: second weight row of jobs with early or delayed updates; the two
+     * rows alternate. Not counted in CST_ROW_COUNT, because its place is the chunk's
+     * other_weight. */
     CST_ROW_WEIGHT_OTHER = 5,
 };
 
@@ -83,20 +88,22 @@ struct cst_table_header {
     uint64_t spans_bytes;  /* Offset of spans from the start of the table, bytes. */
     uint64_t tiles_bytes;  /* Offset of tiles from the start of the table, bytes. */
     uint64_t total_bytes;  /* Size of the table. */
-    uint32_t grad_bytes;   /* Size of an element of every grad row: 2 or 0: bf16; 4: fp32. */
-    uint32_t optimizer;    /* enum cst_optimizer; of a chunk: cst_table_optimizer */
-    uint32_t moments;      /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
-    uint32_t rounding;     /* enum cst_rounding: for moments that are not fp32 */
-    uint32_t masters;      /* enum cst_masters: format of the master row */
-    uint32_t pad;          /* Padding, 0. */
-    uint64_t seed;         /* Seed of the job's stochastic rounding. */
+    /* Size of an element of the grad rows of bf16 tensors: 2 or 0: bf16; 4: fp32. */
+    uint32_t grad_bytes;
+    uint32_t optimizer; /* enum cst_optimizer; of a chunk: cst_table_optimizer */
+    uint32_t moments;   /* enum cst_moments: format of the rows exp_avg and exp_avg_sq */
+    uint32_t rounding;  /* enum cst_rounding: for moments that are not fp32 */
+    uint32_t masters;   /* enum cst_masters: format of the master row */
+    uint32_t pad;       /* Padding, 0. */
+    uint64_t seed;      /* Seed of the job's stochastic rounding. */
     /* Factors of the updates with even and with odd marks. Written before the first update with a
      * mark; by then, all updates with the mark before the last one are complete. */
     struct cst_table_factors factors[2];
 };
 
 struct cst_table_chunk {
-    /* Places in the arena. exp_avg_sq is CST_PLACE_NONE if the optimizer has one moment. */
+    /* Places in the arena. exp_avg_sq is CST_PLACE_NONE if the optimizer has one moment, and master
+     * if the tensors are fp32. */
     struct cst_place rows[CST_ROW_COUNT];
     struct cst_place other_weight; /* Place of the second weight row, or CST_PLACE_NONE. */
     /* Chunks that are updated by Muon: memory for the products (kernels/math/muon.h), which the
@@ -108,6 +115,8 @@ struct cst_table_chunk {
      * start. */
     uint32_t first_span;
     uint32_t n_spans;
+    uint32_t dtype; /* enum cst_dtype: type of the chunk's tensors. 0 counts as CST_BF16. */
+    uint32_t pad;   /* Padding, 0. */
     /* Adam step of the last UPDATE that completed. The engine writes it after all tiles. */
     uint64_t update_mark;
     /* Number of the last REDUCE that completed; each micro-batch has its own. CST_MARK_NONE: an
@@ -164,11 +173,35 @@ static inline enum cst_optimizer cst_table_optimizer(const struct cst_table_head
     return adamw ? CST_OPTIMIZER_ADAMW : (enum cst_optimizer)header->optimizer;
 }
 
-/* Return the bytes of the first @n_elems elements of row @row (or CST_ROW_WEIGHT_OTHER). The
- * formats in @header must be valid. For a row that the optimizer does not have, returns what it
- * would take. */
-static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header, int row,
-                                           uint64_t n_elems)
+/* Return whether an update of a chunk of @dtype reads the weight row, because the weights are the
+ * master weights or a part of them. */
+static inline bool cst_table_reads_weights(const struct cst_table_header *header,
+                                           enum cst_dtype dtype)
+{
+    return dtype == CST_FP32 || header->masters == CST_MASTERS_SPLIT;
+}
+
+/* Return whether a chunk of @dtype that is updated by @optimizer has row @row. The second weight
+ * row is not known here. */
+static inline bool cst_table_has_row(enum cst_optimizer optimizer, enum cst_dtype dtype, int row)
+{
+    return row == CST_ROW_MASTER       ? dtype != CST_FP32
+           : row == CST_ROW_EXP_AVG_SQ ? cst_table_has_second(optimizer)
+                                       : true;
+}
+
+/* Return the bytes of an element of the grad row of a chunk of @dtype. */
+static inline uint64_t cst_table_grad_bytes(const struct cst_table_header *header,
+                                            enum cst_dtype dtype)
+{
+    return header->grad_bytes == 4 ? 4 : cst_dtype_bytes(dtype);
+}
+
+/* Return the bytes of the first @n_elems elements of row @row (or CST_ROW_WEIGHT_OTHER) of a chunk
+ * of @dtype. The formats in @header must be valid. For a row that the chunk does not have, returns
+ * what it would take. */
+static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header,
+                                           enum cst_dtype dtype, int row, uint64_t n_elems)
 {
     switch (row) {
     case CST_ROW_MASTER:
@@ -177,19 +210,20 @@ static inline uint64_t cst_table_row_bytes(const struct cst_table_header *header
     case CST_ROW_EXP_AVG_SQ:
         return cst_table_moment_bytes((enum cst_moments)header->moments, n_elems);
     case CST_ROW_GRAD:
-        return header->grad_bytes == 4 ? 4 * n_elems : 2 * n_elems;
+        return cst_table_grad_bytes(header, dtype) * n_elems;
     default:
-        return 2 * n_elems;
+        return cst_dtype_bytes(dtype) * n_elems;
     }
 }
 
-/* Return the least alignment of row @row, bytes. */
-static inline uint64_t cst_table_row_align(const struct cst_table_header *header, int row)
+/* Return the least alignment of row @row of a chunk of @dtype, bytes. */
+static inline uint64_t cst_table_row_align(const struct cst_table_header *header,
+                                           enum cst_dtype dtype, int row)
 {
     bool codes =
         header->moments == CST_MOMENTS_MX8 && (row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ);
 
-    return codes ? 1 : cst_table_row_bytes(header, row, 1);
+    return codes ? 1 : cst_table_row_bytes(header, dtype, row, 1);
 }
 
 /* Return the number of tiles of a tensor of @n_elems elements. */

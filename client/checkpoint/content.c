@@ -192,16 +192,18 @@ static void add_tensor(struct cstc_content *content, const Cistern__JobDescripti
 {
     struct cstc_content_entry *weights;
     bool has_states = cst_pattern((enum cst_pattern_kind)d->tensors[t]->pattern)->has_states;
+    bool wide = d->tensors[t]->dtype == CST_FP32;
 
     /* The base job has the frozen tensors. */
     if (!has_states && d->base_job != NULL) {
         return;
     }
-    if (has_states) {
+    if (has_states && !wide) {
         (void)add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, ".master");
     }
-    weights = has_states && fp32 ? add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, "")
-                                 : add(content, d, t, CST_ROW_WEIGHT, CSTC_DTYPE_BF16, "");
+    weights = has_states && (fp32 || wide)
+                  ? add(content, d, t, CST_ROW_MASTER, CSTC_DTYPE_F32, "")
+                  : add(content, d, t, CST_ROW_WEIGHT, wide ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16, "");
     weights->weights = d->tensors[t];
     if (has_states) {
         add_moment(content, d, t, CST_ROW_EXP_AVG, ".exp_avg");

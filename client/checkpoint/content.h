@@ -60,7 +60,8 @@ int cstc_content_check(const Cistern__JobDescription *description, struct cst_er
 
 /* Make the content of a checkpoint of @description, which is borrowed. No file has more than
  * @file_bytes of data, unless it has only one entry. Tensors of a base job are left out. @fp32:
- * model files have the master weights, and only frozen tensors are BF16. CST_EINVAL: the
+ * model files have the master weights, and of bf16 tensors only frozen ones are BF16. The master
+ * weights of fp32 tensors are in model files alone. CST_EINVAL: the
  * description contradicts itself; CST_ENOMEM. */
 int cstc_content_make(struct cstc_content *content, const Cistern__JobDescription *description,
                       uint64_t file_bytes, bool fp32, struct cst_err *err);

@@ -248,32 +248,50 @@ static int check_all(struct load *load, const char *path, struct cst_err *err)
 
 /* -- the stream of states ------------------------------------------------------------------- */
 
-/* With gradients in weight rows or split masters, or if the model files have fp32, the weights are
- * made from the master weights alone. If moments are converted, their exponents are read with their
- * codes. */
-static bool is_written(const struct load *load, uint32_t i)
-{
-    const struct cstc_content_entry *entry = &load->content.entries[i];
-    uint32_t t = load->tensors[entry->tensor];
-
-    if (entry->exponents && load->converts) {
-        return false;
-    }
-    return entry->weights == NULL ||
-           !cst_pattern(load->job->model.tensors[t].pattern)->has_states ||
-           (!load->job->weights_follow && load->weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
-}
-
 /* True if @entry is decoded here. The daemon encodes it in the format of the job. */
 static bool is_converted(const struct load *load, const struct cstc_content_entry *entry)
 {
     return entry->raw && load->converts;
 }
 
+/* The job's tensor of @entry. */
+static const struct cst_layout_tensor *tensor_of(const struct load *load,
+                                                 const struct cstc_content_entry *entry)
+{
+    return &load->job->model.tensors[load->tensors[entry->tensor]];
+}
+
+/* True if @entry is written. With gradients in weight rows or split masters, or if the model files
+ * have fp32, the weights are made from the master weights alone; fp32 tensors have no others. If
+ * moments are converted, their exponents are read with their codes. */
+static bool is_written(const struct load *load, uint32_t i)
+{
+    const struct cstc_content_entry *entry = &load->content.entries[i];
+    const struct cst_layout_tensor *tensor = tensor_of(load, entry);
+
+    if (entry->exponents && load->converts) {
+        return false;
+    }
+    return entry->weights == NULL || entry->row == CST_ROW_MASTER ||
+           !cst_pattern(tensor->pattern)->has_states ||
+           (!load->job->weights_follow && tensor->dtype == CST_BF16 &&
+            load->weights[i].parts[0].place.dtype == CSTC_DTYPE_BF16);
+}
+
+/* The type in which the elements of @entry are sent: weights have that of the job's tensor, which
+ * can be another one than that of the checkpoint's. */
+static enum cstc_dtype sent_dtype(const struct load *load, const struct cstc_content_entry *entry)
+{
+    if (entry->row == CST_ROW_WEIGHT) {
+        return tensor_of(load, entry)->dtype == CST_FP32 ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16;
+    }
+    return is_converted(load, entry) ? CSTC_DTYPE_F32 : entry->dtype;
+}
+
 static bool next_piece(void *arg, struct cstc_state_piece *out)
 {
     struct load *load = arg;
-    const struct cstc_content_entry *entry;
+    struct cstc_content_entry sent;
 
     while (load->entry < load->content.n_entries && !is_written(load, load->entry)) {
         load->entry++;
@@ -281,19 +299,14 @@ static bool next_piece(void *arg, struct cstc_state_piece *out)
     if (load->entry == load->content.n_entries) {
         return false;
     }
-    entry = &load->content.entries[load->entry];
-    *out = cstc_content_piece(entry, load->first, cstc_state_most(load->job->client));
-    if (is_converted(load, entry)) {
-        struct cstc_content_entry as_fp32 = *entry;
-
-        as_fp32.dtype = CSTC_DTYPE_F32;
-        as_fp32.raw = false;
-        *out = cstc_content_piece(&as_fp32, load->first, cstc_state_most(load->job->client));
-    }
-    out->tensor = load->tensors[entry->tensor];
+    sent = load->content.entries[load->entry];
+    sent.dtype = sent_dtype(load, &load->content.entries[load->entry]);
+    sent.raw = sent.raw && !load->converts;
+    *out = cstc_content_piece(&sent, load->first, cstc_state_most(load->job->client));
+    out->tensor = load->tensors[sent.tensor];
     load->given = load->entry;
     load->first += out->n_elems;
-    if (load->first == entry->n_elems) {
+    if (load->first == sent.n_elems) {
         load->first = 0;
         load->entry++;
     }
@@ -346,7 +359,7 @@ static int read_piece(void *arg, const struct cstc_state_piece *piece, void *dat
 
     if (entry->weights != NULL) {
         return cstc_weights_read(&load->weights[load->given], piece->first, piece->n_elems,
-                                 CSTC_DTYPE_BF16, data, err);
+                                 sent_dtype(load, entry), data, err);
     }
     return is_converted(load, entry) ? read_converted(load, load->given, piece, data, err)
                                      : read_entry(load, load->given, piece, data, err);

@@ -269,12 +269,15 @@ static const struct cst_layout_tensor *declared(const struct load *load, uint32_
 }
 
 /* The type in which tensor @i is sent: that of its file, if it is one that the daemon takes. A
- * frozen tensor has bf16 weights alone. */
+ * frozen tensor has weights alone, in its own type. */
 static enum cstc_dtype sent_dtype(const struct load *load, uint32_t i)
 {
-    bool frozen = !cst_pattern(declared(load, i)->pattern)->has_states;
+    const struct cst_layout_tensor *tensor = declared(load, i);
 
-    return frozen || (!load->job->device_states && cstc_weights_are_bf16(&load->tensors[i].weights))
+    if (!cst_pattern(tensor->pattern)->has_states) {
+        return tensor->dtype == CST_FP32 ? CSTC_DTYPE_F32 : CSTC_DTYPE_BF16;
+    }
+    return !load->job->device_states && cstc_weights_are_bf16(&load->tensors[i].weights)
                ? CSTC_DTYPE_BF16
                : CSTC_DTYPE_F32;
 }

@@ -11,8 +11,9 @@ enum { MAX_WORLD = 64 };
 
 static const char *const root_keys[] = {"name",    "world",     "tokens", "groups",
                                         "tensors", "operators", NULL};
-static const char *const tensor_keys[] = {"name",  "shape",    "group",       "pattern", "whole",
-                                          "first", "lr_scale", "decay_scale", "update",  NULL};
+static const char *const tensor_keys[] = {"name",   "shape", "group",    "pattern",
+                                          "whole",  "first", "lr_scale", "decay_scale",
+                                          "update", "dtype", NULL};
 static const char *const operator_keys[] = {"name",          "tensors", "flops", "activation_bytes",
                                             "expected_uses", NULL};
 
@@ -149,6 +150,24 @@ static int read_pattern(const json_t *object, const char *place, uint32_t *out, 
                        known);
 }
 
+static int read_dtype(const json_t *object, const char *place, uint32_t *out, struct cst_err *err)
+{
+    char name[32] = "bf16";
+    int rc = cst_json_text(object, place, "dtype", CST_JSON_OPTIONAL, name, sizeof name, err);
+
+    if (rc != CST_OK) {
+        return rc;
+    }
+    for (uint32_t dtype = CST_BF16; cst_dtype_is_known(dtype); dtype++) {
+        if (strcmp(name, cst_dtype_name((enum cst_dtype)dtype)) == 0) {
+            *out = dtype;
+            return CST_OK;
+        }
+    }
+    return cst_err_set(err, CST_EINVAL, "%s.dtype: no type '%s' (there are: bf16, fp32)", place,
+                       name);
+}
+
 static int read_scale(const json_t *object, const char *place, const char *key, float *out,
                       struct cst_err *err)
 {
@@ -201,6 +220,9 @@ static int read_tensor(const json_t *object, const char *place, uint32_t n_group
     }
     if (rc == CST_OK) {
         rc = read_pattern(object, place, &t->words.pattern, err);
+    }
+    if (rc == CST_OK) {
+        rc = read_dtype(object, place, &t->words.dtype, err);
     }
     if (rc == CST_OK) {
         rc = read_box(object, place, t, err);
@@ -441,6 +463,9 @@ static json_t *tensor_json(const struct cst_layout_tensor *tensor)
     }
     if (good && tensor->lr_scale != 1) {
         good = put(object, "lr_scale", json_real((double)tensor->lr_scale));
+    }
+    if (good && tensor->dtype != CST_BF16) {
+        good = put(object, "dtype", json_string(cst_dtype_name(tensor->dtype)));
     }
     if (good && tensor->decay_scale != 1) {
         good = put(object, "decay_scale", json_real((double)tensor->decay_scale));

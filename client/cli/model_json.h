@@ -17,7 +17,8 @@
  *       "first": [0, 0],               and index of this box's first element in it
  *       "lr_scale": 1,                 default 1
  *       "decay_scale": 0,              default 1
- *       "update": "adamw"              in a job of Muon: auto, adamw or muon; default auto
+ *       "update": "adamw",             in a job of Muon: auto, adamw or muon; default auto
+ *       "dtype": "fp32"                bf16 or fp32; default bf16
  *     }],
  *     "operators": [{                  in the order of the forward pass
  *       "name": "embed",

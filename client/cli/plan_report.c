@@ -36,7 +36,8 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *c
     states.grad_over_weight = states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;
     for (int row = 0; row < CLI_PLAN_ROWS; row++) {
         uint64_t more = row == CST_ROW_WEIGHT || trained
-                            ? cst_layout_row_bytes(&states, layout->grad_bytes, row, chunk->n_elems)
+                            ? cst_layout_row_bytes(&states, layout->grad_bytes, chunk->dtype, row,
+                                                   chunk->n_elems)
                             : 0;
 
         if (is_on_accelerator(chunk, row) || c < choice->what_if.n_at_home) {
@@ -249,7 +250,7 @@ bool cli_plan_is_over(const struct cli_plan_input *input, const struct cst_plan_
 static void print_choice(const struct cli_plan_input *input, const struct cst_plan_choice *best)
 {
     char blocks[128], depth[16], a[CLI_HUMAN_BYTES], b[CLI_HUMAN_BYTES];
-    uint64_t weights = 2 * input->model.model.n_params;
+    uint64_t weights = input->model.model.weight_bytes;
 
     describe_blocks(best, blocks, sizeof blocks);
     (void)printf("chunks    %u of up to %s elements, %s wasted\n", best->n_chunks,

@@ -35,7 +35,7 @@ static struct cst_tile_work tile_work(const struct pass *pass, uint32_t chunk, u
 /* Collect the gradients of @chunk, those of the group's ranks in their order. Returns their
  * number. */
 static uint32_t sources(const struct gpt_local *local, uint32_t chunk,
-                        const uint16_t *src[CST_TILE_MAX_SRC])
+                        const void *src[CST_TILE_MAX_SRC])
 {
     uint32_t n = 0;
 
@@ -51,7 +51,7 @@ static void reduce_share(void *arg, unsigned thread, size_t from, size_t to)
 {
     const struct pass *pass = arg;
     const struct gpt_local *local = pass->local;
-    const uint16_t *src[CST_TILE_MAX_SRC];
+    const void *src[CST_TILE_MAX_SRC];
     uint64_t first, count;
 
     (void)thread;

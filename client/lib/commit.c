@@ -193,7 +193,8 @@ static int take_place(struct cst_job *job, uint32_t number, uint32_t chunk, uint
                       uint64_t offset, struct cst_err *why)
 {
     const struct cst_layout_tensor *tensor = &job->model.tensors[number];
-    uint64_t capacity = class < job->plan.n_classes ? job->plan.classes[class].chunk_elems : 0;
+    uint64_t bf16_elems = class < job->plan.n_classes ? job->plan.classes[class].chunk_elems : 0;
+    uint64_t capacity = 2 * bf16_elems / cst_dtype_bytes(tensor->dtype);
 
     /* 64 elements of bf16 are 128 bytes, the alignment of struct cst_io. */
     if (chunk >= job->plan.n_chunks || offset % 64 != 0 || tensor->n_elems > capacity ||

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define POISON 0xffffu /* A NaN in bf16 that is no result of arithmetic. */
+#define POISON 0xff /* Each byte. A NaN in bf16 and in fp32 that is no result of arithmetic. */
 
 int cstc_debug_read(struct cstc_debug *out, struct cst_err *err)
 {
@@ -81,13 +81,28 @@ static bool is_on(const struct cst_job *job)
     return job->debug.poison && is_host(job);
 }
 
-void cstc_debug_poison(const struct cst_job *job, const struct cst_io *io, uint32_t n_io)
+void cstc_debug_poison(const struct cst_job *job, uint32_t op, const struct cst_io *io)
 {
-    for (uint32_t i = 0; is_on(job) && i < n_io; i++) {
+    const struct cst_lease_operator *o = &job->operators[op];
+
+    for (uint32_t i = 0; is_on(job) && i < o->n_tensors; i++) {
         if (io[i].grad != NULL && !io[i].accumulate) {
-            memset(io[i].grad, POISON & 0xff, 2 * io[i].n_elems);
+            enum cst_dtype dtype = job->model.tensors[o->tensors[i]].dtype;
+
+            memset(io[i].grad, POISON, cst_dtype_bytes(dtype) * io[i].n_elems);
         }
     }
+}
+
+/* True if element @i of @grad is as cstc_debug_poison left it. */
+static bool is_poison(const unsigned char *grad, uint64_t i, uint64_t elem_bytes)
+{
+    bool same = true;
+
+    for (uint64_t b = 0; b < elem_bytes; b++) {
+        same = same && grad[i * elem_bytes + b] == POISON;
+    }
+    return same;
 }
 
 static int check_tensor(const struct cst_job *job, uint32_t op, uint32_t tensor,
@@ -95,10 +110,11 @@ static int check_tensor(const struct cst_job *job, uint32_t op, uint32_t tensor,
 {
     const struct cst_lease *lease = &job->sequence.leases.chunks[job->tensor_chunk[tensor]].grad;
     uint64_t n = job->model.tensors[tensor].n_elems;
-    const uint16_t *grad = cstc_job_address(job, lease, tensor);
+    uint64_t elem_bytes = cst_dtype_bytes(job->model.tensors[tensor].dtype);
+    const unsigned char *grad = cstc_job_address(job, lease, tensor);
 
     for (uint64_t i = 0; i < n; i++) {
-        if (grad[i] == POISON) {
+        if (is_poison(grad, i, elem_bytes)) {
             return cst_err_set(
                 err, CST_EINVAL,
                 "operator '%s': the gradient of tensor '%s' was not written: element "

@@ -21,9 +21,9 @@ int cstc_debug_unlock(const struct cst_job *job, uint32_t op, bool backward, str
 /* guard: no operator is begun, and the worker may not access the pool. */
 void cstc_debug_lock(const struct cst_job *job);
 
-/* poison: fill with NaN each of the @n_io gradients in @io to which nothing was written in this
- * micro-batch. */
-void cstc_debug_poison(const struct cst_job *job, const struct cst_io *io, uint32_t n_io);
+/* poison: fill with NaN each gradient in @io, of the tensors of operator @op, to which nothing was
+ * written in this micro-batch. */
+void cstc_debug_poison(const struct cst_job *job, uint32_t op, const struct cst_io *io);
 
 /* poison: check the gradients at the end of the backward pass of @op. CST_EINVAL: an element was
  * not written; the error names the tensor, the operator and the first such element. */

@@ -73,10 +73,10 @@ static int check_spec(struct cst_job *job, const struct cst_tensor_spec *spec)
         return cst_err_set(&job->declare_err, CST_EINVAL, "tensor '%.255s' has no shape",
                            spec->name);
     }
-    if (spec->dtype != CST_BF16) {
+    if (spec->dtype != CST_BF16 && spec->dtype != CST_FP32) {
         return cst_err_set(&job->declare_err, CST_EINVAL,
-                           "tensor '%.255s': dtype %d; only CST_BF16 exists", spec->name,
-                           (int)spec->dtype);
+                           "tensor '%.255s': dtype %d; only CST_BF16 and CST_FP32 exist",
+                           spec->name, (int)spec->dtype);
     }
     for (uint32_t i = 0; i < spec->n_external; i++) {
         if (spec->external_names == NULL || spec->external_names[i] == NULL) {
@@ -103,6 +103,7 @@ int cst_tensor_as(struct cst_job *job, const struct cst_tensor_spec *spec)
     }
     if (rc == CST_OK) {
         const struct cst_tensor_words words = {.name = spec->name,
+                                               .dtype = (uint32_t)spec->dtype,
                                                .shape = spec->shape,
                                                .n_dims = spec->n_dims,
                                                .lr_scale = spec->lr_scale,

@@ -75,7 +75,7 @@ static Cistern__TensorDecl *make_tensor(const struct cst_layout_tensor *tensor)
     if (msg != NULL) {
         cistern__tensor_decl__init(msg);
         msg->name = (char *)(uintptr_t)tensor->name;
-        msg->dtype = CST_BF16;
+        msg->dtype = tensor->dtype;
         msg->n_shape = tensor->n_dims;
         msg->shape = (int64_t *)(uintptr_t)tensor->shape;
         msg->has_lr_scale = true;

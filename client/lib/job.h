@@ -147,7 +147,8 @@ struct cst_job {
 static inline void *cstc_job_address(const struct cst_job *job, const struct cst_lease *lease,
                                      uint32_t tensor)
 {
-    return (char *)job->slabs[lease->slab].base + lease->offset + 2 * job->tensor_offset[tensor];
+    return (char *)job->slabs[lease->slab].base + lease->offset +
+           cst_dtype_bytes(job->model.tensors[tensor].dtype) * job->tensor_offset[tensor];
 }
 
 /* Free @job and, unless this is a forked child, unmap its memory. @job may be NULL. The caller has

@@ -92,7 +92,7 @@ static int begin(struct cst_job *job, int op, enum cst_direction direction, stru
     rc = rc == CST_OK ? cstc_debug_unlock(job, (uint32_t)op, want.backward, err) : rc;
     if (rc == CST_OK) {
         fill_io(job, op, want.backward, io);
-        cstc_debug_poison(job, io, n_io);
+        cstc_debug_poison(job, (uint32_t)op, io);
         job->begun = op;
         job->begun_backward = want.backward;
     }

@@ -23,7 +23,8 @@ static int zero(void *arg, uint32_t tensor, const struct cst_lease *lease, struc
 {
     struct cst_job *job = arg;
     void *at = cstc_job_address(job, lease, tensor);
-    uint64_t bytes = 2 * job->model.tensors[tensor].n_elems;
+    const struct cst_layout_tensor *t = &job->model.tensors[tensor];
+    uint64_t bytes = cst_dtype_bytes(t->dtype) * t->n_elems;
 
     if (job->device.calls != NULL) {
         return job->device.calls->zero(job->device.arg, at, bytes, err);

@@ -7,9 +7,11 @@
 
 #include <string.h>
 
-static size_t elem_bytes(enum cst_state state)
+static size_t elem_bytes(const struct cst_job *job, int tensor, enum cst_state state)
 {
-    return state == CST_STATE_WEIGHT || state == CST_STATE_GRAD ? 2 : 4;
+    return state == CST_STATE_WEIGHT || state == CST_STATE_GRAD
+               ? cst_dtype_bytes(job->model.tensors[tensor].dtype)
+               : 4;
 }
 
 static int check_range(struct cst_job *job, int tensor, enum cst_state state, uint64_t first,
@@ -100,10 +102,12 @@ static int prepare(struct cst_job *job, int tensor, enum cst_state state, uint64
         rc = cstc_state_open(job->client, err);
     }
     if (rc == CST_OK) {
+        size_t bytes = elem_bytes(job, tensor, state);
+
         *out = (struct cursor){.next = first,
                                .end = first + n_elems,
-                               .most = cstc_state_most(job->client) / elem_bytes(state),
-                               .elem_bytes = elem_bytes(state),
+                               .most = cstc_state_most(job->client) / bytes,
+                               .elem_bytes = bytes,
                                /* Both enums have the same numbers. */
                                .piece = {.tensor = (uint32_t)tensor, .row = (uint32_t)state},
                                .at = (char *)(uintptr_t)data};

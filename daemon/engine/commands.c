@@ -152,6 +152,8 @@ static void fill_convert(struct message *m, const struct cst_command *c)
     m->command.from_bf16 = c->from_bf16;
     m->command.has_split = c->split;
     m->command.split = c->split;
+    m->command.has_fp32 = c->fp32;
+    m->command.fp32 = c->fp32;
 }
 
 static void fill_message(struct message *m, const struct cst_command *c)

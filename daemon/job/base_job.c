@@ -84,6 +84,12 @@ static int check_tensor(const struct cstd_job *job, const struct cst_layout_tens
                            tensor->name, job->name, tensor->n_elems, tensor->n_dims, base->name,
                            theirs->n_elems, theirs->n_dims);
     }
+    if (theirs->dtype != tensor->dtype) {
+        return cst_err_set(err, CST_EMISMATCH,
+                           "frozen tensor '%s' of job '%s' is %s, in its base '%s' %s",
+                           tensor->name, job->name, cst_dtype_name(tensor->dtype), base->name,
+                           cst_dtype_name(theirs->dtype));
+    }
     return CST_OK;
 }
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DTYPE_BF16 = 1, NAMED_RANKS = 4, RANKS_TEXT = 64 };
+enum { NAMED_RANKS = 4, RANKS_TEXT = 64 };
 
 /* -- names of ranks in messages ------------------------------------------------------------- */
 
@@ -143,10 +143,11 @@ static int declare_edge(struct cstd_worker *worker, const Cistern__EdgeDecl *dec
 static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDecl *decl,
                        struct cst_tensor_words *out, struct cst_err *err)
 {
-    if (decl->dtype != DTYPE_BF16) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "tensor '%.255s': dtype %u is unknown, this version knows 1 (bf16)",
-                           decl->name, decl->dtype);
+    if (!cst_dtype_is_known(decl->dtype)) {
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "tensor '%.255s': dtype %u is unknown, this version knows %d (bf16) and %d (fp32)",
+            decl->name, decl->dtype, CST_BF16, CST_FP32);
     }
     if ((decl->n_whole_shape != 0 && decl->n_whole_shape != decl->n_shape) ||
         (decl->n_box_first != 0 && decl->n_box_first != decl->n_shape)) {
@@ -168,6 +169,7 @@ static int read_tensor(const struct cstd_worker *worker, const Cistern__TensorDe
     }
     *out = (struct cst_tensor_words){
         .name = decl->name,
+        .dtype = decl->dtype,
         .shape = decl->shape,
         .n_dims = (uint32_t)decl->n_shape,
         .lr_scale = decl->lr_scale,

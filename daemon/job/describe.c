@@ -65,7 +65,7 @@ static void fill_tensors(const struct cst_model *model, const struct cst_layout 
 
         cistern__tensor_decl__init(tensor);
         tensor->name = (char *)(uintptr_t)from->name;
-        tensor->dtype = 1; /* bf16 */
+        tensor->dtype = from->dtype;
         tensor->n_shape = from->n_dims;
         tensor->shape = (int64_t *)(uintptr_t)from->shape;
         tensor->has_lr_scale = tensor->has_decay_scale = true;

@@ -148,7 +148,8 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
         return row->row == CST_ROW_WEIGHT;
     }
     if (row->row == CST_ROW_WEIGHT) { /* Otherwise they are made from the master weights. */
-        return !copy->to->options.grad_over_weight && copy->to->options.masters == CST_MASTERS_FP32;
+        return !copy->to->options.grad_over_weight &&
+               copy->to->options.masters == CST_MASTERS_FP32 && tensor->dtype == CST_BF16;
     }
     if (row->row == CST_ROW_EXP_AVG_SQ && chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW) {
         return false;
@@ -159,12 +160,14 @@ static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const stru
     return !row->exponents || copy->to->options.moments == CST_MOMENTS_MX8;
 }
 
-static uint64_t bytes_of(const struct cstd_state_copy *copy, const struct piece *piece,
+/* Bytes of @n_elems elements of tensor @t, as @piece says. */
+static uint64_t bytes_of(const struct cstd_state_copy *copy, uint32_t t, const struct piece *piece,
                          uint64_t n_elems)
 {
     const struct cst_layout_states states = cstd_job_options_states(&copy->to->options);
 
-    return cst_core_io_bytes(&states, piece->row, piece->raw, piece->exponents, n_elems);
+    return cst_core_io_bytes(&states, copy->to->model.tensors[t].dtype, piece->row, piece->raw,
+                             piece->exponents, n_elems);
 }
 
 /* Find the row of the next piece. Returns false at the end. */
@@ -188,7 +191,7 @@ static void take_piece(struct cstd_state_copy *copy, struct piece *out)
 {
     const struct piece *row = &rows[copy->step];
     uint32_t t = copy->order[copy->place];
-    uint64_t most = SLOT_BYTES / bytes_of(copy, row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
+    uint64_t most = SLOT_BYTES / bytes_of(copy, t, row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
 
     *out = *row;
     out->tensor = t;
@@ -222,14 +225,14 @@ static void read_piece(struct cstd_state_copy *copy, uint32_t i)
     for (uint32_t r = 0; n < piece->n_elems && copy->to->state != CSTD_JOB_CLOSING; r++) {
         struct cst_reshard_run run =
             cst_reshard_run(&copy->reshard, piece->tensor, piece->first + n, piece->n_elems - n);
-        struct cst_event event = {
-            .kind = CST_EV_READ,
-            .tag = tag_of(copy, READ_ITEM + i * SLOT_RUNS + r),
-            .tensor = run.tensor,
-            .first = run.first,
-            .n_elems = run.n_elems,
-            .place = {.segment = copy->staging->id,
-                      .offset = (uint64_t)i * SLOT_BYTES + bytes_of(copy, piece, n)}};
+        struct cst_event event = {.kind = CST_EV_READ,
+                                  .tag = tag_of(copy, READ_ITEM + i * SLOT_RUNS + r),
+                                  .tensor = run.tensor,
+                                  .first = run.first,
+                                  .n_elems = run.n_elems,
+                                  .place = {.segment = copy->staging->id,
+                                            .offset = (uint64_t)i * SLOT_BYTES +
+                                                      bytes_of(copy, piece->tensor, piece, n)}};
 
         slot->n_reads++;
         n += run.n_elems;
@@ -251,7 +254,7 @@ static void write_piece(struct cstd_state_copy *copy, uint32_t i)
         .place = {.segment = copy->staging->id, .offset = (uint64_t)i * SLOT_BYTES}};
 
     slot->state = SLOT_WRITING;
-    copy->bytes += bytes_of(copy, piece, piece->n_elems);
+    copy->bytes += bytes_of(copy, piece->tensor, piece, piece->n_elems);
     feed(copy->to, piece, &event);
 }
 

@@ -208,15 +208,34 @@ static void fill_drift(const struct cstd_drift *drift, Cistern__JobInfo *out)
     }
 }
 
-static double state_bytes(const struct cstd_job *job)
+/* Bytes of all rows of a parameter of @dtype. */
+static double bytes_per_param(const struct cstd_job *job, enum cst_dtype dtype)
 {
     struct cst_layout_states states = cstd_job_options_states(&job->options);
     uint64_t bytes = 0;
 
     for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {
-        bytes += cst_layout_row_bytes(&states, job->micro_batches > 1 ? 4 : 2, row, CST_MX8_BLOCK);
+        bytes += cst_layout_row_bytes(&states, job->micro_batches > 1 ? 4 : 2, dtype, row,
+                                      CST_MX8_BLOCK);
     }
     return (double)bytes / CST_MX8_BLOCK;
+}
+
+/* The mean over the trained parameters that have been declared. */
+static double state_bytes(const struct cstd_job *job)
+{
+    double bf16 = bytes_per_param(job, CST_BF16), fp32 = bytes_per_param(job, CST_FP32);
+    double all = 0, wide = 0;
+
+    for (uint32_t i = 0; i < job->model.n_tensors; i++) {
+        const struct cst_layout_tensor *tensor = &job->model.tensors[i];
+
+        if (cst_pattern(tensor->pattern)->has_states) {
+            all += (double)tensor->n_elems;
+            wide += tensor->dtype == CST_FP32 ? (double)tensor->n_elems : 0;
+        }
+    }
+    return all > 0 ? bf16 + (fp32 - bf16) * (wide / all) : bf16;
 }
 
 /* Fill in the bytes of device reservations and of states on accelerators. Before there is a layout,

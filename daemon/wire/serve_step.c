@@ -323,6 +323,9 @@ static int check_place(const struct cstd_session *session, const struct cstd_job
     const struct cstd_staging *staging = session->staging;
     struct cst_layout_states states = cstd_job_options_states(&job->options);
     unsigned row = (unsigned)io->row;
+    /* The core refuses tensors that do not exist. */
+    enum cst_dtype dtype =
+        io->tensor < job->model.n_tensors ? job->model.tensors[io->tensor].dtype : CST_BF16;
     uint64_t bytes;
 
     if (row >= CST_ROW_COUNT) {
@@ -334,8 +337,8 @@ static int check_place(const struct cstd_session *session, const struct cstd_job
     }
     bytes = io->n_elems >= UINT64_MAX / 4 ? UINT64_MAX
             : io->bf16                    ? 2 * io->n_elems
-                       : cst_core_io_bytes(&states, (enum cst_row)row, io->raw, io->exponents,
-                                           io->n_elems);
+                       : cst_core_io_bytes(&states, dtype, (enum cst_row)row, io->raw,
+                                           io->exponents, io->n_elems);
     if (io->staging_offset % 64 != 0 || io->staging_offset > staging->segment->bytes ||
         bytes > staging->segment->bytes - io->staging_offset) {
         return cst_err_set(

@@ -66,6 +66,7 @@
 #ifndef CISTERN_H
 #define CISTERN_H
 
+#include "cistern/dtype.h"
 #include "cistern/optimizer.h"
 #include "cistern/pattern.h"
 #include "cistern/status.h"
@@ -117,9 +118,6 @@ bool cst_client_is_pending(const struct cst_client *client);
 int cst_ping(struct cst_client *client, uint64_t *ns_out, struct cst_err *err);
 
 /* -- job ------------------------------------------------------------------------------------ */
-
-/* Type of a tensor's elements in the model. */
-enum cst_dtype { CST_BF16 = 1 };
 
 /* A group is the set of ranks that hold a tensor. The gradient of the tensor is summed over the
  * group. CST_GROUP_ALL consists of all ranks of the job. cst_group makes other groups. */
@@ -382,7 +380,7 @@ int cst_group(struct cst_job *job, const uint32_t *ranks, uint32_t n_ranks);
 /* All properties of a tensor, for cst_tensor_as. */
 struct cst_tensor_spec {
     const char *name;              /* 1 to 255 bytes, unique in the job. */
-    enum cst_dtype dtype;          /* CST_BF16. */
+    enum cst_dtype dtype;          /* CST_BF16 or CST_FP32. */
     uint32_t n_dims;               /* Number of dimensions, 1 to 8. */
     const int64_t *shape;          /* n_dims numbers of elements: the part that one rank holds. */
     int group;                     /* CST_GROUP_ALL, or a number from cst_group. */
@@ -617,11 +615,11 @@ enum cst_direction { CST_FORWARD, CST_BACKWARD };
 /* One tensor of an operator that has begun. The pointers are valid from cst_op_begin to cst_op_end
  * of this operator. They are addresses in the memory of the rank's device. */
 struct cst_io {
-    /* Weights: n_elems bf16 elements, row-major in the declared shape, 128-byte aligned. The worker
-     * must not write them. */
+    /* Weights: n_elems elements of the tensor's type (cistern/dtype.h), row-major in the declared
+     * shape, 128-byte aligned. The worker must not write them. */
     void *weight;
-    /* Gradient: n_elems bf16 elements in the layout of the weights. NULL in CST_FORWARD and for
-     * frozen tensors. */
+    /* Gradient: n_elems elements of the tensor's type, in the layout of the weights. NULL in
+     * CST_FORWARD and for frozen tensors. */
     void *grad;
     /* How to write the gradient. False: its memory has undefined contents, and the worker must
      * overwrite all elements. True: an earlier use of the tensor in this micro-batch has written
@@ -932,11 +930,13 @@ int cst_edge_wait(struct cst_job *job, int edge, uint32_t number, struct cst_err
 
 /* The states of a tensor, and the type in which they are read and written. */
 enum cst_state {
-    CST_STATE_WEIGHT = 0, /* bf16. */
-    /* bf16. The last gradient, summed over the ranks. With micro-batches it is their fp32 sum,
-     * rounded. Read only. */
+    CST_STATE_WEIGHT = 0, /* The tensor's type. */
+    /* The tensor's type. The last gradient, summed over the ranks. With micro-batches it is their
+     * fp32 sum, rounded if the tensor is bf16. Read only. */
     CST_STATE_GRAD = 1,
-    CST_STATE_MASTER = 2,  /* fp32. A write also sets the weights and clears both moments. */
+    /* fp32. A write also sets the weights and clears both moments. Of fp32 tensors it is the
+     * weights. */
+    CST_STATE_MASTER = 2,
     CST_STATE_EXP_AVG = 3, /* fp32, whatever the format of the moments. */
     /* fp32, whatever the format of the moments. CST_EUNSUPPORTED: the optimizer has one moment. */
     CST_STATE_EXP_AVG_SQ = 4,
@@ -964,7 +964,7 @@ enum cst_state {
  *
  * A gradient cannot be read while its sum is incomplete (CST_EBUSY).
  *
- * With grad_over_weight:
+ * With grad_over_weight, for bf16 tensors:
  *   - A gradient can be read from the end of its sum to its update (else CST_EUNSUPPORTED).
  *   - Weights cannot be written (CST_EUNSUPPORTED); write the master weights.
  *   - Master weights cannot be written while a gradient of an interrupted attempt is still being

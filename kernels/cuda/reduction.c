@@ -7,8 +7,8 @@
 #define BASE_ALIGN 64
 
 _Static_assert(CST_TILE_MAX_SRC <= CST_CUDA_MAX_SRC, "the kernel takes as many sources");
-_Static_assert(CSTE_GPU_STAGE_ELEMS / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
-               "a tile of each source fits in the stage");
+_Static_assert(CSTE_GPU_STAGE_ELEMS / 2 / CST_TILE_MAX_SRC >= CST_TILE_ELEMS + BASE_ALIGN,
+               "a tile of each source fits in the stage, also of fp32");
 
 /* A reduction on one thread. */
 struct reduction {
@@ -31,9 +31,17 @@ struct batch {
     uint64_t end;
 };
 
-static struct cste_addr ahead(struct cste_addr addr, uint64_t elems)
+/* Returns the bytes of an element of a contribution. */
+static uint64_t elem_bytes(const struct reduction *r)
 {
-    return (struct cste_addr){.mem = addr.mem, .offset = addr.offset + elems * sizeof(uint16_t)};
+    return cst_dtype_bytes(cst_tile_dtype(r->work));
+}
+
+/* Returns the address of element @elems of a contribution, or of a row in the same format, that
+ * begins at @addr. */
+static struct cste_addr ahead(const struct reduction *r, struct cste_addr addr, uint64_t elems)
+{
+    return cste_addr_ahead(addr, elems * elem_bytes(r));
 }
 
 /* Take the next tiles of @walk that are not done, as many as fit into @max_elems. */
@@ -65,7 +73,7 @@ static void take_batch(struct reduction *r, struct cst_tile_walk *walk, uint64_t
 /* Returns the bytes of the contributions to tile @i of the batch. */
 static uint64_t src_bytes(const struct reduction *r, uint32_t i)
 {
-    return (uint64_t)r->n_src * r->stage->batch[i].n_elems * sizeof(uint16_t);
+    return r->n_src * r->stage->batch[i].n_elems * elem_bytes(r);
 }
 
 /* -- on the GPU ----------------------------------------------------------------------------- */
@@ -95,7 +103,7 @@ static int stage_tiles(struct reduction *r, const struct batch *batch,
             .start = stage->batch[i].start - batch->base, .n_elems = stage->batch[i].n_elems};
     }
     for (uint32_t i = 0; i < r->n_src; i++) {
-        struct cste_addr src = ahead(r->src[i], batch->base);
+        struct cste_addr src = ahead(r, r->src[i], batch->base);
 
         sources->v[i] = (const uint16_t *)(uintptr_t)(src.mem->device + src.offset);
     }
@@ -131,8 +139,8 @@ static int copy_out(struct reduction *r, const struct batch *batch, struct cst_e
         for (next = i; next < batch->n && tiles[next].start == end; next++) {
             end += tiles[next].n_elems;
         }
-        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, ahead(to, start),
-                                   ahead(from, start - batch->base),
+        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, ahead(r, to, start),
+                                   ahead(r, from, start - batch->base),
                                    (end - start) * sizeof(uint16_t), err);
     }
     from.offset = CSTE_GPU_STAGE_SUMS_AT;
@@ -193,15 +201,16 @@ static int sum_on_gpu(struct reduction *r, const struct batch *batch, struct cst
 
 /* Returns the address at which a staged source row would begin if it were staged whole. Only the
  * batch's part of the row is there. */
-static const uint16_t *row_of_staged(const void *staged, const struct batch *batch)
+static const void *row_of_staged(const struct reduction *r, const void *staged,
+                                 const struct batch *batch)
 {
-    return (const uint16_t *)((uintptr_t)staged - batch->base * sizeof(uint16_t));
+    return (const void *)((uintptr_t)staged - batch->base * elem_bytes(r));
 }
 
 /* Copy the sources that are on GPUs to the stage, with @max_elems of space for each, and set @at to
  * the starts of all source rows. */
 static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_elems,
-                   const uint16_t **at, struct cst_err *err)
+                   const void **at, struct cst_err *err)
 {
     struct cste_addr to = {.mem = &r->stage->host};
     int rc = CST_OK;
@@ -210,13 +219,13 @@ static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_
         const struct cste_mem *mem = r->src[i].mem;
 
         if (mem->device == 0) {
-            at[i] = (const uint16_t *)(const void *)((const char *)mem->base + r->src[i].offset);
+            at[i] = (const char *)mem->base + r->src[i].offset;
             continue;
         }
-        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r->src[i], batch->base),
-                                   (batch->end - batch->base) * sizeof(uint16_t), err);
-        at[i] = row_of_staged((const char *)r->stage->host.base + to.offset, batch);
-        to = ahead(to, max_elems);
+        rc = cste_gpu_enqueue_copy(r->gpu, r->thread, to, ahead(r, r->src[i], batch->base),
+                                   (batch->end - batch->base) * elem_bytes(r), err);
+        at[i] = row_of_staged(r, (const char *)r->stage->host.base + to.offset, batch);
+        to = ahead(r, to, max_elems);
     }
     return cste_gpu_settle(r->gpu, r->thread, rc, err);
 }
@@ -224,7 +233,7 @@ static int copy_in(struct reduction *r, const struct batch *batch, uint64_t max_
 static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t max_elems,
                        struct cst_err *err)
 {
-    const uint16_t *at[CST_TILE_MAX_SRC];
+    const void *at[CST_TILE_MAX_SRC];
     int rc = copy_in(r, batch, max_elems, at, err);
 
     for (uint32_t i = 0; i < batch->n && rc == CST_OK; i++) {
@@ -236,11 +245,11 @@ static int add_up_here(struct reduction *r, const struct batch *batch, uint64_t 
 
 /* -- choice between GPU and processor ------------------------------------------------------- */
 
-/* Returns how many elements of each source row fit into the stage. */
-static uint64_t room(uint32_t n_on_gpu, bool on_gpu)
+/* Returns how many elements of each source row fit into the stage, which takes @stage_elems of
+ * their elements. */
+static uint64_t room(uint64_t stage_elems, uint32_t n_on_gpu, bool on_gpu)
 {
-    return on_gpu || n_on_gpu == 0 ? CSTE_GPU_STAGE_ELEMS
-                                   : CSTE_GPU_STAGE_ELEMS / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
+    return on_gpu || n_on_gpu == 0 ? stage_elems : stage_elems / n_on_gpu / BASE_ALIGN * BASE_ALIGN;
 }
 
 /* Find the segment address of the grad row. Registrations are counted from the start of its
@@ -262,18 +271,20 @@ struct way {
     uint64_t max_elems; /* Largest number of elements of the rows in a batch. */
 };
 
+/* The kernels sum bf16 contributions. fp32 tensors are few and small, and of them the link carries
+ * 4 bytes per element in either case, unless there are several contributions. */
 static struct way choose_way(const struct cst_tile_work *work, uint32_t n_src, uint32_t n_on_gpu)
 {
-    bool wide = work->rows.grad_f32 != NULL;
+    bool wide = work->rows.grad_f32 != NULL, fp32 = cst_tile_dtype(work) == CST_FP32;
     /* With an fp32 row, the link carries either all sources (2 bytes per element each) or the
      * sum (4 bytes). */
     bool fewer_bytes = !wide || (!work->accumulate && n_src * sizeof(uint16_t) > sizeof(float));
-    bool on_gpu = n_on_gpu == n_src && fewer_bytes;
-
+    bool on_gpu = n_on_gpu == n_src && fewer_bytes && !fp32;
     /* The stage has room for half as many fp32 values as bf16 values. */
+    bool half = fp32 || (on_gpu && wide);
+
     return (struct way){.on_gpu = on_gpu,
-                        .max_elems =
-                            on_gpu && wide ? CSTE_GPU_STAGE_ELEMS / 2 : room(n_on_gpu, on_gpu)};
+                        .max_elems = room(CSTE_GPU_STAGE_ELEMS / (half ? 2 : 1), n_on_gpu, on_gpu)};
 }
 
 int cste_gpu_reduce(void *state, unsigned thread, const struct cst_tile_work *work, uint32_t n_src,

@@ -77,27 +77,43 @@ static struct cst_update_moment moment(const struct cste_device_update *update,
                                       .exponents = blocks ? values + update->row_elems : NULL};
 }
 
+/* Set the master weights and the weights that are read and written. */
+static void point_weights(struct cst_update_rows *rows, const struct cste_device_update *update)
+{
+    void *weight_in = pointer(update->in[CST_ROW_WEIGHT]);
+    void *master_in = pointer(update->in[CST_ROW_MASTER]);
+    void *weight = pointer(update->out[CST_ROW_WEIGHT]);
+    void *master = pointer(update->out[CST_ROW_MASTER]);
+
+    if (cst_tile_dtype(update->work) == CST_FP32) {
+        rows->master_in = weight_in;
+        rows->master = weight;
+        return;
+    }
+    rows->weight = weight;
+    if (update->work->table->masters == CST_MASTERS_SPLIT) {
+        rows->weight_in = weight_in;
+        rows->remainder_in = master_in;
+        rows->remainder = master;
+    } else {
+        rows->master_in = master_in;
+        rows->master = master;
+    }
+}
+
 static struct cst_cuda_update arguments(const struct cste_device_update *update)
 {
     struct cst_table_header *table = update->work->table;
     const struct cst_table_chunk *chunk = &cst_table_chunks(table)[update->work->chunk];
-    bool wide = table->grad_bytes == sizeof(float);
+    bool wide = cst_table_grad_bytes(table, cst_tile_dtype(update->work)) == sizeof(float);
     void *grad = pointer(update->in[CST_ROW_GRAD]);
-    struct cst_cuda_update args = {.rows = {.grad_bf16 = wide ? NULL : grad,
-                                            .grad_fp32 = wide ? grad : NULL,
-                                            .weight = pointer(update->out[CST_ROW_WEIGHT])},
-                                   .seed = table->seed,
-                                   .t = update->work->mark,
-                                   .optimizer = cst_table_optimizer(table, chunk)};
+    struct cst_cuda_update args = {
+        .rows = {.grad_bf16 = wide ? NULL : grad, .grad_fp32 = wide ? grad : NULL},
+        .seed = table->seed,
+        .t = update->work->mark,
+        .optimizer = cst_table_optimizer(table, chunk)};
 
-    if (table->masters == CST_MASTERS_SPLIT) {
-        args.rows.weight_in = pointer(update->in[CST_ROW_WEIGHT]);
-        args.rows.remainder_in = pointer(update->in[CST_ROW_MASTER]);
-        args.rows.remainder = pointer(update->out[CST_ROW_MASTER]);
-    } else {
-        args.rows.master_in = pointer(update->in[CST_ROW_MASTER]);
-        args.rows.master = pointer(update->out[CST_ROW_MASTER]);
-    }
+    point_weights(&args.rows, update);
     for (int k = 0; k < 2; k++) {
         args.rows.moments_in[k] = moment(update, update->in[CST_ROW_EXP_AVG + k]);
         args.rows.moments[k] = moment(update, update->out[CST_ROW_EXP_AVG + k]);

@@ -52,7 +52,7 @@ __device__ __forceinline__ cst_update_rows rows_at(const cst_update_rows &rows, 
 
     at.grad_bf16 = rows.grad_bf16 != nullptr ? rows.grad_bf16 + i : nullptr;
     at.grad_fp32 = rows.grad_bf16 == nullptr ? rows.grad_fp32 + i : nullptr;
-    at.weight = rows.weight + i;
+    at.weight = rows.weight != nullptr ? rows.weight + i : nullptr;
     if (rows.remainder_in != nullptr) {
         at.weight_in = rows.weight_in + i;
         at.remainder_in = rows.remainder_in + i;
@@ -112,7 +112,9 @@ __device__ __forceinline__ void store_masters(const cst_vec p[CST_VEC_GROUP],
         cst_vec_store<MEMORY>(at.master + j * CST_VEC_LANES, p[j]);
         upper[j] = cst_round_bf16(p[j]);
     }
-    cst_vec_store_upper<MEMORY>(at.weight, upper, false);
+    if (at.weight != nullptr) {
+        cst_vec_store_upper<MEMORY>(at.weight, upper, false);
+    }
 }
 
 /* Update a group. @word is this lane's random word of the group. */
@@ -167,7 +169,7 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
 
     inside.grad_bf16 = at.grad_bf16 != nullptr ? pad.grad_bf16 + lane : nullptr;
     inside.grad_fp32 = pad.grad_fp32 + lane;
-    inside.weight = pad.weight + lane;
+    inside.weight = at.weight != nullptr ? pad.weight + lane : nullptr;
     if (at.remainder != nullptr) {
         inside.weight_in = inside.weight;
         inside.remainder_in = inside.remainder = pad.remainder + lane;
@@ -221,7 +223,9 @@ __device__ void do_tail(padded &pad, uint32_t n, uint32_t optimizer,
         } else {
             at.master[i] = inside.master[i];
         }
-        at.weight[i] = inside.weight[i];
+        if (at.weight != nullptr) {
+            at.weight[i] = inside.weight[i];
+        }
 #pragma unroll
         for (uint32_t k = 0; k < 2 && k < n_rows; k++) {
             for (uint32_t b = i * size; b < (i + 1) * size; b++) {
@@ -251,7 +255,9 @@ __device__ void keep(const cst_cuda_tile &tile, uint32_t n_rows, const cst_updat
             *at.weight = *at.weight_in;
         } else {
             *at.master = *at.master_in;
-            *at.weight = cst_bf16_down(*at.master_in);
+            if (at.weight != nullptr) {
+                *at.weight = cst_bf16_down(*at.master_in);
+            }
         }
         for (uint32_t k = 0; k < n_rows; k++) {
             for (uint32_t b = 0; b < size; b++) {

@@ -118,6 +118,7 @@ static int find_row(const struct cste_segments *segments, struct cste_chunk *chu
                     struct cst_err *err)
 {
     const struct cst_table_header *header = chunk->work.table;
+    enum cst_dtype dtype = cst_tile_dtype(&chunk->work);
     struct cst_place place =
         row == CST_ROW_WEIGHT_OTHER ? chunk->entry->other_weight : chunk->entry->rows[row];
     struct cste_segment *segment;
@@ -131,8 +132,9 @@ static int find_row(const struct cste_segments *segments, struct cste_chunk *chu
         return cst_err_set(err, CST_EINVAL, "chunk %u is frozen: it has no %s", chunk->work.chunk,
                            row_names[row]);
     }
-    rc = cste_segments_find(segments, place, cst_table_row_bytes(header, row, chunk->n_elems),
-                            cst_table_row_align(header, row), row_names[row], &segment, err);
+    rc =
+        cste_segments_find(segments, place, cst_table_row_bytes(header, dtype, row, chunk->n_elems),
+                           cst_table_row_align(header, dtype, row), row_names[row], &segment, err);
     if (rc == CST_OK) {
         chunk->rows[row] = (struct cste_addr){.mem = &segment->mem, .offset = place.offset};
         chunk->on_device = chunk->on_device || segment->mem.base == NULL;
@@ -146,21 +148,22 @@ static int find_row(const struct cste_segments *segments, struct cste_chunk *chu
 static bool may_be_one(const struct cste_chunk *chunk, int a, int b)
 {
     return a == CST_ROW_WEIGHT && b == CST_ROW_GRAD && chunk->work.table->grad_bytes != 4 &&
-           chunk->work.table->masters == CST_MASTERS_FP32 &&
+           !cst_table_reads_weights(chunk->work.table, cst_tile_dtype(&chunk->work)) &&
            chunk->rows[a].offset == chunk->rows[b].offset;
 }
 
 static int check_overlap(const struct cste_chunk *chunk, struct cst_err *err)
 {
     const struct cst_table_header *header = chunk->work.table;
+    enum cst_dtype dtype = cst_tile_dtype(&chunk->work);
 
     for (int b = 1; b < CSTE_CHUNK_N_ROWS; b++) {
         for (int a = 0; a < b; a++) {
             struct cste_addr x = chunk->rows[a], y = chunk->rows[b];
 
             if (x.mem != NULL && x.mem == y.mem && !may_be_one(chunk, a, b) &&
-                x.offset < y.offset + cst_table_row_bytes(header, b, chunk->n_elems) &&
-                y.offset < x.offset + cst_table_row_bytes(header, a, chunk->n_elems)) {
+                x.offset < y.offset + cst_table_row_bytes(header, dtype, b, chunk->n_elems) &&
+                y.offset < x.offset + cst_table_row_bytes(header, dtype, a, chunk->n_elems)) {
                 return cst_err_set(err, CST_EINVAL,
                                    "chunk %u: %s at %" PRIu64 " and %s at %" PRIu64
                                    " overlap, with %" PRIu64 " elements",
@@ -175,21 +178,19 @@ static int check_overlap(const struct cste_chunk *chunk, struct cst_err *err)
 static int find_rows(const struct cste_segments *segments, struct cste_chunk *chunk, unsigned rows,
                      struct cst_err *err)
 {
-    const struct cst_table_header *header = chunk->work.table;
+    enum cst_optimizer optimizer = cst_table_optimizer(chunk->work.table, chunk->entry);
+    enum cst_dtype dtype = cst_tile_dtype(&chunk->work);
     int rc = CST_OK;
 
-    if (!cst_table_has_second(cst_table_optimizer(header, chunk->entry))) {
-        rows &= ~CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
-    }
     for (int row = 0; row < CSTE_CHUNK_N_ROWS && rc == CST_OK; row++) {
-        if ((rows & CSTE_CHUNK_ROW(row)) != 0) {
+        if ((rows & CSTE_CHUNK_ROW(row)) != 0 && cst_table_has_row(optimizer, dtype, row)) {
             rc = find_row(segments, chunk, row, err);
         }
     }
     if (rc == CST_OK) {
         rc = check_overlap(chunk, err);
     }
-    cste_device_rows(&chunk->work.rows, chunk->work.table, chunk->rows, chunk->n_elems);
+    cste_device_rows(&chunk->work.rows, &chunk->work, chunk->rows, chunk->n_elems);
     return rc;
 }
 
@@ -210,6 +211,10 @@ int cste_chunk_find(const struct cste_segments *segments, uint32_t table, uint32
     chunk.entry = &cst_table_chunks(header)[index];
     chunk.n_elems = chunk.entry->n_elems;
     chunk.work = (struct cst_tile_work){.table = header, .table_id = table, .chunk = index};
+    if (chunk.entry->dtype > CST_FP32) {
+        return cst_err_set(err, CST_EINVAL, "table %u, chunk %u: dtype %u", table, index,
+                           chunk.entry->dtype);
+    }
     if (chunk.n_elems > CSTE_CHUNK_MAX_ELEMS || chunk.n_elems % span_align(header) != 0) {
         return cst_err_set(err, CST_EINVAL,
                            "chunk %u has %" PRIu64 " elements, at most %llu, multiples of %" PRIu64,

@@ -45,11 +45,12 @@ int cste_chunk_table(const struct cste_segments *segments, uint32_t id,
                      struct cst_err *err);
 
 /* Find chunk @index of the table in segment @table, with the rows whose bits are set in @rows. The
- * row exp_avg_sq is left out if the optimizer does not have it, and the second weight row if the
- * chunk does not have one. Rows must not overlap, with one exception: a bf16 grad row may be the
- * weight row. The pointers in @out are valid while the segments are held. CST_ENOTFOUND: a segment
- * is missing or not READY; CST_EINVAL: @index is out of range, the chunk does not have a requested
- * row, or the table contradicts itself or the segments. */
+ * row exp_avg_sq is left out if the optimizer does not have it, the master row if the tensors are
+ * fp32, and the second weight row if the chunk does not have one. Rows must not overlap, with one
+ * exception: a bf16 grad row may be the weight row. The pointers in @out are valid while the
+ * segments are held. CST_ENOTFOUND: a segment is missing or not READY; CST_EINVAL: @index is out of
+ * range, the chunk does not have a requested row, or the table contradicts itself or the segments.
+ */
 int cste_chunk_find(const struct cste_segments *segments, uint32_t table, uint32_t index,
                     unsigned rows, struct cste_chunk *out, struct cst_err *err);
 

@@ -154,10 +154,10 @@ static int check_states(const struct cste_device_convert *c, struct cst_err *err
     if (rc == CST_OK) {
         rc = check_values(c->dst[0], c->n_elems, cste_convert_master_bytes(c), err);
     }
-    if (rc == CST_OK) {
+    if (rc == CST_OK && !c->fp32) {
         rc = check_values(c->dst[1], c->n_elems, sizeof(uint16_t), err);
     }
-    for (uint32_t i = 2; i < c->n_dst && rc == CST_OK; i++) {
+    for (uint32_t i = cste_convert_first_moment(c); i < c->n_dst && rc == CST_OK; i++) {
         rc = check_moments(c->dst[i], c, err);
     }
     return rc;
@@ -176,12 +176,13 @@ static int check_join(const struct cste_device_convert *c, struct cst_err *err)
 static int check_convert(const struct cste_device_convert *c, struct cst_err *err)
 {
     bool states = c->what == CSTE_CONVERT_STATES, encode = c->what == CSTE_CONVERT_ENCODE;
+    uint32_t least = states ? cste_convert_first_moment(c) : 1;
     int rc;
 
     /* With these limits, sizes in bytes do not overflow. */
     if (c->n_elems > UINT64_MAX / sizeof(float) || c->row_elems > UINT64_MAX / sizeof(float) ||
-        c->moments >= CST_MOMENTS_COUNT || c->n_dst < (states ? 2 : 1) ||
-        c->n_dst > (states ? CSTE_CONVERT_MAX_DST : 1)) {
+        c->moments >= CST_MOMENTS_COUNT || c->n_dst < least ||
+        c->n_dst > (states ? least + 2 : 1) || (c->fp32 && c->split)) {
         return cst_err_set(err, CST_EINVAL,
                            "CONVERT of %" PRIu64 " elements, moments' format %u, to %u rows",
                            c->n_elems, (unsigned)c->moments, c->n_dst);
@@ -222,20 +223,34 @@ static void *pointer(struct cste_addr at)
     return at.mem != NULL && at.mem->base != NULL ? cste_addr_host(at) : NULL;
 }
 
-void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,
-                      const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems)
+/* Set the master weights and the weights in @out. */
+static void point_weights(struct cst_rows *out, const struct cst_table_header *header,
+                          enum cst_dtype dtype, const struct cste_addr rows[CST_ROW_COUNT])
 {
-    bool wide = header->grad_bytes == sizeof(float);
-
-    *out = (struct cst_rows){.weight = pointer(rows[CST_ROW_WEIGHT]),
-                             .grad = wide ? NULL : pointer(rows[CST_ROW_GRAD]),
-                             .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL};
+    if (dtype == CST_FP32) {
+        out->master = pointer(rows[CST_ROW_WEIGHT]);
+        out->master_in = out->master;
+        return;
+    }
+    out->weight = pointer(rows[CST_ROW_WEIGHT]);
     if (header->masters == CST_MASTERS_SPLIT) {
         out->remainder = pointer(rows[CST_ROW_MASTER]);
         out->weight_in = out->weight;
     } else {
         out->master = pointer(rows[CST_ROW_MASTER]);
     }
+}
+
+void cste_device_rows(struct cst_rows *out, const struct cst_tile_work *work,
+                      const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems)
+{
+    const struct cst_table_header *header = work->table;
+    enum cst_dtype dtype = cst_tile_dtype(work);
+    bool wide = cst_table_grad_bytes(header, dtype) == sizeof(float);
+
+    *out = (struct cst_rows){.grad = wide ? NULL : pointer(rows[CST_ROW_GRAD]),
+                             .grad_f32 = wide ? pointer(rows[CST_ROW_GRAD]) : NULL};
+    point_weights(out, header, dtype, rows);
     for (int i = 0; i < 2; i++) {
         uint8_t *values = pointer(rows[CST_ROW_EXP_AVG + i]);
 
@@ -276,6 +291,7 @@ static int check_rows(const struct cste_device_update *update, const struct cste
                       unsigned rows, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
+    enum cst_dtype dtype = cst_tile_dtype(update->work);
     int rc = CST_OK;
 
     for (int row = 0; row < CST_ROW_COUNT && rc == CST_OK; row++) {
@@ -284,8 +300,8 @@ static int check_rows(const struct cste_device_update *update, const struct cste
                                at[row].mem != NULL ? "of a" : "without", row);
         }
         if (at[row].mem != NULL) {
-            rc = check(at[row], cst_table_row_bytes(header, row, update->row_elems),
-                       cst_table_row_align(header, row), err);
+            rc = check(at[row], cst_table_row_bytes(header, dtype, row, update->row_elems),
+                       cst_table_row_align(header, dtype, row), err);
         }
     }
     return rc;
@@ -296,20 +312,25 @@ int cste_device_update(struct cste_device *device, unsigned thread,
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct cst_table_header *header = update->work->table;
-    unsigned states = 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG, in;
+    enum cst_optimizer optimizer = optimizer_of(update);
+    enum cst_dtype dtype = cst_tile_dtype(update->work);
+    unsigned states = 1u << CST_ROW_EXP_AVG, in;
     int rc;
 
     *done = (struct cst_tile_done){0};
     if (!cst_table_is_mark(update->work->mark) || update->n_src > CST_TILE_MAX_SRC ||
         update->row_elems > UINT64_MAX / sizeof(float) || header->moments >= CST_MOMENTS_COUNT ||
         header->masters >= CST_MASTERS_COUNT ||
-        (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0)) {
+        (header->moments == CST_MOMENTS_MX8 && update->row_elems % CST_MX8_BLOCK != 0) ||
+        (update->n_src > 0 && dtype == CST_FP32)) {
         return cst_err_set(err, CST_EINVAL, "update of %u sources, mark %" PRIu64, update->n_src,
                            update->work->mark);
     }
-    states |= cst_table_has_second(optimizer_of(update)) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
+    states |= cst_table_has_row(optimizer, dtype, CST_ROW_MASTER) ? 1u << CST_ROW_MASTER : 0;
+    states |=
+        cst_table_has_row(optimizer, dtype, CST_ROW_EXP_AVG_SQ) ? 1u << CST_ROW_EXP_AVG_SQ : 0;
     in = states | (update->n_src == 0 ? 1u << CST_ROW_GRAD : 0) |
-         (header->masters == CST_MASTERS_SPLIT ? 1u << CST_ROW_WEIGHT : 0);
+         (cst_table_reads_weights(header, dtype) ? 1u << CST_ROW_WEIGHT : 0);
     rc = check_rows(update, update->in, in, err);
     if (rc == CST_OK) {
         rc = check_rows(update, update->out, states | 1u << CST_ROW_WEIGHT, err);

@@ -38,7 +38,8 @@ struct cste_addr {
 
 /* Kinds of conversions of CONVERT. */
 enum cste_device_conversion {
-    /* fp32 or bf16 values to master weights, bf16 weights, and zeroed moments, if there are any */
+    /* fp32 or bf16 values to master weights, bf16 weights (not of fp32 tensors), and zeroed
+     * moments, if there are any */
     CSTE_CONVERT_STATES,
     CSTE_CONVERT_WEIGHT, /* fp32 values to bf16 */
     CSTE_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
@@ -59,10 +60,11 @@ struct cste_device_convert {
     struct cste_addr remainder; /* JOIN: the remainders. Otherwise without memory. */
     bool from_bf16;             /* STATES: the values are bf16. */
     bool split;                 /* STATES: the master weights are split; the row has remainders. */
-    /* Destinations. STATES: master, weight, and up to two moments rows. WEIGHT: bf16 weights.
-     * ENCODE: the moments row. DECODE and JOIN: fp32 values. */
+    bool fp32;                  /* STATES of fp32 tensors: there are no weights besides. */
+    /* Destinations. STATES: master, weight (not with fp32), and up to two moments rows. WEIGHT:
+     * bf16 weights. ENCODE: the moments row. DECODE and JOIN: fp32 values. */
     struct cste_addr dst[CSTE_CONVERT_MAX_DST];
-    /* Number of destinations: 2 to 4 for STATES, otherwise 1. */
+    /* Number of destinations: for STATES as many as that, otherwise 1. */
     uint32_t n_dst;
     uint64_t n_elems;         /* Number of elements to convert. */
     enum cst_moments moments; /* Format of the moments rows. */
@@ -81,10 +83,10 @@ struct cste_device_update {
     const struct cst_tile_hyper *hyper;
     uint64_t row_elems; /* Number of elements of each row. */
     /* Rows that are read: GRAD (only if n_src is 0), MASTER, EXP_AVG, EXP_AVG_SQ; with split
-     * masters also WEIGHT. In place, the weights may be read from another row than the one written.
-     */
+     * masters also WEIGHT, and of fp32 tensors WEIGHT instead of MASTER. In place, the weights may
+     * be read from another row than the one written. */
     struct cste_addr in[CST_ROW_COUNT];
-    /* Rows that are written: WEIGHT, MASTER, EXP_AVG, EXP_AVG_SQ. */
+    /* Rows that are written: WEIGHT, MASTER (not of fp32 tensors), EXP_AVG, EXP_AVG_SQ. */
     struct cste_addr out[CST_ROW_COUNT];
     /* Contributions that are summed in the pass of the update; borrowed. */
     const struct cste_addr *src;
@@ -97,6 +99,12 @@ struct cste_device_update {
 static inline uint64_t cste_convert_master_bytes(const struct cste_device_convert *convert)
 {
     return convert->split ? sizeof(int16_t) : sizeof(float);
+}
+
+/* Returns the number of the first moments row among the destinations of a CONVERT to states. */
+static inline uint32_t cste_convert_first_moment(const struct cste_device_convert *convert)
+{
+    return convert->fp32 ? 1 : 2;
 }
 
 /* Returns the bytes of an element of the values that a CONVERT reads. */
@@ -119,11 +127,11 @@ static inline struct cste_addr cste_addr_ahead(struct cste_addr addr, uint64_t b
 }
 
 /* Returns whether the states are updated in place. An update in place stores marks and uses undo
- * slots. */
+ * slots. All optimizers have exp_avg. */
 static inline bool cste_device_is_in_place(const struct cste_device_update *update)
 {
-    return update->in[CST_ROW_MASTER].mem == update->out[CST_ROW_MASTER].mem &&
-           update->in[CST_ROW_MASTER].offset == update->out[CST_ROW_MASTER].offset;
+    return update->in[CST_ROW_EXP_AVG].mem == update->out[CST_ROW_EXP_AVG].mem &&
+           update->in[CST_ROW_EXP_AVG].offset == update->out[CST_ROW_EXP_AVG].offset;
 }
 
 /* Arguments for opening a device. Calling threads are numbered: the compute team first, then the
@@ -269,9 +277,9 @@ int cste_device_fill(struct cste_device *device, unsigned thread, struct cste_ad
 int cste_device_convert(struct cste_device *device, unsigned thread,
                         const struct cste_device_convert *convert, struct cst_err *err);
 
-/* Fill @out with the host addresses of @rows, which have @n_elems elements in the formats that
- * @header names. The address is NULL if a row has no memory or is not in host memory. */
-void cste_device_rows(struct cst_rows *out, const struct cst_table_header *header,
+/* Fill @out with the host addresses of @rows, which have @n_elems elements in the formats of the
+ * chunk of @work. The address is NULL if a row has no memory or is not in host memory. */
+void cste_device_rows(struct cst_rows *out, const struct cst_tile_work *work,
                       const struct cste_addr rows[CST_ROW_COUNT], uint64_t n_elems);
 
 /* Sum the gradients of tiles [@first, @first + @count) of a checked chunk (kernels/engine/chunk.h)

@@ -22,14 +22,21 @@ static unsigned rows_of(const struct cst_undo_slot *slot)
     }
 }
 
-/* Of two weight rows, one is written, and split masters are read from the other one. */
+/* Of two weight rows, one is written. Master weights of which the weights are a part are read from
+ * the other one. */
 static void choose_weights(struct cste_chunk *chunk, bool second_is_written)
 {
     struct cste_addr at = chunk->rows[CST_ROW_WEIGHT_OTHER];
-    uint16_t *second = at.mem == NULL ? NULL : cste_addr_host(at);
+    void *second = at.mem == NULL ? NULL : cste_addr_host(at);
     struct cst_rows *rows = &chunk->work.rows;
 
-    if (second_is_written) {
+    if (cst_tile_dtype(&chunk->work) == CST_FP32 && second != NULL) {
+        if (second_is_written) {
+            rows->master = second;
+        } else {
+            rows->master_in = second;
+        }
+    } else if (second_is_written) {
         rows->weight = second;
     } else if (rows->weight_in != NULL && second != NULL) {
         rows->weight_in = second;

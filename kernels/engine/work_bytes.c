@@ -110,9 +110,12 @@ static struct place dst_place(const struct cste_device_convert *c, uint32_t i)
         return values_place(c, "destination", sizeof(float));
     case CSTE_CONVERT_STATES:
     default:
-        return i == 0   ? values_place(c, names[i], cste_convert_master_bytes(c))
-               : i == 1 ? values_place(c, names[i], sizeof(uint16_t))
-                        : moments_place(c, names[i]);
+        if (i == 0) {
+            return values_place(c, names[0], cste_convert_master_bytes(c));
+        }
+        return i < cste_convert_first_moment(c)
+                   ? values_place(c, names[1], sizeof(uint16_t))
+                   : moments_place(c, names[2 + i - cste_convert_first_moment(c)]);
     }
 }
 
@@ -132,6 +135,10 @@ static int check_convert(struct cste_work *work)
                            "CONVERT of %" PRIu64 " elements from %" PRIu64
                            " on, of a row of %" PRIu64 ", format %u",
                            c->n_elems, c->first, c->row_elems, (unsigned)c->moments);
+    }
+    if (c->what == CSTE_CONVERT_STATES && c->n_dst > cste_convert_first_moment(c) + 2) {
+        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of fp32 master weights to %u rows",
+                           c->n_dst);
     }
     if (row && c->row != CST_ROW_EXP_AVG && c->row != CST_ROW_EXP_AVG_SQ) {
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT of row %u: it holds no moments",
@@ -237,7 +244,7 @@ static int convert_piece(struct cste_work *work, uint64_t piece, unsigned thread
             at * (part.what == CSTE_CONVERT_WEIGHT ? sizeof(uint16_t)
                                                    : cste_convert_master_bytes(&part));
     }
-    if (part.what == CSTE_CONVERT_STATES) {
+    if (part.what == CSTE_CONVERT_STATES && !part.fp32) {
         part.dst[1].offset += at * sizeof(uint16_t);
     }
     return cste_device_convert(work->context->device, thread, &part, err);

@@ -32,13 +32,14 @@ int cste_work_find_chunk(struct cste_work *work, unsigned rows)
 
 uint64_t cste_work_src_bytes(const struct cste_work *work)
 {
-    return work->chunk.n_elems * sizeof(uint16_t);
+    return work->chunk.n_elems * cst_dtype_bytes(cst_tile_dtype(&work->chunk.work));
 }
 
 int cste_work_find_contribution(struct cste_work *work, uint32_t i)
 {
-    return cste_work_find(work, work->src_places[i], cste_work_src_bytes(work), sizeof(uint16_t),
-                          "contribution", &work->contributions[i]);
+    return cste_work_find(work, work->src_places[i], cste_work_src_bytes(work),
+                          cst_dtype_bytes(cst_tile_dtype(&work->chunk.work)), "contribution",
+                          &work->contributions[i]);
 }
 
 /* Returns where the chunk stores the mark of the last command of this kind. */
@@ -96,15 +97,17 @@ void cste_work_add_done(struct cste_work *work, const struct cst_tile_done *done
 
 /* -- REDUCE --------------------------------------------------------------------------------- */
 
-/* Returns whether source @src of @bytes overlaps the grad row without being that row. A bf16 source
- * may be the grad row itself. */
+/* Returns whether source @src of @bytes overlaps the grad row without being that row. A source may
+ * be the grad row itself if both have the same format. */
 static bool across(const struct cste_work *work, struct cste_addr src, uint64_t bytes)
 {
-    bool wide = work->chunk.work.rows.grad_f32 != NULL;
     struct cste_addr grad = work->chunk.rows[CST_ROW_GRAD];
+    uint64_t grad_bytes =
+        cst_table_row_bytes(work->chunk.work.table, cst_tile_dtype(&work->chunk.work), CST_ROW_GRAD,
+                            work->chunk.n_elems);
 
-    return (wide || src.offset != grad.offset) &&
-           cste_work_overlap(src, bytes, grad, bytes * (wide ? 2 : 1));
+    return (grad_bytes != bytes || src.offset != grad.offset) &&
+           cste_work_overlap(src, bytes, grad, grad_bytes);
 }
 
 static int check_grad_row(struct cste_work *work)

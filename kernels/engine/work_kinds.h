@@ -71,11 +71,11 @@ static inline void cste_work_was_busy(struct cst_busy_time *busy, const struct c
  * work->err. */
 int cste_work_find_chunk(struct cste_work *work, unsigned rows);
 
-/* cste_work_find_contribution resolves and holds contribution @i, a bf16 row of cste_work_src_bytes
+/* cste_work_find_contribution resolves and holds contribution @i, a row of cste_work_src_bytes
  * bytes. */
 int cste_work_find_contribution(struct cste_work *work, uint32_t i);
 
-/* Returns the bytes of a contribution to the chunk, which is bf16. */
+/* Returns the bytes of a contribution to the chunk, which has the type of its tensors. */
 uint64_t cste_work_src_bytes(const struct cste_work *work);
 
 /* Divide the chunk into pieces and return their number. 0: the chunk carries the mark already, or

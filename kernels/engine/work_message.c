@@ -66,7 +66,7 @@ static int read_update(struct cste_work *work, const Engine__Command *command)
 static int read_convert(struct cste_work *work, const Engine__Command *command)
 {
     struct cste_device_convert *c = &work->convert;
-    bool states = work->n_dst > 1, rows = command->has_moments;
+    bool states = work->n_dst > 1 || command->fp32, rows = command->has_moments;
     uint32_t format = states ? command->moments : command->encode;
 
     *c = (struct cste_device_convert){.what = states ? CSTE_CONVERT_STATES : CSTE_CONVERT_WEIGHT,
@@ -84,11 +84,15 @@ static int read_convert(struct cste_work *work, const Engine__Command *command)
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT to format %u from %u", command->encode,
                            command->decode);
     }
+    if (command->fp32 && command->split) {
+        return cst_err_set(&work->err, CST_EINVAL, "CONVERT of fp32 tensors with split masters");
+    }
     if (command->from_bf16 && !states) {
         return cst_err_set(&work->err, CST_EINVAL, "CONVERT of bf16 to another row than a master");
     }
     c->from_bf16 = command->from_bf16;
     c->split = states && command->split;
+    c->fp32 = command->fp32;
     c->moments = (enum cst_moments)format;
     c->first = rows ? command->first : 0;
     c->row_elems = rows ? command->row_elems : command->n_elems;

@@ -6,9 +6,14 @@
 #define READ_ROWS (CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_GRAD))
 #define WRITTEN_ROWS (CSTE_CHUNK_ROWS_STATES | CSTE_CHUNK_ROW(CST_ROW_WEIGHT))
 
-static bool is_split(const struct cste_work *work)
+static enum cst_dtype dtype_of(const struct cste_work *work)
 {
-    return work->chunk.work.table->masters == CST_MASTERS_SPLIT;
+    return cst_tile_dtype(&work->chunk.work);
+}
+
+static bool reads_weights(const struct cste_work *work)
+{
+    return cst_table_reads_weights(work->chunk.work.table, dtype_of(work));
 }
 
 static enum cst_optimizer optimizer_of(const struct cste_work *work)
@@ -21,20 +26,22 @@ static bool is_muon(const struct cste_work *work)
     return optimizer_of(work) == CST_OPTIMIZER_MUON;
 }
 
-/* Returns the rows of @rows that this update has: those of the optimizer, and the grad row only
- * without contributions. The chunk must have been found. */
+/* Returns the rows of @rows that this update has: those of the chunk, and the grad row only without
+ * contributions. The chunk must have been found. */
 static unsigned rows_here(const struct cste_work *work, unsigned rows)
 {
-    bool second = cst_table_has_second(optimizer_of(work));
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        bool has = cst_table_has_row(optimizer_of(work), dtype_of(work), row);
 
-    rows &= second ? ~0u : ~CSTE_CHUNK_ROW(CST_ROW_EXP_AVG_SQ);
+        rows &= has ? ~0u : ~CSTE_CHUNK_ROW(row);
+    }
     return work->n_src == 0 ? rows : rows & ~CSTE_CHUNK_ROW(CST_ROW_GRAD);
 }
 
 /* Returns the rows that this update reads. */
 static unsigned rows_read(const struct cste_work *work)
 {
-    return rows_here(work, READ_ROWS) | (is_split(work) ? CSTE_CHUNK_ROW(CST_ROW_WEIGHT) : 0);
+    return rows_here(work, READ_ROWS) | (reads_weights(work) ? CSTE_CHUNK_ROW(CST_ROW_WEIGHT) : 0);
 }
 
 /* Check that each named row is one of @allowed and is named once. *named receives the bits of the
@@ -67,21 +74,22 @@ static int find_rows(struct cste_work *work, const struct cste_work_row *rows, u
                      const char *what, struct cste_addr *out)
 {
     const struct cst_table_header *header = work->chunk.work.table;
+    enum cst_dtype dtype = dtype_of(work);
     int rc = CST_OK;
 
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         int row = (int)rows[i].row;
 
         rc = cste_work_find(work, rows[i].place,
-                            cst_table_row_bytes(header, row, work->chunk.n_elems),
-                            cst_table_row_align(header, row), what, &out[row]);
+                            cst_table_row_bytes(header, dtype, row, work->chunk.n_elems),
+                            cst_table_row_align(header, dtype, row), what, &out[row]);
     }
     return rc;
 }
 
 static uint64_t row_bytes(const struct cste_work *work, int row)
 {
-    return cst_table_row_bytes(work->chunk.work.table, row, work->chunk.n_elems);
+    return cst_table_row_bytes(work->chunk.work.table, dtype_of(work), row, work->chunk.n_elems);
 }
 
 /* Check that the row written at @out[row] overlaps no other written row, no contribution, and, out
@@ -117,8 +125,8 @@ static int check_written(struct cste_work *work, int row)
     return CST_OK;
 }
 
-/* Choose the weight row that is written: one of the two weight rows of the chunk. Split masters are
- * read from the other one, if there are two. */
+/* Choose the weight row that is written: one of the two weight rows of the chunk. If the weights
+ * are read, too, as (a part of) the master weights, it is from the other one, if there are two. */
 static int place_weight(struct cste_work *work)
 {
     const struct cst_table_chunk *entry = work->chunk.entry;
@@ -132,7 +140,7 @@ static int place_weight(struct cste_work *work)
             work->chunk.work.other_weight = i == 1;
         }
     }
-    if (is_split(work)) {
+    if (reads_weights(work)) {
         bool second =
             entry->other_weight.segment != CST_PLACE_NONE && !work->chunk.work.other_weight;
 
@@ -189,10 +197,10 @@ static int find_update_rows(struct cste_work *work)
                            "of 0x%x are written elsewhere, or the weight alone and none is read",
                            work->chunk_index, named_in, named_out, rows_here(work, WRITTEN_ROWS));
     }
-    if (!work->marks && is_split(work) && (named_in & CSTE_CHUNK_ROW(CST_ROW_WEIGHT)) == 0) {
+    if (!work->marks && reads_weights(work) && (named_in & CSTE_CHUNK_ROW(CST_ROW_WEIGHT)) == 0) {
         return cst_err_set(&work->err, CST_EINVAL,
-                           "UPDATE of chunk %u, whose master weights are split, does not say where "
-                           "the weights are read",
+                           "UPDATE of chunk %u, whose weights are a part of the master weights, "
+                           "does not say where the weights are read",
                            work->chunk_index);
     }
     place_rows(work);

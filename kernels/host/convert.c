@@ -35,6 +35,18 @@ static void store_fp32(const struct cst_kernels *kernels, const struct cste_devi
     }
 }
 
+/* Store the master weights of fp32 tensors, which have no other weights. */
+static void store_masters(const struct cst_kernels *kernels, const struct cste_device_convert *c)
+{
+    float *master = cste_addr_host(c->dst[0]);
+
+    if (c->from_bf16) {
+        kernels->upcast(c->n_elems, cste_addr_host(c->src), master);
+    } else {
+        memcpy(master, cste_addr_host(c->src), c->n_elems * sizeof *master);
+    }
+}
+
 /* Store remainders and weights. */
 static void store_split(const struct cste_device_convert *c)
 {
@@ -63,7 +75,11 @@ static void join(const struct cste_device_convert *c)
 
 static void convert_states(const struct cst_kernels *kernels, const struct cste_device_convert *c)
 {
-    if (c->split) {
+    uint32_t first = cste_convert_first_moment(c);
+
+    if (c->fp32) {
+        store_masters(kernels, c);
+    } else if (c->split) {
         store_split(c);
     } else if (c->from_bf16) {
         kernels->expand(c->n_elems, cste_addr_host(c->src), cste_addr_host(c->dst[0]),
@@ -71,8 +87,8 @@ static void convert_states(const struct cst_kernels *kernels, const struct cste_
     } else {
         store_fp32(kernels, c);
     }
-    for (unsigned i = 0; i + 2 < c->n_dst; i++) {
-        struct cst_update_moment row = row_at(c, c->dst[i + 2]);
+    for (unsigned i = 0; i + first < c->n_dst; i++) {
+        struct cst_update_moment row = row_at(c, c->dst[i + first]);
 
         cst_moments_clear(c->moments, i, c->first, c->n_elems, &row);
     }

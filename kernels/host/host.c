@@ -187,7 +187,7 @@ static int host_reduce(void *state, unsigned thread, const struct cst_tile_work 
                        struct cst_undo_slot *undo, struct cst_tile_done *done, struct cst_err *err)
 {
     const struct host *host = state;
-    const uint16_t *at[CST_TILE_MAX_SRC];
+    const void *at[CST_TILE_MAX_SRC];
     struct cst_tile_work mine = *work;
 
     (void)thread;
@@ -221,11 +221,14 @@ static int check_memory(const struct cste_device_update *update, struct cst_err 
 
 static void place(struct cst_tile_work *work, const struct cste_device_update *update)
 {
-    cste_device_rows(&work->rows, work->table, update->in, update->row_elems);
-    cste_device_rows(&work->out, work->table, update->out, update->row_elems);
+    cste_device_rows(&work->rows, work, update->in, update->row_elems);
+    cste_device_rows(&work->out, work, update->out, update->row_elems);
     work->elsewhere = !cste_device_is_in_place(update);
     /* In place, the tile loop takes all rows from `rows`, also the weight row that is written. */
-    work->rows.weight = work->out.weight;
+    if (!work->elsewhere) {
+        work->rows.weight = work->out.weight;
+        work->rows.master = work->out.master;
+    }
     work->guard = update->guard;
     work->n_src = update->n_src;
 }

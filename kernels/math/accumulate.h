@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reduction into an fp32 gradient row, for jobs with micro-batches. The bf16 contributions of a
- * micro-batch are summed into the row (first micro-batch of a step) or added to the values in the
- * row (later micro-batches). For n elements and n_src contributions:
+/* Reduction into an fp32 gradient row, for fp32 tensors and for jobs with micro-batches. The
+ * contributions of a micro-batch are summed into the row (first micro-batch of a step) or added to
+ * the values in the row (later micro-batches). They are bf16, or fp32 as fp32 tensors have them.
+ * For n elements and n_src contributions:
  *
  *   x = accumulate ? dst + fp32(src[0]) : fp32(src[0])
  *   x = x + fp32(src[1]); ...          each sum is rounded to fp32; without src, x is dst or 0
@@ -14,8 +15,8 @@
  * first ranks are added before those of the last ranks exist (offload/residency/spill.c), with the
  * same bits.
  *
- * Another device (a GPU) may have made the first sum of a step. cst_accumulate_sum_fn then stores
- * the sum in the row.
+ * Another device (a GPU) may have made the first sum of a step. It is then stored in the row as one
+ * fp32 contribution.
  *
  * The sum of squares is taken over x = dst as in kernels/math/reduce.h: in double, in 16 lanes,
  * lane[i mod 16] = fma(x, x, lane), followed by the tree. The square of an fp32 value is exact in a
@@ -36,9 +37,9 @@
 typedef double (*cst_accumulate_fn)(size_t n, uint32_t n_src, const uint16_t *const *src,
                                     bool accumulate, float *dst);
 
-/* Store contributions that were summed elsewhere: dst[i] = sum[i]. The other rules are those of
- * cst_accumulate_fn. */
-typedef double (*cst_accumulate_sum_fn)(size_t n, const float *sum, float *dst);
+/* The same for fp32 contributions. @dst may be one of the sources. */
+typedef double (*cst_accumulate_fp32_fn)(size_t n, uint32_t n_src, const float *const *src,
+                                         bool accumulate, float *dst);
 
 /* The variants of cst_accumulate_fn for each instruction set. */
 double cst_accumulate_ref(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
@@ -50,10 +51,14 @@ double cst_accumulate_avx512(size_t n, uint32_t n_src, const uint16_t *const *sr
 double cst_accumulate_neon(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
                            float *dst);
 
-/* The variants of cst_accumulate_sum_fn for each instruction set. */
-double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst);
-double cst_accumulate_sum_avx2(size_t n, const float *sum, float *dst);
-double cst_accumulate_sum_avx512(size_t n, const float *sum, float *dst);
-double cst_accumulate_sum_neon(size_t n, const float *sum, float *dst);
+/* The variants of cst_accumulate_fp32_fn for each instruction set. */
+double cst_accumulate_fp32_ref(size_t n, uint32_t n_src, const float *const *src, bool accumulate,
+                               float *dst);
+double cst_accumulate_fp32_avx2(size_t n, uint32_t n_src, const float *const *src, bool accumulate,
+                                float *dst);
+double cst_accumulate_fp32_avx512(size_t n, uint32_t n_src, const float *const *src,
+                                  bool accumulate, float *dst);
+double cst_accumulate_fp32_neon(size_t n, uint32_t n_src, const float *const *src, bool accumulate,
+                                float *dst);
 
 #endif

@@ -17,7 +17,7 @@ static bool always(void)
 #define ROW(name, has)                                                                             \
     {                                                                                              \
         .isa = #name, .usable = (has), .update = &cst_update_##name, .reduce = cst_reduce_##name,  \
-        .accumulate = cst_accumulate_##name, .accumulate_sum = cst_accumulate_sum_##name,          \
+        .accumulate = cst_accumulate_##name, .accumulate_fp32 = cst_accumulate_fp32_##name,        \
         .cast = cst_cast_##name, .upcast = cst_upcast_##name, .expand = cst_expand_##name,         \
         .total_fp32 = cst_total_fp32_##name, .total_bf16 = cst_total_bf16_##name,                  \
         .direction = cst_direction_##name, .product = cst_product_##name,                          \

@@ -21,7 +21,7 @@ struct cst_kernels {
     const struct cst_update_table *update;
     cst_reduce_fn reduce;
     cst_accumulate_fn accumulate;
-    cst_accumulate_sum_fn accumulate_sum;
+    cst_accumulate_fp32_fn accumulate_fp32;
     cst_cast_fn cast;
     cst_upcast_fn upcast;
     cst_expand_fn expand;

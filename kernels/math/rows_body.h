@@ -90,28 +90,41 @@ void NAME(expand)(size_t n, const uint16_t *src, float *fp32, uint16_t *bf16)
 
 /* Operands of a sum. */
 struct input {
-    uint32_t n_src;
-    const uint16_t *const *src;
-    const float *sum; /* First operand: the row, or a sum that was made before. NULL: none. */
+    struct cst_sum_sources src;
+    const float *row; /* First operand. NULL: there is none. */
 };
 
+/* Returns the vector of contribution @r at element @at. */
+CST_INLINE struct cst_vec load_source(const struct cst_sum_sources *src, uint32_t r, size_t at)
+{
+    return src->wide ? cst_vec_load(src->fp32[r] + at) : cst_vec_load_bf16(src->bf16[r] + at);
+}
+
+/* Returns the address of contribution @r, AHEAD_BYTES after element @i. */
+CST_INLINE const void *ahead_of(const struct cst_sum_sources *src, uint32_t r, size_t i)
+{
+    uintptr_t at = src->wide ? (uintptr_t)(src->fp32[r] + i) : (uintptr_t)(src->bf16[r] + i);
+
+    return (const void *)(at + AHEAD_BYTES);
+}
+
 /* Sum a group of elements from @i on. There is at least one operand. */
-CST_INLINE void sum_group(struct input in, size_t i, struct cst_vec v[CST_VEC_GROUP])
+CST_INLINE void sum_group(const struct input *in, size_t i, struct cst_vec v[CST_VEC_GROUP])
 {
     CST_VEC_UNROLL
     for (int j = 0; j < CST_VEC_GROUP; j++) {
         size_t at = i + (size_t)(j * CST_VEC_LANES);
 
-        v[j] = in.sum != NULL ? cst_vec_load(in.sum + at) : cst_vec_load_bf16(in.src[0] + at);
+        v[j] = in->row != NULL ? cst_vec_load(in->row + at) : load_source(&in->src, 0, at);
     }
-    for (uint32_t r = 0; r < in.n_src; r++) {
-        cst_vec_ahead((const void *)((uintptr_t)(in.src[r] + i) + AHEAD_BYTES));
-        if (r == 0 && in.sum == NULL) {
+    for (uint32_t r = 0; r < in->src.n; r++) {
+        cst_vec_ahead(ahead_of(&in->src, r, i));
+        if (r == 0 && in->row == NULL) {
             continue;
         }
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
-            v[j] = cst_vec_add(v[j], cst_vec_load_bf16(in.src[r] + i + j * CST_VEC_LANES));
+            v[j] = cst_vec_add(v[j], load_source(&in->src, r, i + (size_t)(j * CST_VEC_LANES)));
         }
     }
 }
@@ -119,6 +132,7 @@ CST_INLINE void sum_group(struct input in, size_t i, struct cst_vec v[CST_VEC_GR
 CST_INLINE double reduce(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
 {
     const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_REDUCE_NAN << 16));
+    const struct input in = {.src = {.n = n_src, .bf16 = src}};
     struct cst_vec_squares squares = {0};
     double lanes[CST_SUM_LANES];
     size_t i = 0;
@@ -127,7 +141,7 @@ CST_INLINE double reduce(size_t n, uint32_t n_src, const uint16_t *const *src, u
         struct cst_vec_bits bits[CST_VEC_GROUP];
         struct cst_vec v[CST_VEC_GROUP];
 
-        sum_group((struct input){.n_src = n_src, .src = src}, i, v);
+        sum_group(&in, i, v);
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
             v[j] = n_src > 1 ? cst_vec_if_nan(v[j], nan, v[j]) : v[j];
@@ -161,7 +175,7 @@ double NAME(reduce)(size_t n, uint32_t n_src, const uint16_t *const *src, uint16
     }
 }
 
-CST_INLINE double accumulate(struct input in, size_t n, float *dst)
+CST_INLINE double accumulate(const struct input *in, size_t n, float *dst)
 {
     const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_ACCUMULATE_NAN));
     struct cst_vec_squares squares = {0};
@@ -169,7 +183,7 @@ CST_INLINE double accumulate(struct input in, size_t n, float *dst)
     size_t i = 0;
 
     /* Without operands, the loop of single elements stores zeros. */
-    for (; (in.sum != NULL || in.n_src > 0) && i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
+    for (; (in->row != NULL || in->src.n > 0) && i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
         struct cst_vec v[CST_VEC_GROUP];
 
         sum_group(in, i, v);
@@ -182,7 +196,7 @@ CST_INLINE double accumulate(struct input in, size_t n, float *dst)
     }
     memcpy(lanes, &squares, sizeof lanes);
     for (; i < n; i++) {
-        float x = cst_sum_total(i, in.n_src, in.src, in.sum == NULL ? NULL : in.sum + i);
+        float x = cst_sum_total(i, &in->src, in->row == NULL ? NULL : in->row + i);
 
         cst_accumulate_element(x, i, dst, lanes);
     }
@@ -192,14 +206,18 @@ CST_INLINE double accumulate(struct input in, size_t n, float *dst)
 double NAME(accumulate)(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulates,
                         float *dst)
 {
-    struct input in = {.n_src = n_src, .src = src, .sum = accumulates ? dst : NULL};
+    const struct input in = {.src = {.n = n_src, .bf16 = src}, .row = accumulates ? dst : NULL};
 
-    return accumulate(in, n, dst);
+    return accumulate(&in, n, dst);
 }
 
-double NAME(accumulate_sum)(size_t n, const float *sum, float *dst)
+double NAME(accumulate_fp32)(size_t n, uint32_t n_src, const float *const *src, bool accumulates,
+                             float *dst)
 {
-    return accumulate((struct input){.sum = sum}, n, dst);
+    const struct input in = {.src = {.n = n_src, .wide = true, .fp32 = src},
+                             .row = accumulates ? dst : NULL};
+
+    return accumulate(&in, n, dst);
 }
 
 /* -- totals ----------------------------------------------------------------------------------- */
@@ -245,13 +263,14 @@ void NAME(total_fp32)(size_t n, uint32_t n_src, const float *const *src, float *
 CST_INLINE void total_bf16(size_t n, uint32_t n_src, const uint16_t *const *src, uint16_t *dst)
 {
     const struct cst_vec nan = cst_vec_from_bits(cst_vec_set_bits(CST_TOTAL_NAN));
+    const struct input in = {.src = {.n = n_src, .bf16 = src}};
     size_t i = 0;
 
     for (; i + CST_UPDATE_GROUP <= n; i += CST_UPDATE_GROUP) {
         struct cst_vec_bits bits[CST_VEC_GROUP];
         struct cst_vec v[CST_VEC_GROUP];
 
-        sum_group((struct input){.n_src = n_src, .src = src}, i, v);
+        sum_group(&in, i, v);
         CST_VEC_UNROLL
         for (int j = 0; j < CST_VEC_GROUP; j++) {
             bits[j] = to_bf16(cst_vec_if_nan(v[j], nan, v[j]));

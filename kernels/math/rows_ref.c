@@ -33,26 +33,27 @@ double cst_reduce_ref(size_t n, uint32_t n_src, const uint16_t *const *src, uint
     return cst_sum_tree(lanes);
 }
 
-double cst_accumulate_ref(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulate,
-                          float *dst)
+static double accumulate(size_t n, const struct cst_sum_sources *src, bool accumulates, float *dst)
 {
     double lanes[CST_SUM_LANES] = {0};
 
     for (size_t i = 0; i < n; i++) {
-        cst_accumulate_element(cst_sum_total(i, n_src, src, accumulate ? &dst[i] : NULL), i, dst,
-                               lanes);
+        cst_accumulate_element(cst_sum_total(i, src, accumulates ? &dst[i] : NULL), i, dst, lanes);
     }
     return cst_sum_tree(lanes);
 }
 
-double cst_accumulate_sum_ref(size_t n, const float *sum, float *dst)
+double cst_accumulate_ref(size_t n, uint32_t n_src, const uint16_t *const *src, bool accumulates,
+                          float *dst)
 {
-    double lanes[CST_SUM_LANES] = {0};
+    return accumulate(n, &(struct cst_sum_sources){.n = n_src, .bf16 = src}, accumulates, dst);
+}
 
-    for (size_t i = 0; i < n; i++) {
-        cst_accumulate_element(sum[i], i, dst, lanes);
-    }
-    return cst_sum_tree(lanes);
+double cst_accumulate_fp32_ref(size_t n, uint32_t n_src, const float *const *src, bool accumulates,
+                               float *dst)
+{
+    return accumulate(n, &(struct cst_sum_sources){.n = n_src, .wide = true, .fp32 = src},
+                      accumulates, dst);
 }
 
 void cst_total_fp32_ref(size_t n, uint32_t n_src, const float *const *src, float *dst)

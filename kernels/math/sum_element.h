@@ -14,15 +14,28 @@
 
 #define CST_SUM_LANES 16
 
+/* Contributions in rank order. */
+struct cst_sum_sources {
+    uint32_t n;
+    bool wide;                   /* They are in `fp32`, otherwise in `bf16`. */
+    const uint16_t *const *bf16; /* NULL if `wide`. */
+    const float *const *fp32;    /* NULL unless `wide`. */
+};
+
+/* Returns element @i of contribution @r. */
+static inline float cst_sum_load(const struct cst_sum_sources *src, uint32_t r, size_t i)
+{
+    return src->wide ? src->fp32[r][i] : cst_bf16_to_fp32(src->bf16[r][i]);
+}
+
 /* Returns the sum for element @i: *row plus the sources in rank order. If @row is NULL, the sources
  * alone are summed. */
-static inline float cst_sum_total(size_t i, uint32_t n_src, const uint16_t *const *src,
-                                  const float *row)
+static inline float cst_sum_total(size_t i, const struct cst_sum_sources *src, const float *row)
 {
-    float x = row != NULL ? *row : n_src == 0 ? 0.0f : cst_bf16_to_fp32(src[0][i]);
+    float x = row != NULL ? *row : src->n == 0 ? 0.0f : cst_sum_load(src, 0, i);
 
-    for (uint32_t r = row == NULL; r < n_src; r++) {
-        x += cst_bf16_to_fp32(src[r][i]);
+    for (uint32_t r = row == NULL; r < src->n; r++) {
+        x += cst_sum_load(src, r, i);
     }
     return x;
 }
@@ -39,7 +52,7 @@ static inline void cst_sum_square(float x, size_t i, double lanes[CST_SUM_LANES]
 static inline void cst_reduce_element(size_t i, uint32_t n_src, const uint16_t *const *src,
                                       uint16_t *dst, double lanes[CST_SUM_LANES])
 {
-    float s = cst_sum_total(i, n_src, src, NULL);
+    float s = cst_sum_total(i, &(struct cst_sum_sources){.n = n_src, .bf16 = src}, NULL);
 
     dst[i] = n_src > 1 && s != s ? CST_REDUCE_NAN : cst_fp32_to_bf16(s);
     cst_sum_square(cst_bf16_to_fp32(dst[i]), i, lanes);
@@ -76,7 +89,7 @@ static inline float cst_total_fp32_element(size_t i, uint32_t n_src, const float
 /* Return element @i of a total of bf16 contributions. */
 static inline uint16_t cst_total_bf16_element(size_t i, uint32_t n_src, const uint16_t *const *src)
 {
-    float x = cst_sum_total(i, n_src, src, NULL);
+    float x = cst_sum_total(i, &(struct cst_sum_sources){.n = n_src, .bf16 = src}, NULL);
 
     return x != x ? CST_TOTAL_NAN >> 16 : cst_fp32_to_bf16(x);
 }

@@ -64,6 +64,7 @@ const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, stru
         .table = work->table_id,
         .chunk = work->chunk,
         .accumulate = work->accumulate,
+        .fp32 = cst_tile_dtype(work) == CST_FP32,
     };
     assert(tile->number < work->table->n_tiles);
     if (work->batch != NULL) {
@@ -103,15 +104,15 @@ static struct cst_update_rows rows_at(const struct cst_tile_work *work, const st
                                    .grad_fp32 = grads.fp32 != NULL ? grads.fp32 + first : NULL,
                                    .direction =
                                        grads.direction != NULL ? grads.direction + first : NULL,
-                                   .weight = out->weight + at};
+                                   .weight = out->weight != NULL ? out->weight + at : NULL};
 
-    if (work->table->masters == CST_MASTERS_SPLIT) {
+    if (out->master != NULL) {
+        rows.master_in = (in->master_in != NULL ? in->master_in : in->master) + at;
+        rows.master = out->master + at;
+    } else {
         rows.weight_in = in->weight_in + at;
         rows.remainder_in = in->remainder + at;
         rows.remainder = out->remainder + at;
-    } else {
-        rows.master_in = in->master + at;
-        rows.master = out->master + at;
     }
     for (int k = 0; k < n; k++) {
         rows.moments_in[k] = cst_moments_at(format, &in->moments[k], at);
@@ -151,7 +152,7 @@ static uint64_t run_kernel(const struct cst_tile_work *work, const struct cst_ro
 /* Returns the bytes of @n_src contributions to @tile. */
 static uint64_t src_bytes(uint32_t n_src, const struct cst_tile *tile)
 {
-    return (uint64_t)n_src * tile->n_elems * sizeof(uint16_t);
+    return (uint64_t)n_src * tile->n_elems * (tile->fp32 ? sizeof(float) : sizeof(uint16_t));
 }
 
 /* Sum the contributions into @sums, as cst_tile_reduce does into the grad row. */
@@ -160,7 +161,7 @@ static struct grads sum_tile(const struct cst_tile_work *work, const struct cst_
 {
     const uint16_t *at[CST_TILE_MAX_SRC];
 
-    assert(work->n_src <= CST_TILE_MAX_SRC);
+    assert(work->n_src <= CST_TILE_MAX_SRC && !tile->fp32);
     for (uint32_t r = 0; r < work->n_src; r++) {
         at[r] = work->src[r] + tile->start;
     }
@@ -183,11 +184,18 @@ static struct grads grad_row(const struct cst_tile_work *work, const struct cst_
                           .direction = tile->direction};
 }
 
-/* Write the weights of a tile whose states stay: the gradient may have overwritten the weights, or
- * another weight row is written. Returns the bytes read and written. */
+/* Write the weights of @n elements whose states stay: the gradient may have overwritten the
+ * weights, or another weight row is written. Returns the bytes read and written. */
 static uint64_t keep_weights(const struct cst_tile_work *work, const struct cst_update_rows *rows,
                              size_t n)
 {
+    if (rows->weight == NULL) {
+        if (rows->master == rows->master_in) {
+            return 0;
+        }
+        memcpy(rows->master, rows->master_in, n * sizeof *rows->master);
+        return 2 * n * sizeof *rows->master;
+    }
     if (rows->master_in != NULL) {
         work->kernels->cast(n, rows->master_in, rows->weight);
         return n * (sizeof *rows->master_in + sizeof *rows->weight);
@@ -199,21 +207,14 @@ static uint64_t keep_weights(const struct cst_tile_work *work, const struct cst_
     return 2 * n * sizeof *rows->weight;
 }
 
-/* Keep the states of the tile. Out of place, the states are copied to @out. Returns the bytes read
- * and written. */
-static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
-                          const struct cst_tile *tile)
+/* Copy the states of @n elements, which are written elsewhere, except the weights. Returns the
+ * bytes read and written. */
+static uint64_t keep_states(struct cst_update_rows rows, enum cst_moments format, size_t n)
 {
-    struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
-    const enum cst_moments format = (enum cst_moments)work->table->moments;
-    size_t n = tile->n_elems;
-    uint64_t bytes = keep_weights(work, &rows, n);
-
-    /* In place, the states are in their rows already. */
-    if (!work->elsewhere) {
-        return bytes;
-    }
-    if (rows.master != NULL) {
+    if (rows.weight == NULL) {
+        rows.master = NULL; /* The weights have been copied. */
+        rows.master_in = NULL;
+    } else if (rows.master != NULL) {
         memcpy(rows.master, rows.master_in, n * sizeof *rows.master);
     } else {
         memcpy(rows.remainder, rows.remainder_in, n * sizeof *rows.remainder);
@@ -228,7 +229,21 @@ static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_row
     }
     rows.weight = NULL;
     rows.weight_in = NULL;
-    return bytes + cst_update_bytes(&rows, format, n);
+    return cst_update_bytes(&rows, format, n);
+}
+
+/* Keep the states of the tile. Out of place, the states are copied to @out. Returns the bytes read
+ * and written. */
+static uint64_t keep_tile(const struct cst_tile_work *work, const struct cst_rows *out,
+                          const struct cst_tile *tile)
+{
+    struct cst_update_rows rows = rows_at(work, out, tile, (struct grads){0}, 0);
+    uint64_t bytes = keep_weights(work, &rows, tile->n_elems);
+
+    /* In place, the states are in their rows already. */
+    return work->elsewhere
+               ? bytes + keep_states(rows, (enum cst_moments)work->table->moments, tile->n_elems)
+               : bytes;
 }
 
 static enum cst_undo_kind undo_kind(const struct cst_tile_work *work)
@@ -308,69 +323,87 @@ void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_t
     (void)run_kernel(work, &work->rows, &slot->scalars, tile, grads, first, &slot->states);
 }
 
-/* Save the old gradients in @undo if @tile is added to the fp32 row. Returns the slot; NULL: the
- * row is only written and needs no slot. */
-static struct cst_undo_slot *begin_accumulate(struct cst_undo_slot *undo,
-                                              const struct cst_tile *tile, const float *grad)
+/* Sum the contributions into the elements of @tile of the fp32 row @grad, or add them. Returns the
+ * sum of squares. */
+static double accumulate(const struct cst_kernels *kernels, uint32_t n_src, const void *const *src,
+                         float *grad, const struct cst_tile *tile)
 {
-    if (undo == NULL || !tile->accumulate) {
-        return NULL;
+    const uint16_t *bf16[CST_TILE_MAX_SRC];
+    const float *fp32[CST_TILE_MAX_SRC];
+
+    if (tile->fp32) {
+        for (uint32_t r = 0; r < n_src; r++) {
+            fp32[r] = (const float *)src[r] + tile->start;
+        }
+        return kernels->accumulate_fp32(tile->n_elems, n_src, fp32, tile->accumulate,
+                                        grad + tile->start);
     }
-    cst_undo_begin_accumulate(undo, tile, grad);
-    return undo;
+    for (uint32_t r = 0; r < n_src; r++) {
+        bf16[r] = (const uint16_t *)src[r] + tile->start;
+    }
+    return kernels->accumulate(tile->n_elems, n_src, bf16, tile->accumulate, grad + tile->start);
 }
 
-/* Sum into the fp32 row. Returns the bytes read and written. */
+static bool is_source(const void *row, uint32_t n_src, const void *const *src)
+{
+    bool found = false;
+
+    for (uint32_t r = 0; r < n_src; r++) {
+        found = found || src[r] == row;
+    }
+    return found;
+}
+
+/* Sum into the fp32 row @grad. Returns the bytes read and written. */
 static uint64_t reduce_f32(const struct cst_kernels *kernels, uint32_t n_src,
-                           const uint16_t *const *at, float *grad, const struct cst_tile *tile,
+                           const void *const *src, float *grad, const struct cst_tile *tile,
                            struct cst_undo_slot *undo)
 {
-    undo = begin_accumulate(undo, tile, grad);
-    tile->entry->sum_squares =
-        kernels->accumulate(tile->n_elems, n_src, at, tile->accumulate, grad);
+    /* If the row is not read, the command can be repeated from unchanged sources. */
+    if (!tile->accumulate && !is_source(grad, n_src, src)) {
+        undo = NULL;
+    }
+    if (undo != NULL) {
+        cst_undo_begin_accumulate(undo, tile, grad + tile->start);
+    }
+    tile->entry->sum_squares = accumulate(kernels, n_src, src, grad, tile);
     cst_undo_end(undo, tile, CST_UNDO_ACCUMULATE);
     return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad * (tile->accumulate ? 2 : 1);
 }
 
-/* Sum into the bf16 row. Returns the bytes read and written. */
+/* Sum into the bf16 row @grad. Returns the bytes read and written. */
 static uint64_t reduce_bf16(const struct cst_kernels *kernels, uint32_t n_src,
-                            const uint16_t *const *at, uint16_t *grad, const struct cst_tile *tile,
+                            const void *const *src, uint16_t *grad, const struct cst_tile *tile,
                             struct cst_undo_slot *undo)
 {
-    bool in_place = false;
+    const uint16_t *at[CST_TILE_MAX_SRC];
 
     for (uint32_t r = 0; r < n_src; r++) {
-        in_place = in_place || at[r] == grad;
+        at[r] = (const uint16_t *)src[r] + tile->start;
     }
-    /* If the row is not a source, the command can be repeated from unchanged sources. */
-    if (!in_place) {
+    if (!is_source(grad, n_src, src)) {
         undo = NULL;
     }
     if (undo != NULL) {
-        cst_undo_begin_reduce(undo, tile, grad);
+        cst_undo_begin_reduce(undo, tile, grad + tile->start);
     }
-    tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, grad);
+    tile->entry->sum_squares = kernels->reduce(tile->n_elems, n_src, at, grad + tile->start);
     cst_undo_end(undo, tile, CST_UNDO_REDUCE);
     return src_bytes(n_src, tile) + tile->n_elems * sizeof *grad;
 }
 
-bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
+bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const void *const *src,
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo, struct cst_tile_done *done)
 {
-    const uint16_t *at[CST_TILE_MAX_SRC];
-
-    assert(n_src <= CST_TILE_MAX_SRC);
+    assert(n_src <= CST_TILE_MAX_SRC && (!tile->fp32 || rows->grad_f32 != NULL));
     if (tile->entry->reduce_mark == (uint32_t)tile->mark) {
         return false;
     }
-    for (uint32_t r = 0; r < n_src; r++) {
-        at[r] = src[r] + tile->start;
-    }
     if (rows->grad_f32 != NULL) {
-        done->bytes += reduce_f32(kernels, n_src, at, rows->grad_f32 + tile->start, tile, undo);
+        done->bytes += reduce_f32(kernels, n_src, src, rows->grad_f32, tile, undo);
     } else {
-        done->bytes += reduce_bf16(kernels, n_src, at, rows->grad + tile->start, tile, undo);
+        done->bytes += reduce_bf16(kernels, n_src, src, rows->grad, tile, undo);
     }
     done->n_elems += tile->n_elems;
     return true;
@@ -385,11 +418,16 @@ bool cst_tile_reduce_sum(const struct cst_kernels *kernels, const float *sum,
         return false;
     }
     tile->entry->sum_squares =
-        kernels->accumulate_sum(tile->n_elems, sum, rows->grad_f32 + tile->start);
+        kernels->accumulate_fp32(tile->n_elems, 1, &sum, false, rows->grad_f32 + tile->start);
     cst_undo_end(NULL, tile, CST_UNDO_ACCUMULATE);
     done->bytes += tile->n_elems * sizeof *rows->grad_f32;
     done->n_elems += tile->n_elems;
     return true;
+}
+
+enum cst_dtype cst_tile_dtype(const struct cst_tile_work *work)
+{
+    return (enum cst_dtype)cst_table_chunks(work->table)[work->chunk].dtype;
 }
 
 uint64_t cst_tile_count(const struct cst_tile_work *work)
@@ -492,6 +530,7 @@ struct cst_tile_done cst_tile_direct_range(const struct cst_tile_work *work,
                                            uint64_t count)
 {
     const uint64_t moment = cst_moments_elem_bytes((enum cst_moments)work->table->moments);
+    const uint64_t grad = cst_table_grad_bytes(work->table, cst_tile_dtype(work));
     const struct cst_table_span *span;
     struct cst_tile tile;
     struct cst_update_scalars scalars;
@@ -515,14 +554,14 @@ struct cst_tile_done cst_tile_direct_range(const struct cst_tile_work *work,
         } else {
             direct_tile(work, &scalars, &tile, out);
         }
-        done.bytes += tile.n_elems * (work->table->grad_bytes + moment + sizeof *out);
+        done.bytes += tile.n_elems * (grad + moment + sizeof *out);
     }
     return done;
 }
 
 struct cst_tile_done cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
-                                           const uint16_t *const *src, uint64_t first,
-                                           uint64_t count, struct cst_undo_slot *undo)
+                                           const void *const *src, uint64_t first, uint64_t count,
+                                           struct cst_undo_slot *undo)
 {
     struct cst_tile tile;
     struct cst_tile_walk walk;

@@ -17,11 +17,15 @@
 /* Addresses of the rows of a chunk. Each points to the first element of the row. A row that a call
  * does not use may be NULL. The moments have the format that the header of the table names. */
 struct cst_rows {
-    uint16_t *weight; /* bf16 weights. */
+    uint16_t *weight; /* bf16 weights. NULL: the master weights are the weights. */
     uint16_t *grad;   /* bf16 gradient. NULL: the gradient is in grad_f32. */
-    /* fp32 gradient of a job with micro-batches. NULL: the gradient is in grad. */
+    /* fp32 gradient of fp32 tensors, or of a job with micro-batches. NULL: the gradient is in
+     * grad. */
     float *grad_f32;
     float *master; /* fp32 master weights. NULL: master weights are split. */
+    /* Master weights that are read. If they are the weights, these may be in another row than
+     * `master` when an update begins. NULL: they are in `master`. */
+    const float *master_in;
     /* Split masters (kernels/math/split.h): remainders, and the weights to which they belong. When
      * an update begins, these may be in another row than `weight`. */
     int16_t *remainder;
@@ -41,6 +45,7 @@ struct cst_tile {
     uint32_t table;   /* Segment id of the table. */
     uint32_t chunk;   /* Index of the chunk in the table. */
     bool accumulate;  /* REDUCE: add to the grad row, which is fp32. */
+    bool fp32;        /* The tensor is fp32, and so are the contributions to its gradient. */
     /* MUON: orthogonalised directions of the tile; otherwise NULL. */
     const uint16_t *direction;
     bool spared; /* MUON: the guard of the update spares the tensor. */
@@ -54,9 +59,10 @@ struct cst_tile_work {
     uint32_t chunk;                 /* Index of the chunk in the table. */
     /* UPDATE: step t of the optimizer, from 1. REDUCE: reduction number. */
     uint64_t mark;
-    bool accumulate;   /* REDUCE: add to the fp32 grad row instead of replacing it. */
-    bool elsewhere;    /* UPDATE: out of place, from `rows` to `out`, without marks. */
-    bool other_weight; /* UPDATE in place: rows.weight is the second weight row. */
+    bool accumulate; /* REDUCE: add to the fp32 grad row instead of replacing it. */
+    bool elsewhere;  /* UPDATE: out of place, from `rows` to `out`, without marks. */
+    /* UPDATE in place: rows.weight, or rows.master of fp32 tensors, is the second weight row. */
+    bool other_weight;
     /* UPDATE: a tile whose gradients exceed proto/grad_limit.h keeps its states, and its weights
      * are made from the master weights. By Muon: all tiles of the tensor. */
     bool guard;
@@ -64,8 +70,8 @@ struct cst_tile_work {
     struct cst_rows rows;
     /* UPDATE out of place: the weight, master and moments rows that are written. */
     struct cst_rows out;
-    /* UPDATE: contributions in rank order, each from the first element of its row. The
-     * contributions are summed in the pass of the update; `rows` then has no gradient. */
+    /* UPDATE of bf16 tensors: contributions in rank order, each from the first element of its row.
+     * The contributions are summed in the pass of the update; `rows` then has no gradient. */
     const uint16_t *const *src;
     uint32_t n_src; /* Number of contributions. 0: the gradient is in a row. */
     /* UPDATE by Muon: the batch to which all tiles of the call belong; borrowed. The gradient is in
@@ -116,11 +122,12 @@ struct cst_tile_done cst_tile_direct_range(const struct cst_tile_work *work,
 void cst_tile_finish_update(const struct cst_tile_work *work, const struct cst_tile *tile,
                             struct cst_undo_slot *slot);
 
-/* Sum the @n_src bf16 rows @src (each the first element of a row, in rank order) into rows->grad,
- * or store the sum in, or add it to, rows->grad_f32. Then store the sum of squares, and the mark
- * last. rows->grad may be one of @src; @undo then protects it. @undo also protects an fp32 row to
- * which the sum is added. @done and the result are as in cst_tile_update. */
-bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const uint16_t *const *src,
+/* Sum the @n_src rows @src (each the first element of a row, in rank order; bf16, or fp32 as
+ * tile->fp32 says) into rows->grad, or store the sum in, or add it to, rows->grad_f32. Then store
+ * the sum of squares, and the mark last. The grad row may be one of @src if it has their format;
+ * @undo then protects it. @undo also protects an fp32 row to which the sum is added. @done and the
+ * result are as in cst_tile_update. */
+bool cst_tile_reduce(const struct cst_kernels *kernels, uint32_t n_src, const void *const *src,
                      const struct cst_rows *rows, const struct cst_tile *tile,
                      struct cst_undo_slot *undo, struct cst_tile_done *done);
 
@@ -152,6 +159,9 @@ void cst_tile_walk_start(struct cst_tile_walk *walk, const struct cst_tile_work 
  * there is no next tile. */
 const struct cst_table_span *cst_tile_walk_next(struct cst_tile_walk *walk, struct cst_tile *tile);
 
+/* Returns the type of the chunk's tensors. Any thread. */
+enum cst_dtype cst_tile_dtype(const struct cst_tile_work *work);
+
 /* Returns the number of tiles of all spans of a chunk. Any thread. */
 uint64_t cst_tile_count(const struct cst_tile_work *work);
 
@@ -166,7 +176,7 @@ struct cst_tile_done cst_tile_update_range(const struct cst_tile_work *work,
 /* Reduce tiles [@first, @first + @count) of the chunk with cst_tile_reduce. @n_src is at most
  * CST_TILE_MAX_SRC. The other rules are those of cst_tile_update_range. */
 struct cst_tile_done cst_tile_reduce_range(const struct cst_tile_work *work, uint32_t n_src,
-                                           const uint16_t *const *src, uint64_t first,
-                                           uint64_t count, struct cst_undo_slot *undo);
+                                           const void *const *src, uint64_t first, uint64_t count,
+                                           struct cst_undo_slot *undo);
 
 #endif

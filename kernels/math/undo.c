@@ -109,8 +109,8 @@ static bool has_rows(const struct cst_undo_slot *slot, const struct cst_rows *ro
     case CST_UNDO_ACCUMULATE:
         return rows->grad_f32 != NULL;
     default:
-        return rows->weight != NULL &&
-               (rows->master != NULL || (rows->remainder != NULL && rows->weight_in != NULL)) &&
+        return (rows->master != NULL || (rows->remainder != NULL && rows->weight_in != NULL)) &&
+               (rows->weight != NULL || rows->master_in != NULL) &&
                rows->moments[0].values != NULL &&
                (slot->kind == CST_UNDO_FUSED || rows->grad != NULL || rows->grad_f32 != NULL);
     }
@@ -175,7 +175,7 @@ static void put_back_group(const struct cst_undo_slot *slot, const struct cst_ti
         memcpy(rows->weight + at, old->split.weight, n * sizeof *old->split.weight);
     }
     /* The update writes the weights over the gradient, which is therefore restored as well. */
-    if (slot->kind != CST_UNDO_FUSED && rows->weight == rows->grad) {
+    if (slot->kind != CST_UNDO_FUSED && rows->weight != NULL && rows->weight == rows->grad) {
         memcpy(rows->grad + at, old->grad, n * sizeof *old->grad);
     }
     for (int k = 0; k < (rows->moments[1].values != NULL ? 2 : 1); k++) {

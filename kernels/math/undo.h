@@ -53,7 +53,8 @@ enum cst_undo_kind {
     CST_UNDO_UPDATE = 1,
     /* Holds a bf16 grad row that is one of the sources of the reduction. */
     CST_UNDO_REDUCE = 2,
-    CST_UNDO_ACCUMULATE = 3, /* Holds an fp32 grad row to which a reduction adds. */
+    /* Holds an fp32 grad row to which a reduction adds, or that is one of its sources. */
+    CST_UNDO_ACCUMULATE = 3,
     /* Holds master and moments in an update whose gradient is summed in the same pass. */
     CST_UNDO_FUSED = 4,
     CST_UNDO_MUON = 5, /* As UPDATE, and the directions with which Muon updates the tile. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused update of every optimizer: one pass over gradient, fp32 master weights, moments and
- * bf16 weights. Master weights have a row of their own, or are split (kernels/math/split.h). All
- * variants (reference, AVX2, AVX-512, NEON, CUDA) produce the same bits. The formulas per element
- * follow. Every line is rounded once, and fma(a,b,c) is a*b + c with one rounding. Each formula
- * begins with g = fp32(grad) * grad_scale:
+ * bf16 weights. Master weights have a row of their own, or are split (kernels/math/split.h). The
+ * master weights of fp32 tensors are their weights, and there are no bf16 weights. All variants
+ * (reference, AVX2, AVX-512, NEON, CUDA) produce the same bits. The formulas per element follow.
+ * Every line is rounded once, and fma(a,b,c) is a*b + c with one rounding. Each formula begins with
+ * g = fp32(grad) * grad_scale:
  *
  *   ADAMW  torch.optim.AdamW   m = fma(1 - beta1, g - m, m)                 (torch's lerp)
  *                              v = fma(1 - beta2, g * g, beta2 * v)
@@ -56,7 +57,7 @@
  * Bytes per element: gradient 2 (fp32: 4) + master 8 + weight 2 + two moments, each read and
  * written: 16 (fp32), 8 (bf16) or 4 1/8 (mx8), and half of that with one moment. For ADAMW with
  * fp32 moments the sum is 28. Split masters take 8 instead of master 8 + weight 2: the sum is 26.
- */
+ * fp32 tensors have fp32 gradients and no bf16 weights: the sum is 28. */
 #ifndef CST_UPDATE_H
 #define CST_UPDATE_H
 
@@ -122,7 +123,7 @@ struct cst_update_rows {
     float *master;                          /* NULL: masters are split. */
     int16_t *remainder;                     /* Split masters; otherwise NULL. */
     struct cst_update_moment moments[2];
-    uint16_t *weight;
+    uint16_t *weight; /* NULL: the master weights are the weights. */
     /* Rows that will be summed next. The kernel prefetches as many of their elements as it updates,
      * while it waits for its own rows. The addresses are hints: they may lie beyond the end of a
      * row. */

@@ -29,6 +29,7 @@ struct way {
     enum cst_moments moments;
     enum cst_rounding rounding;
     bool split; /* Masters are split. */
+    bool alone; /* There are no bf16 weights: the masters are the weights. */
 };
 
 ALWAYS_INLINE unsigned n_moments(struct way way)
@@ -58,7 +59,7 @@ ALWAYS_INLINE struct cst_update_rows rows_at(struct way way, const struct cst_up
 {
     struct cst_update_rows at = {.grad_bf16 = r->grad_bf16 == NULL ? NULL : r->grad_bf16 + i,
                                  .grad_fp32 = r->grad_bf16 == NULL ? r->grad_fp32 + i : NULL,
-                                 .weight = r->weight + i};
+                                 .weight = way.alone ? NULL : r->weight + i};
 
     if (way.optimizer == CST_OPTIMIZER_MUON) {
         at.direction = r->direction + i;
@@ -117,7 +118,8 @@ ALWAYS_INLINE void load_masters(struct way way, const struct cst_update_rows *ro
     }
 }
 
-/* Store the master weights of a group and the weights. A NaN must be CST_UPDATE_NAN. */
+/* Store the master weights of a group, and the weights if they are others. A NaN must be
+ * CST_UPDATE_NAN. */
 ALWAYS_INLINE void store_masters(struct way way, const struct call *call,
                                  const struct cst_update_rows *rows,
                                  const struct cst_vec p[CST_VEC_GROUP])
@@ -133,7 +135,9 @@ ALWAYS_INLINE void store_masters(struct way way, const struct call *call,
         cst_vec_store(rows->master + j * CST_VEC_LANES, p[j]);
         upper[j] = cst_round_bf16(p[j]);
     }
-    cst_vec_store_upper(rows->weight, upper, call->stream);
+    if (!way.alone) {
+        cst_vec_store_upper(rows->weight, upper, call->stream);
+    }
 }
 
 /* Compute the new @moments of a group, and for each vector what cst_formula_weight needs, @u. */
@@ -333,7 +337,7 @@ ALWAYS_INLINE void pad(struct way way, struct padded *padded, const struct cst_u
     const size_t bytes = cst_format_bytes(way.moments) / CST_UPDATE_GROUP;
 
     memset(padded, 0, sizeof *padded);
-    *out = (struct cst_update_rows){.weight = padded->weight};
+    *out = (struct cst_update_rows){.weight = way.alone ? NULL : padded->weight};
     if (way.split) {
         memcpy(padded->weight, rows->weight_in, n * sizeof *rows->weight_in);
         memcpy(padded->remainder, rows->remainder_in, n * sizeof *rows->remainder_in);
@@ -376,7 +380,9 @@ ALWAYS_INLINE void unpad(struct way way, const struct padded *padded,
     } else {
         memcpy(rows->master, padded->master, n * sizeof *rows->master);
     }
-    memcpy(rows->weight, padded->weight, n * sizeof *rows->weight);
+    if (!way.alone) {
+        memcpy(rows->weight, padded->weight, n * sizeof *rows->weight);
+    }
     CST_VEC_UNROLL
     for (unsigned k = 0; k < n_moments(way); k++) {
         memcpy(rows->moments[k].values, padded->moments[k], n * bytes);
@@ -415,7 +421,7 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
     const struct cst_update_rows rows = *given;
     /* Weights that were read are in the cache. */
     struct call call = {.stream = cst_vec_can_stream(rows.weight) && rows.weight != rows.weight_in,
-                        .over = rows.weight == rows.grad_bf16};
+                        .over = !way.alone && rows.weight == rows.grad_bf16};
     struct cst_vec_bits words[CST_VEC_GROUP / 2];
     uint32_t buffer = 0;
     size_t i = 0;
@@ -449,12 +455,16 @@ ALWAYS_INLINE void update(struct way way, const struct cst_update_scalars *scala
                                  const struct cst_update_rows *rows, struct cst_update_undo *undo) \
     {                                                                                              \
         const struct way fp32 = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,   \
-                                 false};                                                           \
+                                 false, false};                                                    \
         const struct way split = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,  \
-                                  true};                                                           \
+                                  true, false};                                                    \
+        const struct way alone = {CST_OPTIMIZER_##name, CST_MOMENTS_##format, CST_ROUNDING_##how,  \
+                                  false, true};                                                    \
                                                                                                    \
         if (rows->remainder_in != NULL) {                                                          \
             update(split, scalars, random, n, rows, undo);                                         \
+        } else if (rows->weight == NULL) {                                                         \
+            update(alone, scalars, random, n, rows, undo);                                         \
         } else {                                                                                   \
             update(fp32, scalars, random, n, rows, undo);                                          \
         }                                                                                          \

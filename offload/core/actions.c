@@ -119,7 +119,9 @@ struct cst_place cst_core_row_place(const struct cst_core *core, uint32_t chunk,
     const struct cst_layout *layout = core->layout;
     const struct cst_layout_chunk *c = &layout->chunks[chunk];
     const struct cst_layout_row *r = row == CST_ROW_WEIGHT_OTHER ? &c->other_weight : &c->rows[row];
-    uint64_t before = row == CST_ROW_GRAD ? elem * layout->grad_bytes
+    /* The gradient may have no row of its own. */
+    const struct cst_table_header header = {.grad_bytes = layout->grad_bytes};
+    uint64_t before = row == CST_ROW_GRAD ? elem * cst_table_grad_bytes(&header, c->dtype)
                                           : cst_layout_chunk_row_bytes(layout, c, (int)row, elem);
 
     return (struct cst_place){.segment = core->arena_segments[r->segment],

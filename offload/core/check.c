@@ -261,6 +261,7 @@ static const char *check_group(const struct cst_core *core, uint32_t c)
 static const char *check_sum(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
+    bool over = cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c]);
     uint64_t last = chunk->gradient.added;
 
     while ((last & (last - 1)) != 0) {
@@ -277,13 +278,12 @@ static const char *check_sum(const struct cst_core *core, uint32_t c)
         (core->grad_fp32 || chunk->gradient.added != 0) && chunk->gradient.reduce_ticket == 0) {
         return "a staged contribution is overwritten by its sum alone";
     }
-    if (core->layout->states.grad_over_weight && chunk->weight.holds != CST_HOLDS_GRADIENT &&
+    if (over && chunk->weight.holds != CST_HOLDS_GRADIENT &&
         (chunk->gradient.reduce_ticket != 0 || chunk->gradient.spill_ticket != 0 ||
          chunk->gradient.spilled_rank != CST_NONE || chunk->gradient.sum != CST_SUM_NOTHING)) {
         return "weights are not taken to be where a gradient is";
     }
-    if (chunk->weight.holds != CST_HOLDS_WEIGHTS &&
-        (!core->layout->states.grad_over_weight || !chunk->has_states)) {
+    if (chunk->weight.holds != CST_HOLDS_WEIGHTS && (!over || !chunk->has_states)) {
         return "only gradients that have no row take another one";
     }
     if (chunk->gradient.micro > cst_collection_turns(core, c) ||

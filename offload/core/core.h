@@ -112,7 +112,13 @@
  * the block or staging segment in place of a COPY. This stays so after an interrupted attempt or a
  * skipped step, until the next update. READ of GRAD gets CST_EUNSUPPORTED unless the row holds the
  * gradient. WRITE of WEIGHT gets CST_EUNSUPPORTED: a WRITE of MASTER sets the weights. WRITE of
- * MASTER gets CST_EBUSY while a gradient is being moved to the row.
+ * MASTER gets CST_EBUSY while a gradient is being moved to the row. The gradients of fp32 tensors
+ * have rows of their own all the same.
+ *
+ * fp32 tensors. Their weight row is the master row, too: READ and WRITE of MASTER use it, and an
+ * UPDATE reads it as it reads the weights of split masters. Contributions to their gradients are
+ * fp32, as their grad rows are, but what was said above of bf16 rows holds for these grad rows, if
+ * there are no micro-batches: they keep one spilled contribution, and take a sum whole.
  *
  * Two weight rows (policy.overlap EARLY or DELAYED; layout->states.two_weights). Fetches read one
  * row, an update writes the other, and a commit switches the rows:
@@ -338,6 +344,8 @@ struct cst_command {
     /* CONVERT of a master row: the master weights are split, and dst[0] has remainders. With one
      * destination: the weights at src[0] and the remainders at src[1] are joined to fp32. */
     bool split;
+    /* CONVERT of a master row of an fp32 tensor: dst[0] has its weights, and the moments follow. */
+    bool fp32;
     /* CONVERT: format of the moments that are encoded, decoded, or cleared (when master weights and
      * weights are written). */
     enum cst_moments moments;
@@ -541,10 +549,10 @@ void cst_core_close(struct cst_core *core);
 void cst_core_step(struct cst_core *core, const struct cst_event *event,
                    struct cst_actions *actions);
 
-/* Bytes in a staging segment of @n_elems elements of row @row, with `raw` and `exponents` as in
- * struct cst_event. Elements that are `bf16` have 2 bytes instead. */
-uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_row row, bool raw,
-                           bool exponents, uint64_t n_elems);
+/* Bytes in a staging segment of @n_elems elements of row @row of a tensor of @dtype, with `raw` and
+ * `exponents` as in struct cst_event. Elements that are `bf16` have 2 bytes instead. */
+uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_dtype dtype,
+                           enum cst_row row, bool raw, bool exponents, uint64_t n_elems);
 
 /* CST_OK if @rank's pool can be moved. CST_EBUSY: the rank is attached; a block of the pool is in
  * use or being copied; or its accelerator is lost (@gone) and another attached rank has a pool

@@ -291,6 +291,7 @@ static void write_chunk(const struct cst_core_config *config, uint32_t c,
     const struct cst_layout_chunk *from = &config->layout->chunks[c];
 
     to->n_elems = from->n_elems;
+    to->dtype = from->dtype;
     for (uint32_t r = 0; r < CST_ROW_COUNT; r++) {
         const struct cst_layout_row *row = &from->rows[r];
 

@@ -152,7 +152,7 @@ static void explain_grad_in_weight(const struct cst_core *core, uint32_t c, stru
             core->chunks[c].weight.holds == CST_HOLDS_GRADIENT
                 ? "its gradient, or a part of one, is"
                 : "a part of a gradient is");
-    } else if (core->layout->states.grad_over_weight) {
+    } else if (cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c])) {
         say(page, "its gradient takes the place of its weights, from its sum to its update");
     }
 }

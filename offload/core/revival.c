@@ -243,7 +243,9 @@ static void set_rows(struct cst_core *core, uint32_t c, const struct cst_core_re
     weight->second = record->second;
     weight->rows = record->delayed ? CST_ROWS_DELAYED : CST_ROWS_CURRENT;
     /* The row can hold a gradient. The master weights give the same weights. */
-    weight->holds = core->layout->states.grad_over_weight ? CST_HOLDS_STALE : CST_HOLDS_WEIGHTS;
+    weight->holds = cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c])
+                        ? CST_HOLDS_STALE
+                        : CST_HOLDS_WEIGHTS;
 }
 
 static void go_on(struct cst_core *core, uint32_t c, const struct cst_core_record *record,

@@ -22,12 +22,12 @@ static bool is_moment(enum cst_row row)
     return row == CST_ROW_EXP_AVG || row == CST_ROW_EXP_AVG_SQ;
 }
 
-/* An fp32 grad row is read as bf16. */
-uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_row row, bool raw,
-                           bool exponents, uint64_t n_elems)
+/* An fp32 grad row of a bf16 tensor is read as bf16. */
+uint64_t cst_core_io_bytes(const struct cst_layout_states *states, enum cst_dtype dtype,
+                           enum cst_row row, bool raw, bool exponents, uint64_t n_elems)
 {
     if (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD) {
-        return 2 * n_elems;
+        return cst_dtype_bytes(dtype) * n_elems;
     }
     if (!is_moment(row) || !raw || states->moments == CST_MOMENTS_FP32) {
         return 4 * n_elems;
@@ -45,9 +45,14 @@ static bool is_coded(const struct cst_core *core, enum cst_row row)
     return is_moment(row) && core->layout->states.moments != CST_MOMENTS_FP32;
 }
 
-static bool is_split(const struct cst_core *core)
+static enum cst_dtype dtype_of(const struct cst_core *core, uint32_t c)
 {
-    return core->layout->states.masters == CST_MASTERS_SPLIT;
+    return core->layout->chunks[c].dtype;
+}
+
+static bool is_split(const struct cst_core *core, uint32_t c)
+{
+    return core->layout->states.masters == CST_MASTERS_SPLIT && dtype_of(core, c) == CST_BF16;
 }
 
 /* Let @command convert the elements [@first, @first + @n_elems) of a moments row of chunk @c.
@@ -74,7 +79,8 @@ static struct cst_place raw_place(const struct cst_core *core, uint32_t c, enum 
     if (exponents) {
         place.offset += core->layout->chunks[c].n_elems + first / CST_MX8_BLOCK;
     } else {
-        place.offset += cst_core_io_bytes(&core->layout->states, row, true, false, first);
+        place.offset +=
+            cst_core_io_bytes(&core->layout->states, dtype_of(core, c), row, true, false, first);
     }
     return place;
 }
@@ -196,10 +202,12 @@ static int check_row(const struct cst_core *core, uint32_t chunk, enum cst_row r
 static void read_row(const struct cst_core *core, const struct cst_request *request,
                      struct cst_command *copy)
 {
+    enum cst_dtype dtype = dtype_of(core, request->chunk);
+
     if (is_coded(core, request->row) && request->raw) {
         copy->src[copy->n_src++] =
             raw_place(core, request->chunk, request->row, request->exponents, request->first);
-        copy->bytes = cst_core_io_bytes(&core->layout->states, request->row, true,
+        copy->bytes = cst_core_io_bytes(&core->layout->states, dtype, request->row, true,
                                         request->exponents, request->n_elems);
         return;
     }
@@ -209,7 +217,7 @@ static void read_row(const struct cst_core *core, const struct cst_request *requ
             code(core, request->chunk, request->row, request->first, request->n_elems, copy);
         return;
     }
-    if (request->row == CST_ROW_MASTER && is_split(core)) {
+    if (request->row == CST_ROW_MASTER && is_split(core, request->chunk)) {
         copy->kind = CST_COMMAND_CONVERT;
         copy->split = true;
         copy->n_elems = request->n_elems;
@@ -221,13 +229,19 @@ static void read_row(const struct cst_core *core, const struct cst_request *requ
     if (copy->split) {
         return;
     }
-    if (request->row == CST_ROW_GRAD && core->grad_fp32) {
+    if (request->row == CST_ROW_GRAD && core->grad_fp32 && dtype == CST_BF16) {
         copy->kind = CST_COMMAND_CONVERT;
         copy->n_elems = request->n_elems;
     } else {
-        copy->bytes =
-            cst_core_io_bytes(&core->layout->states, request->row, false, false, request->n_elems);
+        copy->bytes = cst_core_io_bytes(&core->layout->states, dtype, request->row, false, false,
+                                        request->n_elems);
     }
+}
+
+/* True if @row is the master row of an fp32 tensor, whose weights are its master weights. */
+static bool is_weight(const struct cst_core *core, uint32_t c, enum cst_row row)
+{
+    return row == CST_ROW_MASTER && dtype_of(core, c) == CST_FP32;
 }
 
 static void issue_read(struct cst_core *core, uint32_t i)
@@ -238,7 +252,7 @@ static void issue_read(struct cst_core *core, uint32_t i)
     struct cst_command *copy = cst_core_command(
         core, CST_COMMAND_COPY, cst_core_keeper(core, request->chunk, request->row), &flight);
 
-    if (request->row == CST_ROW_WEIGHT) {
+    if (request->row == CST_ROW_WEIGHT || is_weight(core, request->chunk, request->row)) {
         cst_weight_row_read(core, request->chunk, cst_weight_row_newest(core, request->chunk),
                             request->first, request->n_elems, copy);
     } else {
@@ -318,7 +332,8 @@ static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, u
     const struct cst_layout_chunk *layout = &core->layout->chunks[chunk];
 
     command->n_elems = n_elems;
-    command->split = is_split(core) && core->chunks[chunk].has_states;
+    command->split = is_split(core, chunk) && core->chunks[chunk].has_states;
+    command->fp32 = dtype_of(core, chunk) == CST_FP32;
     for (int k = 0; k < 4; k++) {
         if (layout->rows[rows[k]].segment == CST_LAYOUT_NO_ROW ||
             (is_moment(rows[k]) && core->chunks[chunk].moments_are_new)) {
@@ -372,6 +387,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     const struct cst_layout_tensor *tensor = &core->model->tensors[event->tensor];
     struct cst_chunk *chunk = &core->chunks[tensor->chunk];
     struct cst_flight flight = {.kind = CST_FLIGHT_WRITE, .chunk = tensor->chunk, .request = i};
+    enum cst_dtype dtype = dtype_of(core, tensor->chunk);
     bool master = event->row == CST_ROW_MASTER;
     uint64_t at = tensor->offset + event->first;
     bool parts = master && chunk->device != 0;
@@ -405,7 +421,7 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     } else if (is_coded(core, event->row) && event->raw) {
         command->dst[command->n_dst++] =
             raw_place(core, tensor->chunk, event->row, event->exponents, at);
-        command->bytes = cst_core_io_bytes(&core->layout->states, event->row, true,
+        command->bytes = cst_core_io_bytes(&core->layout->states, dtype, event->row, true,
                                            event->exponents, event->n_elems);
     } else if (is_coded(core, event->row)) {
         command->encode = true;
@@ -414,8 +430,8 @@ static void issue_write(struct cst_core *core, const struct cst_event *event, ui
     } else {
         command->dst[command->n_dst++] = cst_core_row_place(
             core, tensor->chunk, written_row(core, tensor->chunk, event->row), at);
-        command->bytes =
-            cst_core_io_bytes(&core->layout->states, event->row, false, false, event->n_elems);
+        command->bytes = cst_core_io_bytes(&core->layout->states, dtype, event->row, false, false,
+                                           event->n_elems);
     }
     if (!parts) { /* Otherwise the parts wait. */
         cst_chunk_update_before(command, &chunk->update);

@@ -57,12 +57,12 @@ static void cost(struct cst_packing *packing, bool cut, struct cst_capacity *c)
     c->waste = c->further = 0;
     for (uint32_t k = 0; k < sizes->n; k++) {
         if (cut) {
-            sizes->v[k] = cst_align_up(packing->class_elems[k], CST_LAYOUT_CAPACITY_STEP);
+            sizes->v[k] = cst_align_up(packing->class_places[k], CST_LAYOUT_CAPACITY_STEP);
         }
         c->waste += packing->class_chunks[k] * sizes->v[k];
         c->further += k > 0 ? c->need.min_blocks[k] * block_bytes(sizes->v[k]) : 0;
     }
-    c->waste -= packing->n_elems;
+    c->waste -= packing->n_places;
     c->bytes = c->further + c->need.min_blocks[0] * block_bytes(sizes->v[0]);
 }
 
@@ -210,12 +210,12 @@ int cst_capacities_open(struct cst_capacities *choice, struct cst_packing *packi
                         uint32_t max_classes)
 {
     uint64_t largest = cst_align_up(packing->largest, CST_LAYOUT_CAPACITY_STEP);
-    uint64_t all = cst_align_up(packing->n_elems, CST_LAYOUT_CAPACITY_STEP), good;
+    uint64_t all = cst_align_up(packing->n_places, CST_LAYOUT_CAPACITY_STEP), good;
 
     *choice = (struct cst_capacities){.packing = packing,
                                       .max_classes = max_classes,
                                       .low = largest,
-                                      .price = packing->n_elems / CST_CAPACITY_CLASS_PRICE};
+                                      .price = packing->n_places / CST_CAPACITY_CLASS_PRICE};
     if (max_classes > 1 && cst_size_classes_least(packing, &choice->low) != CST_OK) {
         return CST_ENOMEM;
     }
@@ -308,7 +308,7 @@ static int choose(struct cst_packing *packing, const struct cst_layout_config *c
     if (status != CST_OK) {
         return cst_err_set(err, status, "no memory to choose a chunk capacity");
     }
-    chosen = pick(&choice, pool_bytes != 0 ? pool_bytes : 2 * block_bytes(packing->n_elems));
+    chosen = pick(&choice, pool_bytes != 0 ? pool_bytes : 2 * block_bytes(packing->n_places));
     if (chosen == NULL && pool_bytes == 0) {
         chosen = find_least(&choice);
     }

@@ -41,8 +41,9 @@ static uint64_t add_tensor(uint64_t hash, const struct cst_model *model, uint32_
     hash = add_dims(hash, words.shape, words.n_dims);
     hash = add_number(hash, model->groups[words.group] & ranks);
     hash = add_number(hash, words.pattern);
-    /* Fingerprints of models that do not say it are as they were. */
+    /* Fingerprints of models that do not say the update or the type are as they were. */
     hash = words.update != CST_TENSOR_UPDATE_AUTO ? add_number(hash, words.update) : hash;
+    hash = words.dtype == CST_FP32 ? add_number(hash, words.dtype) : hash;
     hash = add_dims(hash, words.whole, words.n_dims);
     return add_dims(hash, words.first, words.n_dims);
 }

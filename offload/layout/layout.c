@@ -19,12 +19,14 @@ static void fill_chunks(struct cst_layout *layout, const struct cst_packing *pac
         const struct cst_packed *from = &packing->chunks[c];
         const struct cst_kind *kind = &packing->kinds[from->kind];
 
-        layout->chunks[c] = (struct cst_layout_chunk){.n_elems = from->n_elems,
-                                                      .ranks = kind->ranks,
-                                                      .pattern = kind->pattern,
-                                                      .muon = kind->muon,
-                                                      .size_class = from->size_class,
-                                                      .base_chunk = from->base_chunk};
+        layout->chunks[c] =
+            (struct cst_layout_chunk){.n_elems = from->n_places / cst_packing_places(kind->dtype),
+                                      .ranks = kind->ranks,
+                                      .pattern = kind->pattern,
+                                      .muon = kind->muon,
+                                      .dtype = kind->dtype,
+                                      .size_class = from->size_class,
+                                      .base_chunk = from->base_chunk};
     }
 }
 
@@ -35,7 +37,7 @@ static void place_tensor(struct cst_layout *layout, const struct cst_packing *pa
     struct cst_layout_chunk *chunk;
 
     tensor->chunk = packing->chunk_of[item];
-    tensor->offset = packing->offset[item];
+    tensor->offset = packing->offset[item] / cst_packing_places(tensor->dtype);
     chunk = &layout->chunks[tensor->chunk];
     if (!cst_layout_is_own(chunk)) {
         uint32_t i = cst_model_find(packing->base_model, tensor->name);
@@ -303,7 +305,7 @@ out_packing:
 
 uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes)
 {
-    const uint64_t weights = 2 * model->n_params;
+    const uint64_t weights = model->weight_bytes;
 
     return weights == 0 ? 0
                         : bytes / weights * 100 + (bytes % weights * 100 + weights - 1) / weights;

@@ -74,6 +74,7 @@ struct cst_layout_tensor {
     /* Index into cst_model.groups: the ranks that hold the tensor and sum its gradient. */
     uint32_t group;
     enum cst_pattern_kind pattern;
+    enum cst_dtype dtype;
     struct cst_layout_box *box; /* If the pattern wants a box; else NULL. Owned by the model. */
     struct cst_layout_external *external; /* NULL: none. Owned by the model. */
     uint32_t n_uses;                      /* Number of operators that use the tensor. */
@@ -119,10 +120,11 @@ struct cst_model {
     /* Limit for tensors and for operators: CST_LAYOUT_MAX_TENSORS, unless the owner of the model
      * sets more. The limit for uses is four times as high. */
     uint32_t max_entries;
-    uint32_t n_uses;   /* Sum of n_tensors over all operators. */
-    uint64_t n_params; /* Sum of n_elems over all tensors. */
-    void *index;       /* Private: index from names to numbers. */
-    void *external;    /* Private: index of the names in model files. */
+    uint32_t n_uses;       /* Sum of n_tensors over all operators. */
+    uint64_t n_params;     /* Sum of n_elems over all tensors. */
+    uint64_t weight_bytes; /* Bytes of the weights of all tensors. */
+    void *index;           /* Private: index from names to numbers. */
+    void *external;        /* Private: index of the names in model files. */
 };
 
 #define CST_LAYOUT_NO_ROW UINT32_MAX
@@ -155,6 +157,7 @@ struct cst_layout_chunk {
     /* Ranks in the group of its tensors, one bit each; none beyond the job's world. */
     uint64_t ranks;
     enum cst_pattern_kind pattern; /* Pattern of all its tensors. */
+    enum cst_dtype dtype;          /* Type of all its tensors. */
     bool muon;                     /* Muon updates all its tensors; none of other chunks. */
     /* Index into cst_layout.classes: the class of the blocks that hold the chunk. */
     uint32_t size_class;
@@ -169,6 +172,12 @@ static inline bool cst_layout_has_states(const struct cst_layout_chunk *chunk)
     return cst_pattern(chunk->pattern)->has_states;
 }
 
+/* Bytes of the chunk's weights, and of its gradient in a block. */
+static inline uint64_t cst_layout_weight_bytes(const struct cst_layout_chunk *chunk)
+{
+    return cst_dtype_bytes(chunk->dtype) * chunk->n_elems;
+}
+
 /* False: the rows are the base job's. */
 static inline bool cst_layout_is_own(const struct cst_layout_chunk *chunk)
 {
@@ -181,10 +190,18 @@ static inline bool cst_layout_may_leave(const struct cst_layout_chunk *chunk)
     return cst_layout_has_states(chunk) && !chunk->muon;
 }
 
+/* True if the chunk's states may stay on an accelerator. The master weights of fp32 tensors are the
+ * weights, which all ranks fetch from host memory. */
+static inline bool cst_layout_states_may_leave(const struct cst_layout_chunk *chunk)
+{
+    return cst_layout_may_leave(chunk) && cst_layout_is_own(chunk) && chunk->dtype != CST_FP32;
+}
+
 /* A size class: chunks of one capacity, and the blocks of a pool that hold them. A huge embedding
  * has a class of its own, so that other chunks need no such large blocks. */
 struct cst_layout_class {
-    uint64_t capacity; /* In elements; a block has 2 x capacity bytes. */
+    /* In bf16 elements; a block has 2 x capacity bytes. An fp32 element takes the memory of two. */
+    uint64_t capacity;
     uint32_t n_chunks;
     /* Blocks of this class that the smallest usable pool has, in the rank that needs most. */
     uint32_t min_blocks;
@@ -228,8 +245,8 @@ struct cst_layout_states {
     enum cst_masters masters; /* SPLIT: the master row has 16-bit remainders. */
     enum cst_moments moments; /* Format of exp_avg and exp_avg_sq. */
     bool two_weights;         /* There is a second weight row, for early or delayed updates. */
-    /* The gradient uses the weight row, which saves 2 bytes per parameter; see core.h. Not possible
-     * with two_weights, fp32 grad rows or split masters. */
+    /* The gradient of a bf16 tensor uses the weight row, which saves 2 bytes per parameter; see
+     * core.h. Not possible with two_weights, fp32 grad rows or split masters. */
     bool grad_over_weight;
 };
 
@@ -246,23 +263,24 @@ static inline struct cst_layout_states cst_layout_states_of(const struct cst_lay
     return of;
 }
 
-/* Bytes of @n_elems elements of row @row (CST_ROW_WEIGHT_OTHER is allowed) of a chunk. 0: there is
- * no such row, or the gradient has none of its own. MX8: the result is for whole blocks of
+/* Bytes of @n_elems elements of row @row (CST_ROW_WEIGHT_OTHER is allowed) of a chunk of @dtype. 0:
+ * there is no such row, or the gradient has none of its own. MX8: the result is for whole blocks of
  * CST_MX8_BLOCK elements. It is not the position of element @n_elems: the code of that element is
  * n_elems bytes into the row. */
-uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
-                              uint64_t n_elems);
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,
+                              enum cst_dtype dtype, int row, uint64_t n_elems);
 
 struct cst_layout;
 
-/* The same for a chunk of @layout, which has states, with that chunk's optimizer. */
+/* The same for a chunk of @layout, which has states, with that chunk's optimizer and type. */
 uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
                                     const struct cst_layout_chunk *chunk, int row,
                                     uint64_t n_elems);
 
-/* Bytes that the update of one element reads and writes: 28 with two fp32 moments and a bf16
- * gradient. */
-double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes);
+/* Bytes that the update of one element of a chunk of @dtype reads and writes: 28 with two fp32
+ * moments and a bf16 gradient, and with an fp32 tensor. */
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,
+                               enum cst_dtype dtype);
 
 struct cst_layout {
     uint64_t capacity; /* Capacity of classes[0]. */
@@ -275,9 +293,9 @@ struct cst_layout {
     struct cst_layout_use *uses; /* One for each operator. */
     struct cst_layout_segment *segments;
     uint32_t n_segments;
-    /* CST_LAYOUT_LANDINGS per node, each as large as the bf16 gradient of the node's largest chunk
-     * that uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL: no chunk
-     * does. */
+    /* CST_LAYOUT_LANDINGS per node, each as large as the largest gradient of one of the node's
+     * chunks that uses landings. Segment CST_LAYOUT_NO_ROW: no chunk of the node uses them. NULL:
+     * no chunk does. */
     struct cst_layout_row *landings;
     /* Per node: scratch for updates by Muon, each in a segment of its own. Segment
      * CST_LAYOUT_NO_ROW: Muon updates no chunk of the node. NULL: it updates no chunk. */
@@ -286,9 +304,32 @@ struct cst_layout {
     uint64_t device_bytes; /* Sum of the segments on accelerators. */
     uint64_t n_tiles;      /* Tiles of all tensors with states. */
     uint32_t n_spans;      /* Number of tensors with states. */
-    uint32_t grad_bytes;   /* Bytes of an element of the grad rows: 2 or 4. */
+    /* Bytes of an element of the grad rows of bf16 tensors: 2 or 4. Those of fp32 tensors: 4. */
+    uint32_t grad_bytes;
     struct cst_layout_states states; /* As configured. */
 };
+
+/* Bytes of the chunk's gradient row, also if it has none of its own. */
+static inline uint64_t cst_layout_grad_bytes(const struct cst_layout *layout,
+                                             const struct cst_layout_chunk *chunk)
+{
+    return (chunk->dtype == CST_FP32 ? 4 : layout->grad_bytes) * chunk->n_elems;
+}
+
+/* True if the gradient of the chunk uses its weight row. The weights of an fp32 tensor cannot be
+ * made from master weights again. */
+static inline bool cst_layout_grad_over_weight(const struct cst_layout *layout,
+                                               const struct cst_layout_chunk *chunk)
+{
+    return layout->states.grad_over_weight && chunk->dtype != CST_FP32;
+}
+
+/* True if an update of the chunk reads the weight row, which is (a part of) the master weights. */
+static inline bool cst_layout_reads_weights(const struct cst_layout *layout,
+                                            const struct cst_layout_chunk *chunk)
+{
+    return layout->states.masters == CST_MASTERS_SPLIT || chunk->dtype == CST_FP32;
+}
 
 #define CST_LAYOUT_LANDINGS 2 /* Landings per node: one is filled while the other is read. */
 #define CST_LAYOUT_MAX_DEVICES 8
@@ -312,7 +353,8 @@ struct cst_layout_config {
      * are all near to one node is there, if each node is near to a rank, and as long as no node has
      * more than its share of the bytes. All other chunks are dealt evenly. */
     uint32_t near_node[CST_LAYOUT_MAX_WORLD];
-    /* Bytes of an element of the grad rows: 2 or 0 (bf16), or 4 (fp32, for micro-batches). */
+    /* Bytes of an element of the grad rows of bf16 tensors: 2 or 0 (bf16), or 4 (fp32, for
+     * micro-batches). */
     uint32_t grad_bytes;
     /* All fields 0: AdamW, fp32 moments, 16 bytes per parameter. */
     struct cst_layout_states states;
@@ -358,6 +400,7 @@ struct cst_tensor_words {
     uint32_t update;        /* enum cst_tensor_update. */
     uint32_t group;         /* Number of a declared group; 0: all ranks. */
     uint32_t pattern;       /* enum cst_pattern_kind. */
+    uint32_t dtype;         /* enum cst_dtype; 0: CST_BF16. */
     const char *whole_name; /* Name of the whole tensor; NULL: `name`, or there is no box. */
     /* n_dims numbers: shape of the whole tensor, if the pattern wants a box; else NULL. */
     const int64_t *whole;
@@ -374,7 +417,7 @@ struct cst_tensor_words {
  *
  *   - CST_EINVAL: a name that is empty, too long or not printable; no dimensions, or more than 8; a
  *     dimension < 1; more than 2^40 elements; a factor that is not finite; an unknown group,
- *     pattern or update; CST_TENSOR_UPDATE_MUON without matrices; a box that is missing, not
+ *     pattern, type or update; CST_TENSOR_UPDATE_MUON without matrices; a box that is missing, not
  *     wanted, or not within the whole tensor; too many tensors; external tensors that do not have
  *     all rows; a whole_name that is no name, or without a box.
  *   - CST_EEXIST: the name, or the name in model files, is in use.
@@ -431,9 +474,9 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 /* Lay out @model: fill *layout, and chunk, offset and first_tile of the model's tensors. The caller
  * closes the layout with cst_layout_close.
  *
- * Packing. All tensors of a chunk have the same ranks, the same pattern and the same size class,
- * and Muon updates all of them or none. With a sparse pattern they are also first used by the same
- * operator. Each kind is packed next-fit in order of first use.
+ * Packing. All tensors of a chunk have the same ranks, pattern, type and size class, and Muon
+ * updates all of them or none. With a sparse pattern they are also first used by the same operator.
+ * Each kind is packed next-fit in order of first use.
  *
  * Capacities, if chunk_elems is 0: they are chosen among those of cst_capacities_open. Candidates
  * for which the smallest pool holds the further classes' min_blocks and max(min_blocks, 8) blocks
@@ -447,8 +490,8 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * with max_classes > 1, tensors that are too large for the first class get the further classes with
  * the least waste.
  *
- * Base job. Frozen tensors that @config's base also has, frozen, with the same name and shape, use
- * the rows of the base, chunk by chunk.
+ * Base job. Frozen tensors that @config's base also has, frozen, with the same name, shape and
+ * type, use the rows of the base, chunk by chunk.
  *
  * min_blocks is the maximum number of blocks that are used at once in forward and backward passes
  * in declared order: the operator's weights, the open gradients (begun and not complete, including
@@ -468,8 +511,7 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
 int cst_layout_build(struct cst_layout *layout, struct cst_model *model,
                      const struct cst_layout_config *config, struct cst_err *err);
 
-/* @bytes of a pool as a percentage of the bf16 weights of @model, rounded up, for the option
- * --pool. */
+/* @bytes of a pool as a percentage of the weights of @model, rounded up, for the option --pool. */
 uint64_t cst_layout_percent(const struct cst_model *model, uint64_t bytes);
 
 /* Bytes of host memory that a job with @layout takes in addition to its pools: arenas and job

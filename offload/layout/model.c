@@ -142,6 +142,11 @@ static int check_pattern(const struct cst_model *model, const struct cst_tensor_
             pattern->wants_box ? "needs the shape of the whole tensor and where the box begins"
                                : "has no box");
     }
+    if (words->dtype != 0 && !cst_dtype_is_known(words->dtype)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "tensor '%s': dtype %" PRIu32 " is unknown (known: %d bf16, %d fp32)",
+                           words->name, words->dtype, CST_BF16, CST_FP32);
+    }
     return pattern->wants_box ? check_box(words, err) : CST_OK;
 }
 
@@ -356,11 +361,13 @@ static void add_tensor(struct cst_model *model, const struct cst_tensor_words *w
     t->update = (enum cst_tensor_update)words->update;
     t->group = words->group;
     t->pattern = (enum cst_pattern_kind)words->pattern;
+    t->dtype = words->dtype == 0 ? CST_BF16 : (enum cst_dtype)words->dtype;
     t->box = box;
     t->external = external;
     cst_external_add(model);
     cst_name_index_add(&index->tensors, model, tensor_name, t->name);
     model->n_params += n_elems;
+    model->weight_bytes += cst_dtype_bytes(t->dtype) * n_elems;
     model->n_tensors++;
 }
 
@@ -417,6 +424,7 @@ struct cst_tensor_words cst_model_words(const struct cst_model *model, uint32_t 
         .update = t->update,
         .group = t->group,
         .pattern = t->pattern,
+        .dtype = t->dtype,
         .whole_name = t->box != NULL && t->box->name[0] != '\0' ? t->box->name : NULL,
         .whole = t->box != NULL ? t->box->whole : NULL,
         .first = t->box != NULL ? t->box->first : NULL,

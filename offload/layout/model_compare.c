@@ -72,6 +72,10 @@ int cst_model_same_tensor(const struct cst_model *model, uint32_t i,
                            cst_pattern(other->pattern)->name, mine, cst_pattern(t->pattern)->name,
                            theirs);
     }
+    if (t->dtype != other->dtype) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
+                           cst_dtype_name(other->dtype), mine, cst_dtype_name(t->dtype), theirs);
+    }
     if (t->box != NULL) {
         int status = same_box(t, other, mine, theirs, err);
 

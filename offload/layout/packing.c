@@ -10,6 +10,7 @@
 #define NO_CHUNK UINT32_MAX
 #define NO_ITEM UINT32_MAX
 #define NO_KIND UINT32_MAX
+#define N_DTYPES 2
 
 /* -- groups and kinds ----------------------------------------------------------------------- */
 
@@ -56,10 +57,10 @@ static void find_leaders(struct cst_packing *p)
     }
 }
 
-/* Number of combinations of group, pattern, and being updated by Muon. */
+/* Number of combinations of group, pattern, type, and being updated by Muon. */
 static size_t n_combinations(const struct cst_model *model)
 {
-    return (size_t)model->n_groups * CST_PATTERN_COUNT * 2;
+    return (size_t)model->n_groups * CST_PATTERN_COUNT * N_DTYPES * 2;
 }
 
 static bool same_stages(const struct cst_stages *a, const struct cst_stages *b)
@@ -71,10 +72,12 @@ static bool same_stages(const struct cst_stages *a, const struct cst_stages *b)
 static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
 {
     const struct cst_layout_tensor *tensor = &p->model->tensors[t];
-    uint32_t *at = &known[(tensor->group * CST_PATTERN_COUNT + tensor->pattern) * 2 + p->muon[t]];
+    uint32_t row = tensor->group * CST_PATTERN_COUNT + tensor->pattern;
+    uint32_t *at = &known[(N_DTYPES * row + (tensor->dtype == CST_FP32)) * 2 + p->muon[t]];
     const struct cst_pattern *pattern = cst_pattern(tensor->pattern);
     struct cst_kind kind = {.ranks = p->model->groups[tensor->group] & p->world,
                             .pattern = tensor->pattern,
+                            .dtype = tensor->dtype,
                             .muon = p->muon[t],
                             .stages = p->stages[t],
                             .has_states = pattern->has_states,
@@ -86,7 +89,8 @@ static uint32_t find_kind(struct cst_packing *p, uint32_t *known, uint32_t t)
     /* Another group with the same ranks is not another kind. */
     for (*at = 0; *at < p->n_kinds; ++*at) {
         if (p->kinds[*at].ranks == kind.ranks && p->kinds[*at].pattern == kind.pattern &&
-            p->kinds[*at].muon == kind.muon && same_stages(&p->kinds[*at].stages, &kind.stages)) {
+            p->kinds[*at].dtype == kind.dtype && p->kinds[*at].muon == kind.muon &&
+            same_stages(&p->kinds[*at].stages, &kind.stages)) {
             return *at;
         }
     }
@@ -155,6 +159,7 @@ static uint32_t find_in_base(const struct cst_packing *p, uint32_t t)
     }
     theirs = &p->base_model->tensors[i];
     if (cst_pattern(theirs->pattern)->has_states || theirs->n_dims != mine->n_dims ||
+        theirs->dtype != mine->dtype ||
         memcmp(theirs->shape, mine->shape, mine->n_dims * sizeof *mine->shape) != 0) {
         return CST_PACKING_OWN;
     }
@@ -173,14 +178,20 @@ static uint32_t find_item(const struct cst_packing *p, const uint32_t *last, uin
     return last[base_chunk];
 }
 
+/* Returns the places of which an item of @kind begins at a multiple. */
+static uint64_t align_of(const struct cst_packing *p, uint32_t kind)
+{
+    return CST_LAYOUT_ALIGN_ELEMS * cst_packing_places(p->kinds[kind].dtype);
+}
+
 static void add_item(struct cst_packing *p, const struct cst_item *item)
 {
-    uint64_t elems = cst_align_up(item->n_elems, CST_LAYOUT_ALIGN_ELEMS);
+    uint64_t places = cst_align_up(item->n_places, align_of(p, item->kind));
 
     p->items[p->n_items++] = *item;
-    p->n_elems += item->n_elems;
-    p->largest = elems > p->largest ? elems : p->largest;
-    p->smallest = elems < p->smallest ? elems : p->smallest;
+    p->n_places += item->n_places;
+    p->largest = places > p->largest ? places : p->largest;
+    p->smallest = places < p->smallest ? places : p->smallest;
 }
 
 static void list_items(struct cst_packing *p, uint32_t *known, uint32_t *last)
@@ -189,7 +200,8 @@ static void list_items(struct cst_packing *p, uint32_t *known, uint32_t *last)
     for (uint32_t i = 0; i < p->model->n_tensors; i++) {
         uint32_t t = p->order[i];
         uint32_t base_chunk = find_in_base(p, t);
-        struct cst_item item = {.n_elems = p->model->tensors[t].n_elems,
+        uint64_t places = cst_packing_places(p->model->tensors[t].dtype);
+        struct cst_item item = {.n_places = p->model->tensors[t].n_elems * places,
                                 .kind = find_kind(p, known, t),
                                 .op = p->item_of[t] - 1,
                                 .base_chunk = base_chunk};
@@ -201,7 +213,7 @@ static void list_items(struct cst_packing *p, uint32_t *known, uint32_t *last)
         }
         p->item_of[t] = p->n_items;
         if (base_chunk != CST_PACKING_OWN) {
-            item.n_elems = p->base->chunks[base_chunk].n_elems;
+            item.n_places = p->base->chunks[base_chunk].n_elems * places;
             last[base_chunk] = p->n_items;
         }
         add_item(p, &item);
@@ -325,11 +337,11 @@ void cst_packing_close(struct cst_packing *packing)
 
 /* -- packing -------------------------------------------------------------------------------- */
 
-static uint32_t class_of(const struct cst_sizes *sizes, uint64_t n_elems)
+static uint32_t class_of(const struct cst_sizes *sizes, uint64_t n_places)
 {
     uint32_t c = 0;
 
-    while (c + 1 < sizes->n && n_elems > sizes->v[c]) {
+    while (c + 1 < sizes->n && n_places > sizes->v[c]) {
         c++;
     }
     return c;
@@ -352,7 +364,7 @@ static uint32_t find_chunk(struct cst_packing *p, const struct cst_item *item, u
     if (item->base_chunk != CST_PACKING_OWN) {
         return open_chunk(p, item, size_class);
     }
-    if (slot->chunk == NO_CHUNK || p->chunks[slot->chunk].n_elems + item->n_elems > capacity ||
+    if (slot->chunk == NO_CHUNK || p->chunks[slot->chunk].n_places + item->n_places > capacity ||
         (p->kinds[item->kind].sparse && slot->op != item->op)) {
         slot->chunk = open_chunk(p, item, size_class);
         slot->op = item->op;
@@ -367,18 +379,18 @@ void cst_packing_pack(struct cst_packing *packing, const struct cst_sizes *sizes
     p->n_chunks = 0;
     memset(p->slots, 0xff, (size_t)p->n_kinds * CST_LAYOUT_MAX_CLASSES * sizeof *p->slots);
     memset(p->class_chunks, 0, sizeof p->class_chunks);
-    memset(p->class_elems, 0, sizeof p->class_elems);
+    memset(p->class_places, 0, sizeof p->class_places);
     for (uint32_t i = 0; i < p->n_items; i++) {
         const struct cst_item *item = &p->items[i];
-        uint32_t k = class_of(sizes, item->n_elems);
+        uint32_t k = class_of(sizes, item->n_places);
         uint32_t c = find_chunk(p, item, k, sizes->v[k]);
         struct cst_packed *chunk = &p->chunks[c];
 
         p->chunk_of[i] = c;
-        p->offset[i] = chunk->n_elems;
-        chunk->n_elems = cst_align_up(chunk->n_elems + item->n_elems, CST_LAYOUT_ALIGN_ELEMS);
-        if (chunk->n_elems > p->class_elems[k]) {
-            p->class_elems[k] = chunk->n_elems;
+        p->offset[i] = chunk->n_places;
+        chunk->n_places = cst_align_up(chunk->n_places + item->n_places, align_of(p, item->kind));
+        if (chunk->n_places > p->class_places[k]) {
+            p->class_places[k] = chunk->n_places;
         }
     }
 }

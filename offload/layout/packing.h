@@ -4,9 +4,12 @@
  *
  *   tensors -> items (a tensor, or all tensors in one chunk of the base job) -> chunks
  *
- * A kind is what the tensors of a chunk have in common: the ranks, the pattern, whether Muon
- * updates them, and the first and the last stage that uses them. Stages therefore share a chunk
- * only if they share its tensors. */
+ * A kind is what the tensors of a chunk have in common: the ranks, the pattern, the type, whether
+ * Muon updates them, and the first and the last stage that uses them. Stages therefore share a
+ * chunk only if they share its tensors.
+ *
+ * Sizes are numbers of places. A place is the memory of a bf16 weight in a block; a block has as
+ * many places as its class has capacity. An fp32 weight takes two places. */
 #ifndef CST_PACKING_H
 #define CST_PACKING_H
 
@@ -20,6 +23,7 @@ struct cst_stages {
 struct cst_kind {
     uint64_t ranks; /* Ranks of the kind, one bit each; none beyond the world. */
     enum cst_pattern_kind pattern;
+    enum cst_dtype dtype;
     bool muon;                /* Muon updates the tensors. */
     struct cst_stages stages; /* The stages that use them. */
     bool has_states;          /* Property of the pattern. */
@@ -28,7 +32,7 @@ struct cst_kind {
 
 /* An indivisible unit of packing. */
 struct cst_item {
-    uint64_t n_elems;
+    uint64_t n_places;
     uint32_t kind;
     uint32_t op; /* First operator that uses the item; n_operators: none does. */
     /* Chunk of the base job's layout that the item is; CST_PACKING_OWN: it is a tensor of this
@@ -46,8 +50,8 @@ struct cst_sizes {
 };
 
 struct cst_packed {
-    /* Elements up to the end of the last item; a multiple of CST_LAYOUT_ALIGN_ELEMS. */
-    uint64_t n_elems;
+    /* Places up to the end of the last item; a multiple of those of CST_LAYOUT_ALIGN_ELEMS. */
+    uint64_t n_places;
     uint32_t kind;
     uint32_t size_class;
     uint32_t base_chunk; /* Value of its first item. */
@@ -90,23 +94,30 @@ struct cst_packing {
     uint32_t n_kinds;
     struct cst_slot *slots;  /* Scratch, CST_LAYOUT_MAX_CLASSES per kind. */
     struct cst_swept *swept; /* Scratch, per chunk. */
-    uint64_t largest;        /* Elements of the largest item, rounded up to the alignment. */
-    uint64_t smallest;       /* Elements of the smallest item, rounded up to the alignment. */
-    uint64_t n_elems;        /* Elements of all items. */
+    uint64_t largest;        /* Places of the largest item, rounded up to the alignment. */
+    uint64_t smallest;       /* Places of the smallest item, rounded up to the alignment. */
+    uint64_t n_places;       /* Places of all items. */
 
     /* The fields from here on are results of the last cst_packing_pack. */
 
     uint32_t *chunk_of;        /* Per item: its chunk. */
-    uint64_t *offset;          /* Per item: offset in its chunk, in elements. */
+    uint64_t *offset;          /* Per item: offset in its chunk, in places. */
     struct cst_packed *chunks; /* In order of their first items. */
     uint32_t n_chunks;
     uint32_t class_chunks[CST_LAYOUT_MAX_CLASSES]; /* Number of chunks of each class. */
-    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];  /* n_elems of the largest chunk of each class. */
+    /* n_places of the largest chunk of each class. */
+    uint64_t class_places[CST_LAYOUT_MAX_CLASSES];
 };
 
 static inline uint64_t cst_align_up(uint64_t n, uint64_t to)
 {
     return (n + to - 1) / to * to;
+}
+
+/* Returns the places of an element of @dtype. */
+static inline uint64_t cst_packing_places(enum cst_dtype dtype)
+{
+    return cst_dtype_bytes(dtype) / cst_dtype_bytes(CST_BF16);
 }
 
 /* Find items, kinds and the order of first use. CST_EINVAL: a group has ranks beyond @config's

@@ -152,6 +152,10 @@ static int check_pair(const struct cst_layout_tensor *t, const struct cst_layout
         return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is frozen in %s only", t->name,
                            cst_pattern(t->pattern)->has_states ? there : here);
     }
+    if (t->dtype != other->dtype) {
+        return cst_err_set(err, CST_EMISMATCH, "tensor '%s' is %s in %s and %s in %s", t->name,
+                           cst_dtype_name(t->dtype), here, cst_dtype_name(other->dtype), there);
+    }
     return CST_OK;
 }
 

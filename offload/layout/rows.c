@@ -14,23 +14,24 @@
 
 /* -- bytes ---------------------------------------------------------------------------------- */
 
-/* True if a chunk with states has this row, separate from all others. */
-static bool has_row(const struct cst_layout_states *states, int row)
+/* The formats in the header of the job's table. */
+static struct cst_table_header formats(const struct cst_layout_states *states, uint32_t grad_bytes)
 {
-    return row == CST_ROW_GRAD           ? !states->grad_over_weight
-           : row == CST_ROW_EXP_AVG_SQ   ? cst_table_has_second(states->optimizer)
-           : row == CST_ROW_WEIGHT_OTHER ? states->two_weights
-                                         : true;
+    return (struct cst_table_header){.moments = (uint32_t)states->moments,
+                                     .masters = (uint32_t)states->masters,
+                                     .grad_bytes = grad_bytes};
 }
 
-uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes, int row,
-                              uint64_t n_elems)
+uint64_t cst_layout_row_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,
+                              enum cst_dtype dtype, int row, uint64_t n_elems)
 {
-    const struct cst_table_header header = {.moments = (uint32_t)states->moments,
-                                            .masters = (uint32_t)states->masters,
-                                            .grad_bytes = grad_bytes};
+    const struct cst_table_header header = formats(states, grad_bytes);
+    /* True if a chunk with states has this row, separate from all others. */
+    bool has = row == CST_ROW_GRAD           ? !states->grad_over_weight || dtype == CST_FP32
+               : row == CST_ROW_WEIGHT_OTHER ? states->two_weights
+                                             : cst_table_has_row(states->optimizer, dtype, row);
 
-    return has_row(states, row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
+    return has ? cst_table_row_bytes(&header, dtype, row, n_elems) : 0;
 }
 
 uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
@@ -38,17 +39,20 @@ uint64_t cst_layout_chunk_row_bytes(const struct cst_layout *layout,
 {
     struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
 
-    return cst_layout_row_bytes(&states, layout->grad_bytes, row, n_elems);
+    return cst_layout_row_bytes(&states, layout->grad_bytes, chunk->dtype, row, n_elems);
 }
 
-double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes)
+double cst_layout_update_bytes(const struct cst_layout_states *states, uint32_t grad_bytes,
+                               enum cst_dtype dtype)
 {
-    uint64_t group = CST_MX8_BLOCK, bytes = (grad_bytes + 2) * group;
+    const struct cst_table_header header = formats(states, grad_bytes);
+    uint64_t group = CST_MX8_BLOCK, bytes;
 
-    /* Split masters are read together with the weights. */
-    bytes += states->masters == CST_MASTERS_SPLIT ? 2 * group : 0;
+    bytes = cst_table_row_bytes(&header, dtype, CST_ROW_GRAD, group);
+    bytes += (cst_table_reads_weights(&header, dtype) ? 2 : 1) *
+             cst_table_row_bytes(&header, dtype, CST_ROW_WEIGHT, group);
     for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
-        bytes += 2 * cst_layout_row_bytes(states, grad_bytes, row, group);
+        bytes += 2 * cst_layout_row_bytes(states, grad_bytes, dtype, row, group);
     }
     return (double)bytes / (double)group;
 }
@@ -257,8 +261,7 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_is_own(chunk) && cst_layout_may_leave(chunk) &&
-            state_bytes(layout, chunk) < least) {
+        if (cst_layout_states_may_leave(chunk) && state_bytes(layout, chunk) < least) {
             least = state_bytes(layout, chunk);
         }
     }
@@ -269,26 +272,22 @@ uint64_t cst_layout_device_least(const struct cst_layout *layout,
  * Accelerators take turns, as long as they have memory. */
 void cst_rows_place_on_devices(struct cst_layout *layout, const struct cst_layout_config *config)
 {
-    uint64_t left[CST_LAYOUT_MAX_DEVICES], most[CST_LAYOUT_MAX_DEVICES];
+    uint64_t left[CST_LAYOUT_MAX_DEVICES];
+    struct cst_buffers buffers[CST_LAYOUT_MAX_DEVICES];
     uint32_t turn = 0;
 
     for (uint32_t i = 0; i < config->n_devices; i++) {
-        struct cst_buffers buffers;
-
-        cst_buffers_divide(&buffers, layout, config->devices[i].reservation_bytes);
+        cst_buffers_divide(&buffers[i], layout, config->devices[i].reservation_bytes);
         left[i] = usable(&config->devices[i]);
-        most[i] = buffers.max_elems;
     }
     for (uint32_t c = layout->n_chunks; c-- > 0 && config->n_devices > 0;) {
         struct cst_layout_chunk *chunk = &layout->chunks[c];
         uint64_t bytes = state_bytes(layout, chunk);
 
-        for (uint32_t i = 0;
-             i < config->n_devices && cst_layout_is_own(chunk) && cst_layout_may_leave(chunk);
-             i++) {
+        for (uint32_t i = 0; i < config->n_devices && cst_layout_states_may_leave(chunk); i++) {
             uint32_t d = (turn + i) % config->n_devices;
 
-            if (left[d] >= bytes && chunk->n_elems <= most[d]) {
+            if (left[d] >= bytes && cst_buffers_hold(&buffers[d], chunk)) {
                 left[d] -= bytes;
                 chunk->device = config->devices[d].engine;
                 turn = d + 1;
@@ -366,7 +365,7 @@ static void place_node_rows(struct cst_layout *layout, uint32_t node)
             segment->bytes += bytes;
             layout->arena_bytes += bytes;
         }
-        if (layout->states.grad_over_weight && here && cst_layout_has_states(chunk)) {
+        if (cst_layout_grad_over_weight(layout, chunk) && here && cst_layout_has_states(chunk)) {
             chunk->rows[CST_ROW_GRAD] = chunk->rows[CST_ROW_WEIGHT];
         }
     }
@@ -412,7 +411,7 @@ static uint64_t landing_bytes(const struct cst_layout *layout, uint32_t node)
 
         if (chunk->node == node && cst_layout_has_states(chunk) &&
             __builtin_popcountll(chunk->ranks) == 1) {
-            most = 2 * chunk->n_elems > most ? 2 * chunk->n_elems : most;
+            most = cst_layout_weight_bytes(chunk) > most ? cst_layout_weight_bytes(chunk) : most;
         }
     }
     return cst_align_up(most, CST_LAYOUT_ROW_ALIGN);

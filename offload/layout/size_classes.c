@@ -26,13 +26,13 @@ int cst_size_classes_least(const struct cst_packing *packing, uint64_t *out)
         return CST_ENOMEM;
     }
     for (uint32_t i = 0; i < n; i++) {
-        sizes[i] = cst_align_up(packing->items[i].n_elems, CST_LAYOUT_CAPACITY_STEP);
+        sizes[i] = cst_align_up(packing->items[i].n_places, CST_LAYOUT_CAPACITY_STEP);
         left += sizes[i];
     }
     qsort(sizes, n, sizeof *sizes, descending);
     for (uint32_t i = 1; i < n && n_sizes <= CST_SIZE_CLASSES_MAX; i++) {
         left -= sizes[i - 1];
-        if (left < packing->n_elems / COMMON_SHARE) {
+        if (left < packing->n_places / COMMON_SHARE) {
             break;
         }
         if (sizes[i] != sizes[i - 1]) { /* The i items before this one are larger. */
@@ -81,9 +81,9 @@ static bool find_rounded(struct cst_size_classes *out, const struct cst_packing 
 
     out->n = 0;
     for (uint32_t i = 0; i < packing->n_items && few; i++) {
-        uint64_t size = cst_align_up(packing->items[i].n_elems, step);
+        uint64_t size = cst_align_up(packing->items[i].n_places, step);
 
-        if (packing->items[i].n_elems > above) {
+        if (packing->items[i].n_places > above) {
             few = add_size(out,
                            size < CST_LAYOUT_MAX_CHUNK_ELEMS ? size : CST_LAYOUT_MAX_CHUNK_ELEMS);
         }

@@ -47,7 +47,7 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
                             const struct cst_layout *layout)
 {
     const struct cst_rates_device *d = &s->rates.devices[s->accelerator];
-    double one_way = cst_layout_update_bytes(&layout->states, layout->grad_bytes) / 2;
+    double one_way = cst_layout_update_bytes(&layout->states, layout->grad_bytes, CST_BF16) / 2;
     double link = most(d->up, d->up_both) < most(d->down, d->down_both)
                       ? most(d->up, d->up_both)
                       : most(d->down, d->down_both);
@@ -70,11 +70,13 @@ static double likely_update(const struct cst_search *s, const struct cst_plan_po
 /* Elements of the chunks whose weights are in host memory. */
 struct elements {
     double states; /* Elements that are updated. */
-    /* Elements that each pass uses: without experts, which may be idle, and without what no
-     * operator uses. */
-    double trained, frozen;
-    double
-        landed; /* Elements counted in `trained` whose gradients land (offload/update/landing.h). */
+    /* The other fields count what each pass uses: without experts, which may be idle, and without
+     * what no operator uses. */
+    double trained, frozen; /* Bytes of weights. */
+    double sums;            /* Bytes of the grad rows of the trained chunks. */
+    /* Bytes of gradients that are copied down in a micro-batch: those that land
+     * (offload/update/landing.h) as they are, the others in the format of the grad rows. */
+    double down;
 };
 
 static bool is_in_each_pass(const struct cst_layout_chunk *chunk)
@@ -94,13 +96,17 @@ static struct elements count_elements(const struct cst_plan_point *point,
 
     for (uint32_t c = point->what_if.n_at_home; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
-        double elems = (double)chunk->n_elems;
+        double weights = (double)cst_layout_weight_bytes(chunk);
+        double sum = (double)cst_layout_grad_bytes(layout, chunk);
         bool trains = cst_layout_has_states(chunk);
 
-        n.states += trains ? elems : 0;
-        n.trained += trains && is_in_each_pass(chunk) ? elems : 0;
-        n.landed += trains && is_in_each_pass(chunk) && lands(layout, chunk) ? elems : 0;
-        n.frozen += !trains && is_in_each_pass(chunk) ? elems : 0;
+        n.states += trains ? (double)chunk->n_elems : 0;
+        n.trained += trains && is_in_each_pass(chunk) ? weights : 0;
+        n.frozen += !trains && is_in_each_pass(chunk) ? weights : 0;
+        if (trains && is_in_each_pass(chunk)) {
+            n.sums += sum;
+            n.down += lands(layout, chunk) ? weights : sum;
+        }
     }
     return n;
 }
@@ -111,21 +117,14 @@ static struct elements count_elements(const struct cst_plan_point *point,
 static double loaded_bytes(const struct cst_search *s, const struct cst_plan_point *point,
                            const struct elements *n)
 {
-    double pool = (double)point->pool_bytes, all = 2 * (n->trained + n->frozen);
-    double first = 2 * n->trained + most(2 * n->frozen - pool, 0);
+    double pool = (double)point->pool_bytes, all = n->trained + n->frozen;
+    double first = n->trained + most(n->frozen - pool, 0);
 
     return first + (2.0 * s->config->micro_batches - 1) * most(all - pool, 0);
 }
 
-/* Bytes of gradients that are copied down in a micro-batch: in bf16 those that land, the others in
- * the format of the grad rows. */
-static double gradient_bytes(const struct cst_layout *layout, const struct elements *n)
-{
-    return layout->grad_bytes * (n->trained - n->landed) + 2 * n->landed;
-}
-
-/* Elements of chunks at home on devices that are updated there; *weights: all elements of such
- * chunks. */
+/* Elements of chunks at home on devices that are updated there; *weights: bytes of the weights of
+ * such chunks. */
 static double on_devices(const struct cst_plan_point *point, const struct cst_layout *layout,
                          double *weights)
 {
@@ -133,10 +132,10 @@ static double on_devices(const struct cst_plan_point *point, const struct cst_la
 
     *weights = 0;
     for (uint32_t c = 0; c < point->what_if.n_at_home; c++) {
-        double elems = (double)layout->chunks[c].n_elems;
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        *weights += elems;
-        updated += cst_layout_has_states(&layout->chunks[c]) ? elems : 0;
+        *weights += (double)cst_layout_weight_bytes(chunk);
+        updated += cst_layout_has_states(chunk) ? (double)chunk->n_elems : 0;
     }
     return updated;
 }
@@ -152,23 +151,22 @@ static void add_up(const struct cst_search *s, const struct cst_plan_point *poin
 
     /* What each rank keeps is not known here, so take the safe lower bound. */
     if (s->stands_for == 1 && s->world > 1) {
-        elements.trained = elements.frozen = elements.landed = 0;
+        elements.trained = elements.frozen = elements.sums = elements.down = 0;
     }
     loaded = loaded_bytes(s, point, &elements);
     w->up = over(loaded, d->up);
     /* The ranks' devices share the sum of a chunk's gradient. */
-    w->down = over(gradient_bytes(layout, &elements) * n_down / s->world, d->down);
-    w->peer = over(2 * at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
+    w->down = over(elements.down * n_down / s->world, d->down);
+    w->peer = over(at_home * (1 - 1.0 / s->world), d->peer > 0 ? d->peer : d->up);
     w->update = over(elements.states, update_rate(s, point));
     w->device_update = over(updated / s->world, d->update);
     if (s->host) { /* Updates can make the sums in the same pass. */
         double ranks = s->world;
 
         w->copy = over(loaded * ranks, n->copy);
-        w->reduce =
-            s->config->overlap == CST_OVERLAP_EARLY
-                ? 0
-                : over(elements.trained * n_down * (2 * ranks + layout->grad_bytes) / 6, n->reduce);
+        w->reduce = s->config->overlap == CST_OVERLAP_EARLY
+                        ? 0
+                        : over(n_down * (elements.trained * ranks + elements.sums) / 6, n->reduce);
         w->up = w->down = 0;
     }
     w->disk = over((double)point->disk_bytes, s->rates.disk_read) +

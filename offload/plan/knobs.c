@@ -55,7 +55,7 @@ static uint64_t count_sites(const struct cst_search *s)
 /* The @i-th of @n geometric steps, from the smallest useful chunks to one chunk for everything. */
 static uint64_t site(const struct cst_search *s, uint32_t i, uint64_t n)
 {
-    uint64_t params = s->config->model->n_params;
+    uint64_t params = s->config->model->weight_bytes / 2; /* As if all of them were bf16. */
     uint64_t low = cst_align_up(params / 2048 + 1, CST_LAYOUT_CAPACITY_STEP);
     uint64_t high = cst_align_up(params, CST_LAYOUT_CAPACITY_STEP);
     double ratio;

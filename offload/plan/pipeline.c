@@ -3,45 +3,62 @@
 
 #include "offload/update/buffers.h"
 
-static double bytes_per_elem(const struct cst_layout *layout, int first, int last)
-{
-    const uint64_t n = CST_LAYOUT_CAPACITY_STEP;
-    struct cst_layout_states states = cst_layout_states_of(&layout->states, false);
-    uint64_t bytes = 0;
+/* What the chunks have that are not updated where their states are: sums over all of them. */
+struct work {
+    double elems;
+    double up, down; /* Bytes that a device update copies. */
+    double weights;  /* Bytes of the weights. */
+};
 
-    for (int row = first; row <= last; row++) {
-        bytes += cst_layout_row_bytes(&states, layout->grad_bytes, row, n);
-    }
-    return (double)bytes / (double)n;
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          int row)
+{
+    return cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
 }
 
-static void count_chunks(struct cst_interleave *m, const struct cst_layout *layout)
+static void add_chunk(struct work *work, const struct cst_layout *layout,
+                      const struct cst_layout_chunk *chunk)
 {
-    uint64_t elems = 0;
+    double weights = (double)cst_layout_weight_bytes(chunk), states = 0;
+
+    for (int row = CST_ROW_MASTER; row <= CST_ROW_EXP_AVG_SQ; row++) {
+        states += (double)row_bytes(layout, chunk, row);
+    }
+    work->elems += (double)chunk->n_elems;
+    work->up += states + (double)cst_layout_grad_bytes(layout, chunk) +
+                (cst_layout_reads_weights(layout, chunk) ? weights : 0);
+    work->down += states + weights;
+    work->weights += weights;
+}
+
+static struct work count_chunks(struct cst_interleave *m, const struct cst_layout *layout)
+{
+    struct work work = {0};
 
     m->n_chunks = 0;
     m->n_nodes = 1;
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        if (cst_layout_may_leave(&layout->chunks[c]) && layout->chunks[c].device == 0) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        if (cst_layout_may_leave(chunk) && chunk->device == 0) {
             m->n_chunks++;
-            m->n_nodes =
-                layout->chunks[c].node < m->n_nodes ? m->n_nodes : layout->chunks[c].node + 1;
-            elems += layout->chunks[c].n_elems;
+            m->n_nodes = chunk->node < m->n_nodes ? m->n_nodes : chunk->node + 1;
+            add_chunk(&work, layout, chunk);
         }
     }
-    m->chunk_elems = m->n_chunks > 0 ? (double)elems / m->n_chunks : 0;
+    m->chunk_elems = m->n_chunks > 0 ? work.elems / m->n_chunks : 0;
+    return work;
 }
 
 void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *layout,
                            const struct cst_core_device_reservation *rooms, uint32_t n_rooms,
                            const struct cst_core_pool *pools, uint32_t world)
 {
-    double states = bytes_per_elem(layout, CST_ROW_MASTER, CST_ROW_EXP_AVG_SQ);
+    struct work work = count_chunks(m, layout);
+    double elems = work.elems > 0 ? work.elems : 1;
 
-    count_chunks(m, layout);
-    m->up_bytes = states + layout->grad_bytes +
-                  (layout->states.masters == CST_MASTERS_SPLIT ? 2 : 0); /* With the weights. */
-    m->down_bytes = states + 2;
+    m->up_bytes = work.up / elems;
+    m->down_bytes = work.down / elems;
     m->fetch_bytes = 0;
     m->n_links = 0;
     m->buffers = 0;
@@ -55,7 +72,8 @@ void cst_pipeline_describe(struct cst_interleave *m, const struct cst_layout *la
         }
         for (uint32_t r = 0; r < world; r++) {
             /* A pool on the accelerator fetches its weights over the same link. */
-            m->fetch_bytes = pools[r].engine == rooms[i].engine ? 2 : m->fetch_bytes;
+            m->fetch_bytes =
+                pools[r].engine == rooms[i].engine ? work.weights / elems : m->fetch_bytes;
         }
     }
 }

@@ -193,7 +193,7 @@ static uint64_t with_held(const struct cst_layout *layout, uint64_t bytes)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        n += cst_layout_has_states(chunk) && chunk->n_elems <= buffers.max_elems;
+        n += cst_buffers_hold(&buffers, chunk);
     }
     return bytes + n * buffers.kept_bytes;
 }

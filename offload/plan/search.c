@@ -105,8 +105,8 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
 static void scale_updates(struct cst_search *s)
 {
     static const struct cst_layout_states measured = {.optimizer = CST_OPTIMIZER_ADAMW};
-    double faster =
-        cst_layout_update_bytes(&measured, 2) / cst_layout_update_bytes(&s->config->states, 2);
+    double faster = cst_layout_update_bytes(&measured, 2, CST_BF16) /
+                    cst_layout_update_bytes(&s->config->states, 2, CST_BF16);
 
     for (uint32_t i = 0; i < s->rates.n_devices; i++) {
         s->rates.devices[i].update *= faster;
@@ -224,7 +224,7 @@ uint64_t cst_search_memory(const struct cst_plan_point *point)
 double cst_search_cost(const struct cst_search *s, const struct cst_plan_point *point, uint64_t ns)
 {
     double most = s->config->max_padding > 0 ? s->config->max_padding : MAX_PADDING;
-    double padding = (double)point->padding_bytes / (2 * (double)s->config->model->n_params);
+    double padding = (double)point->padding_bytes / (double)s->config->model->weight_bytes;
     double more = padding <= most         ? 0
                   : padding <= HALF_EMPTY ? COST_OF_PADDING
                                           : COST_OF_HALF_EMPTY;

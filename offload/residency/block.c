@@ -155,8 +155,9 @@ static enum cst_victim_cost cost_of(const struct cst_pool *pool, uint32_t chunk)
     if (cst_pattern(c->pattern)->stays) {
         return CST_VICTIM_STAYS;
     }
-    return 2 * (2 * c->n_elems) <= pool->parts[c->size_class].block_bytes ? CST_VICTIM_CHEAP
-                                                                          : CST_VICTIM_DEAR;
+    return 2 * cst_layout_weight_bytes(c) <= pool->parts[c->size_class].block_bytes
+               ? CST_VICTIM_CHEAP
+               : CST_VICTIM_DEAR;
 }
 
 void cst_block_review(struct cst_pool *pool, uint32_t b)

@@ -32,7 +32,7 @@ static void copy_up(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32
         /* The command reads the master weights, so it must wait for all states. */
         cst_chunk_update_before(copy, &core->chunks[chunk].update);
     }
-    r->bytes_up += 2 * n_elems;
+    r->bytes_up += cst_layout_weight_bytes(&core->layout->chunks[chunk]);
     cst_block_load(&r->pool, b, copy->ticket);
 }
 

@@ -151,7 +151,7 @@ static void get_from(struct cst_core *core, const struct group *group, const str
 bool cst_multi_gpu_load(struct cst_core *core, uint32_t rank, uint32_t chunk, uint32_t b,
                         enum cst_priority priority)
 {
-    uint64_t bytes = 2 * core->layout->chunks[chunk].n_elems;
+    uint64_t bytes = cst_layout_weight_bytes(&core->layout->chunks[chunk]);
     uint64_t least =
         core->policy.gather_bytes > PIECE_ALIGN ? core->policy.gather_bytes : PIECE_ALIGN;
     uint32_t most = cst_multi_gpu_load_most(core);

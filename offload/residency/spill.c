@@ -75,7 +75,7 @@ static void spill(struct cst_core *core, uint32_t rank, uint32_t b)
 
     copy->priority = CST_PRIORITY_EVICTION;
     copy->dst[copy->n_dst++] = cst_core_row_place(core, flight.chunk, CST_ROW_GRAD, 0);
-    copy->bytes = 2 * core->layout->chunks[flight.chunk].n_elems;
+    copy->bytes = cst_layout_weight_bytes(&core->layout->chunks[flight.chunk]);
     cst_chunk_update_before(copy, &chunk->update);
     cst_weight_row_begin_gradient(core, flight.chunk, copy);
     copy->src[copy->n_src++] = cst_block_read_by(&r->pool, b, CST_BLOCK_SPILLING, copy->ticket);

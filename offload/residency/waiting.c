@@ -82,7 +82,7 @@ void cst_waiting_grant(struct cst_core *core, uint32_t rank, uint32_t b, uint64_
     if (reply != NULL && block->filling) {
         reply->home =
             cst_core_row_place(core, block->chunk, cst_weight_row_side(core, block->chunk), 0);
-        reply->home_bytes = 2 * core->layout->chunks[block->chunk].n_elems;
+        reply->home_bytes = cst_layout_weight_bytes(&core->layout->chunks[block->chunk]);
         core->ranks[rank].bytes_up += reply->home_bytes;
     }
 }

@@ -13,6 +13,9 @@
  * repeated attempt, the step after a skipped one. Copies from the row that were in flight are out
  * of date: their blocks are loaded again.
  *
+ * The gradients of fp32 tensors have rows of their own, because there is nothing from which the
+ * weights could be made.
+ *
  * Not possible if workers copy weights in themselves, because they would copy a gradient. */
 #include "offload/residency/weight_row.h"
 
@@ -40,7 +43,7 @@ void cst_weight_row_begin_gradient(struct cst_core *core, uint32_t c, struct cst
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
-    if (!core->layout->states.grad_over_weight) {
+    if (!cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c])) {
         return;
     }
     /* The WRITE can also set the weights in this row. */
@@ -86,7 +89,7 @@ void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row r
     command->kind = there ? CST_COMMAND_COPY : CST_COMMAND_CONVERT;
     command->src[command->n_src++] = cst_core_row_place(core, c, row, first);
     if (there) {
-        command->bytes = 2 * n_elems;
+        command->bytes = cst_dtype_bytes(core->layout->chunks[c].dtype) * n_elems;
     } else {
         command->n_elems = n_elems;
     }
@@ -95,8 +98,8 @@ void cst_weight_row_read(const struct cst_core *core, uint32_t c, enum cst_row r
 uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
     const struct cst_chunk *chunk = &core->chunks[c];
-    bool shared =
-        core->layout->states.grad_over_weight && (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD);
+    bool shared = cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c]) &&
+                  (row == CST_ROW_WEIGHT || row == CST_ROW_GRAD);
 
     if (shared) { /* Both numbers only increase, so their sum changes with either of them. */
         return chunk->weight.version + chunk->gradient.version;
@@ -107,7 +110,8 @@ uint64_t cst_weight_row_version(const struct cst_core *core, uint32_t c, enum cs
 int cst_weight_row_check_read(const struct cst_core *core, uint32_t c, enum cst_row row,
                               struct cst_err *err)
 {
-    if (row != CST_ROW_GRAD || !core->layout->states.grad_over_weight ||
+    if (row != CST_ROW_GRAD ||
+        !cst_layout_grad_over_weight(core->layout, &core->layout->chunks[c]) ||
         core->chunks[c].weight.holds == CST_HOLDS_GRADIENT) {
         return CST_OK;
     }
@@ -123,7 +127,8 @@ int cst_weight_row_check_write(const struct cst_core *core, uint32_t c, enum cst
 {
     const struct cst_chunk *chunk = &core->chunks[c];
 
-    if (!chunk->has_states) {
+    /* The weights of fp32 tensors are whole master weights. */
+    if (!chunk->has_states || core->layout->chunks[c].dtype == CST_FP32) {
         return CST_OK;
     }
     if (row == CST_ROW_WEIGHT && core->layout->states.masters == CST_MASTERS_SPLIT) {

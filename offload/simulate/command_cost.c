@@ -135,12 +135,15 @@ static void cost_reduce(struct cst_sim *sim, struct cst_sim_command *c,
                         const struct cst_command *command)
 {
     const struct cst_sim_engine *engine = &sim->engines[c->engine];
-    double elems = (double)sim->config->core->layout->chunks[c->chunk].n_elems;
-    double grad = sim->config->core->layout->grad_bytes;
+    const struct cst_layout *layout = sim->config->core->layout;
+    const struct cst_layout_chunk *chunk = &layout->chunks[c->chunk];
+    double elems = (double)chunk->n_elems;
+    double grad = (double)cst_layout_grad_bytes(layout, chunk) / elems;
+    double source = (double)cst_dtype_bytes(chunk->dtype);
     double sum = grad * (command->accumulate ? 2 : 1); /* Accumulating also reads the sum. */
     double peers, host, n = count_sources(sim, engine, command, &peers, &host);
     const struct cst_rates_node *node = node_rates(sim, engine->node);
-    double bytes = elems * (2 * n + sum), up, down;
+    double bytes = elems * (source * n + sum), up, down;
 
     c->lane = CST_SIM_TEAM;
     if (engine->rates == NULL) {
@@ -152,8 +155,9 @@ static void cost_reduce(struct cst_sim *sim, struct cst_sim_command *c,
     }
     /* Reads and writes use both directions of the link at the same time. */
     down = ns(elems * grad, engine->rates->down);
-    up = ns(elems * (sum - grad + 2 * host), engine->rates->up) +
-         ns(2 * elems * peers, engine->rates->peer > 0 ? engine->rates->peer : engine->rates->up);
+    up = ns(elems * (sum - grad + source * host), engine->rates->up) +
+         ns(source * elems * peers,
+            engine->rates->peer > 0 ? engine->rates->peer : engine->rates->up);
     c->effort.device = engine->device;
     c->effort.link = CST_LINK_DOWN;
     c->effort.left = (up > down ? up : down) + engine->rates->copy_latency_s * 1e9;
@@ -161,8 +165,8 @@ static void cost_reduce(struct cst_sim *sim, struct cst_sim_command *c,
         c->effort.link = CST_LINK_NONE;
         c->effort.left = up + ns(bytes, engine->rates->memory);
     }
-    c->copied_to = (uint64_t)(2 * elems * peers);
-    use_memory(sim, &c->effort, elems * (sum + 2 * host));
+    c->copied_to = (uint64_t)(source * elems * peers);
+    use_memory(sim, &c->effort, elems * (sum + source * host));
     if (engine->lanes[CST_SIM_TEAM].width >
         1) { /* The represented ranks have links of their own. */
         c->effort.link = CST_LINK_NONE;
@@ -206,8 +210,13 @@ static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
     const struct cst_layout *layout = sim->config->core->layout;
     uint32_t owner = cst_sim_owner(sim, c->chunk);
     double elems = (double)layout->chunks[c->chunk].n_elems;
+    /* Rates of updates are those of bf16 tensors. Time is proportional to bytes. */
+    double work = elems *
+                  cst_layout_update_bytes(&layout->states, 2, layout->chunks[c->chunk].dtype) /
+                  cst_layout_update_bytes(&layout->states, 2, CST_BF16);
     double disk = disk_bytes(sim, c->chunk);
-    double bytes = cst_layout_update_bytes(&layout->states, layout->grad_bytes);
+    double bytes = cst_layout_update_bytes(&layout->states, layout->grad_bytes,
+                                           layout->chunks[c->chunk].dtype);
     double sums = sum_share(sim, command, bytes);
 
     c->lane = CST_SIM_TEAM;
@@ -217,10 +226,10 @@ static void cost_update(struct cst_sim *sim, struct cst_sim_command *c,
         /* The owner's device updates the chunk, although the core has sent the command to the
          * node. */
         c->engine = sim->n_nodes + w->device;
-        c->effort.left = ns(elems, w->rates->update);
+        c->effort.left = ns(work, w->rates->update);
         return;
     }
-    c->effort.left = ns(elems * (1 + sums), node_rates(sim, c->effort.node)->update);
+    c->effort.left = ns(work * (1 + sums), node_rates(sim, c->effort.node)->update);
     c->effort.cores = node_rates(sim, c->effort.node)->cores;
     use_memory(sim, &c->effort, elems * bytes * (1 + sums));
     /* The rows are read and written while other chunks are updated, so only the slower one

@@ -5,36 +5,93 @@
 
 /* Bytes of a row, also of a gradient that has no row of its own: it is copied to the device
  * reservation nevertheless. */
-static uint64_t row_bytes(const struct cst_layout *layout, int row, uint64_t n_elems)
+static uint64_t row_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                          int row)
 {
-    /* Muon does not update on accelerators. */
-    struct cst_layout_states states = cst_layout_states_of(&layout->states, false);
     uint64_t bytes = row == CST_ROW_GRAD
-                         ? layout->grad_bytes * n_elems
-                         : cst_layout_row_bytes(&states, layout->grad_bytes, row, n_elems);
+                         ? cst_layout_grad_bytes(layout, chunk)
+                         : cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
 
     return (bytes + CST_LAYOUT_ROW_ALIGN - 1) / CST_LAYOUT_ROW_ALIGN * CST_LAYOUT_ROW_ALIGN;
 }
 
-static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t n_elems)
+static uint64_t larger(uint64_t a, uint64_t b)
 {
-    *b = (struct cst_buffers){.max_elems = n_elems};
-    for (int row = 0; row < CST_ROW_COUNT; row++) {
-        /* UPDATE reads the weights only as a part of split masters. */
-        bool is_read = row != CST_ROW_WEIGHT || layout->states.masters == CST_MASTERS_SPLIT;
+    return a > b ? a : b;
+}
 
-        b->in[row] = b->bytes;
-        b->bytes += is_read ? row_bytes(layout, row, n_elems) : 0;
+/* The largest chunks of each type that may be updated on accelerators. NULL: there is none. */
+struct largest {
+    const struct cst_layout_chunk *bf16;
+    const struct cst_layout_chunk *fp32;
+};
+
+/* The largest chunks with weights of at most @weight_bytes. */
+static struct largest find_largest(const struct cst_layout *layout, uint64_t weight_bytes)
+{
+    struct largest largest = {0};
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+        const struct cst_layout_chunk **most =
+            chunk->dtype == CST_FP32 ? &largest.fp32 : &largest.bf16;
+
+        if (cst_layout_may_leave(chunk) && cst_layout_weight_bytes(chunk) <= weight_bytes &&
+            (*most == NULL || chunk->n_elems > (*most)->n_elems)) {
+            *most = chunk;
+        }
     }
-    for (int row = 0; row < CST_ROW_COUNT; row++) {
-        b->out[row] = b->bytes;
-        /* UPDATE does not write the gradient. */
-        b->bytes += row == CST_ROW_GRAD ? 0 : row_bytes(layout, row, n_elems);
+    return largest;
+}
+
+/* Enlarge the rows of a buffer, of which in[] and out[] are the bytes, for @chunk. */
+static void make_room(struct cst_buffers *b, const struct cst_layout *layout,
+                      const struct cst_layout_chunk *chunk)
+{
+    for (int row = 0; row < CST_ROW_COUNT && chunk != NULL; row++) {
+        uint64_t bytes = row_bytes(layout, chunk, row);
+        /* UPDATE reads the weights only as (a part of) the master weights. It does not write the
+         * gradient. */
+        bool is_read = row != CST_ROW_WEIGHT || cst_layout_reads_weights(layout, chunk);
+        bool is_written = row != CST_ROW_GRAD;
+
+        b->in[row] = larger(b->in[row], is_read ? bytes : 0);
+        b->out[row] = larger(b->out[row], is_written ? bytes : 0);
     }
 }
 
-/* Elements of the largest chunk that may be updated on accelerators, in the size classes whose
- * capacity is below @limit; 0: there is none. */
+/* Replace the bytes of @rows by the offsets of the rows, which begin at @at. Returns their end. */
+static uint64_t place_rows(uint64_t rows[CST_ROW_COUNT], uint64_t at)
+{
+    for (int row = 0; row < CST_ROW_COUNT; row++) {
+        uint64_t bytes = rows[row];
+
+        rows[row] = at;
+        at += bytes;
+    }
+    return at;
+}
+
+/* Lay out a buffer for all chunks whose weights have at most @weight_bytes. */
+static void lay_out(struct cst_buffers *b, const struct cst_layout *layout, uint64_t weight_bytes)
+{
+    struct largest largest = find_largest(layout, weight_bytes);
+
+    *b = (struct cst_buffers){.max_weight_bytes = weight_bytes};
+    make_room(b, layout, largest.bf16);
+    make_room(b, layout, largest.fp32);
+    b->kept_bytes = b->in[CST_ROW_GRAD];
+    b->bytes = place_rows(b->out, place_rows(b->in, 0));
+}
+
+bool cst_buffers_hold(const struct cst_buffers *buffers, const struct cst_layout_chunk *chunk)
+{
+    return buffers->n > 0 && cst_layout_may_leave(chunk) &&
+           cst_layout_weight_bytes(chunk) <= buffers->max_weight_bytes;
+}
+
+/* Bytes of the weights of the largest chunk that may be updated on accelerators, in the size
+ * classes whose capacity is below @limit; 0: there is none. */
 static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
 {
     uint64_t most = 0;
@@ -42,34 +99,43 @@ static uint64_t largest_below(const struct cst_layout *layout, uint64_t limit)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_may_leave(chunk) && chunk->n_elems > most &&
-            layout->classes[chunk->size_class].capacity < limit) {
-            most = chunk->n_elems;
+        if (cst_layout_may_leave(chunk) && layout->classes[chunk->size_class].capacity < limit) {
+            most = larger(most, cst_layout_weight_bytes(chunk));
         }
     }
     return most;
 }
 
-/* Elements of the largest such chunk that fits a buffer of at most @bytes; 0: there is none.
- * *covered: elements of all chunks that fit. */
-static uint64_t largest_within(const struct cst_layout *layout, uint64_t bytes, uint64_t *covered)
+/* Lay out the buffer of at most @bytes that fits most chunks. */
+static void lay_out_within(struct cst_buffers *b, const struct cst_layout *layout, uint64_t bytes)
 {
-    uint64_t most = 0;
+    uint64_t low = 0, high = largest_below(layout, UINT64_MAX);
 
-    *covered = 0;
-    for (uint32_t c = 0; c < layout->n_chunks; c++) {
-        const struct cst_layout_chunk *chunk = &layout->chunks[c];
-        struct cst_buffers b;
+    /* A buffer for chunks with `low` bytes fits; one for chunks with more than `high` does not. */
+    while (low < high) {
+        uint64_t middle = high - (high - low) / 2;
 
-        if (cst_layout_may_leave(chunk)) {
-            lay_out(&b, layout, chunk->n_elems);
-            if (b.bytes <= bytes) {
-                most = chunk->n_elems > most ? chunk->n_elems : most;
-                *covered += chunk->n_elems;
-            }
+        lay_out(b, layout, middle);
+        if (b->bytes <= bytes) {
+            low = middle;
+        } else {
+            high = middle - 1;
         }
     }
-    return most;
+    lay_out(b, layout, low);
+}
+
+/* Elements of all chunks that fit a buffer. */
+static uint64_t covered(const struct cst_buffers *b, const struct cst_layout *layout)
+{
+    uint64_t n = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
+
+        n += cst_buffers_hold(b, chunk) ? chunk->n_elems : 0;
+    }
+    return n;
 }
 
 /* Choose the number of buffers and the size of their chunks so that most elements pass per time. If
@@ -82,12 +148,10 @@ static struct cst_buffers choose(const struct cst_layout *layout, uint64_t reser
     uint64_t most = 0;
 
     for (uint32_t n = CST_BUFFERS_MAX; n > 0; n--) {
-        uint64_t covered, elems = largest_within(layout, reservation_bytes / n, &covered);
-
-        if (elems > 0 && n * covered > most) {
-            most = n * covered;
-            lay_out(&b, layout, elems);
-            b.n = n;
+        lay_out_within(&b, layout, reservation_bytes / n);
+        b.n = n;
+        if (n * covered(&b, layout) > most) {
+            most = n * covered(&b, layout);
             best = b;
         }
     }
@@ -104,7 +168,6 @@ void cst_buffers_divide(struct cst_buffers *buffers, const struct cst_layout *la
         return;
     }
     b.kept_first = b.n * b.bytes;
-    b.kept_bytes = row_bytes(layout, CST_ROW_GRAD, b.max_elems);
     b.n_kept = (uint32_t)((reservation_bytes - b.kept_first) / b.kept_bytes);
     /* More places than chunks are of no use. */
     if (b.n_kept > layout->n_chunks) {
@@ -131,8 +194,8 @@ uint64_t cst_buffers_least(const struct cst_layout *layout)
     for (uint32_t c = 0; c < layout->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_layout_may_leave(chunk) && chunk->n_elems < least) {
-            least = chunk->n_elems;
+        if (cst_layout_may_leave(chunk) && cst_layout_weight_bytes(chunk) < least) {
+            least = cst_layout_weight_bytes(chunk);
         }
     }
     if (least == UINT64_MAX) {

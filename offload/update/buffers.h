@@ -6,9 +6,10 @@
  *   | out: weight, master, exp_avg, exp_avg_sq  |
  *
  * A buffer serves the update of one chunk at a time: the chunk's states are copied to `in`, updated
- * from there into `out`, and copied back. With three buffers one chunk is copied up while another
- * one is updated and a third one is copied down. The rest of the device reservation holds
- * gradients, which then need not be copied up again. */
+ * from there into `out`, and copied back. Each row has space for that of the largest chunk of any
+ * type that fits. fp32 tensors have no master row; the weights are read instead. With three buffers
+ * one chunk is copied up while another one is updated and a third one is copied down. The rest of
+ * the device reservation holds gradients, which then need not be copied up again. */
 #ifndef CST_BUFFERS_H
 #define CST_BUFFERS_H
 
@@ -17,7 +18,8 @@
 #define CST_BUFFERS_MAX 3
 
 struct cst_buffers {
-    /* Offset in a buffer of each row that is read, in bytes; WEIGHT is not used. */
+    /* Offset in a buffer of each row that is read, in bytes. WEIGHT is used only if the weights are
+     * (a part of) the master weights. */
     uint64_t in[CST_ROW_COUNT];
     /* Offset in a buffer of each row that is written, in bytes; GRAD is not used. */
     uint64_t out[CST_ROW_COUNT];
@@ -25,13 +27,17 @@ struct cst_buffers {
     /* Number of buffers, 0..CST_BUFFERS_MAX; 0: the device reservation is too small for any
      * chunk. */
     uint32_t n;
-    uint64_t max_elems; /* Elements of the largest chunk that fits a buffer. */
+    /* Bytes of the weights of the largest chunk that fits a buffer, or more. */
+    uint64_t max_weight_bytes;
     /* Offset in the device reservation of the first kept gradient, in bytes. */
     uint64_t kept_first;
-    uint64_t kept_bytes; /* Size of a kept gradient. */
+    uint64_t kept_bytes; /* Size of the place of a kept gradient. */
     /* Number of gradients that can be kept. */
     uint32_t n_kept;
 };
+
+/* True if @chunk may be updated on accelerators, there are buffers, and one holds its rows. */
+bool cst_buffers_hold(const struct cst_buffers *buffers, const struct cst_layout_chunk *chunk);
 
 /* Divide @reservation_bytes into one, two or three buffers of one size for the chunks of @layout
  * with states. More buffers overlap more copies and updates. Larger buffers take larger chunks; a

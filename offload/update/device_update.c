@@ -7,7 +7,7 @@
  *   COPY up x4 ----> UPDATE ----> COPY down: weight      (what fetches wait for)
  *   grad, master,    in -> out    COPY down: master, exp_avg, exp_avg_sq
  *   exp_avg(_sq)
- *   split masters: weight, too
+ *   and weight, if it is (a part of) the master weights
  *
  * All commands are issued at once; `after` makes their order. An engine that dies repeats the
  * commands whose completion the daemon has not seen, so nothing may overwrite what such a command
@@ -44,9 +44,8 @@ static const enum cst_row states[] = {CST_ROW_MASTER, CST_ROW_EXP_AVG, CST_ROW_E
 
 static bool holds(const struct cst_core *core, uint32_t r, uint32_t c)
 {
-    const struct cst_buffers *buffers = &core->device_updates.reservations[r].buffers;
-
-    return buffers->n > 0 && core->layout->chunks[c].n_elems <= buffers->max_elems;
+    return cst_buffers_hold(&core->device_updates.reservations[r].buffers,
+                            &core->layout->chunks[c]);
 }
 
 /* The device reservation on the accelerator that has the chunk's states; CST_NONE: it has no device
@@ -240,11 +239,11 @@ static bool has_row(const struct cst_core *core, uint32_t c, enum cst_row row)
 
 static uint64_t row_bytes(const struct cst_core *core, uint32_t c, enum cst_row row)
 {
-    uint64_t n_elems = core->layout->chunks[c].n_elems;
+    const struct cst_layout_chunk *chunk = &core->layout->chunks[c];
 
-    return row == CST_ROW_GRAD ? core->layout->grad_bytes * n_elems
-                               : cst_layout_chunk_row_bytes(core->layout, &core->layout->chunks[c],
-                                                            (int)row, n_elems);
+    return row == CST_ROW_GRAD
+               ? cst_layout_grad_bytes(core->layout, chunk)
+               : cst_layout_chunk_row_bytes(core->layout, chunk, (int)row, chunk->n_elems);
 }
 
 static struct cst_place place_in(const struct cst_device_reservation *reservation, enum cst_row row)
@@ -341,7 +340,7 @@ static uint64_t update_there(struct cst_core *core,
             up[i] = copy_up(core, reservation, what->chunk, states[i], states[i]);
         }
     }
-    if (core->layout->states.masters == CST_MASTERS_SPLIT) {
+    if (cst_layout_reads_weights(core->layout, &core->layout->chunks[what->chunk])) {
         up[N_UP - 1] =
             copy_up(core, reservation, what->chunk, weights_before(core, what), CST_ROW_WEIGHT);
     }

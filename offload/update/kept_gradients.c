@@ -79,7 +79,7 @@ uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t ran
 
     if (reservation == NULL || reservation->kept.n_free == 0 ||
         core->ranks[rank].pool.engine != reservation->engine ||
-        core->layout->chunks[c].n_elems > reservation->buffers.max_elems) {
+        !cst_buffers_hold(&reservation->buffers, &core->layout->chunks[c])) {
         return 0;
     }
     pool = &core->ranks[rank].pool;
@@ -92,7 +92,7 @@ uint64_t cst_kept_gradients_keep(struct cst_core *core, uint32_t c, uint32_t ran
     copy->priority = CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
     copy->dst[copy->n_dst++] = place_of(reservation, flight.block);
-    copy->bytes = 2 * core->layout->chunks[c].n_elems;
+    copy->bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
     return copy->ticket;
 }
 

@@ -59,7 +59,7 @@ uint64_t cst_landing_begin(struct cst_core *core, uint32_t c, struct cst_place *
     copy->priority = CST_PRIORITY_EVICTION;
     copy->src[copy->n_src++] = cst_pool_place(pool, pool->grad_of[c]);
     copy->dst[copy->n_dst++] = *place;
-    copy->bytes = 2 * core->layout->chunks[c].n_elems;
+    copy->bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
     cst_command_after(copy, core->landings.readers[landing]);
     return copy->ticket;
 }

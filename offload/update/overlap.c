@@ -217,10 +217,13 @@ bool cst_overlap_fuse(struct cst_core *core, uint32_t c)
     const struct cst_chunk *chunk = &core->chunks[c];
     struct cst_update what;
 
-    if (core->grad_fp32 || core->micro_batches > 1 || chunk->gradient.spilled_rank != CST_NONE ||
-        core->layout->chunks[c].muon || !may_be_early(core, chunk) || !has_few_sources(core, c) ||
-        !cst_chunk_update_is_over(&chunk->update) || !engines_keep_up(core) ||
-        !cst_device_update_pass(core, c)) {
+    const struct cst_layout_chunk *layout = &core->layout->chunks[c];
+
+    /* An update sums bf16 contributions only. Muon needs the sum before. */
+    if (core->grad_fp32 || core->micro_batches > 1 || layout->dtype == CST_FP32 || layout->muon ||
+        chunk->gradient.spilled_rank != CST_NONE || !may_be_early(core, chunk) ||
+        !has_few_sources(core, c) || !cst_chunk_update_is_over(&chunk->update) ||
+        !engines_keep_up(core) || !cst_device_update_pass(core, c)) {
         return false;
     }
     what = begin_early(core, c);

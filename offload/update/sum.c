@@ -62,7 +62,7 @@ struct cst_reduce_site cst_sum_site(const struct cst_core *core, uint32_t c, boo
 static void read_sources(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
                          struct cst_command *command)
 {
-    uint64_t bytes = 2 * core->layout->chunks[c].n_elems;
+    uint64_t bytes = cst_layout_weight_bytes(&core->layout->chunks[c]);
 
     for (uint64_t rest = sources->ranks; rest != 0; rest &= rest - 1) {
         uint32_t rank = (uint32_t)__builtin_ctzll(rest);

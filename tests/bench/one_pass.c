@@ -29,10 +29,12 @@ static void accumulate(struct cst_update_job *job, const struct what *what)
     (void)job->work.kernels->accumulate(job->params, what->n_src, job->src, true, job->wide);
 }
 
-static void accumulate_sum(struct cst_update_job *job, const struct what *what)
+static void accumulate_fp32(struct cst_update_job *job, const struct what *what)
 {
     (void)what;
-    (void)job->work.kernels->accumulate_sum(job->params, job->master, job->wide);
+    const float *sum = job->master;
+
+    (void)job->work.kernels->accumulate_fp32(job->params, 1, &sum, false, job->wide);
 }
 
 static void cast(struct cst_update_job *job, const struct what *what)
@@ -76,7 +78,7 @@ static const struct what whats[] = {
     {.name = "reduce_2", .run = reduce, .n_src = 2, .bytes = 6},
     {.name = "reduce_4", .run = reduce, .n_src = 4, .bytes = 10},
     {.name = "accumulate", .run = accumulate, .n_src = 1, .bytes = 10},
-    {.name = "accumulate_sum", .run = accumulate_sum, .bytes = 8},
+    {.name = "accumulate_fp32", .run = accumulate_fp32, .bytes = 8},
     {.name = "cast", .run = cast, .bytes = 6},
     {.name = "upcast", .run = upcast, .bytes = 6},
     {.name = "expand", .run = expand, .bytes = 8},

@@ -66,8 +66,8 @@ static void check_rows(const struct cst_layout *layout, const struct cst_layout_
 {
     for (int row = 0; row < CST_ROW_COUNT; row++) {
         const struct cst_layout_row *at = &chunk->rows[row];
-        uint64_t bytes =
-            cst_layout_row_bytes(&layout->states, layout->grad_bytes, row, chunk->n_elems);
+        uint64_t bytes = cst_layout_row_bytes(&layout->states, layout->grad_bytes, chunk->dtype,
+                                              row, chunk->n_elems);
 
         if (at->segment != CST_LAYOUT_NO_ROW) {
             fuzz_must(at->segment < layout->n_segments &&

@@ -70,7 +70,7 @@ static void compare(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
         memcpy(got, row, n * sizeof *got);
         if (summed && !accumulate) {
             (void)formula(n, n_src, src, false, sum);
-            squares[1] = kernels->accumulate_sum(n, sum, got);
+            squares[1] = kernels->accumulate_fp32(n, 1, &(const float *){sum}, false, got);
         } else if (summed) {
             (void)kernels->accumulate(n, n_src / 2, in(src), true, got);
             squares[1] = kernels->accumulate(n, n_src - n_src / 2, in(src + n_src / 2), true, got);
@@ -104,6 +104,76 @@ START_TEST(test_variants_agree)
             fill_sources(src, lengths[l], (enum fill)fill, &state);
             for (uint32_t k = 0; k < 2 * (MAX_SRC + 1); k++) {
                 compare(kernels, lengths[l], k / 2, src, k % 2 == 1, row);
+            }
+        }
+    }
+}
+END_TEST
+
+/* Compute the header's formula for fp32 contributions. */
+static double formula_fp32(size_t n, uint32_t n_src, float *const src[MAX_SRC], bool accumulate,
+                           float *dst)
+{
+    double lanes[16] = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        float x = accumulate || n_src == 0 ? (accumulate ? dst[i] : 0.0f) : src[0][i];
+
+        for (uint32_t r = accumulate ? 0 : 1; r < n_src; r++) {
+            x += src[r][i];
+        }
+        dst[i] = isnan(x) ? hostile_from_bits(CST_ACCUMULATE_NAN) : x;
+        lanes[i % 16] = fma((double)dst[i], (double)dst[i], lanes[i % 16]);
+    }
+    for (int half = 8; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) {
+            lanes[j] += lanes[j + half];
+        }
+    }
+    return isnan(lanes[0]) ? (double)NAN : lanes[0];
+}
+
+/* Compare a reduction of fp32 contributions with the formula. The row is source number @place; a
+ * @place of n_src: it is none of them. */
+static void compare_fp32(const struct cst_kernels *kernels, size_t n, uint32_t n_src,
+                         float *const src[MAX_SRC], bool accumulate, const float *row,
+                         uint32_t place)
+{
+    float *got = hostile_buffer(n * sizeof *got), *want = calloc(n + 1, sizeof *want);
+    const float *from[MAX_SRC];
+    double squares[2];
+
+    memcpy(got, place < n_src ? src[place] : row, n * sizeof *got);
+    memcpy(want, got, n * sizeof *want);
+    for (uint32_t r = 0; r < n_src; r++) {
+        from[r] = r == place ? got : src[r];
+    }
+    squares[0] = formula_fp32(n, n_src, src, accumulate, want);
+    squares[1] = kernels->accumulate_fp32(n, n_src, from, accumulate, got);
+    ck_assert_mem_eq(got, want, n * sizeof *want);
+    ck_assert_mem_eq(&squares[0], &squares[1], sizeof squares[0]);
+    free(want);
+}
+
+/* The same for fp32 contributions, also if the row is the first, or the last, of them. */
+START_TEST(test_fp32_sources)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+
+    for (size_t l = 0; kernels != NULL && l < N_LENGTHS; l++) {
+        for (int fill = 0; fill < N_FILL; fill++) {
+            float *row = fill_row(lengths[l], (enum fill)fill, &state), *src[MAX_SRC];
+
+            for (uint32_t r = 0; r < MAX_SRC; r++) {
+                src[r] = fill_row(lengths[l], (enum fill)fill, &state);
+            }
+            for (uint32_t n_src = 0; n_src <= MAX_SRC; n_src++) {
+                compare_fp32(kernels, lengths[l], n_src, src, true, row, n_src);
+                compare_fp32(kernels, lengths[l], n_src, src, false, row, n_src);
+                compare_fp32(kernels, lengths[l], n_src, src, false, row, 0);
+                compare_fp32(kernels, lengths[l], n_src, src, false, row,
+                             n_src > 0 ? n_src - 1 : 0);
             }
         }
     }
@@ -203,6 +273,7 @@ int main(void)
     Suite *suite = suite_create("accumulate");
     TCase *accumulate = suite_case(suite, "accumulate", NULL, NULL);
 
+    tcase_add_loop_test(accumulate, test_fp32_sources, 0, (int)hostile_n_rows());
     tcase_add_loop_test(accumulate, test_variants_agree, 0, hostile_n_rows());
     tcase_add_loop_test(accumulate, test_order, 0, hostile_n_rows());
     tcase_add_loop_test(accumulate, test_special_values, 0, hostile_n_rows());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of bf16 matrices and the orthogonalisation of Muon, against double precision and on all
- * instruction sets. */
-#include "kernels/math/muon.h"
+ * instruction sets; updates of fp32 tensors by Muon, against those of bf16 tensors. */
+#include "kernels/math/tile.h"
 #include "tests/kernels/hostile.h"
 
 #include <math.h>
@@ -349,6 +349,96 @@ START_TEST(test_zeros)
 }
 END_TEST
 
+/* -- fp32 tensors ----------------------------------------------------------------------------- */
+
+/* A matrix of 37 x 130: two tiles, of which the second one ends within a group. */
+enum { UPDATE_ROWS = 37, UPDATE_COLUMNS = 130, UPDATE_ELEMS = UPDATE_ROWS * UPDATE_COLUMNS };
+
+struct update_states {
+    alignas(64) float grad[UPDATE_ELEMS];
+    alignas(64) float master[UPDATE_ELEMS];
+    alignas(64) float other[UPDATE_ELEMS]; /* Second row of weights of fp32 tensors. */
+    alignas(64) float exp_avg[UPDATE_ELEMS];
+    alignas(64) uint16_t weight[UPDATE_ELEMS]; /* bf16 tensors only. */
+};
+
+static struct update_states *random_states(uint64_t *state)
+{
+    struct update_states *states = aligned_alloc(64, sizeof *states);
+
+    ck_assert_ptr_nonnull(states);
+    memset(states, 0, sizeof *states);
+    for (size_t i = 0; i < UPDATE_ELEMS; i++) {
+        states->grad[i] = hostile_unit(state);
+        states->master[i] = hostile_unit(state);
+        states->exp_avg[i] = hostile_unit(state);
+    }
+    return states;
+}
+
+/* Update @states, which are those of a tensor of @dtype. */
+static void update_by_muon(struct update_states *states, const struct cst_kernels *kernels,
+                           enum cst_dtype dtype, bool other, uint64_t *state)
+{
+    const struct cst_tile_hyper hyper = {.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.5f};
+    struct stack s = stack_open(1, UPDATE_ROWS, UPDATE_COLUMNS, state);
+    struct cst_tile_work work = {
+        .kernels = kernels,
+        .table = s.table,
+        .mark = 1,
+        .batch = &s.batch,
+        .rows = {.grad_f32 = states->grad, .moments[0].values = states->exp_avg}};
+    static struct cst_undo_slot undo; /* EMPTY before and after an update. */
+    struct cst_tile_done done;
+
+    s.table->grad_bytes = sizeof(float);
+    s.chunk->dtype = dtype;
+    if (dtype == CST_FP32) {
+        work.rows.master_in = states->master;
+        work.rows.master = other ? states->other : states->master;
+    } else {
+        work.rows.master = states->master;
+        work.rows.weight = states->weight;
+    }
+    done = cst_tile_direct_range(&work, &hyper, 0, s.batch.n_tiles);
+    ck_assert_uint_eq(done.bytes, UPDATE_ELEMS * (4 + 4 + 2)); /* Gradient, momentum, direction. */
+    orthogonalise(&s, kernels);
+    done = cst_tile_update_range(&work, &hyper, 0, s.batch.n_tiles, &undo);
+    ck_assert_uint_eq(done.n_elems, UPDATE_ELEMS);
+    stack_close(&s);
+}
+
+/* The weights of an fp32 tensor become what the master weights of a bf16 tensor become, also in
+ * another row than the one that was read, and on all instruction sets. */
+START_TEST(test_fp32_tensors)
+{
+    const struct cst_kernels *kernels = hostile_row(_i);
+    uint64_t state = hostile_seed();
+    struct update_states *before = random_states(&state);
+    struct update_states *want = aligned_alloc(64, sizeof *want),
+                         *got = aligned_alloc(64, sizeof *got);
+
+    ck_assert(want != NULL && got != NULL);
+    *want = *before;
+    update_by_muon(want, cst_kernels_get("ref"), CST_BF16, false, &state);
+    for (size_t i = 0; i < UPDATE_ELEMS; i++) {
+        ck_assert(want->master[i] != before->master[i]);
+    }
+    for (int other = 0; other < 2 && kernels != NULL; other++) {
+        *got = *before;
+        update_by_muon(got, kernels, CST_FP32, other == 1, &state);
+        ck_assert_mem_eq(other == 1 ? got->other : got->master, want->master, sizeof want->master);
+        ck_assert_mem_eq(got->exp_avg, want->exp_avg, sizeof want->exp_avg);
+        ck_assert(other == 0 || memcmp(got->master, before->master, sizeof before->master) == 0);
+    }
+    free(before);
+    free(want);
+    free(got);
+}
+END_TEST
+
+/* -- scratches -------------------------------------------------------------------------------- */
+
 /* The header of a scratch tells for which batch, chunk and update the directions are complete. */
 START_TEST(test_header)
 {
@@ -398,6 +488,7 @@ int main(void)
     tcase_add_test(tcase, test_directions);
     tcase_add_test(tcase, test_orthogonal);
     tcase_add_test(tcase, test_zeros);
+    tcase_add_loop_test(tcase, test_fp32_tensors, 0, hostile_n_rows());
     tcase_add_test(tcase, test_header);
     tcase_add_test(tcase, test_wrong);
     return hostile_main(suite);

@@ -240,11 +240,16 @@ END_TEST
 #define MICRO_BATCHES 3
 #define N_KILLS (suite_is_sparse() ? 10 : 100)
 
+static bool is_in_place(const struct job *job)
+{
+    return job->work.rows.grad_f32 == NULL || (void *)job->src[0] == job->work.rows.grad_f32;
+}
+
 /* Reduce in place, or once per micro-batch into an fp32 row, with @step's marks. Nothing is done if
  * the update sums. */
 static void reduce_step(struct job *job, uint64_t step)
 {
-    uint64_t n = job->work.rows.grad_f32 != NULL ? MICRO_BATCHES : 1;
+    uint64_t n = is_in_place(job) ? 1 : MICRO_BATCHES;
     /* The marks tell the last reduction that a tile has. Reductions before that one must not be
      * repeated. */
     uint64_t done = cst_table_chunks(job->work.table)->reduce_mark;
@@ -356,7 +361,8 @@ static struct cst_tile stepped_tile(const struct job *job)
                              .mark = 1,
                              .n_elems = 109,
                              .table = 7,
-                             .accumulate = job->work.rows.grad_f32 != NULL};
+                             .accumulate = !is_in_place(job),
+                             .fp32 = cst_tile_dtype(&job->work) == CST_FP32};
 }
 
 /* Reduce one tile in place, or add it to an fp32 row, and update it; or do both in the update. */
@@ -369,7 +375,7 @@ static void step_tile(struct job *job, const struct cst_update_scalars *adamw)
         cst_tile_update(&job->work, adamw, &tile, &job->undo[0], &done);
         return;
     }
-    cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
+    cst_tile_reduce(job->work.kernels, N_SRC, (const void *const *)(const void *)job->src,
                     &job->work.rows, &tile, &job->undo[0], &done);
     cst_tile_update(&job->work, adamw, &tile, &job->undo[0], &done);
 }
@@ -384,7 +390,9 @@ static void copy_stepped(struct job *to, const struct job *from)
 
     memcpy(to->work.table, from->work.table, from->work.table->total_bytes);
     to->undo[0] = from->undo[0];
-    memcpy(to->work.rows.weight, rows->weight, STEPPED_ELEMS * sizeof *rows->weight);
+    if (rows->weight != NULL) {
+        memcpy(to->work.rows.weight, rows->weight, STEPPED_ELEMS * sizeof *rows->weight);
+    }
     memcpy(to->src[0], from->src[0], STEPPED_ELEMS * sizeof *from->src[0]);
     if (rows->grad_f32 != NULL) {
         memcpy(to->work.rows.grad_f32, rows->grad_f32, STEPPED_ELEMS * sizeof *rows->grad_f32);
@@ -410,7 +418,8 @@ static void check_image(const struct job *stepped, struct job *image, const stru
     copy_stepped(image, stepped);
     ck_assert_int_eq(restore(image, &image->undo[0]), CST_OK);
     step_tile(image, adamw);
-    if (memcmp(a->weight, b->weight, STEPPED_ELEMS * sizeof *a->weight) != 0 ||
+    if ((a->weight != NULL &&
+         memcmp(a->weight, b->weight, STEPPED_ELEMS * sizeof *a->weight) != 0) ||
         memcmp(image->src[0], want->src[0], STEPPED_ELEMS * sizeof *want->src[0]) != 0 ||
         (a->grad_f32 != NULL &&
          memcmp(a->grad_f32, b->grad_f32, STEPPED_ELEMS * sizeof *a->grad_f32) != 0) ||
@@ -433,6 +442,7 @@ enum stepped {
     STEP_OVER,  /* work that writes weights to the gradient's place */
     STEP_FUSED, /* work in which the update sums; mx8 */
     STEP_SPLIT, /* work on split masters */
+    STEP_FP32,  /* work on an fp32 tensor */
     N_STEPPED,
 };
 
@@ -444,7 +454,7 @@ static void prepare_stepped(struct job *job, enum stepped what,
     struct cst_tile_done done = {0};
 
     if (what == STEP_RESTORE_0 || what == STEP_RESTORE_1) {
-        cst_tile_reduce(job->work.kernels, N_SRC, (const uint16_t *const *)(const void *)job->src,
+        cst_tile_reduce(job->work.kernels, N_SRC, (const void *const *)(const void *)job->src,
                         &job->work.rows, &tile, NULL, &done);
         tear(job, tile, adamw, 32, 32, what == STEP_RESTORE_0 ? 0 : 1);
     }
@@ -476,6 +486,7 @@ START_TEST(test_killed_at_every_instruction)
                                           : what == STEP_OVER  ? 2
                                           : what == STEP_FUSED ? 5
                                           : what == STEP_SPLIT ? 11
+                                          : what == STEP_FP32  ? 13
                                                                : 0];
     uint64_t n_steps = 0;
     unsigned n_held = 0;

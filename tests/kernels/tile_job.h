@@ -21,10 +21,11 @@ static const uint64_t span_elems[N_SPANS] = {100, 8192, 11003, 0, 9001};
 struct job {
     struct cst_tile_work work;
     struct cst_undo_slot *undo; /* two slots */
-    uint16_t *src[N_SRC];       /* contributions; src[0] is the grad row */
-    _Atomic uint64_t *step;     /* the current step, from 1 */
-    char *shared;               /* start of the mapping */
-    size_t bytes;               /* size of the mapping */
+    /* Contributions, of fp32 tensors in fp32; src[0] is the grad row. */
+    uint16_t *src[N_SRC];
+    _Atomic uint64_t *step; /* the current step, from 1 */
+    char *shared;           /* start of the mapping */
+    size_t bytes;           /* size of the mapping */
 };
 
 /* The moments of @rows as fp32. */
@@ -89,7 +90,7 @@ static inline void job_open(struct job *job, const char *isa)
         n_tiles += cst_table_n_tiles(span_elems[i]);
     }
     cst_table_size(&header, 1, N_SPANS, n_tiles);
-    job->bytes = header.total_bytes + 2 * sizeof *job->undo + CHUNK_ELEMS * 28 + 4096;
+    job->bytes = header.total_bytes + 2 * sizeof *job->undo + CHUNK_ELEMS * 40 + 4096;
     job->shared = mmap(NULL, job->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(job->shared, MAP_FAILED);
     at = job->shared;
@@ -145,7 +146,10 @@ struct job_way {
     bool fused; /* the update sums the contributions: there is no grad row */
     bool over;  /* weights are written to the gradient's place */
     bool split; /* masters are split */
-    bool other; /* split masters: their weights are in another row than the one that is written */
+    bool fp32;  /* the tensors are fp32; so are their gradients */
+    /* The weights that are read, as (a part of) the master weights, are in another row than the one
+     * that is written. */
+    bool other;
 };
 
 static const struct job_way job_ways[] = {
@@ -178,6 +182,13 @@ static const struct job_way job_ways[] = {
      .fused = true,
      .split = true,
      .other = true},
+    {.name = "adamw, fp32 tensors", .wide = true, .fp32 = true},
+    {.name = "lion, bf16, fp32 tensors, two rows of weights",
+     .optimizer = CST_OPTIMIZER_LION,
+     .moments = CST_MOMENTS_BF16,
+     .wide = true,
+     .fp32 = true,
+     .other = true},
 };
 
 #define N_WAYS ((int)(sizeof job_ways / sizeof job_ways[0]))
@@ -200,6 +211,34 @@ static inline void split_masters(struct job *job, bool other)
         cst_split_cut(masters[i], &weights[i], &rows->remainder[i]);
     }
     free(masters);
+}
+
+/* Make the tensors fp32. Their contributions, and the other row of weights, are in the memory
+ * before the fp32 grad row. */
+static inline void make_fp32(struct job *job, bool other)
+{
+    uint64_t state = hostile_seed() + 11;
+    struct cst_rows *rows = &job->work.rows;
+    char *at = (char *)(job->src[2] + CHUNK_ELEMS);
+    float *src[N_SRC] = {rows->grad_f32};
+
+    at += (64 - (uintptr_t)at % 64) % 64;
+    cst_table_chunks(job->work.table)->dtype = CST_FP32;
+    rows->weight = NULL;
+    rows->master_in = rows->master;
+    if (other) {
+        rows->master = take(&at, CHUNK_ELEMS * sizeof *rows->master);
+    }
+    for (int r = 1; r < N_SRC; r++) {
+        src[r] = take(&at, CHUNK_ELEMS * sizeof *src[r]);
+        for (size_t i = 0; i < CHUNK_ELEMS; i++) {
+            src[r][i] = hostile_unit(&state);
+        }
+    }
+    ck_assert(at <= (char *)rows->grad_f32);
+    for (int r = 0; r < N_SRC; r++) {
+        job->src[r] = (uint16_t *)(void *)src[r];
+    }
 }
 
 static inline void job_open_way(struct job *job, const char *isa, const struct job_way *way)
@@ -230,6 +269,9 @@ static inline void job_open_way(struct job *job, const char *isa, const struct j
     if (way->split) {
         split_masters(job, way->other);
     }
+    if (way->fp32) {
+        make_fp32(job, way->other);
+    }
 }
 
 static inline void job_close(struct job *job)
@@ -242,8 +284,8 @@ static const struct cst_tile_hyper hyper = {
 
 static inline struct cst_tile_done reduce_all(struct job *job, struct cst_undo_slot *undo)
 {
-    return cst_tile_reduce_range(&job->work, N_SRC, (const uint16_t *const *)(const void *)job->src,
-                                 0, UINT64_MAX, undo);
+    return cst_tile_reduce_range(&job->work, N_SRC, (const void *const *)(const void *)job->src, 0,
+                                 UINT64_MAX, undo);
 }
 
 static inline uint64_t n_elems_all(void)
@@ -266,7 +308,12 @@ static inline void assert_same(const struct job *got, const struct job *want)
     if (a->grad_f32 != NULL) {
         ck_assert_mem_eq(a->grad_f32, b->grad_f32, CHUNK_ELEMS * sizeof *a->grad_f32);
     }
-    ck_assert_mem_eq(a->weight, b->weight, CHUNK_ELEMS * sizeof *a->weight);
+    if (a->weight != NULL) {
+        ck_assert_mem_eq(a->weight, b->weight, CHUNK_ELEMS * sizeof *a->weight);
+    }
+    if (a->master_in != NULL) {
+        ck_assert_mem_eq(a->master_in, b->master_in, CHUNK_ELEMS * sizeof *a->master_in);
+    }
     ck_assert_mem_eq(master_row(a), master_row(b), master_bytes(a, CHUNK_ELEMS));
     ck_assert_mem_eq(exp_avg(a), exp_avg(b), CHUNK_ELEMS * sizeof(float));
     ck_assert_mem_eq(exp_avg_sq(a), exp_avg_sq(b), CHUNK_ELEMS * sizeof(float));

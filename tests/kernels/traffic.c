@@ -114,7 +114,12 @@ static uint64_t run(const struct what *what, struct cst_tile_work *work, const u
     uint64_t bytes = 0;
 
     if (what->reduce) {
-        bytes = cst_tile_reduce_range(work, what->n_src, src, 0, UINT64_MAX, undo).bytes;
+        const void *rows[CST_TILE_MAX_SRC];
+
+        for (uint32_t r = 0; r < what->n_src; r++) {
+            rows[r] = src[r];
+        }
+        bytes = cst_tile_reduce_range(work, what->n_src, rows, 0, UINT64_MAX, undo).bytes;
     } else { /* the update sums */
         work->src = src;
         work->n_src = what->n_src;

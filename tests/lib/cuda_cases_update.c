@@ -26,6 +26,7 @@ struct update {
     enum cst_moments moments;
     enum cst_rounding rounding;
     bool split; /* Masters are split, and the master rows have remainders. */
+    bool fp32;  /* The master weights are the weights: there is no row of others. */
     uint64_t n_elems;
     uint64_t seed, t;
     unsigned n_moments;
@@ -140,6 +141,9 @@ static struct cst_update_rows rows_of(const struct update *u, bool on_device)
     void *in = on_device ? u->master_in.at : (void *)u->master_in.want;
     void *out = on_device ? u->master.at : (void *)u->master.want;
 
+    if (u->fp32) {
+        rows.weight = NULL;
+    }
     if (u->split) {
         rows.weight_in = on_device ? u->weight_in.at : (void *)u->weight_in.want;
         rows.remainder_in = in;
@@ -167,7 +171,7 @@ static struct cst_update_rows ahead(const struct update *u, struct cst_update_ro
         rows.master_in += i;
         rows.master += i;
     }
-    rows.weight += i;
+    rows.weight = rows.weight != NULL ? rows.weight + i : NULL;
     for (unsigned k = 0; k < u->n_moments; k++) {
         rows.moments_in[k] = cst_moments_at(u->moments, &rows.moments_in[k], i);
         rows.moments[k] = cst_moments_at(u->moments, &rows.moments[k], i);
@@ -181,7 +185,9 @@ static void want_kept(const struct update *u, const struct cst_update_rows *rows
         memcpy(rows->weight, rows->weight_in, n * sizeof *rows->weight);
         memcpy(rows->remainder, rows->remainder_in, n * sizeof *rows->remainder);
     } else {
-        cst_cast_ref(n, rows->master_in, rows->weight);
+        if (!u->fp32) {
+            cst_cast_ref(n, rows->master_in, rows->weight);
+        }
         memcpy(rows->master, rows->master_in, n * sizeof *rows->master);
     }
     for (unsigned k = 0; k < u->n_moments; k++) {
@@ -244,7 +250,9 @@ static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
     }
     snprintf(c->what, sizeof c->what, "optimizer %d, rounding %d, %zu bytes of gradient, fill %d%s",
              (int)u->optimizer, (int)u->rounding, u->grad_bytes, (int)fill,
-             u->split ? ", split masters" : "");
+             u->split  ? ", split masters"
+             : u->fp32 ? ", fp32 tensors"
+                       : "");
     args = (struct cst_cuda_update){
         .rows = rows_of(u, true), .seed = u->seed, .t = u->t, .optimizer = (uint32_t)u->optimizer};
     c->device->update(c->device, u->n_tiles,
@@ -258,14 +266,15 @@ static void update_case(struct cases *c, struct update *u, enum cases_fill fill)
 
 static void update_cases(struct cases *c, enum cst_moments moments)
 {
-    for (int i = 0; i < N_OPTIMIZERS * CST_ROUNDING_COUNT * 2 * N_FILL * 2; i++) {
+    for (int i = 0; i < N_OPTIMIZERS * CST_ROUNDING_COUNT * 2 * N_FILL * 3; i++) {
         struct update u = {.optimizer = (enum cst_optimizer)(i % N_OPTIMIZERS),
                            .moments = moments,
                            .rounding = (enum cst_rounding)(i / N_OPTIMIZERS % CST_ROUNDING_COUNT),
                            .grad_bytes = i / N_OPTIMIZERS / CST_ROUNDING_COUNT % 2 == 0 ? 2 : 4};
         int fill = i / N_OPTIMIZERS / CST_ROUNDING_COUNT / 2;
 
-        u.split = fill >= N_FILL;
+        u.split = fill / N_FILL == 1;
+        u.fp32 = fill / N_FILL == 2;
         update_case(c, &u, (enum cases_fill)(fill % N_FILL));
     }
 }

@@ -45,7 +45,9 @@ static uint64_t row_bytes(const struct tiny_job *job, int row, uint64_t n_elems)
     const struct cst_table_header header = {.grad_bytes = job->states.grad_bytes,
                                             .moments = job->states.moments};
 
-    return tiny_job_has(job, (enum cst_row)row) ? cst_table_row_bytes(&header, row, n_elems) : 0;
+    return tiny_job_has(job, (enum cst_row)row)
+               ? cst_table_row_bytes(&header, CST_BF16, row, n_elems)
+               : 0;
 }
 
 uint64_t tiny_job_row_bytes(const struct tiny_job *job, unsigned chunk, enum cst_row row)

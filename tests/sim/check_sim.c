@@ -30,8 +30,9 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool ranks = occurred("workers that lost their accelerator", totals->lost_ranks);
     bool moved = occurred("pools that moved", totals->moved);
     bool landed = occurred("gradients that were copied to landings", totals->landed);
+    bool fp32 = occurred("fp32 tensors", totals->fp32_runs);
 
-    return sums && ranks && moved && landed;
+    return sums && ranks && moved && landed && fp32;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -51,11 +52,11 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            totals.turns, totals.deaths, totals.gpu_runs, totals.crossing, totals.fills,
            totals.gathered, totals.landed);
     printf("sim: runs with groups %" PRIu64 ", frozen chunks %" PRIu64 ", a base %" PRIu64
-           ", size classes %" PRIu64 ", micro-batches %" PRIu64 "; %" PRIu64
-           " contributions added early; gradients over weights %" PRIu64 ", %" PRIu64
+           ", size classes %" PRIu64 ", micro-batches %" PRIu64 ", fp32 tensors %" PRIu64
+           "; %" PRIu64 " contributions added early; gradients over weights %" PRIu64 ", %" PRIu64
            " weights made from masters\n",
            totals.group_runs, totals.frozen_runs, totals.base_runs, totals.class_runs,
-           totals.micro_runs, totals.early, totals.over_runs, totals.made);
+           totals.micro_runs, totals.fp32_runs, totals.early, totals.over_runs, totals.made);
     printf("sim: early runs %" PRIu64 ", delayed ones %" PRIu64 "; %" PRIu64
            " updates before their commit, %" PRIu64 " of them with the sum, %" PRIu64
            " gradients dropped\n",

@@ -88,7 +88,7 @@ static bool is_piece(const struct sim *sim, const struct job *job)
 {
     return job->command.kind == CST_COMMAND_COPY &&
            memory_find(&sim->memory, job->command.dst[0]).kind == PLACE_BLOCK &&
-           job->command.bytes < 2 * sim->layout.chunks[job->command.chunk].n_elems;
+           job->command.bytes < cst_layout_weight_bytes(&sim->layout.chunks[job->command.chunk]);
 }
 
 uint64_t engines_source_changes(struct sim *sim, const struct job *job)
@@ -164,7 +164,7 @@ static void end_piece(struct sim *sim, struct job *job, uint64_t value)
         sim_fail(sim, "block %u of rank %u was leased while it was written", dst.block, dst.rank);
     }
     memory_end_piece(engines_cell(sim, &dst), dst.at, value,
-                     2 * sim->layout.chunks[job->command.chunk].n_elems);
+                     cst_layout_weight_bytes(&sim->layout.chunks[job->command.chunk]));
     sim->n_gathered++;
 }
 
@@ -179,11 +179,12 @@ static void begin_copy(struct sim *sim, struct job *job)
         return;
     }
     if (is_load(&src, &dst)) {
+        const struct cst_layout_chunk *chunk = &sim->layout.chunks[src.chunk];
         bool made = src.row == CST_ROW_MASTER;
 
         if (!src.at_start || made != (command->kind == CST_COMMAND_CONVERT) ||
-            (made ? 2 * command->n_elems : command->bytes) !=
-                2 * sim->layout.chunks[src.chunk].n_elems) {
+            (made ? command->n_elems != chunk->n_elems
+                  : command->bytes != cst_layout_weight_bytes(chunk))) {
             sim_fail(sim, "a load that is not a whole row");
         }
         job->value = memory_weights(&sim->memory, sim->memory.states[src.row], src.chunk);
@@ -238,7 +239,7 @@ static void begin_convert(struct sim *sim, struct job *job)
         job->old[dst.row][0] = engines_cell(sim, &dst)->value;
         engines_begin_write(sim, job, &dst);
     }
-    if (job->command.n_dst != 4) {
+    if (job->command.n_dst != (model_is_fp32(sim, job->command.chunk) ? 3 : 4)) {
         sim_fail(sim, "a conversion with %u destinations", job->command.n_dst);
     }
 }

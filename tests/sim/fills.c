@@ -25,7 +25,8 @@ void fill_begin(struct sim *sim, uint32_t rank, uint32_t chunk, struct lease *le
     }
     if (home.kind != PLACE_ROW ||
         (home.row != CST_ROW_WEIGHT && home.row != CST_ROW_WEIGHT_OTHER) || home.chunk != chunk ||
-        !home.at_start || reply->home_bytes != 2 * sim->layout.chunks[chunk].n_elems) {
+        !home.at_start ||
+        reply->home_bytes != cst_layout_weight_bytes(&sim->layout.chunks[chunk])) {
         sim_fail(sim, "rank %u is to copy chunk %u from where it is not", rank, chunk);
     }
     lease->filling = true;

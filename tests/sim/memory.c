@@ -78,6 +78,15 @@ static struct spot find_landing(const struct memory *memory, uint32_t segment, u
     return (struct spot){.kind = is_row ? PLACE_NOWHERE : PLACE_LANDING, .slot = segment};
 }
 
+static uint64_t elem_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk,
+                           uint32_t row)
+{
+    if (row == CST_ROW_WEIGHT || row == CST_ROW_WEIGHT_OTHER) {
+        return cst_dtype_bytes(chunk->dtype);
+    }
+    return row == CST_ROW_GRAD && chunk->dtype != CST_FP32 ? layout->grad_bytes : 4;
+}
+
 static struct spot find_row(const struct memory *memory, uint32_t segment, uint64_t offset)
 {
     for (uint32_t c = 0; c < memory->layout->n_chunks; c++) {
@@ -86,9 +95,7 @@ static struct spot find_row(const struct memory *memory, uint32_t segment, uint6
         for (uint32_t r = 0; r < MEMORY_ROWS; r++) {
             const struct cst_layout_row *row =
                 r == CST_ROW_WEIGHT_OTHER ? &chunk->other_weight : &chunk->rows[r];
-            uint64_t elem = r == CST_ROW_WEIGHT || r == CST_ROW_WEIGHT_OTHER ? 2
-                            : r == CST_ROW_GRAD ? memory->layout->grad_bytes
-                                                : 4;
+            uint64_t elem = elem_bytes(memory->layout, chunk, r);
             uint64_t from = row->offset;
             struct spot spot = {.kind = PLACE_ROW, .row = (enum cst_row)r, .chunk = c};
 

@@ -53,16 +53,19 @@ bool model_is_sparse(const struct sim *sim, uint32_t op)
     return false;
 }
 
+/* Declare a tensor. One of fp32 has half as many columns, so that it takes as much memory. */
 static void add_tensor(struct sim *sim, uint32_t i, int64_t rows, int64_t columns)
 {
     static const int64_t first[2];
-    int64_t shape[2] = {rows, columns};
-    int64_t whole[2] = {2 * rows, columns};
+    bool fp32 = sim_chance(sim, sim->p_fp32);
+    int64_t shape[2] = {rows, fp32 ? (columns + 1) / 2 : columns};
+    int64_t whole[2] = {2 * shape[0], shape[1]};
     char name[32];
     struct cst_tensor_words words = {
         .name = name, .shape = shape, .n_dims = 2, .lr_scale = 1, .decay_scale = 1};
 
     (void)snprintf(name, sizeof name, "tensor%u", i);
+    words.dtype = fp32 ? CST_FP32 : CST_BF16;
     words.group = sim->model.n_groups > 1 ? sim_below(sim, sim->model.n_groups) : 0;
     words.pattern = sim_chance(sim, sim->p_patterns) ? sim_below(sim, CST_PATTERN_COUNT) : 0;
     if (sim->has_base && words.pattern == CST_PATTERN_FROZEN) {
@@ -178,13 +181,16 @@ void model_open(struct sim *sim)
     sim->has_base = sim_chance(sim, 3000);
     sim->p_patterns = sim_chance(sim, 5000) ? sim_below(sim, 8000) : 0;
     sim->p_big = sim_chance(sim, 4000) ? sim_below(sim, 5000) : 0;
+    sim->p_fp32 = sim_chance(sim, 4000) ? sim_below(sim, 8000) : 0;
     if (sim->plain) {
         declare_plain(sim);
     } else {
         declare(sim);
     }
     for (uint32_t t = 0; t < sim->model.n_tensors; t++) {
-        if (sim->model.tensors[t].n_elems > CAPACITY) {
+        const struct cst_layout_tensor *tensor = &sim->model.tensors[t];
+
+        if (cst_dtype_bytes(tensor->dtype) * tensor->n_elems > 2 * CAPACITY) {
             config.class_elems[0] = BIG_CAPACITY;
         }
     }
@@ -234,6 +240,11 @@ uint32_t model_device(const struct sim *sim, const struct spot *spot)
                  spot->row == CST_ROW_EXP_AVG_SQ;
 
     return state ? sim->layout.chunks[spot->chunk].device : 0;
+}
+
+bool model_is_fp32(const struct sim *sim, uint32_t chunk)
+{
+    return sim->layout.chunks[chunk].dtype == CST_FP32;
 }
 
 bool model_is_base(const struct sim *sim, uint32_t chunk)

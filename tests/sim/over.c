@@ -5,7 +5,7 @@
 
 bool over_shares(const struct sim *sim, uint32_t chunk)
 {
-    return sim->grad_over && model_is_trained(sim, chunk);
+    return sim->grad_over && model_is_trained(sim, chunk) && !model_is_fp32(sim, chunk);
 }
 
 bool over_makes(const struct sim *sim, const struct cst_command *command)

@@ -94,8 +94,9 @@ static uint64_t row_bytes(const struct sim *sim, uint32_t chunk, enum cst_row ro
 {
     uint64_t n = sim->layout.chunks[chunk].n_elems;
 
-    return row == CST_ROW_GRAD ? n * sim->layout.grad_bytes
-                               : cst_layout_row_bytes(&sim->layout.states, 0, (int)row, n);
+    return row == CST_ROW_GRAD ? cst_layout_grad_bytes(&sim->layout, &sim->layout.chunks[chunk])
+                               : cst_layout_row_bytes(&sim->layout.states, 0,
+                                                      sim->layout.chunks[chunk].dtype, (int)row, n);
 }
 
 /* The cell with the number of tensor @k of the chunk. A grad row has one cell for all tensors. */
@@ -136,6 +137,12 @@ static void end_row(struct room_row *row, uint32_t chunk, enum cst_row what)
     row->changes++;
     row->chunk = chunk;
     row->row = what;
+}
+
+/* How commands name @row: both weight rows are weights. */
+static enum cst_row named(enum cst_row row)
+{
+    return row == CST_ROW_WEIGHT_OTHER ? CST_ROW_WEIGHT : row;
 }
 
 static uint64_t read_row(const struct room_row *row, uint32_t k)
@@ -225,7 +232,7 @@ static void begin_copy(struct sim *sim, struct job *job)
             continue;
         }
         if (spot.row == CST_ROW_GRAD || cell->writers > 0 || row->chunk != spot.chunk ||
-            row->row != (spot.row == CST_ROW_WEIGHT_OTHER ? CST_ROW_WEIGHT : spot.row)) {
+            row->row != named(spot.row)) {
             sim_fail(sim, "command %" PRIu64 " brings row %d of chunk %u down, which is not there",
                      job->command.ticket, (int)spot.row, spot.chunk);
         }
@@ -327,7 +334,7 @@ static void read_in(struct sim *sim, struct job *job, const struct cst_command_r
     const struct room_row *row = named_row(sim, job, at);
     uint32_t c = job->command.chunk;
 
-    if (row->chunk != c || row->row != at->row) {
+    if (row->chunk != c || named(row->row) != at->row) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: row %d is not in the room",
                  job->command.mark, c, (int)at->row);
     }
@@ -343,6 +350,9 @@ static void read_in(struct sim *sim, struct job *job, const struct cst_command_r
 static void begin_update(struct sim *sim, struct job *job)
 {
     uint32_t c = job->command.chunk;
+    bool fp32 = model_is_fp32(sim, c);
+    /* The master weights of fp32 tensors are their weights. */
+    enum cst_row unread = fp32 ? CST_ROW_MASTER : CST_ROW_WEIGHT;
     unsigned rows = 0;
 
     for (uint32_t i = 0; i < job->command.n_in; i++) {
@@ -353,8 +363,8 @@ static void begin_update(struct sim *sim, struct job *job)
         read_kept(sim, job);
         rows |= 1u << CST_ROW_MASTER | 1u << CST_ROW_EXP_AVG | 1u << CST_ROW_EXP_AVG_SQ;
     }
-    if (rows != (1u << CST_ROW_COUNT) - 1 - (1u << CST_ROW_WEIGHT) ||
-        job->command.n_out != CST_ROW_COUNT - 1) {
+    if (rows != (1u << CST_ROW_COUNT) - 1 - (1u << unread) ||
+        job->command.n_out != (fp32 ? CST_ROW_COUNT - 2 : CST_ROW_COUNT - 1)) {
         sim_fail(sim, "update %" PRIu64 " of chunk %u: some rows are not in the room",
                  job->command.mark, c);
     }
@@ -364,8 +374,12 @@ static void begin_update(struct sim *sim, struct job *job)
     }
     for (uint32_t k = 0; k < n_tensors_of(sim, c) && !job->begun; k++) {
         uint32_t t = sim->layout.order[sim->layout.chunks[c].first_tensor + k];
+        uint64_t newest = memory_newest(&sim->memory, t);
 
-        job->old[CST_ROW_WEIGHT][k] = memory_newest(&sim->memory, t);
+        if (fp32 && job->old[CST_ROW_WEIGHT][k] != newest && !sim->failed) {
+            sim_fail(sim, "update %" PRIu64 " of chunk %u reads old weights", job->command.mark, c);
+        }
+        job->old[CST_ROW_WEIGHT][k] = newest;
     }
     job->begun = true;
     if (over_shares(sim, c)) { /* the update makes weights from master weights */

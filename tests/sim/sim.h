@@ -147,8 +147,8 @@ struct sim_totals {
     uint64_t landed;   /* gradients that were copied to landings */
     uint64_t gathered; /* parts of weights that were copied into gathered blocks */
     /* Runs with several groups, frozen chunks, a base job, several size classes, several
-     * micro-batches. */
-    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs;
+     * micro-batches, fp32 tensors that are trained. */
+    uint64_t group_runs, frozen_runs, base_runs, class_runs, micro_runs, fp32_runs;
     /* over_runs: runs with gradients in weight rows; made: weights made from master weights */
     uint64_t over_runs, made;
     /* early_runs, delayed_runs: runs with this overlap; ahead: updates before their commit; fused:
@@ -234,7 +234,8 @@ struct sim {
     /* Properties of the run, chosen by the seed. Each p_* is the chance of an event in 1/10000. */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_room_fail, p_engine_death, p_down, p_io,
         p_hint, p_skip, p_nan, p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop,
-        p_worker_copies, p_patterns, p_big, p_idle, p_interleave, p_quiet, p_prepare, p_lost;
+        p_worker_copies, p_patterns, p_big, p_fp32, p_idle, p_interleave, p_quiet, p_prepare,
+        p_lost;
     enum cst_overlap overlap;
     uint64_t delay_from;
     float clip_norm;
@@ -302,10 +303,11 @@ void model_close(struct sim *sim);
 bool model_may_skip(const struct sim *sim, uint32_t op);
 /* True if the operator uses a tensor with a sparse pattern. */
 bool model_is_sparse(const struct sim *sim, uint32_t op);
-/* model_is_trained: @chunk is not frozen. model_is_base: @chunk belongs to the base job.
- * model_holds: @rank is in the group of @chunk, according to the declaration instead of the
- * layout. */
+/* model_is_trained: @chunk is not frozen. model_is_fp32: its tensors are fp32. model_is_base:
+ * @chunk belongs to the base job. model_holds: @rank is in the group of @chunk, according to the
+ * declaration instead of the layout. */
 bool model_is_trained(const struct sim *sim, uint32_t chunk);
+bool model_is_fp32(const struct sim *sim, uint32_t chunk);
 bool model_is_base(const struct sim *sim, uint32_t chunk);
 bool model_holds(const struct sim *sim, uint32_t chunk, uint32_t rank);
 /* Engine of the accelerator that holds the row at @spot, or 0 if the row is in host memory. */

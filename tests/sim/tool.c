@@ -26,6 +26,9 @@ static bool writes_row(const struct sim *sim, uint32_t chunk, enum cst_row row, 
     if (!model_is_trained(sim, chunk)) {
         return other == CST_ROW_WEIGHT;
     }
+    if (model_is_fp32(sim, chunk) && row == CST_ROW_WEIGHT) { /* Those are the master weights. */
+        return other == CST_ROW_WEIGHT || other == CST_ROW_MASTER;
+    }
     return other != CST_ROW_GRAD && (row == CST_ROW_MASTER || row == other);
 }
 

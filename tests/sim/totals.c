@@ -16,10 +16,12 @@ void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
 {
     bool frozen = false;
     bool base = false;
+    bool fp32 = false;
 
     for (uint32_t c = 0; c < sim->layout.n_chunks; c++) {
         frozen = frozen || !model_is_trained(sim, c);
         base = base || model_is_base(sim, c);
+        fp32 = fp32 || (model_is_trained(sim, c) && model_is_fp32(sim, c));
     }
     totals->gpu_runs += has_gpu(sim);
     totals->group_runs += sim->model.n_groups > 1;
@@ -30,6 +32,7 @@ void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
     totals->delayed_runs += sim->overlap == CST_OVERLAP_DELAYED;
     totals->over_runs += sim->grad_over;
     totals->micro_runs += sim->micro_batches > 1;
+    totals->fp32_runs += fp32;
 }
 
 void totals_add(struct sim_totals *totals, const struct sim *sim,

@@ -99,7 +99,8 @@ static void begin_row(struct sim *sim, struct job *job, enum cst_row row)
     }
 }
 
-/* The update makes weights from master weights, whatever the weight row holds. */
+/* The update makes weights from master weights, whatever the weight row holds. Those of fp32
+ * tensors are read from the newest weight row. */
 static void begin_weights(struct sim *sim, struct job *job, enum cst_row row)
 {
     const struct cst_layout_chunk *chunk = &sim->layout.chunks[job->command.chunk];
@@ -133,7 +134,9 @@ void update_begin(struct sim *sim, struct job *job)
     } else {
         job->changes = sim->memory.grads[c].changes;
     }
-    begin_row(sim, job, CST_ROW_MASTER);
+    if (!model_is_fp32(sim, c)) {
+        begin_row(sim, job, CST_ROW_MASTER);
+    }
     begin_row(sim, job, CST_ROW_EXP_AVG);
     begin_row(sim, job, CST_ROW_EXP_AVG_SQ);
     begin_weights(sim, job, target(sim, job));
@@ -167,7 +170,9 @@ void update_end(struct sim *sim, struct job *job, bool torn)
     if (!torn && fused) {
         sim->tiles[c] = job->sum;
     }
-    end_row(sim, job, CST_ROW_MASTER, torn);
+    if (!model_is_fp32(sim, c)) {
+        end_row(sim, job, CST_ROW_MASTER, torn);
+    }
     end_row(sim, job, CST_ROW_EXP_AVG, torn);
     end_row(sim, job, CST_ROW_EXP_AVG_SQ, torn);
     end_row(sim, job, target(sim, job), torn);

@@ -14,6 +14,19 @@ static void divide(struct cst_buffers *b, struct cst_layout *layout,
     cst_buffers_divide(b, layout, bytes);
 }
 
+/* Elements of the largest chunk that fits a buffer. */
+static uint64_t max_elems(const struct cst_buffers *b, const struct cst_layout *layout)
+{
+    uint64_t most = 0;
+
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        if (cst_buffers_hold(b, &layout->chunks[c]) && layout->chunks[c].n_elems > most) {
+            most = layout->chunks[c].n_elems;
+        }
+    }
+    return most;
+}
+
 /* A room has three buffers, and keeps gradients in the rest. It has two buffers or one if three do
  * not fit. */
 START_TEST(depth)
@@ -26,20 +39,20 @@ START_TEST(depth)
     divide(&b, &layout, chunks, 2, 3 * one + 5 * 16384 / 2);
     ck_assert_uint_eq(b.n, 3);
     ck_assert_uint_eq(b.bytes, one);
-    ck_assert_uint_eq(b.max_elems, 8192);
+    ck_assert_uint_eq(max_elems(&b, &layout), 8192);
     ck_assert_uint_eq(b.n_kept, 2);
     ck_assert_uint_eq(b.kept_first, 3 * one);
     divide(&b, &layout, chunks, 2, 3 * one - 1);
     ck_assert_uint_eq(b.n, 2);
     divide(&b, &layout, chunks, 2, 2 * one - 1); /* 3 x 4096 elements, or 1 x (4096 + 8192) */
     ck_assert_uint_eq(b.n, 3);
-    ck_assert_uint_eq(b.max_elems, 4096);
+    ck_assert_uint_eq(max_elems(&b, &layout), 4096);
     divide(&b, &layout, chunks, 2, 3 * one / 2 - 1);
     ck_assert_uint_eq(b.n, 1);
-    ck_assert_uint_eq(b.max_elems, 8192);
+    ck_assert_uint_eq(max_elems(&b, &layout), 8192);
     divide(&b, &layout, chunks, 2, one - 1);
     ck_assert_uint_eq(b.n, 1);
-    ck_assert_uint_eq(b.max_elems, 4096);
+    ck_assert_uint_eq(max_elems(&b, &layout), 4096);
     divide(&b, &layout, chunks, 2, one / 2 - 1);
     ck_assert_uint_eq(b.n, 0);
     ck_assert_uint_eq(cst_buffers_want(&layout, layout.n_classes), 3 * one);
@@ -61,19 +74,19 @@ START_TEST(outlier)
     chunks[20] = (struct cst_layout_chunk){.n_elems = 32768, .size_class = 1};
     divide(&b, &layout, chunks, 21, 28ull * 32768);
     ck_assert_uint_eq(b.n, 3);
-    ck_assert_uint_eq(b.max_elems, 8000);
+    ck_assert_uint_eq(max_elems(&b, &layout), 8000);
     ck_assert_uint_ge(cst_buffers_want(&layout, 1), 3 * 28ull * 8000);
     divide(&b, &layout, chunks, 21, cst_buffers_want(&layout, 1));
     ck_assert_uint_eq(b.n, 3);
-    ck_assert_uint_eq(b.max_elems, 8000);
+    ck_assert_uint_eq(max_elems(&b, &layout), 8000);
     ck_assert_uint_eq(cst_buffers_want(&layout, 0), 0);
     ck_assert_uint_eq(cst_buffers_want(&layout, 2), 84ull * 32768);
     divide(&b, &layout, chunks, 21, 84ull * 32768);
     ck_assert_uint_eq(b.n, 3);
-    ck_assert_uint_eq(b.max_elems, 32768);
+    ck_assert_uint_eq(max_elems(&b, &layout), 32768);
     divide(&b, &layout, chunks, 21, 29 * 8192);
     ck_assert_uint_eq(b.n, 1);
-    ck_assert_uint_eq(b.max_elems, 8000);
+    ck_assert_uint_eq(max_elems(&b, &layout), 8000);
 }
 END_TEST
 
@@ -93,30 +106,73 @@ START_TEST(two_for_all)
     }
     divide(&b, &layout, chunks, 22, 20 << 20);
     ck_assert_uint_eq(b.n, 2);
-    ck_assert_uint_eq(b.max_elems, 340000);
+    ck_assert_uint_eq(max_elems(&b, &layout), 340000);
 }
 END_TEST
 
-/* The rows of a buffer have the bytes of their formats, begin at page boundaries, and do not
- * overlap. */
+/* Fail unless the rows of a buffer have space for those of @chunk, begin at page boundaries, and do
+ * not overlap. */
+static void check_rows(const struct cst_buffers *b, const struct cst_layout *layout,
+                       const struct cst_layout_chunk *chunk)
+{
+    for (int r = 0; r < CST_ROW_COUNT; r++) {
+        uint64_t bytes = r == CST_ROW_GRAD ? cst_dtype_bytes(chunk->dtype) * chunk->n_elems
+                                           : cst_layout_row_bytes(&layout->states, 2, chunk->dtype,
+                                                                  r, chunk->n_elems);
+        uint64_t in_end = r + 1 < CST_ROW_COUNT ? b->in[r + 1] : b->out[0];
+        uint64_t out_end = r + 1 < CST_ROW_COUNT ? b->out[r + 1] : b->bytes;
+        bool is_read = r != CST_ROW_WEIGHT || chunk->dtype == CST_FP32;
+
+        ck_assert_uint_eq(b->in[r] % 4096 + b->out[r] % 4096, 0);
+        ck_assert(!is_read || b->in[r] + bytes <= in_end);
+        ck_assert(r == CST_ROW_GRAD || b->out[r] + bytes <= out_end);
+    }
+    ck_assert_uint_ge(b->kept_bytes, cst_dtype_bytes(chunk->dtype) * chunk->n_elems);
+}
+
+/* The rows of a buffer have the bytes of their formats, also for fp32 tensors. */
 START_TEST(formats)
 {
     struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
-    struct cst_layout_chunk chunks[] = {{.n_elems = 4160}};
+    struct cst_layout_chunk bf16 = {.n_elems = 4160}, fp32 = {.n_elems = 2112, .dtype = CST_FP32};
+    struct cst_layout_chunk chunks[] = {bf16, fp32};
     struct cst_buffers b;
 
     layout.states.moments = (enum cst_moments)_i;
-    divide(&b, &layout, chunks, 1, 1 << 20);
-    for (int r = 0; r < CST_ROW_COUNT; r++) {
-        uint64_t bytes =
-            r == CST_ROW_GRAD ? 2 * 4160 : cst_layout_row_bytes(&layout.states, 2, r, 4160);
-        uint64_t in_end = r + 1 < CST_ROW_COUNT ? b.in[r + 1] : b.out[0];
-        uint64_t out_end = r + 1 < CST_ROW_COUNT ? b.out[r + 1] : b.bytes;
+    divide(&b, &layout, &bf16, 1, 1 << 20);
+    check_rows(&b, &layout, &bf16);
+    ck_assert_uint_eq(b.in[CST_ROW_WEIGHT], b.in[CST_ROW_WEIGHT + 1]);
+    divide(&b, &layout, &fp32, 1, 1 << 20);
+    check_rows(&b, &layout, &fp32);
+    ck_assert_uint_eq(b.in[CST_ROW_MASTER], b.in[CST_ROW_MASTER + 1]);
+    divide(&b, &layout, chunks, 2, 1 << 20);
+    ck_assert(cst_buffers_hold(&b, &bf16) && cst_buffers_hold(&b, &fp32));
+    check_rows(&b, &layout, &bf16);
+    check_rows(&b, &layout, &fp32);
+}
+END_TEST
 
-        ck_assert_uint_eq(b.in[r] % 4096 + b.out[r] % 4096, 0);
-        ck_assert(r == CST_ROW_WEIGHT || b.in[r] + bytes <= in_end);
-        ck_assert(r == CST_ROW_GRAD || b.out[r] + bytes <= out_end);
-    }
+/* A buffer that is too small for the larger chunk of one type still holds the smaller one of the
+ * other type. */
+START_TEST(mixed)
+{
+    struct cst_layout layout = {.n_classes = 1, .classes = {{.capacity = 8192}}};
+    struct cst_layout_chunk chunks[] = {{.n_elems = 8192}, {.n_elems = 2048, .dtype = CST_FP32}};
+    struct cst_buffers b;
+
+    /* 28 bytes per element, and the weights of the fp32 tensors that are read. */
+    uint64_t one = 28ull * 8192 + 4ull * 2048, small = 28ull * 2048;
+
+    divide(&b, &layout, chunks, 2, 3 * one);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(b.bytes, one);
+    ck_assert_uint_eq(max_elems(&b, &layout), 8192);
+    divide(&b, &layout, chunks, 2, one - 1);
+    ck_assert_uint_eq(b.n, 3);
+    ck_assert_uint_eq(max_elems(&b, &layout), 2048);
+    ck_assert_uint_eq(b.bytes, small);
+    ck_assert_uint_eq(cst_buffers_least(&layout), small);
+    ck_assert_uint_eq(cst_buffers_want(&layout, layout.n_classes), 3 * one);
 }
 END_TEST
 
@@ -129,5 +185,6 @@ int main(void)
     tcase_add_test(tc, outlier);
     tcase_add_test(tc, two_for_all);
     tcase_add_loop_test(tc, formats, 0, CST_MOMENTS_COUNT);
+    tcase_add_test(tc, mixed);
     return suite_run(suite);
 }

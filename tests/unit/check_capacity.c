@@ -413,7 +413,7 @@ START_TEST(candidates)
             elems += layout.classes[k].n_chunks * layout.classes[k].capacity;
         }
         ck_assert_uint_eq(layout.n_classes, sizes->n);
-        ck_assert_uint_eq(elems - model.n_params, all.list[i].waste);
+        ck_assert_uint_eq(elems - model.weight_bytes / 2, all.list[i].waste);
         ck_assert_uint_eq(need_bytes(), all.list[i].bytes);
         cst_layout_close(&layout);
     }

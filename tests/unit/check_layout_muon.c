@@ -152,6 +152,36 @@ START_TEST(declared_choice)
 }
 END_TEST
 
+/* Matrices in bf16 and in fp32, and vectors in both types, do not share chunks. Muon updates the
+ * matrices of both types. An fp32 matrix has no row of master weights. */
+START_TEST(both_types)
+{
+    static const int64_t shapes[][2] = {{64, 32}, {64, 1}};
+    uint32_t t[4];
+
+    end();
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct cst_tensor_words words = {.dtype = i % 2 == 0 ? CST_BF16 : CST_FP32};
+
+        t[i] = model.n_tensors;
+        ck_assert_int_eq(declare(&words, i < 2 ? 2 : 1, shapes[i / 2]), CST_OK);
+    }
+    ck_assert_int_eq(cst_model_operator(&model, "hidden", t, 4, NULL, &err), CST_OK);
+    end();
+    build();
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct cst_layout_chunk *chunk = &layout.chunks[model.tensors[t[i]].chunk];
+
+        check_choice(t[i], i < 2);
+        ck_assert_int_eq((int)chunk->dtype, i % 2 == 0 ? CST_BF16 : CST_FP32);
+        ck_assert((chunk->rows[CST_ROW_MASTER].segment == CST_LAYOUT_NO_ROW) == (i % 2 == 1));
+        for (uint32_t k = 0; k < i; k++) {
+            ck_assert_uint_ne(model.tensors[t[i]].chunk, model.tensors[t[k]].chunk);
+        }
+    }
+}
+END_TEST
+
 /* Frozen matrices have no update. */
 START_TEST(frozen)
 {
@@ -265,6 +295,7 @@ static Suite *suite(void)
     tcase_add_test(tc, automatic_choice);
     tcase_add_test(tc, shared_ends);
     tcase_add_test(tc, declared_choice);
+    tcase_add_test(tc, both_types);
     tcase_add_test(tc, frozen);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, scratch_of_a_chunk);

@@ -10,7 +10,7 @@ enum { KB = 1024, MB = 1024 * 1024 };
 
 static struct cst_layout_operator operators[] = {{.name = "small"}, {.name = "large"}};
 static const struct cst_model model = {
-    .operators = operators, .n_operators = 2, .n_params = 1 << 20}; /* 2 MiB of weights */
+    .operators = operators, .n_operators = 2, .weight_bytes = 2 << 20};
 
 /* A layout with blocks of 16 KiB and of 1 MiB. Rank 1 uses none of the latter. */
 static const struct cst_layout layout = {

@@ -174,7 +174,7 @@ static uint64_t bytes_of(uint32_t c, int first, int last)
     uint64_t bytes = 0;
 
     for (int row = first; row <= last; row++) {
-        bytes += cst_layout_row_bytes(&rig.layout.states, rig.layout.grad_bytes, row,
+        bytes += cst_layout_row_bytes(&rig.layout.states, rig.layout.grad_bytes, CST_BF16, row,
                                       rig.layout.chunks[c].n_elems);
     }
     return bytes;

@@ -82,6 +82,12 @@ static bool same_stages(const struct cst_model *model, uint32_t t, uint32_t othe
                                     last_stage(model, t) == last_stage(model, other));
 }
 
+/* The number of bf16 elements that take the memory of @n_elems elements. */
+static uint64_t places(enum cst_dtype dtype, uint64_t n_elems)
+{
+    return dtype == CST_FP32 ? 2 * n_elems : n_elems;
+}
+
 static void check_kind(const struct cst_layout *layout, const struct cst_model *model,
                        const struct cst_layout_chunk *chunk, uint32_t world)
 {
@@ -93,11 +99,13 @@ static void check_kind(const struct cst_layout *layout, const struct cst_model *
         const struct cst_layout_tensor *t = &model->tensors[number];
 
         must_eq(t->pattern, chunk->pattern);
+        must_eq(t->dtype, chunk->dtype);
         must_eq(model->groups[t->group] & world_ranks(world), chunk->ranks);
         if (chunk->base_chunk == CST_LAYOUT_OWN) {
             uint32_t k_class = chunk->size_class;
 
-            must(k_class == 0 || t->n_elems > layout->classes[k_class - 1].capacity);
+            must(k_class == 0 ||
+                 places(t->dtype, t->n_elems) > layout->classes[k_class - 1].capacity);
         }
         if (t->pattern == CST_PATTERN_EXPERT) {
             must_eq(first_op(model, number), first_op(model, first));
@@ -116,14 +124,14 @@ static void check_next_fit(const struct cst_layout *layout, const struct cst_mod
         const struct cst_layout_chunk *next = &layout->chunks[d];
 
         if (next->ranks == chunk->ranks && next->pattern == chunk->pattern &&
-            next->muon == chunk->muon && next->size_class == chunk->size_class &&
-            next->base_chunk == CST_LAYOUT_OWN &&
+            next->dtype == chunk->dtype && next->muon == chunk->muon &&
+            next->size_class == chunk->size_class && next->base_chunk == CST_LAYOUT_OWN &&
             same_stages(model, layout->order[chunk->first_tensor],
                         layout->order[next->first_tensor])) {
             uint32_t mine = layout->order[chunk->first_tensor];
             uint32_t theirs = layout->order[next->first_tensor];
 
-            must(chunk->n_elems + model->tensors[theirs].n_elems >
+            must(places(chunk->dtype, chunk->n_elems + model->tensors[theirs].n_elems) >
                      layout->classes[chunk->size_class].capacity ||
                  (chunk->pattern == CST_PATTERN_EXPERT &&
                   first_op(model, mine) != first_op(model, theirs)));
@@ -140,7 +148,7 @@ static uint32_t check_chunk(const struct cst_layout *layout, const struct cst_mo
 
     must_gt(chunk->n_tensors, 0);
     must_lt(chunk->size_class, layout->n_classes);
-    must_le(chunk->n_elems, layout->classes[chunk->size_class].capacity);
+    must_le(places(chunk->dtype, chunk->n_elems), layout->classes[chunk->size_class].capacity);
     for (uint32_t k = 0; k < chunk->n_tensors; k++) {
         const struct cst_layout_tensor *t = &model->tensors[layout->order[chunk->first_tensor + k]];
 
@@ -193,11 +201,13 @@ static void check_row(const struct cst_layout *layout, const struct cst_layout_c
                       uint32_t r, uint64_t *end, uint32_t *n_rows)
 {
     const struct cst_layout_row *row = &chunk->rows[r];
-    uint64_t bytes = chunk->n_elems * (r == CST_ROW_WEIGHT ? 2
-                                       : r == CST_ROW_GRAD ? layout->grad_bytes
-                                                           : 4);
+    bool wide = chunk->dtype == CST_FP32;
+    uint64_t bytes = chunk->n_elems * (r == CST_ROW_WEIGHT && !wide ? 2
+                                       : r == CST_ROW_GRAD && !wide ? layout->grad_bytes
+                                                                    : 4);
 
-    if (r != CST_ROW_WEIGHT && !trained(chunk->pattern)) {
+    /* The weights of fp32 tensors are their master weights. */
+    if ((r != CST_ROW_WEIGHT && !trained(chunk->pattern)) || (r == CST_ROW_MASTER && wide)) {
         must_eq(row->segment, CST_LAYOUT_NO_ROW);
         return;
     }
@@ -493,6 +503,7 @@ static void random_tensor(struct cst_model *model, uint32_t i, bool sparse)
     }
     words.name = name;
     words.group = rig_below(model->n_groups);
+    words.dtype = rig_below(4) == 0 ? CST_FP32 : CST_BF16;
     words.pattern = patterns[rig_below(sparse ? 6 : 5)];
     if (words.pattern == CST_PATTERN_TENSOR) {
         whole[0] = shape[0];
