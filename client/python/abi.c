@@ -174,7 +174,7 @@ static void print_structs(void)
 
 /* -- enums ---------------------------------------------------------------------------------- */
 
-#define ENUM_Dtype(X) X(enum cst_dtype, CST_, BF16)
+#define ENUM_Dtype(X) X(enum cst_dtype, CST_, BF16) X(enum cst_dtype, CST_, FP32)
 #define ENUM_Direction(X) X(enum cst_direction, CST_, FORWARD) X(enum cst_direction, CST_, BACKWARD)
 #define ENUM_Hint(X) X(enum cst_hint, CST_, PREFETCH) X(enum cst_hint, CST_, EVICT)
 #define ENUM_State(X)                                                                              \

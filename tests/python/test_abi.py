@@ -120,7 +120,7 @@ class Abi(unittest.TestCase):
                 _abi.cst_tensor_spec,
                 cistern.Job.tensor,
                 set(),
-                {"dtype", "n_dims", "n_external"},
+                {"n_dims", "n_external"},
             ),
             (_abi.cst_operator_cost, cistern.Job.operator, {"name", "tensors"}, set()),
             (_abi.cst_save_spec, cistern.Client.save, {"job"}, {"arg"}),

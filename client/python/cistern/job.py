@@ -150,7 +150,8 @@ class Job:
         self.world = world
         self._left = False
         self._elements: list[int] = []  # Number of elements by tensor.
-        self._tensors_of: list[int] = []  # Number of tensors by operator.
+        self._dtypes: list[Dtype] = []  # Type by tensor.
+        self._types_of: list[list[Dtype]] = []  # Types of its tensors by operator.
         self._begun: list[Io] = []  # What the operator that is begun was given.
         self.lib = _library.library()
         self._own_client = client is None
@@ -251,8 +252,9 @@ class Job:
         whole_name: str | None = None,
         param_group: int = 0,
         update: TensorUpdate = TensorUpdate.AUTO,
+        dtype: Dtype = Dtype.BF16,
     ) -> int:
-        """Declare a bf16 tensor, and return its number (>= 0).
+        """Declare a tensor, and return its number (>= 0).
 
         ``shape`` has 1 to 8 numbers of elements, outermost dimension first. Every rank declares all
         tensors in the same order. The other arguments are those of ``struct cst_tensor_spec``.
@@ -261,7 +263,7 @@ class Job:
         names = [_library.text(external) for external in external_names]
         spec = cst_tensor_spec(
             name=_library.text(name),
-            dtype=Dtype.BF16,
+            dtype=dtype,
             n_dims=len(shape),
             shape=_int64s(shape),
             group=group,
@@ -281,6 +283,7 @@ class Job:
         with self.client.one_thread:
             number = self._declared(self.lib.cst_tensor_as(self.handle, byref(spec)))
         self._elements.append(math.prod(shape))
+        self._dtypes.append(dtype)
         return number
 
     def operator(
@@ -308,7 +311,7 @@ class Job:
                     self.handle, _library.text(name), array, len(tensors), byref(cost)
                 )
             )
-        self._tensors_of.append(len(tensors))
+        self._types_of.append([self._dtype_of(tensor) for tensor in tensors])
         return number
 
     def commit(self) -> Plan:
@@ -371,12 +374,13 @@ class Job:
         The items are those of the tensors, in the order of the declaration. Their memory can be
         used until ``op_end``. Raises StepVoid, PoolTooSmall, DeviceLost, CstError: EINVAL.
         """
-        n = self._tensors_of[op] if 0 <= op < len(self._tensors_of) else 0
+        types = self._types_of[op] if 0 <= op < len(self._types_of) else []
+        n = len(types)
         array = (cst_io * n)()
 
         def begun() -> list[Io]:
             readable = self.device == "host" or self.device.startswith("paced")
-            self._begun = [Io(io, readable) for io in array]
+            self._begun = [Io(io, readable, dtype) for io, dtype in zip(array, types, strict=True)]
             return self._begun
 
         return self.client.wait(
@@ -448,6 +452,10 @@ class Job:
 
     # -- states
 
+    def _dtype_of(self, tensor: int) -> Dtype:
+        """Return the type of ``tensor``; the library refuses what does not exist."""
+        return self._dtypes[tensor] if 0 <= tensor < len(self._dtypes) else Dtype.BF16
+
     def _rest_of(self, tensor: int, first: int) -> int:
         """Return the number of elements of ``tensor`` from ``first`` on; 0 if there is none."""
         n = self._elements[tensor] if 0 <= tensor < len(self._elements) else 0
@@ -459,25 +467,26 @@ class Job:
         """Return elements of a state of ``tensor``, by default all from ``first`` on.
 
         The format of the view is "f" for fp32 states, and "H", the bits of bf16, for the weights
-        and the gradient. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
+        and the gradient of a bf16 tensor. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY.
         """
         n = self._rest_of(tensor, first) if n_elems is None else n_elems
-        out = new_elements(state, n)
+        out = new_elements(state, self._dtype_of(tensor), n)
         self.read_to(tensor, state, first, n, address_of(out))
         return out
 
     def tensor_write(self, tensor: int, state: State, data: Buffer, first: int = 0) -> None:
         """Write ``data``, contiguous elements in the type of the state, to ``tensor``.
 
-        The type is fp32 for master weights and moments, and bf16 for the weights. Possible between
-        steps only. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY, EDENIED.
+        The type is fp32 for master weights and moments, and the tensor's for the weights. Possible
+        between steps only. Raises DeviceLost, CstError: EINVAL, EUNSUPPORTED, EBUSY, EDENIED.
         """
         view = memoryview(data).cast("B")
-        if view.nbytes % element_bytes(state) != 0:
+        n_bytes = element_bytes(state, self._dtype_of(tensor))
+        if view.nbytes % n_bytes != 0:
             raise ValueError(f"{view.nbytes} bytes are no elements of the state {state.name}")
         if view.readonly:
             view = memoryview(bytearray(view))
-        n = view.nbytes // element_bytes(state)
+        n = view.nbytes // n_bytes
         self.write_from(tensor, state, first, n, address_of(view))
 
     def read_to(self, tensor: int, state: State, first: int, n_elems: int, address: int) -> None:

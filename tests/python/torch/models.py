@@ -99,6 +99,17 @@ def bf16(make: Callable[[], nn.Module]) -> nn.Module:
     return model.train().to(DEVICE)
 
 
+def with_fp32_norms(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a model in bf16 whose layer norms have fp32 weights, and compute in fp32."""
+    model = bf16(make)
+    for norm in model.modules():
+        if isinstance(norm, nn.LayerNorm):
+            norm.float()
+            norm.register_forward_pre_hook(lambda _, args: (args[0].float(),))
+            norm.register_forward_hook(lambda _, args, output: output.bfloat16())
+    return model
+
+
 def tokens(n: int = 2) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (n, 12)).to(DEVICE)
 

@@ -114,7 +114,7 @@ class SaveOnCpu(TorchCase):
 
     def test_storages_are_forgotten_with_their_owner(self) -> None:
         before = torch.zeros(2, 2, dtype=torch.bfloat16)
-        lent = LentStorage((2, 2), torch.device("cpu"), "message", before)
+        lent = LentStorage((2, 2), torch.bfloat16, torch.device("cpu"), "message", before)
         tensor = lent.tensor
         self.assertTrue(is_lent(tensor) and is_lent(tensor.t()))
         del lent

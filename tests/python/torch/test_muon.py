@@ -5,6 +5,7 @@ import copy
 import unittest
 
 import cistern
+import cistern.torch as ct
 import models
 import torch
 from cistern import State
@@ -36,7 +37,11 @@ def optimizers(model: torch.nn.Module, matrices: set[str]) -> list[torch.optim.O
 
 def hidden(model: torch.nn.Module) -> set[str]:
     """Return the names of the matrices of the layers."""
-    return {n for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2}
+    return {
+        n
+        for n, p in model.named_parameters()
+        if (".layers." in n or ".h." in n) and p.ndim == 2
+    }
 
 
 def in_double(before: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
@@ -59,7 +64,24 @@ class Muon(TorchCase):
 
         Both are products in bf16, which are added in another order.
         """
-        model = models.llama().train()
+        self.compare_updates(models.bf16(models.llama).train())
+
+    def test_updates_of_fp32_matrices_are_those_of_torch(self) -> None:
+        self.compare_updates(models.llama().train())
+
+    def test_norms_in_fp32_beside_matrices_in_bf16(self) -> None:
+        model = models.with_fp32_norms(models.gpt2).train()
+        names = [n for n, _ in model.named_parameters() if ".ln_" in n and n.endswith("weight")]
+        self.assertEqual(len(names), 7)
+        store = self.compare_updates(model)
+        for name in names:
+            weight = store.read(name)
+            self.assertEqual(weight.dtype, torch.float32)
+            self.assertTrue(torch.equal(weight, store.read(name, State.MASTER)))
+            self.assertFalse(torch.equal(weight, torch.ones_like(weight)))
+            store.read(name, State.EXP_AVG_SQ)
+
+    def compare_updates(self, model: torch.nn.Module) -> ct.Store:
         store = self.attach(model, optimizer="muon")
         ours = store.optimizer(lr=LR, weight_decay=DECAY)
         matrices = hidden(model)
@@ -85,6 +107,7 @@ class Muon(TorchCase):
                 error = float((store.read(name, State.MASTER) - exact).norm())
                 self.assertLess(error, 1.5 * best, name)
                 self.assertLess(error, 0.2 * float((exact - before[name]).norm()), name)
+        return store
 
     def test_only_hidden_matrices_have_one_moment(self) -> None:
         model = models.llama().train()
@@ -113,10 +136,8 @@ class Muon(TorchCase):
             self.attach(models.llama(), optimizer="mun")
 
     def test_fifty_steps_stay_close_to_those_of_torch(self) -> None:
-        model = models.llama().train()
-        twin = copy.deepcopy(model)
-        for parameter in twin.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16).float()
+        model = models.bf16(models.llama).train()
+        twin = copy.deepcopy(model).float()
         store = self.attach(model, optimizer="muon")
         store.load_state_dict(dict(twin.named_parameters()))
         ours = store.optimizer(lr=LR, weight_decay=DECAY)

@@ -19,6 +19,12 @@ class AdamW(TorchCase):
     def test_one_update_is_that_of_torch(self) -> None:
         """From equal states, to 1 ulp of the weight and 1e-6 of the update."""
         _, store = self.twins(models.gpt2)
+        self.compare_updates(store)
+
+    def test_one_update_of_fp32_parameters_is_that_of_torch(self) -> None:
+        self.compare_updates(self.attach(models.gpt2().train().to(models.DEVICE)))
+
+    def compare_updates(self, store: ct.Store) -> None:
         options = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
         ours = store.optimizer(**options)
         names = [name for name, _ in store.model.named_parameters()]
@@ -51,10 +57,8 @@ class AdamW(TorchCase):
         self.assertLessEqual(float(((ours - plain).abs() / bound).max()), 1.0, name)
 
     def test_fifty_steps_stay_close_to_those_of_torch(self) -> None:
-        model = models.llama().train()
-        twin = copy.deepcopy(model)
-        for parameter in twin.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16).float()
+        model = models.bf16(models.llama).train()
+        twin = copy.deepcopy(model).float()
         store = self.attach(model)
         store.load_state_dict(dict(twin.named_parameters()))
         ours = store.optimizer(lr=1e-3, weight_decay=0.1)

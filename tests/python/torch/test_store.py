@@ -27,6 +27,44 @@ from models import TorchCase, loss_of, square, tokens
 from torch import nn
 
 
+class Types(TorchCase):
+    """Parameters in fp32, alone and beside others in bf16."""
+
+    def attach_silently(self, model: nn.Module) -> ct.Store:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return self.attach(model)
+
+    def test_fp32_parameters_stay_fp32(self) -> None:
+        model = nn.Linear(4, 4)
+        weight = model.weight.detach().clone()
+        store = self.attach_silently(model)
+        self.assertEqual(store.read("weight").dtype, torch.float32)
+        self.assertTrue(torch.equal(store.read("weight"), weight))
+        self.assertTrue(torch.equal(store.read("weight", State.MASTER), weight))
+        self.assertIn('"dtype": "fp32"', store.describe())
+        self.assertIs(model.to(torch.float32), model)
+        with self.assertRaisesRegex(TypeError, "are torch.float32 and cannot become"):
+            model.to(torch.bfloat16)
+        store.write("weight", weight + 0.001)
+        self.assertTrue(torch.equal(store.read("weight"), weight + 0.001))
+
+    def test_gradients_are_those_of_torch(self) -> None:
+        torch.manual_seed(1)
+        model = models.gpt2()
+        twin = copy.deepcopy(model)
+        self.compare_steps(twin, self.attach_silently(model))
+
+    def test_norms_in_fp32_beside_bf16(self) -> None:
+        torch.manual_seed(1)
+        model = models.with_fp32_norms(models.gpt2)
+        twin = copy.deepcopy(model)
+        store = self.attach_silently(model)
+        self.compare_steps(twin, store)
+        self.assertEqual(store.read("transformer.ln_f.weight").dtype, torch.float32)
+        self.assertEqual(store.read("transformer.wte.weight").dtype, torch.bfloat16)
+
+
 class Stale(TorchCase):
     """Weights are used outside of their modules."""
 
@@ -110,6 +148,7 @@ class Stale(TorchCase):
 
     def test_views_of_another_type_raise_and_memory_of_numpy_stays(self) -> None:
         model = nn.Linear(4, 4)
+        model.weight.data = model.weight.data.half()
         view = model.weight.t()
         bias = model.bias.detach().numpy()
         copied = bias.copy()
@@ -205,9 +244,9 @@ class Models(TorchCase):
         with self.assertRaisesRegex(ValueError, "no module nothing"):
             find_units(model, ["nothing"])
 
-    def test_fp32_parameters_become_bf16_and_their_masters_are_exact(self) -> None:
-        model = nn.Linear(4, 4)
-        master = model.weight.detach().clone()
+    def test_fp16_parameters_become_bf16_and_their_masters_are_exact(self) -> None:
+        model = nn.Linear(4, 4).half()
+        master = model.weight.detach().float()
         with self.assertWarnsRegex(UserWarning, "2 parameters become bf16: bias, weight"):
             store = self.attach(model)
         self.assertTrue(torch.equal(store.read("weight", State.MASTER), master))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from cistern._abi import Dtype, TensorUpdate
 from cistern._abi import Optimizer as Rule
-from cistern._abi import TensorUpdate
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
 from cistern.torch.units import find_units
@@ -25,6 +25,7 @@ class DeclaredTensor(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+    dtype: Dtype
     trains: bool
     group: int  #: Group of the optimizer.
     update: TensorUpdate  #: By which rule a job of Muon updates it.
@@ -115,6 +116,7 @@ def declare(
         name: DeclaredTensor(
             adapters.name_in_job(model, name, parameter),
             tuple(parameter.shape) or (1,),
+            weights.type_in_job(parameter),
             parameter.requires_grad,
             0 if param_group is None else param_group(name, parameter),
             _update_of(name, parameter, muon, embeddings),
@@ -162,6 +164,8 @@ def _multiplied(unit: nn.Module) -> int:
 
 def _tensor_json(tensor: DeclaredTensor) -> dict[str, Any]:
     described: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape}
+    if tensor.dtype == Dtype.FP32:
+        described["dtype"] = "fp32"
     if not tensor.trains:
         described["pattern"] = "frozen"
     if tensor.update is not TensorUpdate.AUTO:

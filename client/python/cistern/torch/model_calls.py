@@ -43,6 +43,8 @@ def _stay(model: nn.Module, device: torch.device, *args: Any, **kwargs: Any) -> 
     wanted, dtype, *_ = parse(*args, **kwargs)
     if wanted is not None and (wanted.type, wanted.index or 0) != (device.type, device.index or 0):
         raise TypeError(f"cistern: the model is on {device}, where attach was told to put it")
-    if dtype not in (None, torch.bfloat16):
-        raise TypeError(f"cistern: the weights are bf16 and cannot become {dtype}")
+    types = {parameter.dtype for parameter in model.parameters()}
+    if dtype is not None and types != {dtype}:
+        have = " and ".join(sorted(str(kind) for kind in types))
+        raise TypeError(f"cistern: the weights are {have} and cannot become {dtype}")
     return model

@@ -15,12 +15,13 @@ import threading
 import torch
 from torch import nn
 
-from cistern._abi import LAYOUTS, Direction, Status, cst_err, cst_io
+from cistern._abi import LAYOUTS, Direction, Dtype, Status, cst_err, cst_io
 from cistern._library import check
 from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
 from cistern.torch.storage import LentStorage, at_address, tensor_of
+from cistern.torch.weights import torch_type
 
 _WORDS = ctypes.sizeof(cst_io) // 8
 _WEIGHT = LAYOUTS[cst_io][1]["weight"] // 8
@@ -41,6 +42,7 @@ class Tensor:
         number: int,
         parameter: nn.Parameter,
         shape: tuple[int, ...],
+        dtype: Dtype,
         device: torch.device,
     ) -> None:
         self.name = name
@@ -54,7 +56,8 @@ class Tensor:
             " only while a module runs that owns it. Store.read and the state_dict of the whole model"
             " return copies."
         )
-        self.lent = LentStorage(self.shape, device, message, parameter.data)
+        self.dtype = dtype
+        self.lent = LentStorage(self.shape, torch_type(dtype), device, message, parameter.data)
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
 
@@ -63,7 +66,7 @@ class Tensor:
         place = self._grad_places.get(address)
         if place is None:
             storage = at_address(address, self.lent.n_bytes, self.lent.device)
-            place = self._grad_places[address] = tensor_of(storage, self.shape)
+            place = self._grad_places[address] = tensor_of(storage, self.shape, self.lent.dtype)
         return place
 
 

@@ -197,7 +197,7 @@ class Optimizer(torch.optim.Optimizer):
         is set.
         """
         if grad_scaler is not None:
-            raise ValueError("cistern: weights are bf16, which needs no scaler of gradients")
+            raise ValueError("cistern: gradients are bf16 or fp32, which needs no scaler of them")
         compute, again = closure, closure or self.replay
         while True:
             try:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-BF16_BYTES = 2
 _NOWHERE = 64  # An address that is never read.
 _LENT: set[int] = set()  # Addresses of the storage objects of all LentStorages.
 
@@ -26,14 +25,12 @@ def at_address(address: int, n_bytes: int, device: torch.device) -> torch.Untype
     return storage
 
 
-def tensor_of(storage: torch.UntypedStorage, shape: Sequence[int]) -> torch.Tensor:
-    """Return a contiguous bf16 tensor with the memory of ``storage``."""
-    empty = torch.empty(0, dtype=torch.bfloat16, device=storage.device)
+def tensor_of(
+    storage: torch.UntypedStorage, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a contiguous tensor of ``dtype`` with the memory of ``storage``."""
+    empty = torch.empty(0, dtype=dtype, device=storage.device)
     return empty.set_(storage, 0, torch.Size(shape))  # type: ignore[call-overload,no-any-return]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
 
 
 def _own_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -51,7 +48,7 @@ def _take_memory(storage: torch.UntypedStorage, message: str) -> None:
 
 
 class LentStorage:
-    """The ``storage`` of one ``tensor`` on ``device``, which has memory while it is lent some.
+    """The ``storage`` of one ``tensor`` of ``dtype``, which has memory while it is lent some.
 
     ``storage._swap_data_ptr_(place)`` lends the memory of a ``place``, and takes it back when it is
     called again. An access between the two calls is as usual, any other one raises RuntimeError with
@@ -61,22 +58,29 @@ class LentStorage:
     If it is alike, its storage is the one that is lent memory, so that views of it follow.
     """
 
-    __slots__ = ("_address", "device", "n_bytes", "places", "storage", "tensor")
+    __slots__ = ("_address", "device", "dtype", "n_bytes", "places", "storage", "tensor")
 
     def __init__(
-        self, shape: Sequence[int], device: torch.device, message: str, before: torch.Tensor
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        message: str,
+        before: torch.Tensor,
     ) -> None:
         self.device = device
-        self.n_bytes = BF16_BYTES * math.prod(shape)
+        self.dtype = dtype
+        self.n_bytes = dtype.itemsize * math.prod(shape)
         own: Any = _own_storage(before)
         if own is not None:
             _take_memory(own, message)
-        if own is not None and before.device == device and _is_plain(before):
+        alike = before.device == device and before.dtype == dtype and before.is_contiguous()
+        if own is not None and alike:
             self.storage = own
             self.tensor = before
         else:
             self.storage = at_address(_NOWHERE, self.n_bytes, device)
-            self.tensor = tensor_of(self.storage, shape)
+            self.tensor = tensor_of(self.storage, shape, dtype)
             torch._C._set_storage_data_ptr_access_error_msg(self.storage._cdata, message)
         self.places: dict[int, torch.UntypedStorage] = {}  # By their addresses.
         self._address: int = self.storage._cdata
@@ -126,7 +130,7 @@ def self_test() -> None:
     memory = torch.ones(4, dtype=torch.bfloat16, device="cpu")
     before = torch.zeros(2, 2, dtype=torch.bfloat16, device="cpu")
     view = before.t()
-    lent = LentStorage((2, 2), torch.device("cpu"), "cistern: self-test", before)
+    lent = LentStorage((2, 2), torch.bfloat16, torch.device("cpu"), "cistern: self-test", before)
     place = lent.place(memory.data_ptr())
     lent.storage._swap_data_ptr_(place)
     follows = bool((view == 1).all())

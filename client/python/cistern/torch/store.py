@@ -87,10 +87,10 @@ def attach(
       names there that they have without PEFT, and can be on the meta device.
     - The others are options of ``cistern.Job``.
 
-    Parameters of other types than bf16 become bf16, with a warning. Their master weights have the
-    exact values in fp32. Parameters that need no gradient are frozen for good, and all others are
-    trained: ``step`` raises RuntimeError if ``requires_grad_`` has changed one. Parameters that come
-    to the model later are not in the store.
+    Parameters that are bf16 or fp32 keep their type. Those of other types become bf16, with a
+    warning; their master weights have the exact values in fp32. Parameters that need no gradient
+    are frozen for good, and all others are trained: ``step`` raises RuntimeError if
+    ``requires_grad_`` has changed one. Parameters that come to the model later are not in the store.
 
     Raises TypeError for parameters that cannot be in a store and buffers on the meta device,
     ValueError if there are no parameters or the job has not reached the step of ``resume``, and what
@@ -183,6 +183,7 @@ class Store:
                 pattern=Pattern.SHARD if tensor.trains else Pattern.FROZEN,
                 param_group=tensor.group,
                 update=tensor.update,
+                dtype=tensor.dtype,
             )
             for name, tensor in declaration.tensors.items()
         }
@@ -237,7 +238,8 @@ class Store:
     def _take_parameters(self) -> None:
         """Let the parameters lose their memory, and the modules open their units."""
         parameters = dict(weights.named_parameters(self.model))
-        others = sorted(n for n, p in parameters.items() if p.dtype != torch.bfloat16)
+        kept = (torch.bfloat16, torch.float32)
+        others = sorted(n for n, p in parameters.items() if p.dtype not in kept)
         if others:
             warnings.warn(
                 f"cistern: {len(others)} parameters become bf16: {', '.join(others[:5])}",
@@ -261,7 +263,14 @@ class Store:
 
     def _take(self, name: str, parameter: nn.Parameter, shape: torch.Size) -> None:
         parameter.grad = None
-        tensor = Tensor(name, self._numbers[name], parameter, shape, self.device.torch_device)
+        tensor = Tensor(
+            name,
+            self._numbers[name],
+            parameter,
+            shape,
+            self._declaration.tensors[name].dtype,
+            self.device.torch_device,
+        )
         self._tensors[name] = self._tensor_of[id(parameter)] = tensor
 
     def _model_begins(self, *_: Any) -> None:
@@ -461,7 +470,9 @@ class Store:
     # -- states
 
     def read(self, name: str, state: State = State.WEIGHT) -> torch.Tensor:
-        """Return a copy of a state of the parameter ``name``: bf16, or fp32 for master and moments.
+        """Return a copy of a state of the parameter ``name``.
+
+        The weights and the gradient have the type of the parameter, the other states are fp32.
 
         The gradient is that of the last step. It cannot be read from the first backward pass of a
         step to the end of the step (CstError: EBUSY). KeyError: there is no such parameter.
@@ -477,7 +488,7 @@ class Store:
                 f"cistern: the gradient of '{name}' is not complete: it can be read after the step of"
                 " the optimizer",
             )
-        return weights.read_state(self.job, tensor.number, state, tensor.shape)
+        return weights.read_state(self.job, tensor.number, state, tensor.dtype, tensor.shape)
 
     def write(self, name: str, values: torch.Tensor) -> None:
         """Write the master weights of the parameter ``name``, and so its weights, between steps.

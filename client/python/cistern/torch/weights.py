@@ -9,17 +9,27 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from cistern._abi import State
+from cistern._abi import Dtype, State
 from cistern.job import Job
-from cistern.memory import BF16_STATES
+from cistern.memory import is_bf16
 
 _SLICE = 1 << 20  # Elements that are converted at a time.
+
+
+def type_in_job(parameter: torch.Tensor) -> Dtype:
+    """Return the type of ``parameter`` in a job: fp32 stays, all others are bf16 there."""
+    return Dtype.FP32 if parameter.dtype == torch.float32 else Dtype.BF16
+
+
+def torch_type(dtype: Dtype) -> torch.dtype:
+    """Return the type of torch for ``dtype``."""
+    return torch.float32 if dtype == Dtype.FP32 else torch.bfloat16
 
 
 def write_master(job: Job, number: int, values: torch.Tensor) -> None:
     """Write ``values``, of any floating type, to the master weights of a tensor of the job.
 
-    The weights become those rounded to bf16. A frozen tensor has only these.
+    The weights become those, rounded if the tensor is bf16. A frozen tensor has only these.
     """
     flat = values.detach().reshape(-1)
     for first in range(0, flat.numel(), _SLICE):
@@ -27,9 +37,11 @@ def write_master(job: Job, number: int, values: torch.Tensor) -> None:
         job.write_from(number, State.MASTER, first, part.numel(), part.data_ptr())
 
 
-def read_state(job: Job, number: int, state: State, shape: tuple[int, ...]) -> torch.Tensor:
+def read_state(
+    job: Job, number: int, state: State, dtype_in_job: Dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
     """Return a copy of a state of a tensor of the job, in host memory."""
-    dtype = torch.bfloat16 if state in BF16_STATES else torch.float32
+    dtype = torch.bfloat16 if is_bf16(state, dtype_in_job) else torch.float32
     out = torch.empty(shape, dtype=dtype, device="cpu")  # Whatever the default device is.
     job.read_to(number, state, 0, out.numel(), out.data_ptr())
     return out
@@ -71,7 +83,8 @@ def without_meta(model: nn.Module) -> None:
             if parameter is None or not parameter.is_meta:
                 continue
             if id(parameter) not in new:
-                empty = torch.empty(0, dtype=torch.bfloat16, device="cpu").expand(0)
+                dtype = torch_type(type_in_job(parameter))
+                empty = torch.empty(0, dtype=dtype, device="cpu").expand(0)
                 new[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
             module._parameters[name] = new[id(parameter)]
 
