@@ -70,37 +70,6 @@ START_TEST(every_unit_is_done_in_order)
 }
 END_TEST
 
-/* Ranks that take equally long run one stage each, one micro-batch behind each other, and keep it:
- * nobody waits but at the beginning and at the end, and no stage is begun twice. */
-START_TEST(ranks_keep_their_stages)
-{
-    enum { STAGES = 6, MICRO = 6, RANKS = 3 };
-    const uint64_t after[STAGES] = {0};
-    struct cst_dispatch d;
-    uint32_t keeper[2 * STAGES - 1], turns = 0;
-
-    memset(keeper, 0xff, sizeof keeper);
-    ck_assert_int_eq(cst_dispatch_init(&d, STAGES, MICRO, RANKS, after), CST_OK);
-    for (; !cst_dispatch_is_complete(&d); turns++) {
-        struct cst_dispatch_unit unit;
-
-        for (uint32_t rank = 0; rank < RANKS; rank++) {
-            if (cst_dispatch_take(&d, rank, &unit)) {
-                ck_assert(keeper[unit.pass] == CST_DISPATCH_NONE || keeper[unit.pass] == rank);
-                keeper[unit.pass] = rank;
-            }
-        }
-        for (uint32_t rank = 0; rank < RANKS; rank++) {
-            if (cst_dispatch_unit(&d, rank, &unit)) {
-                cst_dispatch_done(&d, rank, 0);
-            }
-        }
-    }
-    ck_assert_uint_le(turns, (2 * STAGES - 1 + RANKS - 1) / RANKS * MICRO + RANKS - 1);
-    cst_dispatch_close(&d);
-}
-END_TEST
-
 /* -- the core ---------------------------------------------------------------------------------- */
 
 enum { N_BLOCKS = 5, N_STEPS = 3, MAX_CHUNKS = 12 };
@@ -572,7 +541,6 @@ int main(void)
     TCase *core = suite_case(suite, "core", NULL, NULL);
 
     tcase_add_loop_test(table, every_unit_is_done_in_order, 0, 200);
-    tcase_add_test(table, ranks_keep_their_stages);
     tcase_add_loop_test(core, sums_do_not_depend_on_the_workers, 0, suite_is_sparse() ? 40 : 300);
     return suite_run(suite);
 }
