@@ -24,6 +24,7 @@ if ! sparse; then
     same mx8 1 --moments mx8
     same lion 1 --optimizer lion --moments mx8
     same micro 2 --micro-batches 2
+    same dispatched 3 --micro-batches 4 --parallel dispatch
     same early 1 --overlap early --clip 0
     same over 1 --grad-over-weight
     same split 1 --masters split
