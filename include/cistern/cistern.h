@@ -497,8 +497,8 @@ int cst_edge(struct cst_job *job, const struct cst_edge_spec *spec);
  * now on are in a new stage. The first stage begins before the first operator. Which rank runs a
  * stage is not declared, but is decided during the step (cst_next). Returns the stage's number
  * (>= 0) or a negative status:
- *   - CST_EINVAL: operators were declared before the first stage, or the last stage has no
- * operator.
+ *   - CST_EINVAL: operators were declared before the first stage.
+ *   - CST_EINVAL: the last stage has no operator.
  *   - CST_EINVAL: there are more than 64 stages.
  *   - CST_EINVAL: the job is committed.
  *   - CST_EBUSY: a cst_try_commit is pending.
