@@ -142,58 +142,72 @@ int cst_comm_open(struct cst_comm **out, struct cst_job *job, int group, struct 
 
 /* -- ranks that are threads ------------------------------------------------------------------- */
 
-static struct threads *threads_new(uint32_t n_ranks)
+static void free_threads(struct threads *threads)
+{
+    free(threads->base);
+    free(threads);
+}
+
+/* NULL: no memory. */
+static struct threads *new_threads(uint32_t n_ranks)
 {
     const size_t bytes = cst_comm_bytes(n_ranks, CST_COMM_SLOT_BYTES);
     struct threads *threads = calloc(1, sizeof *threads);
-    void *base = aligned_alloc(CST_COMM_PAGE_BYTES, bytes);
 
-    if (threads == NULL || base == NULL) {
-        free(threads);
-        free(base);
-        return NULL;
+    if (threads != NULL) {
+        threads->n_open = n_ranks;
+        threads->base = aligned_alloc(CST_COMM_PAGE_BYTES, bytes);
+        if (threads->base == NULL) {
+            free(threads);
+            return NULL;
+        }
+        memset(threads->base, 0, bytes);
     }
-    memset(base, 0, bytes);
-    threads->base = base;
-    threads->n_open = n_ranks;
     return threads;
+}
+
+/* The communicator of one of @n_ranks threads. NULL: no memory. */
+static struct cst_comm *new_thread(struct threads *threads, uint32_t rank, uint32_t n_ranks)
+{
+    struct cst_comm *comm = calloc(1, sizeof *comm);
+    uint32_t names[CST_COMM_MAX_RANKS];
+
+    if (comm != NULL) {
+        for (uint32_t i = 0; i < n_ranks; i++) {
+            names[i] = i;
+        }
+        comm->threads = threads;
+        comm->spins = cst_shared_spins(n_ranks);
+        cstc_flow_init(&comm->flow, threads->base, rank, n_ranks, CST_COMM_SLOT_BYTES, names);
+    }
+    return comm;
 }
 
 int cst_comm_open_threads(struct cst_comm **out, uint32_t n_ranks, struct cst_err *err)
 {
-    struct cst_comm *comms[CST_COMM_MAX_RANKS] = {NULL};
-    uint32_t names[CST_COMM_MAX_RANKS];
+    struct cst_comm *comms[CST_COMM_MAX_THREADS];
     struct threads *threads;
-    bool ok;
+    uint32_t n = 0;
 
     if (n_ranks == 0 || n_ranks > CST_COMM_MAX_THREADS) {
         return cst_err_set(err, CST_EINVAL, "a communicator of %u threads; it can have 1 to %d",
                            n_ranks, CST_COMM_MAX_THREADS);
     }
-    threads = threads_new(n_ranks);
-    ok = threads != NULL;
-    for (uint32_t rank = 0; ok && rank < n_ranks; rank++) {
-        names[rank] = rank;
-        comms[rank] = calloc(1, sizeof *comms[rank]);
-        ok = comms[rank] != NULL;
+    threads = new_threads(n_ranks);
+    while (threads != NULL && n < n_ranks && (comms[n] = new_thread(threads, n, n_ranks)) != NULL) {
+        n++;
     }
-    for (uint32_t rank = 0; rank < n_ranks; rank++) {
-        if (ok) {
-            comms[rank]->threads = threads;
-            comms[rank]->spins = cst_shared_spins(n_ranks);
-            cstc_flow_init(&comms[rank]->flow, threads->base, rank, n_ranks, CST_COMM_SLOT_BYTES,
-                           names);
-            out[rank] = comms[rank];
-        } else {
-            free(comms[rank]);
-        }
+    if (n == n_ranks) {
+        memcpy(out, comms, n * sizeof(struct cst_comm *));
+        return CST_OK;
     }
-    if (!ok && threads != NULL) {
-        free(threads->base);
-        free(threads);
+    while (n > 0) {
+        free(comms[--n]);
     }
-    return ok ? CST_OK
-              : cst_err_set(err, CST_ENOMEM, "no memory for a communicator of %u threads", n_ranks);
+    if (threads != NULL) {
+        free_threads(threads);
+    }
+    return cst_err_set(err, CST_ENOMEM, "no memory for a communicator of %u threads", n_ranks);
 }
 
 /* -- closing ---------------------------------------------------------------------------------- */
@@ -226,8 +240,7 @@ static void close_thread(const struct cst_comm *comm)
 {
     cstc_channel_close(&comm->flow.channel);
     if (atomic_fetch_sub(&comm->threads->n_open, 1) == 1) {
-        free(comm->threads->base);
-        free(comm->threads);
+        free_threads(comm->threads);
     }
 }
 
