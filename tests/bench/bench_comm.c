@@ -36,7 +36,7 @@ enum {
     LIST_TURNS = 61,
     LARGE = 1 << 20, /* Bytes. */
     SMALL = 4096,
-    PIECE = 65536, /* Bytes of a share of a piece of a large all-reduce. */
+    PIECE = CST_COMM_SLOT_BYTES / 2, /* Bytes of a share of a piece of a large all-reduce. */
     DEATHS = 21,
 };
 
