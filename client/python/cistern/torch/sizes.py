@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*(?:([KMGT]?)(?:i?B)?|(%))", re.IGNORECASE)
 _LIMIT = 1 << 63
 
 
-def in_bytes(size: float | str) -> int:
-    """Return the number of bytes of a size such as "6G" or "1.5GiB". ValueError: it is none."""
+def in_bytes(size: float | str, whole: int = 0) -> int:
+    """Return the number of bytes of a size such as "6G" or "1.5GiB".
+
+    If ``whole`` is not 0, the size can also be a percentage of it such as "25%". ValueError: the
+    size is none of these.
+    """
     n_bytes: float = -1
     if isinstance(size, int | float):
         n_bytes = size
-    elif isinstance(size, str):
-        found = _SIZE.fullmatch(size.strip())
-        n_bytes = (
-            -1
-            if found is None
-            else float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")
-        )
+    elif isinstance(size, str) and (found := _SIZE.fullmatch(size.strip())):
+        number, unit, percent = found.groups()
+        if percent is None:
+            n_bytes = float(number) * 1024 ** " KMGT".index(unit.upper() or " ")
+        elif whole > 0:
+            n_bytes = float(number) / 100 * whole
     if not 0 <= n_bytes < _LIMIT:  # Nor is it NaN.
-        raise ValueError(f"cistern: {size!r} is no size: examples are 6000000000, '6G', '1.5GiB'")
+        others = ", '25%'" if whole > 0 else ""
+        raise ValueError(
+            f"cistern: {size!r} is no size: examples are 6000000000, '6G', '1.5GiB'{others}"
+        )
     return int(n_bytes)
 
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from cistern.checkpoint import SaveResult
 from cistern.client import Client
 from cistern.errors import CstError, StepVoid, error_of
 from cistern.job import Job, Path
+from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
 from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, weights
 from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
@@ -30,30 +31,33 @@ from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
 
+_Value = TypeVar("_Value")
+
 
 def attach(
     model: nn.Module,
     job: str | None = None,
     *,
+    config: Path | None = None,
     socket: Path | None = None,
     rank: int | None = None,
     world: int | None = None,
     device: str | torch.device | None = None,
-    pool: float | str = 0,
+    pool: float | str | None = None,
     plan_file: Path | None = None,
     units: Collection[str] = (),
-    micro_batches: int = 1,
+    micro_batches: int | None = None,
     tokens: int = 0,
     param_group: GroupOf | None = None,
     base: str | None = None,
-    optimizer: Rule | str = Rule.ADAMW,
+    optimizer: Rule | str | None = None,
     muon: IsMatrix | None = None,
-    masters: Masters = Masters.FP32,
-    moments: Moments = Moments.FP32,
-    overlap: Overlap = Overlap.COMMIT,
+    masters: Masters | None = None,
+    moments: Moments | None = None,
+    overlap: Overlap | None = None,
     load: Path | None = None,
     resume: Path | None = None,
-    chunk_elems: int = 0,
+    chunk_elems: int | None = None,
     timeout_ms: int = 0,
     ttl_s: int = 0,
 ) -> Store:
@@ -67,19 +71,23 @@ def attach(
     function fails is removed.
 
     - ``job``: its name; by default that of the torchrun job.
+    - ``config``: a file with options, see cistern-job.json(5): its sections ``job``, ``parallel``,
+      ``memory`` and ``optimizer``, and ``resume``. Arguments override it. The other options in it
+      are the program's own business.
     - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
-    - ``pool``: memory for weights and gradients in use, in bytes or as "6G"; 0: the daemon chooses.
+    - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
+      the bf16 weights such as "25%"; 0, the default: the daemon chooses.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found
       (``units.find_units``).
-    - ``micro_batches``: the largest number of backward passes in a step.
+    - ``micro_batches``: the largest number of backward passes in a step; by default 1.
     - ``tokens``: their number in a micro-batch of one rank, from which the daemon estimates how long
       operators run when it plans the job; 0: unknown.
     - ``param_group``: returns the number of the optimizer's group for a parameter and its name; by
       default all are in group 0.
-    - ``optimizer``: a ``cistern.Optimizer``, or its name, such as "muon".
+    - ``optimizer``: a ``cistern.Optimizer``, or its name, such as "muon"; by default AdamW.
     - ``muon``: with the optimizer Muon, returns whether Muon updates a parameter with its name, or
       else AdamW; by default Muon updates hidden matrices, which are those that are neither
       embeddings nor in the first or the last unit. cistern-optimizer(7) says more.
@@ -96,36 +104,40 @@ def attach(
     ValueError if there are no parameters or the job has not reached the step of ``resume``, and what
     ``Job``, ``Job.commit`` and ``Job.sync`` raise.
     """
-    rank, world = _ranks(rank, world)
-    name = job or os.environ.get("TORCHELASTIC_RUN_ID")
+    options = JobFile(config)
+    options.refuse(_NOT_HERE, "cistern.torch")
+    rank, world = _ranks(rank, world, options)
+    name = job or options.text("job") or os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
         raise ValueError("cistern: the job has no name")
-    rule = in_rule(optimizer)
     declaration = declare(model, units, param_group, tokens, muon)
-    origin = Origin(model, load, resume)
+    origin = Origin(model, load, _first(resume, options.text("resume"), None))
+    size = pool if pool is not None else options.text("pool") or 0
+    rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
+    overlap = _first(overlap, options.member("overlap", Overlap), Overlap.COMMIT)
     opened = Job(
         name,
-        socket=socket,
+        socket=_first(socket, options.text("socket"), None),
         rank=rank,
         world=world,
-        device=name_of(device),
-        pool_bytes=in_bytes(pool),
-        chunk_elems=chunk_elems,
+        device=name_of(_first(device, options.text("device"), None)),
+        pool_bytes=in_bytes(size, weights.bytes_in_bf16(model)),
+        chunk_elems=_first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
-        plan_file=plan_file,
-        micro_batches=micro_batches,
-        base=base,
-        optimizer=rule,
-        masters=masters,
-        moments=moments,
+        plan_file=_first(plan_file, options.text("plan"), None),
+        micro_batches=_first(micro_batches, options.integer("micro_batches"), 1),
+        base=_first(base, options.text("base"), None),
+        optimizer=in_rule(rule),
+        masters=_first(masters, options.member("masters", Masters), Masters.FP32),
+        moments=_first(moments, options.member("moments", Moments), Moments.FP32),
         overlap=overlap,
         model_config=_model_config(model),
         adapter_config=adapters.config_text(model),
     )
     is_new = not opened.initialised
     try:
-        store = Store(opened, model, declaration)
+        store = Store(opened, model, declaration, options)
         store._prepares = overlap is Overlap.EARLY
         if not is_new:
             origin.check_kept(opened, warns=rank == 0)
@@ -138,6 +150,20 @@ def attach(
             _remove_unused(opened)
         raise
     return store
+
+
+# Options of cistern-gpt that mean something for the job, and that it cannot have here otherwise.
+_NOT_HERE = {
+    "activation_memory": 0,
+    "recompute": False,
+    "device_update": 0,
+    "device_states": 0,
+    "grad_over_weight": False,
+    "rounding": "stochastic",
+    "delay_from": 0,
+    "reshape": False,
+    "store": "daemon",
+}
 
 
 def _remove_unused(job: Job) -> None:
@@ -162,6 +188,7 @@ class Store:
         job: Job,
         model: nn.Module,
         declaration: Declaration,
+        options: JobFile,
     ) -> None:
         self.job = job
         self.model = model
@@ -175,6 +202,7 @@ class Store:
         self._prepares = False  # The job has early updates.
         self._clips = False  # The step was prepared with clipping, which makes its updates late.
         self._declaration = declaration
+        self._options = options
         self._numbers = {
             name: job.tensor(
                 tensor.name,
@@ -308,16 +336,20 @@ class Store:
 
     def optimizer(
         self,
-        lr: float,
+        lr: float | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] | None = None,
         eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        clip_norm: float = 0.0,
+        weight_decay: float | None = None,
+        clip_norm: float | None = None,
         grad_scale: float | None = None,
         groups: Sequence[Mapping[str, float]] = (),
     ) -> Optimizer:
         """Return the optimizer of the job. With Lion and SGD, ``betas[0]`` is the momentum.
+
+        What is not given is taken from the file ``config`` of ``attach``, and is otherwise as in
+        ``torch.optim.AdamW``: betas of 0.9 and 0.999 and a decay of 0.01. Schedules are not taken
+        from the file. ValueError: there is no ``lr``.
 
         ``groups`` has what differs in groups 0, 1, ... of the parameters (``attach``): ``lr`` and
         ``weight_decay``. An example is ``[{}, {"weight_decay": 0.0}]``.
@@ -326,15 +358,19 @@ class Store:
         ``grad_scale`` multiplies the sum of the gradients of all ranks; by default it makes the
         sum a mean.
         """
-        scale = 1.0 / self.job.world if grad_scale is None else grad_scale
+        given = self._options.number
+        lr = _first(lr, given("lr"), None)
+        if lr is None:
+            raise ValueError("cistern: the optimizer has no learning rate 'lr'")
+        beta1, beta2 = (given("beta1"), given("beta2")) if betas is None else betas
         self._optimizer = Optimizer(
             self,
             lr=lr,
-            betas=betas,
+            betas=(_first(beta1, None, 0.9), _first(beta2, None, 0.999)),
             eps=eps,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            grad_scale=scale,
+            weight_decay=_first(weight_decay, given("weight_decay"), 0.01),
+            clip_norm=_first(clip_norm, given("clip"), 0.0),
+            grad_scale=_first(grad_scale, None, 1.0 / self.job.world),
             groups=groups,
         )
         return self._optimizer
@@ -583,14 +619,20 @@ class Store:
         raise TypeError("cistern: a store cannot be copied or pickled")
 
 
-def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+def _first(given: _Value | None, in_file: _Value | None, default: _Value) -> _Value:
+    """Return the first that there is."""
+    return given if given is not None else in_file if in_file is not None else default
+
+
+def _ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
     """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if world is None and local != os.environ.get("WORLD_SIZE", local):
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
         raise ValueError("cistern: all ranks of a job are on one machine")
+    own = os.environ.get("LOCAL_RANK")
     return (
-        int(os.environ.get("LOCAL_RANK", "0")) if rank is None else rank,
-        int(local) if world is None else world,
+        _first(rank, options.integer("rank") if own is None else int(own), 0),
+        _first(world, options.integer("world") if local is None else int(local), 1),
     )
 
 

@@ -64,6 +64,11 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name, parameter
 
 
+def bytes_in_bf16(model: nn.Module) -> int:
+    """Return the size of all weights in bf16."""
+    return 2 * sum(parameter.numel() for _, parameter in named_parameters(model))
+
+
 def check_no_shared_memory(parameters: list[tuple[str, nn.Parameter]]) -> None:
     """Raise TypeError if two parameters are views of the same memory."""
     owner: dict[int, str] = {}
