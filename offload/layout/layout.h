@@ -502,7 +502,8 @@ void cst_model_copy_groups(struct cst_model *model, const struct cst_model *from
  * Statuses:
  *
  *   - CST_EPOOL: "pool of P bytes: n blocks of B bytes, operator 'x' needs m, and i of J bytes: k
- *     bytes short (--pool q%)". A pool of P + k bytes, or of q % of the weights, is accepted.
+ *     bytes short, needs q% of the weights". A pool of P + k bytes, or of q % of the weights, is
+ *     accepted.
  *   - CST_EINVAL: given capacities smaller than the largest tensor, a first one smaller than the
  *     smallest tensor, too large, or not ascending; a tensor larger than the maximum of a chunk; a
  *     group with ranks beyond the world; a part of a matrix that Muon would update; a contradiction

@@ -38,9 +38,7 @@ def optimizers(model: torch.nn.Module, matrices: set[str]) -> list[torch.optim.O
 def hidden(model: torch.nn.Module) -> set[str]:
     """Return the names of the matrices of the layers."""
     return {
-        n
-        for n, p in model.named_parameters()
-        if (".layers." in n or ".h." in n) and p.ndim == 2
+        n for n, p in model.named_parameters() if (".layers." in n or ".h." in n) and p.ndim == 2
     }
 
 

@@ -78,7 +78,7 @@ def attach(
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
-      the bf16 weights such as "25%"; 0, the default: the daemon chooses.
+      the weights such as "25%"; 0, the default: the daemon chooses.
     - ``plan_file``: a plan that ``plan`` has saved. The job has exactly its chunks and pools.
     - ``units``: names of modules that are operators as a whole, in addition to those that are found
       (``units.find_units``).
@@ -121,7 +121,7 @@ def attach(
         rank=rank,
         world=world,
         device=name_of(_first(device, options.text("device"), None)),
-        pool_bytes=in_bytes(size, weights.bytes_in_bf16(model)),
+        pool_bytes=in_bytes(size, weights.bytes_in_pool(model)),
         chunk_elems=_first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,

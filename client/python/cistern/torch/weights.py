@@ -64,9 +64,12 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield name, parameter
 
 
-def bytes_in_bf16(model: nn.Module) -> int:
-    """Return the size of all weights in bf16."""
-    return 2 * sum(parameter.numel() for _, parameter in named_parameters(model))
+def bytes_in_pool(model: nn.Module) -> int:
+    """Return the size of all weights in the types that they have in a pool."""
+    return sum(
+        parameter.numel() * torch_type(type_in_job(parameter)).itemsize
+        for _, parameter in named_parameters(model)
+    )
 
 
 def check_no_shared_memory(parameters: list[tuple[str, nn.Parameter]]) -> None:
