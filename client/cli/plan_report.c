@@ -30,7 +30,7 @@ static void add_chunk(struct cli_plan_rows *out, const struct cst_plan_choice *c
                       const struct cst_layout *layout, uint32_t c)
 {
     const struct cst_layout_chunk *chunk = &layout->chunks[c];
-    struct cst_layout_states states = layout->states;
+    struct cst_layout_states states = cst_layout_states_of(&layout->states, chunk->muon);
     bool trained = cst_pattern(chunk->pattern)->has_states;
 
     states.grad_over_weight = states.grad_over_weight || choice->grad == CST_PLAN_GRAD_OVER;

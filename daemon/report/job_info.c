@@ -208,34 +208,38 @@ static void fill_drift(const struct cstd_drift *drift, Cistern__JobInfo *out)
     }
 }
 
-/* Bytes of all rows of a parameter of @dtype. */
-static double bytes_per_param(const struct cstd_job *job, enum cst_dtype dtype)
+/* Bytes of all rows of a trained bf16 parameter, if all are updated in the same way. */
+static double expected_bytes(const struct cstd_job *job)
 {
     struct cst_layout_states states = cstd_job_options_states(&job->options);
     uint64_t bytes = 0;
 
     for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {
-        bytes += cst_layout_row_bytes(&states, job->micro_batches > 1 ? 4 : 2, dtype, row,
+        bytes += cst_layout_row_bytes(&states, job->micro_batches > 1 ? 4 : 2, CST_BF16, row,
                                       CST_MX8_BLOCK);
     }
     return (double)bytes / CST_MX8_BLOCK;
 }
 
-/* The mean over the trained parameters that have been declared. */
+/* The mean over the trained parameters. Before there is a layout, what is expected. */
 static double state_bytes(const struct cstd_job *job)
 {
-    double bf16 = bytes_per_param(job, CST_BF16), fp32 = bytes_per_param(job, CST_FP32);
-    double all = 0, wide = 0;
+    const struct cst_layout *layout = &job->layout;
+    const uint32_t n_chunks = cstd_job_has_layout(job) ? layout->n_chunks : 0;
+    double bytes = 0, elems = 0;
 
-    for (uint32_t i = 0; i < job->model.n_tensors; i++) {
-        const struct cst_layout_tensor *tensor = &job->model.tensors[i];
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        const struct cst_layout_chunk *chunk = &layout->chunks[c];
 
-        if (cst_pattern(tensor->pattern)->has_states) {
-            all += (double)tensor->n_elems;
-            wide += tensor->dtype == CST_FP32 ? (double)tensor->n_elems : 0;
+        if (!cst_layout_has_states(chunk)) {
+            continue;
         }
+        for (int row = 0; row <= CST_ROW_WEIGHT_OTHER; row++) {
+            bytes += (double)cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
+        }
+        elems += (double)chunk->n_elems;
     }
-    return all > 0 ? bf16 + (fp32 - bf16) * (wide / all) : bf16;
+    return elems > 0 ? bytes / elems : expected_bytes(job);
 }
 
 /* Fill in the bytes of device reservations and of states on accelerators. Before there is a layout,

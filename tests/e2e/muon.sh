@@ -66,7 +66,7 @@ holds() {
 
 start_daemon one --engine-threads 1
 train plain --pool 100%
-holds plain '.optimizer == "muon"'
+holds plain '.optimizer == "muon" and .state_bytes_per_param > 12 and .state_bytes_per_param < 16'
 for moments in bf16 mx8; do
     train $moments --moments $moments
     ./cistern rm $moments >/dev/null

@@ -136,6 +136,13 @@ expect 0 - --rates "$tmp/rates.json" --flops 4e10 --on host --json <"$tmp/model.
 holds '.model.name == "two" and .rates.device == "host"'
 # Frozen weights have no states: four tensors have weights, and only the three trained ones have master weights.
 holds '.rows.host | .weight == 2 * 4 * 512 * 512 and .master == 4 * 3 * 512 * 512'
+# The weights of an fp32 tensor are its master weights.
+jq '.tensors[0].dtype = "fp32"' "$tmp/model.json" >"$tmp/fp32.json"
+expect 0 "$tmp/fp32.json" --rates "$tmp/rates.json" --flops 4e10 --on host --json
+holds '.rows.host | .weight == 2 * 5 * 512 * 512 and .master == 4 * 2 * 512 * 512'
+jq '.tensors[0].dtype = "fp8"' "$tmp/model.json" >"$tmp/fp8.json"
+expect 1 "$tmp/fp8.json" --rates "$tmp/rates.json" --flops 4e10
+complains "tensors.0..dtype: no type 'fp8' .there are: bf16, fp32."
 expect 0 "$tmp/model.json" --rates "$tmp/rates.json" --flops 4e10 --ranks 3 --micro-batches 4
 jq '.tensors[2].group = 0' "$tmp/model.json" >"$tmp/warned.json"
 expect 0 "$tmp/warned.json" --rates "$tmp/rates.json" --flops 4e10
@@ -156,6 +163,8 @@ holds '.rows.host | .exp_avg * 2 == .master and .exp_avg_sq * 2 == .master'
 jq -e ".plan.host_bytes < $full and .plan.predicted.step_s <= $all_updates" "$tmp/out" >/dev/null || fail "bf16 moments cost as much as fp32"
 states --device 2G --optimizer lion --moments mx8 --overlap early
 holds '.rows.host | .exp_avg_sq == 0 and .exp_avg * 128 == .master * 33 and .weight_other == .weight'
+states --device 2G --optimizer muon
+holds '.rows.host | .exp_avg == .master and .exp_avg_sq > 0 and .exp_avg_sq < .exp_avg'
 states --device 2G --device-update 1G
 one=$(jq '.plan.pool_bytes' "$tmp/out")
 [ "$one" -le $((1 << 30)) ] || fail "blocks of $one bytes in 1 GiB"
