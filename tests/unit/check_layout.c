@@ -212,8 +212,8 @@ START_TEST(shortfall_is_exact)
     least = 1 + bytes_short();
     ck_assert_int_eq(build(0, least - 1, 1), CST_EPOOL);
     ck_assert_uint_eq(bytes_short(), 1);
-    percent = strtoull(strstr(err.text, "--pool ") + 7, NULL, 10);
-    /* The proposed percentage is exact as well: it is enough, and one per cent less is not. */
+    percent = strtoull(strstr(err.text, "short, needs ") + 13, NULL, 10);
+    /* The percentage that is named is exact as well: it is enough, and one per cent less is not. */
     ck_assert_int_eq(build(0, percent * 2 * model.n_params / 100, 1), CST_OK);
     cst_layout_close(&layout);
     ck_assert_int_eq(build(0, (percent - 1) * 2 * model.n_params / 100, 1), CST_EPOOL);
