@@ -839,8 +839,8 @@ struct cst_unit {
  * A rank keeps a stage for all micro-batches, if it can, so that the weights of the stage are
  * loaded once for all of them. cst_accumulate and cst_prepare_step are not used. Statuses:
  *   - CST_EINVAL: the model has no stages, an operator is begun, or cst_sync has not been called.
- *   - CST_ETIMEDOUT: there was no unit for this rank in timeout_ms. The error names the rank whose
- *     unit others wait for.
+ *   - CST_ETIMEDOUT: there was no unit for this rank, and no rank has done one in timeout_ms. The
+ *     error names the rank whose unit others wait for.
  *   - CST_EPEERDIED, CST_ESTALE: the step is void; call cst_sync. The death of another rank is no
  *     reason for that.
  *   - CST_EBUSY: another call is pending.

@@ -392,7 +392,7 @@ enum cst_event_kind {
     CST_EV_STEP,
     /* rank, tag, attempt, loss. The rank has done its unit, if it has one, whose loss counts if it
      * is of the last stage; answered when there is another one, or when all are done. ETIMEDOUT:
-     * none came in peer_timeout_ns. EINVAL: the job has no stages. */
+     * no rank has done a unit in peer_timeout_ns. EINVAL: the job has no stages. */
     CST_EV_NEXT,
     /* tag, tensor, row, first, n_elems, raw, exponents, bf16, place (staging segment). Allowed at
      * any time. EBUSY: the grad row holds a contribution, not a sum. */
@@ -538,9 +538,10 @@ void cst_core_close(struct cst_core *core);
  * for all calls: its capacity covers what is in flight, so only a new request can run out of memory
  * (CST_ENOMEM).
  *
- * How waits end: a command by its CST_EV_DONE; all others after peer_timeout_ns at the latest. Then
- * a SYNC is answered with the missing ranks; a STEP is, too, and the attempt ends; a fetch that
- * waits for a block is answered with the states of the blocks.
+ * How waits end: a command by its CST_EV_DONE; all others after peer_timeout_ns at the latest, a
+ * NEXT so long after the last unit was done. Then a SYNC is answered with the missing ranks; a STEP
+ * is, too, and the attempt ends; a fetch that waits for a block is answered with the states of the
+ * blocks.
  *
  * That last deadline can end a step in one case: bf16 grad rows, groups of three or more ranks,
  * pools near min_blocks, and ranks that open different gradients (an expert without tokens in some

@@ -26,6 +26,17 @@ static bool admit(struct cst_core *core, const struct cst_event *event)
     return cst_ranks_admit_before_step(core, event);
 }
 
+/* A unit was done: ranks that wait for one wait as long again. */
+static void extend_waits(struct cst_core *core)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        if (core->ranks[rank].next != CST_NO_REQUEST) {
+            cst_requests_extend(&core->requests, core->ranks[rank].next,
+                                cst_waiting_deadline(core));
+        }
+    }
+}
+
 /* The unit of the rank is done: what it has handed in so far is its contribution. */
 static void end_unit(struct cst_core *core, const struct cst_event *event)
 {
@@ -37,6 +48,7 @@ static void end_unit(struct cst_core *core, const struct cst_event *event)
     cst_waiting_cancel_grads(core, event->rank);
     cst_collection_drop_open(core, event->rank);
     cst_dispatch_done(&core->dispatch, event->rank, event->loss);
+    extend_waits(core);
     cst_fact_rank_went_on(&core->facts);
     cst_collection_wake(core);
 }

@@ -107,6 +107,13 @@ void cst_requests_untime(struct cst_requests *requests, uint32_t request)
     }
 }
 
+void cst_requests_extend(struct cst_requests *requests, uint32_t request, uint64_t deadline)
+{
+    cst_requests_untime(requests, request);
+    requests->v[request].deadline = CST_CORE_NEVER;
+    cst_requests_time(requests, request, deadline);
+}
+
 uint32_t cst_requests_next_late(const struct cst_requests *requests)
 {
     const struct cst_heap_item *item = cst_heap_top(&requests->late);

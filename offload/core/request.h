@@ -75,6 +75,8 @@ void cst_requests_enqueue(struct cst_requests *requests, uint32_t request);
 /* Start the request's deadline, which is @deadline if the request had none so far; or stop it. */
 void cst_requests_time(struct cst_requests *requests, uint32_t request, uint64_t deadline);
 void cst_requests_untime(struct cst_requests *requests, uint32_t request);
+/* Replace the request's running deadline by @deadline. */
+void cst_requests_extend(struct cst_requests *requests, uint32_t request, uint64_t deadline);
 /* The request with the earliest running deadline, or CST_NO_REQUEST. */
 uint32_t cst_requests_next_late(const struct cst_requests *requests);
 
