@@ -291,6 +291,70 @@ class Changes(Case):
         self.assertFalse(torch.equal(before, alone.weight))
 
 
+class OtherWeights(Case):
+    """Backward passes of forward passes that had other weights: plain torch refuses them, too."""
+
+    def assert_refused(self, loss: torch.Tensor) -> None:
+        text = r"weights of module '2' have changed since its forward pass.* detach"
+        with self.assertRaisesRegex(RuntimeError, text):
+            loss.backward()
+
+    def assert_goes_on(self, store: ct.Store) -> None:
+        twin = models.bf16(small)
+        models.copy_weights(store, twin)
+        for model in (twin, store.model):
+            loss_of(model, 9).backward()
+        store.the_optimizer().step()
+        self.compare_gradients(twin, store, 0.0)
+
+    def test_after_a_step(self) -> None:
+        _, store, optimizer = self.pair()
+        stale, loss = loss_of(store.model, 0), loss_of(store.model, 1)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        self.assert_refused(stale)
+        self.assert_refused(loss)
+        self.assert_goes_on(store)
+
+    def test_after_writes(self) -> None:
+        twin, store, _ = self.pair()
+        loss = loss_of(store.model, 0)
+        with self.assertRaisesRegex(cistern.CstError, "EBUSY"):
+            store.write("2.bias", torch.zeros(4))
+        loss.backward()
+        loss = loss_of(store.model, 0)
+        store.sync()
+        store.write("2.bias", torch.zeros(4))
+        self.assert_refused(loss)
+        loss = loss_of(store.model, 0)
+        store.model.load_state_dict(twin.state_dict())
+        self.assert_refused(loss)
+        self.assert_goes_on(store)
+
+    def test_a_state_that_is_not_detached(self) -> None:
+        _, store, optimizer = self.pair()
+        first = loss_of(store.model, 0)
+        first.backward(retain_graph=True)
+        optimizer.step()
+        self.assert_refused(loss_of(store.model, 1) + first)
+        self.assert_goes_on(store)
+
+    def test_what_has_not_changed_is_accepted(self) -> None:
+        """Frozen units and steps that were given up."""
+        model = models.bf16(small)
+        model[2].requires_grad_(False)
+        store = self.attach(model)
+        store.optimizer(lr=1e-2)
+        batch = torch.ones(2, 16, dtype=torch.bfloat16, device=models.DEVICE).requires_grad_()
+        through = model[2](batch).sum()
+        loss = loss_of(model, 0)
+        store.sync()
+        loss.backward()
+        store.the_optimizer().step()
+        through.backward()
+        self.assertTrue(bool(batch.grad.abs().sum() > 0))
+
+
 class Reading(Case):
     def test_a_gradient_is_read_after_its_step(self) -> None:
         twin, store, optimizer = self.pair()

@@ -159,11 +159,26 @@ class Stale(TorchCase):
         self.assertEqual(bias.tolist(), copied.tolist())
 
     def test_a_parameter_with_other_memory_is_named(self) -> None:
-        store = self.attach(models.bf16(lambda: nn.Linear(4, 4)))
+        twin, store = self.twins(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        weight, before = store.model[1].weight, store.model[1].weight.data
         optimizer = store.optimizer(lr=0.1)
-        store.model.weight.data = torch.ones(4, 4, dtype=torch.bfloat16)
+        weight.data = torch.ones(4, 4, dtype=torch.bfloat16)
+        for grad in (True, False):
+            with (
+                torch.set_grad_enabled(grad),
+                self.assertRaisesRegex(RuntimeError, "'1.weight' was given other memory"),
+            ):
+                square(store.model, tokens())
+        weight.data = before
+        loss = square(store.model, tokens())
+        weight.data = torch.ones(4, 4, dtype=torch.bfloat16)
+        with self.assertRaisesRegex(RuntimeError, "'1.weight' was given other memory"):
+            loss.backward()
+        weight.data = before
+        self.compare_steps(twin, store, loss=square)
         square(store.model, tokens()).backward()
-        with self.assertRaisesRegex(RuntimeError, "'weight' was given other memory"):
+        weight.data = before.t()  # The same memory.
+        with self.assertRaisesRegex(RuntimeError, "'1.weight' was given other memory"):
             optimizer.step()
 
     def test_a_use_by_another_module_is_named(self) -> None:

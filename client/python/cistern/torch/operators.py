@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -61,6 +62,10 @@ class Tensor:
         self._grad_places: dict[int, torch.Tensor] = {}  # By their addresses.
         parameter.data = self.lent.tensor
 
+    def has_own_memory(self) -> bool:
+        """Whether the parameter has the memory that is lent to it, and no other."""
+        return self.parameter.is_set_to(self.lent.tensor)
+
     def grad_place(self, address: int) -> torch.Tensor:
         """Return the tensor for a gradient at ``address``."""
         place = self._grad_places.get(address)
@@ -68,6 +73,16 @@ class Tensor:
             storage = at_address(address, self.lent.n_bytes, self.lent.device)
             place = self._grad_places[address] = tensor_of(storage, self.shape, self.lent.dtype)
         return place
+
+
+class OtherMemory(RuntimeError):
+    """A parameter has memory that the store did not give it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"cistern: parameter '{name}' was given other memory (.data = ...): Store.write and"
+            " load_state_dict change weights"
+        )
 
 
 class Unit:
@@ -87,6 +102,7 @@ class Unit:
         self._places = [tensor.lent.places for tensor in tensors]
         self._lent: list[torch.UntypedStorage] = []  # Empty, or as long as the storages.
         self._versions = self.versions()
+        self.n_changes = 0  # Steps and writes that have changed the weights.
 
     # These run several times in each step: no line of them is without need.
 
@@ -100,12 +116,19 @@ class Unit:
         for storage, place in zip(self._storages, places):
             storage._swap_data_ptr_(place)
         self._lent = places
+        if list(map(torch.Tensor.data_ptr, self.parameters)) != addresses:
+            self._refuse_other_memory()
 
     def take_back(self) -> None:
         """Let every access to the parameters raise again."""
         for storage, place in zip(self._storages, self._lent):
             storage._swap_data_ptr_(place)
         self._lent = []
+
+    def _refuse_other_memory(self) -> NoReturn:
+        self.take_back()
+        other = [t.name for t in self.tensors if not t.has_own_memory()]
+        raise OtherMemory(other[0])
 
     def versions(self) -> list[int]:
         """Return how often each parameter was changed in place."""
@@ -262,7 +285,11 @@ class Operators:
 
     def _lend(self, unit: Unit) -> None:
         self._begin(unit, Direction.FORWARD)
-        unit.lend()
+        try:
+            unit.lend()
+        except OtherMemory:
+            self._end(unit)
+            raise
 
     def _take_back(self, unit: Unit) -> None:
         unit.take_back()

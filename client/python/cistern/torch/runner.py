@@ -42,6 +42,7 @@ class _Use:
     def __init__(self, runner: Runner, unit: Unit) -> None:
         self.runner = runner
         self.unit = unit
+        self.n_changes = unit.n_changes  # Of the weights that the forward pass has used.
         self.has_enter = False
 
     def backward_begins(self) -> None:
@@ -95,6 +96,14 @@ class Runner:
         """Forget what belongs to the step that is committed."""
         self.next_micro_batch()
         self.operators.has_gradients = self.operators.is_past_grads = False
+        for unit in self.units:
+            if unit.trained:
+                unit.n_changes += 1
+
+    def weights_written(self) -> None:
+        """Note that weights may have changed without a step, those that are frozen too."""
+        for unit in self.units:
+            unit.n_changes += 1
 
     def forget_gradients(self) -> None:
         """Forget the gradients of this attempt at the step. Forward passes go on to count."""
@@ -171,6 +180,8 @@ class Runner:
 
     def backward_begins(self, use: _Use) -> None:
         """Leave says that the backward pass of a use begins."""
+        if use.n_changes != use.unit.n_changes:
+            raise RuntimeError(_OTHER_WEIGHTS.format(use.unit.name))
         self._follow_pass()
         self._end_without_enter()
         self.operators.push(use.unit)
@@ -233,6 +244,12 @@ class Runner:
         self._tasks.pop()
 
 
+_OTHER_WEIGHTS = (
+    "cistern: the weights of module '{0}' have changed since its forward pass, by a step of the optimizer"
+    " or a write, so that its backward pass would give wrong gradients: compute the forward pass again"
+    " after each change, and detach what goes from one step to the next (such as the state of a"
+    " recurrent model)"
+)
 _NO_STEP = (
     "cistern: this step has had all its backward passes, as many as attach has micro_batches: call the"
     " step of the optimizer that Store.optimizer returns, give attach more micro_batches, or discard"

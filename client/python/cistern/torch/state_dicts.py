@@ -73,6 +73,7 @@ def _take(
             )
         elif store.job.rank == 0:
             store.write(tensor.name, values)
+    store.weights_written()
     loaded.update(name for tensor in written for name in names[tensor])
     store.sync()
 

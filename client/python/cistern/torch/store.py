@@ -448,7 +448,9 @@ class Store:
         except StepVoid:
             pass
         self.abandon()
-        step = self.job.sync()
+        before, step = self.job.steps, self.job.sync()
+        if step != before:
+            self._runner.weights_written()
         self._must_sync = False
         return step
 
@@ -540,6 +542,11 @@ class Store:
                 f"cistern: '{name}' has the shape {tensor.shape}, not {tuple(values.shape)}"
             )
         weights.write_master(self.job, tensor.number, values)
+        self._runner.weights_written()
+
+    def weights_written(self) -> None:
+        """Note that another rank writes weights: what was computed with the old ones is void."""
+        self._runner.weights_written()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, and the buffers, as ``model.state_dict`` does."""

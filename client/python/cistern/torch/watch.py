@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from torch import nn
 
-from cistern.torch.operators import Tensor
+from cistern.torch.operators import OtherMemory, Tensor
 
 
 class Watch:
@@ -26,11 +26,8 @@ class Watch:
         Parameters that have gradients and are in no store are named in a warning, once.
         """
         for tensor in self._tensors:
-            if not tensor.parameter.is_set_to(tensor.lent.tensor):
-                raise RuntimeError(
-                    f"cistern: parameter '{tensor.name}' was given other memory (.data = ...):"
-                    " Store.write changes weights"
-                )
+            if not tensor.has_own_memory():
+                raise OtherMemory(tensor.name)
             if tensor.parameter.requires_grad != tensor.trains:
                 raise RuntimeError(_REQUIRES_GRAD[tensor.trains].format(tensor.name))
         if not self._has_warned and next(self._with_grads(), None) is not None:
