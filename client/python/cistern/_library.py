@@ -110,6 +110,14 @@ class OneThread:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    def release(self) -> None:
+        """Let this thread, which is in no call, be outside, wherever it was interrupted."""
+        try:
+            while True:
+                self._lock.release()
+        except RuntimeError:  # It was not inside.
+            pass
+
 
 def text(value: str | os.PathLike[str] | None) -> bytes | None:
     """Return what a parameter of the type ``const char *`` is given.

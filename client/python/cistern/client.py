@@ -129,6 +129,7 @@ class Client:
 
         None: no call is pending. The call had ended, or had not begun, when it was interrupted.
         """
+        self.one_thread.release()
         go_on, self._interrupted = self._interrupted, None
         return self._end_of(go_on) if go_on is not None and self.is_pending else None
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from typing import NoReturn
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from cistern._library import check
 from cistern.errors import CstError, error_of
 from cistern.job import Job
 from cistern.torch.device import Device
-from cistern.torch.storage import LentStorage, at_address, tensor_of
+from cistern.torch.storage import LentStorage, at_address, has_memory, tensor_of
 from cistern.torch.weights import torch_type
 
 _WORDS = ctypes.sizeof(cst_io) // 8
@@ -113,9 +114,9 @@ class Unit:
             places = [known[address] for known, address in zip(self._places, addresses)]
         except KeyError:
             places = [t.lent.place(a) for t, a in zip(self.tensors, addresses, strict=True)]
+        self._lent = places
         for storage, place in zip(self._storages, places):
             storage._swap_data_ptr_(place)
-        self._lent = places
         if list(map(torch.Tensor.data_ptr, self.parameters)) != addresses:
             self._refuse_other_memory()
 
@@ -123,6 +124,13 @@ class Unit:
         """Let every access to the parameters raise again."""
         for storage, place in zip(self._storages, self._lent):
             storage._swap_data_ptr_(place)
+        self._lent = []
+
+    def take_back_rest(self) -> None:
+        """Let every access raise again, if an interruption has left some parameters with memory."""
+        for storage, place in zip(self._storages, self._lent):
+            if has_memory(storage):
+                storage._swap_data_ptr_(place)
         self._lent = []
 
     def _refuse_other_memory(self) -> NoReturn:
@@ -202,6 +210,8 @@ class Operators:
         self.has_delivered = False  # In this micro-batch.
         self.has_gradients = False  # In this attempt at the step.
         self.is_past_grads = False  # Gradients were delivered after the last step.
+        self.is_torn = False  # An interruption such as Ctrl-C has left a change half done.
+        self._begins: tuple[Unit, Direction] | None = None  # What was begun last, or is pending.
         self._stack: list[Unit] = []  # The last one is open, the others are opened again later.
         self._thread = 0  # That has opened the first of them.
         self._err = cst_err()
@@ -212,27 +222,56 @@ class Operators:
         """The unit that is open."""
         return self._stack[-1] if self._stack else None
 
+    @property
+    def n_open(self) -> int:
+        """Number of units that are open, or will be opened again."""
+        return len(self._stack)
+
+    def _change(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Call ``change``, and note if anything else than its own errors ends it.
+
+        What the handler of a signal raises can come between a call of the job and the line that notes
+        its result. Nothing is known then, and the step has to be given up.
+        """
+        self.is_torn = True
+        try:
+            change(*arguments)
+        except (CstError, RuntimeError):
+            self.is_torn = False
+            raise
+        self.is_torn = False
+
     def push(self, unit: Unit) -> None:
         """Open ``unit``. A unit that is open is closed until ``unit`` is closed."""
         if self._stack:
             self._check_thread()
+        self._change(self._push, unit)
+
+    def pop(self, deliver: bool = False) -> None:
+        """Close the open unit, deliver its gradients if wanted, and open the one before again."""
+        self._change(self._pop, deliver)
+
+    def deliver(self, unit: Unit) -> None:
+        """Write the gradients of ``unit`` to the pool. No unit is open meanwhile."""
+        self._change(self._deliver, unit)
+
+    def _push(self, unit: Unit) -> None:
+        if self._stack:
             self._take_back(self._stack[-1])
         else:
             self._thread = threading.get_ident()
         self._lend(unit)
         self._stack.append(unit)
 
-    def pop(self, deliver: bool = False) -> None:
-        """Close the open unit, deliver its gradients if wanted, and open the one before again."""
+    def _pop(self, deliver: bool) -> None:
         unit = self._stack.pop()
         self._take_back(unit)
         if deliver:
-            self.deliver(unit)
+            self._deliver(unit)
         if self._stack:
             self._lend(self._stack[-1])
 
-    def deliver(self, unit: Unit) -> None:
-        """Write the gradients of ``unit`` to the pool. No unit is open meanwhile."""
+    def _deliver(self, unit: Unit) -> None:
         self.has_delivered = self.has_gradients = self.is_past_grads = True
         self._begin(unit, Direction.BACKWARD)
         unit.write_grads()
@@ -252,13 +291,21 @@ class Operators:
                 " uses a store"
             )
 
-    def forget(self) -> None:
-        """Let no storage have memory. Calls nothing of the job."""
-        while self._stack:
-            self._stack.pop().take_back()
+    def finish(self) -> None:
+        """End the call that an interruption has left pending. Raises what it raises."""
+        if self.job.client.is_pending and self._begins is not None:
+            self._begin(*self._begins)
+
+    def forget(self, units: Collection[Unit]) -> None:
+        """Let no storage of ``units``, which are all, have memory. Calls nothing of the job."""
+        self._stack.clear()
+        for unit in units:
+            unit.take_back_rest()
+        self.is_torn = False
 
     def _begin(self, unit: Unit, direction: Direction) -> None:
         begin, job, n, err = self.job.lib.cst_try_op_begin, self.job.handle, len(unit.io), self._err
+        self._begins = unit, direction
         with self._one_thread:
             status = begin(job, unit.number, direction, unit.io, n, err)
         if status == 0:

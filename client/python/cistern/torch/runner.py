@@ -80,11 +80,12 @@ class Runner:
         self._before_backward = before_backward
         self._no_enter: _Use | None = None  # Its unit is open, and no Enter will say that it ends.
         self._tasks: list[int] = []  # Backward passes that run, from the outermost one on.
+        self._n_open = 0  # Units that were open when the outermost one began.
 
     @property
     def broken(self) -> bool:
-        """Whether the last backward pass has ended with an exception."""
-        return bool(self._tasks) and not in_backward()
+        """Whether the last backward pass has raised, or an interruption came at a bad moment."""
+        return self.operators.is_torn or (bool(self._tasks) and not in_backward())
 
     def next_micro_batch(self) -> None:
         """Forget what belongs to the micro-batch or the step that has ended."""
@@ -113,7 +114,7 @@ class Runner:
 
     def forget(self) -> None:
         """Forget the whole attempt at a step, without a call of the job."""
-        self.operators.forget()
+        self.operators.forget(self.units)
         self._no_enter = None
         self._tasks.clear()
         for uses in self._uses.values():
@@ -218,12 +219,21 @@ class Runner:
         task = torch._C._current_graph_task_id()
         if task in self._tasks:
             return
-        if not self._tasks and self.operators.has_delivered:
-            self._accumulate()
-        if not self._tasks:
-            self._before_backward()
+        is_outermost = not self._tasks
         self._tasks.append(task)
+        if is_outermost:
+            self._outermost_begins()
         torch.autograd.Variable._execution_engine.queue_callback(self._pass_ends)
+
+    def _outermost_begins(self) -> None:
+        self._n_open = self.operators.n_open
+        try:
+            if self.operators.has_delivered:
+                self._accumulate()
+            self._before_backward()
+        except Exception:  # After an interruption, the pass counts as one that has raised.
+            self._tasks.clear()
+            raise
 
     def _accumulate(self) -> None:
         """End a micro-batch, because a backward pass begins after its own."""
@@ -238,6 +248,8 @@ class Runner:
     def _pass_ends(self) -> None:
         if len(self._tasks) == 1:
             self._end_without_enter()
+            while self.operators.n_open > self._n_open:  # backward(inputs=...) leaves out Enter.
+                self.operators.pop()
             self.deliver_rest()
             for uses in self._uses.values():
                 uses.n_waiting = 0

@@ -116,6 +116,15 @@ class LaterNumber:
         self._storage._swap_data_ptr_(number.untyped_storage())
 
 
+def has_memory(storage: torch.UntypedStorage) -> bool:
+    """Return whether an access to ``storage`` does not raise."""
+    try:
+        storage.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 def is_lent(tensor: torch.Tensor) -> bool:
     """Return whether ``tensor`` is a parameter of a store or a view of one."""
     return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in _LENT

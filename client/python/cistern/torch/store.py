@@ -306,7 +306,8 @@ class Store:
         if not in_backward():
             self._settle()
             self._remember_random_state()
-            self._runner.operators.close_all()
+            if not self._runner.broken:
+                self._runner.operators.close_all()
 
     def _before_forward(self) -> None:
         self._settle()
@@ -398,13 +399,16 @@ class Store:
 
     def _settle(self) -> StepResult | None:
         """Finish the call that Ctrl-C has interrupted. Return the result if it was a step."""
-        result = None
-        if self.job.client.is_interrupted:
-            result = self.job.client.finish()
+        result, client = None, self.job.client
+        client.one_thread.release()
+        if client.is_interrupted:
+            result = client.finish()
+        if self._runner.operators.is_torn:
+            self._runner.operators.finish()
         if self._commits:
-            self._commits = False
             if self.job.steps != self._n_steps:
                 self._step_ends()
+            self._commits = False
         return result if isinstance(result, StepResult) else None
 
     def _step_ends(self) -> None:
@@ -422,7 +426,8 @@ class Store:
             return interrupted
         if self._runner.broken:
             raise RuntimeError(
-                "cistern: the last backward pass has raised: call Store.sync, and do the step again"
+                "cistern: the last backward pass has raised, or was interrupted: call Store.sync, and do"
+                " the step again"
             )
         if self._must_sync:
             raise RuntimeError("cistern: this step was given up: call Store.sync, and do it again")
@@ -437,8 +442,8 @@ class Store:
         given = params()
         self._n_steps, self._commits = self.job.steps, True
         result = self.job.step(given)
-        self._commits = False
         self._step_ends()
+        self._commits = False
         return result
 
     def sync(self) -> int:
@@ -456,9 +461,9 @@ class Store:
 
     def abandon(self) -> None:
         """Forget this attempt at the step, after an exception. The next forward pass syncs."""
+        self._must_sync = True
         self._runner.forget()
         self._forget_clipping()
-        self._must_sync = True
 
     def discard_gradients(self) -> None:
         """Have no gradients in this step. ``zero_grad`` of the optimizer and the model do this.
@@ -479,11 +484,11 @@ class Store:
                     "cistern: gradients cannot be discarded: updates of this step have begun, because"
                     " the job has early updates (Overlap.EARLY) and no clip_norm"
                 )
-            self._runner.operators.forget()
+            self._must_sync = True  # If Ctrl-C interrupts this.
+            self._runner.operators.forget(self._runner.units)
             self._runner.forget_gradients()
             self._forget_clipping()
             self._random_state = None
-            self._must_sync = True  # If Ctrl-C interrupts the call.
             self.job.sync()
             self._must_sync = False
         self._runner.forget_gradients()

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at any moment of a step: the next forward pass goes on, with the bits of plain torch."""
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import cistern
+import models
+import torch
+from models import TorchCase, square, tokens
+from torch import nn
+
+FOLDER = os.path.dirname(cistern.__file__) + os.sep
+SEED = int(os.environ.get("CISTERN_TEST_SEED", "1"))
+N_MOMENTS = int(os.environ.get("CISTERN_TEST_MOMENTS", "150"))
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt before the instruction number ``at`` of the package's Python code."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.n = 0
+        self.place = ""
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self.n += 1
+            if self.n == self.at:
+                name = frame.f_code.co_name
+                self.place = f"{name}, line {frame.f_lineno}, instruction {frame.f_lasti}"
+                raise KeyboardInterrupt
+        return self.trace
+
+    def run(self, call: Callable[[], Any]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self.trace)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+
+
+class Interruptions(TorchCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.twin, self.store = self.twins(
+            lambda: nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        )
+        self.optimizer = self.store.optimizer(lr=1e-2)
+
+    def step(self) -> None:
+        square(self.store.model, tokens()).backward()
+        self.optimizer.step()
+
+    def check_next_step(self, discards: bool) -> None:
+        """Do a step, with ``zero_grad`` before it or with none, unless there are gradients."""
+        if discards:
+            self.optimizer.zero_grad()
+        models.copy_weights(self.store, self.twin)
+        try:
+            square(self.store.model, tokens()).backward()
+        except cistern.CstError as error:  # The pass before this one had ended.
+            self.assertIn("with zero_grad", error.text)
+            self.optimizer.zero_grad()
+            square(self.store.model, tokens()).backward()
+        square(self.twin, tokens()).backward()
+        self.optimizer.step()
+        self.compare_gradients(self.twin, self.store, 0.0)
+
+    def check_no_thread_is_inside(self) -> None:
+        thread = threading.Thread(target=self.store.stat)
+        raised: list[Any] = []
+        hook, threading.excepthook = threading.excepthook, raised.append
+        thread.start()
+        thread.join()
+        threading.excepthook = hook
+        self.assertEqual(raised, [])
+
+    def test_ctrl_c_at_any_moment(self) -> None:
+        self.step()
+        whole = Interrupter(0)
+        whole.run(self.step)
+        self.assertGreater(whole.n, 1000)
+        print(f"seed {SEED}, {whole.n} instructions")
+        choose = random.Random(SEED)
+        moments = sorted(choose.sample(range(1, whole.n + 1), min(N_MOMENTS, whole.n)))
+        for i, at in enumerate(moments):
+            interrupter = Interrupter(at)
+            try:
+                interrupter.run(self.step)
+            except KeyboardInterrupt:
+                pass
+            with self.subTest(at=at, place=interrupter.place):
+                self.check_next_step(discards=i % 2 == 0)
+                self.check_no_thread_is_inside()
+
+    def test_ctrl_c_while_the_weights_are_fetched(self) -> None:
+        """The call of libcistern has to be made again, by whoever goes on."""
+        operators = self.store._runner.operators
+        begin = operators.job.lib.cst_try_op_begin
+
+        class Interrupted:
+            """libcistern, whose first call of cst_try_op_begin is pending when Ctrl-C comes."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(library, name)
+
+            def cst_try_op_begin(self, *arguments: Any) -> int:
+                begin(*arguments)
+                raise KeyboardInterrupt
+
+        library = operators.job.lib
+        for discards in (False, True):
+            operators.job.lib = Interrupted()
+            with self.assertRaises(KeyboardInterrupt):
+                square(self.store.model, tokens())
+            operators.job.lib = library
+            self.check_next_step(discards)
+
+
+class PartOfTheInputs(TorchCase):
+    """Backward passes that compute gradients of some weights alone."""
+
+    def test_the_others_have_zeros(self) -> None:
+        twin, store = self.twins(lambda: nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
+        optimizer = store.optimizer(lr=1e-2)
+        for wanted in ((1,), (2,), (0, 2), (0, 1, 2)):
+            models.copy_weights(store, twin)
+            for model in (twin, store.model):
+                inputs = [model[number].weight for number in wanted]
+                square(model, tokens()).backward(inputs=inputs)
+            optimizer.step()
+            self.compare_gradients(twin, store, 0.0)
+        self.compare_steps(twin, store, loss=square)
+
+    def test_autograd_grad_of_a_weight(self) -> None:
+        twin, store = self.twins(lambda: nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
+        grads = [
+            torch.autograd.grad(square(model, tokens()), model[1].weight)[0]
+            for model in (twin, store.model)
+        ]
+        self.assertTrue(torch.equal(*grads))
+        self.compare_steps(twin, store, loss=square)
