@@ -160,6 +160,8 @@ class Base(PeftCase):
         twin = adapted("lora", copy.deepcopy(plain))
         with accelerate.init_empty_weights(include_buffers=False):
             model = models.llama()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
         model = adapted("lora", model)  # This puts the adapters on the meta device, too.
         for name, module in model.named_modules():
             if "lora_" in name and isinstance(module, nn.Linear):
