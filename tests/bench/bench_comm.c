@@ -17,6 +17,7 @@
 #include "cistern/comm.h"
 #include "kernels/math/total.h"
 #include "proto/comm_memory.h"
+#include "tests/bench/timing.h"
 #include "tests/lib/child.h"
 #include "tests/lib/daemon_proc.h"
 #include "tests/lib/suite.h"
@@ -28,7 +29,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -46,7 +46,7 @@ struct shared {
     struct flag {
         _Alignas(128) _Atomic uint32_t value;
     } flags[2]; /* One per process. */
-    double died_us;
+    double died;
     char slots[2][2][2 * PIECE];
 };
 
@@ -66,27 +66,6 @@ static _Noreturn void die(const char *what, const struct cst_err *err)
 {
     (void)fprintf(stderr, "bench_comm: %s: %s\n", what, err != NULL ? err->text : "failed");
     _exit(1);
-}
-
-static double now_us(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof *values, compare);
-    return values[n / 2];
 }
 
 /* -- yardsticks ------------------------------------------------------------------------------- */
@@ -184,11 +163,11 @@ static double time_of(struct bench *b, void (*fn)(struct bench *b), unsigned n)
     double from;
 
     exchange_flags(b, true);
-    from = now_us();
+    from = bench_now();
     for (unsigned i = 0; i < n; i++) {
         fn(b);
     }
-    return (now_us() - from) / n;
+    return (bench_now() - from) * 1e6 / n;
 }
 
 static void report(FILE *out, const char *name, double value, const char *unit, double yardstick,
@@ -236,7 +215,8 @@ static void measure(struct bench *b, FILE *out)
         }
     }
     for (unsigned k = 0; k < N_PAIRS && b->rank == 0; k++) {
-        report(out, pairs[k].name, median(calls[k], TURNS), "us", median(bare[k], TURNS), TURNS);
+        report(out, pairs[k].name, bench_median(calls[k], TURNS), "us",
+               bench_median(bare[k], TURNS), TURNS);
         /* They are sorted now. On a busy machine two processes seldom run at the same time. */
         printf("    shortest turn %.3f us, yardstick %.3f us, ratio %.2f\n", calls[k][0],
                bare[k][0], calls[k][0] / bare[k][0]);
@@ -256,14 +236,14 @@ static void list(struct bench *b)
             double from;
 
             exchange_flags(b, true);
-            from = now_us();
+            from = bench_now();
             for (unsigned k = 0; k < n; k++) {
                 all_reduce(b, sizes[s]);
             }
-            times[i] = (now_us() - from) / n;
+            times[i] = (bench_now() - from) * 1e6 / n;
         }
         if (b->rank == 0) {
-            printf("%zu %.2f\n", sizes[s], median(times, LIST_TURNS));
+            printf("%zu %.2f\n", sizes[s], bench_median(times, LIST_TURNS));
         }
     }
 }
@@ -353,7 +333,7 @@ static double one_death(struct shared *shared, unsigned turn)
     if (victim == 0) {
         start(&b, shared, 1, name);
         (void)usleep(20000); /* Rank 0 sleeps in its call by then. */
-        shared->died_us = now_us();
+        shared->died = bench_now();
         (void)raise(SIGKILL);
     }
     start(&b, shared, 0, name);
@@ -361,7 +341,7 @@ static double one_death(struct shared *shared, unsigned turn)
         strstr(err.text, "rank 1 ") == NULL) {
         die("death", &err);
     }
-    us = now_us() - shared->died_us;
+    us = (bench_now() - shared->died) * 1e6;
     ck_assert(child_join(victim, "the victim lives"));
     cst_comm_close(b.comm);
     cst_disconnect(b.client);
@@ -383,7 +363,7 @@ START_TEST(comm)
         deaths[i] = one_death(shared, i) / 1000;
     }
     if (results != NULL) {
-        report(results, "comm_death_ms", median(deaths, DEATHS), "ms", 0, DEATHS);
+        report(results, "comm_death_ms", bench_median(deaths, DEATHS), "ms", 0, DEATHS);
         /* They are sorted now. */
         report(results, "comm_death_longest_ms", deaths[DEATHS - 1], "ms", 0, DEATHS);
     }

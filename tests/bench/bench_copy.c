@@ -8,13 +8,13 @@
 #include "tests/lib/engine_proc.h"
 
 #include "kernels/math/undo.h"
+#include "tests/bench/timing.h"
 
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     CHUNKS = 8,    /* chunks in the arena, and as many in the pool */
@@ -32,27 +32,6 @@ enum {
 #define RUN_BYTES ((uint64_t)ROUNDS * SEGMENT_BYTES)
 
 static uint64_t last_ticket;
-
-static double now(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof *values, compare);
-    return values[n / 2];
-}
 
 static void fill(void *at, uint64_t seed)
 {
@@ -109,13 +88,13 @@ static double run_memcpy(char *dst, const char *src, unsigned n)
             abort();
         }
     }
-    began = now();
+    began = bench_now();
     (void)pthread_barrier_wait(&start);
     for (unsigned i = 0; i < n; i++) {
         (void)pthread_join(slices[i].thread, NULL);
     }
     (void)pthread_barrier_destroy(&start);
-    return (double)RUN_BYTES / (now() - began) / 1e9;
+    return (double)RUN_BYTES / (bench_now() - began) / 1e9;
 }
 
 /* -- the engine ----------------------------------------------------------------------------- */
@@ -138,7 +117,7 @@ static void submit(struct engine_proc *proc, uint32_t to, uint32_t from, uint64_
 static double run_engine(struct engine_proc *proc, uint32_t to, uint32_t from)
 {
     uint64_t sent = 0;
-    double began = now();
+    double began = bench_now();
 
     proc->n_done = 0;
     while (proc->n_done < ROUNDS * CHUNKS) {
@@ -150,7 +129,7 @@ static double run_engine(struct engine_proc *proc, uint32_t to, uint32_t from)
             exit(EXIT_FAILURE);
         }
     }
-    return (double)RUN_BYTES / (now() - began) / 1e9;
+    return (double)RUN_BYTES / (bench_now() - began) / 1e9;
 }
 
 static void must_same(const void *a, const void *b)
@@ -249,8 +228,8 @@ int main(int argc, char **argv)
     printf("%-14s %6s %14s %14s %7s\n", "direction", "lanes", "engine GB/s", "memcpy GB/s",
            "ratio");
     for (struct direction *d = directions; d < directions + 2; d++) {
-        d->value = median(d->engine, RUNS);
-        d->yardstick = median(d->yard, RUNS);
+        d->value = bench_median(d->engine, RUNS);
+        d->yardstick = bench_median(d->yard, RUNS);
         printf("%-14s %6u %14.2f %14.2f %7.3f\n", d->name, proc.copy_threads, d->value,
                d->yardstick, d->value / d->yardstick);
         if (d->value / d->yardstick < worse->value / worse->yardstick) {

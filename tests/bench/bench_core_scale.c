@@ -7,11 +7,11 @@
  *
  * Usage: bench_core_scale --json FILE */
 #include "offload/core/core.h"
+#include "tests/bench/timing.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { SMALL = 1000, LARGE = 100000, ROUNDS = 7, LEARN = 3, CHUNK_ELEMS = 4096 };
 
@@ -171,32 +171,16 @@ static void train(struct bench *b)
     (void)request(b, CST_EV_STEP, 0, 0);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Nanoseconds per request, measured over @n_steps steps. */
 static double time_steps(struct bench *b, uint32_t n_steps)
 {
-    uint64_t began = now_ns();
+    double began = bench_now();
     uint64_t before = b->n_requests;
 
     for (uint32_t i = 0; i < n_steps; i++) {
         train(b);
     }
-    return (double)(now_ns() - began) / (double)(b->n_requests - before);
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
+    return (bench_now() - began) * 1e9 / (double)(b->n_requests - before);
 }
 
 static void open_bench(struct bench *b, uint32_t n_chunks)
@@ -244,8 +228,8 @@ int main(int argc, char **argv)
         s[i] = time_steps(&small, LARGE / SMALL);
         l[i] = time_steps(&large, 1);
     }
-    qsort(s, ROUNDS, sizeof s[0], compare);
-    qsort(l, ROUNDS, sizeof l[0], compare);
+    bench_sort(s, ROUNDS);
+    bench_sort(l, ROUNDS);
     out = fopen(argv[2], "a");
     if (out == NULL) {
         die("cannot write");

@@ -8,6 +8,7 @@
  * The attackers run at the lowest priority, so that the daemon's time is measured and not the
  * processors'. Needs root, or a user namespace with several uids; otherwise the program says so and
  * measures nothing. Run from the build tree. Usage: bench_neighbour --json FILE [ATTACK] */
+#include "tests/bench/timing.h"
 #include "tests/lib/attack.h"
 #include "tests/lib/child.h"
 #include "tests/lib/daemon_proc.h"
@@ -20,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -44,14 +44,6 @@ struct seen {
     unsigned n;                        /* number of requests */
 };
 
-static double now(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static void open_as_bob(struct raw_client *client)
 {
     user_as(USER_BOB, USER_BOB);
@@ -63,14 +55,14 @@ static void open_as_bob(struct raw_client *client)
 static double commit(struct raw_client *client, const char *name)
 {
     struct raw_job job = {.name = name, .world = 1, .chunk_elems = CHUNK_ELEMS};
-    double begun = now();
+    double begun = bench_now();
 
     open_as_bob(client);
     ck_assert_msg(raw_job_open(client, &job) == CST_OK, "%s", client->err.text);
     ck_assert_int_eq(raw_declare_many(client, CHUNKS, CHUNK_ELEMS), CST_OK);
     ck_assert_msg(raw_status(client, raw_commit(client, CHUNKS, CHUNKS)) == CST_OK, "%s",
                   client->err.text);
-    return now() - begun;
+    return bench_now() - begun;
 }
 
 static uint64_t batch(struct raw_client *client, uint64_t attempt, uint32_t kind, uint32_t chunk,
@@ -101,10 +93,10 @@ static uint64_t batch(struct raw_client *client, uint64_t attempt, uint32_t kind
 /* Fetch weights and release them. Returns the time of the fetch. */
 static double request(struct raw_client *client, uint64_t attempt, uint32_t chunk)
 {
-    double begun = now(), took;
+    double begun = bench_now(), took;
     uint64_t generation = batch(client, attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, chunk, 0);
 
-    took = now() - begun;
+    took = bench_now() - begun;
     (void)batch(client, attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, chunk, generation);
     return took * 1e6;
 }
@@ -126,16 +118,9 @@ static void look(struct raw_client *worker, uint64_t attempt, struct seen *seen)
     }
 }
 
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double p99(struct seen *seen)
 {
-    qsort(seen->requests, seen->n, sizeof *seen->requests, compare);
+    bench_sort(seen->requests, seen->n);
     return seen->requests[seen->n - seen->n / 100 - 1];
 }
 

@@ -6,6 +6,7 @@
  * Usage: bench_plan_scale [--json FILE] */
 #include "offload/plan/plan.h"
 #include "offload/plan/preset.h"
+#include "tests/bench/timing.h"
 #include "tests/lib/declare.h"
 
 #include <inttypes.h>
@@ -13,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
 enum { RUNS = 5, MANY = 65536, MANY_RUNS = 1 };
 
@@ -23,20 +23,12 @@ static void die(const char *what)
     exit(1);
 }
 
-static double now_s(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 static double plan(bool runtime_only)
 {
     const struct cst_plan_budget budget = {.device_bytes = 80000000000,
                                            .host_bytes = CST_PLAN_NO_LIMIT};
     const struct cst_preset_options options = {.world = 64, .batch = 1, .recompute = true};
-    double before = now_s();
+    double before = bench_now();
     struct cst_plans plans;
     struct cst_rates rates;
     struct cst_model model;
@@ -56,7 +48,7 @@ static double plan(bool runtime_only)
         die(err.text);
     }
     cst_model_close(&model);
-    return now_s() - before;
+    return bench_now() - before;
 }
 
 /* Time of a plan for a model of operators with one tensor each. */
@@ -91,20 +83,13 @@ static double plan_many(void)
             die(err.text);
         }
     }
-    before = now_s();
+    before = bench_now();
     if (cst_plan_search(&plans, &config, &err) != CST_OK) {
         die(err.text);
     }
-    before = now_s() - before;
+    before = bench_now() - before;
     cst_model_close(&model);
     return before;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
 }
 
 static void tell(FILE *file, const char *name, double value, const char *unit, double goal,
@@ -132,14 +117,14 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < 2 * RUNS; i++) {
         seconds[i] = plan(i % 2 == 0);
     }
-    qsort(seconds, 2 * RUNS, sizeof seconds[0], by_value);
+    bench_sort(seconds, 2 * RUNS);
     (void)getrusage(RUSAGE_SELF, &usage);
     tell(file, "plan_opt175b_s", seconds[RUNS], "s", 2, RUNS);
     tell(file, "plan_opt175b_mb", (double)usage.ru_maxrss / 1024, "MiB", 200, RUNS);
     for (unsigned i = 0; i < MANY_RUNS; i++) {
         seconds[i] = plan_many();
     }
-    qsort(seconds, MANY_RUNS, sizeof seconds[0], by_value);
+    bench_sort(seconds, MANY_RUNS);
     tell(file, "plan_many_s", seconds[MANY_RUNS / 2], "s", 5, MANY_RUNS);
     return file == NULL || fclose(file) == 0 ? 0 : 1;
 }

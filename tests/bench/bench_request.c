@@ -11,6 +11,7 @@
  * does. Run from the build tree. Usage: bench_request --json FILE */
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
+#include "tests/bench/timing.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -22,7 +23,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { CHUNKS = 16, CHUNK_ELEMS = 65536, ROUNDS = 60, PER_ROUND = 100, RUNS = ROUNDS * PER_ROUND };
@@ -60,27 +60,6 @@ static _Noreturn void die(const char *what, const char *why)
 {
     (void)fprintf(stderr, "bench_request: %s: %s\n", what, why);
     exit(1);
-}
-
-static double now_us(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof *values, compare);
-    return values[n / 2];
 }
 
 static void start_daemon(struct peer *peer)
@@ -226,12 +205,12 @@ static double fetch(struct peer *peer, uint32_t n, size_t *sent_bytes, size_t *r
     Cistern__BatchItem items[CHUNKS], *list[CHUNKS];
     Cistern__Batch batch = CISTERN__BATCH__INIT;
     Cistern__BatchDone *done;
-    double us;
+    double began, us;
 
     batch.attempt = peer->attempt;
     batch.n_items = n;
     batch.items = list;
-    us = now_us();
+    began = bench_now();
     for (uint32_t i = 0; i < n; i++) {
         cistern__batch_item__init(&items[i]);
         items[i].kind = CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT;
@@ -241,7 +220,7 @@ static double fetch(struct peer *peer, uint32_t n, size_t *sent_bytes, size_t *r
     done = (Cistern__BatchDone *)ask(peer, CISTERN__MSG_TYPE__MSG_BATCH, &batch.base,
                                      CISTERN__MSG_TYPE__MSG_BATCH_DONE,
                                      &cistern__batch_done__descriptor);
-    us = now_us() - us;
+    us = (bench_now() - began) * 1e6;
     *sent_bytes = peer->sent_bytes;
     *received_bytes = peer->received_bytes;
     for (uint32_t i = 0; i < n; i++) {
@@ -284,12 +263,12 @@ static int start_echo(size_t reply_bytes)
 static double echo(int sock, size_t bytes)
 {
     static char buffer[65536];
-    double us = now_us();
+    double began = bench_now();
 
     if (send(sock, buffer, bytes, MSG_NOSIGNAL) < 0 || recv(sock, buffer, sizeof buffer, 0) <= 0) {
         die("echo", strerror(errno));
     }
-    return now_us() - us;
+    return (bench_now() - began) * 1e6;
 }
 
 int main(int argc, char **argv)
@@ -326,9 +305,9 @@ int main(int argc, char **argv)
         }
         i += PER_ROUND;
     }
-    hit_us = median(hit, RUNS);
-    bare_us = median(bare, RUNS);
-    batch_us = median(batch, RUNS);
+    hit_us = bench_median(hit, RUNS);
+    bare_us = bench_median(bare, RUNS);
+    batch_us = bench_median(batch, RUNS);
     out = fopen(argv[2], "ae");
     if (out == NULL) {
         die(argv[2], strerror(errno));

@@ -11,6 +11,7 @@
  * nanoseconds per parameter of both. */
 #include "tests/bench/pass.h"
 #include "tests/bench/team.h"
+#include "tests/bench/timing.h"
 #include "tests/bench/update_job.h"
 
 #include <errno.h>
@@ -235,21 +236,12 @@ static double measure_three(struct bench *bench, struct cst_team *team)
     return measure_upcast(bench, team) + measure_step(bench, team) + measure_downcast(bench, team);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double median(const double *values, unsigned n)
 {
     double sorted[MAX_RUNS];
 
     memcpy(sorted, values, n * sizeof *values);
-    qsort(sorted, n, sizeof *sorted, by_value);
-    return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0;
+    return bench_median(sorted, n);
 }
 
 /* Append the passes of an instruction set to @n others, if this CPU supports it. Returns the new

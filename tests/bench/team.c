@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/team.h"
+#include "tests/bench/timing.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct member {
     struct cst_team *team;
@@ -21,14 +21,6 @@ struct cst_team {
     unsigned threads;
     struct member members[];
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 unsigned cst_team_cpus(void)
 {
@@ -104,10 +96,10 @@ double cst_team_run(struct cst_team *team, cst_team_fn fn, void *arg)
 
     team->fn = fn;
     team->arg = arg;
-    start = now();
+    start = bench_now();
     pthread_barrier_wait(&team->start);
     pthread_barrier_wait(&team->end);
-    return now() - start;
+    return bench_now() - start;
 }
 
 void cst_team_close(struct cst_team *team)

@@ -9,12 +9,12 @@
 
 #include "kernels/cuda/driver.h"
 #include "kernels/math/undo.h"
+#include "tests/bench/timing.h"
 
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
     CHUNKS = 8,    /* chunks in the arena, and as many in the pool */
@@ -56,27 +56,6 @@ static void die(const char *what)
 {
     (void)fprintf(stderr, "bench_copy: %s\n", what);
     exit(EXIT_FAILURE);
-}
-
-static double now(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, size_t n)
-{
-    qsort(values, n, sizeof *values, compare);
-    return values[n / 2];
 }
 
 static void fill(void *at, size_t bytes, uint64_t seed)
@@ -153,7 +132,7 @@ static void run_engine(struct bench *b, enum way way, double *out)
         die("no memory");
     }
     b->proc.n_done = 0;
-    began = now();
+    began = bench_now();
     while (done[UP] + done[DOWN] < total) {
         for (unsigned i = 0; i < n; i++) {
             struct traffic *t = &traffic[i];
@@ -168,7 +147,7 @@ static void run_engine(struct bench *b, enum way way, double *out)
         }
         count_done(b, &seen, way_of, first, done);
     }
-    *out = gb_s(b, now() - began);
+    *out = gb_s(b, bench_now() - began);
     free(way_of);
 }
 
@@ -187,7 +166,7 @@ static void run_driver(struct bench *b, enum way way, double *out)
 {
     struct traffic traffic[2];
     unsigned n = plan(b, way, traffic);
-    double began = now();
+    double began = bench_now();
 
     for (uint64_t i = 0; i < traffic[0].total; i++) {
         for (unsigned k = 0; k < n; k++) {
@@ -204,7 +183,7 @@ static void run_driver(struct bench *b, enum way way, double *out)
     }
     call(b, b->driver.cuStreamSynchronize(b->streams[UP]), "wait");
     call(b, b->driver.cuStreamSynchronize(b->streams[DOWN]), "wait");
-    *out = gb_s(b, now() - began);
+    *out = gb_s(b, bench_now() - began);
 }
 
 /* -- measurement ---------------------------------------------------------------------------- */
@@ -331,7 +310,8 @@ static void report(struct bench *b, const char *path)
     (void)printf("%s, %u x %zu MiB, %u in flight, %u lanes a direction\n", b->proc.device_name,
                  CHUNKS, b->chunk_bytes >> 20, IN_FLIGHT, b->proc.copy_threads);
     for (enum way way = UP; way < N_WAYS; way++) {
-        double engine = median(b->engine[way], b->runs), yard = median(b->yard[way], b->runs);
+        double engine = bench_median(b->engine[way], b->runs),
+               yard = bench_median(b->yard[way], b->runs);
 
         (void)printf("%-10s engine %7.2f GB/s, driver %7.2f GB/s, ratio %.3f\n", names[way], engine,
                      yard, engine / yard);

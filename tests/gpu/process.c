@@ -2,6 +2,7 @@
 #include "tests/gpu/process.h"
 
 #include "kernels/cuda/kernels.h"
+#include "tests/bench/timing.h"
 #include "tests/gpu/link.h"
 
 #include <errno.h>
@@ -10,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #define REGISTER_BYTES ((uint64_t)256 << 20)
@@ -33,14 +33,6 @@ struct process {
 static struct process p;
 
 #define CHECK(call) cst_cuda_check(&p.driver, p.driver.call, err, "%s", #call)
-
-static double now_s(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* -- helpers -------------------------------------------------------------------------------- */
 
@@ -244,14 +236,14 @@ static int host(uint64_t bytes, int fd, double *ms, struct cst_err *err)
         return cst_err_errno(err, CST_ENOMEM, errno, "mmap of %" PRIu64 " bytes", bytes);
     }
     p.host_bytes = bytes;
-    began = now_s();
+    began = bench_now();
     for (uint64_t at = 0; at < bytes && rc == CST_OK; at += REGISTER_BYTES) {
         uint64_t n = bytes - at < REGISTER_BYTES ? bytes - at : REGISTER_BYTES;
 
         rc = CHECK(cuMemHostRegister(p.host + at, n,
                                      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
     }
-    *ms = (now_s() - began) * 1e3;
+    *ms = (bench_now() - began) * 1e3;
     return rc;
 }
 
@@ -288,7 +280,7 @@ static int time_copies(unsigned n, bool up, double *gb_s, struct cst_err *err)
     for (unsigned i = 0; i < n + 1 && rc == CST_OK; i++) {
         if (i == 1) { /* the first run warms up */
             rc = CHECK(cuStreamSynchronize(stream));
-            began = now_s();
+            began = bench_now();
         }
         if (rc == CST_OK) {
             rc = up ? CHECK(cuMemcpyHtoDAsync(p.slab, p.host, copy_bytes(), stream))
@@ -298,7 +290,7 @@ static int time_copies(unsigned n, bool up, double *gb_s, struct cst_err *err)
     if (rc == CST_OK) {
         rc = CHECK(cuStreamSynchronize(stream));
     }
-    *gb_s = (double)copy_bytes() * n / (now_s() - began) * 1e-9;
+    *gb_s = (double)copy_bytes() * n / (bench_now() - began) * 1e-9;
     return rc;
 }
 
@@ -314,7 +306,7 @@ static int bandwidth(unsigned n, double *up, double *down, struct cst_err *err)
 static int busy(double seconds, double *per_second, struct cst_err *err)
 {
     const uint64_t n = BUSY_ELEMS;
-    double began = now_s();
+    double began = bench_now();
     CUdeviceptr rows = 0;
     uint64_t done = 0;
     int rc = CST_OK;
@@ -329,7 +321,7 @@ static int busy(double seconds, double *per_second, struct cst_err *err)
     if (rc == CST_OK) {
         rc = CHECK(cuMemsetD8Async(rows, 0, 6 * n, p.up));
     }
-    while (rc == CST_OK && now_s() - began < seconds) {
+    while (rc == CST_OK && bench_now() - began < seconds) {
         for (int i = 0; i < 16 && rc == CST_OK; i++, done++) {
             rc = cst_cuda_upcast(&p.kernels, p.up, n, rows + 4 * n, rows, err);
         }
@@ -337,7 +329,7 @@ static int busy(double seconds, double *per_second, struct cst_err *err)
             rc = CHECK(cuStreamSynchronize(p.up));
         }
     }
-    *per_second = (double)done / (now_s() - began);
+    *per_second = (double)done / (bench_now() - began);
     if (rows != 0) {
         (void)p.driver.cuMemFree(rows);
     }
@@ -381,13 +373,13 @@ static int enqueue_rounds(unsigned rounds, unsigned waits, unsigned writes, bool
 
 static int drive(unsigned rounds, double *us, struct cst_err *err)
 {
-    double began = now_s();
+    double began = bench_now();
     int rc = enqueue_rounds(rounds, 1, 0, true, err);
 
     if (rc == CST_OK) {
         rc = CHECK(cuStreamSynchronize(p.up));
     }
-    *us = (now_s() - began) * 1e6 / rounds;
+    *us = (bench_now() - began) * 1e6 / rounds;
     return rc;
 }
 
