@@ -50,7 +50,16 @@ _CLASSES: dict[Status, type[CstError]] = {
 }
 
 
+_GONE = (
+    "When the daemon runs again, start this program anew: it goes on with the job if the daemon has"
+    " kept it, or else from a checkpoint (resume= of cistern.torch.attach)"
+)
+
+
 def error_of(status: int, text: str) -> CstError:
     """Return the exception for the negative number ``status``."""
     known = Status(status)
+    text = text.replace("cst_sync", "sync()")  # What the call of libcistern is called here.
+    if known is Status.ECONN and "no daemon listens" not in text:
+        text += f". {_GONE}"
     return _CLASSES.get(known, CstError)(known, text)

@@ -3,6 +3,8 @@
 
 import copy
 import math
+import pickle
+import tempfile
 import threading
 import warnings
 from typing import Any
@@ -12,6 +14,7 @@ import cistern.torch as ct
 import models
 import torch
 from cistern import Overlap, State
+from cistern.errors import error_of
 from models import TorchCase
 from torch import nn
 
@@ -388,6 +391,70 @@ class Steps(Case):
         self.assertEqual(store.step_no, 1)
 
 
+class Advice(Case):
+    """Errors say what to do, in words of Python."""
+
+    def test_grad_is_set_by_hand(self) -> None:
+        _, store, optimizer = self.pair()
+        loss_of(store.model, 0).backward()
+        weight = store.model[0].weight
+        weight.grad = torch.zeros_like(weight, device=models.DEVICE)
+        with self.assertRaisesRegex(cistern.CstError, "module '0' was set after the backward pass"):
+            optimizer.step()
+        weight.grad = None
+        optimizer.step()
+        self.assertGreater(optimizer.last.grad_norm, 0)
+
+    def test_a_job_of_another_model(self) -> None:
+        self.attach(models.bf16(small)).close()
+        text = f"another name, or remove it: cistern rm {self.name}"
+        with self.assertRaisesRegex(ct.Mismatch, text):
+            self.attach(models.bf16(lambda: nn.Linear(2, 2)))
+        with self.assertRaisesRegex(ct.Mismatch, text):
+            self.attach(models.bf16(small), masters="split")
+
+    def test_the_directory_of_checkpoints_is_no_model(self) -> None:
+        store = self.attach(models.bf16(small))
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(cistern.CstError, f"no safetensors files in '{folder}'"):
+                self.attach(models.bf16(small), "other", load=folder)
+            store.save(folder)
+            step = f"{folder}/step-00000000"
+            with self.assertRaisesRegex(cistern.CstError, f"resume='{folder}' .* load='{step}' "):
+                self.attach(models.bf16(small), "other", load=folder)
+            self.attach(models.bf16(small), "other", load=step)
+
+    def test_copies_of_parts(self) -> None:
+        _, store, optimizer = self.pair()
+        for copied in (copy.deepcopy, pickle.dumps):
+            with self.assertRaisesRegex(TypeError, r"state_dict\(\) can.* Store.save"):
+                copied(optimizer)
+        part = store.model[0]
+        with self.assertRaisesRegex(RuntimeError, "load_state_dict of the whole model"):
+            part.load_state_dict(models.bf16(small)[0].state_dict())
+
+    def test_what_was_discarded_is_said(self) -> None:
+        twin, store, optimizer = self.pair()
+        loss_of(store.model, 0).backward()
+        store.load_state_dict(twin.state_dict())
+        with self.assertRaisesRegex(
+            RuntimeError, "zero_grad, load_state_dict or sync has discarded"
+        ):
+            optimizer.step()
+
+    def test_calls_have_their_names_in_python(self) -> None:
+        error = error_of(cistern.Status.EPEERDIED, "job 'a': the step is void, call cst_sync")
+        self.assertEqual(error.text, "job 'a': the step is void, call sync()")
+        gone = error_of(cistern.Status.ECONN, "the peer closed the connection")
+        self.assertRegex(str(gone), "connection. When the daemon runs again, .*resume=")
+
+    def test_an_optimizer_is_missing(self) -> None:
+        _, store = self.twins(small)
+        loss_of(store.model, 0).backward()
+        with self.assertRaisesRegex(RuntimeError, r"Store.optimizer or, .* ct\.hf\.connect"):
+            torch.nn.utils.clip_grad_norm_(store.model.parameters(), 1.0)
+
+
 class Arguments(Case):
     def test_bad_ones_are_found_at_once(self) -> None:
         _, store, optimizer = self.pair()
@@ -405,6 +472,22 @@ class Arguments(Case):
             with self.assertRaisesRegex(ValueError, text):
                 store.optimizer(**({"lr": 1e-2} | options))
         self.assertIs(store.the_optimizer(), optimizer)
+
+    def test_those_of_attach_have_names(self) -> None:
+        store = self.attach(models.bf16(small), masters="split", moments="bf16", overlap="commit")
+        self.assertIn("step 0", str(store))
+        store.close(remove=True)
+        for options, text in (
+            ({"masters": "splt"}, "masters 'splt'.*fp32, split"),
+            ({"moments": 7}, "moments '7'"),
+            ({"micro_batches": "4"}, "micro_batches is '4'"),
+            ({"micro_batches": 0}, "micro_batches is 0"),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                self.attach(models.bf16(small), **options)
+        if not torch.cuda.is_available():
+            with self.assertRaisesRegex(ValueError, "no GPU here.*device='cpu'"):
+                self.attach(models.bf16(small), device="cuda")
 
     def test_the_state_of_another_optimizer_is_refused(self) -> None:
         twin, _, optimizer = self.pair()

@@ -4,8 +4,11 @@
 import json
 import os
 import tempfile
+import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cistern.torch as ct
 import models
@@ -28,9 +31,12 @@ RATES = {
 }  # fmt: skip
 
 
-def on_meta() -> nn.Module:
+def on_meta(make: Callable[[], nn.Module] = models.gpt2) -> nn.Module:
     with torch.device("meta"):
-        return models.gpt2()
+        model = make()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
 
 
 class Plans(TorchCase):
@@ -75,8 +81,7 @@ class Plans(TorchCase):
 
         for make in (models.gpt2, models.t5, models.mixtral):
             with self.subTest(make.__name__):
-                with torch.device("meta"):
-                    before = ct.describe(make(), tokens=24, param_group=group)
+                before = ct.describe(on_meta(make), tokens=24, param_group=group)
                 store = self.attach(models.bf16(make), make.__name__, tokens=24, param_group=group)
                 self.assertEqual(store.describe(), before)
 
@@ -120,6 +125,17 @@ class Plans(TorchCase):
             ct.plan(on_meta(), tokens=1, rates=self.dir / "none.json")
         with self.assertRaisesRegex(ValueError, "no module nowhere"):
             self.plan(on_meta(), units=["nowhere"])
+
+    @unittest.skipIf(os.path.exists("/var/lib/cistern/rates.json"), "root has rates here")
+    def test_rates_are_missing(self) -> None:
+        nowhere = dict.fromkeys(("HOME", "XDG_STATE_HOME"), str(self.dir))
+        with (
+            mock.patch.dict(os.environ, nowhere),
+            self.assertRaisesRegex(
+                RuntimeError, "no rates: .* give plan rates=FILE or rates='a100'"
+            ),
+        ):
+            ct.plan(on_meta(), tokens=1)
 
     def test_the_program_is_missing(self) -> None:
         path = os.environ["PATH"]

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -15,6 +16,8 @@ from cistern._abi import Optimizer as Rule
 from cistern.torch import adapters, weights
 from cistern.torch.storage import is_lent
 from cistern.torch.units import find_units
+
+_Member = TypeVar("_Member", bound=IntEnum)
 
 GroupOf = Callable[[str, nn.Parameter], int]
 IsMatrix = Callable[[str, nn.Parameter], bool]
@@ -71,12 +74,18 @@ class Declaration(NamedTuple):
 
 def in_rule(optimizer: Rule | str) -> Rule:
     """Return an optimizer, which can be given by its name. ValueError: there is no such name."""
-    if isinstance(optimizer, Rule):
-        return optimizer
-    if optimizer.upper() not in Rule.__members__:
-        names = ", ".join(rule.name.lower() for rule in Rule)
-        raise ValueError(f"cistern: there is no optimizer '{optimizer}' (there are: {names})")
-    return Rule[optimizer.upper()]
+    return member(Rule, optimizer, "optimizer")
+
+
+def member(kind: type[_Member], value: _Member | str, what: str) -> _Member:
+    """Return a member of ``kind``, which can be given by its name. ValueError: no such name."""
+    if isinstance(value, kind):
+        return value
+    found = kind.__members__.get(str(value).upper())
+    if found is None:
+        names = ", ".join(known.name.lower() for known in kind)
+        raise ValueError(f"cistern: there is no {what} '{value}' (there are: {names})")
+    return found
 
 
 def declare(

@@ -86,6 +86,11 @@ def name_of(device: str | torch.device | None) -> str:
         return "host"
     if not str(device).startswith("cuda"):
         return str(device)
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"cistern: torch has no GPU here, so that there is no device '{device}': give attach"
+            " device='cpu'"
+        )
     properties: Any = torch.cuda.get_device_properties(torch.device(device))
     return f"GPU-{properties.uuid}"
 

@@ -56,7 +56,7 @@ class Tensor:
         message = (
             f"cistern: parameter '{name}' used outside of its module. Its weights are in memory"
             " only while a module runs that owns it. Store.read and the state_dict of the whole model"
-            " return copies."
+            " return copies; Store.write and load_state_dict of the whole model change weights."
         )
         self.dtype = dtype
         self.lent = LentStorage(self.shape, torch_type(dtype), device, message, parameter.data)

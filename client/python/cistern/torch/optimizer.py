@@ -243,6 +243,12 @@ class Optimizer(torch.optim.Optimizer):
         """
         self.store.discard_gradients()
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise TypeError(
+            "cistern: the optimizer of a store cannot be copied or pickled: its state_dict() can, and"
+            " Store.save writes its moments to a checkpoint"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the groups, the job and the step. The moments stay in the daemon."""
         groups = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]

@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from cistern._abi import Status
 from cistern.checkpoint import checkpoints
-from cistern.errors import error_of
+from cistern.errors import Mismatch, error_of
 from cistern.job import Job, Path
 from cistern.torch import buffers
 
@@ -38,6 +40,36 @@ def find_checkpoint(path: Path) -> Found:
     return Found(os.path.join(path, whole[-1].name), whole[-1].step)
 
 
+def _check_has_model(path: str) -> None:
+    """Raise CstError (ENOTFOUND) if ``path`` is a directory without safetensors files."""
+    if not os.path.isdir(path) or any(".safetensors" in name for name in os.listdir(path)):
+        return
+    text = f"there are no safetensors files in '{path}' to load from"
+    steps = sorted(name for name in os.listdir(path) if re.fullmatch(r"step-\d+", name))
+    if steps:
+        text += (
+            f". It has checkpoints: resume='{path}' goes on from the newest, and"
+            f" load='{os.path.join(path, steps[-1])}' takes its weights alone"
+        )
+    raise error_of(Status.ENOTFOUND, text)
+
+
+def open_job(name: str, **options: Any) -> Job:
+    """Return ``Job(name, **options)``. Mismatch says how to begin anew."""
+    with advice_on_mismatch(name):
+        return Job(name, **options)
+
+
+@contextmanager
+def advice_on_mismatch(name: str) -> Iterator[None]:
+    """Let Mismatch say how to begin anew, because the daemon may have kept the job ``name``."""
+    try:
+        yield
+    except Mismatch as error:
+        advice = f"If the job is that of an earlier run, use another name, or remove it: cistern rm {name}"
+        raise Mismatch(error.status, f"{error.text}. {advice}") from None
+
+
 class Origin:
     """The model, the model files at ``load``, or the checkpoint at ``resume``.
 
@@ -52,6 +84,8 @@ class Origin:
         self._checkpoint = None if resume is None else find_checkpoint(resume)
         if load is not None and not os.path.exists(load):
             raise error_of(Status.ENOTFOUND, f"there is no '{os.fspath(load)}' to load from")
+        if load is not None:
+            _check_has_model(os.fspath(load))
         path = self._checkpoint.folder if self._checkpoint is not None else load
         self._missing = [] if path is None else buffers.load(model, os.fspath(path))
         self._has_values = any(not parameter.is_meta for parameter in model.parameters())

@@ -13,7 +13,7 @@ from torch import nn
 from cistern._abi import Masters, Moments, Overlap
 from cistern._abi import Optimizer as Rule
 from cistern.job import Path
-from cistern.torch.declaration import GroupOf, IsMatrix, declare, in_rule
+from cistern.torch.declaration import GroupOf, IsMatrix, declare, in_rule, member
 from cistern.torch.sizes import in_bytes, in_words
 
 
@@ -75,9 +75,9 @@ def plan(
     param_group: GroupOf | None = None,
     optimizer: Rule | str = Rule.ADAMW,
     muon: IsMatrix | None = None,
-    masters: Masters = Masters.FP32,
-    moments: Moments = Moments.FP32,
-    overlap: Overlap = Overlap.COMMIT,
+    masters: Masters | str = Masters.FP32,
+    moments: Moments | str = Moments.FP32,
+    overlap: Overlap | str = Overlap.COMMIT,
     rates: Path | None = None,
     on: str | None = None,
     flops: float = 0.0,
@@ -107,9 +107,9 @@ def plan(
         "--device": in_bytes(pool) or None,
         "--host": in_bytes(host) or None,
         "--optimizer": in_rule(optimizer).name.lower(),
-        "--masters": masters.name.lower(),
-        "--moments": moments.name.lower(),
-        "--overlap": overlap.name.lower(),
+        "--masters": member(Masters, masters, "masters").name.lower(),
+        "--moments": member(Moments, moments, "moments").name.lower(),
+        "--overlap": member(Overlap, overlap, "overlap").name.lower(),
         "--rates": rates,
         "--on": on,
         "--flops": flops or None,
@@ -123,8 +123,13 @@ def plan(
     )
     ran = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if not ran.stdout:
-        raise RuntimeError(ran.stderr.strip() or f"cistern plan ended with {ran.returncode}")
+        said = ran.stderr.strip() or f"cistern plan ended with {ran.returncode}"
+        raise RuntimeError(said.replace(_RATES, _RATES_HERE))
     return _forecast(json.loads(ran.stdout))
+
+
+_RATES = "or use --rates FILE or --rates a100"
+_RATES_HERE = "or give plan rates=FILE or rates='a100'"
 
 
 def _forecast(found: dict[str, Any]) -> Forecast:

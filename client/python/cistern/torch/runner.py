@@ -214,6 +214,16 @@ class Runner:
             if unit.has_grads():
                 self.operators.deliver(unit)
 
+    def deliver_last(self) -> None:
+        """Deliver what is left before the step."""
+        try:
+            self.deliver_rest()
+        except CstError as error:
+            if "handed in already" not in error.text:
+                raise
+            late = [unit.name for unit in self.units if unit.has_grads()]
+            raise error_of(error.status, _BY_HAND.format(late[-1])) from None
+
     def _follow_pass(self) -> None:
         """Note that a backward pass runs, perhaps inside of another one, and wait for its end."""
         task = torch._C._current_graph_task_id()
@@ -256,6 +266,11 @@ class Runner:
         self._tasks.pop()
 
 
+_BY_HAND = (
+    "cistern: grad of a parameter of module '{0}' was set after the backward pass, when the gradients of"
+    " this step were handed in already: set grad to None. A hook (parameter.register_hook) or a factor"
+    " on the loss changes gradients"
+)
 _OTHER_WEIGHTS = (
     "cistern: the weights of module '{0}' have changed since its forward pass, by a step of the optimizer"
     " or a write, so that its backward pass would give wrong gradients: compute the forward pass again"

@@ -21,11 +21,11 @@ from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
 from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, weights
-from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
+from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule, member
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
-from cistern.torch.origin import Origin
+from cistern.torch.origin import Origin, advice_on_mismatch, open_job
 from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
@@ -52,9 +52,9 @@ def attach(
     base: str | None = None,
     optimizer: Rule | str | None = None,
     muon: IsMatrix | None = None,
-    masters: Masters | None = None,
-    moments: Moments | None = None,
-    overlap: Overlap | None = None,
+    masters: Masters | str | None = None,
+    moments: Moments | str | None = None,
+    overlap: Overlap | str | None = None,
     load: Path | None = None,
     resume: Path | None = None,
     chunk_elems: int | None = None,
@@ -114,8 +114,11 @@ def attach(
     origin = Origin(model, load, _first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
-    overlap = _first(overlap, options.member("overlap", Overlap), Overlap.COMMIT)
-    opened = Job(
+    kinds = _kinds(masters, moments, overlap, options)
+    n_micro = _first(micro_batches, options.integer("micro_batches"), 1)
+    if not isinstance(n_micro, int) or n_micro < 1:
+        raise ValueError(f"cistern: micro_batches is {n_micro!r}: an integer from 1 on is required")
+    opened = open_job(
         name,
         socket=_first(socket, options.text("socket"), None),
         rank=rank,
@@ -126,19 +129,18 @@ def attach(
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
         plan_file=_first(plan_file, options.text("plan"), None),
-        micro_batches=_first(micro_batches, options.integer("micro_batches"), 1),
+        micro_batches=n_micro,
         base=_first(base, options.text("base"), None),
         optimizer=in_rule(rule),
-        masters=_first(masters, options.member("masters", Masters), Masters.FP32),
-        moments=_first(moments, options.member("moments", Moments), Moments.FP32),
-        overlap=overlap,
+        **kinds,
         model_config=_model_config(model),
         adapter_config=adapters.config_text(model),
     )
     is_new = not opened.initialised
     try:
-        store = Store(opened, model, declaration, options)
-        store._prepares = overlap is Overlap.EARLY
+        with advice_on_mismatch(name):
+            store = Store(opened, model, declaration, options)
+        store._prepares = kinds["overlap"] is Overlap.EARLY
         if not is_new:
             origin.check_kept(opened, warns=rank == 0)
         elif rank == 0:
@@ -379,7 +381,10 @@ class Store:
     def the_optimizer(self) -> Optimizer:
         """Return what ``optimizer`` has returned last. RuntimeError: nothing yet."""
         if self._optimizer is None:
-            raise RuntimeError("cistern: the store has no optimizer yet")
+            raise RuntimeError(
+                "cistern: the store has no optimizer yet: call Store.optimizer or, with Trainer of"
+                " transformers, ct.hf.connect(trainer, store) before trainer.train()"
+            )
         return self._optimizer
 
     def grouped_parameters(self) -> list[list[nn.Parameter]]:
@@ -432,11 +437,11 @@ class Store:
         if self._must_sync:
             raise RuntimeError("cistern: this step was given up: call Store.sync, and do it again")
         self._runner.operators.close_all()
-        self._runner.deliver_rest()
+        self._runner.deliver_last()
         if self.job.world == 1 and not self._runner.operators.has_gradients:
             raise RuntimeError(
                 "cistern: there are no gradients: no backward pass has reached a parameter of the store"
-                " since the last step, or zero_grad has discarded them"
+                " since the last step, or zero_grad, load_state_dict or sync has discarded them"
             )
         self._watch.check()
         given = params()
@@ -628,12 +633,33 @@ class Store:
                 client.remove_job(self.job.name)
 
     def __reduce__(self) -> Any:
-        raise TypeError("cistern: a store cannot be copied or pickled")
+        raise TypeError(
+            "cistern: a store cannot be copied or pickled: its state_dict() can, and Store.save writes a"
+            " checkpoint"
+        )
 
 
 def _first(given: _Value | None, in_file: _Value | None, default: _Value) -> _Value:
     """Return the first that there is."""
     return given if given is not None else in_file if in_file is not None else default
+
+
+def _kinds(
+    masters: Masters | str | None,
+    moments: Moments | str | None,
+    overlap: Overlap | str | None,
+    options: JobFile,
+) -> dict[str, Any]:
+    """Return the members of enumerations that ``Job`` is given."""
+    given: dict[str, tuple[Any, Any, Any]] = {
+        "masters": (Masters, masters, Masters.FP32),
+        "moments": (Moments, moments, Moments.FP32),
+        "overlap": (Overlap, overlap, Overlap.COMMIT),
+    }
+    return {
+        key: member(kind, _first(value, options.member(key, kind), default), key)
+        for key, (kind, value, default) in given.items()
+    }
 
 
 def _ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
