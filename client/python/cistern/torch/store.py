@@ -7,12 +7,12 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap, Pattern, State, Status
+from cistern._abi import Masters, Moments, Overlap, Pattern, State, Status
 from cistern._abi import Optimizer as Rule
 from cistern.checkpoint import SaveResult
 from cistern.client import Client
@@ -20,8 +20,9 @@ from cistern.errors import CstError, StepVoid, error_of
 from cistern.job import Job, Path
 from cistern.job_file import JobFile
 from cistern.results import HyperParams, Plan, RankStat, StepResult
-from cistern.torch import adapters, buffers, model_calls, owners, state_dicts, weights
-from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule, member
+from cistern.torch import adapters, arguments, buffers, model_calls, owners, state_dicts, weights
+from cistern.torch.arguments import first
+from cistern.torch.declaration import Declaration, GroupOf, IsMatrix, declare, in_rule
 from cistern.torch.device import device_of, name_of
 from cistern.torch.operators import Operators, Tensor, Unit
 from cistern.torch.optimizer import Optimizer
@@ -30,8 +31,6 @@ from cistern.torch.runner import Runner, in_backward, not_compiled
 from cistern.torch.sizes import in_bytes
 from cistern.torch.summary import summary
 from cistern.torch.watch import Watch
-
-_Value = TypeVar("_Value")
 
 
 def attach(
@@ -105,35 +104,32 @@ def attach(
     ``Job``, ``Job.commit`` and ``Job.sync`` raise.
     """
     options = JobFile(config)
-    options.refuse(_NOT_HERE, "cistern.torch")
-    rank, world = _ranks(rank, world, options)
+    options.refuse(arguments.NOT_HERE, "cistern.torch")
+    rank, world = arguments.ranks(rank, world, options)
     name = job or options.text("job") or os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
         raise ValueError("cistern: the job has no name")
     declaration = declare(model, units, param_group, tokens, muon)
-    origin = Origin(model, load, _first(resume, options.text("resume"), None))
+    origin = Origin(model, load, first(resume, options.text("resume"), None))
     size = pool if pool is not None else options.text("pool") or 0
     rule = optimizer if optimizer is not None else options.text("optimizer") or Rule.ADAMW
-    kinds = _kinds(masters, moments, overlap, options)
-    n_micro = _first(micro_batches, options.integer("micro_batches"), 1)
-    if not isinstance(n_micro, int) or n_micro < 1:
-        raise ValueError(f"cistern: micro_batches is {n_micro!r}: an integer from 1 on is required")
+    kinds = arguments.kinds(masters, moments, overlap, options)
     opened = open_job(
         name,
-        socket=_first(socket, options.text("socket"), None),
+        socket=first(socket, options.text("socket"), None),
         rank=rank,
         world=world,
-        device=name_of(_first(device, options.text("device"), None)),
+        device=name_of(first(device, options.text("device"), None)),
         pool_bytes=in_bytes(size, weights.bytes_in_pool(model)),
-        chunk_elems=_first(chunk_elems, options.integer("chunk"), 0),
+        chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
-        plan_file=_first(plan_file, options.text("plan"), None),
-        micro_batches=n_micro,
-        base=_first(base, options.text("base"), None),
+        plan_file=first(plan_file, options.text("plan"), None),
+        micro_batches=arguments.micro_batches(micro_batches, options),
+        base=first(base, options.text("base"), None),
         optimizer=in_rule(rule),
         **kinds,
-        model_config=_model_config(model),
+        model_config=arguments.model_config(model),
         adapter_config=adapters.config_text(model),
     )
     is_new = not opened.initialised
@@ -152,20 +148,6 @@ def attach(
             _remove_unused(opened)
         raise
     return store
-
-
-# Options of cistern-gpt that mean something for the job, and that it cannot have here otherwise.
-_NOT_HERE = {
-    "activation_memory": 0,
-    "recompute": False,
-    "device_update": 0,
-    "device_states": 0,
-    "grad_over_weight": False,
-    "rounding": "stochastic",
-    "delay_from": 0,
-    "reshape": False,
-    "store": "daemon",
-}
 
 
 def _remove_unused(job: Job) -> None:
@@ -362,18 +344,18 @@ class Store:
         sum a mean.
         """
         given = self._options.number
-        lr = _first(lr, given("lr"), None)
+        lr = first(lr, given("lr"), None)
         if lr is None:
             raise ValueError("cistern: the optimizer has no learning rate 'lr'")
         beta1, beta2 = (given("beta1"), given("beta2")) if betas is None else betas
         self._optimizer = Optimizer(
             self,
             lr=lr,
-            betas=(_first(beta1, None, 0.9), _first(beta2, None, 0.999)),
+            betas=(first(beta1, None, 0.9), first(beta2, None, 0.999)),
             eps=eps,
-            weight_decay=_first(weight_decay, given("weight_decay"), 0.01),
-            clip_norm=_first(clip_norm, given("clip"), 0.0),
-            grad_scale=_first(grad_scale, None, 1.0 / self.job.world),
+            weight_decay=first(weight_decay, given("weight_decay"), 0.01),
+            clip_norm=first(clip_norm, given("clip"), 0.0),
+            grad_scale=first(grad_scale, None, 1.0 / self.job.world),
             groups=groups,
         )
         return self._optimizer
@@ -637,45 +619,3 @@ class Store:
             "cistern: a store cannot be copied or pickled: its state_dict() can, and Store.save writes a"
             " checkpoint"
         )
-
-
-def _first(given: _Value | None, in_file: _Value | None, default: _Value) -> _Value:
-    """Return the first that there is."""
-    return given if given is not None else in_file if in_file is not None else default
-
-
-def _kinds(
-    masters: Masters | str | None,
-    moments: Moments | str | None,
-    overlap: Overlap | str | None,
-    options: JobFile,
-) -> dict[str, Any]:
-    """Return the members of enumerations that ``Job`` is given."""
-    given: dict[str, tuple[Any, Any, Any]] = {
-        "masters": (Masters, masters, Masters.FP32),
-        "moments": (Moments, moments, Moments.FP32),
-        "overlap": (Overlap, overlap, Overlap.COMMIT),
-    }
-    return {
-        key: member(kind, _first(value, options.member(key, kind), default), key)
-        for key, (kind, value, default) in given.items()
-    }
-
-
-def _ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
-    """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
-    local = os.environ.get("LOCAL_WORLD_SIZE")
-    if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
-        raise ValueError("cistern: all ranks of a job are on one machine")
-    own = os.environ.get("LOCAL_RANK")
-    return (
-        _first(rank, options.integer("rank") if own is None else int(own), 0),
-        _first(world, options.integer("world") if local is None else int(local), 1),
-    )
-
-
-def _model_config(model: nn.Module) -> str | None:
-    """Return the configuration of a model of transformers, for its checkpoints."""
-    to_json = getattr(model.__dict__.get("config"), "to_json_string", None)
-    text = None if to_json is None else str(to_json())
-    return None if text is None or len(text.encode()) > MAX_CONFIG_BYTES else text

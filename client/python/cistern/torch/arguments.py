@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``attach`` is given, by its caller, by a file of options or by torchrun."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+from torch import nn
+
+from cistern._abi import MAX_CONFIG_BYTES, Masters, Moments, Overlap
+from cistern.job_file import JobFile
+from cistern.torch.declaration import member
+
+_Value = TypeVar("_Value")
+
+# Options of cistern-gpt that mean something for the job, and that it cannot have here otherwise.
+NOT_HERE = {
+    "activation_memory": 0,
+    "recompute": False,
+    "device_update": 0,
+    "device_states": 0,
+    "grad_over_weight": False,
+    "rounding": "stochastic",
+    "delay_from": 0,
+    "reshape": False,
+    "store": "daemon",
+}
+
+
+def first(given: _Value | None, in_file: _Value | None, default: _Value) -> _Value:
+    """Return the first that there is."""
+    return given if given is not None else in_file if in_file is not None else default
+
+
+def kinds(
+    masters: Masters | str | None,
+    moments: Moments | str | None,
+    overlap: Overlap | str | None,
+    options: JobFile,
+) -> dict[str, Any]:
+    """Return the members of enumerations that ``Job`` is given."""
+    given: dict[str, tuple[Any, Any, Any]] = {
+        "masters": (Masters, masters, Masters.FP32),
+        "moments": (Moments, moments, Moments.FP32),
+        "overlap": (Overlap, overlap, Overlap.COMMIT),
+    }
+    return {
+        key: member(kind, first(value, options.member(key, kind), default), key)
+        for key, (kind, value, default) in given.items()
+    }
+
+
+def micro_batches(given: int | None, options: JobFile) -> int:
+    """Return the number of micro-batches of a step. ValueError: it is no integer from 1 on."""
+    n = first(given, options.integer("micro_batches"), 1)
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"cistern: micro_batches is {n!r}: an integer from 1 on is required")
+    return n
+
+
+def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
+    """Return the rank and the number of ranks. ValueError: ranks are on several machines."""
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if world is None and (local or "1") != os.environ.get("WORLD_SIZE", local or "1"):
+        raise ValueError("cistern: all ranks of a job are on one machine")
+    own = os.environ.get("LOCAL_RANK")
+    return (
+        first(rank, options.integer("rank") if own is None else int(own), 0),
+        first(world, options.integer("world") if local is None else int(local), 1),
+    )
+
+
+def model_config(model: nn.Module) -> str | None:
+    """Return the configuration of a model of transformers, for its checkpoints."""
+    to_json = getattr(model.__dict__.get("config"), "to_json_string", None)
+    text = None if to_json is None else str(to_json())
+    return None if text is None or len(text.encode()) > MAX_CONFIG_BYTES else text
