@@ -123,7 +123,13 @@ class Matrix(TorchCase):
     def reference_of(self, cell: Cell) -> list[Any]:
         key = (cell.world, cell.micro_batches)
         if key not in self.reference:
-            plain = replace(cell, job=cell.job + "-plain", pool=self.pools[-1], recompute=None)
+            plain = replace(
+                cell,
+                job=cell.job + "-plain",
+                pool=self.pools[-1],
+                recompute=None,
+                is_reference=True,
+            )
             self.reference[key] = self.run_cell(plain, plain=True)
         return self.reference[key]
 
